@@ -138,8 +138,8 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
         "--dtype",
         type=dtype_name,
         default="auto",
-        help="type of weights and KV: float32 (CPU only), bfloat16, float16 (CUDA only), or auto for float32 on "
-        "the CPU and a 16-bit type on CUDA (default: auto)",
+        help="type of weights and activations: float32 (CPU only), bfloat16, float16 (CUDA only), or auto for "
+        "float32 on the CPU and a 16-bit type on CUDA (default: auto)",
     )
     model.add_argument(
         "--quantization",
@@ -217,6 +217,7 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
                 page_size=args.page_size,
                 kv_cache_memory_bytes=args.kv_cache_memory_bytes,
                 max_total_tokens=args.max_total_tokens,
+                kv_cache_dtype=args.kv_cache_dtype,
                 enable_prefix_caching=args.enable_prefix_caching,
                 gpu_memory_utilization=args.gpu_memory_utilization,
                 host_memory_bytes=args.host_memory,
@@ -269,6 +270,7 @@ def engine_flags(config: EngineConfig) -> list[str]:
         ("--page-size", cache.page_size, defaults.cache.page_size),
         ("--kv-cache-memory-bytes", cache.kv_cache_memory_bytes, defaults.cache.kv_cache_memory_bytes),
         ("--max-total-tokens", cache.max_total_tokens, defaults.cache.max_total_tokens),
+        ("--kv-cache-dtype", cache.kv_cache_dtype, defaults.cache.kv_cache_dtype),
         ("--gpu-memory-utilization", cache.gpu_memory_utilization, defaults.cache.gpu_memory_utilization),
         ("--host-memory", cache.host_memory_bytes, defaults.cache.host_memory_bytes),
         ("--cache-dir", cache.cache_dir, defaults.cache.cache_dir),
@@ -314,6 +316,13 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
         type=whole_number,
         metavar="TOKENS",
         help="size of the KV cache in tokens, instead of --kv-cache-memory-bytes",
+    )
+    group.add_argument(
+        "--kv-cache-dtype",
+        default=defaults.kv_cache_dtype,
+        metavar="TYPE",
+        help="type of the KV cache: auto for that of --dtype, or fp8 (the same as fp8_e4m3), which takes half the "
+        "memory of a 16-bit type (default: %(default)s)",
     )
     group.add_argument(
         *spellings("gpu_memory_utilization"),

@@ -26,6 +26,7 @@ LoadFormat = Literal["auto", "dummy"]
 WritePolicy = Literal["through", "selective"]
 LoadPolicy = Literal["auto", "always", "never"]
 EvictionPolicyName = Literal["lru", "lfuda", "adaptive"]
+KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
 MetricsCompat = Literal["vllm", "sglang"]
 GrammarBackend = Literal["xgrammar", "none"]
 
@@ -74,7 +75,7 @@ class ModelConfig:
     """A folder, a hub name, or ``tiny`` for the embedded model."""
     revision: str | None = None
     dtype: str = "auto"
-    """The dtype of activations and KV: ``float32`` (CPU only), ``bfloat16``, ``float16`` (CUDA only) or ``auto``.
+    """The dtype of activations: ``float32`` (CPU only), ``bfloat16``, ``float16`` (CUDA only) or ``auto``.
     ``auto`` is float32 on the CPU; on CUDA it is the checkpoint's dtype if that has 16 bits, else bfloat16."""
     max_model_len: int | None = None
     """Maximum of prompt and output together, in tokens; None takes the checkpoint's own limit."""
@@ -148,6 +149,9 @@ class CacheConfig:
     """How many evicted pages ``adaptive`` remembers in each tier, as a multiple of the pages cached."""
     pin_budget: float = 0.25
     """Fraction of each tier's pages that the pins of one ``cache_salt`` cover at most; 0: nothing is pinned."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """The dtype of K and V: ``auto``: that of activations; ``fp8`` and ``fp8_e4m3``: 8 bits with 4 of exponent, in
+    which a pool of the same size holds twice the tokens of 16 bits. CUDA needs compute capability 8.9 for it."""
 
     def __post_init__(self) -> None:
         _check_at_least(1, "page_size", self.page_size)
@@ -155,6 +159,10 @@ class CacheConfig:
             _check_at_least(1, "kv_cache_memory_bytes", self.kv_cache_memory_bytes)
         if self.max_total_tokens is not None:
             _check_at_least(1, "max_total_tokens", self.max_total_tokens)
+        if self.kv_cache_dtype not in get_args(KVCacheDtype):
+            raise ConfigError(
+                f"kv_cache_dtype {shortened(self.kv_cache_dtype)} is not supported; use auto, fp8 or fp8_e4m3"
+            )
         _check_bool("enable_prefix_caching", self.enable_prefix_caching)
         share = self.gpu_memory_utilization
         if share is not None and not (_is_number(share) and 0 < share <= 1):  # also catches NaN

@@ -27,7 +27,7 @@ from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
 from radixkv.stats import Stats
 
-WIRE_VERSION = 10
+WIRE_VERSION = 11
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -182,11 +182,13 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     device: str
     """``cpu``, or the GPU's name."""
     dtype: str
-    """The dtype of activations and KV."""
+    """The dtype of activations."""
     n_host_slots: int | None = None
     """Pages that the host tier will hold once its memory is prepared; None without a host tier."""
     has_disk: bool = False
     """Whether there is a disk tier behind the host tier."""
+    kv_cache_dtype: str | None = None
+    """The dtype of K and V; None: that of activations."""
 
     @property
     def max_prompt_and_answer(self) -> int:

@@ -186,7 +186,10 @@ REFUSED = (
         },
     ),
     Refused("this release has no speculative decoding", {ENGINE: "speculative_config speculative_algorithm"}),
-    Refused("the KV cache has the type of dtype", {ENGINE: 'kv_cache_dtype="auto"'}),
+    Refused(
+        "scales of the KV cache come with the checkpoint",
+        {ENGINE: "calculate_kv_scales=false quantization_param_path"},
+    ),
     Refused("the defaults of requests are the checkpoint's", {ENGINE: 'generation_config="auto"'}),
     Refused("the tokenizer is always tokenizer.json", {ENGINE: 'tokenizer_mode="auto" skip_tokenizer_init=false'}),
     Refused("code from a checkpoint is never run", {ENGINE: "trust_remote_code=false"}),

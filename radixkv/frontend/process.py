@@ -366,9 +366,10 @@ def _announce(served_model: ServedModel, listener: socket.socket) -> None:
         log_line(line)
     host, port = listener.getsockname()[:2]
     ready = served_model.ready
+    kv = f" with KV in {ready.kv_cache_dtype}" if ready.kv_cache_dtype else ""
     print(
         f"radixkv ready on http://{f'[{host}]' if ':' in host else host}:{port} "
         f"(model {served_model.name}, {ready.n_pages} pages of {ready.page_size} tokens, "
-        f"{ready.dtype} on {ready.device})",
+        f"{ready.dtype}{kv} on {ready.device})",
         flush=True,
     )

@@ -16,6 +16,7 @@ from radixkv.config import (
     EngineConfig,
     EvictionPolicyName,
     GrammarBackend,
+    KVCacheDtype,
     LoadFormat,
     LoadPolicy,
     ModelConfig,
@@ -67,8 +68,7 @@ ReplyT = TypeVar("ReplyT", Flushed, Invalidated, Explained, Pinned, Stats)
 _MAX_WAIT_S = 0.1
 """How long to wait at a time for pages from the host tier: between waits, Ctrl-C is noticed."""
 _MAX_SUBMITS_PER_TURN = 128
-"""Most prompts encoded and submitted between two steps: about 10 ms of work for long prompts, and as many requests
-as a step can start."""
+"""Most prompts encoded and submitted between two steps: 10 ms of work for long ones, all that a step can start."""
 
 
 class LLM:
@@ -92,11 +92,11 @@ class LLM:
         page_size: tokens per page.
         kv_cache_memory_bytes: size of the page pool; None: 1 GiB on the CPU, ``gpu_memory_utilization`` on CUDA.
         max_total_tokens: size of the page pool in tokens, instead of ``kv_cache_memory_bytes``.
+        kv_cache_dtype: type of the KV cache: ``auto``: that of ``dtype``; ``fp8``: half the memory of 16 bits.
         gpu_memory_utilization: share of the GPU's memory for weights, pool and workspace; None: 0.9. CUDA only.
         enable_prefix_caching: whether prompts share the pages of common prefixes.
         host_memory_bytes: size of the host tier, host memory that keeps copies of pages; None: no host tier.
-        cache_dir: folder of the disk tier, which keeps what enters the host tier over restarts; it holds the
-            prompts' tokens. None: no disk tier.
+        cache_dir: folder of the disk tier, which keeps pages, and their tokens, over restarts; None: no disk tier.
         cache_dir_bytes: maximum size of the files in ``cache_dir``. None: 64 GiB.
         write_policy: the host tier gets ``through`` all computed pages, ``selective`` those used a second time.
         load_policy: pages of the host tier are loaded ``always``, ``never`` or, by ``auto``, if that is faster.
@@ -106,11 +106,9 @@ class LLM:
         pin_budget: fraction of each tier's pages that the pins of one ``cache_salt`` cover at most; 0: no pins.
         schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs`` (first come, first served).
         seed: determines the seeds of requests without a seed of their own.
-        show_download: gets a text with the downloaded bytes whenever there are more, from several threads. None
-            shows it on standard error; see ``Progress``.
+        show_download: gets the downloaded bytes as a text, from several threads; None: standard error (``Progress``).
         settings: the settings above under the names of vLLM or SGLang, such as ``block_size``, and settings that
-            only they have. Of those, a value that changes nothing is accepted; any other value is refused with an
-            error that names the setting.
+            only they have, which are refused by name unless their value changes nothing.
 
     Raises:
         CheckpointError: there is no such model, or its files are corrupt.
@@ -138,6 +136,7 @@ class LLM:
         page_size: int = 16,
         kv_cache_memory_bytes: int | None = None,
         max_total_tokens: int | None = None,
+        kv_cache_dtype: KVCacheDtype = "auto",
         gpu_memory_utilization: float | None = None,
         enable_prefix_caching: bool = True,
         host_memory_bytes: int | None = None,
@@ -181,6 +180,7 @@ class LLM:
                 eviction_policy,
                 ghost_capacity,
                 pin_budget,
+                kv_cache_dtype,
             ),
             SchedulerConfig(max_num_seqs, max_num_batched_tokens, schedule_policy),
             seed,

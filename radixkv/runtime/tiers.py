@@ -93,7 +93,8 @@ def _kv_identity(resolved: ResolvedConfig, checkpoint: Checkpoint, executor: Exe
         processor=page.processor,
         torch_version=page.torch_version,
         dtype=executor.dtype,
-        kv_scales="",
+        kv_dtype=executor.kv_dtype,
+        kv_scales=page.scales,
         layout=page.layout,
         page_size=resolved.page_size,
     )

@@ -63,6 +63,7 @@ def add_server_info_routes(
             "max_num_batched_tokens": served_model.ready.max_num_batched_tokens,
             "device": served_model.ready.device,
             "dtype": served_model.ready.dtype,
+            "kv_cache_dtype": served_model.ready.kv_cache_dtype or served_model.ready.dtype,
             "version": __version__,
             "internal_states": [state],
         }

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.config import LoadFormat
+from radixkv.config import KVCacheDtype, LoadFormat
 from radixkv.errors import ConfigError, DeviceError
 from radixkv.runtime.device.attention.cpu.base import Attention
 from radixkv.runtime.device.attention.cpu.paged import PagedAttention
 from radixkv.runtime.device.copy_threads import CopyThreads
 from radixkv.runtime.device.host_slots_cpu import CpuHostSlots
+from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name, scales_text
 from radixkv.runtime.device.kv_pool_cpu import KVPool, PageShape, count_pages
 from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder import Decoder
@@ -59,6 +60,7 @@ class CpuExecutor:
         kv_cache_memory_bytes: int,
         max_total_tokens: int | None,
         dtype: str = "auto",
+        kv_cache_dtype: KVCacheDtype = "auto",
         load_format: LoadFormat = "auto",
     ) -> None:
         """Loads the model and allocates a zeroed KV pool.
@@ -74,6 +76,7 @@ class CpuExecutor:
             kv_cache_memory_bytes: size of the pool in bytes, used if ``max_total_tokens`` is None.
             max_total_tokens: size of the pool in tokens.
             dtype: ``float32``, ``bfloat16``, or ``auto``, which is float32.
+            kv_cache_dtype: of the pool; ``auto`` is that of activations.
             load_format: ``dummy`` uses random weights and reads no file except ``config.json``.
 
         Raises:
@@ -85,9 +88,11 @@ class CpuExecutor:
         if page_size < 1 or max_rows < 1:
             raise ConfigError(f"page_size {page_size} and max_rows {max_rows} must be at least 1")
         with open_weights(checkpoint, load_format=load_format, dtype=_dtype(dtype)) as weights:
-            page, n_pages = _plan_pool(weights, page_size, kv_cache_memory_bytes, max_total_tokens)
+            page, n_pages = _plan_pool(weights, page_size, kv_cache_dtype, kv_cache_memory_bytes, max_total_tokens)
             config = weights.config
-            self.model = Decoder(weights, CpuOperations(config, max_model_len))
+            kv_scales = None if page.dtype == weights.dtype else weights.kv_scales()
+            self.model = Decoder(weights, CpuOperations(config, max_model_len), kv_scales)
+            self._dtype = weights.dtype
         self.pool = KVPool(page, n_pages)
         windows = config.windows_within(max_model_len)
         self.attention: Attention = PagedAttention(
@@ -96,7 +101,9 @@ class CpuExecutor:
             windows=windows,
             scale=config.attention_scale,
             sinks=self.model.sinks,
+            kv_scales=kv_scales,
         )
+        self._kv_scales_text = scales_text(page.dtype, kv_scales or ())
         self._packer = Packer(page_size=page_size, max_rows=max_rows, max_model_len=max_model_len, n_pages=n_pages)
         self._vocab_size = config.vocab_size
         self._sampler = Sampler(max_rows, config.vocab_size)
@@ -110,8 +117,13 @@ class CpuExecutor:
 
     @property
     def dtype(self) -> str:
-        """Name of the dtype of weights and pool, without ``torch.``."""
-        return str(self.pool.k.dtype).removeprefix("torch.")
+        """Name of the dtype of weights and activations, without ``torch.``."""
+        return str(self._dtype).removeprefix("torch.")
+
+    @property
+    def kv_dtype(self) -> str:
+        """Name of the pool's dtype: that of activations, or ``fp8_e4m3``."""
+        return kv_dtype_name(self.pool.k.dtype)
 
     @property
     def n_pages(self) -> int:
@@ -143,6 +155,7 @@ class CpuExecutor:
             processor=f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
             torch_version=torch.__version__,
             layout=f"k v, {n_layers} layers, {n_kv_heads} kv_heads, {page_size} tokens, {head_dim} head_dim",
+            scales=self._kv_scales_text,
         )
 
     def open_copier(self, host_memory_bytes: int) -> CopyThreads:
@@ -294,6 +307,7 @@ def check_for_cpu(
     max_total_tokens: int | None,
     dtype: str,
     quantization: str | None,
+    kv_cache_dtype: KVCacheDtype,
 ) -> None:
     """Runs those checks of ``CpuExecutor`` that need no weights, and refuses to quantize them.
 
@@ -302,7 +316,7 @@ def check_for_cpu(
         ConfigError: a size does not fit the checkpoint or the memory.
     """
     with open_weights(checkpoint, load_format="dummy", dtype=_dtype(dtype), quantization=quantization) as weights:
-        _plan_pool(weights, page_size, kv_cache_memory_bytes, max_total_tokens)
+        _plan_pool(weights, page_size, kv_cache_dtype, kv_cache_memory_bytes, max_total_tokens)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -312,7 +326,11 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _plan_pool(
-    weights: Weights, page_size: int, kv_cache_memory_bytes: int, max_total_tokens: int | None
+    weights: Weights,
+    page_size: int,
+    kv_cache_dtype: KVCacheDtype,
+    kv_cache_memory_bytes: int,
+    max_total_tokens: int | None,
 ) -> tuple[PageShape, int]:
     """Returns the page shape and the number of pages.
 
@@ -320,7 +338,8 @@ def _plan_pool(
         ConfigError: weights and pool together do not fit into memory.
     """
     config = weights.config
-    page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, weights.dtype)
+    dtype = choose_kv_dtype(kv_cache_dtype, weights.dtype)
+    page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, dtype)
     n_pages = count_pages(page, kv_cache_memory_bytes, max_total_tokens)
     _check_memory(weights, (n_pages + 1) * page.n_bytes)
     return page, n_pages

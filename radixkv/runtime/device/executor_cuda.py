@@ -15,6 +15,7 @@ from radixkv.runtime.device.attention_timer_cuda import AttentionTimer
 from radixkv.runtime.device.copy_threads import CopyThreads
 from radixkv.runtime.device.errors_cuda import CudaErrorConverter
 from radixkv.runtime.device.host_slots_cuda import CudaHostSlots
+from radixkv.runtime.device.kv_dtype import kv_dtype_name
 from radixkv.runtime.device.model_runner_cuda import N_TIMES, ModelRunner, StepOutputs
 from radixkv.runtime.device.pack_cuda import PackedStep, Packer
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler, PromptLogprobs, SampledRows
@@ -42,6 +43,7 @@ class CudaExecutor:
         sampler: for the runner's number of batch slots.
         vocab_size: token ids are below this.
         stream: all work is enqueued here.
+        kv_scales: of a quantized pool, as ``kv_dtype.scales_text`` returns them; empty for another.
     """
 
     uses_shared_runs = True
@@ -55,7 +57,9 @@ class CudaExecutor:
         *,
         vocab_size: int,
         stream: torch.cuda.Stream,
+        kv_scales: str = "",
     ) -> None:
+        self._kv_scales = kv_scales
         self._runner = runner
         self._packer = packer
         self._sampler = sampler
@@ -71,8 +75,13 @@ class CudaExecutor:
 
     @property
     def dtype(self) -> str:
-        """The element type of weights and KV pool, such as ``bfloat16``."""
-        return str(self._runner.pool.k.dtype).removeprefix("torch.")
+        """The element type of activations, such as ``bfloat16``."""
+        return str(self._runner.dtype).removeprefix("torch.")
+
+    @property
+    def kv_dtype(self) -> str:
+        """The element type of the KV pool: that of activations, or ``fp8_e4m3``."""
+        return kv_dtype_name(self._runner.pool.k.dtype)
 
     @property
     def n_pages(self) -> int:
@@ -120,6 +129,7 @@ class CudaExecutor:
             processor="compute capability {}.{}".format(*torch.cuda.get_device_capability(self._stream.device)),
             torch_version=torch.__version__,
             layout=f"k v, {n_layers} layers, {page_size} tokens, {n_kv_heads} kv_heads, {head_dim} head_dim",
+            scales=self._kv_scales,
         )
 
     def open_copier(self, host_memory_bytes: int) -> CopyThreads:

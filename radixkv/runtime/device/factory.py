@@ -102,6 +102,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
             max_model_len=resolved.max_model_len,
             dtype=resolved.dtype,
             quantization=resolved.quantization,
+            kv_cache_dtype=resolved.kv_cache_dtype,
             kv_cache_memory_bytes=resolved.kv_cache_memory_bytes,
             max_total_tokens=resolved.max_total_tokens,
             gpu_memory_utilization=resolved.gpu_memory_utilization,
@@ -119,6 +120,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
             max_total_tokens=resolved.max_total_tokens,
             dtype=resolved.dtype,
             quantization=resolved.quantization,
+            kv_cache_dtype=resolved.kv_cache_dtype,
         )
     return resolved
 
@@ -152,6 +154,7 @@ def open_executor(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Executor:
                 gpu_memory_utilization=resolved.gpu_memory_utilization,
                 dtype=resolved.dtype,
                 quantization=resolved.quantization,
+                kv_cache_dtype=resolved.kv_cache_dtype,
                 load_format=resolved.load_format,
                 enforce_eager=resolved.enforce_eager,
             )
@@ -174,6 +177,7 @@ def open_executor(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Executor:
         kv_cache_memory_bytes=resolved.kv_cache_memory_bytes,
         max_total_tokens=resolved.max_total_tokens,
         dtype=resolved.dtype,
+        kv_cache_dtype=resolved.kv_cache_dtype,
         load_format=resolved.load_format,
     )
 

@@ -15,6 +15,7 @@ from radixkv.runtime.device.attention.cuda.paged import PagedAttention
 from radixkv.runtime.device.executor_cuda import CudaExecutor
 from radixkv.runtime.device.graphs.decode import decode_buckets
 from radixkv.runtime.device.graphs.piecewise import token_buckets
+from radixkv.runtime.device.kv_dtype import choose_kv_dtype, scales_text
 from radixkv.runtime.device.kv_pool_cpu import PageShape
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.model_runner_cuda import ModelRunner
@@ -50,6 +51,7 @@ def open_cuda_executor(
     gpu_memory_utilization: float,
     dtype: str,
     quantization: str | None,
+    kv_cache_dtype: str,
     load_format: LoadFormat,
     enforce_eager: bool,
 ) -> CudaExecutor:
@@ -67,6 +69,7 @@ def open_cuda_executor(
         gpu_memory_utilization: the share of the GPU's memory that may be used in all.
         dtype: ``bfloat16``, ``float16``, or ``auto``.
         quantization: ``fp8`` rounds the layers' matrices to FP8; None, or the checkpoint's own format, does not.
+        kv_cache_dtype: of the pool: ``fp8``, or ``auto`` for that of activations.
         load_format: ``dummy`` creates random weights and reads only ``config.json``.
         enforce_eager: whether to run without CUDA graphs.
 
@@ -79,6 +82,7 @@ def open_cuda_executor(
     stream = torch.cuda.Stream(device)
     with torch.inference_mode(), torch.cuda.stream(stream):
         torch_dtype = machine_cuda.choose_dtype(dtype, checkpoint.config)
+        kv_dtype = choose_kv_dtype(kv_cache_dtype, torch_dtype)
         has_fp8 = gpu.capability >= _FP8_CAPABILITY
         with open_weights(
             checkpoint,
@@ -89,8 +93,15 @@ def open_cuda_executor(
             has_fp8_products=True,
         ) as weights:
             config = weights.config
+            kv_scales = None if kv_dtype == torch_dtype else weights.kv_scales()
             shape = AttentionShape(
-                config.n_heads, config.n_kv_heads, config.head_dim, page_size, torch_dtype, config.attention_scale
+                config.n_heads,
+                config.n_kv_heads,
+                config.head_dim,
+                page_size,
+                torch_dtype,
+                config.attention_scale,
+                kv_dtype,
             )
             windows = config.windows_within(max_model_len)
             machine_cuda.check_compiled(not_compiled(shape, windows, gpu.capability), machine)
@@ -102,12 +113,14 @@ def open_cuda_executor(
                     gpu.name,
                     *gpu.capability,
                 )
-            decoder = Decoder(weights, CudaOperations(config, max_model_len, device, has_fp8=has_fp8))
-        page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, torch_dtype)
+            decoder = Decoder(weights, CudaOperations(config, max_model_len, device, has_fp8=has_fp8), kv_scales)
+        page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, kv_dtype)
         layout = StagingLayout()
         rows = RowFields(max_rows, layout)
         width = -(-max_model_len // page_size)
-        attention = PagedAttention(shape, windows, max_rows=max_rows, layout=layout, device=device)
+        attention = PagedAttention(
+            shape, windows, max_rows=max_rows, layout=layout, device=device, kv_scales=kv_scales
+        )
         decode_sizes = [] if enforce_eager else decode_buckets(max_rows)
         piecewise_sizes = [] if enforce_eager else token_buckets(max_tokens)
         max_static_tokens = max(piecewise_sizes, default=0)
@@ -141,7 +154,14 @@ def open_cuda_executor(
     packer = Packer(
         page_size=page_size, max_rows=max_rows, max_tokens=max_tokens, max_model_len=max_model_len, n_pages=n_pages
     )
-    return CudaExecutor(runner, packer, sampler, vocab_size=config.vocab_size, stream=stream)
+    return CudaExecutor(
+        runner,
+        packer,
+        sampler,
+        vocab_size=config.vocab_size,
+        stream=stream,
+        kv_scales=scales_text(kv_dtype, kv_scales or ()),
+    )
 
 
 def _step_bytes(runner: ModelRunner, page: PageShape, max_tokens: int, max_model_len: int) -> int:

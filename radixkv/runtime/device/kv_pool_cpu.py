@@ -23,6 +23,7 @@ class PageShape:
     """Tokens per page."""
     head_dim: int
     dtype: torch.dtype = torch.float32
+    """Of K and V as they are stored."""
 
     @property
     def n_bytes(self) -> int:

@@ -30,6 +30,8 @@ class CudaPool:
         shape = (page.n_layers, n_pages + 1, page.page_size, page.n_kv_heads, page.head_dim)
         self.k = torch.zeros(shape, dtype=page.dtype, device=device)
         self.v = torch.zeros(shape, dtype=page.dtype, device=device)
+        # Copied as words: torch indexes no 8-bit floats. Head sizes on CUDA are multiples of 64 bytes and more.
+        self._words = [cache.view(torch.int64) for cache in (self.k, self.v)]
         self.n_pages = n_pages
         self._n_copied_at_once = max(1, COPIED_AT_ONCE_BYTES // (page.n_bytes // 2))
         self.page_bytes = page.n_bytes
@@ -45,7 +47,7 @@ class CudaPool:
             chunk = pairs[first : first + self._n_copied_at_once]
             indices = torch.tensor(chunk, dtype=torch.int64, pin_memory=True).t()
             sources, destinations = indices.to(self.k.device, non_blocking=True)
-            for cache in (self.k, self.v):
+            for cache in self._words:
                 cache.index_copy_(1, destinations, cache.index_select(1, sources))
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 MIN_CAPABILITY = (8, 0)
 """Lowest supported compute capability, Ampere. Older GPUs have no bfloat16."""
+MIN_FP8_CAPABILITY = (8, 9)
+"""Lowest compute capability whose instructions convert to and from FP8, Ada."""
 HEAD_SIZES = (64, 128, 256)
 """Head sizes of the 16-bit attention kernels."""
 PAGE_SIZES = (1, 16, 32, 64)
@@ -171,6 +173,15 @@ def check_compiled(missing: Sequence[str], machine: Machine) -> None:
         )
     if missing:
         logger.info("FlashInfer compiles %d of its kernels, once; that takes minutes", len(missing))
+
+
+def check_kv_cache_dtype(setting: str, gpu: Gpu) -> None:
+    """Raises ``ConfigError`` for an FP8 KV cache on a GPU that cannot convert to FP8."""
+    if setting != "auto" and gpu.capability < MIN_FP8_CAPABILITY:
+        raise ConfigError(
+            f"kv_cache_dtype {setting} needs compute capability {_dotted(MIN_FP8_CAPABILITY)} (Ada) or above, and "
+            f"{gpu.name} has {_dotted(gpu.capability)}; set it to auto"
+        )
 
 
 def check_page_size(page_size: int) -> None:

@@ -99,6 +99,11 @@ class ModelRunner:
         return self._pool
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and logits."""
+        return self._logits.dtype
+
+    @property
     def logits_bytes(self) -> int:
         """Bytes of one step's logits. Sampling may copy as much, where it takes only some of the rows."""
         return self._logits.nbytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device import machine_cuda
+from radixkv.runtime.device.kv_dtype import choose_kv_dtype
 from radixkv.runtime.device.kv_pool_cpu import PageShape
 from radixkv.runtime.device.pool_size_cuda import MemoryUse, plan_pages
 from radixkv.runtime.device.weights.weights import open_weights
@@ -18,6 +19,7 @@ def check_for_cuda(
     max_model_len: int,
     dtype: str,
     quantization: str | None,
+    kv_cache_dtype: str,
     kv_cache_memory_bytes: int | None,
     max_total_tokens: int | None,
     gpu_memory_utilization: float,
@@ -32,6 +34,7 @@ def check_for_cuda(
         max_model_len: most positions of a sequence.
         dtype: the setting, such as ``auto``.
         quantization: the format to round the weights to, or None.
+        kv_cache_dtype: the setting, such as ``fp8``.
         kv_cache_memory_bytes: size of the KV pool, or None.
         max_total_tokens: size of the KV pool in tokens, or None.
         gpu_memory_utilization: share of the GPU's memory that may be used.
@@ -40,6 +43,7 @@ def check_for_cuda(
         CheckpointError: ``config.json`` is wrong, or needs an unsupported feature.
         ConfigError: the model does not fit the settings or the GPU.
     """
+    machine_cuda.check_kv_cache_dtype(kv_cache_dtype, gpu)
     machine_cuda.check_page_size(page_size)
     machine_cuda.check_max_num_seqs(max_rows)
     machine_cuda.check_block_tables(max_rows, max_model_len, page_size)
@@ -50,8 +54,9 @@ def check_for_cuda(
         config, n_bytes, extra_bytes = weights.config, weights.n_bytes, weights.dequantizing_bytes
     machine_cuda.check_model(config)
     machine_cuda.check_weights_fit(n_bytes + extra_bytes, gpu)
+    kv_dtype = choose_kv_dtype(kv_cache_dtype, torch_dtype)
     plan_pages(
-        PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, torch_dtype),
+        PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, kv_dtype),
         MemoryUse(gpu.total_bytes, gpu.free_bytes - n_bytes),
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         max_total_tokens=max_total_tokens,

@@ -9,6 +9,7 @@ from radixkv.config import (
     EngineConfig,
     EvictionPolicyName,
     GrammarBackend,
+    KVCacheDtype,
     LoadFormat,
     LoadPolicy,
     SchedulePolicy,
@@ -38,6 +39,7 @@ class ResolvedConfig:
     grammar_backend: GrammarBackend
     max_model_len: int
     page_size: int
+    kv_cache_dtype: KVCacheDtype
     enable_prefix_caching: bool
     kv_cache_memory_bytes: int | None
     """Size of the KV pool; None if ``gpu_memory_utilization`` decides. Never None on the CPU."""
@@ -101,6 +103,7 @@ def with_defaults(
         grammar_backend=model.grammar_backend,
         max_model_len=model.max_model_len or max_position_embeddings,
         page_size=cache.page_size,
+        kv_cache_dtype=cache.kv_cache_dtype,
         enable_prefix_caching=cache.enable_prefix_caching,
         kv_cache_memory_bytes=_CPU_POOL_BYTES if n_bytes is None and device == "cpu" else n_bytes,
         max_total_tokens=cache.max_total_tokens,

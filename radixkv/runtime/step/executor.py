@@ -19,6 +19,8 @@ class PageFormat(NamedTuple):
     torch_version: str
     layout: str
     """Order of the dimensions in a page, with their sizes."""
+    scales: str
+    """Scales of quantized K and V of all layers; empty if there are none."""
 
 
 class Executor(Protocol):
@@ -31,7 +33,12 @@ class Executor(Protocol):
 
     @property
     def dtype(self) -> str:
-        """Element type of the computation: ``float32``, ``bfloat16`` or ``float16``."""
+        """Element type of activations: ``float32``, ``bfloat16`` or ``float16``."""
+        ...
+
+    @property
+    def kv_dtype(self) -> str:
+        """Element type of K and V: that of activations, or ``fp8_e4m3``."""
         ...
 
     @property

@@ -36,6 +36,8 @@ class KVIdentity(NamedTuple):
     """Processor capability: the CPU's instruction sets, or the GPU's compute capability."""
     torch_version: str
     dtype: str
+    """Dtype of activations."""
+    kv_dtype: str
     """Dtype of K and V."""
     kv_scales: str
     """Scales of quantized K and V; empty if there are none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.attention.base import LayerAttention
+from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.base import Linear, Mlp, Norm, Operations, RotateAndStore, TokenInputs
 from radixkv.runtime.device.weights.weights import ExpertsWeights, LayerWeights, LinearWeights, Weights
@@ -64,14 +65,18 @@ class Decoder:
     Args:
         weights: open, and of the dtype to compute in.
         operations: of the device that has the weights.
+        kv_scales: [layers], of a pool with a quantized dtype; None: all are 1.
 
     Raises:
         CheckpointError: the weights cannot be read.
         ConfigError: the device has no operation for a layer.
     """
 
-    def __init__(self, weights: Weights, operations: Operations) -> None:
+    def __init__(
+        self, weights: Weights, operations: Operations, kv_scales: Sequence[LayerScales] | None = None
+    ) -> None:
         config = weights.config
+        scales = kv_scales or [UNSCALED] * config.n_layers
         self._config = config
         self._embedding = weights.embedding()
         self._position_embedding = weights.position_embedding()
@@ -79,7 +84,8 @@ class Decoder:
         if config.embedding_scale is not None:  # rounded as Transformers does
             self._embedding_scale = torch.tensor(config.embedding_scale).to(weights.dtype).item()
         self._layers = [
-            _Layer.build(config, index, weights.layer(index), operations) for index in range(config.n_layers)
+            _Layer.build(config, index, weights.layer(index), operations, scales[index])
+            for index in range(config.n_layers)
         ]
         self._final_norm = operations.norm(weights.final_norm())
         head = self._embedding if config.tied_head else weights.head()
@@ -202,13 +208,20 @@ class _Layer:
     """Norms of the outputs of attention and MLP, before these are added to the residual stream."""
 
     @classmethod
-    def build(cls, config: DecoderConfig, index: int, weights: LayerWeights, operations: Operations) -> _Layer:
+    def build(
+        cls,
+        config: DecoderConfig,
+        index: int,
+        weights: LayerWeights,
+        operations: Operations,
+        scales: LayerScales,
+    ) -> _Layer:
         after = weights.after_attention_norm, weights.after_mlp_norm
         return cls(
             attention_norm=operations.norm(weights.attention_norm),
             query_key_value=operations.linear(weights.query_key_value),
             rotate_and_store=operations.rotate_and_store(
-                config.rope_of(index), weights.query_norm, weights.key_norm
+                config.rope_of(index), weights.query_norm, weights.key_norm, scales
             ),
             sinks=weights.sinks,
             output=operations.linear(weights.output),

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from radixkv.runtime.device.kv_dtype import LayerScales
 from radixkv.runtime.device.model_config.config import ExpertConfig
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
@@ -89,7 +90,7 @@ class RotateAndStore(Protocol):
     """What is between the QKV projection and attention: head norms, rotary embedding and the KV write."""
 
     def __call__(self, qkv: Tensor, inputs: TokenInputs, k_cache: Tensor, v_cache: Tensor, q_out: Tensor) -> None:
-        """Stores K and V in the pool, and rotated queries in ``q_out``.
+        """Stores K and V in the pool, in its dtype, and rotated queries in ``q_out``.
 
         Args:
             qkv: [tokens, (heads + 2 * kv_heads) * head_dim].
@@ -120,12 +121,13 @@ class Operations(Protocol):
         ...
 
     def rotate_and_store(
-        self, rope: Rope | None, query_norm: Tensor | None, key_norm: Tensor | None
+        self, rope: Rope | None, query_norm: Tensor | None, key_norm: Tensor | None, scales: LayerScales
     ) -> RotateAndStore:
         """Returns the operation of a layer.
 
         Args:
             rope: rotary embedding; None rotates nothing.
             query_norm, key_norm: [head_dim], weights of an RMS norm over each head; both or neither.
+            scales: with which K and V are stored if the pool's dtype is quantized.
         """
         ...

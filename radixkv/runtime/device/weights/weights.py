@@ -13,9 +13,11 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import LoadFormat
+from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales, fp8_bytes
 from radixkv.runtime.device.weights.headers import Header
+from radixkv.runtime.device.weights.kv_scales import KVScales
 from radixkv.runtime.device.weights.parallel_load import N_LANES, ParallelLoader, PinnedLane
 from radixkv.runtime.device.weights.quantization.fp8 import fp8_scales
 from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatrices
@@ -91,6 +93,7 @@ class Weights:
         dtype: torch.dtype,
         device: torch.device,
         quantized: QuantizedMatrices | None = None,
+        kv_scales: KVScales | None = None,
         *,
         is_dequantized: bool = False,
         fp8: Fp8Scales | None = None,
@@ -99,6 +102,7 @@ class Weights:
         self._quantized = quantized
         self._is_dequantized = is_dequantized
         self._fp8 = fp8
+        self._kv_scales = kv_scales
         self.dtype = dtype
         self._device = device
         self._source = source
@@ -161,6 +165,14 @@ class Weights:
     def final_norm(self) -> NormWeights:
         """Returns the weights of the final norm. Raises ``CheckpointError``."""
         return self._norm(self.config.names.final_norm)
+
+    def kv_scales(self) -> tuple[LayerScales, ...]:
+        """Reads the scales of a quantized KV cache, [layers]; 1 where the checkpoint has none.
+
+        Raises:
+            CheckpointError: a scale is not a finite number above 0, or cannot be read.
+        """
+        return (UNSCALED,) * self.config.n_layers if self._kv_scales is None else self._kv_scales.read()
 
     def layer(self, index: int) -> LayerWeights:
         """Returns the weights of one layer. Raises ``CheckpointError``."""
@@ -335,6 +347,8 @@ def open_weights(
         files.check_layers(config.names.layers, config.n_layers)
         quantized = None if scheme is None else QuantizedMatrices(scheme, shapes, files.names, files)
         headers = {name: Header(shape) for name, shape in shapes.items()}
+        kv_scales = KVScales(config, files, files.names)
+        headers |= kv_scales.headers
         optional = _optional(config)
         if quantized is not None:
             headers = quantized.replace(headers)
@@ -348,7 +362,9 @@ def open_weights(
                 )
 
         def weights(source: TensorSource) -> Weights:
-            return Weights(config, source, dtype, device, quantized, is_dequantized=is_dequantized, fp8=fp8)
+            return Weights(
+                config, source, dtype, device, quantized, kv_scales, is_dequantized=is_dequantized, fp8=fp8
+            )
 
         if device.type == "cpu":
             yield weights(files)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from radixkv.runtime.device.attention.cpu.block_softmax import BlockLayout, LayerKV, batched_matmul, blocks_of_row
 from radixkv.runtime.device.attention.cpu.row_products import LongRow, ShortRows
+from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
 from radixkv.runtime.device.kv_pool_cpu import KVPool
 from radixkv.runtime.device.ops.cpu.agreeing_tiles import agreeing_tiles
 from radixkv.runtime.device.pack_cpu import PackedStep, RowSpan
@@ -39,6 +40,7 @@ class PagedAttention:
         windows: Sequence[int | None],
         scale: float,
         sinks: Sequence[Tensor | None],
+        kv_scales: Sequence[LayerScales] | None = None,
         block_tokens: int = 256,
     ) -> None:
         """Determines which tile sizes give bit-equal products on this machine.
@@ -49,6 +51,7 @@ class PagedAttention:
             windows: [layers], sliding window in positions, the token's own included; None for full attention.
             scale: multiplier of the scores.
             sinks: [layers] of [heads], a score of each head that takes part in the softmax and has no value.
+            kv_scales: [layers], of a pool with a quantized dtype; None: all are 1.
             block_tokens: positions per partial sum, rounded down to whole pages, at least one page.
         """
         _, _, n_kv_heads, page_size, head_dim = pool.k.shape
@@ -64,6 +67,7 @@ class PagedAttention:
         self._layouts = {window: replace(layout, window=window) for window in self._windows}
         self._tiles = _token_tiles(layout)
         self._scale = scale
+        self._kv_scales = kv_scales or [UNSCALED] * len(self._windows)
         self._sinks = [None if sink is None else sink.float() for sink in sinks]
         self._parts: dict[int | None, list[LongRow | ShortRows]] = {}
         self._workspace = (torch.empty(0), torch.empty(0))
@@ -77,11 +81,14 @@ class PagedAttention:
 
     def run(self, layer: int, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
         """See ``LayerAttention.run``."""
-        scaled = q.float() * self._scale
+        scales = self._kv_scales[layer]
+        scaled = q.float() * (self._scale * scales.k)
         attended = out if out.dtype == torch.float32 else torch.empty_like(scaled)
         kv = LayerKV(k_cache, v_cache, self._sinks[layer])
         for part in self._parts[self._windows[layer]]:
             part.run(kv, scaled, attended, self._workspace)
+        if scales.v != 1.0:
+            attended.mul_(scales.v)
         if attended is not out:
             out.copy_(attended)
 

@@ -30,6 +30,7 @@ def attend_decode(
     lse: Tensor,
     *,
     scale: float,
+    value_scale: float = 1.0,
     n_items: int,
     tile: int,
     tile_config: TileConfig,
@@ -39,14 +40,16 @@ def attend_decode(
 
     Args:
         q: [rows, heads, head_dim].
-        k_cache, v_cache: [pages, page_size, kv_heads, head_dim].
+        k_cache, v_cache: [pages, page_size, kv_heads, head_dim], of the dtype of ``q`` or of 8 bits.
         tables: [batch slots, width] int32 block tables, contiguous.
         items: [``work_items.N_COLUMNS``, capacity] int32.
         order: [rows] int32: the row of each query.
         out: [rows, heads, head_dim]: outputs of rows that have a single item.
-        values: [results, heads, head_dim]: partial outputs of other items, divided by their sums of exponentials.
+        values: [results, heads, head_dim]: partial outputs of other items, divided by their sums of exponentials
+            and not multiplied by ``value_scale``.
         lse: [results, heads] float32: log2 of those sums.
         scale: multiplier of the scores.
+        value_scale: multiplier of outputs in ``out``, if V has 8 bits.
         n_items: items to launch, padding included.
         tile: most (query, head) pairs of an item: 16, 32 or 64.
         tile_config: from ``decode_tiles.choose_tile_config``.
@@ -65,6 +68,7 @@ def attend_decode(
         values,
         lse,
         scale * _LOG2_E,
+        value_scale,
         items.stride(0),
         q.stride(0),
         k_cache.stride(0),
@@ -95,6 +99,7 @@ def _attend_decode(
     values: tl.tensor,
     lse: tl.tensor,
     scale: tl.tensor,
+    value_scale: tl.tensor,
     column: tl.tensor,
     q_stride: tl.tensor,
     page_stride: tl.tensor,
@@ -144,7 +149,7 @@ def _attend_decode(
             page = tl.load(tables + first_entry + token // PAGE, is_token, 0)
         offset = page.to(tl.int64) * page_stride + (token % PAGE) * (KV_HEADS * DIM) + kv_head * DIM
         offsets = offset[:, None] + dim[None, :]
-        key = tl.load(k_cache + offsets, is_token[:, None], 0.0)
+        key = tl.load(k_cache + offsets, is_token[:, None], 0.0).to(queries.dtype)
         score = tl.dot(queries, tl.trans(key)) * scale
         score = tl.where(is_token[None, :], score, float("-inf"))
         higher = tl.maximum(highest, tl.max(score, 1))
@@ -152,17 +157,21 @@ def _attend_decode(
         weight = tl.exp2(score - higher[:, None])
         total = total * rescale + tl.sum(weight, 1)
         highest = higher
-        value = tl.load(v_cache + offsets, is_token[:, None], 0.0)
+        value = tl.load(v_cache + offsets, is_token[:, None], 0.0).to(queries.dtype)
         summed = summed * rescale[:, None] + tl.dot(weight.to(value.dtype), value)
         if IS_AHEAD:
             token += TOKENS
             page = tl.load(tables + first_entry + token // PAGE, token < end, 0)
-    attended = (summed / total[:, None]).to(out.dtype.element_ty)
+    attended = summed / total[:, None]
     n_heads: tl.constexpr = GROUP * KV_HEADS
     if result < 0:
         target = row.to(tl.int64) * n_heads + head
-        tl.store(out + target[:, None] * DIM + dim[None, :], attended, is_pair[:, None])
+        if v_cache.dtype.element_ty != q.dtype.element_ty:
+            attended *= value_scale
+        tl.store(out + target[:, None] * DIM + dim[None, :], attended.to(out.dtype.element_ty), is_pair[:, None])
     else:
         target = (result + query).to(tl.int64) * n_heads + kv_head * KV_STEP + pair % GROUP * MEMBER_STEP
-        tl.store(values + target[:, None] * DIM + dim[None, :], attended, is_pair[:, None])
+        tl.store(
+            values + target[:, None] * DIM + dim[None, :], attended.to(values.dtype.element_ty), is_pair[:, None]
+        )
         tl.store(lse + target, tl.log2(total) + highest, is_pair)

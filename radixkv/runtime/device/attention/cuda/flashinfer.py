@@ -14,22 +14,28 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.attention.cuda.work_items import Fa2Fields
+from radixkv.runtime.device.kv_dtype import FP8, LayerScales
 
 _NHD = 0
 _MASKS = {False: 0, True: 1}
+_NO_ROTATION = (1.0, 1e4, 0, 0)
+"""The last arguments of ``paged_run``: scale and theta of a rotation that is off, and two unused sizes."""
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Head counts, head size, page size, dtype and scale of a layer's attention."""
+    """Head counts, head size, page size, dtypes and scale of a layer's attention."""
 
     n_heads: int
     n_kv_heads: int
     head_dim: int
     page_size: int
     dtype: torch.dtype
+    """Of queries and outputs."""
     scale: float
     """Multiplier of the scores."""
+    kv_dtype: torch.dtype
+    """Of K and V: ``dtype``, or ``float8_e4m3fn``."""
 
     @property
     def group(self) -> int:
@@ -38,29 +44,37 @@ class AttentionShape:
 
 
 def load(backend: Literal["fa2", "fa3"], shape: AttentionShape, is_windowed: bool) -> Any:
-    """Loads FlashInfer's module. Compiling takes minutes where it is not prebuilt."""
+    """Loads FlashInfer's module. Compiling takes minutes where it is not prebuilt.
+
+    With K and V of 8 bits, FA2 converts them to the queries' dtype, and FA3 takes queries of 8 bits.
+    """
     from flashinfer.prefill import get_batch_prefill_module
 
-    return get_batch_prefill_module(backend, *_module(shape, is_windowed))
+    return get_batch_prefill_module(backend, *_module(backend, shape, is_windowed))
 
 
 def not_compiled(shape: AttentionShape, windows: Sequence[int | None], capability: tuple[int, ...]) -> list[str]:
     """Returns the names of modules that ``load`` would compile for layers with these windows on such a GPU."""
     from flashinfer.jit import gen_batch_prefill_module
 
-    modules = {(backend_of(capability), window is not None) for window in windows}
-    specs = [gen_batch_prefill_module(backend, *_module(shape, windowed)) for backend, windowed in sorted(modules)]
+    backend = backend_of(capability, shape.kv_dtype)
+    kinds = sorted({window is not None for window in windows})
+    specs = [gen_batch_prefill_module(backend, *_module(backend, shape, is_windowed)) for is_windowed in kinds]
     return [spec.name for spec in specs if not spec.is_compiled]
 
 
-def backend_of(capability: tuple[int, ...]) -> Literal["fa2", "fa3"]:
-    """Returns the backend of prompts and of large tiles: FA3 on Hopper, which alone supports it, else FA2."""
-    return "fa3" if capability == (9, 0) else "fa2"
+def backend_of(capability: tuple[int, ...], kv_dtype: torch.dtype) -> Literal["fa2", "fa3"]:
+    """Returns the backend of prompts and of large tiles: FA3 on Hopper, which alone supports it, else FA2.
+
+    With K and V of 8 bits it is FA2, as FA3 would round queries and weights of the softmax to 8 bits too.
+    """
+    return "fa3" if capability == (9, 0) and kv_dtype != FP8 else "fa2"
 
 
-def _module(shape: AttentionShape, is_windowed: bool) -> tuple[Any, ...]:
-    dtype, dim = shape.dtype, shape.head_dim
-    return dtype, dtype, dtype, torch.int32, dim, dim, 0, is_windowed, False, False
+def _module(backend: Literal["fa2", "fa3"], shape: AttentionShape, is_windowed: bool) -> tuple[Any, ...]:
+    query_dtype = shape.kv_dtype if backend == "fa3" else shape.dtype
+    dim = shape.head_dim
+    return query_dtype, shape.kv_dtype, shape.dtype, torch.int32, dim, dim, 0, is_windowed, False, False
 
 
 @dataclass(frozen=True)
@@ -105,16 +119,31 @@ class FlashInferLaunch:
     workspaces: tuple[Any, ...]
     positions: tuple[Any, ...]
     options: tuple[Any, ...]
+    """From ``maybe_lse`` to ``logits_soft_cap``."""
+    scale: float
+    """Multiplier of the scores."""
+    is_merged: bool
+    """Whether results are merged by ``merge.merge_results``, which multiplies them by V's scale."""
 
-    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
+    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, scales: LayerScales) -> None:
         """Enqueues the call.
 
         Args:
             q: [queries, heads, head_dim].
             k_cache, v_cache: [pages, page_size, kv_heads, head_dim].
             out: [queries, heads, head_dim], contiguous.
+            scales: of K and V.
         """
-        self.module.paged_run(*self.workspaces, q, k_cache, v_cache, *self.positions, out, *self.options)
+        value_scale = 1.0 if self.is_merged else scales.v
+        takes_scales = q.dtype == FP8
+        factors = (
+            (self.scale, 1.0, scales.k, value_scale) if takes_scales else (self.scale * scales.k, None, None, None)
+        )
+        self.module.paged_run(
+            *self.workspaces, q, k_cache, v_cache, *self.positions, out, *self.options, *factors, *_NO_ROTATION
+        )
+        if not takes_scales and value_scale != 1.0:
+            out.mul_(value_scale)
 
 
 class Fa2Kernel:
@@ -128,7 +157,8 @@ class Fa2Kernel:
 
     def __init__(self, shape: AttentionShape, window: int | None, tables: Tensor) -> None:
         self._module = load("fa2", shape, window is not None)
-        self._options = _options(shape, window)
+        self._scale = shape.scale
+        self._options = _options(window)
         self._entries = tables.view(-1)
         self._unused = torch.empty(16, dtype=torch.uint8, device=tables.device)
 
@@ -180,16 +210,25 @@ class Fa2Kernel:
         )
         workspace = self._unused if results is None else results.workspace
         return FlashInferLaunch(
-            self._module, (workspace, staged, plan), positions, (None, _MASKS[is_causal], *self._options)
+            self._module,
+            (workspace, staged, plan),
+            positions,
+            (None, _MASKS[is_causal], *self._options),
+            self._scale,
+            is_merged=results is not None,
         )
 
 
 class Fa3Kernel:
-    """FlashInfer's FA3 kernel, on Hopper. Takes the same arguments as ``Fa2Kernel``."""
+    """FlashInfer's FA3 kernel, on Hopper. Takes the same arguments as ``Fa2Kernel``.
+
+    With K and V of 8 bits, the queries of a launch are of 8 bits too.
+    """
 
     def __init__(self, shape: AttentionShape, window: int | None, tables: Tensor) -> None:
         self._module = load("fa3", shape, window is not None)
-        self._options = _options(shape, window)
+        self._scale = shape.scale
+        self._options = _options(window)
         self._entries = tables.view(-1)
         self._unused = torch.empty(16, dtype=torch.uint8, device=tables.device)
 
@@ -203,30 +242,26 @@ class Fa3Kernel:
             plan: the ``plan`` of that ``Fa3Schedule`` or ``Fa3Fields``.
             is_causal: whether a tile's queries are the last positions that it reads; otherwise each query attends
                 to all of them.
-            lse: [queries, heads] float32, filled with log2 of each query's sum of exponentials.
+            lse: [queries, heads] float32, filled with log2 of each query's sum of exponentials, so that the
+                results can be merged.
         """
         positions = (staged, staged, self._entries, staged)
         options = (lse, _MASKS[is_causal], *self._options)
-        return FlashInferLaunch(self._module, (self._unused, staged, plan), positions, options)
+        return FlashInferLaunch(
+            self._module,
+            (self._unused, staged, plan),
+            positions,
+            options,
+            self._scale,
+            is_merged=lse is not None,
+        )
 
 
-def _options(shape: AttentionShape, window: int | None) -> tuple[Any, ...]:
-    """Returns ``paged_run``'s arguments from ``layout`` on, with masks, scales and rotation off."""
+def _options(window: int | None) -> tuple[Any, ...]:
+    """Returns ``paged_run``'s arguments from ``layout`` to ``logits_soft_cap``, with custom masks off."""
     window_left, soft_cap = -1 if window is None else window - 1, 0.0
     # FlashInfer 0.6.12's FA2 kernel returns from padding before it waits for the previous kernel, so that the next
     # kernel could overtake both.
     has_early_start = False
     nothing = (None,) * 6
-    return (
-        _NHD,
-        window_left,
-        has_early_start,
-        *nothing,
-        soft_cap,
-        shape.scale,
-        *nothing[:3],
-        1.0,
-        1e4,
-        0,
-        0,
-    )
+    return _NHD, window_left, has_early_start, *nothing, soft_cap

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from radixkv.runtime.device.attention.cuda.decode_kernel import attend_decode
@@ -12,12 +13,14 @@ from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig
 from radixkv.runtime.device.attention.cuda.flashinfer import FlashInferLaunch, PartialResults
 from radixkv.runtime.device.attention.cuda.merge import merge_results
 from radixkv.runtime.device.attention.cuda.query_order import copy_item_queries, gather_queries
+from radixkv.runtime.device.kv_dtype import FP8, LayerScales
+from radixkv.runtime.device.ops.cuda.fp8 import round_to_fp8
 
 
 class LayerLaunch(Protocol):
     """A callable that enqueues one layer's kernels; q and out are [queries, heads, head_dim]."""
 
-    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None: ...
+    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, scales: LayerScales) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,10 @@ class DecodeLaunch:
     large: LayerLaunch | None
     """The launch of large items, over pages that many rows share."""
 
-    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
+    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, scales: LayerScales) -> None:
         results = self.results
         if self.large is not None:
-            self.large(q, k_cache, v_cache, out)
+            self.large(q, k_cache, v_cache, out, scales)
         attend_decode(
             q,
             k_cache,
@@ -53,7 +56,8 @@ class DecodeLaunch:
             out,
             results.values,
             results.lse,
-            scale=self.scale,
+            scale=self.scale * scales.k,
+            value_scale=scales.v,
             n_items=self.n_items,
             tile=self.tile,
             tile_config=self.tile_config,
@@ -69,6 +73,7 @@ class DecodeLaunch:
                 out,
                 group=self.group,
                 head_steps=results.head_steps,
+                value_scale=scales.v,
             )
 
 
@@ -80,9 +85,9 @@ class Fa2SharedLaunch:
     ordered_queries: Tensor
     launch: FlashInferLaunch
 
-    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
+    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, scales: LayerScales) -> None:
         gather_queries(q, self.order, self.ordered_queries)
-        self.launch(self.ordered_queries, k_cache, v_cache, out)
+        self.launch(self.ordered_queries, k_cache, v_cache, out, scales)
 
 
 @dataclass(frozen=True)
@@ -99,8 +104,20 @@ class Fa3SharedLaunch:
     values: Tensor
     launch: FlashInferLaunch
 
-    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
+    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, scales: LayerScales) -> None:
         copy_item_queries(
             q, self.order, self.copies, self.queries, n_items=self.n_items, n_rows=self.n_rows, group=self.group
         )
-        self.launch(self.queries.view(self.values.shape), k_cache, v_cache, self.values)
+        self.launch(self.queries.view(self.values.shape), k_cache, v_cache, self.values, scales)
+
+
+@dataclass(frozen=True)
+class Fp8PromptLaunch:
+    """Prompts by FA3 over K and V of 8 bits, with queries that are rounded to 8 bits."""
+
+    launch: FlashInferLaunch
+
+    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, scales: LayerScales) -> None:
+        queries = torch.empty_like(q, dtype=FP8)
+        round_to_fp8(q, queries)
+        self.launch(queries, k_cache, v_cache, out, scales)

@@ -23,6 +23,7 @@ def merge_results(
     *,
     group: int,
     head_steps: tuple[int, int],
+    value_scale: float = 1.0,
 ) -> None:
     """Merges the partial results of query i into ``out[order[i]]``, for queries that have any.
 
@@ -35,6 +36,7 @@ def merge_results(
         out: [queries, heads, head_dim].
         group: heads that share a KV head.
         head_steps: see ``PartialResults.head_steps``.
+        value_scale: multiplier of the merged results.
     """
     n_queries, n_heads, head_dim = out.shape
     is_few = n_queries * n_heads < _FEW_PAIRS
@@ -47,6 +49,7 @@ def merge_results(
         order,
         out,
         n_heads,
+        value_scale,
         RESULTS=8 if is_few else 2,
         HEADS=heads,
         HEAD_DIM=head_dim,
@@ -54,6 +57,7 @@ def merge_results(
         GROUP=group,
         KV_STEP=head_steps[0],
         MEMBER_STEP=head_steps[1],
+        IS_SCALED=value_scale != 1.0,
         num_warps=1 if is_few else 4,
         **overlapping(out),
     )
@@ -68,6 +72,7 @@ def _merge_results(
     order: tl.tensor,
     out: tl.tensor,
     n_heads: tl.tensor,
+    value_scale: tl.tensor,
     RESULTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -75,6 +80,7 @@ def _merge_results(
     GROUP: tl.constexpr,
     KV_STEP: tl.constexpr,
     MEMBER_STEP: tl.constexpr,
+    IS_SCALED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     # The lists of results are written by a copy, which no kernel overlaps: they may be read before the wait.
@@ -114,5 +120,7 @@ def _merge_results(
         highest = higher
     if begin < end:
         merged = summed / total[:, None]
+        if IS_SCALED:
+            merged *= value_scale
         out_offsets = head[:, None] * HEAD_DIM + dim[None, :]
         tl.store(out + target * n_heads * HEAD_DIM + out_offsets, merged.to(out.dtype.element_ty), is_value)

@@ -19,7 +19,6 @@ from radixkv.runtime.device.attention.cuda.flashinfer import (
     AttentionShape,
     Fa2Kernel,
     Fa3Kernel,
-    FlashInferLaunch,
     PartialResults,
     backend_of,
 )
@@ -27,10 +26,12 @@ from radixkv.runtime.device.attention.cuda.layer_launches import (
     DecodeLaunch,
     Fa2SharedLaunch,
     Fa3SharedLaunch,
+    Fp8PromptLaunch,
     LayerLaunch,
 )
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharingCosts
 from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, Fa2Fields, Ints
+from radixkv.runtime.device.kv_dtype import FP8, UNSCALED, LayerScales
 from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 
@@ -58,13 +59,14 @@ class PagedAttention:
     Memory: partial results and copies of queries, about 115 MB at 1,024 rows of 32 heads of 128 in bfloat16.
 
     Args:
-        shape: heads, page size and dtype: float16 or bfloat16.
+        shape: heads, page size and dtypes; of queries float16 or bfloat16.
         windows: by layer, how many positions a token attends to, its own included; None for all.
         max_rows: most rows of a step. Batch slots are below it; padding has this batch slot.
         layout: the staging fields are added to it.
         device: the GPU.
         costs: decide whether shared pages are read once for many rows; None for the measured ones.
-        prompt_kernel: None for FA3 on Hopper and FA2 elsewhere.
+        kv_scales: [layers], of K and V of 8 bits; None: all are 1.
+        prompt_kernel: None for FA3 on Hopper and FA2 elsewhere, and for FA2 with K and V of 8 bits.
         shared_kernel: kernel for pages that many rows share; None as for ``prompt_kernel``.
     """
 
@@ -76,6 +78,7 @@ class PagedAttention:
         max_rows: int,
         layout: StagingLayout,
         device: torch.device,
+        kv_scales: Sequence[LayerScales] | None = None,
         costs: SharingCosts | None = None,
         prompt_kernel: Literal["fa2", "fa3"] | None = None,
         shared_kernel: SharedKernel | None = None,
@@ -84,14 +87,15 @@ class PagedAttention:
         self._shape = shape
         self._windows = tuple(windows)
         self._device = device
-        backend = backend_of((properties.major, properties.minor))
+        self._kv_scales = kv_scales or [UNSCALED] * len(self._windows)
+        backend = backend_of((properties.major, properties.minor), shape.kv_dtype)
         self._uses_fa3 = (prompt_kernel or backend) == "fa3"
         shared_kernel = shared_kernel or backend
         self._geometry = Geometry(
             n_heads=shape.n_heads,
             n_kv_heads=shape.n_kv_heads,
             page_size=shape.page_size,
-            token_bytes=2 * shape.n_kv_heads * shape.head_dim * shape.dtype.itemsize,
+            token_bytes=2 * shape.n_kv_heads * shape.head_dim * shape.kv_dtype.itemsize,
             small_tile=next(tile for tile in (16, 32, 64) if tile >= shape.group),
             large_tile=_large_tile(shape, shared_kernel),
             n_processors=properties.multi_processor_count,
@@ -127,9 +131,13 @@ class PagedAttention:
             self._large_kernel = (Fa3Kernel if by_member else Fa2Kernel)(shape, None, tables)
         self._results = PartialResults.allocate(self._decode.n_results, shape, self._device, by_member=by_member)
         n_ordered_queries = self._decode.n_large_results if by_member else self._max_rows
-        self._ordered_queries = torch.zeros(
-            n_ordered_queries, shape.n_heads, shape.head_dim, dtype=shape.dtype, device=self._device
-        )
+        self._ordered_queries = torch.empty(
+            n_ordered_queries,
+            shape.n_heads,
+            shape.head_dim,
+            dtype=shape.kv_dtype if by_member else shape.dtype,
+            device=self._device,
+        ).zero_()
 
     def variants(self, bucket: int) -> list[Variant]:
         """Returns the variants to capture for a bucket."""
@@ -193,6 +201,7 @@ class PagedAttention:
         distinct = set(self._windows)
         return StepAttention(
             self._windows,
+            self._kv_scales,
             0 if decode is None else decode.n_rows,
             {} if decode is None else {window: self._decode_launch(decode, window) for window in distinct},
             {} if prompts is None else {window: self._prompt_launch(prompts, window) for window in distinct},
@@ -245,9 +254,10 @@ class PagedAttention:
         )
         return Fa2SharedLaunch(order, self._ordered_queries[: step.n_rows], launch)
 
-    def _prompt_launch(self, step: PromptStep, window: int | None) -> FlashInferLaunch:
+    def _prompt_launch(self, step: PromptStep, window: int | None) -> LayerLaunch:
         if step.fields is None:
-            return self._fa3_kernels[window].launch(step.staged, list(step.plan))
+            launch = self._fa3_kernels[window].launch(step.staged, list(step.plan))
+            return Fp8PromptLaunch(launch) if self._shape.kv_dtype == FP8 else launch
         kernel, tile = self._fa2_kernels[window], _large_tile(self._shape, "fa2")
         return kernel.launch(step.fields, step.staged, step.n_items, tile, is_causal=True)
 
@@ -257,6 +267,7 @@ class StepAttention:
 
     Args:
         windows: sliding window of each layer, None for all positions.
+        kv_scales: of each layer.
         n_decode: decode rows.
         decode: launches of the decode rows by window; empty if there are none.
         prompts: launches of the prompt rows by window; empty if there are none.
@@ -265,22 +276,24 @@ class StepAttention:
     def __init__(
         self,
         windows: Sequence[int | None],
+        kv_scales: Sequence[LayerScales],
         n_decode: int,
         decode: Mapping[int | None, LayerLaunch],
         prompts: Mapping[int | None, LayerLaunch],
     ) -> None:
         self._windows = windows
+        self._kv_scales = kv_scales
         self._n_decode = n_decode
         self._decode = decode
         self._prompts = prompts
 
     def run(self, layer: int, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
         """Computes one layer, as ``LayerAttention.run``; q and out are [tokens, heads, head_dim]."""
-        window, n = self._windows[layer], self._n_decode
+        window, n, scales = self._windows[layer], self._n_decode, self._kv_scales[layer]
         if self._decode:
-            self._decode[window](q[:n], k_cache, v_cache, out[:n])
+            self._decode[window](q[:n], k_cache, v_cache, out[:n], scales)
         if self._prompts:
-            self._prompts[window](q[n:], k_cache, v_cache, out[n:])
+            self._prompts[window](q[n:], k_cache, v_cache, out[n:], scales)
 
 
 def _large_tile(shape: AttentionShape, shared_kernel: SharedKernel) -> int:

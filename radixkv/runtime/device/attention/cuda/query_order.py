@@ -7,6 +7,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixkv.runtime.device.kv_dtype import FP8_MAX
+from radixkv.runtime.device.ops.cuda.fp8 import to_fp8
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 
 
@@ -56,7 +58,7 @@ def copy_item_queries(
         q: [rows, heads, head_dim], contiguous within a row.
         order: [rows] int32: the row of each query.
         copies: [3, capacity] int32: each item's first query, number of queries, and index of the first result.
-        out: [results, group, kv_heads, head_dim].
+        out: [results, group, kv_heads, head_dim], of the dtype of ``q`` or in ``float8_e4m3fn``.
         n_items: items to launch, padding included.
         n_rows: most rows of an item.
         group: heads that share a KV head.
@@ -74,6 +76,7 @@ def copy_item_queries(
         KV_HEADS=n_heads // group,
         DIM=head_dim,
         SIZE=size,
+        LARGEST=None if out.dtype == q.dtype else FP8_MAX,
         num_warps=warps_for(size),
         **overlapping(out),
     )
@@ -91,6 +94,7 @@ def _copy_item_queries(
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     SIZE: tl.constexpr,
+    LARGEST: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     item = copies + tl.program_id(0)
@@ -106,4 +110,6 @@ def _copy_item_queries(
     is_value = is_query & (head < GROUP * KV_HEADS)
     stored = head % GROUP * KV_HEADS + head // GROUP
     values = tl.load(q + row * stride + offsets, is_value)
+    if LARGEST is not None:
+        values = to_fp8(values, 1.0, LARGEST)
     tl.store(out + target * (GROUP * KV_HEADS * DIM) + stored * DIM + offsets % DIM, values, is_value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from radixkv.runtime.device.kv_dtype import LayerScales, quantize
 from radixkv.runtime.device.model_config.config import DecoderConfig, ExpertConfig
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops.base import TokenInputs
@@ -56,7 +57,7 @@ class CpuOperations:
         )
 
     def rotate_and_store(
-        self, rope: Rope | None, query_norm: Tensor | None, key_norm: Tensor | None
+        self, rope: Rope | None, query_norm: Tensor | None, key_norm: Tensor | None, scales: LayerScales
     ) -> RotateAndStore:
         """See ``Operations.rotate_and_store``."""
         norm: Tensor | None = None
@@ -65,7 +66,7 @@ class CpuOperations:
             parts = [query_norm.expand(config.n_heads, -1), key_norm.expand(config.n_kv_heads, -1)]
             norm = self._norm_weight(torch.cat(parts))
         rotary = None if rope is None else self._rotary[rope]
-        return RotateAndStore(self._config, rotary, norm, self._stored_rows)
+        return RotateAndStore(self._config, rotary, norm, self._stored_rows, scales)
 
     def _norm_weight(self, weight: Tensor) -> Tensor:
         """Returns what an RMS norm multiplies by."""
@@ -104,8 +105,14 @@ class RotateAndStore:
     """Norms and rotates heads, and writes K and V into the pool."""
 
     def __init__(
-        self, config: DecoderConfig, rotary: Rotary | None, norm: Tensor | None, stored_rows: StoredRows
+        self,
+        config: DecoderConfig,
+        rotary: Rotary | None,
+        norm: Tensor | None,
+        stored_rows: StoredRows,
+        scales: LayerScales,
     ) -> None:
+        self._scales = scales
         self._stored_rows = stored_rows
         self._n_heads, self._n_kv_heads = config.n_heads, config.n_kv_heads
         self._eps = config.norm_eps
@@ -125,5 +132,10 @@ class RotateAndStore:
         q, k = torch.split(qk, [self._n_heads, self._n_kv_heads], 1)
         q_out.copy_(q)
         tokens, rows = self._stored_rows.of(inputs.slot_mapping, k_cache)
-        for cache, values in ((k_cache, k), (v_cache, v)):
-            cache.view(-1, head_dim).index_copy_(0, rows, values[tokens].reshape(-1, head_dim))
+        for cache, values, scale in zip((k_cache, v_cache), (k, v), self._scales, strict=True):
+            stored = values[tokens].reshape(-1, head_dim)
+            cache = cache.view(-1, head_dim)
+            if cache.dtype == stored.dtype:
+                cache.index_copy_(0, rows, stored)
+            else:  # as bytes: torch has no index_copy_ of 8-bit floats on the CPU
+                cache.view(torch.uint8).index_copy_(0, rows, quantize(stored, scale).view(torch.uint8))

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from radixkv.errors import ConfigError
+from radixkv.runtime.device.kv_dtype import LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig, ExpertConfig
 from radixkv.runtime.device.model_config.families import Activation
 from radixkv.runtime.device.model_config.rope import Rope
@@ -78,10 +79,12 @@ class CudaOperations:
         )
 
     def rotate_and_store(
-        self, rope: Rope | None, query_norm: Tensor | None, key_norm: Tensor | None
+        self, rope: Rope | None, query_norm: Tensor | None, key_norm: Tensor | None, scales: LayerScales
     ) -> RotateAndStore:
         """See ``Operations.rotate_and_store``."""
-        return RotateAndStore(self._cosine_sine[rope], query_norm, key_norm, self._config.norm_eps, self._adds_one)
+        return RotateAndStore(
+            self._cosine_sine[rope], query_norm, key_norm, self._config.norm_eps, self._adds_one, scales
+        )
 
     @property
     def _adds_one(self) -> bool:
@@ -183,6 +186,7 @@ class RotateAndStore:
     key_norm: Tensor | None
     eps: float
     adds_one: bool
+    scales: LayerScales
 
     def __call__(self, qkv: Tensor, inputs: TokenInputs, k_cache: Tensor, v_cache: Tensor, q_out: Tensor) -> None:
         """See ``ops.base.RotateAndStore``. The caches are [pages, page_size, kv_heads, head_dim]."""
@@ -198,6 +202,7 @@ class RotateAndStore:
             key_norm=self.key_norm,
             eps=self.eps,
             adds_one=self.adds_one,
+            scales=self.scales,
         )
 
 

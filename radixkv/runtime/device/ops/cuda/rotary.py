@@ -7,6 +7,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixkv.runtime.device.kv_dtype import FP8_MAX, UNSCALED, LayerScales
+from radixkv.runtime.device.ops.cuda.fp8 import to_fp8
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 
 
@@ -23,6 +25,7 @@ def rotate_and_store(
     key_norm: Tensor | None,
     eps: float,
     adds_one: bool = False,
+    scales: LayerScales = UNSCALED,
 ) -> None:
     """Rotates queries and keys (half-split rotary); stores keys and values in the pool, and queries in ``q_out``.
 
@@ -31,11 +34,13 @@ def rotate_and_store(
         positions: [tokens] int32, rows of ``cosine_sine``.
         slot_mapping: [tokens] int32, index of each token's K and V in the pool; -1 stores nothing.
         cosine_sine: [positions, head_dim] float32, cosines in the first half, sines in the second.
-        k_cache, v_cache: contiguous, viewed as [slots, kv_heads, head_dim], of ``qkv``'s dtype.
+        k_cache, v_cache: contiguous, viewed as [slots, kv_heads, head_dim], of ``qkv``'s dtype or
+            ``float8_e4m3fn``.
         q_out: [tokens, heads, head_dim], contiguous, of ``qkv``'s dtype.
         query_norm, key_norm: [head_dim], weights of an RMS norm over each head before rotation; both or neither.
         eps: of these norms.
         adds_one: whether they multiply by ``1 + weight``, and round only after that.
+        scales: by which K and V are divided before they are rounded to 8 bits; of no effect otherwise.
     """
     n_tokens, n_heads, head_dim = q_out.shape
     n_kv_heads = (qkv.shape[1] // head_dim - n_heads) // 2
@@ -53,6 +58,8 @@ def rotate_and_store(
         key_norm if norms else qkv,
         qkv.stride(0),
         eps,
+        scales.k,
+        scales.v,
         N_HEADS=n_heads,
         N_KV_HEADS=n_kv_heads,
         HEADS=heads,
@@ -60,6 +67,7 @@ def rotate_and_store(
         HEAD_DIM=head_dim,
         NORMS=norms,
         ADDS_ONE=adds_one,
+        LARGEST=None if k_cache.dtype == qkv.dtype else FP8_MAX,
         num_warps=warps_for(heads * head_dim, per_thread=32),
         **overlapping(qkv),
     )
@@ -78,6 +86,8 @@ def _rotate_and_store(
     key_norm: tl.tensor,
     qkv_stride: tl.tensor,
     eps: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
     N_HEADS: tl.constexpr,
     N_KV_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -85,6 +95,7 @@ def _rotate_and_store(
     HEAD_DIM: tl.constexpr,
     NORMS: tl.constexpr,
     ADDS_ONE: tl.constexpr,
+    LARGEST: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -122,6 +133,9 @@ def _rotate_and_store(
     k_first, k_second = _rotate(k_first, k_second, cosine, sine)
     pool_offset = slot * (N_KV_HEADS * HEAD_DIM)
     is_stored = is_key & (slot >= 0)
+    if LARGEST is not None:
+        k_first, k_second = to_fp8(k_first, k_scale, LARGEST), to_fp8(k_second, k_scale, LARGEST)
+        v = to_fp8(v, v_scale, LARGEST)
     tl.store(k_cache + pool_offset + key_offsets, k_first, is_stored)
     tl.store(k_cache + pool_offset + key_offsets + HALF, k_second, is_stored)
     tl.store(v_cache + pool_offset + value_offsets, v, is_stored)
