@@ -64,7 +64,7 @@ def drop_from_page_cache(folder: Path) -> None:
 def run(folder: Path, slots: Sequence[memoryview]) -> Round:
     """Stores and loads a page for each slot, as one run of one prompt."""
     tokens = os.urandom(PAGE_TOKEN_BYTES * len(slots))
-    root = root_key(KVIdentity("model", "cpu", "", "", "bfloat16", "", "", PAGE_TOKEN_BYTES // 4))
+    root = root_key(KVIdentity("model", "cpu", "", "", "bfloat16", "bfloat16", "", "", PAGE_TOKEN_BYTES // 4))
     keys = chain(namespace_key(root, Namespace()), tokens, PAGE_TOKEN_BYTES)
     store = open_store(folder, slots[0].nbytes)
     times = [time.perf_counter()]

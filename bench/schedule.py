@@ -156,7 +156,7 @@ class TimedLoop(Loop):
 class NullDevice:
     """A device that computes nothing and returns random tokens at once."""
 
-    device = dtype = "none"
+    device = dtype = kv_dtype = "none"
     uses_shared_runs = True
 
     def __init__(self, n_pages: int, vocab_size: int) -> None:

@@ -47,6 +47,7 @@ GSM8K_TOKENS = 256
 def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--model", default="tiny", help="a variant of it, such as one with quantized weights")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--families", nargs="*", choices=families(), default=families())
     parser.add_argument("--cases", type=int, default=150, help="of each family, with prompts up to 2000 tokens")
     parser.add_argument("--long-cases", type=int, default=30, help="of each family, with longer prompts; 0: none")
@@ -55,8 +56,9 @@ def main() -> None:
     parser.add_argument("--gsm8k", type=Path, metavar="FILE")
     parser.add_argument("--gsm8k-problems", type=int, default=50)
     arguments = parser.parse_args()
-    common = {"model": Path(arguments.model).name, **provenance()}
-    for line in lines(LLM(arguments.model, device="cpu"), arguments):
+    kv_cache_dtype = arguments.kv_cache_dtype
+    common = {"model": Path(arguments.model).name, "kv_cache_dtype": kv_cache_dtype, **provenance()}
+    for line in lines(LLM(arguments.model, device="cpu", kv_cache_dtype=kv_cache_dtype), arguments):
         report(arguments.output_file, line, common)
 
 

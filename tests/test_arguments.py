@@ -103,6 +103,7 @@ engines = st.builds(
         eviction_policy=st.sampled_from(["lru", "lfuda", "adaptive"]),
         ghost_capacity=st.floats(0, 1e3),
         pin_budget=st.floats(0, 1),
+        kv_cache_dtype=st.sampled_from(["auto", "fp8", "fp8_e4m3"]),
     )
     | st.builds(
         CacheConfig,
@@ -149,7 +150,8 @@ def test_every_setting_has_a_flag():
         (["--lora-modules", "a=b"], "--lora-modules "),
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size is not supported: "),
         (["-tp", "2"], "one device"),
-        (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype "),
+        (["--kv-cache-dtype", "fp8_e5m2"], "kv_cache_dtype 'fp8_e5m2'"),
+        (["--calculate-kv-scales"], "--calculate-kv-scales is not supported: scales"),
         (["--generation-config", "vllm"], "--generation-config "),
         (["--load-format", "gguf"], "load_format 'gguf'"),
         (["--dtype", "fp8"], "dtype 'fp8'"),

@@ -23,7 +23,7 @@ LLAMA = (32, 8, 128)
 
 
 def shape_of(heads: tuple[int, int, int] = LLAMA, page_size: int = 16) -> AttentionShape:
-    return AttentionShape(*heads, page_size, torch.bfloat16, heads[2] ** -0.5)
+    return AttentionShape(*heads, page_size, torch.bfloat16, heads[2] ** -0.5, torch.bfloat16)
 
 
 @pytest.mark.parametrize("variant", ["whole", "split", None])
@@ -80,7 +80,9 @@ def test_prompts_of_ragged_rows(page_size, heads, kernel):
     ],
 )
 def test_other_head_sizes_dtypes_and_scales(heads, dtype, scale):
-    world = World(AttentionShape(*heads, 16, dtype, scale), width=256, prompt_kernel="fa2", shared_kernel="fa2")
+    world = World(
+        AttentionShape(*heads, 16, dtype, scale, dtype), width=256, prompt_kernel="fa2", shared_kernel="fa2"
+    )
     batch_slots, lengths, n_tokens = ints([4, 2, 60, 7]), ints([900, 33, 400, 2500]), ints([1, 1, 400, 100])
     for batch_slot, length in zip(batch_slots, lengths, strict=True):
         world.fill(int(batch_slot), int(length))

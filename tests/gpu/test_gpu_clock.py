@@ -33,7 +33,7 @@ def test_attention_seconds_are_those_of_cuda_events(is_graph: bool) -> None:
     from radixkv.runtime.device.attention_timer_cuda import AttentionTimer
 
     world = World(
-        AttentionShape(32, 8, 128, 16, torch.bfloat16, 128**-0.5),
+        AttentionShape(32, 8, 128, 16, torch.bfloat16, 128**-0.5, torch.bfloat16),
         [None] * N_LAYERS,
         max_rows=N_ROWS,
         width=512,

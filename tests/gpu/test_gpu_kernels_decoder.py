@@ -55,7 +55,7 @@ class World:
             for index in range(5):
                 self.pool.poison(index)
         sizes = config.n_heads, config.n_kv_heads, config.head_dim
-        shape = AttentionShape(*sizes, PAGE_SIZE, torch.float32, config.attention_scale)
+        shape = AttentionShape(*sizes, PAGE_SIZE, torch.float32, config.attention_scale, torch.float32)
         self._attention = ReferenceAttention(shape, config.windows, device=device)
         self._attention._tables = integers([TABLE])
         positions = np.arange(N_TOKENS)

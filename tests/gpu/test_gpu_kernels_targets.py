@@ -14,9 +14,10 @@ from triton.compiler import ASTSource
 
 from radixkv.runtime.device.attention.cuda import decode_kernel as decode_kernel
 from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig, Variant, choose_tile_config
-from radixkv.runtime.device.machine_cuda import MAX_HEADS_PER_KV_HEAD
+from radixkv.runtime.device.kv_dtype import FP8_MAX
+from radixkv.runtime.device.machine_cuda import MAX_HEADS_PER_KV_HEAD, MIN_FP8_CAPABILITY
 from radixkv.runtime.device.ops.cuda import gated_linear as gated
-from radixkv.runtime.device.ops.cuda import linear
+from radixkv.runtime.device.ops.cuda import linear, rotary
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,6 +25,8 @@ pytestmark = [
 ]
 SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 """Shared memory a thread block may use, by compute capability; 1,024 bytes more belong to the driver."""
+
+FP8_TARGETS = [target for target in SHARED_BYTES if target >= 10 * MIN_FP8_CAPABILITY[0] + MIN_FP8_CAPABILITY[1]]
 
 
 def shared_bytes(
@@ -98,11 +101,12 @@ def tile_configs_of(head_dim: int, target: int) -> set[TileConfig]:
     }
 
 
-@pytest.mark.parametrize("target", SHARED_BYTES)
+@pytest.mark.parametrize(("target", "kv"), [*product(SHARED_BYTES, ["*bf16"]), *product(FP8_TARGETS, ["*fp8e4nv"])])
 @pytest.mark.parametrize(("head_dim", "max_group"), MAX_HEADS_PER_KV_HEAD.items())
-def test_attention_of_decode_rows_fits(head_dim: int, max_group: int, target: int) -> None:
-    kinds = dict.fromkeys(("q", "k_cache", "v_cache", "out", "values"), "*bf16")
-    kinds |= dict.fromkeys(("tables", "items", "order"), "*i32") | {"lse": "*fp32", "scale": "fp32"}
+def test_attention_of_decode_rows_fits(head_dim: int, max_group: int, target: int, kv: str) -> None:
+    kinds = dict.fromkeys(("q", "out", "values"), "*bf16") | dict.fromkeys(("k_cache", "v_cache"), kv)
+    kinds |= dict.fromkeys(("tables", "items", "order"), "*i32") | {"lse": "*fp32"}
+    kinds |= dict.fromkeys(("scale", "value_scale"), "fp32")
     kinds |= dict.fromkeys(("column", "q_stride", "page_stride"), "i32")
     for tile_config in tile_configs_of(head_dim, target):
         constants = {
@@ -122,7 +126,29 @@ def test_attention_of_decode_rows_fits(head_dim: int, max_group: int, target: in
             target,
             kinds,
             constants,
-            aligned={*kinds} - {"scale"},
+            aligned={*kinds} - {"scale", "value_scale"},
             num_warps=tile_config.n_warps,
         )
         assert taken <= SHARED_BYTES[target], tile_config
+
+
+@pytest.mark.parametrize("target", FP8_TARGETS)
+def test_storing_k_and_v_of_8_bits_compiles(target: int) -> None:
+    kinds = dict.fromkeys(("qkv", "q_out", "query_norm", "key_norm"), "*bf16")
+    kinds |= dict.fromkeys(("k_cache", "v_cache"), "*fp8e4nv") | dict.fromkeys(
+        ("positions", "slot_mapping"), "*i32"
+    )
+    kinds |= dict.fromkeys(("eps", "k_scale", "v_scale"), "fp32") | {"cosine_sine": "*fp32", "qkv_stride": "i32"}
+    constants = {
+        "N_HEADS": 32,
+        "N_KV_HEADS": 8,
+        "HEADS": 32,
+        "KV_HEADS": 8,
+        "HEAD_DIM": 128,
+        "NORMS": True,
+        "ADDS_ONE": False,
+        "LARGEST": FP8_MAX,
+    }
+    aligned = {*kinds} - {"eps", "k_scale", "v_scale"}
+    taken = shared_bytes(rotary._rotate_and_store, target, kinds, constants, aligned=aligned, num_warps=4)
+    assert taken <= SHARED_BYTES[target]

@@ -29,7 +29,7 @@ def nested_world(page_size=16, n_groups=8, group_rows=6, root=2048, branch=512, 
         pytest.skip("FA3 is Hopper's alone")
     n_rows = n_groups * group_rows
     world = World(
-        AttentionShape(*heads, page_size, torch.bfloat16, heads[2] ** -0.5),
+        AttentionShape(*heads, page_size, torch.bfloat16, heads[2] ** -0.5, torch.bfloat16),
         max_rows=n_rows,
         width=4096 // page_size,
         n_pages=131072 // page_size,

@@ -29,15 +29,18 @@ class ColdAnswers:
         checkpoint: the model.
         prompts: by seed.
         n_tokens: tokens of each answer.
+        settings: of the servers.
     """
 
-    def __init__(self, checkpoint: Checkpoint, prompts: Mapping[int, list[int]], n_tokens: int) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, prompts: Mapping[int, list[int]], n_tokens: int, **settings: Any
+    ) -> None:
         self.prompts = prompts
         self.outputs: dict[int, Output] = {}
         self.stored: dict[int, torch.Tensor] = {}
         with recorded_logits() as self.logits:
             for seed, prompt in prompts.items():
-                server = CpuServer(checkpoint)
+                server = CpuServer(checkpoint, **settings)
                 server.add(seed, prompt, n_tokens)
                 server.run()
                 self.outputs[seed] = server.outputs[seed]

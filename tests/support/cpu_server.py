@@ -16,7 +16,7 @@ from torch import Tensor
 from radixkv import wire
 from radixkv.checkpoints import Checkpoint
 from radixkv.checkpoints.fingerprint import fingerprint
-from radixkv.config import LoadPolicy
+from radixkv.config import KVCacheDtype, LoadPolicy
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.load_cost import LoadCost
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier
@@ -96,6 +96,7 @@ class CpuServer:
         host_memory_bytes: int | None = None,
         cache_dir: Path | None = None,
         load_policy: LoadPolicy = "always",
+        kv_cache_dtype: KVCacheDtype = "auto",
     ) -> None:
         self.executor = CpuExecutor(
             checkpoint,
@@ -104,6 +105,7 @@ class CpuServer:
             max_model_len=max_model_len,
             kv_cache_memory_bytes=1,
             max_total_tokens=n_pages * page_size,
+            kv_cache_dtype=kv_cache_dtype,
         )
         self.cache = TimedPageCache(
             n_pages, page_size, shares=shares, min_copied_tokens=1, free_pages=PoisonedPages(self.executor)
@@ -191,7 +193,8 @@ class CpuServer:
                 processor=page.processor,
                 torch_version=page.torch_version,
                 dtype=self.executor.dtype,
-                kv_scales="",
+                kv_dtype=self.executor.kv_dtype,
+                kv_scales=page.scales,
                 layout=page.layout,
                 page_size=self.cache.page_size,
             )

@@ -151,12 +151,14 @@ class OpenDevice:
         n_pages: int = 400,
         block_tokens: int = 256,
         dtype: torch.dtype = torch.float32,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.page_size = page_size
         with open_weights(checkpoint, load_format="auto", dtype=dtype) as weights:
             config = weights.config
-            self.model = Decoder(weights, CpuOperations(config, 1024))
-        page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, dtype)
+            self.kv_scales = None if kv_dtype is None else weights.kv_scales()
+            self.model = Decoder(weights, CpuOperations(config, 1024), self.kv_scales)
+        page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, kv_dtype or dtype)
         self.pool = KVPool(page, n_pages)
         self.attention = PagedAttention(
             self.pool,
@@ -164,6 +166,7 @@ class OpenDevice:
             windows=config.windows,
             scale=config.attention_scale,
             sinks=self.model.sinks,
+            kv_scales=self.kv_scales,
             block_tokens=block_tokens,
         )
         self._packer = Packer(page_size=page_size, max_rows=512, max_model_len=1024, n_pages=n_pages)

@@ -154,6 +154,7 @@ class FakeDevice:
     uses_shared_runs: bool = True
     device: str = "fake"
     dtype: str = "none"
+    kv_dtype: str = "none"
     namespaces: dict[int, Namespace] = field(default_factory=dict)
     """Namespace of the request in each batch slot; set by the harness, because plans do not have it."""
     free_pages: set[int] = field(default_factory=set)

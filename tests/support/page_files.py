@@ -16,7 +16,7 @@ from radixkv.tree.node import Namespace
 
 PAGE_SIZE = 4
 PAGE_TOKEN_BYTES = 4 * PAGE_SIZE
-ROOT = root_key(KVIdentity("tiny", "cpu", "avx2", "2.0", "float32", "", "page first", PAGE_SIZE))
+ROOT = root_key(KVIdentity("tiny", "cpu", "avx2", "2.0", "float32", "float32", "", "page first", PAGE_SIZE))
 START = namespace_key(ROOT, Namespace())
 """The key that first pages continue."""
 TIMEOUT_S = 60

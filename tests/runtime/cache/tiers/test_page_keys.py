@@ -8,7 +8,7 @@ from random import Random
 from radixkv.runtime.cache.tiers.page_keys import KeyChain, KVIdentity, chain, namespace_key, root_key
 from radixkv.tree.node import Namespace
 
-IDENTITY = KVIdentity("model", "cpu", "avx2", "2.11.0", "float32", "", "LKV16", 16)
+IDENTITY = KVIdentity("model", "cpu", "avx2", "2.11.0", "float32", "float32", "", "LKV16", 16)
 TOKENS = bytes(range(64)) * 4
 
 

@@ -92,7 +92,7 @@ def plan_step(attention: Attention[Ints, Ints], decode: Sequence[Row], prompts: 
 
 
 def shape_of(n_heads: int = 6, n_kv_heads: int = 2, head_dim: int = 10, page_size: int = 16) -> AttentionShape:
-    return AttentionShape(n_heads, n_kv_heads, head_dim, page_size, torch.float32, head_dim**-0.5)
+    return AttentionShape(n_heads, n_kv_heads, head_dim, page_size, torch.float32, head_dim**-0.5, torch.float32)
 
 
 def check(

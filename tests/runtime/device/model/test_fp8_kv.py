@@ -1,0 +1,157 @@
+"""Logits with K and V of 8 bits, against Transformers with a cache that rounds; and the scales of checkpoints."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import DynamicCache
+
+from radixkv.checkpoints import Checkpoint, resolve
+from radixkv.errors import CheckpointError
+from radixkv.runtime.device.kv_dtype import FP8, FP8_MAX, UNSCALED, LayerScales, quantize, scales_text
+from radixkv.runtime.device.weights.weights import open_weights
+from radixkv.runtime.step.plan import Row
+from support.checkpoints import save_checkpoint
+from support.device_support import CHECKPOINTS, GREEDY, OpenDevice, load_oracle, random_ids, tokens_of
+
+N_TOKENS = 70
+
+
+class RoundingCache(DynamicCache):
+    """K and V as 8 bits hold them."""
+
+    def __init__(self, scales: list[LayerScales]) -> None:
+        super().__init__()
+        self.scales = scales
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        keys, values = (
+            (x / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8).float() * scale
+            for x, scale in zip((keys, values), self.scales[layer], strict=True)
+        )
+        return super().update(keys, values, layer, *args, **kwargs)
+
+
+def logits_of(checkpoint: Checkpoint, ids: list[int], kv_dtype: torch.dtype | None) -> Tensor:
+    device = OpenDevice(checkpoint, kv_dtype=kv_dtype)
+    row = Row(
+        batch_slot=0,
+        start=0,
+        n_tokens=len(ids),
+        tokens=tokens_of(ids),
+        write_start=0,
+        table_start=0,
+        table_pages=device.pages(len(ids)),
+        sampling=GREEDY,
+    )
+    return device.run(row)[0]
+
+
+def with_tensors(source: Path, target: Path, tensors: dict[str, Tensor]) -> Checkpoint:
+    """Returns a copy of a checkpoint with more tensors."""
+    shutil.copytree(source, target)
+    path = target / "model.safetensors"
+    save_file(load_file(path) | tensors, path, {"format": "pt"})
+    return resolve(str(target))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    def save(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        save_checkpoint(folder, **CHECKPOINTS[name])
+        return folder
+
+    return save
+
+
+@pytest.mark.parametrize("name", ["grouped", "qwen2", "gemma3", "gpt-oss"])
+@pytest.mark.parametrize("has_scales", [False, True])
+def test_logits_agree_with_transformers_over_a_cache_that_rounds(
+    saved: Callable[[str], Path], tmp_path: Path, name: str, has_scales: bool
+) -> None:
+    folder, n_layers, ids = saved(name), 3, random_ids(N_TOKENS, 5)
+    plain = resolve(str(folder))
+    scales = [
+        LayerScales(0.37 + layer, 0.011 * (layer + 1)) if has_scales else UNSCALED for layer in range(n_layers)
+    ]
+    names = ("model.layers.{}.self_attn.k_scale", "model.layers.{}.self_attn.v_scale")
+    tensors = {
+        name.format(layer): torch.tensor(scale)
+        for layer in range(n_layers)
+        for name, scale in zip(names, scales[layer], strict=True)
+    }
+    checkpoint = with_tensors(folder, tmp_path / "scaled", tensors) if has_scales else plain
+    found = logits_of(checkpoint, ids, FP8)
+    with torch.inference_mode():
+        expected = load_oracle(plain)(torch.tensor([ids]), past_key_values=RoundingCache(scales)).logits[0]
+    exact = logits_of(plain, ids, None)
+    effect = (exact - expected).abs().max()
+    assert effect > 1e-3, "rounding makes no difference that this test could see"
+    # A value between two of 8 bits may be rounded to either, after sums in another order.
+    assert (found - expected).abs().max() < 0.05 * effect
+
+
+def test_scales_change_nothing_without_8_bits(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    folder, ids = saved("grouped"), random_ids(N_TOKENS, 5)
+    tensors = {f"model.layers.{layer}.self_attn.k_scale": torch.tensor(3.0) for layer in range(3)}
+    scaled = with_tensors(folder, tmp_path / "scaled", tensors)
+    assert torch.equal(logits_of(scaled, ids, None), logits_of(resolve(str(folder)), ids, None))
+
+
+def test_scales_beside_projections_or_below_them(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    """One element counts as a number; what a layer lacks is 1."""
+    attention = "model.layers.{}.self_attn"
+    tensors = {
+        f"{attention.format(0)}.k_scale": torch.tensor(0.5),
+        f"{attention.format(0)}.v_scale": torch.tensor([0.25], dtype=torch.bfloat16),
+        f"{attention.format(2)}.k_proj.k_scale": torch.tensor(2.0),
+        f"{attention.format(2)}.v_proj.v_scale": torch.tensor(4.0),
+    }
+    checkpoint = with_tensors(saved("grouped"), tmp_path / "scaled", tensors)
+    with open_weights(checkpoint, load_format="auto", dtype=torch.float32) as weights:
+        assert weights.kv_scales() == ((0.5, 0.25), (1.0, 1.0), (2.0, 4.0))
+    with open_weights(checkpoint, load_format="dummy", dtype=torch.float32) as weights:
+        assert weights.kv_scales() == (UNSCALED,) * 3
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_scale_that_cannot_be_is_refused(saved: Callable[[str], Path], tmp_path: Path, scale: float) -> None:
+    tensors = {"model.layers.1.self_attn.v_scale": torch.tensor(scale)}
+    checkpoint = with_tensors(saved("grouped"), tmp_path / "scaled", tensors)
+    with (
+        open_weights(checkpoint, load_format="auto", dtype=torch.float32) as weights,
+        pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.v_scale is .*above 0"),
+    ):
+        weights.kv_scales()
+
+
+def test_a_scale_for_each_head_is_refused(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    tensors = {"model.layers.1.self_attn.k_scale": torch.ones(2)}
+    checkpoint = with_tensors(saved("grouped"), tmp_path / "scaled", tensors)
+    with (
+        pytest.raises(CheckpointError, match="k_scale.*shape"),
+        open_weights(checkpoint, load_format="auto", dtype=torch.float32),
+    ):
+        pass
+
+
+def test_quantizing_saturates_and_shows_what_is_not_finite() -> None:
+    values = torch.tensor([1e6, -1e6, float("inf"), float("nan"), 3.0, 2**-9])
+    found = quantize(values, 2.0).float()
+    assert found[:2].tolist() == [FP8_MAX, -FP8_MAX]
+    assert found[2:4].isnan().all()
+    assert found[4:].tolist() == [1.5, 0.0]
+
+
+def test_the_text_of_scales_tells_them_apart() -> None:
+    assert scales_text(torch.float32, [LayerScales(2.0, 3.0)]) == ""
+    texts = {scales_text(FP8, layers) for layers in ([UNSCALED], [LayerScales(1.0, 2.0)], [LayerScales(2.0, 1.0)])}
+    assert len(texts) == 3
