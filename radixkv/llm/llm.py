@@ -106,7 +106,7 @@ class LLM:
         pin_budget: fraction of each tier's pages that the pins of one ``cache_salt`` cover at most; 0: no pins.
         schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs`` (first come, first served).
         seed: determines the seeds of requests without a seed of their own.
-        show_download: gets the downloaded bytes as a text, from several threads; None: standard error (``Progress``).
+        show_download: gets the downloaded bytes as a text, from several threads; None: standard error.
         settings: the settings above under the names of vLLM or SGLang, such as ``block_size``, and settings that
             only they have, which are refused by name unless their value changes nothing.
 

@@ -15,16 +15,20 @@ from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharingCosts
+from radixkv.runtime.device.kv_dtype import FP8, UNSCALED, LayerScales, quantize
 from radixkv.runtime.device.staging_cuda import Staging, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 
 Ints = NDArray[np.int32]
+FP8_SCALES = LayerScales(0.25, 3.0)
+"""Scales of K and V of 8 bits in these tests."""
 
 
 class World:
     """Attention over a pool with one layer per window.
 
-    Pages that belong to no row hold NaN, as do positions after a row's last token.
+    Pages that belong to no row hold NaN, as do positions after a row's last token. K and V of 8 bits have
+    ``FP8_SCALES``.
     """
 
     def __init__(
@@ -47,10 +51,12 @@ class World:
         self.random = np.random.default_rng(seed)
         torch.manual_seed(seed)
         pool = (n_pages + 1, shape.page_size, shape.n_kv_heads, shape.head_dim)
-        self.k = torch.full(pool, math.nan, dtype=shape.dtype, device="cuda")
-        self.v = torch.full(pool, math.nan, dtype=shape.dtype, device="cuda")
-        self.k[n_pages] = 0
-        self.v[n_pages] = 0
+        self.scales = FP8_SCALES if shape.kv_dtype == FP8 else UNSCALED
+        self.k, self.v = (torch.full(pool, math.nan, dtype=shape.dtype, device="cuda") for _ in range(2))
+        for cache in (self.k, self.v):
+            cache[n_pages] = 0
+        if shape.kv_dtype == FP8:
+            self.k, self.v = self.k.to(FP8), self.v.to(FP8)
         self.tables = torch.full((max_rows + 1, width), n_pages, dtype=torch.int32, device="cuda")
         self.free = self.random.permutation(n_pages).astype(np.int32).tolist()
         layout = StagingLayout()
@@ -60,6 +66,7 @@ class World:
             max_rows=max_rows,
             layout=layout,
             device=self.device,
+            kv_scales=[self.scales] * len(windows),
             prompt_kernel=prompt_kernel,
             shared_kernel=shared_kernel,
             costs=costs,
@@ -74,10 +81,14 @@ class World:
         while len(pages) * size < length:
             pages.append(self.free.pop())
         own = torch.tensor(pages[len(shared) :], dtype=torch.int64, device="cuda")
-        for cache in (self.k, self.v):
-            cache[own] = torch.randn(len(own), *cache.shape[1:], device="cuda").to(cache.dtype)
+        for cache, scale in zip((self.k, self.v), self.scales, strict=True):
+            values = torch.randn(len(own), *cache.shape[1:], device="cuda")
             if length % size and len(own):
-                cache[own[-1], length % size :] = math.nan
+                values[-1, length % size :] = math.nan
+            if cache.dtype == FP8:  # as bytes: torch assigns no 8-bit floats by index
+                cache.view(torch.uint8)[own] = quantize(values, scale).view(torch.uint8)
+            else:
+                cache[own] = values.to(cache.dtype)
         self.tables[batch_slot, : len(pages)] = torch.tensor(pages, dtype=torch.int32, device="cuda")
         return pages
 
@@ -104,12 +115,15 @@ class World:
         return out
 
     def expected(self, batch_slots: Ints, lengths: Ints, n_tokens: Ints, q: Tensor, *, layer: int = 0) -> Tensor:
-        """Computes the oracle for rows of the last ``n_tokens`` positions of ``lengths``."""
+        """Computes the oracle for rows of the last ``n_tokens`` positions of ``lengths``, over stored K and V."""
         outs, first = [], 0
         window, group = self.windows[layer], self.shape.group
         for batch_slot, length, n in zip(batch_slots.tolist(), lengths.tolist(), n_tokens.tolist(), strict=True):
             pages = self.tables[batch_slot, : -(-length // self.shape.page_size)].long()
-            k, v = (cache[pages].flatten(0, 1)[:length].float() for cache in (self.k, self.v))
+            k, v = (
+                cache.view(torch.uint8)[pages].view(cache.dtype).flatten(0, 1)[:length].float() * scale
+                for cache, scale in zip((self.k, self.v), self.scales, strict=True)
+            )
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
             rows = q[first : first + n].float()
             scores = torch.einsum("qhd,khd->hqk", rows, k) * self.shape.scale
@@ -127,6 +141,16 @@ class World:
 def assert_close(out: Tensor, expected: Tensor) -> None:
     """Compares up to the rounding of bfloat16, including that of partial results."""
     torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=1e-2)
+
+
+def assert_close_in_8_bits(out: Tensor, expected: Tensor) -> None:
+    """Compares up to the rounding of softmax weights to 8 bits, of which each is off by a sixteenth at most.
+
+    Errors of different positions cancel, more so the more there are.
+    """
+    error = (out.float() - expected).abs()
+    assert error.max() <= expected.abs().max() / 16
+    assert error.square().mean().sqrt() <= expected.square().mean().sqrt() / 25
 
 
 def ints(values: Sequence[int]) -> Ints:

@@ -15,21 +15,35 @@ pytestmark = [
 pytest.importorskip("flashinfer", reason="attention on CUDA is FlashInfer's")
 
 if torch.cuda.is_available():
-    from attention_world import World, assert_close, ints
+    from attention_world import World, assert_close, assert_close_in_8_bits, ints
 
     from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
 
 LLAMA = (32, 8, 128)
 
 
-def shape_of(heads: tuple[int, int, int] = LLAMA, page_size: int = 16) -> AttentionShape:
-    return AttentionShape(*heads, page_size, torch.bfloat16, heads[2] ** -0.5, torch.bfloat16)
+KV_DTYPES = [torch.bfloat16, torch.float8_e4m3fn]
+
+
+def shape_of(
+    heads: tuple[int, int, int] = LLAMA, page_size: int = 16, kv_dtype: torch.dtype = torch.bfloat16
+) -> AttentionShape:
+    skip_without(kv_dtype)
+    return AttentionShape(*heads, page_size, torch.bfloat16, heads[2] ** -0.5, kv_dtype)
+
+
+def skip_without(kv_dtype: torch.dtype) -> None:
+    if kv_dtype.itemsize == 1 and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU cannot convert 8-bit floats")
 
 
 @pytest.mark.parametrize("variant", ["whole", "split", None])
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64])
-def test_decode_of_ragged_rows(page_size, variant):
-    world = World(shape_of(page_size=page_size), width=4096 // page_size, n_pages=65536 // page_size)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_decode_of_ragged_rows(kv_dtype, page_size, variant):
+    world = World(
+        shape_of(page_size=page_size, kv_dtype=kv_dtype), width=4096 // page_size, n_pages=65536 // page_size
+    )
     lengths = ints([1, 15, 16, 17, 64, 65, 127, 128, 129, 700, 2048, 4000, 333, 31])
     batch_slots = ints(world.random.permutation(64)[: len(lengths)])
     for batch_slot, length in zip(batch_slots, lengths, strict=True):
@@ -54,9 +68,13 @@ def test_decode_with_other_head_ratios(heads):
 @pytest.mark.parametrize("kernel", ["fa2", None])
 @pytest.mark.parametrize("heads", [LLAMA, (28, 4, 128)])
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_prompts_of_ragged_rows(page_size, heads, kernel):
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_prompts_of_ragged_rows(kv_dtype, page_size, heads, kernel):
     world = World(
-        shape_of(heads, page_size), width=4096 // page_size, n_pages=32768 // page_size, prompt_kernel=kernel
+        shape_of(heads, page_size, kv_dtype),
+        width=4096 // page_size,
+        n_pages=32768 // page_size,
+        prompt_kernel=kernel,
     )
     starts = ints([0, 0, 5, 512, 1536, 2000, 0])
     n_tokens = ints([1, 300, 129, 128, 96, 33, 777])
@@ -70,6 +88,32 @@ def test_prompts_of_ragged_rows(page_size, heads, kernel):
     assert_close(out, world.expected(batch_slots, starts + n_tokens, n_tokens, q))
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("heads", [(8, 2, 64), LLAMA, (8, 4, 256)])
+@pytest.mark.parametrize("window", [None, 200])
+def test_prompts_with_queries_of_8_bits(window, heads, page_size):
+    """FA3 over K and V of 8 bits. The oracle rounds the queries too; what it cannot round are softmax weights."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("FA3 is Hopper's alone")
+    world = World(
+        shape_of(heads, page_size, torch.float8_e4m3fn),
+        [window],
+        width=4096 // page_size,
+        n_pages=32768 // page_size,
+        prompt_kernel="fa3",
+    )
+    starts, n_tokens = ints([0, 0, 512, 1536, 2000]), ints([1, 300, 128, 96, 33])
+    batch_slots = ints([3, 9, 30, 63, 0])
+    for batch_slot, start, n in zip(batch_slots, starts, n_tokens, strict=True):
+        world.fill(int(batch_slot), int(start + n))
+    q = world.queries(int(n_tokens.sum()))
+    out = torch.full_like(q, math.nan)
+    prompts = world.attention.plan_prompts(batch_slots, starts, n_tokens)
+    world.attention.step(None, prompts).run(0, q, world.k, world.v, out)
+    rounded = q.to(torch.float8_e4m3fn).float()
+    assert_close_in_8_bits(out, world.expected(batch_slots, starts + n_tokens, n_tokens, rounded))
+
+
 @pytest.mark.parametrize(
     ("heads", "dtype", "scale"),
     [
@@ -79,9 +123,12 @@ def test_prompts_of_ragged_rows(page_size, heads, kernel):
         (LLAMA, torch.bfloat16, 0.05),
     ],
 )
-def test_other_head_sizes_dtypes_and_scales(heads, dtype, scale):
+@pytest.mark.parametrize("has_8_bits", [False, True])
+def test_other_head_sizes_dtypes_and_scales(has_8_bits, heads, dtype, scale):
+    kv_dtype = torch.float8_e4m3fn if has_8_bits else dtype
+    skip_without(kv_dtype)
     world = World(
-        AttentionShape(*heads, 16, dtype, scale, dtype), width=256, prompt_kernel="fa2", shared_kernel="fa2"
+        AttentionShape(*heads, 16, dtype, scale, kv_dtype), width=256, prompt_kernel="fa2", shared_kernel="fa2"
     )
     batch_slots, lengths, n_tokens = ints([4, 2, 60, 7]), ints([900, 33, 400, 2500]), ints([1, 1, 400, 100])
     for batch_slot, length in zip(batch_slots, lengths, strict=True):
@@ -99,8 +146,9 @@ def test_other_head_sizes_dtypes_and_scales(heads, dtype, scale):
 
 
 @pytest.mark.parametrize("kernel", ["fa2", None])
-def test_layers_with_a_window(kernel):
-    world = World(shape_of(), [None, 500], width=256, n_pages=8192, prompt_kernel=kernel)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_layers_with_a_window(kv_dtype, kernel):
+    world = World(shape_of(kv_dtype=kv_dtype), [None, 500], width=256, n_pages=8192, prompt_kernel=kernel)
     batch_slots, lengths, n_tokens = (
         ints([4, 2, 60, 7, 9, 11]),
         ints([900, 33, 3000, 500, 501, 2500]),
@@ -136,8 +184,9 @@ def test_a_mixed_step():
     assert_close(out, world.expected(batch_slots, lengths, n_tokens, q))
 
 
-def test_a_graph_gives_what_eager_does_as_lengths_change():
-    world = World(shape_of(), width=256, max_rows=16, n_pages=8192)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_graph_gives_what_eager_does_as_lengths_change(kv_dtype):
+    world = World(shape_of(kv_dtype=kv_dtype), width=256, max_rows=16, n_pages=8192)
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):

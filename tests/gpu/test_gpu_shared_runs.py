@@ -17,19 +17,30 @@ pytestmark = [
 pytest.importorskip("flashinfer", reason="attention on CUDA is FlashInfer's")
 
 if torch.cuda.is_available():
-    from attention_world import World, assert_close, ints
+    from attention_world import World, assert_close, assert_close_in_8_bits, ints
 
     from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
     from radixkv.runtime.device.attention.cuda.run_selection import SharingCosts
 
 
-def nested_world(page_size=16, n_groups=8, group_rows=6, root=2048, branch=512, kernel="fa2", heads=(32, 8, 128)):
+def nested_world(
+    page_size=16,
+    n_groups=8,
+    group_rows=6,
+    root=2048,
+    branch=512,
+    kernel="fa2",
+    heads=(32, 8, 128),
+    kv_dtype=torch.bfloat16,
+):
     """Returns shuffled rows that all share ``root`` tokens, in large tiles, and in groups ``branch`` more."""
     if kernel == "fa3" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("FA3 is Hopper's alone")
+    if kv_dtype.itemsize == 1 and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU cannot convert 8-bit floats")
     n_rows = n_groups * group_rows
     world = World(
-        AttentionShape(*heads, page_size, torch.bfloat16, heads[2] ** -0.5, torch.bfloat16),
+        AttentionShape(*heads, page_size, torch.bfloat16, heads[2] ** -0.5, kv_dtype),
         max_rows=n_rows,
         width=4096 // page_size,
         n_pages=131072 // page_size,
@@ -65,6 +76,24 @@ def test_nested_runs_equal_flat(page_size, n_groups, group_rows, kernel):
     shared = world.decode(batch_slots, lengths, q, runs)
     assert_close(shared, world.expected(batch_slots, lengths, np.ones_like(batch_slots), q))
     assert_close(shared, world.decode(batch_slots, lengths, q, variant="split").float())
+
+
+@pytest.mark.parametrize("kernel", ["fa2", "fa3"])
+@pytest.mark.parametrize(("page_size", "heads"), [(1, (32, 8, 128)), (16, (28, 4, 128)), (64, (8, 2, 64))])
+def test_nested_runs_of_8_bits(page_size, heads, kernel):
+    """FA3 rounds queries and softmax weights over shared pages to 8 bits; the rows' own pages are read in 16."""
+    world, batch_slots, lengths, runs = nested_world(
+        page_size, 2, 32, kernel=kernel, heads=heads, kv_dtype=torch.float8_e4m3fn
+    )
+    q = world.queries(len(batch_slots)).to(torch.float8_e4m3fn).to(torch.bfloat16)
+    staged = world.staging.stage()
+    step = world.attention.plan_decode(staged, batch_slots, lengths, runs)
+    assert step.n_large_items > 0
+    check = assert_close if kernel == "fa2" else assert_close_in_8_bits
+    check(
+        world.decode(batch_slots, lengths, q, runs),
+        world.expected(batch_slots, lengths, np.ones_like(batch_slots), q),
+    )
 
 
 @pytest.mark.parametrize("heads", [(28, 4, 128), (8, 8, 128), (8, 2, 64)])

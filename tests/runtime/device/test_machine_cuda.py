@@ -23,6 +23,7 @@ from radixkv.runtime.device.machine_cuda import (
     Machine,
     check_block_tables,
     check_compiled,
+    check_kv_cache_dtype,
     check_machine,
     check_max_num_seqs,
     check_model,
@@ -306,3 +307,12 @@ def test_cpus_near_a_gpu(tmp_path: Path) -> None:
         assert local_cpus("0000:1b:00.0", tmp_path) == expected
     assert local_cpus("0000:1c:00.0", tmp_path) is None
     assert local_cpus("", tmp_path) is None
+
+
+def test_an_fp8_kv_cache_needs_ada() -> None:
+    ampere = Gpu("NVIDIA A100", (8, 0), 80 * GIB, 70 * GIB)
+    check_kv_cache_dtype("auto", ampere)
+    for capability in ((8, 9), (9, 0), (12, 0)):
+        check_kv_cache_dtype("fp8", replace(GPU, capability=capability))
+    with pytest.raises(ConfigError, match=r"^kv_cache_dtype fp8 needs .* 8\.9 .* NVIDIA A100 has 8\.0; set it"):
+        check_kv_cache_dtype("fp8", ampere)

@@ -131,13 +131,13 @@ class PagedAttention:
             self._large_kernel = (Fa3Kernel if by_member else Fa2Kernel)(shape, None, tables)
         self._results = PartialResults.allocate(self._decode.n_results, shape, self._device, by_member=by_member)
         n_ordered_queries = self._decode.n_large_results if by_member else self._max_rows
-        self._ordered_queries = torch.empty(
+        self._ordered_queries = torch.zeros(
             n_ordered_queries,
             shape.n_heads,
             shape.head_dim,
             dtype=shape.kv_dtype if by_member else shape.dtype,
             device=self._device,
-        ).zero_()
+        )
 
     def variants(self, bucket: int) -> list[Variant]:
         """Returns the variants to capture for a bucket."""
