@@ -24,6 +24,7 @@ from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention
 from radixkv.runtime.device.attention.cuda.run_selection import SharingCosts
+from radixkv.runtime.device.kv_dtype import choose_kv_dtype
 from radixkv.runtime.device.staging_cuda import Staging, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 
@@ -116,8 +117,8 @@ class LayerBench:
     def __init__(self, shape: AttentionShape, n_pages: int) -> None:
         self.shape = shape
         pool = (n_pages + 1, shape.page_size, shape.n_kv_heads, shape.head_dim)
-        self.k = torch.randn(pool, device="cuda", dtype=shape.dtype)
-        self.v = torch.randn(pool, device="cuda", dtype=shape.dtype)
+        self.k = torch.randn(pool, device="cuda", dtype=shape.dtype).to(shape.kv_dtype)
+        self.v = torch.randn(pool, device="cuda", dtype=shape.dtype).to(shape.kv_dtype)
         self.n_pages = n_pages
         self.stream = torch.cuda.Stream()
 
@@ -239,16 +240,23 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8", "fp8_e4m3"], default="auto")
     arguments = parser.parse_args()
     about = gpu_provenance("cuda", arguments.commit)
-    shape = AttentionShape(arguments.heads, arguments.kv_heads, 128, arguments.page_size, torch.bfloat16, 128**-0.5)
+    kv_dtype = choose_kv_dtype(arguments.kv_cache_dtype, torch.bfloat16)
+    sizes = (arguments.heads, arguments.kv_heads, 128, arguments.page_size)
+    shape = AttentionShape(*sizes, torch.bfloat16, 128**-0.5, kv_dtype)
     bench = LayerBench(shape, 1_100_000 // arguments.page_size)
     with torch.cuda.stream(bench.stream):
         for case in decode_cases() + prompt_cases():
             if arguments.only and not any(name in case.name for name in arguments.only):
                 continue
             times = bench.decode(case) if case.n_tokens == 1 else bench.prompts(case)
-            report(arguments.output_file, {"case": case.name, **times, **about}, {})
+            report(
+                arguments.output_file,
+                {"case": case.name, "kv_cache_dtype": arguments.kv_cache_dtype, **times, **about},
+                {},
+            )
 
 
 if __name__ == "__main__":

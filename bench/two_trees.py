@@ -47,7 +47,7 @@ class Tree:
         self.close = process.close
 
     @classmethod
-    async def start(cls, path: Path, model: Path, arguments: argparse.Namespace) -> Tree:
+    async def start(cls, path: Path, model: Path, arguments: argparse.Namespace, kv_cache_dtype: str) -> Tree:
         """Starts the worker and loads the engine."""
         from radixkv.child_process import (
             ChildProcess,  # the worker imports this file too, and an older tree has none
@@ -56,6 +56,8 @@ class Tree:
         settings = {"device": arguments.device, "dtype": "bfloat16", "load_format": "dummy"}
         if arguments.device == "cuda":
             settings["kv_cache_memory_bytes"] = arguments.pool_gib << 30
+        if kv_cache_dtype != "auto":  # which an older tree refuses
+            settings["kv_cache_dtype"] = kv_cache_dtype
         inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
         paths = [str(path.resolve()), str(Path(__file__).parent), *inherited]
         tree = cls(
@@ -88,6 +90,7 @@ async def main() -> None:
     parser.add_argument("second", type=Path)
     parser.add_argument("--commits", default="first,second", metavar="FIRST,SECOND", help="named in the JSON lines")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--kv-cache-dtypes", default="auto,auto", metavar="FIRST,SECOND")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="a small model and small workloads")
     parser.add_argument("--pool-gib", type=int, default=24, help="KV pool of each engine on a GPU")
@@ -97,10 +100,12 @@ async def main() -> None:
 
     from gpu import gpu_provenance
 
+    kv_cache_dtypes = arguments.kv_cache_dtypes.split(",")
     workloads = SMALL_WORKLOADS if arguments.small else WORKLOADS
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(SMALL if arguments.small else LLAMA_8B, Path(folder))
-        trees = [await Tree.start(path, model, arguments) for path in (arguments.first, arguments.second)]
+        both = zip((arguments.first, arguments.second), kv_cache_dtypes, strict=True)
+        trees = [await Tree.start(path, model, arguments, kv_cache_dtype) for path, kv_cache_dtype in both]
         for tree in trees:
             for name, sizes in workloads.items():
                 await tree.run(name, sizes)
@@ -122,6 +127,7 @@ async def main() -> None:
             "benchmark": "two_trees",
             "workload": name,
             "commits": arguments.commits.split(","),
+            "kv_cache_dtypes": kv_cache_dtypes,
             "first_s": round(statistics.median(first for first, _ in times), 4),
             "second_s": round(statistics.median(second for _, second in times), 4),
             **ratios(times),
