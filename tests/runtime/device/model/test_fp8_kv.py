@@ -14,7 +14,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from radixkv.checkpoints import Checkpoint, resolve
+from radixkv.config import KVCacheDtype
 from radixkv.errors import CheckpointError
+from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.device.kv_dtype import FP8, FP8_MAX, UNSCALED, LayerScales, quantize, scales_text
 from radixkv.runtime.device.weights.weights import open_weights
 from radixkv.runtime.step.plan import Row
@@ -155,3 +157,25 @@ def test_the_text_of_scales_tells_them_apart() -> None:
     assert scales_text(torch.float32, [LayerScales(2.0, 3.0)]) == ""
     texts = {scales_text(FP8, layers) for layers in ([UNSCALED], [LayerScales(1.0, 2.0)], [LayerScales(2.0, 1.0)])}
     assert len(texts) == 3
+
+
+def test_the_scales_and_the_dtype_are_what_pages_depend_on(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = saved("grouped")
+    scaled = with_tensors(folder, tmp_path / "scaled", {"model.layers.2.self_attn.v_scale": torch.tensor(0.5)})
+
+    def identity(checkpoint: Checkpoint, kv_cache_dtype: KVCacheDtype) -> tuple[str, str, str]:
+        executor = CpuExecutor(
+            checkpoint,
+            page_size=4,
+            max_rows=2,
+            max_model_len=64,
+            kv_cache_memory_bytes=1 << 20,
+            max_total_tokens=None,
+            kv_cache_dtype=kv_cache_dtype,
+        )
+        return executor.dtype, executor.kv_dtype, executor.page_format.scales
+
+    plain = resolve(str(folder))
+    assert identity(scaled, "auto") == identity(plain, "auto") == ("float32", "float32", "")
+    assert identity(plain, "fp8") == ("float32", "fp8_e4m3", "1.0 1.0; 1.0 1.0; 1.0 1.0")
+    assert identity(scaled, "fp8_e4m3") == ("float32", "fp8_e4m3", "1.0 1.0; 1.0 1.0; 1.0 0.5")
