@@ -135,7 +135,7 @@ def test_every_setting_has_a_flag():
     """A new field of a configuration must appear in ``engines`` above, and so in ``engine_flags``."""
     assert {field.name for field in fields(EngineConfig)} == {"model", "cache", "scheduler", "seed"}
     assert len(fields(ModelConfig)) == 10
-    assert len(fields(CacheConfig)) == 13
+    assert len(fields(CacheConfig)) == 14
     assert len(fields(SchedulerConfig)) == 7
     assert len(fields(ServerConfig)) == 15
 
