@@ -37,7 +37,7 @@ class Lane(Protocol):
     """Copies one tensor at a time."""
 
     def copy(self, source: Tensor, out: Tensor) -> None:
-        """Copies ``source`` into ``out``, which has the same shape, and waits for completion."""
+        """Copies ``source`` into ``out``, which has the same shape and any strides, and waits for completion."""
         ...
 
     def read(self, source: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class ParallelLoader:
 
     def fill(self, name: str, out: Tensor) -> None:
         """Schedules the load of the tensor into ``out``. Read errors are raised when the block ends."""
-        self._submit(lambda lane: lane.copy(self._views.view(name), out), out.nbytes)
+        self._submit(lambda lane: lane.copy(self._views.view(name).view(out.shape), out), out.nbytes)
 
     def compute(self, names: Sequence[str], use: Callable[[Sequence[Tensor]], None]) -> None:
         """Schedules the load of tensors, and then ``use`` of them. Errors are raised when the block ends.
@@ -135,7 +135,19 @@ class PinnedLane:
         self._buffers = cycle([(buffer, torch.cuda.Event()) for buffer in buffers])
 
     def copy(self, source: Tensor, out: Tensor) -> None:
-        """See ``Lane.copy``; converts the dtype on the GPU."""
+        """See ``Lane.copy``; converts the dtype on the GPU.
+
+        If ``out`` is not contiguous, each slice along its first dimension is copied on the GPU first.
+        """
+        if not out.is_contiguous():
+            for part, target in zip(source, out, strict=True):
+                with torch.cuda.stream(self._stream):
+                    dense = torch.empty(target.shape, dtype=target.dtype, device=target.device)
+                self.copy(part, dense)
+                with torch.cuda.stream(self._stream):
+                    target.copy_(dense)
+            self._stream.synchronize()
+            return
         n_elements = _BUFFER_BYTES // source.itemsize
         with torch.cuda.stream(self._stream):
             for part, target in zip(source.view(-1).split(n_elements), out.view(-1).split(n_elements), strict=True):

@@ -22,7 +22,12 @@ class TensorSource(Protocol):
     """Provides tensors by name."""
 
     def fill(self, name: str, out: Tensor) -> None:
-        """Copies the tensor into ``out``, which is contiguous, of the same shape and possibly of another dtype.
+        """Copies the tensor into ``out``.
+
+        Args:
+            name: of the tensor.
+            out: as many elements in the same order. Shape, dtype and strides may differ; if it is not contiguous,
+                its first dimension is that of the tensor.
 
         Raises:
             CheckpointError: the tensor cannot be read.
@@ -58,10 +63,13 @@ class RandomTensors:
 
     def fill(self, name: str, out: Tensor) -> None:
         """See ``TensorSource.fill``; ``out`` must be on the generator's device."""
-        if out.ndim == 1:
-            out.fill_(0.0 if name.endswith(".bias") else 1.0)
+        if name.endswith((".bias", "_bias")):
+            out.zero_()
+        elif out.ndim == 1:
+            out.fill_(1.0)
         else:
-            bound = math.sqrt(3 / out.shape[-1])
+            # Matrices are [out, in]; those of all experts in one tensor are [experts, in, out].
+            bound = math.sqrt(3 / out.shape[1])
             out.uniform_(-bound, bound, generator=self._generator)
 
     def compute(self, names: Sequence[str], use: Callable[[Sequence[Tensor]], None]) -> None:
@@ -159,7 +167,7 @@ class SafetensorsFiles:
 
     def fill(self, name: str, out: Tensor) -> None:
         """See ``TensorSource.fill``; ``check`` must have passed."""
-        out.copy_(self.view(name))
+        out.copy_(self.view(name).view(out.shape))
 
     def compute(self, names: Sequence[str], use: Callable[[Sequence[Tensor]], None]) -> None:
         """See ``TensorSource.compute``; the tensors are on the CPU and must not be changed."""

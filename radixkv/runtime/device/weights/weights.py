@@ -60,10 +60,18 @@ class MlpWeights:
 
 @dataclass(frozen=True)
 class ExpertsWeights:
-    """The router and the MLP of each expert."""
+    """The router, and the MLPs of all experts stacked along a new first dimension."""
 
     router: LinearWeights
-    experts: tuple[MlpWeights, ...]
+    gate_up: LinearWeights
+    """[experts, 2 * inner, hidden], gate first, with an optional bias [experts, 2 * inner]."""
+    down: LinearWeights
+    """[experts, hidden, inner], with an optional bias [experts, hidden]."""
+
+    def experts(self) -> Iterator[MlpWeights]:
+        """Yields views of the weights of each expert."""
+        for index in range(len(self.down.weight)):
+            yield MlpWeights(*(_slice(stacked, index) for stacked in (self.gate_up, self.down)))
 
 
 @dataclass(frozen=True)
@@ -205,30 +213,28 @@ class Weights:
         experts, names = self.config.experts_of(layer), self.config.names
         if experts is None:
             return None
-
-        def linear(expert: int, *parts: str) -> LinearWeights:
-            return self._linear(*(name.format(layer=layer, expert=expert) for name in parts))
-
-        router = linear(0, names.router)
+        n_experts, n_inner, hidden = experts.n_experts, experts.inner_size, self.config.hidden_size
+        router = self._linear(names.router.format(layer=layer))
+        gate_up, down = self._empty(n_experts, 2 * n_inner, hidden), self._empty(n_experts, hidden, n_inner)
         if experts.are_stacked:
-            gate_up, down = (
-                self._stacked_experts(name.format(layer=layer))
-                for name in (names.stacked_gate_up, names.stacked_down)
+            # The files have [experts, in, out], in which gate and up alternate.
+            full = names.stacked_gate_up.format(layer=layer)
+            self._fill(full, gate_up.view(n_experts, 2, n_inner, hidden).permute(0, 3, 2, 1))
+            gate_up_bias = self._empty(n_experts, 2 * n_inner)
+            self._fill(f"{full}_bias", gate_up_bias.view(n_experts, 2, n_inner).transpose(1, 2))
+            full = names.stacked_down.format(layer=layer)
+            self._fill(full, down.transpose(1, 2))
+            return ExpertsWeights(
+                router, LinearWeights(gate_up, gate_up_bias), LinearWeights(down, self._read(f"{full}_bias"))
             )
-            mlps = [MlpWeights(_deinterleaved(one), other) for one, other in zip(gate_up, down, strict=True)]
-            return ExpertsWeights(router, tuple(mlps))
-        return ExpertsWeights(
-            router=router,
-            experts=tuple(
-                MlpWeights(linear(i, names.expert_gate, names.expert_up), linear(i, names.expert_down))
-                for i in range(experts.n_experts)
-            ),
-        )
-
-    def _stacked_experts(self, name: str) -> Iterator[LinearWeights]:
-        """Yields a projection of each expert from a tensor [experts, in, out] and its biases [experts, out]."""
-        weights, biases = self._read(name), self._read(f"{name}_bias")
-        return (LinearWeights(weight.t(), bias) for weight, bias in zip(weights, biases, strict=True))
+        for index in range(n_experts):
+            for name, part in (
+                (names.expert_gate, gate_up[index, :n_inner]),
+                (names.expert_up, gate_up[index, n_inner:]),
+                (names.expert_down, down[index]),
+            ):
+                self._fill(f"{name.format(layer=layer, expert=index)}.weight", part)
+        return ExpertsWeights(router, LinearWeights(gate_up), LinearWeights(down))
 
     def _norm(self, name: str) -> NormWeights:
         bias = self._read(f"{name}.bias") if f"{name}.bias" in self._shapes else None
@@ -281,7 +287,7 @@ class Weights:
         """Returns the named tensors concatenated along their first dimension."""
         shapes = [self._shapes[name] for name in names]
         n_rows = [shape[0] for shape in shapes]
-        stacked = torch.empty((sum(n_rows), *shapes[0][1:]), dtype=self.dtype, device=self._device)
+        stacked = self._empty(sum(n_rows), *shapes[0][1:])
         for name, part in zip(names, stacked.split(n_rows), strict=True):
             self._fill(name, part)
         return stacked
@@ -293,9 +299,12 @@ class Weights:
             return
 
         def dequantize(tensors: Sequence[Tensor]) -> None:
-            part.copy_(quantized.dequantize(name, tensors))
+            part.copy_(quantized.dequantize(name, tensors).view(part.shape))
 
         self._source.compute(quantized.stored(name), dequantize)
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self._device)
 
 
 @contextmanager
@@ -456,13 +465,8 @@ def _layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
     return shapes
 
 
-def _deinterleaved(gate_up: LinearWeights) -> LinearWeights:
-    """Returns a gate and up projection whose rows alternate with the gate's rows first."""
-    weight, bias = gate_up.weight, gate_up.bias
-    assert isinstance(weight, Tensor)
-    return LinearWeights(
-        torch.cat([weight[::2], weight[1::2]]), None if bias is None else torch.cat([bias[::2], bias[1::2]])
-    )
+def _slice(stacked: LinearWeights, index: int) -> LinearWeights:
+    return LinearWeights(stacked.weight[index], None if stacked.bias is None else stacked.bias[index])
 
 
 def _optional(config: DecoderConfig) -> frozenset[str]:

@@ -91,6 +91,20 @@ def test_tensors_are_read_in_parallel_and_are_complete_at_the_end(
     assert "loaded 0.0 GiB of weights in" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe"])
+def test_experts_are_read_into_their_places_in_parallel(
+    checkpoint: Get, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's loader fills tensors after ``layer`` has returned them, so nothing may copy from them."""
+    with open_weights(checkpoint(name), load_format="auto", dtype=torch.float32) as weights:
+        expected = tensors_of(weights)
+        files = weights._source
+        with torch.inference_mode(), ParallelLoader(files, [PlainLane() for _ in range(4)]) as reads:
+            monkeypatch.setattr(weights, "_source", reads)
+            found = tensors_of(weights)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 def test_a_read_error_is_raised_when_the_block_ends() -> None:
     reads = ParallelLoader(SlowViews({}, 1), [PlainLane()])
     with pytest.raises(CheckpointError, match="b cannot be read"), reads:

@@ -56,7 +56,7 @@ class Experts:
         self._n_active = n_active
         self._normalizes = normalizes
         self._router = Linear(weights.router, tiles)
-        self._experts = [Mlp(expert, tiles, activation) for expert in weights.experts]
+        self._experts = [Mlp(expert, tiles, activation) for expert in weights.experts()]
 
     def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
         """See ``ops.base.Mlp``."""
