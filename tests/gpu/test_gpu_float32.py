@@ -23,6 +23,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen2-head-16": {"model_type": "qwen2", "hidden_size": 128, "head_dim": 16},
     "qwen3-head-256": {"model_type": "qwen3", "head_dim": 256, "num_attention_heads": 4},
     "mistral-window": {"model_type": "mistral", "sliding_window": 100},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "qwen3-moe": {
+        "model_type": "qwen3_moe",
+        "norm_topk_prob": True,
+        "num_experts": 20,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 96,
+    },
 }
 LENGTHS = (600, 1, 333, 64, 17)
 ROUNDING = 1e-4

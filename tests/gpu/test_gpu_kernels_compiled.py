@@ -13,9 +13,11 @@ from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
 from radixkv.runtime.device.ops.cuda.linear import gated_linear
 from radixkv.runtime.device.ops.cuda.linear_add_norm import add_linear_and_norm
 from radixkv.runtime.device.ops.cuda.norm import rms_norm
+from radixkv.runtime.device.ops.cuda.operations import Experts, Linear, RMSNorm
 from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
 from radixkv.runtime.device.ops.cuda.token_inputs import prepare_token_inputs, update_tables
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler
+from radixkv.runtime.device.weights.weights import LinearWeights
 from radixkv.runtime.step.plan import History, RowSampling
 
 pytestmark = [*on_kernels, on_device_only]
@@ -49,6 +51,35 @@ def test_steps_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch) -
     ):
         for shift in range(4):
             step.run(n_rows, n_tokens, shift)
+    assert not compiled
+
+
+def test_experts_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One size for each tile, and for each number of tokens that a program routes, compiles everything."""
+    compiled: list[str] = []
+
+    def note(*, repr: str, **_: object) -> None:
+        compiled.append(repr)
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
+    dtype, n_experts, inner = torch.bfloat16, 128, 192
+    gate_up, down = (
+        LinearWeights(normal(n_experts, *shape, dtype=dtype)) for shape in ((2 * inner, HIDDEN), (HIDDEN, inner))
+    )
+    router = Linear(normal(n_experts, HIDDEN, dtype=dtype), None)
+    mixture = Experts(router, gate_up, down, "silu", n_active=8, normalizes=True)
+    norm, all_rows = RMSNorm(normal(HIDDEN, dtype=dtype), 1e-6, False), normal(4096, HIDDEN, dtype=dtype)
+
+    def run(n_rows: int) -> None:
+        for shift in range(3):
+            x = all_rows[shift:][:n_rows]
+            mixture.add_and_norm(x, x.clone(), norm, x.clone())
+
+    for n_rows in (1, 2, 16, 32, 33, 200, 2000):
+        run(n_rows)
+    compiled.clear()
+    for n_rows in (3, 7, 15, 17, 31, 64, 100, 128, 129, 512, 1000, 1024, 1025, 3001):
+        run(n_rows)
     assert not compiled
 
 

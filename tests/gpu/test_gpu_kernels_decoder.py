@@ -28,8 +28,9 @@ pytestmark = on_kernels
 N_TOKENS = 37
 PAGE_SIZE = 16
 TABLE = (4, 1, 3)
-KINDS = ("llama3", "biased", "qwen2", "qwen3", "mistral", "gemma3", "opt")
-"""Checkpoints that together cover biases, kinds of norms, windows, activations, positions and a tied head."""
+DENSE = ("llama3", "biased", "qwen2", "qwen3", "mistral", "gemma3", "opt")
+KINDS = (*DENSE, "mixtral", "qwen3-moe", "qwen3-moe-alternating", "gpt-oss")
+"""Checkpoints that together cover biases, norms, windows, activations, positions, tied heads, experts and sinks."""
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "word_embed_proj_dim": 64}
 """Triton wants powers of two."""
 
@@ -56,7 +57,7 @@ class World:
                 self.pool.poison(index)
         sizes = config.n_heads, config.n_kv_heads, config.head_dim
         shape = AttentionShape(*sizes, PAGE_SIZE, torch.float32, config.attention_scale, torch.float32)
-        self._attention = ReferenceAttention(shape, config.windows, device=device)
+        self._attention = ReferenceAttention(shape, config.windows, device=device, sinks=self.decoder.sinks)
         self._attention._tables = integers([TABLE])
         positions = np.arange(N_TOKENS)
         slots = np.array(TABLE)[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE

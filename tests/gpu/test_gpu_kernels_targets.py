@@ -16,7 +16,9 @@ from radixkv.runtime.device.attention.cuda import decode_kernel as decode_kernel
 from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig, Variant, choose_tile_config
 from radixkv.runtime.device.kv_dtype import FP8_MAX
 from radixkv.runtime.device.machine_cuda import MAX_HEADS_PER_KV_HEAD, MIN_FP8_CAPABILITY
+from radixkv.runtime.device.ops.cuda import expert_routing as routing
 from radixkv.runtime.device.ops.cuda import gated_linear as gated
+from radixkv.runtime.device.ops.cuda import grouped_linear as grouped
 from radixkv.runtime.device.ops.cuda import linear, rotary
 
 pytestmark = [
@@ -89,6 +91,55 @@ def test_products_with_their_activation_fit(n_rows: int, target: int) -> None:
         num_stages=tile.n_stages,
     )
     assert taken <= SHARED_BYTES[target]
+
+
+@pytest.mark.parametrize("target", SHARED_BYTES)
+@pytest.mark.parametrize("n_pairs", [8, 2048, 65_536])
+@pytest.mark.parametrize(("kind", "is_gated"), [("bf16", True), ("bf16", False), ("fp32", True), ("fp32", False)])
+def test_products_of_experts_fit(kind: str, is_gated: bool, n_pairs: int, target: int) -> None:
+    item_size = 2 if kind == "bf16" else 4
+    tile = grouped.grouped_tile(n_pairs, 128, item_size, has_room=SHARED_BYTES[target] >= 160_000)
+    kinds = dict.fromkeys(("x", "weight", "bias", "out"), f"*{kind}") | dict.fromkeys(("order", "tiles"), "*i32")
+    kinds |= dict.fromkeys(("n_tiles", "n_out", "n_in"), "i32")
+    constants = {
+        "N_ACTIVE": 8,
+        "ROWS": tile.rows,
+        "COLUMNS": tile.columns,
+        "DEPTH": tile.depth,
+        "STAGES": tile.n_stages,
+        "GROUP": tile.group,
+        "IS_WHOLE": True,
+        "HAS_BIAS": True,
+        "IS_GATED": is_gated,
+        "CLAMPS": is_gated,
+    }
+    taken = shared_bytes(
+        grouped._multiply_grouped,
+        target,
+        kinds,
+        constants,
+        aligned={*kinds} - {"n_tiles"},
+        num_warps=tile.n_warps,
+    )
+    assert taken <= SHARED_BYTES[target], tile
+
+
+@pytest.mark.parametrize("target", SHARED_BYTES)
+@pytest.mark.parametrize("n_experts", [8, 128, 1000])
+def test_routing_fits(n_experts: int, target: int) -> None:
+    block_experts = 1 << max(n_experts - 1, 15).bit_length()
+    block_tokens = routing._block_tokens(8192, block_experts)
+    names = ("logits", "expert_weights", "chosen", "counts", "order", "tiles", "n_tokens", "n_experts", "n_tiles")
+    kinds = dict.fromkeys(names[:2], "*bf16") | dict.fromkeys(names[2:6], "*i32") | dict.fromkeys(names[6:], "i32")
+    sizes = {"N_ACTIVE": 8, "ROWS": 16, "TOKENS": block_tokens, "EXPERTS": block_experts, "TILES": routing._TILES}
+    for kernel, constants in (
+        (routing._choose_experts, {"NORMALIZES": True, "IS_ALONE": True}),
+        (routing._choose_experts, {"NORMALIZES": True, "IS_ALONE": False}),
+        (routing._order_pairs, {"BLOCKS": routing._BLOCKS}),
+    ):
+        aligned = {*names[:6]} & {*kernel.arg_names}
+        taken = shared_bytes(kernel, target, kinds, sizes | constants, aligned=aligned, num_warps=8)
+        assert taken <= SHARED_BYTES[target]
 
 
 def tile_configs_of(head_dim: int, target: int) -> set[TileConfig]:

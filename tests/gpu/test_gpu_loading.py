@@ -17,7 +17,8 @@ from radixkv.errors import CheckpointError
 from radixkv.runtime.device.machine_cuda import check_machine, inspect_machine
 from radixkv.runtime.device.pool_size_cuda import measure_memory
 from radixkv.runtime.device.weights import weights as weights_module
-from radixkv.runtime.device.weights.weights import MlpWeights, Weights, open_weights
+from radixkv.runtime.device.weights.weights import ExpertsWeights, MlpWeights, Weights, open_weights
+from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS
 from support.quantized_checkpoints import FORMATS, save_quantized
 
@@ -95,6 +96,24 @@ def test_quantized_matrices_beside_dense_ones(tmp_path: Path, gpu: torch.device,
         with open_weights(checkpoint, load_format="auto", dtype=torch.bfloat16) as weights:
             for index, matrix in enumerate(found):
                 assert torch.equal(matrix.cpu(), weights.layer(index).query_key_value.weight)
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral", "gpt-oss"])
+def test_experts_are_read_into_their_places(tmp_path: Path, gpu: torch.device, name: str) -> None:
+    save_checkpoint(tmp_path, **CHECKPOINTS[name])
+    checkpoint = resolve(str(tmp_path))
+
+    def experts(device: torch.device) -> list[Tensor]:
+        with open_weights(checkpoint, load_format="auto", dtype=torch.bfloat16, device=device) as weights:
+            mixture = weights.layer(0).mlp
+        assert isinstance(mixture, ExpertsWeights)
+        biases = [part.bias for part in (mixture.gate_up, mixture.down) if part.bias is not None]
+        return [mixture.router.weight, mixture.gate_up.weight, mixture.down.weight, *biases]
+
+    stream = torch.cuda.Stream(gpu)
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        for found, expected in zip(experts(gpu), experts(torch.device("cpu")), strict=True):
+            assert torch.equal(found.cpu(), expected)
 
 
 def test_no_tensor_is_held_twice(checkpoint: Checkpoint, gpu: torch.device) -> None:

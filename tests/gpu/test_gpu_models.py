@@ -1,4 +1,4 @@
-"""The dense architectures on CUDA against Transformers in the same dtype, both measured against float32."""
+"""The architectures on CUDA against Transformers in the same dtype, both measured against float32."""
 
 from __future__ import annotations
 
@@ -53,6 +53,22 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "init_std": 0.05,
     },
     "mistral-window": {"model_type": "mistral", "sliding_window": 100},
+    # In 16 bits, routers send some tokens to other experts; each expert has a small share of its token here.
+    "mixtral": {
+        "model_type": "mixtral",
+        "sliding_window": None,
+        "intermediate_size": 256,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 4,
+    },
+    "qwen3-moe": {
+        "model_type": "qwen3_moe",
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 192,
+    },
 }
 """The first five need only kernels for a head size of 128, which most models have."""
 

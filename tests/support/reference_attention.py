@@ -38,12 +38,22 @@ class ReferenceAttention:
         shape: heads, page size and dtype.
         windows: by layer, how many positions a token attends to, its own included; None for all.
         device: where to compute.
+        sinks: by layer, [heads]: a score of each head that takes part in the softmax and has no value; None for
+            layers or models without.
     """
 
-    def __init__(self, shape: AttentionShape, windows: Sequence[int | None], *, device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: AttentionShape,
+        windows: Sequence[int | None],
+        *,
+        device: torch.device,
+        sinks: Sequence[Tensor | None] | None = None,
+    ) -> None:
         self._shape = shape
         self._windows = tuple(windows)
         self._device = device
+        self._sinks = (None,) * len(windows) if sinks is None else tuple(sinks)
 
     def connect(self, staging: Staging, tables: Tensor) -> None:
         """Binds the block tables; this attention stages nothing."""
@@ -83,7 +93,7 @@ class ReferenceAttention:
             batch_slots, positions, indices = sent[:, first:end]
             tile_groups.append(_TileGroup(size, batch_slots, positions, indices, n_blocks))
             first = end
-        return ReferenceStep(self._shape, self._windows, self._tables, tile_groups)
+        return ReferenceStep(self._shape, self._windows, self._sinks, self._tables, tile_groups)
 
     def _groups(self, rows: Ints) -> Iterator[tuple[int, Ints]]:
         """Yields groups of tiles of similar length to compute together: tile size, and tiles as in ``_tiles``."""
@@ -122,15 +132,22 @@ class ReferenceStep:
     Args:
         shape: heads, page size and dtype.
         windows: sliding window of each layer, None for all positions.
+        sinks: those of each layer, None for none.
         tables: the block tables.
         groups: tiles that cover every token exactly once.
     """
 
     def __init__(
-        self, shape: AttentionShape, windows: Sequence[int | None], tables: Tensor, groups: Sequence[_TileGroup]
+        self,
+        shape: AttentionShape,
+        windows: Sequence[int | None],
+        sinks: Sequence[Tensor | None],
+        tables: Tensor,
+        groups: Sequence[_TileGroup],
     ) -> None:
         self._shape = shape
         self._windows = windows
+        self._sinks = sinks
         self._tables = tables
         self._groups = groups
 
@@ -138,11 +155,12 @@ class ReferenceStep:
         """Computes one layer, as ``LayerAttention.run``."""
         for tiles in self._groups:
             indices = (tiles.indices[:, None] + torch.arange(tiles.size, device=q.device)).flatten()
-            result = self._attend(tiles, self._windows[layer], q.index_select(0, indices), k_cache, v_cache)
+            result = self._attend(tiles, layer, q.index_select(0, indices), k_cache, v_cache)
             out.index_copy_(0, indices, result)
 
-    def _attend(self, tiles: _TileGroup, window: int | None, q: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    def _attend(self, tiles: _TileGroup, layer: int, q: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """Computes [tiles * size, heads, head_dim] -> the same, with an online softmax."""
+        window, sinks = self._windows[layer], self._sinks[layer]
         shape, page_size = self._shape, self._shape.page_size
         n_kv_heads, group, head_dim = shape.n_kv_heads, shape.group, shape.head_dim
         queries = tiles.positions[:, None] + torch.arange(tiles.size, device=q.device)
@@ -171,6 +189,8 @@ class ReferenceStep:
             total = total * rescale + weights.sum(-1)
             sums = sums * rescale[..., None] + weights @ v
             peak = higher
+        if sinks is not None:
+            total = total + (sinks.view(n_kv_heads, group).repeat_interleave(tiles.size, 1) - peak).exp_()
         out = (sums / total[..., None]).view(-1, n_kv_heads, group, tiles.size, head_dim)
         return out.permute(0, 3, 1, 2, 4).reshape(-1, shape.n_heads, head_dim)
 

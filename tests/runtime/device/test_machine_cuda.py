@@ -60,7 +60,7 @@ MODEL: dict[str, Any] = {
     "num_attention_heads": 4,
     "rms_norm_eps": 1e-5,
 }
-MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 
 def parse(changes: dict[str, Any]) -> DecoderConfig:
@@ -192,8 +192,9 @@ def test_models_that_only_the_cpu_runs() -> None:
     for head_dim in (2, 32, 80, 512):
         with pytest.raises(ConfigError, match=f"heads of size {head_dim}.* 64, 128 and 256.*device to cpu"):
             check_model(parse({"head_dim": head_dim}))
-    with pytest.raises(ConfigError, match="MixtralForCausalLM .*experts.*device to cpu"):
-        check_model(parse(MIXTRAL))
+    check_model(parse({"architectures": ["MixtralForCausalLM"], **EXPERTS}))
+    with pytest.raises(ConfigError, match="GptOssForCausalLM has attention sinks.*device to cpu"):
+        check_model(parse({"architectures": ["GptOssForCausalLM"], **EXPERTS}))
 
 
 @pytest.mark.parametrize(("head_dim", "most"), [(64, 64), (128, 64), (256, 32)])

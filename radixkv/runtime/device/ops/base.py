@@ -117,7 +117,7 @@ class Operations(Protocol):
         ...
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Mlp:
-        """Returns a mixture of experts. Raises ``ConfigError`` where the device has none."""
+        """Returns a mixture of experts. Raises ``ConfigError`` where its activation has no kernel."""
         ...
 
     def rotate_and_store(

@@ -83,6 +83,14 @@ def _norm(
         target = residual + row * residual_stride + columns
         value = (value.to(tl.float32) + tl.load(target, is_column, 0.0).to(tl.float32)).to(value.dtype)
         tl.store(target, value, is_column)
+    tl.store(out + row * out_stride + columns, normed_row(value, scale, eps, SIZE, ADDS_ONE), is_column)
+
+
+@triton.jit
+def normed_row(
+    value: tl.tensor, scale: tl.tensor, eps: tl.tensor, SIZE: tl.constexpr, ADDS_ONE: tl.constexpr
+) -> tl.tensor:
+    """Returns ``rms_norm`` of a row, padded with zeros, in its dtype. ``scale`` is the norm's weight."""
     full = value.to(tl.float32)
     normed = full * tl.rsqrt(tl.sum(full * full, 0) / SIZE + eps)
     # As Transformers does: Gemma's norms are not rounded before the weight, others are.
@@ -90,4 +98,4 @@ def _norm(
         scaled = normed * (1.0 + scale.to(tl.float32))
     else:
         scaled = normed.to(value.dtype).to(tl.float32) * scale.to(tl.float32)
-    tl.store(out + row * out_stride + columns, scaled.to(value.dtype), is_column)
+    return scaled.to(value.dtype)

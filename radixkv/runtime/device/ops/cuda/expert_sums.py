@@ -1,0 +1,106 @@
+"""The end of a mixture of experts: each token's weighted sum of its experts' outputs, alone or added and normed."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from radixkv.runtime.device.ops.cuda.norm import normed_row
+from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
+
+
+def sum_experts(products: Tensor, expert_weights: Tensor, out: Tensor) -> None:
+    """Computes each token's sum of ``products``, weighted, in the order of the experts.
+
+    It is summed in float32 and rounded once.
+
+    Args:
+        products: [tokens * active, hidden], contiguous.
+        expert_weights: [tokens, active], contiguous.
+        out: [tokens, hidden], contiguous.
+    """
+    _launch(products, expert_weights, None, None, 0.0, out, adds_one=False)
+
+
+def add_experts_and_norm(
+    products: Tensor,
+    expert_weights: Tensor,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    out: Tensor,
+    *,
+    adds_one: bool,
+) -> None:
+    """Computes ``residual += sum``, then ``out = rms_norm(residual)``, with the bits of ``sum_experts`` and
+    ``add_rms_norm``; see there for the arguments. ``residual`` is contiguous."""
+    _launch(products, expert_weights, residual, norm_weight, eps, out, adds_one=adds_one)
+
+
+def _launch(
+    products: Tensor,
+    expert_weights: Tensor,
+    residual: Tensor | None,
+    norm_weight: Tensor | None,
+    eps: float,
+    out: Tensor,
+    *,
+    adds_one: bool,
+) -> None:
+    n_tokens, size = out.shape
+    block = power_of_two(size)
+    _sum_experts[(n_tokens,)](
+        products,
+        expert_weights,
+        out if residual is None else residual,
+        out if norm_weight is None else norm_weight,
+        out,
+        eps,
+        SIZE=size,
+        BLOCK=block,
+        N_ACTIVE=expert_weights.shape[1],
+        NORMS=norm_weight is not None,
+        ADDS_ONE=adds_one,
+        num_warps=warps_for(block),
+        **overlapping(out),
+    )
+
+
+@triton.jit
+def _sum_experts(
+    products: tl.tensor,
+    expert_weights: tl.tensor,
+    residual: tl.tensor,
+    norm_weight: tl.tensor,
+    out: tl.tensor,
+    eps: tl.tensor,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    N_ACTIVE: tl.constexpr,
+    NORMS: tl.constexpr,
+    ADDS_ONE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    is_column = columns < SIZE
+    if OVERLAP:
+        gdc_launch_dependents()
+    if NORMS:
+        scale = tl.load(norm_weight + columns, is_column, 0.0)
+    if OVERLAP:
+        gdc_wait()
+    total = tl.zeros([BLOCK], tl.float32)
+    for rank in tl.static_range(N_ACTIVE):
+        pair = token * N_ACTIVE + rank
+        product = tl.load(products + pair * SIZE + columns, is_column, 0.0)
+        total += product.to(tl.float32) * tl.load(expert_weights + pair).to(tl.float32)
+    value = total.to(out.dtype.element_ty)
+    if NORMS:
+        target = residual + token * SIZE + columns
+        value = (value.to(tl.float32) + tl.load(target, is_column, 0.0).to(tl.float32)).to(value.dtype)
+        tl.store(target, value, is_column)
+        value = normed_row(value, scale, eps, SIZE, ADDS_ONE)
+    tl.store(out + token * SIZE + columns, value, is_column)

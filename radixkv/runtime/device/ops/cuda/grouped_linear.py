@@ -1,0 +1,224 @@
+"""Grouped matrix products: rows in the order of their experts, each times the matrix of its expert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from radixkv.runtime.device.ops.cuda.expert_routing import Routing
+from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
+
+GatedActivation = Literal["silu", "clamped_silu"]
+"""See ``families.Activation``."""
+
+
+@dataclass(frozen=True)
+class GroupedTile:
+    """Tile of a program."""
+
+    rows: int
+    """Pairs of a token and an expert, all of one expert."""
+    columns: int
+    """Rows of the expert's matrix; those of gate and up alternate."""
+    depth: int
+    """Step along the inner dimension."""
+    n_warps: int
+    n_stages: int
+    """Tiles in flight at once."""
+    group: int = 8
+    """Row tiles whose programs for the same columns are consecutive, so that they share the weight in the cache."""
+
+
+def grouped_tile(n_pairs: int, n_experts: int, item_size: int, *, has_room: bool) -> GroupedTile:
+    """Returns the tile of a mixture's products, chosen by the mean number of rows of an expert.
+
+    - Up to 8 rows: most experts have one row tile. Narrow tiles give many programs that stream the weight.
+    - Up to 64 rows: reading the weights still takes longest. A higher tile reads most of them once only.
+    - More: tensor cores are the limit, and the largest tile that fits keeps them busy.
+
+    The bounds are below half of the largest row tile, because experts get unequal numbers of rows.
+    Each number of tokens has one tile, so a row's bits depend on the number of rows in the step alone.
+
+    Args:
+        n_pairs: tokens times active experts.
+        n_experts: of the layer.
+        item_size: bytes of a value; 4 is for tests only.
+        has_room: whether a thread block may use 163 KB of shared memory, not only 99 KB.
+    """
+    mean_rows = n_pairs / n_experts
+    if item_size == 4:
+        return GroupedTile(16 if mean_rows <= 8 else 64, 64, 32, n_warps=4, n_stages=2)
+    if mean_rows <= 8:
+        return GroupedTile(16, 64, 128, n_warps=4, n_stages=5 if has_room else 4)
+    if mean_rows <= 64:
+        return GroupedTile(64, 128, 64, n_warps=4, n_stages=4 if has_room else 3)
+    if has_room:
+        return GroupedTile(128, 256, 64, n_warps=8, n_stages=3)
+    return GroupedTile(128, 128, 64, n_warps=8, n_stages=2)
+
+
+def gated_grouped_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    routing: Routing,
+    tile: GroupedTile,
+    activation: GatedActivation,
+    out: Tensor,
+) -> None:
+    """Computes the first half of each expert's MLP for its tokens.
+
+    Products and their biases are summed in float32 and rounded, then activated in float32 and rounded.
+
+    Args:
+        x: [tokens, in], contiguous.
+        weight: [experts, 2 * inner, in], gate first, contiguous.
+        bias: [experts, 2 * inner], contiguous, or None.
+        routing: of the tokens, with tiles of ``tile.rows``.
+        tile: from ``grouped_tile``.
+        activation: of the gate.
+        out: [pairs, inner], contiguous, in the order of ``routing.order``.
+    """
+    _launch(x, weight, bias, routing, tile, activation, out)
+
+
+def grouped_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, routing: Routing, tile: GroupedTile, out: Tensor
+) -> None:
+    """Computes the second half of each expert's MLP. Products and biases are summed in float32 and rounded once.
+
+    Args:
+        x: [pairs, in], contiguous, in the order of ``routing.order``.
+        weight: [experts, out, in], contiguous.
+        bias: [experts, out], contiguous, or None.
+        routing: with tiles of ``tile.rows``.
+        tile: from ``grouped_tile``.
+        out: [pairs, out], contiguous, by the index of the pair.
+    """
+    _launch(x, weight, bias, routing, tile, None, out)
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    routing: Routing,
+    tile: GroupedTile,
+    activation: GatedActivation | None,
+    out: Tensor,
+) -> None:
+    _, n_out, n_in = weight.shape
+    n_tiles = routing.tiles.shape[1]
+    _multiply_grouped[(n_tiles * triton.cdiv(n_out, tile.columns),)](
+        x,
+        weight,
+        weight if bias is None else bias,
+        out,
+        routing.order,
+        routing.tiles,
+        n_tiles,
+        n_out,
+        n_in,
+        N_ACTIVE=routing.expert_weights.shape[1],
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        DEPTH=tile.depth,
+        STAGES=tile.n_stages,
+        GROUP=tile.group,
+        IS_WHOLE=n_in % tile.depth == 0,
+        HAS_BIAS=bias is not None,
+        IS_GATED=activation is not None,
+        CLAMPS=activation == "clamped_silu",
+        num_warps=tile.n_warps,
+        **overlapping(x),
+    )
+
+
+@triton.jit(do_not_specialize=["n_tiles"])
+def _multiply_grouped(
+    x: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    order: tl.tensor,
+    tiles: tl.tensor,
+    n_tiles: tl.tensor,
+    n_out: tl.tensor,
+    n_in: tl.tensor,
+    N_ACTIVE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    GROUP: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    CLAMPS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """With few rows, the weight's rows are the product's rows: tensor cores take 64 of these and 16 columns."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    n_group_programs = GROUP * tl.cdiv(n_out, COLUMNS)
+    first_tile = tl.program_id(0) // n_group_programs * GROUP
+    n_group_tiles = tl.minimum(n_tiles - first_tile, GROUP)
+    tile = first_tile + tl.program_id(0) % n_group_programs % n_group_tiles
+    column_tile = tl.program_id(0) % n_group_programs // n_group_tiles
+    expert = tl.load(tiles + tile)
+    if expert < 0:
+        return
+    first = tl.load(tiles + n_tiles + tile)
+    end = tl.load(tiles + 2 * n_tiles + tile)
+    position = first + tl.arange(0, ROWS)
+    is_row = position < end
+    # Rows and columns beyond the end repeat others and are not stored: loads without masks are faster.
+    x_row = tl.where(is_row, position, first)
+    column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
+    weight_row = tl.where(column < n_out, column, 0)
+    if IS_GATED:
+        x_row = tl.load(order + x_row) // N_ACTIVE
+        weight_row = weight_row // 2 + weight_row % 2 * (n_out // 2)
+    weight_row = expert.to(tl.int64) * n_out + weight_row
+    depth = tl.arange(0, DEPTH)
+    x_source = x + x_row.to(tl.int64)[:, None] * n_in + depth[None, :]
+    weight_source = weight + weight_row[:, None] * n_in + depth[None, :]
+    sums = tl.zeros([COLUMNS, ROWS] if ROWS < 64 else [ROWS, COLUMNS], tl.float32)
+    for start in tl.range(0, n_in, DEPTH, num_stages=STAGES):
+        if IS_WHOLE:
+            matrix = tl.load(weight_source + start)
+            part = tl.load(x_source + start)
+        else:
+            is_inside = (start + depth < n_in)[None, :]
+            matrix = tl.load(weight_source + start, is_inside, 0.0)
+            part = tl.load(x_source + start, is_inside, 0.0)
+        if ROWS < 64:
+            sums = tl.dot(matrix, part.T, sums, input_precision="ieee")
+        else:
+            sums = tl.dot(part, matrix.T, sums, input_precision="ieee")
+    if ROWS < 64:
+        sums = sums.T
+    if HAS_BIAS:
+        sums += tl.load(bias + weight_row).to(tl.float32)[None, :]
+    product = sums.to(out.dtype.element_ty)
+    if IS_GATED:
+        gate, up = tl.split(tl.reshape(product.to(tl.float32), [ROWS, COLUMNS // 2, 2]))
+        if CLAMPS:
+            gate = tl.minimum(gate, 7.0, tl.PropagateNan.ALL)
+            up = tl.minimum(tl.maximum(up, -7.0, tl.PropagateNan.ALL), 7.0, tl.PropagateNan.ALL)
+            activated = gate / (1.0 + tl.exp(-1.702 * gate)) * (up + 1.0)
+        else:
+            activated = gate / (1.0 + tl.exp(-gate)) * up
+        out_column = column_tile * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
+        target = out + position.to(tl.int64)[:, None] * (n_out // 2) + out_column[None, :]
+        tl.store(target, activated.to(product.dtype), is_row[:, None] & (out_column < n_out // 2)[None, :])
+    else:
+        pair = tl.load(order + position, is_row, 0)
+        target = out + pair.to(tl.int64)[:, None] * n_out + column[None, :]
+        tl.store(target, product, is_row[:, None] & (column < n_out)[None, :])
