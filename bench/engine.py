@@ -1,4 +1,4 @@
-"""Runs token workloads through the offline ``LLM``, with dummy weights of the shape of Llama 3.1 8B.
+"""Runs token workloads through the offline ``LLM``, with dummy weights of the shape of ``--model``.
 
 Prints a table row for each workload, and appends a JSON line for each to ``--output-file``. The workloads are
 functions in ``--workloads-file``: ``token_workloads.py``, or another Python file with ``ALL``, which maps names to
@@ -9,11 +9,13 @@ sequence. The time is that of all phases.
 The same run times the model's matrix products alone (``roof.py``), so that runs on different machines can be
 compared: `adjusted` is the time on a machine whose products are as fast as where the peers ran. From the engine's
 counters, `cache %` is the share of tree and pool work in step time, and `mgmt %` is the scheduler's time, including
-that work, as a share of the device's time in attention.
+that work, as a share of the device's time in attention. The products are not timed for a mixture of experts, whose
+products depend on the tokens.
 
     python bench/engine.py --output-file bench/results/engine.jsonl
     python bench/engine.py --workloads decode,agents --cache off
     python bench/engine.py --workloads none --profile fewshot
+    python bench/engine.py --model qwen3-30b-a3b
     python bench/engine.py --workloads pressure --setting kv_cache_memory_bytes=17179869184
     python bench/engine.py --small --device cpu      # tries the code
 """
@@ -35,7 +37,7 @@ import torch
 from peers import GEMM_MS, GEMM_OF, PEERS
 from result_lines import add_gpu_flags, append, script_parser
 from roof import measure
-from shapes import LLAMA_8B, SMALL, write_model
+from shapes import LABELS, LLAMA_8B, MODELS, SMALL, Config, write_model
 from token_workloads import Phases, Workloads, load_workloads, pressure
 from traces import record_trace, table
 
@@ -60,11 +62,11 @@ def main() -> None:
     arguments = parse_arguments()
     known = load_workloads(arguments.workloads_file)
     names = select_workloads(arguments.workloads, known)
-    config = SMALL if arguments.small else LLAMA_8B
+    config = SMALL if arguments.small else MODELS[arguments.model]
     if arguments.device == "cuda":
         torch.cuda.synchronize()  # counts the CUDA context as the engine's start, unlike the products
     begun = time.perf_counter()
-    gemm_ms = measure(config, arguments.device)
+    gemm_ms = measure_products(config, arguments.device)
     roof_s = time.perf_counter() - begun
     print(f"GEMM alone: {json.dumps(gemm_ms)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +78,7 @@ def main() -> None:
     common = {
         "mode": "offline",
         "cache": arguments.cache,
-        "model": "small" if arguments.small else "llama-3.1-8b, dummy weights",
+        "model": "small" if arguments.small else LABELS[arguments.model],
         "settings": arguments.settings,
         **start,
         **gemm_ms,
@@ -90,7 +92,7 @@ def main() -> None:
             with watched_power(arguments.watch_power) as power:
                 metrics = run(llm, phases)
             line = {"workload": name, **metrics, **power, **common}
-            if not arguments.small:
+            if config is LLAMA_8B:
                 line |= compare_with_peers(name, line["duration"], gemm_ms)
             print(row(line), flush=True)
             append(arguments.output_file, line)
@@ -120,6 +122,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of runs and results that are common to all engines."""
+    parser.add_argument("--model", choices=MODELS, default="llama-8b", help="the shape of the dummy weights")
     parser.add_argument(
         "--workloads-file", type=Path, metavar="FILE", help="Python file with ALL (default: token_workloads.py)"
     )
@@ -137,6 +140,11 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="an argument of the engine's LLM, its value in JSON",
     )
+
+
+def measure_products(config: Config, device: str) -> dict[str, float]:
+    """Returns ``roof.measure`` of a dense model, and nothing of a mixture of experts."""
+    return {} if "num_experts" in config else measure(config, device)
 
 
 def setting(text: str) -> tuple[str, Any]:

@@ -5,6 +5,8 @@ their number. Calls alternate among enough buffers that none stays in the 60 MB 
 byte that must move once.
 
     gemm     all matrix products of the model's layers and the head by cuBLAS; `linear`: the same by our `linear`
+    experts  a whole mixture of experts; `route`, `gated` and `down`: its parts; `torch`: the products by
+             torch._grouped_mm over rows in the order of experts, and a separate activation
     others   one kernel each; `torch`: the same by plain torch operations
 """
 
@@ -22,10 +24,15 @@ from torch import Tensor
 from gpu import gpu_provenance
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
+from radixkv.runtime.device.ops.cuda.expert_routing import Routing, route
+from radixkv.runtime.device.ops.cuda.grouped_linear import gated_grouped_linear, grouped_linear, grouped_tile
 from radixkv.runtime.device.ops.cuda.linear import gated_linear, linear
 from radixkv.runtime.device.ops.cuda.linear_add_norm import add_linear_and_norm
 from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
+from radixkv.runtime.device.ops.cuda.operations import Experts, Linear, RMSNorm
+from radixkv.runtime.device.ops.cuda.programmatic_launch import has_much_shared_memory
 from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
+from radixkv.runtime.device.weights.weights import LinearWeights
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, LAYERS, VOCAB = 4096, 32, 8, 128, 14336, 32, 128_256
 """An 8B model's shape."""
@@ -37,6 +44,10 @@ SHAPES = {
     "down": torch.Size((HIDDEN, INNER)),
     "head": torch.Size((VOCAB, HIDDEN)),
 }
+MIXTURES = {"qwen3-30b-a3b": (2048, 768, 128, 8), "mixtral-8x7b": (4096, 14_336, 8, 2)}
+"""Hidden size, inner size, experts and active experts of mixtures."""
+N_ROUTINGS = 8
+"""Inputs to alternate among, so that few rows do not find their experts' weights in the cache."""
 CACHE_BYTES = 200 * 10**6
 """Alternating buffers take at least this much memory together."""
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
@@ -62,12 +73,21 @@ def main() -> None:
     add_gpu_flags(parser, has_device=False)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256, 1024, 8192])
     parser.add_argument("--gemm-rows", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256, 512, 8192])
+    parser.add_argument("--expert-rows", type=int, nargs="*", default=[1, 16, 64, 256, 2048, 8192])
+    parser.add_argument("--only-experts", action="store_true")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     about = gpu_provenance("cuda", arguments.commit)
     with torch.inference_mode():
-        for line in measure(arguments.rows, arguments.gemm_rows, arguments.rounds):
-            report(arguments.output_file, line, about)
+        if not arguments.only_experts:
+            for line in measure(arguments.rows, arguments.gemm_rows, arguments.rounds):
+                report(arguments.output_file, line, about)
+        for model in MIXTURES:
+            mixture = make_mixture(model)
+            for n_rows in arguments.expert_rows:
+                for case in experts(mixture, n_rows):
+                    line = {"model": model, **line_of(case, time_us(case.calls, arguments.rounds))}
+                    report(arguments.output_file, line, about)
 
 
 def measure(rows: Sequence[int], gemm_rows: Sequence[int], n_rounds: int) -> Iterator[dict[str, object]]:
@@ -136,6 +156,60 @@ def fused_products(n_rows: int, weights: dict[str, list[Tensor]]) -> list[Case]:
         ),
         case("add_linear_and_norm_cublas", "down", separate_add),
     ]
+
+
+def make_mixture(model: str) -> Experts:
+    """Returns a mixture of experts with random weights."""
+    hidden, inner, n_experts, n_active = MIXTURES[model]
+    gate_up = normal(n_experts, 2 * inner, hidden).mul_(hidden**-0.5)
+    down = normal(n_experts, hidden, inner).mul_(inner**-0.5)
+    router = Linear(normal(n_experts, hidden).mul_(hidden**-0.5), None)
+    return Experts(router, LinearWeights(gate_up), LinearWeights(down), "silu", n_active, True)
+
+
+def experts(mixture: Experts, n_rows: int) -> Iterator[Case]:
+    """Yields a mixture of experts and its parts. Bytes are those of the weights of the chosen experts."""
+    gate_up, down, router, n_active = mixture.gate_up.weight, mixture.down.weight, mixture.router, mixture.n_active
+    n_experts, hidden, inner = down.shape
+    norm = RMSNorm(normal(hidden), 1e-6, False)
+    xs = [normal(n_rows, hidden) for _ in range(N_ROUTINGS)]
+    n_pairs = n_rows * n_active
+    tile = grouped_tile(n_pairs, n_experts, 2, has_room=has_much_shared_memory(gate_up))
+    logits = [router(x) for x in xs]
+    routings = [route(each, n_active, tile.rows, normalizes=True) for each in logits]
+    counts = [each.float().topk(n_active).indices.flatten().bincount(minlength=n_experts) for each in logits]
+    ends = [count.cumsum(0).int() for count in counts]
+    share = sum(int((count > 0).sum()) for count in counts) / (N_ROUTINGS * n_experts)
+    residual, out = normal(n_rows, hidden), normal(n_rows, hidden)
+    activated, gathered = normal(n_pairs, inner), normal(n_pairs, hidden)
+    gated, products = torch.empty_like(activated), torch.empty_like(gathered)
+
+    def multiply_gated(x: Tensor, routing: Routing) -> None:
+        gated_grouped_linear(x, gate_up, None, routing, tile, "silu", gated)
+
+    def multiply_gated_torch(ends: Tensor) -> None:
+        silu_and_multiply(torch._grouped_mm(gathered, gate_up.transpose(1, 2), offs=ends), gated)
+
+    def case(name: str, matrices: Sequence[Tensor], calls: Sequence[Call]) -> Case:
+        n_bytes = sum(2 * int(share * each.numel()) for each in matrices)
+        n_flops = sum(2 * n_pairs * each[0].numel() for each in matrices)
+        return Case(name, n_rows, n_bytes, calls, n_flops)
+
+    yield case("experts", (gate_up, down), [partial(mixture.add_and_norm, x, residual, norm, out) for x in xs])
+    yield case("experts_route", (), [partial(route, each, n_active, tile.rows, normalizes=True) for each in logits])
+    pairs = zip(xs, routings, strict=True)
+    yield case("experts_gated", (gate_up,), [partial(multiply_gated, *each) for each in pairs])
+    yield case("experts_gated_torch", (gate_up,), [partial(multiply_gated_torch, each) for each in ends])
+    yield case(
+        "experts_down",
+        (down,),
+        [partial(grouped_linear, activated, down, None, each, tile, products) for each in routings],
+    )
+    yield case(
+        "experts_down_torch",
+        (down,),
+        [partial(torch._grouped_mm, activated, down.transpose(1, 2), offs=each) for each in ends],
+    )
 
 
 def line_of(case: Case, us: float) -> dict[str, object]:

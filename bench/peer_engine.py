@@ -1,6 +1,6 @@
 """Runs token workloads through another engine's offline API, as ``engine.py`` does through radixkv's.
 
-Model, prompts, phases, warm-up and clock are the same: dummy bf16 weights of the shape of Llama 3.1 8B, token ids
+Model, prompts, phases, warm-up and clock are the same: dummy bf16 weights of the shape of ``--model``, token ids
 as prompts, greedy answers of fixed length, and one call of ``generate`` for each phase. The prefix cache is flushed
 before each workload, and the model's matrix products are timed alone in the same run. Settings not given by
 ``--setting`` have the engine's defaults; the values in effect are recorded as `settings`. Appends a JSON line per
@@ -33,13 +33,13 @@ from engine import (
     add_run_flags,
     compare_with_peers,
     generate_workload,
+    measure_products,
     seconds_since_start,
     select_workloads,
 )
 from peers import comparison_table
 from result_lines import add_gpu_flags, append, script_parser
-from roof import measure
-from shapes import LLAMA_8B, Config, write_model
+from shapes import LABELS, LLAMA_8B, MODELS, Config, write_model
 from token_workloads import Phases, load_workloads
 
 from gpu import gpu_provenance, watched_power
@@ -162,10 +162,10 @@ def main() -> None:
     # This folder has modules with names of packages that engines import, such as `kernels`.
     sys.path.append(sys.path.pop(0))
     import_engine(arguments.engine)
-    config = LLAMA_8B | ({"num_hidden_layers": arguments.layers} if arguments.layers else {})
+    config = MODELS[arguments.model] | ({"num_hidden_layers": arguments.layers} if arguments.layers else {})
     torch.cuda.synchronize()
     begun = time.perf_counter()
-    gemm_ms = measure(config, "cuda")
+    gemm_ms = measure_products(config, "cuda")
     roof_s = time.perf_counter() - begun
     print(f"GEMM alone: {json.dumps(gemm_ms)}", flush=True)
     with open_peer(arguments, config) as peer:
@@ -178,7 +178,7 @@ def main() -> None:
             "engine": engine,
             "mode": "offline",
             "cache": arguments.cache,
-            "model": "llama-3.1-8b, dummy weights" + (f", {arguments.layers} layers" if arguments.layers else ""),
+            "model": LABELS[arguments.model] + (f", {arguments.layers} layers" if arguments.layers else ""),
             "settings": peer.settings,
             "first_token_s": first_token_s,
             **gemm_ms,
@@ -189,7 +189,7 @@ def main() -> None:
             with watched_power(arguments.watch_power) as power:
                 metrics = run(peer, phases)
             line = {"workload": name, **metrics, **power, **common}
-            if not arguments.layers:
+            if config == LLAMA_8B:
                 line |= adjusted_times(name, line["duration"], gemm_ms)
             print(row(line), flush=True)
             append(arguments.output_file, line)

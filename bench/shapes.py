@@ -73,6 +73,37 @@ QWEN3: dict[str, Config] = {
 }
 """Configurations of the dense models of Qwen3, by size."""
 
+QWEN3_30B_A3B: Config = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151_936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "max_position_embeddings": 40_960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+"""Configuration of Qwen3-30B-A3B, a mixture of experts."""
+
+MODELS: dict[str, Config] = {"llama-8b": LLAMA_8B, "qwen3-30b-a3b": QWEN3_30B_A3B}
+"""Configurations by the name that ``--model`` of benchmarks takes."""
+LABELS = {"llama-8b": "llama-3.1-8b, dummy weights", "qwen3-30b-a3b": "qwen3-30b-a3b, dummy weights"}
+"""Models as result lines name them."""
+
 SMALL: Config = LLAMA_8B | {
     "vocab_size": 32_000,
     "hidden_size": 128,
@@ -82,7 +113,7 @@ SMALL: Config = LLAMA_8B | {
     "num_key_value_heads": 2,
     "head_dim": 128,
 }
-"""A small version of it, to try a benchmark without a GPU."""
+"""A small version of Llama, to try a benchmark without a GPU."""
 
 
 def write_model(config: Config, folder: Path) -> Path:

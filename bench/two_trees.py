@@ -92,18 +92,26 @@ async def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--kv-cache-dtypes", default="auto,auto", metavar="FIRST,SECOND")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--model",
+        default="llama-8b",
+        metavar="NAME",
+        help="the shape of the dummy weights: llama-8b (default) or qwen3-30b-a3b",
+    )
     parser.add_argument("--small", action="store_true", help="a small model and small workloads")
     parser.add_argument("--pool-gib", type=int, default=24, help="KV pool of each engine on a GPU")
     arguments = parser.parse_args()
 
-    from shapes import LLAMA_8B, SMALL, write_model
+    from shapes import LABELS, MODELS, SMALL, write_model
 
     from gpu import gpu_provenance
 
+    if arguments.model not in MODELS:
+        parser.error(f"--model {arguments.model} is none of {', '.join(MODELS)}")
     kv_cache_dtypes = arguments.kv_cache_dtypes.split(",")
     workloads = SMALL_WORKLOADS if arguments.small else WORKLOADS
     with tempfile.TemporaryDirectory() as folder:
-        model = write_model(SMALL if arguments.small else LLAMA_8B, Path(folder))
+        model = write_model(SMALL if arguments.small else MODELS[arguments.model], Path(folder))
         both = zip((arguments.first, arguments.second), kv_cache_dtypes, strict=True)
         trees = [await Tree.start(path, model, arguments, kv_cache_dtype) for path, kv_cache_dtype in both]
         for tree in trees:
@@ -126,6 +134,7 @@ async def main() -> None:
         line = {
             "benchmark": "two_trees",
             "workload": name,
+            "model": "small" if arguments.small else LABELS[arguments.model],
             "commits": arguments.commits.split(","),
             "kv_cache_dtypes": kv_cache_dtypes,
             "first_s": round(statistics.median(first for first, _ in times), 4),
