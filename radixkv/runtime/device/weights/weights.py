@@ -14,7 +14,7 @@ from torch import Tensor
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import LoadFormat
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
-from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.model_config.config import DecoderConfig, ExpertConfig
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales, fp8_bytes
 from radixkv.runtime.device.weights.headers import Header
 from radixkv.runtime.device.weights.kv_scales import KVScales
@@ -215,6 +215,8 @@ class Weights:
             return None
         n_experts, n_inner, hidden = experts.n_experts, experts.inner_size, self.config.hidden_size
         router = self._linear(names.router.format(layer=layer))
+        if self._scales(self._expert_names(layer, 0)) is not None:
+            return self._fp8_experts(layer, experts, router)
         gate_up, down = self._empty(n_experts, 2 * n_inner, hidden), self._empty(n_experts, hidden, n_inner)
         if experts.are_stacked:
             # The files have [experts, in, out], in which gate and up alternate.
@@ -228,13 +230,30 @@ class Weights:
                 router, LinearWeights(gate_up, gate_up_bias), LinearWeights(down, self._read(f"{full}_bias"))
             )
         for index in range(n_experts):
-            for name, part in (
-                (names.expert_gate, gate_up[index, :n_inner]),
-                (names.expert_up, gate_up[index, n_inner:]),
-                (names.expert_down, down[index]),
-            ):
-                self._fill(f"{name.format(layer=layer, expert=index)}.weight", part)
+            parts = gate_up[index, :n_inner], gate_up[index, n_inner:], down[index]
+            for name, part in zip(self._expert_names(layer, index), parts, strict=True):
+                self._fill(name, part)
         return ExpertsWeights(router, LinearWeights(gate_up), LinearWeights(down))
+
+    def _fp8_experts(self, layer: int, config: ExpertConfig, router: LinearWeights) -> ExpertsWeights:
+        n_experts, n_inner, hidden = config.n_experts, config.inner_size, self.config.hidden_size
+        scales = self._scales(self._expert_names(layer, 0))
+        assert scales is not None
+        gate_up, down = (
+            Fp8Matrix.allocate((n_experts, *shape), scales=scales, device=self._device)
+            for shape in ((2 * n_inner, hidden), (hidden, n_inner))
+        )
+        for index in range(n_experts):
+            parts = *gate_up.expert(index).split([n_inner, n_inner]), down.expert(index)
+            for name, part in zip(self._expert_names(layer, index), parts, strict=True):
+                self._fill_fp8(name, part)
+        return ExpertsWeights(router, LinearWeights(gate_up), LinearWeights(down))
+
+    def _expert_names(self, layer: int, expert: int) -> list[str]:
+        """Returns the names of the gate, up and down projection of one expert that is not stored in a stack."""
+        names = self.config.names
+        parts = names.expert_gate, names.expert_up, names.expert_down
+        return [f"{part.format(layer=layer, expert=expert)}.weight" for part in parts]
 
     def _norm(self, name: str) -> NormWeights:
         bias = self._read(f"{name}.bias") if f"{name}.bias" in self._shapes else None
@@ -249,7 +268,7 @@ class Weights:
 
     def _scales(self, names: Sequence[str]) -> Fp8Scales | None:
         """Returns the scales of stacked matrices in FP8; None if they are kept in 16 bits."""
-        if self._fp8 is None or not all(map(self._is_layer_matrix, names)):
+        if self._fp8 is None or not all(name in self._shapes and self._is_layer_matrix(name) for name in names):
             return None
         if self._quantized is not None and not all(name in self._quantized for name in names):
             return None
@@ -258,10 +277,10 @@ class Weights:
         return self._fp8
 
     def _is_layer_matrix(self, name: str) -> bool:
-        """Returns whether a tensor is a matrix of a layer, other than a router."""
+        """Returns whether a tensor is a matrix of a layer, other than a router and a stack of experts."""
         return (
             name.startswith(self.config.names.layers)
-            and len(self._shapes[name]) > 1
+            and len(self._shapes[name]) == 2
             and not name.endswith(f"{self.config.names.router.rpartition('{layer}')[2]}.weight")
         )
 
@@ -466,7 +485,9 @@ def _layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
 
 
 def _slice(stacked: LinearWeights, index: int) -> LinearWeights:
-    return LinearWeights(stacked.weight[index], None if stacked.bias is None else stacked.bias[index])
+    weight = stacked.weight
+    one = weight.expert(index) if isinstance(weight, Fp8Matrix) else weight[index]
+    return LinearWeights(one, None if stacked.bias is None else stacked.bias[index])
 
 
 def _optional(config: DecoderConfig) -> frozenset[str]:

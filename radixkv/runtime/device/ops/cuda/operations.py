@@ -18,13 +18,13 @@ from radixkv.runtime.device.ops.base import Norm, TokenInputs
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.expert_routing import route
 from radixkv.runtime.device.ops.cuda.expert_sums import add_experts_and_norm, sum_experts
+from radixkv.runtime.device.ops.cuda.fp8_operations import Fp8Linear, Fp8Mlp
 from radixkv.runtime.device.ops.cuda.grouped_linear import (
     GatedActivation,
     gated_grouped_linear,
     grouped_linear,
     grouped_tile,
 )
-from radixkv.runtime.device.ops.cuda.fp8_operations import Fp8Linear, Fp8Mlp
 from radixkv.runtime.device.ops.cuda.linear import gated_linear, linear
 from radixkv.runtime.device.ops.cuda.linear_add_norm import add_linear_and_norm
 from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
