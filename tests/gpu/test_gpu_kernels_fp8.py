@@ -7,6 +7,7 @@ import torch
 from kernel_support import DEVICE, normal, on_device_only, on_kernels, poisoned
 from torch import Tensor
 
+from radixkv.runtime.device.ops.cuda.expert_routing import route
 from radixkv.runtime.device.ops.cuda.fp8_linear import (
     Fp8Tile,
     fp8_linear,
@@ -15,7 +16,10 @@ from radixkv.runtime.device.ops.cuda.fp8_linear import (
 )
 from radixkv.runtime.device.ops.cuda.fp8_operations import Fp8Linear, Fp8Mlp
 from radixkv.runtime.device.ops.cuda.fp8_rows import Fp8Rows, quantize_rows, silu_and_multiply_to_fp8
+from radixkv.runtime.device.ops.cuda.grouped_linear import gated_grouped_linear, grouped_linear, grouped_tile
+from radixkv.runtime.device.ops.cuda.operations import Experts, Linear
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, FP8, Fp8Matrix, Fp8Scales
+from radixkv.runtime.device.weights.weights import LinearWeights
 
 pytestmark = on_kernels
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter's products have no bfloat16
@@ -157,3 +161,66 @@ def test_products_of_model_size(n_rows: int, scales: Fp8Scales, dtype: torch.dty
     assert (out.dtype, out.shape, out.is_contiguous()) == (dtype, (n_rows, 6144), True)
     assert torch.equal(out, again)
     check_product(out, dequantized(rows), weight)
+
+
+@pytest.mark.parametrize("scales", ["channels", "blocks"])
+@pytest.mark.parametrize(("n_tokens", "hidden", "inner"), [(3, 256, 128), (40, 200, 144), (300, 256, 128)])
+def test_products_of_experts(n_tokens: int, hidden: int, inner: int, scales: Fp8Scales) -> None:
+    """Each pair of a token and an expert is the product with that expert's matrix."""
+    n_experts, n_active = 5, 2
+    down = stacked(n_experts, hidden, inner, scales)
+    tile = grouped_tile(n_tokens * n_active, n_experts, 1, has_room=False)
+    routing = route(normal(n_tokens, n_experts, dtype=DTYPE), n_active, tile.rows, normalizes=True)
+    expert_of = expert_of_position(routing.tiles, n_tokens * n_active)
+    gated = rounded(normal(n_tokens * n_active, inner, dtype=DTYPE), by_group=down.has_blocks)
+    products = poisoned(n_tokens * n_active, hidden, dtype=torch.float32)
+    grouped_linear(gated, down, None, routing, tile, products)
+    for position, pair in enumerate(routing.order.tolist()):
+        row = dequantized(gated)[position : position + 1]
+        check_product(products[pair : pair + 1], row, down.expert(expert_of[position]))
+
+    gate_up = stacked(n_experts, 2 * inner, hidden, scales)
+    x = rounded(normal(n_tokens, hidden, dtype=DTYPE), by_group=gate_up.has_blocks)
+    out = poisoned(n_tokens * n_active, inner, dtype=torch.float32)
+    gated_grouped_linear(x, gate_up, None, routing, tile, "silu", out)
+    for position, pair in enumerate(routing.order.tolist()):
+        matrix_of = gate_up.expert(expert_of[position]).dequantize().double()
+        gate, up = (dequantized(x)[pair // n_active] @ matrix_of.t()).chunk(2)
+        expected = torch.nn.functional.silu(gate) * up
+        assert ((out[position] - expected).abs() <= 0.02 * (expected.abs() + expected.abs().mean())).all()
+
+
+def stacked(n_experts: int, n_out: int, n_in: int, scales: Fp8Scales) -> Fp8Matrix:
+    made = Fp8Matrix.allocate((n_experts, n_out, n_in), scales=scales, device=torch.device(DEVICE))
+    for index in range(n_experts):
+        made.expert(index).quantize(normal(n_out, n_in, dtype=torch.float32, scale=0.1 * (index + 1)))
+    return made
+
+
+def expert_of_position(tiles: Tensor, n_pairs: int) -> list[int]:
+    """Returns the expert of each place in a routing's order."""
+    found = [-1] * n_pairs
+    for expert, first, end in tiles.t().tolist():
+        if expert >= 0:
+            found[first:end] = [expert] * (end - first)
+    return found
+
+
+@on_device_only
+@pytest.mark.parametrize("scales", ["channels", "blocks"])
+@pytest.mark.parametrize("n_tokens", [1, 30, 400])
+def test_a_mixture_of_experts(n_tokens: int, scales: Fp8Scales) -> None:
+    """Errors are those of rounding to FP8, and the same bits come every time."""
+    n_experts, hidden, inner = 16, 256, 128
+    gate_up, down = stacked(n_experts, 2 * inner, hidden, scales), stacked(n_experts, hidden, inner, scales)
+    router = Linear(normal(n_experts, hidden, dtype=DTYPE), None)
+
+    def experts(one: Tensor | Fp8Matrix, other: Tensor | Fp8Matrix) -> Experts:
+        linears = LinearWeights(one), LinearWeights(other)
+        return Experts(router, *linears, "silu", n_active=4, normalizes=True)
+
+    x = normal(n_tokens, hidden, dtype=DTYPE)
+    dense = experts(*(each.dequantize().to(DTYPE) for each in (gate_up, down)))
+    found, again = (experts(gate_up, down)(x) for _ in range(2))
+    assert torch.equal(found, again)
+    check_near(found, dense(x).double())

@@ -11,7 +11,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.ops.cuda.expert_routing import Routing
+from radixkv.runtime.device.ops.cuda.fp8_rows import Fp8Rows
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
+from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix
 
 GatedActivation = Literal["silu", "clamped_silu"]
 """See ``families.Activation``."""
@@ -47,12 +49,14 @@ def grouped_tile(n_pairs: int, n_experts: int, item_size: int, *, has_room: bool
     Args:
         n_pairs: tokens times active experts.
         n_experts: of the layer.
-        item_size: bytes of a value; 4 is for tests only.
+        item_size: bytes of a value of the matrices: 1 in FP8; 4 is for tests only.
         has_room: whether a thread block may use 163 KB of shared memory, not only 99 KB.
     """
     mean_rows = n_pairs / n_experts
     if item_size == 4:
         return GroupedTile(16 if mean_rows <= 8 else 64, 64, 32, n_warps=4, n_stages=2)
+    if item_size == 1:
+        return _fp8_tile(mean_rows, has_room=has_room)
     if mean_rows <= 8:
         return GroupedTile(16, 64, 128, n_warps=4, n_stages=5 if has_room else 4)
     if mean_rows <= 64:
@@ -62,9 +66,20 @@ def grouped_tile(n_pairs: int, n_experts: int, item_size: int, *, has_room: bool
     return GroupedTile(128, 128, 64, n_warps=8, n_stages=2)
 
 
+def _fp8_tile(mean_rows: float, *, has_room: bool) -> GroupedTile:
+    """Returns the tile of products in FP8, whose steps are as deep as the blocks that have a scale."""
+    if mean_rows <= 8:
+        return GroupedTile(16, 64, BLOCK, n_warps=4, n_stages=6)
+    if mean_rows <= 64:
+        return GroupedTile(64, 128, BLOCK, n_warps=4, n_stages=4 if has_room else 3)
+    if has_room:
+        return GroupedTile(128, 256, BLOCK, n_warps=8, n_stages=3)
+    return GroupedTile(128, 128, BLOCK, n_warps=8, n_stages=2)
+
+
 def gated_grouped_linear(
-    x: Tensor,
-    weight: Tensor,
+    x: Tensor | Fp8Rows,
+    weight: Tensor | Fp8Matrix,
     bias: Tensor | None,
     routing: Routing,
     tile: GroupedTile,
@@ -76,7 +91,7 @@ def gated_grouped_linear(
     Products and their biases are summed in float32 and rounded, then activated in float32 and rounded.
 
     Args:
-        x: [tokens, in], contiguous.
+        x: [tokens, in], contiguous; in FP8 if the weight is, with a scale for each 128 values if that has blocks.
         weight: [experts, 2 * inner, in], gate first, contiguous.
         bias: [experts, 2 * inner], contiguous, or None.
         routing: of the tokens, with tiles of ``tile.rows``.
@@ -88,12 +103,17 @@ def gated_grouped_linear(
 
 
 def grouped_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, routing: Routing, tile: GroupedTile, out: Tensor
+    x: Tensor | Fp8Rows,
+    weight: Tensor | Fp8Matrix,
+    bias: Tensor | None,
+    routing: Routing,
+    tile: GroupedTile,
+    out: Tensor,
 ) -> None:
     """Computes the second half of each expert's MLP. Products and biases are summed in float32 and rounded once.
 
     Args:
-        x: [pairs, in], contiguous, in the order of ``routing.order``.
+        x: [pairs, in], contiguous, in the order of ``routing.order``; in FP8 if the weight is.
         weight: [experts, out, in], contiguous.
         bias: [experts, out], contiguous, or None.
         routing: with tiles of ``tile.rows``.
@@ -104,26 +124,37 @@ def grouped_linear(
 
 
 def _launch(
-    x: Tensor,
-    weight: Tensor,
+    x: Tensor | Fp8Rows,
+    weight: Tensor | Fp8Matrix,
     bias: Tensor | None,
     routing: Routing,
     tile: GroupedTile,
     activation: GatedActivation | None,
     out: Tensor,
 ) -> None:
-    _, n_out, n_in = weight.shape
+    if isinstance(x, Fp8Rows):
+        assert isinstance(weight, Fp8Matrix)
+        values, x_scales, matrix, scales = x.values, x.scales, weight.values, weight.scales
+        scale_unit = BLOCK if weight.has_blocks else 1
+    else:
+        assert isinstance(weight, Tensor)
+        values, x_scales, matrix, scales = x, x, weight, weight
+        scale_unit = 0
+    _, n_out, n_in = matrix.shape
     n_tiles = routing.tiles.shape[1]
     _multiply_grouped[(n_tiles * triton.cdiv(n_out, tile.columns),)](
-        x,
-        weight,
-        weight if bias is None else bias,
+        values,
+        matrix,
+        matrix if bias is None else bias,
+        x_scales,
+        scales,
         out,
         routing.order,
         routing.tiles,
         n_tiles,
         n_out,
         n_in,
+        x_scales.stride(1),
         N_ACTIVE=routing.expert_weights.shape[1],
         ROWS=tile.rows,
         COLUMNS=tile.columns,
@@ -131,11 +162,12 @@ def _launch(
         STAGES=tile.n_stages,
         GROUP=tile.group,
         IS_WHOLE=n_in % tile.depth == 0,
+        SCALE_UNIT=scale_unit,
         HAS_BIAS=bias is not None,
         IS_GATED=activation is not None,
         CLAMPS=activation == "clamped_silu",
         num_warps=tile.n_warps,
-        **overlapping(x),
+        **overlapping(out),
     )
 
 
@@ -144,12 +176,15 @@ def _multiply_grouped(
     x: tl.tensor,
     weight: tl.tensor,
     bias: tl.tensor,
+    x_scales: tl.tensor,
+    scales: tl.tensor,
     out: tl.tensor,
     order: tl.tensor,
     tiles: tl.tensor,
     n_tiles: tl.tensor,
     n_out: tl.tensor,
     n_in: tl.tensor,
+    x_group_stride: tl.tensor,
     N_ACTIVE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -157,6 +192,7 @@ def _multiply_grouped(
     STAGES: tl.constexpr,
     GROUP: tl.constexpr,
     IS_WHOLE: tl.constexpr,
+    SCALE_UNIT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_GATED: tl.constexpr,
     CLAMPS: tl.constexpr,
@@ -185,6 +221,9 @@ def _multiply_grouped(
     if IS_GATED:
         x_row = tl.load(order + x_row) // N_ACTIVE
         weight_row = weight_row // 2 + weight_row % 2 * (n_out // 2)
+    if SCALE_UNIT > 1:
+        block_row = expert * tl.cdiv(n_out, SCALE_UNIT) + weight_row // SCALE_UNIT
+        block_row = block_row * tl.cdiv(n_in, SCALE_UNIT)
     weight_row = expert.to(tl.int64) * n_out + weight_row
     depth = tl.arange(0, DEPTH)
     x_source = x + x_row.to(tl.int64)[:, None] * n_in + depth[None, :]
@@ -198,12 +237,21 @@ def _multiply_grouped(
             is_inside = (start + depth < n_in)[None, :]
             matrix = tl.load(weight_source + start, is_inside, 0.0)
             part = tl.load(x_source + start, is_inside, 0.0)
-        if ROWS < 64:
+        if SCALE_UNIT > 1:
+            row_scale = tl.load(x_scales + x_row + start // SCALE_UNIT * x_group_stride)
+            scale = tl.load(scales + block_row + start // SCALE_UNIT)
+            if ROWS < 64:
+                sums += tl.dot(matrix, part.T) * scale[:, None] * row_scale[None, :]
+            else:
+                sums += tl.dot(part, matrix.T) * row_scale[:, None] * scale[None, :]
+        elif ROWS < 64:
             sums = tl.dot(matrix, part.T, sums, input_precision="ieee")
         else:
             sums = tl.dot(part, matrix.T, sums, input_precision="ieee")
     if ROWS < 64:
         sums = sums.T
+    if SCALE_UNIT == 1:
+        sums *= tl.load(x_scales + x_row)[:, None] * tl.load(scales + weight_row)[None, :]
     if HAS_BIAS:
         sums += tl.load(bias + weight_row).to(tl.float32)[None, :]
     product = sums.to(out.dtype.element_ty)

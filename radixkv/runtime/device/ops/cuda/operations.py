@@ -19,6 +19,7 @@ from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.expert_routing import route
 from radixkv.runtime.device.ops.cuda.expert_sums import add_experts_and_norm, sum_experts
 from radixkv.runtime.device.ops.cuda.fp8_operations import Fp8Linear, Fp8Mlp
+from radixkv.runtime.device.ops.cuda.fp8_rows import Fp8Rows, quantize_rows
 from radixkv.runtime.device.ops.cuda.grouped_linear import (
     GatedActivation,
     gated_grouped_linear,
@@ -90,6 +91,8 @@ class CudaOperations:
                 f"this {self._config.architecture} has experts with the activation {activation}, which has no "
                 "kernel on CUDA; use --device cpu"
             )
+        if isinstance(weights.down.weight, Fp8Matrix) and not self._has_fp8:
+            raise ConfigError("experts in FP8 need a GPU of compute capability 8.9 or above; use --device cpu")
         return Experts(
             self.linear(weights.router),
             weights.gate_up,
@@ -206,7 +209,7 @@ class Experts(base.Mlp):
     for Qwen3-30B-A3B and 0.6 GB for Mixtral 8x7B.
     """
 
-    router: Linear
+    router: base.Linear
     gate_up: LinearWeights
     down: LinearWeights
     activation: GatedActivation
@@ -235,13 +238,18 @@ class Experts(base.Mlp):
 
     def _products(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the outputs of each token's experts, [tokens * active, hidden], and their weights."""
-        n_experts, hidden, n_inner = self.down.weight.shape
+        gate_up, down = self.gate_up.weight, self.down.weight
+        is_fp8 = isinstance(down, Fp8Matrix)
+        n_experts, hidden, n_inner = down.values.shape if isinstance(down, Fp8Matrix) else down.shape
         n_pairs = len(x) * self.n_active
-        tile = grouped_tile(n_pairs, n_experts, x.itemsize, has_room=has_much_shared_memory(x))
+        item_size = 1 if is_fp8 else x.itemsize
+        tile = grouped_tile(n_pairs, n_experts, item_size, has_room=has_much_shared_memory(x))
         routing = route(self.router(x), self.n_active, tile.rows, normalizes=self.normalizes)
         gated, products = x.new_empty(n_pairs, n_inner), x.new_empty(n_pairs, hidden)
-        gated_grouped_linear(x, self.gate_up.weight, self.gate_up.bias, routing, tile, self.activation, gated)
-        grouped_linear(gated, self.down.weight, self.down.bias, routing, tile, products)
+        gated_grouped_linear(
+            _rounded_for(gate_up, x), gate_up, self.gate_up.bias, routing, tile, self.activation, gated
+        )
+        grouped_linear(_rounded_for(down, gated), down, self.down.bias, routing, tile, products)
         return products, routing.expert_weights
 
 
@@ -272,6 +280,11 @@ class RotateAndStore:
             adds_one=self.adds_one,
             scales=self.scales,
         )
+
+
+def _rounded_for(weight: Tensor | Fp8Matrix, x: Tensor) -> Tensor | Fp8Rows:
+    """Returns ``x`` as a product with ``weight`` takes it: in FP8 if that is."""
+    return quantize_rows(x, by_group=weight.has_blocks) if isinstance(weight, Fp8Matrix) else x
 
 
 def _cosine_sine(rope: Rope | None, head_dim: int, max_positions: int) -> Tensor:
