@@ -163,15 +163,14 @@ def _attend_decode(
             token += TOKENS
             page = tl.load(tables + first_entry + token // PAGE, token < end, 0)
     attended = summed / total[:, None]
+    if v_cache.dtype.element_ty != q.dtype.element_ty:
+        attended *= tl.where(result < 0, value_scale, 1.0)
+    attended = attended.to(out.dtype.element_ty)
     n_heads: tl.constexpr = GROUP * KV_HEADS
     if result < 0:
         target = row.to(tl.int64) * n_heads + head
-        if v_cache.dtype.element_ty != q.dtype.element_ty:
-            attended *= value_scale
-        tl.store(out + target[:, None] * DIM + dim[None, :], attended.to(out.dtype.element_ty), is_pair[:, None])
+        tl.store(out + target[:, None] * DIM + dim[None, :], attended, is_pair[:, None])
     else:
         target = (result + query).to(tl.int64) * n_heads + kv_head * KV_STEP + pair % GROUP * MEMBER_STEP
-        tl.store(
-            values + target[:, None] * DIM + dim[None, :], attended.to(values.dtype.element_ty), is_pair[:, None]
-        )
+        tl.store(values + target[:, None] * DIM + dim[None, :], attended, is_pair[:, None])
         tl.store(lse + target, tl.log2(total) + highest, is_pair)
