@@ -68,7 +68,7 @@ def backend_of(capability: tuple[int, ...], kv_dtype: torch.dtype) -> Literal["f
 
     With K and V of 8 bits it is FA2, as FA3 would round queries and weights of the softmax to 8 bits too.
     """
-    return "fa3" if capability == (9, 0) and kv_dtype != FP8 else "fa2"
+    return "fa3" if capability == (9, 0) else "fa2"
 
 
 def _module(backend: Literal["fa2", "fa3"], shape: AttentionShape, is_windowed: bool) -> tuple[Any, ...]:
