@@ -16,7 +16,7 @@ from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.machine_cuda import check_machine, inspect_machine
 from radixkv.runtime.device.pool_size_cuda import measure_memory
-from radixkv.runtime.device.weights import weights as weights_module
+from radixkv.runtime.device.weights.shapes import tensor_shapes
 from radixkv.runtime.device.weights.weights import ExpertsWeights, MlpWeights, Weights, open_weights
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS
@@ -51,7 +51,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Checkpoint:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     drawn = resolve(str(tmp_path), load_format="dummy")
     with open_weights(drawn, load_format="dummy", dtype=torch.float32) as weights:
-        tensors = {name: torch.randn(shape) for name, shape in weights_module._shapes(weights.config).items()}
+        tensors = {name: torch.randn(shape) for name, shape in tensor_shapes(weights.config).items()}
     files = {name: f"model-{i % 3}.safetensors" for i, name in enumerate(tensors)}
     for file in set(files.values()):
         some = {name: tensor.to(request.param) for name, tensor in tensors.items() if files[name] == file}

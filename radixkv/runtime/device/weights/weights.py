@@ -23,14 +23,13 @@ from radixkv.runtime.device.weights.quantization.fp8 import fp8_scales
 from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatrices
 from radixkv.runtime.device.weights.quantization.parse import check_quantization, parse_scheme
 from radixkv.runtime.device.weights.safetensors import RandomTensors, SafetensorsFiles, TensorSource
+from radixkv.runtime.device.weights.shapes import layer_shapes, optional_tensors, tensor_shapes
 
 logger = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
 _DEQUANTIZING_BYTES = 16
 """Memory for dequantizing one value: 15.7 bytes in AWQ's and GPTQ's formats, 7.5 in others, as measured."""
-TensorShapes = dict[str, tuple[int, ...]]
-"""Tensor shapes by full name."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class Weights:
         self.dtype = dtype
         self._device = device
         self._source = source
-        self._shapes = _shapes(config)
+        self._shapes = tensor_shapes(config)
 
     @property
     def n_bytes(self) -> int:
@@ -146,7 +145,7 @@ class Weights:
         """
         config = self.config
         parts = [
-            sum(math.prod(shape) for shape in _layer_shapes(config, i).values()) for i in range(config.n_layers)
+            sum(math.prod(shape) for shape in layer_shapes(config, i).values()) for i in range(config.n_layers)
         ]
         embedding = config.vocab_size * config.hidden_size
         twice = max(embedding, *parts) + (embedding if config.tied_head else 0)
@@ -365,7 +364,7 @@ def open_weights(
     if has_fp8_products:
         fp8 = "channels" if quantization == "fp8" and scheme is None else fp8_scales(scheme)
     is_dequantized = scheme is not None and fp8 is None
-    shapes = _shapes(config)
+    shapes = tensor_shapes(config)
     with ExitStack() as stack:
         if load_format == "dummy":
             random = RandomTensors(shapes, dtype, device)
@@ -377,7 +376,7 @@ def open_weights(
         headers = {name: Header(shape) for name, shape in shapes.items()}
         kv_scales = KVScales(config, files, files.names)
         headers |= kv_scales.headers
-        optional = _optional(config)
+        optional = optional_tensors(config)
         if quantized is not None:
             headers = quantized.replace(headers)
             optional |= quantized.optional
@@ -406,91 +405,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _shapes(config: DecoderConfig) -> TensorShapes:
-    """Returns the shapes of all tensors that the checkpoint must contain."""
-    vocabulary = (config.vocab_size, config.hidden_size)
-    shapes: TensorShapes = {
-        f"{config.names.embedding}.weight": vocabulary,
-        **_norm_shapes(config, config.names.final_norm),
-    }
-    if config.n_positions is not None:
-        n_rows = config.n_positions + config.n_unused_positions
-        shapes[f"{config.names.position_embedding}.weight"] = (n_rows, config.hidden_size)
-    if not config.tied_head:
-        shapes[f"{config.names.head}.weight"] = vocabulary
-    for layer in range(config.n_layers):
-        shapes |= _layer_shapes(config, layer)
-    return shapes
-
-
-def _norm_shapes(config: DecoderConfig, name: str) -> TensorShapes:
-    parts = ("weight", "bias") if config.norm == "layer" else ("weight",)
-    return {f"{name}.{part}": (config.hidden_size,) for part in parts}
-
-
-def _layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
-    names, hidden = config.names, config.hidden_size
-    shapes: TensorShapes = {}
-
-    def head_norm(name: str) -> None:
-        shapes[f"{name.format(layer=layer)}.weight"] = (config.head_dim,)
-
-    def norm(name: str) -> None:
-        shapes.update(_norm_shapes(config, name.format(layer=layer)))
-
-    def linear(name: str, n_outputs: int, n_inputs: int, *, bias: bool = False, expert: int = 0) -> None:
-        full = name.format(layer=layer, expert=expert)
-        shapes[f"{full}.weight"] = (n_outputs, n_inputs)
-        if bias:
-            shapes[f"{full}.bias"] = (n_outputs,)
-
-    query, key = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    norm(names.attention_norm)
-    linear(names.query, query, hidden, bias=config.has_query_key_value_bias)
-    linear(names.key, key, hidden, bias=config.has_query_key_value_bias)
-    linear(names.value, key, hidden, bias=config.has_query_key_value_bias)
-    if config.has_query_key_norm:
-        head_norm(names.query_norm)
-        head_norm(names.key_norm)
-    if config.has_sinks:
-        shapes[names.sinks.format(layer=layer)] = (config.n_heads,)
-    linear(names.output, hidden, query, bias=config.has_output_bias)
-    norm(names.mlp_norm)
-    if config.has_norms_around:
-        norm(names.after_attention_norm)
-        norm(names.after_mlp_norm)
-    experts = config.experts_of(layer)
-    if experts is None:
-        if config.has_gate:
-            linear(names.gate, config.intermediate_size, hidden, bias=config.has_mlp_bias)
-        linear(names.up, config.intermediate_size, hidden, bias=config.has_mlp_bias)
-        linear(names.down, hidden, config.intermediate_size, bias=config.has_mlp_bias)
-        return shapes
-    linear(names.router, experts.n_experts, hidden, bias=experts.are_stacked)
-    if experts.are_stacked:
-        n_inner = experts.inner_size
-        for name, n_inputs, n_outputs in (
-            (names.stacked_gate_up, hidden, 2 * n_inner),
-            (names.stacked_down, n_inner, hidden),
-        ):
-            full = name.format(layer=layer)
-            shapes[full] = (experts.n_experts, n_inputs, n_outputs)
-            shapes[f"{full}_bias"] = (experts.n_experts, n_outputs)
-        return shapes
-    for expert in range(experts.n_experts):
-        linear(names.expert_gate, experts.inner_size, hidden, expert=expert)
-        linear(names.expert_up, experts.inner_size, hidden, expert=expert)
-        linear(names.expert_down, hidden, experts.inner_size, expert=expert)
-    return shapes
-
-
 def _slice(stacked: LinearWeights, index: int) -> LinearWeights:
     weight = stacked.weight
     one = weight.expert(index) if isinstance(weight, Fp8Matrix) else weight[index]
     return LinearWeights(one, None if stacked.bias is None else stacked.bias[index])
-
-
-def _optional(config: DecoderConfig) -> frozenset[str]:
-    """Returns the names of tensors that a checkpoint may contain although the decoder does not use them."""
-    unused = {name.format(layer=layer) for name in config.names.unused for layer in range(config.n_layers)}
-    return frozenset(unused | {f"{config.names.head}.weight"}) if config.tied_head else frozenset(unused)
