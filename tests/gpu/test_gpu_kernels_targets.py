@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 import pytest
+import torch
 from kernel_support import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -17,9 +18,10 @@ from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig, Varia
 from radixkv.runtime.device.kv_dtype import FP8_MAX
 from radixkv.runtime.device.machine_cuda import MAX_HEADS_PER_KV_HEAD, MIN_FP8_CAPABILITY
 from radixkv.runtime.device.ops.cuda import expert_routing as routing
+from radixkv.runtime.device.ops.cuda import fp8_linear, int4_linear, linear, rotary
 from radixkv.runtime.device.ops.cuda import gated_linear as gated
 from radixkv.runtime.device.ops.cuda import grouped_linear as grouped
-from radixkv.runtime.device.ops.cuda import int4_linear, linear, rotary
+from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales
 
 pytestmark = [
     pytest.mark.gpu,
@@ -99,9 +101,28 @@ def test_products_with_their_activation_fit(n_rows: int, target: int) -> None:
 def test_products_of_experts_fit(kind: str, is_gated: bool, n_pairs: int, target: int) -> None:
     item_size = 2 if kind == "bf16" else 4
     tile = grouped.grouped_tile(n_pairs, 128, item_size, has_room=SHARED_BYTES[target] >= 160_000)
-    kinds = dict.fromkeys(("x", "weight", "bias", "out"), f"*{kind}") | dict.fromkeys(("order", "tiles"), "*i32")
-    kinds |= dict.fromkeys(("n_tiles", "n_out", "n_in"), "i32")
+    kinds = dict.fromkeys(("x", "weight", "bias", "out"), f"*{kind}")
+    check_grouped(kinds, tile, target, scale_unit=0, is_gated=is_gated)
+
+
+@pytest.mark.parametrize("target", FP8_TARGETS)
+@pytest.mark.parametrize("n_pairs", [8, 2048, 65_536])
+@pytest.mark.parametrize("scale_unit", [1, BLOCK])
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_products_of_experts_in_fp8_fit(is_gated: bool, scale_unit: int, n_pairs: int, target: int) -> None:
+    has_room = SHARED_BYTES[target] >= 160_000
+    tile = grouped.grouped_tile(n_pairs, 128, 1, has_room=has_room, has_blocks=scale_unit > 1)
+    kinds = dict.fromkeys(("x", "weight"), "*fp8e4nv") | dict.fromkeys(("bias", "out"), "*bf16")
+    check_grouped(kinds, tile, target, scale_unit=scale_unit, is_gated=is_gated)
+
+
+def check_grouped(
+    kinds: dict[str, str], tile: grouped.GroupedTile, target: int, *, scale_unit: int, is_gated: bool
+) -> None:
+    kinds = kinds | dict.fromkeys(("order", "tiles"), "*i32") | dict.fromkeys(("x_scales", "scales"), "*fp32")
+    kinds |= dict.fromkeys(("n_tiles", "n_out", "n_in", "x_group_stride"), "i32")
     constants = {
+        "SCALE_UNIT": scale_unit,
         "N_ACTIVE": 8,
         "ROWS": tile.rows,
         "COLUMNS": tile.columns,
@@ -118,7 +139,38 @@ def test_products_of_experts_fit(kind: str, is_gated: bool, n_pairs: int, target
         target,
         kinds,
         constants,
-        aligned={*kinds} - {"n_tiles"},
+        aligned={*kinds} - {"n_tiles", "x_group_stride"},
+        num_warps=tile.n_warps,
+    )
+    assert taken <= SHARED_BYTES[target], tile
+
+
+@pytest.mark.parametrize(("target", "converts"), [*product(SHARED_BYTES, [True]), *product(FP8_TARGETS, [False])])
+@pytest.mark.parametrize("n_rows", [1, 32, 64, 256])
+@pytest.mark.parametrize("scales", ["channels", "blocks"])
+def test_products_of_fp8_weights_fit(scales: Fp8Scales, n_rows: int, target: int, converts: bool) -> None:
+    weight = Fp8Matrix.allocate((4096, 256), scales=scales, device=torch.device("cpu"))
+    tile = fp8_linear.weight_only_tile(n_rows)
+    if not converts:
+        tile = fp8_linear.fp8_tile(n_rows, weight, has_room=SHARED_BYTES[target] >= 160_000)
+    kinds = {"x": "*bf16", "weight": "*u8"} if converts else dict.fromkeys(("x", "weight"), "*fp8e4nv")
+    kinds |= {"out": "*bf16"} | dict.fromkeys(("x_scales", "scales"), "*fp32")
+    kinds |= dict.fromkeys(("n_x", "n_out", "n_in", "scale_stride", "x_group_stride"), "i32")
+    constants = {
+        "ROWS": tile.n_out,
+        "X_ROWS": tile.n_rows,
+        "COLUMNS": tile.n_in,
+        "STAGES": tile.n_stages,
+        "SCALE_BLOCK": BLOCK if weight.has_blocks else 0,
+        "IS_EVEN": True,
+        "CONVERTS": converts,
+    }
+    taken = shared_bytes(
+        fp8_linear._multiply_fp8,
+        target,
+        kinds,
+        constants,
+        aligned={"x", "weight", "out", "scales", "n_out", "n_in"},
         num_warps=tile.n_warps,
     )
     assert taken <= SHARED_BYTES[target], tile
@@ -181,7 +233,7 @@ def tile_configs_of(head_dim: int, target: int) -> set[TileConfig]:
     }
 
 
-@pytest.mark.parametrize(("target", "kv"), [*product(SHARED_BYTES, ["*bf16"]), *product(FP8_TARGETS, ["*fp8e4nv"])])
+@pytest.mark.parametrize(("target", "kv"), [*product(SHARED_BYTES, ["*bf16"]), *product(FP8_TARGETS, ["*i16"])])
 @pytest.mark.parametrize(("head_dim", "max_group"), MAX_HEADS_PER_KV_HEAD.items())
 def test_attention_of_decode_rows_fits(head_dim: int, max_group: int, target: int, kv: str) -> None:
     kinds = dict.fromkeys(("q", "out", "values"), "*bf16") | dict.fromkeys(("k_cache", "v_cache"), kv)
@@ -198,6 +250,8 @@ def test_attention_of_decode_rows_fits(head_dim: int, max_group: int, target: in
             "TOKENS": tile_config.n_tokens,
             "STAGES": tile_config.n_stages,
             "IS_AHEAD": tile_config.is_ahead,
+            "HAS_PAIRS": kv == "*i16",
+            "USES_PTX": True,
             "KV_STEP": max_group,
             "MEMBER_STEP": 1,
         }

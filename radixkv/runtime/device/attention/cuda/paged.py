@@ -88,7 +88,7 @@ class PagedAttention:
         self._windows = tuple(windows)
         self._device = device
         self._kv_scales = kv_scales or [UNSCALED] * len(self._windows)
-        backend = backend_of((properties.major, properties.minor), shape.kv_dtype)
+        backend = backend_of((properties.major, properties.minor))
         self._uses_fa3 = (prompt_kernel or backend) == "fa3"
         shared_kernel = shared_kernel or backend
         self._geometry = Geometry(

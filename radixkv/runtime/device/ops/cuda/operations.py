@@ -243,11 +243,18 @@ class Experts(base.Mlp):
     def _products(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the outputs of each token's experts, [tokens * active, hidden], and their weights."""
         gate_up, down = self.gate_up.weight, self.down.weight
-        is_fp8 = isinstance(down, Fp8Matrix)
-        n_experts, hidden, n_inner = down.values.shape if isinstance(down, Fp8Matrix) else down.shape
+        assert not isinstance(gate_up, Int4Matrix), "experts in 4 bits are dequantized"
+        assert not isinstance(down, Int4Matrix), "experts in 4 bits are dequantized"
+        values = down.values if isinstance(down, Fp8Matrix) else down
+        n_experts, hidden, n_inner = values.shape
         n_pairs = len(x) * self.n_active
-        item_size = 1 if is_fp8 else x.itemsize
-        tile = grouped_tile(n_pairs, n_experts, item_size, has_room=has_much_shared_memory(x))
+        tile = grouped_tile(
+            n_pairs,
+            n_experts,
+            values.itemsize,
+            has_room=has_much_shared_memory(x),
+            has_blocks=isinstance(down, Fp8Matrix) and down.has_blocks,
+        )
         routing = route(self.router(x), self.n_active, tile.rows, normalizes=self.normalizes)
         gated, products = x.new_empty(n_pairs, n_inner), x.new_empty(n_pairs, hidden)
         gated_grouped_linear(
