@@ -79,8 +79,7 @@ class LLM:
         tokenizer: the folder or hub name of another tokenizer; None takes the model's.
         revision: branch, tag or commit of a hub name.
         device: ``cpu``, ``cuda`` or ``auto``: CUDA if there is a GPU that can run the model.
-        dtype: ``float32`` (CPU only), ``bfloat16``, ``float16`` (CUDA only) or ``auto``: float32 on the CPU, a
-            16-bit type on CUDA. torch's dtypes, such as ``torch.bfloat16``, are accepted too.
+        dtype: ``float32`` (CPU), ``bfloat16``, ``float16`` (CUDA), torch's, or ``auto``: float32 on the CPU, else 16 bits.
         quantization: ``fp8`` rounds the weights to FP8 as they are loaded, on CUDA; None: the checkpoint's format.
         load_format: ``auto``, or ``dummy`` for random weights of the shapes in ``config.json``.
         enforce_eager: whether to run without CUDA graphs: a quicker start, but slower steps.
@@ -97,18 +96,16 @@ class LLM:
         enable_prefix_caching: whether prompts share the pages of common prefixes.
         host_memory_bytes: size of the host tier, host memory that keeps copies of pages; None: no host tier.
         cache_dir: folder of the disk tier, which keeps pages, and their tokens, over restarts; None: no disk tier.
-        cache_dir_bytes: maximum size of the files in ``cache_dir``. None: 64 GiB.
+        cache_dir_bytes: maximum size of the files there; None: 64 GiB.
         write_policy: the host tier gets ``through`` all computed pages, ``selective`` those used a second time.
         load_policy: pages of the host tier are loaded ``always``, ``never`` or, by ``auto``, if that is faster.
-        eviction_policy: which pages are evicted first: ``lru`` (the least recently used), ``lfuda`` (those with the
-            fewest uses, with aging) or ``adaptive`` (those that promise the fewest hits, as learnt from traffic).
+        eviction_policy: what goes first: ``lru``, ``lfuda`` (fewest uses, aging) or ``adaptive`` (fewest hits expected).
         ghost_capacity: how many evicted pages ``adaptive`` remembers, as a multiple of the pages cached.
         pin_budget: fraction of each tier's pages that the pins of one ``cache_salt`` cover at most; 0: no pins.
         schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs`` (first come, first served).
         seed: determines the seeds of requests without a seed of their own.
         show_download: gets the downloaded bytes as a text, from several threads; None: standard error.
-        settings: the settings above under the names of vLLM or SGLang, such as ``block_size``, and settings that
-            only they have, which are refused by name unless their value changes nothing.
+        settings: the above under names of vLLM or SGLang; others of theirs are refused unless they change nothing.
 
     Raises:
         CheckpointError: there is no such model, or its files are corrupt.

@@ -90,7 +90,7 @@ def open_cuda_executor(
             dtype=torch_dtype,
             device=device,
             quantization=quantization,
-            products=("fp8", "int4"),
+            has_fp8_products=True,
         ) as weights:
             config = weights.config
             kv_scales = None if kv_dtype == torch_dtype else weights.kv_scales()
