@@ -79,7 +79,7 @@ class LLM:
         tokenizer: the folder or hub name of another tokenizer; None takes the model's.
         revision: branch, tag or commit of a hub name.
         device: ``cpu``, ``cuda`` or ``auto``: CUDA if there is a GPU that can run the model.
-        dtype: ``float32`` (CPU), ``bfloat16``, ``float16`` (CUDA), torch's, or ``auto``: float32 on the CPU, else 16 bits.
+        dtype: ``float32`` (CPU), ``bfloat16``, ``float16`` (CUDA), torch's, or ``auto``: 16 bits on CUDA only.
         quantization: ``fp8`` rounds the weights to FP8 as they are loaded, on CUDA; None: the checkpoint's format.
         load_format: ``auto``, or ``dummy`` for random weights of the shapes in ``config.json``.
         enforce_eager: whether to run without CUDA graphs: a quicker start, but slower steps.
@@ -99,7 +99,7 @@ class LLM:
         cache_dir_bytes: maximum size of the files there; None: 64 GiB.
         write_policy: the host tier gets ``through`` all computed pages, ``selective`` those used a second time.
         load_policy: pages of the host tier are loaded ``always``, ``never`` or, by ``auto``, if that is faster.
-        eviction_policy: what goes first: ``lru``, ``lfuda`` (fewest uses, aging) or ``adaptive`` (fewest hits expected).
+        eviction_policy: ``lru``, ``lfuda`` (fewest uses go first, with aging) or ``adaptive`` (fewest hits expected).
         ghost_capacity: how many evicted pages ``adaptive`` remembers, as a multiple of the pages cached.
         pin_budget: fraction of each tier's pages that the pins of one ``cache_salt`` cover at most; 0: no pins.
         schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs`` (first come, first served).
