@@ -99,7 +99,7 @@ class LLM:
         cache_dir_bytes: maximum size of the files there; None: 64 GiB.
         write_policy: the host tier gets ``through`` all computed pages, ``selective`` those used a second time.
         load_policy: pages of the host tier are loaded ``always``, ``never`` or, by ``auto``, if that is faster.
-        eviction_policy: ``lru``, ``lfuda`` (fewest uses go first, with aging) or ``adaptive`` (fewest hits expected).
+        eviction_policy: ``lru``, ``lfuda`` (fewest uses first, aging) or ``adaptive`` (fewest expected hits).
         ghost_capacity: how many evicted pages ``adaptive`` remembers, as a multiple of the pages cached.
         pin_budget: fraction of each tier's pages that the pins of one ``cache_salt`` cover at most; 0: no pins.
         schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs`` (first come, first served).

@@ -30,8 +30,6 @@ from radixkv.runtime.device.weights.weights import open_weights
 logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
-_FP8_CAPABILITY = (8, 9)
-"""Least compute capability with products in FP8."""
 _DECODE_GRAPH_LAYER_BYTES = 64 << 10
 """Driver memory per layer of a decode graph, for some 12 kernels."""
 _PIECEWISE_GRAPH_BYTES = 160 << 10
@@ -83,7 +81,7 @@ def open_cuda_executor(
     with torch.inference_mode(), torch.cuda.stream(stream):
         torch_dtype = machine_cuda.choose_dtype(dtype, checkpoint.config)
         kv_dtype = choose_kv_dtype(kv_cache_dtype, torch_dtype)
-        has_fp8 = gpu.capability >= _FP8_CAPABILITY
+        has_fp8 = gpu.capability >= machine_cuda.MIN_FP8_CAPABILITY
         with open_weights(
             checkpoint,
             load_format=load_format,

@@ -184,6 +184,15 @@ def check_kv_cache_dtype(setting: str, gpu: Gpu) -> None:
         )
 
 
+def check_fp8_experts(gpu: Gpu) -> None:
+    """Raises ``ConfigError`` for experts in FP8 on a GPU that does not multiply in FP8."""
+    if gpu.capability < MIN_FP8_CAPABILITY:
+        raise ConfigError(
+            f"experts in FP8 need compute capability {_dotted(MIN_FP8_CAPABILITY)} (Ada) or above, and "
+            f"{gpu.name} has {_dotted(gpu.capability)}; use a checkpoint in 16 bits, or set device to cpu"
+        )
+
+
 def check_page_size(page_size: int) -> None:
     """Raises ``ConfigError`` for a page size that attention does not support."""
     if page_size not in PAGE_SIZES:

@@ -52,7 +52,10 @@ def check_for_cuda(
         checkpoint, load_format="dummy", dtype=torch_dtype, quantization=quantization, has_fp8_products=True
     ) as weights:
         config, n_bytes, extra_bytes = weights.config, weights.n_bytes, weights.dequantizing_bytes
+        has_fp8 = weights.has_fp8
     machine_cuda.check_model(config)
+    if has_fp8 and config.experts is not None:
+        machine_cuda.check_fp8_experts(gpu)
     machine_cuda.check_weights_fit(n_bytes + extra_bytes, gpu)
     kv_dtype = choose_kv_dtype(kv_cache_dtype, torch_dtype)
     plan_pages(

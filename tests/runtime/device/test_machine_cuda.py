@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from radixkv.checkpoints import resolve
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.machine_cuda import (
     HEAD_SIZES,
@@ -35,6 +36,9 @@ from radixkv.runtime.device.machine_cuda import (
     version,
 )
 from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.preflight_cuda import check_for_cuda
+from support.checkpoints import save_checkpoint
+from support.device_support import CHECKPOINTS
 from support.paths import ROOT
 
 GIB = 1 << 30
@@ -317,3 +321,28 @@ def test_an_fp8_kv_cache_needs_ada() -> None:
         check_kv_cache_dtype("fp8", replace(GPU, capability=capability))
     with pytest.raises(ConfigError, match=r"^kv_cache_dtype fp8 needs .* 8\.9 .* NVIDIA A100 has 8\.0; set it"):
         check_kv_cache_dtype("fp8", ampere)
+
+
+def test_experts_in_fp8_need_ada(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, **CHECKPOINTS["mixtral"] | {"head_dim": 64})
+    ampere = Gpu("NVIDIA A100", (8, 0), 80 * GIB, 70 * GIB)
+
+    def check(gpu: Gpu, quantization: str | None) -> None:
+        check_for_cuda(
+            resolve(str(tmp_path)),
+            gpu,
+            page_size=16,
+            max_rows=8,
+            max_model_len=64,
+            dtype="bfloat16",
+            quantization=quantization,
+            kv_cache_dtype="auto",
+            kv_cache_memory_bytes=None,
+            max_total_tokens=None,
+            gpu_memory_utilization=0.9,
+        )
+
+    with pytest.raises(ConfigError, match=r"^experts in FP8 need .* 8\.9 .* NVIDIA A100 has 8\.0; use"):
+        check(ampere, "fp8")
+    check(ampere, None)
+    check(GPU, "fp8")

@@ -91,8 +91,7 @@ class CudaOperations:
                 f"this {self._config.architecture} has experts with the activation {activation}, which has no "
                 "kernel on CUDA; use --device cpu"
             )
-        if isinstance(weights.down.weight, Fp8Matrix) and not self._has_fp8:
-            raise ConfigError("experts in FP8 need a GPU of compute capability 8.9 or above; use --device cpu")
+        assert self._has_fp8 or not isinstance(weights.down.weight, Fp8Matrix), "check_fp8_experts refuses this"
         return Experts(
             self.linear(weights.router),
             weights.gate_up,
