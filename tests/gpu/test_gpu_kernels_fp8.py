@@ -100,6 +100,15 @@ def test_the_activation_is_rounded_to_fp8(n_rows: int, size: int, by_group: bool
     assert ((found - expected).abs() <= expected.abs() * 2.0**-4 * 1.01 + expected.abs().amax() * 2.0**-10).all()
 
 
+@on_device_only
+@pytest.mark.parametrize("by_group", [False, True])
+def test_nan_stays_nan(by_group: bool) -> None:
+    x = normal(3, 256, dtype=DTYPE)
+    x[0, 5], x[1] = float("nan"), float("nan")
+    found = dequantized(quantize_rows(x, by_group=by_group))
+    assert torch.equal(found.isnan(), x.isnan())
+
+
 @pytest.mark.parametrize("scales", ["channels", "blocks"])
 @pytest.mark.parametrize("n_rows", [1, 3, 16, 17, 70])
 @pytest.mark.parametrize(("n_out", "n_in"), [(192, 256), (72, 200), (130, 384)])
@@ -155,10 +164,23 @@ def check_near(found: Tensor, exact: Tensor) -> None:
 @pytest.mark.parametrize("scales", ["channels", "blocks"])
 @pytest.mark.parametrize("n_rows", [1, 16, 17, 64, 200, 1000])
 def test_products_of_model_size(n_rows: int, scales: Fp8Scales, dtype: torch.dtype) -> None:
-    weight, x = matrix(6144, 4096, scales), normal(n_rows, 4096, dtype=dtype)
+    check_fp8_linear(6144, 4096, n_rows, scales, dtype)
+
+
+@on_device_only
+@pytest.mark.skipif(
+    DEVICE == "cuda" and torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU that multiplies in FP8"
+)
+@pytest.mark.parametrize("n_rows", [2, 200])
+def test_blocks_whose_number_is_no_multiple_of_four(n_rows: int) -> None:
+    check_fp8_linear(256, 8960, n_rows, "blocks", torch.bfloat16)
+
+
+def check_fp8_linear(n_out: int, n_in: int, n_rows: int, scales: Fp8Scales, dtype: torch.dtype) -> None:
+    weight, x = matrix(n_out, n_in, scales), normal(n_rows, n_in, dtype=dtype)
     rows = quantize_rows(x, by_group=weight.has_blocks)
     out, again = (fp8_linear(rows, weight, dtype) for _ in range(2))
-    assert (out.dtype, out.shape, out.is_contiguous()) == (dtype, (n_rows, 6144), True)
+    assert (out.dtype, out.shape, out.is_contiguous()) == (dtype, (n_rows, n_out), True)
     assert torch.equal(out, again)
     check_product(out, dequantized(rows), weight)
 

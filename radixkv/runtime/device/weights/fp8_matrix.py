@@ -18,7 +18,9 @@ FP8_MAX = 448.0
 BLOCK = 128
 """Output channels, and inputs, of a block with its own scale."""
 _CHUNK_ELEMENTS = 1 << 24
-"""Elements that are quantized at once: their float32 copies take 128 MiB."""
+"""Elements that are quantized at once."""
+QUANTIZING_BYTES = 8 * _CHUNK_ELEMENTS
+"""Temporary memory of ``Fp8Matrix.quantize``: two copies in float32."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from radixkv.runtime.device.weights.parallel_load import TensorViews
 class KVScales:
     """The tensors ``k_scale`` and ``v_scale`` of a checkpoint's layers, one number each.
 
-    They are found beside the key and value projections of attention (compressed-tensors, ModelOpt), or below them
+    They are found beside the key and value projections of attention (compressed-tensors), or below them
     (``k_proj.k_scale``, AutoFP8).
 
     Args:

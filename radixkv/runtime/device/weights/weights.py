@@ -15,7 +15,7 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.config import LoadFormat
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig, ExpertConfig
-from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales, fp8_bytes
+from radixkv.runtime.device.weights.fp8_matrix import BLOCK, QUANTIZING_BYTES, Fp8Matrix, Fp8Scales, fp8_bytes
 from radixkv.runtime.device.weights.headers import Header
 from radixkv.runtime.device.weights.kv_scales import KVScales
 from radixkv.runtime.device.weights.parallel_load import N_LANES, ParallelLoader, PinnedLane
@@ -132,9 +132,15 @@ class Weights:
 
     @property
     def dequantizing_bytes(self) -> int:
-        """Memory for dequantizing the largest matrix, in bytes; 0 if the checkpoint is not quantized."""
+        """Memory for converting matrices while they are loaded, in bytes; 0 if none is converted."""
         sizes = [math.prod(shape) for shape in self._shapes.values() if len(shape) > 1]
-        return _DEQUANTIZING_BYTES * max(sizes) if self._is_dequantized else 0
+        if self._is_dequantized:
+            return _DEQUANTIZING_BYTES * max(sizes)
+        if self._fp8 is None:
+            return 0
+        # Each thread may have read a matrix, and one is quantized at a time.
+        largest = max(math.prod(shape) for name, shape in self._shapes.items() if self._is_layer_matrix(name))
+        return N_LANES * largest * self.dtype.itemsize + QUANTIZING_BYTES
 
     @property
     def peak_bytes(self) -> int:
@@ -214,8 +220,9 @@ class Weights:
             return None
         n_experts, n_inner, hidden = experts.n_experts, experts.inner_size, self.config.hidden_size
         router = self._linear(names.router.format(layer=layer))
-        if self._scales(self._expert_names(layer, 0)) is not None:
-            return self._fp8_experts(layer, experts, router)
+        scales = self._expert_scales(layer, n_experts)
+        if scales is not None:
+            return self._fp8_experts(layer, experts, router, scales)
         gate_up, down = self._empty(n_experts, 2 * n_inner, hidden), self._empty(n_experts, hidden, n_inner)
         if experts.are_stacked:
             # The files have [experts, in, out], in which gate and up alternate.
@@ -234,10 +241,15 @@ class Weights:
                 self._fill(name, part)
         return ExpertsWeights(router, LinearWeights(gate_up), LinearWeights(down))
 
-    def _fp8_experts(self, layer: int, config: ExpertConfig, router: LinearWeights) -> ExpertsWeights:
+    def _expert_scales(self, layer: int, n_experts: int) -> Fp8Scales | None:
+        """Returns the scales of a layer's experts; None if one of them is kept in 16 bits."""
+        found = {self._scales(self._expert_names(layer, expert)) for expert in range(n_experts)}
+        return found.pop() if len(found) == 1 else None
+
+    def _fp8_experts(
+        self, layer: int, config: ExpertConfig, router: LinearWeights, scales: Fp8Scales
+    ) -> ExpertsWeights:
         n_experts, n_inner, hidden = config.n_experts, config.inner_size, self.config.hidden_size
-        scales = self._scales(self._expert_names(layer, 0))
-        assert scales is not None
         gate_up, down = (
             Fp8Matrix.allocate((n_experts, *shape), scales=scales, device=self._device)
             for shape in ((2 * n_inner, hidden), (hidden, n_inner))
@@ -359,7 +371,7 @@ def open_weights(
     path = checkpoint.folder / "config.json"
     config = DecoderConfig.parse(checkpoint.config, path)
     scheme = parse_scheme(checkpoint.config, path)
-    check_quantization(quantization, scheme, has_fp8_products=has_fp8_products)
+    check_quantization(quantization, checkpoint.config, scheme, has_fp8_products=has_fp8_products)
     fp8: Fp8Scales | None = None
     if has_fp8_products:
         fp8 = "channels" if quantization == "fp8" and scheme is None else fp8_scales(scheme)

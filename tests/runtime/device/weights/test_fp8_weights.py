@@ -15,12 +15,18 @@ from torch import Tensor
 from radixkv import LLM
 from radixkv.checkpoints import resolve
 from radixkv.config import LoadFormat
-from radixkv.errors import ConfigError
+from radixkv.errors import CheckpointError, ConfigError
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, FP8, Fp8Matrix, Fp8Scales, fp8_bytes
 from radixkv.runtime.device.weights.parallel_load import ParallelLoader
 from radixkv.runtime.device.weights.safetensors import SafetensorsFiles
-from radixkv.runtime.device.weights.weights import LinearWeights, MlpWeights, Weights, open_weights
+from radixkv.runtime.device.weights.weights import (
+    ExpertsWeights,
+    LinearWeights,
+    MlpWeights,
+    Weights,
+    open_weights,
+)
 from support.checkpoints import save_checkpoint
 from support.device_support import PlainLane
 from support.quantized_checkpoints import save_quantized
@@ -173,3 +179,51 @@ def test_the_name_of_the_checkpoints_format_changes_nothing(tmp_path: Path) -> N
 def test_the_cpu_does_not_quantize() -> None:
     with pytest.raises(ConfigError, match="quantization 'fp8' needs a GPU"):
         LLM(device="cpu", quantization="fp8")
+
+
+def test_the_method_that_config_json_names_changes_nothing(tmp_path: Path) -> None:
+    save_quantized(tmp_path, "fp8 channels")
+    assert linears(tmp_path / "quantized", quantization="compressed-tensors", has_fp8_products=True)
+
+
+EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+@pytest.mark.parametrize("expert", [0, 2])
+def test_a_layer_with_an_expert_that_is_not_quantized_has_16_bits(tmp_path: Path, expert: int) -> None:
+    save_quantized(tmp_path, "fp8 channels", model_type="qwen3_moe", **EXPERTS)
+    path = tmp_path / "quantized" / "model.safetensors"
+    tensors = load_file(path)
+    name = f"model.layers.0.mlp.experts.{expert}.up_proj.weight"
+    tensors[name] = load_file(tmp_path / "dense" / "model.safetensors")[name]
+    del tensors[f"{name}_scale"]
+    save_file(tensors, path)
+    stacks = []
+    for kind, has_products in (("quantized", True), ("dense", False)):
+        checkpoint = resolve(str(tmp_path / kind))
+        with open_weights(
+            checkpoint, load_format="auto", dtype=torch.float32, has_fp8_products=has_products
+        ) as weights:
+            layers = [weights.layer(index).mlp for index in range(2)]
+        assert all(isinstance(mlp, ExpertsWeights) for mlp in layers)
+        stacks.append([mlp.gate_up.weight for mlp in layers if isinstance(mlp, ExpertsWeights)])
+    (mixed, quantized), (dense, other) = stacks
+    assert isinstance(mixed, Tensor)
+    assert torch.equal(mixed, dense)
+    assert isinstance(quantized, Fp8Matrix)
+    assert torch.equal(quantized.dequantize(), other)
+
+
+def test_calibrated_scales_of_k_and_v_are_allowed_beside_quantized_weights(tmp_path: Path) -> None:
+    save_quantized(tmp_path, "fp8 channels")
+    path = tmp_path / "quantized" / "config.json"
+    config = json.loads(path.read_text())
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    config["quantization_config"]["kv_cache_scheme"] = scheme
+    path.write_text(json.dumps(config))
+    assert linears(path.parent, has_fp8_products=True)
+    for change in ({"strategy": "attn_head"}, {"dynamic": True}, {"num_bits": 4}):
+        config["quantization_config"]["kv_cache_scheme"] = scheme | change
+        path.write_text(json.dumps(config))
+        with pytest.raises(CheckpointError, match="kv_cache_scheme .* is not supported"):
+            linears(path.parent)

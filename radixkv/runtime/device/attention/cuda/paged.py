@@ -66,7 +66,7 @@ class PagedAttention:
         device: the GPU.
         costs: decide whether shared pages are read once for many rows; None for the measured ones.
         kv_scales: [layers], of K and V of 8 bits; None: all are 1.
-        prompt_kernel: None for FA3 on Hopper and FA2 elsewhere, and for FA2 with K and V of 8 bits.
+        prompt_kernel: None for FA3 on Hopper and FA2 elsewhere.
         shared_kernel: kernel for pages that many rows share; None as for ``prompt_kernel``.
     """
 

@@ -38,7 +38,7 @@ def fp8_linear(x: Fp8Rows, weight: Fp8Matrix, dtype: torch.dtype) -> Tensor:
     Args:
         x: [rows, in], with a scale for each 128 values if the matrix has blocks.
         weight: [out, in].
-        dtype: of the result.
+        dtype: of the result. Of float16, torch's scaled product gives bfloat16's precision.
     """
     if _is_scaled_faster(x.n_rows, weight, on_hopper=is_hopper(weight.values)):
         return _multiply_scaled(x, weight, dtype)
@@ -56,7 +56,8 @@ def _is_scaled_faster(n_rows: int, weight: Fp8Matrix, *, on_hopper: bool) -> boo
     """
     n_out, n_in = weight.values.shape
     if weight.has_blocks:
-        return on_hopper and n_rows > 1 and n_out % BLOCK == n_in % BLOCK == 0
+        # cuBLAS wants the scales of blocks in columns of a multiple of 4.
+        return on_hopper and n_rows > 1 and n_out % BLOCK == n_in % (4 * BLOCK) == 0
     return n_rows > 64 and n_out % 16 == n_in % 16 == 0
 
 

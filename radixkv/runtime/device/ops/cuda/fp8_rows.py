@@ -117,7 +117,9 @@ def _quantize(
     groups = tl.reshape(value, [BLOCK // GROUP, GROUP])
     scale = tl.maximum(tl.max(tl.abs(groups), 1), _SMALLEST) / _MAX
     rounded = tl.reshape(groups / scale[:, None], [BLOCK])
-    rounded = tl.minimum(tl.maximum(rounded, -_MAX), _MAX)
+    # NaN stays NaN, so that the check of finite logits sees it.
+    rounded = tl.maximum(rounded, -_MAX, tl.PropagateNan.ALL)
+    rounded = tl.minimum(rounded, _MAX, tl.PropagateNan.ALL)
     tl.store(values + row * size + columns, rounded.to(values.dtype.element_ty), is_column)
     group = tl.arange(0, BLOCK // GROUP)
     tl.store(scales + row + group * group_stride, scale, group * GROUP < size)

@@ -57,15 +57,27 @@ def parse_scheme(config: Mapping[str, Any], path: Path) -> WeightScheme | None:
     raise fields.error(f"quant_method {method!r} is not supported; this release supports {supported}")
 
 
-def check_quantization(quantization: str | None, scheme: WeightScheme | None, *, has_fp8_products: bool) -> None:
+def check_quantization(
+    quantization: str | None, config: Mapping[str, Any], scheme: WeightScheme | None, *, has_fp8_products: bool
+) -> None:
     """Checks the setting ``quantization`` against a checkpoint's format.
+
+    Args:
+        quantization: the setting.
+        config: the checkpoint's ``config.json``, whose ``quant_method`` names the format too.
+        scheme: of the checkpoint.
+        has_fp8_products: whether the device multiplies in FP8.
 
     Raises:
         ConfigError: the checkpoint has another format, or the device has no FP8 products.
     """
-    if quantization is None or (scheme is not None and quantization == scheme.name):
+    if quantization is None:
         return
     if scheme is not None:
+        section = config.get("quantization_config") or config.get("compression_config")
+        assert isinstance(section, Mapping)
+        if quantization in (scheme.name, section.get("quant_method")):
+            return
         raise ConfigError(
             f"quantization is {quantization!r}, but the checkpoint's weights are in the format {scheme.name}; "
             "leave it out"
@@ -92,7 +104,7 @@ def _compressed_tensors(fields: ConfigReader) -> WeightScheme:
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         raise fields.error("config_groups must have weights")
-    fields.allow_only(kv_cache_scheme=None)
+    _check_kv_cache_scheme(fields)
     for name in ("transform_config", "sparsity_config"):
         section = fields.get(name)
         if section and not (isinstance(section, Mapping) and section.get("format") == "dense"):
@@ -111,6 +123,21 @@ def _compressed_tensors(fields: ConfigReader) -> WeightScheme:
         fields.allow_only(format="pack-quantized")
         return PackedInt4(_group_size(settings) if strategy == "group" else None)
     raise fields.error(f"weights of type {kind} with the strategy {strategy!r} are not supported")
+
+
+def _check_kv_cache_scheme(fields: ConfigReader) -> None:
+    """Refuses scales of K and V other than one in each layer, which ``KVScales`` reads."""
+    scheme = fields.get("kv_cache_scheme")
+    expected = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    if scheme is None:
+        return
+    if (
+        not isinstance(scheme, Mapping)
+        or any(scheme.get(name) != value for name, value in expected.items())
+        or scheme.get("dynamic")
+        or not scheme.get("symmetric", True)
+    ):
+        raise fields.error(f"kv_cache_scheme {scheme!r} is not supported; FP8 with one static scale a layer is")
 
 
 def _group_size(fields: ConfigReader) -> int:
