@@ -7,6 +7,7 @@ import torch
 from kernel_support import DEVICE, normal, on_device_only, on_kernels, poisoned
 from torch import Tensor
 
+from radixkv.runtime.device.kv_dtype import FP8
 from radixkv.runtime.device.ops.cuda.expert_routing import route
 from radixkv.runtime.device.ops.cuda.fp8_linear import (
     Fp8Tile,
@@ -18,7 +19,7 @@ from radixkv.runtime.device.ops.cuda.fp8_operations import Fp8Linear, Fp8Mlp
 from radixkv.runtime.device.ops.cuda.fp8_rows import Fp8Rows, quantize_rows, silu_and_multiply_to_fp8
 from radixkv.runtime.device.ops.cuda.grouped_linear import gated_grouped_linear, grouped_linear, grouped_tile
 from radixkv.runtime.device.ops.cuda.operations import Experts, Linear
-from radixkv.runtime.device.weights.fp8_matrix import BLOCK, FP8, Fp8Matrix, Fp8Scales
+from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales
 from radixkv.runtime.device.weights.weights import LinearWeights
 
 pytestmark = on_kernels

@@ -10,11 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-FP8 = torch.float8_e4m3fn
+from radixkv.runtime.device.kv_dtype import FP8, FP8_MAX
+
 Fp8Scales = Literal["channels", "blocks"]
 """One scale for each output channel, or for each block of 128 × 128."""
-FP8_MAX = 448.0
-"""The largest number of e4m3."""
 BLOCK = 128
 """Output channels, and inputs, of a block with its own scale."""
 _CHUNK_ELEMENTS = 1 << 24

@@ -16,8 +16,9 @@ from radixkv import LLM
 from radixkv.checkpoints import resolve
 from radixkv.config import LoadFormat
 from radixkv.errors import CheckpointError, ConfigError
+from radixkv.runtime.device.kv_dtype import FP8
 from radixkv.runtime.device.model_config.config import DecoderConfig
-from radixkv.runtime.device.weights.fp8_matrix import BLOCK, FP8, Fp8Matrix, Fp8Scales, fp8_bytes
+from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales, fp8_bytes
 from radixkv.runtime.device.weights.parallel_load import ParallelLoader
 from radixkv.runtime.device.weights.safetensors import SafetensorsFiles
 from radixkv.runtime.device.weights.weights import (
