@@ -204,7 +204,7 @@ def tile_configs_of(head_dim: int, target: int) -> set[TileConfig]:
     }
 
 
-@pytest.mark.parametrize(("target", "kv"), [*product(SHARED_BYTES, ["*bf16"]), *product(FP8_TARGETS, ["*fp8e4nv"])])
+@pytest.mark.parametrize(("target", "kv"), [*product(SHARED_BYTES, ["*bf16"]), *product(FP8_TARGETS, ["*i16"])])
 @pytest.mark.parametrize(("head_dim", "max_group"), MAX_HEADS_PER_KV_HEAD.items())
 def test_attention_of_decode_rows_fits(head_dim: int, max_group: int, target: int, kv: str) -> None:
     kinds = dict.fromkeys(("q", "out", "values"), "*bf16") | dict.fromkeys(("k_cache", "v_cache"), kv)
@@ -221,6 +221,8 @@ def test_attention_of_decode_rows_fits(head_dim: int, max_group: int, target: in
             "TOKENS": tile_config.n_tokens,
             "STAGES": tile_config.n_stages,
             "IS_AHEAD": tile_config.is_ahead,
+            "HAS_PAIRS": kv == "*i16",
+            "USES_PTX": True,
             "KV_STEP": max_group,
             "MEMBER_STEP": 1,
         }

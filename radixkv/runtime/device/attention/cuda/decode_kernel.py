@@ -7,6 +7,7 @@ loading page ids and first tokens.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -57,6 +58,9 @@ def attend_decode(
     """
     n_heads, head_dim = q.shape[1:]
     n_kv_heads, page_size = k_cache.shape[2], k_cache.shape[1]
+    has_pairs = k_cache.dtype != q.dtype
+    if has_pairs:
+        k_cache, v_cache = k_cache.view(torch.int16), v_cache.view(torch.int16)
     _attend_decode[n_kv_heads, n_items](  # all heads of the first items, which are the longest, start first
         q,
         k_cache,
@@ -80,6 +84,8 @@ def attend_decode(
         TOKENS=tile_config.n_tokens,
         STAGES=tile_config.n_stages,
         IS_AHEAD=tile_config.is_ahead,
+        HAS_PAIRS=has_pairs,
+        USES_PTX=q.is_cuda,
         KV_STEP=head_steps[0],
         MEMBER_STEP=head_steps[1],
         num_warps=tile_config.n_warps,
@@ -111,6 +117,8 @@ def _attend_decode(
     TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
     IS_AHEAD: tl.constexpr,
+    HAS_PAIRS: tl.constexpr,
+    USES_PTX: tl.constexpr,
     KV_STEP: tl.constexpr,
     MEMBER_STEP: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -134,13 +142,16 @@ def _attend_decode(
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    dim = tl.arange(0, DIM)
-    queries = tl.load(q + row[:, None] * q_stride + head[:, None] * DIM + dim[None, :], is_pair[:, None], 0.0)
-    # The GPU converts e4m3 to float16 in one instruction for two numbers, to bfloat16 in several for each.
-    is_fp8: tl.constexpr = k_cache.dtype.element_ty != q.dtype.element_ty
-    if is_fp8:
-        queries = queries.to(tl.float16)
-    summed = tl.zeros([TILE, DIM], tl.float32)
+    n_words: tl.constexpr = DIM // 2 if HAS_PAIRS else DIM
+    word = tl.arange(0, n_words)
+    queries = q + row[:, None] * q_stride + head[:, None] * DIM
+    if HAS_PAIRS:
+        even_queries = tl.load(queries + 2 * word[None, :], is_pair[:, None], 0.0).to(tl.float16)
+        odd_queries = tl.load(queries + 2 * word[None, :] + 1, is_pair[:, None], 0.0).to(tl.float16)
+        odd_summed = tl.zeros([TILE, n_words], tl.float32)
+    else:
+        even_queries = tl.load(queries + word[None, :], is_pair[:, None], 0.0)
+    summed = tl.zeros([TILE, n_words], tl.float32)
     highest = tl.full([TILE], float("-inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     if IS_AHEAD:
@@ -151,25 +162,34 @@ def _attend_decode(
         is_token = token < end
         if not IS_AHEAD:
             page = tl.load(tables + first_entry + token // PAGE, is_token, 0)
-        offset = page.to(tl.int64) * page_stride + (token % PAGE) * (KV_HEADS * DIM) + kv_head * DIM
-        offsets = offset[:, None] + dim[None, :]
-        key = tl.load(k_cache + offsets, is_token[:, None], 0.0).to(queries.dtype)
-        score = tl.dot(queries, tl.trans(key)) * scale
+        offset = page.to(tl.int64) * page_stride + (token % PAGE) * (KV_HEADS * n_words) + kv_head * n_words
+        offsets = offset[:, None] + word[None, :]
+        key = tl.load(k_cache + offsets, is_token[:, None], 0)
+        if HAS_PAIRS:
+            key, odd_key = _split(key, USES_PTX)
+        score = tl.dot(even_queries, tl.trans(key))
+        if HAS_PAIRS:
+            score = tl.dot(odd_queries, tl.trans(odd_key), score)
+        score *= scale
         score = tl.where(is_token[None, :], score, float("-inf"))
         higher = tl.maximum(highest, tl.max(score, 1))
         rescale = tl.exp2(highest - higher)
         weight = tl.exp2(score - higher[:, None])
         total = total * rescale + tl.sum(weight, 1)
         highest = higher
-        value = tl.load(v_cache + offsets, is_token[:, None], 0.0).to(queries.dtype)
+        value = tl.load(v_cache + offsets, is_token[:, None], 0)
+        if HAS_PAIRS:
+            value, odd_value = _split(value, USES_PTX)
+            odd_summed = odd_summed * rescale[:, None] + tl.dot(weight.to(odd_value.dtype), odd_value)
         summed = summed * rescale[:, None] + tl.dot(weight.to(value.dtype), value)
         if IS_AHEAD:
             token += TOKENS
             page = tl.load(tables + first_entry + token // PAGE, token < end, 0)
+    if HAS_PAIRS:
+        summed = tl.interleave(summed, odd_summed) * tl.where(result < 0, value_scale, 1.0)
     attended = summed / total[:, None]
-    if is_fp8:
-        attended *= tl.where(result < 0, value_scale, 1.0)
     attended = attended.to(out.dtype.element_ty)
+    dim = tl.arange(0, DIM)
     n_heads: tl.constexpr = GROUP * KV_HEADS
     if result < 0:
         target = row.to(tl.int64) * n_heads + head
@@ -178,3 +198,38 @@ def _attend_decode(
         target = (result + query).to(tl.int64) * n_heads + kv_head * KV_STEP + pair % GROUP * MEMBER_STEP
         tl.store(values + target[:, None] * DIM + dim[None, :], attended, is_pair[:, None])
         tl.store(lse + target, tl.log2(total) + highest, is_pair)
+
+
+@triton.jit
+def _split(words: tl.tensor, USES_PTX: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Returns the first and the second of the two e4m3 numbers of each word, as float16.
+
+    Tensor cores take 8-bit values only in an order that V has not in memory, and rearranging 16-bit words is an
+    instruction, but rearranging bytes is not. Words are converted after that, two numbers at once.
+    """
+    if USES_PTX:
+        first_numbers, second_numbers = tl.inline_asm_elementwise(
+            """{
+            .reg .b16 first, second;
+            .reg .b32 one, other;
+            mov.b32 {first, second}, $2;
+            cvt.rn.f16x2.e4m3x2 one, first;
+            cvt.rn.f16x2.e4m3x2 other, second;
+            prmt.b32 $0, one, other, 0x5410;
+            prmt.b32 $1, one, other, 0x7632;
+            }""",
+            "=r,=r,r",
+            [words],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+        return first_numbers, second_numbers
+    return _from_e4m3(words & 0xFF), _from_e4m3((words >> 8) & 0xFF)
+
+
+@triton.jit
+def _from_e4m3(bits: tl.tensor) -> tl.tensor:
+    """Returns numbers whose e4m3 bits are given, as float16, without instructions for FP8."""
+    number = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.int16).to(tl.float16, bitcast=True) * 256.0
+    return tl.where((bits & 0x7F) == 0x7F, float("nan"), number).to(tl.float16)
