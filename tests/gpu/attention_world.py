@@ -29,6 +29,9 @@ class World:
 
     Pages that belong to no row hold NaN, as do positions after a row's last token. K and V of 8 bits have
     ``FP8_SCALES``.
+
+    Args:
+        has_sinks: whether all layers have attention sinks.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class World:
         prompt_kernel: Literal["fa2", "fa3"] | None = None,
         shared_kernel: SharedKernel | None = None,
         costs: SharingCosts | None = None,
+        has_sinks: bool = False,
     ) -> None:
         self.shape = shape
         self.windows = windows
@@ -59,6 +63,7 @@ class World:
             self.k, self.v = self.k.to(FP8), self.v.to(FP8)
         self.tables = torch.full((max_rows + 1, width), n_pages, dtype=torch.int32, device="cuda")
         self.free = self.random.permutation(n_pages).astype(np.int32).tolist()
+        self.sinks = [2 + 2 * torch.randn(shape.n_heads, device="cuda") if has_sinks else None for _ in windows]
         layout = StagingLayout()
         self.attention = PagedAttention(
             shape,
@@ -67,6 +72,7 @@ class World:
             layout=layout,
             device=self.device,
             kv_scales=[self.scales] * len(windows),
+            sinks=self.sinks,
             prompt_kernel=prompt_kernel,
             shared_kernel=shared_kernel,
             costs=costs,
@@ -117,7 +123,7 @@ class World:
     def expected(self, batch_slots: Ints, lengths: Ints, n_tokens: Ints, q: Tensor, *, layer: int = 0) -> Tensor:
         """Computes the oracle for rows of the last ``n_tokens`` positions of ``lengths``, over stored K and V."""
         outs, first = [], 0
-        window, group = self.windows[layer], self.shape.group
+        window, group, sinks = self.windows[layer], self.shape.group, self.sinks[layer]
         for batch_slot, length, n in zip(batch_slots.tolist(), lengths.tolist(), n_tokens.tolist(), strict=True):
             pages = self.tables[batch_slot, : -(-length // self.shape.page_size)].long()
             k, v = (
@@ -133,7 +139,10 @@ class World:
             if window is not None:
                 seen &= key > position - window
             scores.masked_fill_(~seen, -math.inf)
-            outs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
+            if sinks is not None:
+                scores = torch.cat([scores, sinks[:, None, None].expand(-1, n, 1)], -1)
+            weights = scores.softmax(-1)[..., :length]
+            outs.append(torch.einsum("hqk,khd->qhd", weights, v))
             first += n
         return torch.cat(outs)
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from gpu_support import opened
+from torch import Tensor
 
 from radixkv import LLM
 from radixkv.runtime.device import machine_cuda
@@ -28,9 +29,14 @@ def opened_in_float32(model: Path | str, **settings: Any) -> Iterator[LLM]:
     from radixkv.runtime.device import factory_cuda
 
     def attention(
-        shape: AttentionShape, windows: Sequence[int | None], *, device: torch.device, **_: object
+        shape: AttentionShape,
+        windows: Sequence[int | None],
+        *,
+        device: torch.device,
+        sinks: Sequence[Tensor | None],
+        **_: object,
     ) -> ReferenceAttention:
-        return ReferenceAttention(shape, windows, device=device)
+        return ReferenceAttention(shape, windows, device=device, sinks=sinks)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine_cuda, "choose_dtype", lambda setting, config: torch.float32)

@@ -92,8 +92,8 @@ def test_prompts_of_ragged_rows(kv_dtype, page_size, heads, kernel):
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("heads", [(8, 2, 64), LLAMA, (8, 4, 256)])
-@pytest.mark.parametrize("window", [None, 200])
-def test_prompts_with_queries_of_8_bits(window, heads, page_size):
+@pytest.mark.parametrize(("window", "has_sinks"), [(None, False), (200, False), (None, True), (200, True)])
+def test_prompts_with_queries_of_8_bits(window, has_sinks, heads, page_size):
     """FA3 over K and V of 8 bits. The oracle rounds the queries too; what it cannot round are softmax weights."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("FA3 is Hopper's alone")
@@ -103,6 +103,7 @@ def test_prompts_with_queries_of_8_bits(window, heads, page_size):
         width=4096 // page_size,
         n_pages=32768 // page_size,
         prompt_kernel="fa3",
+        has_sinks=has_sinks,
     )
     starts, n_tokens = ints([0, 0, 512, 1536, 2000]), ints([1, 300, 128, 96, 33])
     batch_slots = ints([3, 9, 30, 63, 0])
@@ -156,6 +157,30 @@ def test_layers_with_a_window(kv_dtype, kernel):
         ints([1] * 6),
     )
     n_tokens[4:] = 300, 777
+    for batch_slot, length in zip(batch_slots, lengths, strict=True):
+        world.fill(int(batch_slot), int(length))
+    q = world.queries(int(n_tokens.sum()))
+    prompts = world.attention.plan_prompts(batch_slots[4:], (lengths - n_tokens)[4:], n_tokens[4:])
+    for variant in ("whole", "split"):
+        staged = world.staging.stage()
+        decode = world.attention.plan_decode(staged, batch_slots[:4], lengths[:4], variant=variant)
+        world.staging.send(staged)
+        for layer in (0, 1):
+            out = torch.full_like(q, math.nan)
+            world.attention.step(decode, prompts).run(layer, q, world.k, world.v, out)
+            assert_close(out, world.expected(batch_slots, lengths, n_tokens, q, layer=layer))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("has_8_bits", "kernel"), [(False, "fa2"), (False, None), (True, "fa2")])
+def test_layers_with_sinks(has_8_bits, kernel, dtype):
+    """The heads and windows of GPT-OSS, in mixed steps."""
+    kv_dtype = torch.float8_e4m3fn if has_8_bits else dtype
+    skip_without(kv_dtype)
+    shape = AttentionShape(64, 8, 64, 16, dtype, 64**-0.5, kv_dtype)
+    world = World(shape, [128, None], width=256, n_pages=8192, prompt_kernel=kernel, has_sinks=True)
+    batch_slots, lengths = ints([4, 2, 60, 7, 9, 11, 30]), ints([900, 1, 3000, 127, 501, 2500, 1])
+    n_tokens = ints([1, 1, 1, 1, 300, 777, 1])
     for batch_slot, length in zip(batch_slots, lengths, strict=True):
         world.fill(int(batch_slot), int(length))
     q = world.queries(int(n_tokens.sum()))

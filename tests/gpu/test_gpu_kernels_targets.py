@@ -14,6 +14,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from radixkv.runtime.device.attention.cuda import decode_kernel as decode_kernel
+from radixkv.runtime.device.attention.cuda import merge as merge_kernel
+from radixkv.runtime.device.attention.cuda import sinks as sinks_kernel
 from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig, Variant, choose_tile_config
 from radixkv.runtime.device.kv_dtype import FP8_MAX
 from radixkv.runtime.device.machine_cuda import MAX_HEADS_PER_KV_HEAD, MIN_FP8_CAPABILITY
@@ -205,10 +207,15 @@ def tile_configs_of(head_dim: int, target: int) -> set[TileConfig]:
 
 
 @pytest.mark.parametrize(("target", "kv"), [*product(SHARED_BYTES, ["*bf16"]), *product(FP8_TARGETS, ["*i16"])])
-@pytest.mark.parametrize(("head_dim", "max_group"), MAX_HEADS_PER_KV_HEAD.items())
-def test_attention_of_decode_rows_fits(head_dim: int, max_group: int, target: int, kv: str) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "max_group", "has_sinks"),
+    [*((*sizes, False) for sizes in MAX_HEADS_PER_KV_HEAD.items()), (64, MAX_HEADS_PER_KV_HEAD[64], True)],
+)
+def test_attention_of_decode_rows_fits(
+    head_dim: int, max_group: int, has_sinks: bool, target: int, kv: str
+) -> None:
     kinds = dict.fromkeys(("q", "out", "values"), "*bf16") | dict.fromkeys(("k_cache", "v_cache"), kv)
-    kinds |= dict.fromkeys(("tables", "items", "order"), "*i32") | {"lse": "*fp32"}
+    kinds |= dict.fromkeys(("tables", "items", "order"), "*i32") | dict.fromkeys(("lse", "sinks"), "*fp32")
     kinds |= dict.fromkeys(("scale", "value_scale"), "fp32")
     kinds |= dict.fromkeys(("column", "q_stride", "page_stride"), "i32")
     for tile_config in tile_configs_of(head_dim, target):
@@ -225,6 +232,7 @@ def test_attention_of_decode_rows_fits(head_dim: int, max_group: int, target: in
             "USES_PTX": True,
             "KV_STEP": max_group,
             "MEMBER_STEP": 1,
+            "HAS_SINKS": has_sinks,
         }
         taken = shared_bytes(
             decode_kernel._attend_decode,
@@ -235,6 +243,42 @@ def test_attention_of_decode_rows_fits(head_dim: int, max_group: int, target: in
             num_warps=tile_config.n_warps,
         )
         assert taken <= SHARED_BYTES[target], tile_config
+
+
+@pytest.mark.parametrize("target", SHARED_BYTES)
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("is_few", [False, True])
+def test_merging_results_fits(is_few: bool, has_sinks: bool, target: int) -> None:
+    kinds = dict.fromkeys(("values", "out"), "*bf16") | dict.fromkeys(("lse", "sinks"), "*fp32")
+    kinds |= dict.fromkeys(("indptr", "indices", "order"), "*i32") | {"n_heads": "i32", "value_scale": "fp32"}
+    constants = {
+        "RESULTS": 8 if is_few else 2,
+        "HEADS": 1 if is_few else 8,
+        "HEAD_DIM": 64,
+        "DIM": 64,
+        "GROUP": 8,
+        "KV_STEP": 8,
+        "MEMBER_STEP": 1,
+        "IS_SCALED": True,
+        "HAS_SINKS": has_sinks,
+    }
+    taken = shared_bytes(
+        merge_kernel._merge_results,
+        target,
+        kinds,
+        constants,
+        aligned={*kinds} - {"value_scale"},
+        num_warps=1 if is_few else 4,
+    )
+    assert taken <= SHARED_BYTES[target]
+
+
+@pytest.mark.parametrize("target", SHARED_BYTES)
+def test_applying_sinks_fits(target: int) -> None:
+    kinds = {"out": "*bf16", "lse": "*fp32", "sinks": "*fp32", "n_heads": "i32"}
+    constants = {"HEADS": 64, "HEAD_DIM": 64, "DIM": 64}
+    taken = shared_bytes(sinks_kernel._apply_sinks, target, kinds, constants, aligned={*kinds}, num_warps=8)
+    assert taken <= SHARED_BYTES[target]
 
 
 @pytest.mark.parametrize("target", FP8_TARGETS)

@@ -32,6 +32,7 @@ def nested_world(
     kernel="fa2",
     heads=(32, 8, 128),
     kv_dtype=torch.bfloat16,
+    has_sinks=False,
 ):
     """Returns shuffled rows that all share ``root`` tokens, in large tiles, and in groups ``branch`` more."""
     if kernel == "fa3" and torch.cuda.get_device_capability() != (9, 0):
@@ -46,6 +47,7 @@ def nested_world(
         n_pages=131072 // page_size,
         shared_kernel=kernel,
         costs=SharingCosts(launches_ns=0, large_ns=0),
+        has_sinks=has_sinks,
     )
     rows = world.random.permutation(n_rows)
     lengths = np.empty(n_rows, np.int32)
@@ -110,8 +112,27 @@ def test_nested_runs_equal_flat_with_other_heads(heads):
 
 
 @pytest.mark.parametrize("kernel", ["fa2", "fa3"])
-def test_a_shared_graph_serves_other_runs(kernel):
-    world, batch_slots, lengths, runs = nested_world(kernel=kernel)
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_nested_runs_with_sinks(kv_dtype, kernel):
+    """The heads of GPT-OSS: each row's sinks are added once, after all its results."""
+    world, batch_slots, lengths, runs = nested_world(
+        n_groups=2, group_rows=32, kernel=kernel, heads=(64, 8, 64), kv_dtype=kv_dtype, has_sinks=True
+    )
+    q = world.queries(len(batch_slots)).to(kv_dtype).to(torch.bfloat16)
+    staged = world.staging.stage()
+    step = world.attention.plan_decode(staged, batch_slots, lengths, runs)
+    assert step.n_large_items > 0
+    check = assert_close_in_8_bits if kernel == "fa3" and kv_dtype.itemsize == 1 else assert_close
+    check(
+        world.decode(batch_slots, lengths, q, runs),
+        world.expected(batch_slots, lengths, np.ones_like(batch_slots), q),
+    )
+
+
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("kernel", ["fa2", "fa3"])
+def test_a_shared_graph_serves_other_runs(kernel, has_sinks):
+    world, batch_slots, lengths, runs = nested_world(kernel=kernel, has_sinks=has_sinks)
     n_rows = len(batch_slots)
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()

@@ -117,7 +117,13 @@ def open_cuda_executor(
         rows = RowFields(max_rows, layout)
         width = -(-max_model_len // page_size)
         attention = PagedAttention(
-            shape, windows, max_rows=max_rows, layout=layout, device=device, kv_scales=kv_scales
+            shape,
+            windows,
+            max_rows=max_rows,
+            layout=layout,
+            device=device,
+            kv_scales=kv_scales,
+            sinks=decoder.sinks,
         )
         decode_sizes = [] if enforce_eager else decode_buckets(max_rows)
         piecewise_sizes = [] if enforce_eager else token_buckets(max_tokens)

@@ -32,6 +32,7 @@ def attend_decode(
     *,
     scale: float,
     value_scale: float = 1.0,
+    sinks: Tensor | None = None,
     n_items: int,
     tile: int,
     tile_config: TileConfig,
@@ -51,6 +52,7 @@ def attend_decode(
         lse: [results, heads] float32: log2 of those sums.
         scale: multiplier of the scores.
         value_scale: multiplier of outputs in ``out``, if V has 8 bits.
+        sinks: as for ``sinks.apply_sinks``; added to outputs in ``out``, and not to partial outputs.
         n_items: items to launch, padding included.
         tile: most (query, head) pairs of an item: 16, 32 or 64.
         tile_config: from ``decode_tiles.choose_tile_config``.
@@ -71,6 +73,7 @@ def attend_decode(
         out,
         values,
         lse,
+        lse if sinks is None else sinks,
         scale * _LOG2_E,
         value_scale,
         items.stride(0),
@@ -88,6 +91,7 @@ def attend_decode(
         USES_PTX=q.is_cuda,
         KV_STEP=head_steps[0],
         MEMBER_STEP=head_steps[1],
+        HAS_SINKS=sinks is not None,
         num_warps=tile_config.n_warps,
         **overlapping(q),
     )
@@ -104,6 +108,7 @@ def _attend_decode(
     out: tl.tensor,
     values: tl.tensor,
     lse: tl.tensor,
+    sinks: tl.tensor,
     scale: tl.tensor,
     value_scale: tl.tensor,
     column: tl.tensor,
@@ -121,6 +126,7 @@ def _attend_decode(
     USES_PTX: tl.constexpr,
     KV_STEP: tl.constexpr,
     MEMBER_STEP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     # Items and order are written by a copy, which no kernel overlaps: they may be read before the wait.
@@ -187,6 +193,9 @@ def _attend_decode(
             page = tl.load(tables + first_entry + token // PAGE, token < end, 0)
     if HAS_PAIRS:
         summed = tl.interleave(summed, odd_summed) * tl.where(result < 0, value_scale, 1.0)
+    if HAS_SINKS:
+        sink = tl.load(sinks + head, is_pair & (result < 0), float("-inf"))
+        total += tl.exp2(sink - highest)
     attended = summed / total[:, None]
     attended = attended.to(out.dtype.element_ty)
     dim = tl.arange(0, DIM)

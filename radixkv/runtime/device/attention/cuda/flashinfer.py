@@ -172,6 +172,7 @@ class Fa2Kernel:
         *,
         results: PartialResults | None = None,
         is_causal: bool = False,
+        lse: Tensor | None = None,
     ) -> FlashInferLaunch:
         """Plans a launch of items.
 
@@ -184,6 +185,8 @@ class Fa2Kernel:
                 costs more.
             is_causal: whether an item's queries are the last positions that it reads; otherwise each query attends
                 to all of them.
+            lse: [queries, heads] float32, filled with log2 of each query's sum of exponentials; only without
+                ``results``, which have their own.
         """
         is_partial = int(results is not None)
         plan = [
@@ -214,7 +217,7 @@ class Fa2Kernel:
             self._module,
             (workspace, staged, plan),
             positions,
-            (None, _MASKS[is_causal], *self._options),
+            (lse, _MASKS[is_causal], *self._options),
             self._scale,
             is_merged=results is not None,
         )
@@ -234,7 +237,13 @@ class Fa3Kernel:
         self._unused = torch.empty(16, dtype=torch.uint8, device=tables.device)
 
     def launch(
-        self, staged: Tensor, plan: list[int], *, is_causal: bool = True, lse: Tensor | None = None
+        self,
+        staged: Tensor,
+        plan: list[int],
+        *,
+        is_causal: bool = True,
+        lse: Tensor | None = None,
+        is_merged: bool = False,
     ) -> FlashInferLaunch:
         """Plans a launch of tiles.
 
@@ -243,8 +252,8 @@ class Fa3Kernel:
             plan: the ``plan`` of that ``Fa3Schedule`` or ``Fa3Fields``.
             is_causal: whether a tile's queries are the last positions that it reads; otherwise each query attends
                 to all of them.
-            lse: [queries, heads] float32, filled with log2 of each query's sum of exponentials, so that the
-                results can be merged.
+            lse: [queries, heads] float32, filled with log2 of each query's sum of exponentials.
+            is_merged: whether the results are merged, by their ``lse``.
         """
         positions = (staged, staged, self._entries, staged)
         options = (lse, _MASKS[is_causal], *self._options)
@@ -254,7 +263,7 @@ class Fa3Kernel:
             positions,
             options,
             self._scale,
-            is_merged=lse is not None,
+            is_merged=is_merged,
         )
 
 

@@ -42,7 +42,24 @@ class DecodeLaunch:
     large: LayerLaunch | None
     """The launch of large items, over pages that many rows share."""
 
-    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, scales: LayerScales) -> None:
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        out: Tensor,
+        scales: LayerScales,
+        sinks: Tensor | None = None,
+    ) -> None:
+        """Enqueues the layer's kernels.
+
+        Args:
+            q: [queries, heads, head_dim].
+            k_cache, v_cache: [pages, page_size, kv_heads, head_dim].
+            out: [queries, heads, head_dim].
+            scales: of K and V.
+            sinks: as for ``sinks.apply_sinks``; None for a layer without.
+        """
         results = self.results
         if self.large is not None:
             self.large(q, k_cache, v_cache, out, scales)
@@ -58,6 +75,7 @@ class DecodeLaunch:
             results.lse,
             scale=self.scale * scales.k,
             value_scale=scales.v,
+            sinks=sinks,
             n_items=self.n_items,
             tile=self.tile,
             tile_config=self.tile_config,
@@ -74,6 +92,7 @@ class DecodeLaunch:
                 group=self.group,
                 head_steps=results.head_steps,
                 value_scale=scales.v,
+                sinks=sinks,
             )
 
 

@@ -24,6 +24,7 @@ def merge_results(
     group: int,
     head_steps: tuple[int, int],
     value_scale: float = 1.0,
+    sinks: Tensor | None = None,
 ) -> None:
     """Merges the partial results of query i into ``out[order[i]]``, for queries that have any.
 
@@ -37,6 +38,7 @@ def merge_results(
         group: heads that share a KV head.
         head_steps: see ``PartialResults.head_steps``.
         value_scale: multiplier of the merged results.
+        sinks: as for ``sinks.apply_sinks``.
     """
     n_queries, n_heads, head_dim = out.shape
     is_few = n_queries * n_heads < _FEW_PAIRS
@@ -48,6 +50,7 @@ def merge_results(
         indices,
         order,
         out,
+        lse if sinks is None else sinks,
         n_heads,
         value_scale,
         RESULTS=8 if is_few else 2,
@@ -58,6 +61,7 @@ def merge_results(
         KV_STEP=head_steps[0],
         MEMBER_STEP=head_steps[1],
         IS_SCALED=value_scale != 1.0,
+        HAS_SINKS=sinks is not None,
         num_warps=1 if is_few else 4,
         **overlapping(out),
     )
@@ -71,6 +75,7 @@ def _merge_results(
     indices: tl.tensor,
     order: tl.tensor,
     out: tl.tensor,
+    sinks: tl.tensor,
     n_heads: tl.tensor,
     value_scale: tl.tensor,
     RESULTS: tl.constexpr,
@@ -81,6 +86,7 @@ def _merge_results(
     KV_STEP: tl.constexpr,
     MEMBER_STEP: tl.constexpr,
     IS_SCALED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     # The lists of results are written by a copy, which no kernel overlaps: they may be read before the wait.
@@ -119,6 +125,8 @@ def _merge_results(
         summed = summed * rescale[:, None] + tl.sum(value.to(tl.float32) * added[:, :, None], 0)
         highest = higher
     if begin < end:
+        if HAS_SINKS:
+            total += tl.exp2(tl.load(sinks + head, is_head, 0.0) - highest)
         merged = summed / total[:, None]
         if IS_SCALED:
             merged *= value_scale

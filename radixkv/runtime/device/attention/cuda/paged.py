@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -30,6 +31,7 @@ from radixkv.runtime.device.attention.cuda.layer_launches import (
     LayerLaunch,
 )
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharingCosts
+from radixkv.runtime.device.attention.cuda.sinks import apply_sinks
 from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, Fa2Fields, Ints
 from radixkv.runtime.device.kv_dtype import FP8, UNSCALED, LayerScales
 from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer, StagingLayout
@@ -48,6 +50,9 @@ class PromptStep:
     """Fields of the items in ``staged``; None with FA3."""
     n_items: int
     """Items to launch; 0 with FA3."""
+    lse: Tensor | None
+    """[tokens, heads] float32: log2 of each token's sum of exponentials, overwritten by each layer; None if the
+    model has no sinks."""
 
 
 class PagedAttention:
@@ -66,6 +71,8 @@ class PagedAttention:
         device: the GPU.
         costs: decide whether shared pages are read once for many rows; None for the measured ones.
         kv_scales: [layers], of K and V of 8 bits; None: all are 1.
+        sinks: [layers] of [heads], a score of each head that takes part in the softmax and has no value; None for
+            layers or models without.
         prompt_kernel: None for FA3 on Hopper and FA2 elsewhere.
         shared_kernel: kernel for pages that many rows share; None as for ``prompt_kernel``.
     """
@@ -79,6 +86,7 @@ class PagedAttention:
         layout: StagingLayout,
         device: torch.device,
         kv_scales: Sequence[LayerScales] | None = None,
+        sinks: Sequence[Tensor | None] | None = None,
         costs: SharingCosts | None = None,
         prompt_kernel: Literal["fa2", "fa3"] | None = None,
         shared_kernel: SharedKernel | None = None,
@@ -88,6 +96,10 @@ class PagedAttention:
         self._windows = tuple(windows)
         self._device = device
         self._kv_scales = kv_scales or [UNSCALED] * len(self._windows)
+        self._sinks = [
+            None if scores is None else scores.float() * math.log2(math.e)
+            for scores in sinks or [None] * len(self._windows)
+        ]
         backend = backend_of((properties.major, properties.minor))
         self._uses_fa3 = (prompt_kernel or backend) == "fa3"
         shared_kernel = shared_kernel or backend
@@ -176,6 +188,9 @@ class PagedAttention:
         """
         firsts = np.cumsum(n_tokens, dtype=np.int32) - n_tokens
         entries, lengths = batch_slots * np.int32(self._tables.shape[1]), starts + n_tokens
+        lse = None
+        if any(sinks is not None for sinks in self._sinks):
+            lse = torch.empty(int(n_tokens.sum()), self._shape.n_heads, dtype=torch.float32, device=self._device)
         if self._uses_fa3:
             schedule = Fa3Schedule.build(
                 firsts,
@@ -186,7 +201,7 @@ class PagedAttention:
                 tile=tile_queries(self._shape.head_dim),
                 n_processors=self._geometry.n_processors,
             )
-            return PromptStep(to_device(schedule.values, self._device), tuple(schedule.plan), None, 0)
+            return PromptStep(to_device(schedule.values, self._device), tuple(schedule.plan), None, 0, lse)
         tile = _large_tile(self._shape, "fa2") // self._geometry.group
         items = causal_tiles(firsts, n_tokens, lengths, entries, tile=tile)
         layout = StagingLayout()
@@ -194,7 +209,7 @@ class PagedAttention:
         host = StagingBuffer(torch.empty(layout.size, dtype=torch.int32, pin_memory=True))
         page_size, n_entries = self._shape.page_size, self._tables.numel()
         fields.fill(host, items, items.first_queries, len(items), page_size=page_size, n_entries=n_entries)
-        return PromptStep(host.buffer.to(self._device, non_blocking=True), (), fields, len(items))
+        return PromptStep(host.buffer.to(self._device, non_blocking=True), (), fields, len(items), lse)
 
     def step(self, decode: DecodeStep | None, prompts: PromptStep | None) -> StepAttention:
         """Returns attention of the planned step."""
@@ -202,9 +217,11 @@ class PagedAttention:
         return StepAttention(
             self._windows,
             self._kv_scales,
+            self._sinks,
             0 if decode is None else decode.n_rows,
             {} if decode is None else {window: self._decode_launch(decode, window) for window in distinct},
             {} if prompts is None else {window: self._prompt_launch(prompts, window) for window in distinct},
+            None if prompts is None else prompts.lse,
         )
 
     def _decode_launch(self, step: DecodeStep, window: int | None) -> DecodeLaunch:
@@ -236,7 +253,7 @@ class PagedAttention:
                 results[: len(self._ordered_queries)] for results in (self._results.values, self._results.lse)
             )
             launch = self._large_kernel.launch(
-                view(fields.field), fields.plan, is_causal=False, lse=lse.view(pairs)
+                view(fields.field), fields.plan, is_causal=False, lse=lse.view(pairs), is_merged=True
             )
             return Fa3SharedLaunch(
                 order,
@@ -256,10 +273,10 @@ class PagedAttention:
 
     def _prompt_launch(self, step: PromptStep, window: int | None) -> LayerLaunch:
         if step.fields is None:
-            launch = self._fa3_kernels[window].launch(step.staged, list(step.plan))
+            launch = self._fa3_kernels[window].launch(step.staged, list(step.plan), lse=step.lse)
             return Fp8PromptLaunch(launch) if self._shape.kv_dtype == FP8 else launch
         kernel, tile = self._fa2_kernels[window], _large_tile(self._shape, "fa2")
-        return kernel.launch(step.fields, step.staged, step.n_items, tile, is_causal=True)
+        return kernel.launch(step.fields, step.staged, step.n_items, tile, is_causal=True, lse=step.lse)
 
 
 class StepAttention:
@@ -268,32 +285,42 @@ class StepAttention:
     Args:
         windows: sliding window of each layer, None for all positions.
         kv_scales: of each layer.
+        sinks: of each layer, as for ``sinks.apply_sinks``; None for layers without.
         n_decode: decode rows.
         decode: launches of the decode rows by window; empty if there are none.
         prompts: launches of the prompt rows by window; empty if there are none.
+        prompt_lse: see ``PromptStep.lse``.
     """
 
     def __init__(
         self,
         windows: Sequence[int | None],
         kv_scales: Sequence[LayerScales],
+        sinks: Sequence[Tensor | None],
         n_decode: int,
-        decode: Mapping[int | None, LayerLaunch],
+        decode: Mapping[int | None, DecodeLaunch],
         prompts: Mapping[int | None, LayerLaunch],
+        prompt_lse: Tensor | None,
     ) -> None:
         self._windows = windows
         self._kv_scales = kv_scales
+        self._sinks = sinks
         self._n_decode = n_decode
         self._decode = decode
         self._prompts = prompts
+        self._prompt_lse = prompt_lse
 
     def run(self, layer: int, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
         """Computes one layer, as ``LayerAttention.run``; q and out are [tokens, heads, head_dim]."""
         window, n, scales = self._windows[layer], self._n_decode, self._kv_scales[layer]
+        sinks = self._sinks[layer]
         if self._decode:
-            self._decode[window](q[:n], k_cache, v_cache, out[:n], scales)
+            self._decode[window](q[:n], k_cache, v_cache, out[:n], scales, sinks)
         if self._prompts:
             self._prompts[window](q[n:], k_cache, v_cache, out[n:], scales)
+            if sinks is not None:
+                assert self._prompt_lse is not None, "planned by attention of a model with sinks"
+                apply_sinks(out[n:], self._prompt_lse, sinks)
 
 
 def _large_tile(shape: AttentionShape, shared_kernel: SharedKernel) -> int:
