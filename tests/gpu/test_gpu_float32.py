@@ -31,6 +31,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 6,
         "moe_intermediate_size": 96,
     },
+    "gpt-oss": {
+        "model_type": "gpt_oss",
+        "initializer_range": 0.02,
+        "head_dim": 64,
+        "sliding_window": 100,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 4,
+    },
 }
 LENGTHS = (600, 1, 333, 64, 17)
 ROUNDING = 1e-4

@@ -237,10 +237,6 @@ def check_model(config: DecoderConfig) -> None:
             f"this {config.architecture} has {config.n_heads} heads for {config.n_kv_heads} KV heads; CUDA's "
             f"kernels are built for up to {limit} heads of size {head_dim} a KV head; {_USE_CPU}"
         )
-    if config.has_sinks:
-        raise ConfigError(
-            f"this {config.architecture} has attention sinks, which this release does not run on CUDA; {_USE_CPU}"
-        )
 
 
 def local_cpus(bus_id: str, root: Path = Path("/")) -> set[int] | None:

@@ -245,9 +245,6 @@ def test_enforce_eager_reaches_the_cuda_executor(
     assert settings_used["enforce_eager"] is is_eager
 
 
-GPT_OSS = {"architectures": ["GptOssForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
-
-
 @pytest.mark.parametrize(
     ("config", "changes", "message"),
     [
@@ -256,7 +253,6 @@ GPT_OSS = {"architectures": ["GptOssForCausalLM"], "num_local_experts": 4, "num_
         (EngineConfig(scheduler=SchedulerConfig(max_num_seqs=32_769)), {}, "max_num_seqs 32769 .*32768"),
         (EngineConfig(), {"head_dim": 24}, "heads of size 24"),
         (EngineConfig(), {"vocab_size": 1 << 40}, "weights "),
-        (EngineConfig(), GPT_OSS, "attention sinks"),
         (EngineConfig(cache=CacheConfig(gpu_memory_utilization=0.1)), {}, "gpu_memory_utilization 0.1 "),
         (
             EngineConfig(cache=CacheConfig(kv_cache_memory_bytes=1 << 40)),
