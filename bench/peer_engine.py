@@ -46,12 +46,14 @@ from gpu import gpu_provenance, watched_power
 
 VLLM_SETTINGS: Mapping[str, Sequence[str]] = {
     "scheduler_config": ("max_num_seqs", "max_num_batched_tokens", "async_scheduling"),
-    "cache_config": ("block_size", "gpu_memory_utilization", "enable_prefix_caching"),
-    "model_config": ("max_model_len",),
+    "cache_config": ("block_size", "gpu_memory_utilization", "enable_prefix_caching", "cache_dtype"),
+    "model_config": ("max_model_len", "quantization"),
 }
 """Recorded settings of vLLM by part of its configuration, as far as the version has them."""
 SGLANG_SETTINGS = (
     "attention_backend",
+    "quantization",
+    "kv_cache_dtype",
     "chunked_prefill_size",
     "max_running_requests",
     "mem_fraction_static",
