@@ -99,9 +99,28 @@ QWEN3_30B_A3B: Config = {
 }
 """Configuration of Qwen3-30B-A3B, a mixture of experts."""
 
-MODELS: dict[str, Config] = {"llama-8b": LLAMA_8B, "qwen3-30b-a3b": QWEN3_30B_A3B}
+LLAMA_8B_INT4: Config = LLAMA_8B | {
+    "quantization_config": {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": 128,
+        "zero_point": True,
+        "version": "gemm",
+    },
+}
+"""Configuration of Llama 3.1 8B in AWQ's format."""
+
+MODELS: dict[str, Config] = {
+    "llama-8b": LLAMA_8B,
+    "llama-8b-int4": LLAMA_8B_INT4,
+    "qwen3-30b-a3b": QWEN3_30B_A3B,
+}
 """Configurations by the name that ``--model`` of benchmarks takes."""
-LABELS = {"llama-8b": "llama-3.1-8b, dummy weights", "qwen3-30b-a3b": "qwen3-30b-a3b, dummy weights"}
+LABELS = {
+    "llama-8b": "llama-3.1-8b, dummy weights",
+    "llama-8b-int4": "llama-3.1-8b in 4 bits, dummy weights",
+    "qwen3-30b-a3b": "qwen3-30b-a3b, dummy weights",
+}
 """Models as result lines name them."""
 
 SMALL: Config = LLAMA_8B | {

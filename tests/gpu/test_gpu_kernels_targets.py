@@ -20,7 +20,7 @@ from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig, Varia
 from radixkv.runtime.device.kv_dtype import FP8_MAX
 from radixkv.runtime.device.machine_cuda import MAX_HEADS_PER_KV_HEAD, MIN_FP8_CAPABILITY
 from radixkv.runtime.device.ops.cuda import expert_routing as routing
-from radixkv.runtime.device.ops.cuda import fp8_linear, linear, rotary
+from radixkv.runtime.device.ops.cuda import fp8_linear, int4_linear, linear, rotary
 from radixkv.runtime.device.ops.cuda import gated_linear as gated
 from radixkv.runtime.device.ops.cuda import grouped_linear as grouped
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales
@@ -173,6 +173,35 @@ def test_products_of_fp8_weights_fit(scales: Fp8Scales, n_rows: int, target: int
         kinds,
         constants,
         aligned={"x", "weight", "out", "scales", "n_out", "n_in"},
+        num_warps=tile.n_warps,
+    )
+    assert taken <= SHARED_BYTES[target], tile
+
+
+@pytest.mark.parametrize("target", SHARED_BYTES)
+@pytest.mark.parametrize(("n_rows", "n_out"), [(1, 4096), (16, 28_672), (32, 4096), (64, 4096), (256, 4096)])
+@pytest.mark.parametrize(("kind", "has_wide_groups"), [("bf16", True), ("fp16", False)])
+def test_products_of_4_bit_weights_fit(
+    kind: str, has_wide_groups: bool, n_rows: int, n_out: int, target: int
+) -> None:
+    tile = int4_linear.int4_tile(n_rows, n_out, has_room=SHARED_BYTES[target] >= 160_000)
+    kinds = {"x": f"*{kind}", "values": "*i16", "scales": "*i32", "out": f"*{kind}"}
+    kinds |= dict.fromkeys(("n_x", "n_out", "n_in", "group_size", "n_groups"), "i32")
+    constants = {
+        "ROWS": tile.n_out,
+        "X_ROWS": tile.n_rows,
+        "UNITS": tile.n_units,
+        "STAGES": tile.n_stages,
+        "IS_EVEN": True,
+        "HAS_WIDE_GROUPS": has_wide_groups,
+        "USES_PTX": True,
+    }
+    taken = shared_bytes(
+        int4_linear._multiply_int4,
+        target,
+        kinds,
+        constants,
+        aligned={*kinds} - {"n_x", "n_groups"},
         num_warps=tile.n_warps,
     )
     assert taken <= SHARED_BYTES[target], tile

@@ -19,7 +19,7 @@ from gpu_support import (
     sequence_of,
 )
 
-from support.quantized_checkpoints import save_quantized
+from support.quantized_checkpoints import INT4_FORMATS, save_quantized
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -118,7 +118,7 @@ def test_scores_with_weights_rounded_to_fp8(name: str, tmp_path: Path) -> None:
     compare(save(tmp_path, **ARCHITECTURES[name]), "bfloat16", noise=40.0, quantization="fp8")
 
 
-@pytest.mark.parametrize("format_name", ["fp8 channels", "fp8 tensor", "fp8 blocks", "awq", "mxfp4"])
+@pytest.mark.parametrize("format_name", ["fp8 channels", "fp8 tensor", "fp8 blocks", "awq", *INT4_FORMATS, "mxfp4"])
 def test_scores_of_quantized_checkpoints(format_name: str, tmp_path: Path) -> None:
     """The oracle has the dense matrices that the checkpoint stands for."""
     changes = ARCHITECTURES["gpt-oss"] if format_name == "mxfp4" else {}

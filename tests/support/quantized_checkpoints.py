@@ -32,9 +32,9 @@ def pack_words(columns: Tensor) -> Tensor:
     return torch.where(words >= 1 << 31, words - (1 << 32), words).int()
 
 
-def _groups(weight: Tensor, *, is_symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _groups(weight: Tensor, group: int, *, is_symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Returns integers [out, in], scales and zero points [out, groups]."""
-    parts = weight.float().unflatten(1, (-1, GROUP))
+    parts = weight.float().unflatten(1, (-1, group))
     if is_symmetric:
         scales = (parts.abs().amax(-1) / 7).half().float()
         zeros = torch.full_like(scales, 8)
@@ -47,12 +47,13 @@ def _groups(weight: Tensor, *, is_symmetric: bool) -> tuple[Tensor, Tensor, Tens
 
 
 def _dense(values: Tensor, scales: Tensor, zeros: Tensor, groups: Tensor | None = None) -> Tensor:
-    groups = torch.arange(values.shape[1]) // GROUP if groups is None else groups
+    if groups is None:
+        groups = torch.arange(values.shape[1]) // (values.shape[1] // scales.shape[1])
     return (values - zeros[:, groups]) * scales[:, groups]
 
 
-def awq(weight: Tensor) -> tuple[Stored, Tensor]:
-    values, scales, zeros = _groups(weight, is_symmetric=False)
+def awq(weight: Tensor, group: int = GROUP) -> tuple[Stored, Tensor]:
+    values, scales, zeros = _groups(weight, group, is_symmetric=False)
 
     def pack(columns: Tensor) -> Tensor:
         order = [8 * (i // 8) + AWQ_ORDER[i % 8] for i in range(columns.shape[1])]
@@ -62,14 +63,18 @@ def awq(weight: Tensor) -> tuple[Stored, Tensor]:
     return stored, _dense(values, scales, zeros)
 
 
-def gptq(weight: Tensor, *, zero_offset: int = 1, is_shuffled: bool = False) -> tuple[Stored, Tensor]:
+def gptq(
+    weight: Tensor, group: int | None = GROUP, *, zero_offset: int = 1, is_shuffled: bool = False
+) -> tuple[Stored, Tensor]:
+    """Quantizes in groups; None makes each row one."""
     n_in = weight.shape[1]
+    group = group or n_in
     order = (
         torch.randperm(n_in, generator=torch.Generator().manual_seed(n_in)) if is_shuffled else torch.arange(n_in)
     )
-    values, scales, zeros = _groups(weight[:, order], is_symmetric=False)
+    values, scales, zeros = _groups(weight[:, order], group, is_symmetric=False)
     groups = torch.empty(n_in, dtype=torch.int32)
-    groups[order] = torch.arange(n_in, dtype=torch.int32) // GROUP
+    groups[order] = torch.arange(n_in, dtype=torch.int32) // group
     values = values[:, order.argsort()]
     stored = {
         "qweight": pack_words(values).t().contiguous(),
@@ -81,8 +86,9 @@ def gptq(weight: Tensor, *, zero_offset: int = 1, is_shuffled: bool = False) -> 
     return stored, _dense(values, scales, zeros, groups.long())
 
 
-def packed_int4(weight: Tensor) -> tuple[Stored, Tensor]:
-    values, scales, zeros = _groups(weight, is_symmetric=True)
+def packed_int4(weight: Tensor, group: int | None = GROUP) -> tuple[Stored, Tensor]:
+    """Quantizes in groups; None makes each row one."""
+    values, scales, zeros = _groups(weight, group or weight.shape[1], is_symmetric=True)
     shape = torch.tensor(weight.shape)
     stored = {"weight_packed": pack_words(values), "weight_scale": scales.bfloat16(), "weight_shape": shape}
     return stored, _dense(values, scales.bfloat16().float(), zeros)
@@ -162,7 +168,23 @@ FORMATS: dict[str, tuple[Quantize, dict[str, Any]]] = {
     "mxfp4": (mxfp4, {"quant_method": "mxfp4"}),
     "fp8 compressed tensor": (fp8_tensor, _compressed("tensor", bits=8, kind="float")),
     "int4": (packed_int4, _compressed("group", bits=4, kind="int", group_size=GROUP)),
+    "awq 32": (
+        lambda weight: awq(weight, 32),
+        {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"},
+    ),
+    "gptq 32": (lambda weight: gptq(weight, 32), {"quant_method": "gptq", "bits": 4, "group_size": 32}),
+    "gptq rows": (
+        lambda weight: gptq(weight, None, zero_offset=0),
+        {"quant_method": "gptq", "bits": 4, "group_size": -1, "checkpoint_format": "gptq_v2"},
+    ),
+    "int4 32": (
+        lambda weight: packed_int4(weight, 32),
+        _compressed("group", bits=4, kind="int", group_size=32),
+    ),
+    "int4 rows": (lambda weight: packed_int4(weight, None), _compressed("channel", bits=4, kind="int")),
 }
+INT4_FORMATS = ("awq 32", "gptq 32", "gptq rows", "int4 32", "int4 rows")
+"""Formats whose matrices stay in 4 bits on a device that multiplies them."""
 
 
 def _is_quantized(tensor_name: str, tensor: Tensor, name: str) -> bool:

@@ -88,7 +88,7 @@ def open_cuda_executor(
             dtype=torch_dtype,
             device=device,
             quantization=quantization,
-            has_fp8_products=True,
+            products=("fp8", "int4"),
         ) as weights:
             config = weights.config
             kv_scales = None if kv_dtype == torch_dtype else weights.kv_scales()

@@ -49,7 +49,7 @@ def check_for_cuda(
     machine_cuda.check_block_tables(max_rows, max_model_len, page_size)
     torch_dtype = machine_cuda.choose_dtype(dtype, checkpoint.config)
     with open_weights(
-        checkpoint, load_format="dummy", dtype=torch_dtype, quantization=quantization, has_fp8_products=True
+        checkpoint, load_format="dummy", dtype=torch_dtype, quantization=quantization, products=("fp8", "int4")
     ) as weights:
         config, n_bytes, extra_bytes = weights.config, weights.n_bytes, weights.dequantizing_bytes
         has_fp8 = weights.has_fp8

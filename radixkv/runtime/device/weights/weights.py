@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,9 +18,11 @@ from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig, ExpertConfig
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, QUANTIZING_BYTES, Fp8Matrix, Fp8Scales, fp8_bytes
 from radixkv.runtime.device.weights.headers import Header
+from radixkv.runtime.device.weights.int4_matrix import Int4Groups, Int4Matrix, int4_bytes
 from radixkv.runtime.device.weights.kv_scales import KVScales
 from radixkv.runtime.device.weights.parallel_load import N_LANES, ParallelLoader, PinnedLane
 from radixkv.runtime.device.weights.quantization.fp8 import fp8_scales
+from radixkv.runtime.device.weights.quantization.int4 import int4_groups
 from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatrices
 from radixkv.runtime.device.weights.quantization.parse import check_quantization, parse_scheme
 from radixkv.runtime.device.weights.safetensors import RandomTensors, SafetensorsFiles, TensorSource
@@ -27,16 +30,19 @@ from radixkv.runtime.device.weights.shapes import layer_shapes, optional_tensors
 
 logger = logging.getLogger(__name__)
 
+WeightProducts = Literal["fp8", "int4"]
+"""Weights that a device may multiply without dequantizing them first."""
 _CPU = torch.device("cpu")
 _DEQUANTIZING_BYTES = 16
-"""Memory for dequantizing one value: 15.7 bytes in AWQ's and GPTQ's formats, 7.5 in others, as measured."""
+"""Memory for dequantizing one value: 15.7 bytes in AWQ's and GPTQ's formats, 7.5 in others, as measured. Repacking
+takes less."""
 
 
 @dataclass(frozen=True)
 class LinearWeights:
     """A matrix [out, in] and an optional bias [out]. Matrices that share an input are stacked along ``out``."""
 
-    weight: Tensor | Fp8Matrix
+    weight: Tensor | Fp8Matrix | Int4Matrix
     bias: Tensor | None = None
 
 
@@ -104,11 +110,13 @@ class Weights:
         *,
         is_dequantized: bool = False,
         fp8: Fp8Scales | None = None,
+        int4: Int4Groups | None = None,
     ) -> None:
         self.config = config
         self._quantized = quantized
         self._is_dequantized = is_dequantized
         self._fp8 = fp8
+        self._int4 = int4
         self._kv_scales = kv_scales
         self.dtype = dtype
         self._device = device
@@ -118,12 +126,14 @@ class Weights:
     @property
     def n_bytes(self) -> int:
         """Size of all tensors in memory in bytes; a tied head counts once, with the embedding."""
-        return sum(
-            math.prod(shape) * self.dtype.itemsize
-            if (scales := self._scales([name])) is None
-            else fp8_bytes(shape, scales)
-            for name, shape in self._shapes.items()
-        )
+        return sum(self._bytes_of(name, shape) for name, shape in self._shapes.items())
+
+    def _bytes_of(self, name: str, shape: tuple[int, ...]) -> int:
+        if (scales := self._scales([name])) is not None:
+            return fp8_bytes(shape, scales)
+        if (groups := self._groups([name])) is not None:
+            return int4_bytes(shape, groups)
+        return math.prod(shape) * self.dtype.itemsize
 
     @property
     def has_fp8(self) -> bool:
@@ -133,14 +143,12 @@ class Weights:
     @property
     def dequantizing_bytes(self) -> int:
         """Memory for converting matrices while they are loaded, in bytes; 0 if none is converted."""
-        sizes = [math.prod(shape) for shape in self._shapes.values() if len(shape) > 1]
-        if self._is_dequantized:
-            return _DEQUANTIZING_BYTES * max(sizes)
-        if self._fp8 is None:
-            return 0
+        matrices = {name: math.prod(shape) for name, shape in self._shapes.items() if len(shape) > 1}
+        largest = max(size for name, size in matrices.items() if self._is_layer_matrix(name))
+        if self._is_dequantized or self._int4 is not None:
+            return _DEQUANTIZING_BYTES * (max(matrices.values()) if self._is_dequantized else largest)
         # Each thread may have read a matrix, and one is quantized at a time.
-        largest = max(math.prod(shape) for name, shape in self._shapes.items() if self._is_layer_matrix(name))
-        return N_LANES * largest * self.dtype.itemsize + QUANTIZING_BYTES
+        return 0 if self._fp8 is None else N_LANES * largest * self.dtype.itemsize + QUANTIZING_BYTES
 
     @property
     def peak_bytes(self) -> int:
@@ -273,8 +281,13 @@ class Weights:
     def _linear(self, *parts: str) -> LinearWeights:
         biases = [f"{name}.bias" for name in parts if f"{name}.bias" in self._shapes]
         names = [f"{name}.weight" for name in parts]
-        scales = self._scales(names)
-        weight = self._stacked(names) if scales is None else self._stacked_fp8(names, scales)
+        weight: Tensor | Fp8Matrix | Int4Matrix
+        if (scales := self._scales(names)) is not None:
+            weight = self._stacked_fp8(names, scales)
+        elif (groups := self._groups(names)) is not None:
+            weight = self._stacked_int4(names, groups)
+        else:
+            weight = self._stacked(names)
         return LinearWeights(weight, self._stacked(biases) if biases else None)
 
     def _scales(self, names: Sequence[str]) -> Fp8Scales | None:
@@ -286,6 +299,15 @@ class Weights:
         if self._fp8 == "blocks" and any(self._shapes[name][0] % BLOCK for name in names[:-1]):
             return None  # the next matrix would begin within a block
         return self._fp8
+
+    def _groups(self, names: Sequence[str]) -> Int4Groups | None:
+        """Returns the groups of stacked matrices in 4 bits; None if they are kept in 16 bits, as experts are."""
+        if self._int4 is None or not all(name in self._shapes and self._is_layer_matrix(name) for name in names):
+            return None
+        experts = self.config.names.expert_gate.partition("{layer}")[2].partition("{expert}")[0]
+        if any(experts in name for name in names):
+            return None
+        return self._int4 if self._quantized is None or all(name in self._quantized for name in names) else None
 
     def _is_layer_matrix(self, name: str) -> bool:
         """Returns whether a tensor is a matrix of a layer, other than a router and a stack of experts."""
@@ -309,6 +331,20 @@ class Weights:
             self._source.compute([name], lambda tensors: part.quantize(tensors[0].to(self.dtype)))
         else:
             self._source.compute(quantized.stored(name), lambda tensors: quantized.copy_fp8(name, tensors, part))
+
+    def _stacked_int4(self, names: Sequence[str], groups: Int4Groups) -> Int4Matrix:
+        n_rows = [self._shapes[name][0] for name in names]
+        stacked = Int4Matrix.allocate((sum(n_rows), self._shapes[names[0]][1]), groups, self._device)
+        for name, part in zip(names, stacked.split(n_rows), strict=True):
+            self._fill_int4(name, part)
+        return stacked
+
+    def _fill_int4(self, name: str, part: Int4Matrix) -> None:
+        quantized = self._quantized
+        if quantized is None:
+            self._source.compute([name], lambda tensors: part.quantize(tensors[0]))
+        else:
+            self._source.compute(quantized.stored(name), lambda tensors: quantized.copy_int4(name, tensors, part))
 
     def _read(self, name: str) -> Tensor:
         return self._stacked([name])
@@ -345,13 +381,13 @@ def open_weights(
     dtype: torch.dtype,
     device: torch.device = _CPU,
     quantization: str | None = None,
-    has_fp8_products: bool = False,
+    products: Collection[WeightProducts] = (),
 ) -> Iterator[Weights]:
     """Opens the checkpoint's weights and checks the headers of all tensors. Reads no tensor but scales.
 
     The files are ``model.safetensors``, or those that ``model.safetensors.index.json`` names. Cost: O(tensors).
     Tensors on a GPU are loaded in parallel and are complete only when the ``with`` block ends. Quantized matrices
-    are dequantized, but for FP8 with ``has_fp8_products``.
+    are dequantized, but for those that the device multiplies as they are.
 
     Args:
         checkpoint: checkpoint to open.
@@ -361,7 +397,7 @@ def open_weights(
         device: device to put the tensors on.
         quantization: ``fp8`` rounds the layers' matrices to FP8, with a scale for each output channel; the name of
             the checkpoint's own format, or None, changes nothing.
-        has_fp8_products: whether the device multiplies matrices in FP8, so that those of the checkpoint stay.
+        products: weights that the device multiplies, so that those of the checkpoint stay.
 
     Raises:
         CheckpointError: ``config.json`` is invalid or not supported, or a file or tensor is missing, unexpected,
@@ -371,16 +407,17 @@ def open_weights(
     path = checkpoint.folder / "config.json"
     config = DecoderConfig.parse(checkpoint.config, path)
     scheme = parse_scheme(checkpoint.config, path)
-    check_quantization(quantization, checkpoint.config, scheme, has_fp8_products=has_fp8_products)
+    check_quantization(quantization, checkpoint.config, scheme, has_fp8_products="fp8" in products)
     fp8: Fp8Scales | None = None
-    if has_fp8_products:
+    if "fp8" in products:
         fp8 = "channels" if quantization == "fp8" and scheme is None else fp8_scales(scheme)
-    is_dequantized = scheme is not None and fp8 is None
+    int4 = int4_groups(scheme) if "int4" in products else None
+    is_dequantized = scheme is not None and fp8 is None and (int4 is None or config.experts is not None)
     shapes = tensor_shapes(config)
     with ExitStack() as stack:
         if load_format == "dummy":
             random = RandomTensors(shapes, dtype, device)
-            yield Weights(config, random, dtype, device, is_dequantized=is_dequantized, fp8=fp8)
+            yield Weights(config, random, dtype, device, is_dequantized=is_dequantized, fp8=fp8, int4=int4)
             return
         files = SafetensorsFiles(checkpoint.folder, stack)
         files.check_layers(config.names.layers, config.n_layers)
@@ -402,7 +439,15 @@ def open_weights(
 
         def weights(source: TensorSource) -> Weights:
             return Weights(
-                config, source, dtype, device, quantized, kv_scales, is_dequantized=is_dequantized, fp8=fp8
+                config,
+                source,
+                dtype,
+                device,
+                quantized,
+                kv_scales,
+                is_dequantized=is_dequantized,
+                fp8=fp8,
+                int4=int4,
             )
 
         if device.type == "cpu":
@@ -419,5 +464,6 @@ def _name(dtype: torch.dtype) -> str:
 
 def _slice(stacked: LinearWeights, index: int) -> LinearWeights:
     weight = stacked.weight
+    assert not isinstance(weight, Int4Matrix), "experts are dequantized"
     one = weight.expert(index) if isinstance(weight, Fp8Matrix) else weight[index]
     return LinearWeights(one, None if stacked.bias is None else stacked.bias[index])

@@ -60,7 +60,7 @@ def fp8_of(linear: LinearWeights) -> Fp8Matrix:
 @pytest.mark.parametrize("name", ["fp8 channels", "fp8 tensor"])
 def test_matrices_of_a_checkpoint_stay_in_fp8(tmp_path: Path, name: str) -> None:
     save_quantized(tmp_path, name)
-    found = linears(tmp_path / "quantized", has_fp8_products=True)
+    found = linears(tmp_path / "quantized", products=["fp8"])
     expected = linears(tmp_path / "dense")
     for linear, dense in zip(found, expected, strict=True):
         matrix = fp8_of(linear)
@@ -87,7 +87,7 @@ def save_blocks(folder: Path) -> dict[str, Tensor]:
 
 def test_blocks_stay_in_fp8(tmp_path: Path) -> None:
     dense = save_blocks(tmp_path)
-    query_key_value = linears(tmp_path, has_fp8_products=True)[0]
+    query_key_value = linears(tmp_path, products=["fp8"])[0]
     parts = [dense[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"]
     matrix = fp8_of(query_key_value)
     assert matrix.scales.shape == (4, 2)
@@ -96,7 +96,7 @@ def test_blocks_stay_in_fp8(tmp_path: Path) -> None:
 
 def test_a_stack_in_which_a_matrix_begins_within_a_block_is_dequantized(tmp_path: Path) -> None:
     save_quantized(tmp_path, "fp8 blocks")  # of 32 × GROUP, which no product takes
-    found = linears(tmp_path / "quantized", has_fp8_products=True)
+    found = linears(tmp_path / "quantized", products=["fp8"])
     for linear, dense in zip(found, linears(tmp_path / "dense"), strict=True):
         assert isinstance(linear.weight, Tensor)
         assert torch.equal(linear.weight, dense.weight)
@@ -108,7 +108,7 @@ def test_weights_are_rounded_while_they_are_loaded(
     tmp_path: Path, dtype: torch.dtype, load_format: LoadFormat
 ) -> None:
     save_checkpoint(tmp_path, **WIDE)
-    found = linears(tmp_path, load_format=load_format, dtype=dtype, quantization="fp8", has_fp8_products=True)
+    found = linears(tmp_path, load_format=load_format, dtype=dtype, quantization="fp8", products=["fp8"])
     if load_format == "dummy":
         assert all(fp8_of(linear).values.float().std() > 100 for linear in found)
         return
@@ -139,7 +139,7 @@ def test_quantization_by_parts(shape: tuple[int, int], scales: Fp8Scales) -> Non
 
 def test_quantized_weights_are_rounded_by_the_threads_that_load_them(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, **WIDE)
-    expected = linears(tmp_path, quantization="fp8", has_fp8_products=True)
+    expected = linears(tmp_path, quantization="fp8", products=["fp8"])
     checkpoint = resolve(str(tmp_path))
     with ExitStack() as stack:
         config = DecoderConfig.parse(checkpoint.config, tmp_path / "config.json")
@@ -167,7 +167,7 @@ def test_formats_that_do_not_fit_are_refused(
     else:
         save_quantized(tmp_path, name)
     with pytest.raises(ConfigError, match=message):
-        linears(tmp_path / "quantized", quantization=quantization, has_fp8_products=True)
+        linears(tmp_path / "quantized", quantization=quantization, products=["fp8"])
 
 
 def test_the_name_of_the_checkpoints_format_changes_nothing(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_the_cpu_does_not_quantize() -> None:
 
 def test_the_method_that_config_json_names_changes_nothing(tmp_path: Path) -> None:
     save_quantized(tmp_path, "fp8 channels")
-    assert linears(tmp_path / "quantized", quantization="compressed-tensors", has_fp8_products=True)
+    assert linears(tmp_path / "quantized", quantization="compressed-tensors", products=["fp8"])
 
 
 EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -203,7 +203,7 @@ def test_a_layer_with_an_expert_that_is_not_quantized_has_16_bits(tmp_path: Path
     for kind, has_products in (("quantized", True), ("dense", False)):
         checkpoint = resolve(str(tmp_path / kind))
         with open_weights(
-            checkpoint, load_format="auto", dtype=torch.float32, has_fp8_products=has_products
+            checkpoint, load_format="auto", dtype=torch.float32, products=["fp8"] if has_products else []
         ) as weights:
             layers = [weights.layer(index).mlp for index in range(2)]
         assert all(isinstance(mlp, ExpertsWeights) for mlp in layers)
@@ -222,7 +222,7 @@ def test_calibrated_scales_of_k_and_v_are_allowed_beside_quantized_weights(tmp_p
     scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
     config["quantization_config"]["kv_cache_scheme"] = scheme
     path.write_text(json.dumps(config))
-    assert linears(path.parent, has_fp8_products=True)
+    assert linears(path.parent, products=["fp8"])
     for change in ({"strategy": "attn_head"}, {"dynamic": True}, {"num_bits": 4}):
         config["quantization_config"]["kv_cache_scheme"] = scheme | change
         path.write_text(json.dumps(config))

@@ -53,7 +53,9 @@ class Linear(base.Linear):
     """``y = x @ weight.T + bias``, computed in row tiles of bit-equal sizes."""
 
     def __init__(self, weights: LinearWeights, tiles: RowTiles) -> None:
-        assert isinstance(weights.weight, Tensor), "weights in FP8 are opened for devices that multiply them"
+        assert isinstance(weights.weight, Tensor), (
+            "weights in FP8 and in 4 bits are opened for devices that multiply them"
+        )
         self._weight = weights.weight.t().contiguous()
         self._bias = weights.bias
         self._tiles = tiles.tiles_for(self._weight)

@@ -26,12 +26,14 @@ from radixkv.runtime.device.ops.cuda.grouped_linear import (
     grouped_linear,
     grouped_tile,
 )
+from radixkv.runtime.device.ops.cuda.int4_operations import Int4Linear
 from radixkv.runtime.device.ops.cuda.linear import gated_linear, linear
 from radixkv.runtime.device.ops.cuda.linear_add_norm import add_linear_and_norm
 from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
 from radixkv.runtime.device.ops.cuda.programmatic_launch import has_much_shared_memory
 from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
 from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
+from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
 from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
 
 _CHUNK_TOKENS = 8192
@@ -59,8 +61,10 @@ class CudaOperations:
         }
         """[max_positions, head_dim] float32: cosines, then sines, each of half the head's dimensions."""
 
-    def linear(self, weights: LinearWeights) -> Linear | Fp8Linear:
+    def linear(self, weights: LinearWeights) -> Linear | Fp8Linear | Int4Linear:
         """See ``Operations.linear``."""
+        if isinstance(weights.weight, Int4Matrix):
+            return Int4Linear(weights.weight, weights.bias)
         if isinstance(weights.weight, Fp8Matrix):
             return Fp8Linear(weights.weight, weights.bias, rounds_input=self._has_fp8)
         return Linear(weights.weight, weights.bias)
@@ -174,8 +178,8 @@ class Linear(base.Linear):
 class Mlp(base.Mlp):
     """A dense MLP: ``down(silu(gate(x)) * up(x))``, or with another activation."""
 
-    gate_up: Linear | Fp8Linear
-    down: Linear | Fp8Linear
+    gate_up: Linear | Fp8Linear | Int4Linear
+    down: Linear | Fp8Linear | Int4Linear
     activation: Activation
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -238,6 +242,8 @@ class Experts(base.Mlp):
     def _products(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the outputs of each token's experts, [tokens * active, hidden], and their weights."""
         gate_up, down = self.gate_up.weight, self.down.weight
+        assert not isinstance(gate_up, Int4Matrix), "experts in 4 bits are dequantized"
+        assert not isinstance(down, Int4Matrix), "experts in 4 bits are dequantized"
         values = down.values if isinstance(down, Fp8Matrix) else down
         n_experts, hidden, n_inner = values.shape
         n_pairs = len(x) * self.n_active

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from radixkv.runtime.device.weights.headers import Header
+from radixkv.runtime.device.weights.int4_matrix import Int4Groups, Int4Matrix
+from radixkv.runtime.device.weights.quantization.scheme import WeightScheme
 
 PER_WORD = 8
 _INTS = ("I32",)
@@ -19,6 +22,33 @@ _SIGN = 8
 """What is added to signed values, so that they are packed as unsigned ones."""
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where AWQ packs each of eight columns."""
+
+
+def int4_groups(scheme: WeightScheme | None) -> Int4Groups | None:
+    """Returns the groups of a format that 4-bit products take; None if there is no such product."""
+    if not isinstance(scheme, Int4Scheme) or (isinstance(scheme, Gptq) and scheme.has_order):
+        return None
+    groups = Int4Groups(scheme.group_size)
+    return groups if groups.are_supported else None
+
+
+@runtime_checkable
+class Int4Scheme(WeightScheme, Protocol):
+    """A format of 4-bit integers in groups."""
+
+    @property
+    def group_size(self) -> int | None:
+        """Inputs of a group; None: all."""
+        ...
+
+    def copy_int4(self, read: Callable[[str], Tensor], out: Int4Matrix) -> None:
+        """Copies a matrix whose inputs are in order, on the device of its tensors.
+
+        Args:
+            read: returns a tensor of the matrix by suffix.
+            out: where to; of these groups.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -50,6 +80,11 @@ class Awq:
         groups = torch.arange(len(values), device=values.device) // self.group_size
         matrix: Tensor = (values - zeros[groups]) * read("scales").float()[groups]
         return matrix.t()
+
+    def copy_int4(self, read: Callable[[str], Tensor], out: Int4Matrix) -> None:
+        """See ``Int4Scheme.copy_int4``."""
+        values, zeros = (_in_awq_order(unpack_bytes(read(suffix))).t() for suffix in ("qweight", "qzeros"))
+        out.store(values, read("scales").t(), zeros)
 
 
 @dataclass(frozen=True)
@@ -93,6 +128,11 @@ class Gptq:
             raise ValueError(f"g_idx has groups from {int(groups.min())} to {int(groups.max())} of {len(zeros)}")
         return (values - zeros[groups].t()) * read("scales").float()[groups].t()
 
+    def copy_int4(self, read: Callable[[str], Tensor], out: Int4Matrix) -> None:
+        """See ``Int4Scheme.copy_int4``."""
+        zeros = unpack_bytes(read("qzeros")).add_(self.zero_offset)
+        out.store(unpack_bytes(read("qweight").t()), read("scales").t(), zeros.t())
+
 
 @dataclass(frozen=True)
 class PackedInt4:
@@ -124,12 +164,21 @@ class PackedInt4:
         columns = values.shape[1] // scales.shape[1]
         return values.mul_(scales.repeat_interleave(columns, 1))
 
+    def copy_int4(self, read: Callable[[str], Tensor], out: Int4Matrix) -> None:
+        """See ``Int4Scheme.copy_int4``."""
+        scales = read("weight_scale")
+        out.store(unpack_bytes(read("weight_packed")), scales, torch.full_like(scales, _SIGN))
+
 
 def unpack(words: Tensor) -> Tensor:
     """Returns the unsigned 4-bit integers of [rows, words] int32: [rows, 8 * words] float32."""
-    shifts = torch.arange(0, 32, 32 // PER_WORD, dtype=torch.int32, device=words.device)
-    values: Tensor = (words[..., None] >> shifts) & 15
-    return values.flatten(1).float()
+    return unpack_bytes(words).float()
+
+
+def unpack_bytes(words: Tensor) -> Tensor:
+    """Returns the unsigned 4-bit integers of [rows, words] int32: [rows, 8 * words] uint8."""
+    pairs: Tensor = words.contiguous().view(torch.uint8)  # of which the first is in the lower bits
+    return torch.stack([pairs & 15, pairs >> 4], -1).flatten(1)
 
 
 def _in_awq_order(values: Tensor) -> Tensor:

@@ -10,7 +10,9 @@ from torch import Tensor
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
 from radixkv.runtime.device.weights.headers import Header
+from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
 from radixkv.runtime.device.weights.parallel_load import TensorViews
+from radixkv.runtime.device.weights.quantization.int4 import Int4Scheme
 from radixkv.runtime.device.weights.quantization.scheme import WeightScheme
 
 _E8M0_NAN = 255
@@ -122,6 +124,19 @@ class QuantizedMatrices:
         out.values.copy_(by_name[name])
         scales = by_name[_join(name.removesuffix(".weight"), self._scheme.scales)].float()
         out.scales.copy_(scales if out.has_blocks else scales.view(-1).expand(len(out.scales)))
+
+    def copy_int4(self, name: str, tensors: Sequence[Tensor], out: Int4Matrix) -> None:
+        """Copies a matrix of 4-bit integers with its scales and zero points.
+
+        Args:
+            name: of the matrix.
+            tensors: in the order of ``stored``.
+            out: where to; of the groups of the checkpoint.
+        """
+        assert isinstance(self._scheme, Int4Scheme)
+        base = name.removesuffix(".weight")
+        by_name = dict(zip(self._headers[name], tensors, strict=True))
+        self._scheme.copy_int4(lambda suffix: by_name[_join(base, suffix)], out)
 
 
 def _are_finite(scales: Tensor) -> bool:

@@ -1,0 +1,27 @@
+"""Matrix products over 4-bit weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from radixkv.runtime.device.ops import base
+from radixkv.runtime.device.ops.cuda.int4_linear import int4_linear
+from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
+
+
+@dataclass(frozen=True)
+class Int4Linear(base.Linear):
+    """A product of activations in 16 bits with a 4-bit matrix."""
+
+    weight: Int4Matrix
+    """[out, in]."""
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """See ``ops.base.Linear``."""
+        if out is None:
+            out = x.new_empty(len(x), len(self.weight))
+        int4_linear(x, self.weight, out)
+        return out if self.bias is None else out.add_(self.bias)

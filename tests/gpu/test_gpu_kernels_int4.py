@@ -1,0 +1,108 @@
+"""Kernels over 4-bit weights against torch in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_support import DEVICE, normal, on_device_only, on_kernels, poisoned
+from torch import Tensor
+
+from radixkv.runtime.device.ops.cuda.int4_linear import (
+    Int4Tile,
+    dequantize_int4,
+    int4_linear,
+    int4_tile,
+    multiply_int4,
+)
+from radixkv.runtime.device.ops.cuda.int4_operations import Int4Linear
+from radixkv.runtime.device.ops.cuda.operations import Mlp
+from radixkv.runtime.device.weights.int4_matrix import Int4Groups, Int4Matrix
+
+pytestmark = on_kernels
+DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter's products have no bfloat16
+
+
+def matrix(n_out: int, n_in: int, group_size: int | None) -> Int4Matrix:
+    """Returns a random matrix whose channels and groups differ in size, with all values and zero points."""
+    made = Int4Matrix.allocate((n_out, n_in), Int4Groups(group_size), torch.device(DEVICE))
+    values = torch.randint(16, (n_out, n_in), device=DEVICE, dtype=torch.uint8)
+    zeros = torch.randint(17, (n_out, len(made.scales)), device=DEVICE)
+    scales = 10 ** (torch.rand(n_out, len(made.scales), device=DEVICE) * 3 - 4)
+    made.store(values, scales, zeros)
+    return made
+
+
+def check_product(out: Tensor, x: Tensor, weight: Int4Matrix, *, precision: float = 2.0**-16) -> None:
+    """Checks a product within the rounding of sums, relative to the sizes of its terms."""
+    dense = weight.dequantize().double()
+    exact = x.double() @ dense.t()
+    sizes = x.double().abs() @ dense.abs().t()
+    assert torch.isfinite(out).all()
+    rounding = torch.finfo(out.dtype).eps * exact.abs() if out.dtype != torch.float32 else 0
+    assert ((out.double() - exact).abs() <= precision * sizes + rounding).all()
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 96, 128, 256, None])
+@pytest.mark.parametrize("n_rows", [1, 3, 16, 17, 70])
+@pytest.mark.parametrize(("n_out", "n_in"), [(192, 512), (72, 200), (130, 384)])
+def test_products(n_rows: int, n_out: int, n_in: int, group_size: int | None) -> None:
+    weight, x = matrix(n_out, n_in, group_size), normal(n_rows, n_in, dtype=DTYPE)
+    out, again = (poisoned(n_rows, n_out, dtype=torch.float32) for _ in range(2))
+    tile = int4_tile(n_rows, n_out, has_room=False)
+    multiply_int4(x, weight, out, tile)
+    multiply_int4(x, weight, again, tile)
+    check_product(out, x, weight)
+    assert torch.equal(out, again)
+
+
+@pytest.mark.parametrize("tile", [Int4Tile(64, 16, 2), Int4Tile(128, 128, 1, 8, 3), Int4Tile(64, 32, 1)])
+def test_products_in_other_tiles(tile: Int4Tile) -> None:
+    weight, x = matrix(150, 640, 128), normal(40, 640, dtype=DTYPE)
+    out = poisoned(40, 150, dtype=torch.float32)
+    multiply_int4(x, weight, out, tile)
+    check_product(out, x, weight)
+
+
+@pytest.mark.parametrize("group_size", [32, 128, None])
+@pytest.mark.parametrize(("n_out", "n_in"), [(48, 256), (19, 200)])
+def test_matrices_are_dequantized(n_out: int, n_in: int, group_size: int | None) -> None:
+    weight, out = matrix(n_out, n_in, group_size), poisoned(n_out, n_in, dtype=DTYPE)
+    dequantize_int4(weight, out)
+    assert torch.equal(out, weight.dequantize().to(DTYPE))
+
+
+def test_a_row_does_not_depend_on_those_after_it() -> None:
+    weight, x = matrix(64, 256, 128), normal(5, 256, dtype=DTYPE)
+    x[3:] = float("nan")
+    out = poisoned(5, 64, dtype=torch.float32)
+    multiply_int4(x, weight, out, int4_tile(5, 64, has_room=False))
+    check_product(out[:3], x[:3], weight)
+
+
+def test_an_mlp_with_biases() -> None:
+    n_rows, hidden, inner = 5, 128, 256
+    gate_up, down = matrix(2 * inner, hidden, 128), matrix(hidden, inner, 64)
+    up_bias, down_bias = normal(2 * inner, dtype=DTYPE), normal(hidden, dtype=DTYPE)
+    x = normal(n_rows, hidden, dtype=DTYPE)
+    product = x.double() @ gate_up.dequantize().double().t() + up_bias
+    gate, up = product.chunk(2, -1)
+    exact = (torch.nn.functional.silu(gate) * up) @ down.dequantize().double().t() + down_bias
+    found = Mlp(Int4Linear(gate_up, up_bias), Int4Linear(down, down_bias), "silu")(x)
+    assert float((found.double() - exact).norm() / exact.norm()) < 0.01
+
+
+@on_device_only
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("group_size", [32, 128, None])
+@pytest.mark.parametrize("n_rows", [1, 16, 17, 33, 64, 65, 200, 256, 257, 1000])
+@pytest.mark.parametrize(("n_out", "n_in"), [(6144, 4096), (28_672, 1024)])
+def test_products_of_model_size(
+    n_out: int, n_in: int, n_rows: int, group_size: int | None, dtype: torch.dtype
+) -> None:
+    weight, x = matrix(n_out, n_in, group_size), normal(n_rows, n_in, dtype=dtype)
+    out, again = (poisoned(n_rows, n_out, dtype=dtype) for _ in range(2))
+    int4_linear(x, weight, out)
+    int4_linear(x, weight, again)
+    assert torch.equal(out, again)
+    # Above 256 rows weights are rounded to the dtype.
+    check_product(out, x, weight, precision=2.0**-14 if n_rows <= 256 else float(torch.finfo(dtype).eps))
