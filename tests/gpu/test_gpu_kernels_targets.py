@@ -12,6 +12,7 @@ import torch
 from kernel_support import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from radixkv.runtime.device.attention.cuda import decode_kernel as decode_kernel
 from radixkv.runtime.device.attention.cuda import merge as merge_kernel
@@ -20,7 +21,7 @@ from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig, Varia
 from radixkv.runtime.device.kv_dtype import FP8_MAX
 from radixkv.runtime.device.machine_cuda import MAX_HEADS_PER_KV_HEAD, MIN_FP8_CAPABILITY
 from radixkv.runtime.device.ops.cuda import expert_routing as routing
-from radixkv.runtime.device.ops.cuda import fp8_linear, int4_linear, linear, rotary
+from radixkv.runtime.device.ops.cuda import fp8_linear, int4_linear, int4_product, linear, rotary
 from radixkv.runtime.device.ops.cuda import gated_linear as gated
 from radixkv.runtime.device.ops.cuda import grouped_linear as grouped
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales
@@ -48,7 +49,7 @@ def shared_bytes(
     names = kernel.arg_names
     overlap = {"OVERLAP": target >= 90}
     constants = {**constants, **overlap}
-    source = ASTSource(
+    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(
         kernel,
         {name: "constexpr" if name in constants else kinds[name] for name in names},
         constexprs={(names.index(name),): value for name, value in constants.items()},
@@ -179,29 +180,26 @@ def test_products_of_fp8_weights_fit(scales: Fp8Scales, n_rows: int, target: int
 
 
 @pytest.mark.parametrize("target", SHARED_BYTES)
-@pytest.mark.parametrize(("n_rows", "n_out"), [(1, 4096), (16, 28_672), (32, 4096), (64, 4096), (256, 4096)])
-@pytest.mark.parametrize(("kind", "has_wide_groups"), [("bf16", True), ("fp16", False)])
-def test_products_of_4_bit_weights_fit(
-    kind: str, has_wide_groups: bool, n_rows: int, n_out: int, target: int
-) -> None:
-    tile = int4_linear.int4_tile(n_rows, n_out, has_room=SHARED_BYTES[target] >= 160_000)
-    kinds = {"x": f"*{kind}", "values": "*i16", "scales": "*i32", "out": f"*{kind}"}
-    kinds |= dict.fromkeys(("n_x", "n_out", "n_in", "group_size", "n_groups"), "i32")
+@pytest.mark.parametrize("n_rows", [1, 16, 32])
+@pytest.mark.parametrize(("kind", "n_words", "gated"), [("bf16", 4, False), ("bf16", 4, True), ("fp16", 1, False)])
+def test_products_of_4_bit_weights_fit(kind: str, n_words: int, gated: bool, n_rows: int, target: int) -> None:
+    tile = int4_linear.int4_tile(n_rows)
+    kinds = {"x": f"*{kind}", "values": "*i32", "scales": "*i32", "out": f"*{kind}"}
+    kinds |= dict.fromkeys(("n_x", "n_channels", "n_in", "n_words", "units_of_group"), "i32")
     constants = {
         "ROWS": tile.n_out,
         "X_ROWS": tile.n_rows,
-        "UNITS": tile.n_units,
-        "STAGES": tile.n_stages,
-        "IS_EVEN": True,
-        "HAS_WIDE_GROUPS": has_wide_groups,
-        "USES_PTX": True,
+        "WARPS": tile.n_warps,
+        "UNITS": tile.n_warps * tile.n_units,
+        "WORDS": n_words,
+        "GATED": gated,
     }
     taken = shared_bytes(
-        int4_linear._multiply_int4,
+        int4_product._multiply_int4,
         target,
         kinds,
         constants,
-        aligned={*kinds} - {"n_x", "n_groups"},
+        aligned={*kinds} - {"n_x", "units_of_group"},
         num_warps=tile.n_warps,
     )
     assert taken <= SHARED_BYTES[target], tile

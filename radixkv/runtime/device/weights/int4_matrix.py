@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-UNIT = 128
-"""Inputs that are packed together."""
-QUARTER = UNIT // 4
-"""Inputs of a unit that have the same place in their words, and so the unit of groups."""
+PER_WORD = 8
+"""Inputs of a word."""
+QUARTER = 32
+"""Inputs of four words: groups are multiples of them."""
 ZERO_BITS = 31
 """The bits of a scale that hold its zero point."""
-_WORDS = UNIT // 4
+_UNIT = 128
+"""Rows are padded to multiples of these inputs."""
 _LARGEST = 15
 _CHUNK_ELEMENTS = 1 << 24
 """Elements that are quantized at once: their float32 copies take 192 MiB."""
@@ -41,13 +42,12 @@ class Int4Groups:
 class Int4Matrix:
     """A matrix [out, in]: ``(value - zero point) * scale``, with values of 0 to 15.
 
-    Each 128 inputs are 32 words of 16 bits. The word ``j`` has the inputs ``j``, ``j + 32``, ``j + 64`` and
-    ``j + 96``, the first in its lowest bits. So each of four shifts of neighbouring words gives neighbouring inputs
-    of one group, two of them in a register.
+    A word of 32 bits has eight inputs: those with even index in its lower half, the others in its upper half, the
+    first in the lowest bits. So each of four shifts gives two neighbouring inputs, in the halves of a register.
     """
 
     values: Tensor
-    """[out, ceil(in / 128) * 32] int16. Inputs after the last are 0."""
+    """[out, ceil(in / 128) * 16] int32. Inputs after the last are 0."""
     scales: Tensor
     """[groups, out] int32: float32 scales whose five lowest bits are the zero point, 0 to 16.
 
@@ -63,7 +63,7 @@ class Int4Matrix:
         n_out, n_in = shape
         size = groups.of(n_in)
         return cls(
-            torch.empty(n_out, -(-n_in // UNIT) * _WORDS, dtype=torch.int16, device=device),
+            torch.empty(n_out, _n_words(n_in), dtype=torch.int32, device=device),
             torch.empty(-(-n_in // size), n_out, dtype=torch.int32, device=device),
             n_in,
             size,
@@ -78,6 +78,10 @@ class Int4Matrix:
         """Returns the number of output channels."""
         return len(self.values)
 
+    def rows(self, begin: int, end: int) -> Int4Matrix:
+        """Returns a view of the output channels from ``begin`` to ``end``."""
+        return Int4Matrix(self.values[begin:end], self.scales[:, begin:end], self.n_in, self.group_size)
+
     def split(self, n_rows: Sequence[int]) -> list[Int4Matrix]:
         """Returns views of stacked matrices."""
         parts = zip(self.values.split(list(n_rows)), self.scales.split(list(n_rows), 1), strict=True)
@@ -91,10 +95,9 @@ class Int4Matrix:
             scales: [out, groups].
             zeros: [out, groups]: what is subtracted from values, integers of 0 to 16.
         """
-        padded = torch.nn.functional.pad(values, (0, -self.n_in % UNIT)).unflatten(1, (-1, 4, _WORDS))
-        low, high = (padded[:, :, i] | padded[:, :, i + 1] << 4 for i in (0, 2))
-        # The bytes of a word, the lower first.
-        self.values.copy_(torch.stack([low, high], -1).flatten(1).view(torch.int16))
+        padded = torch.nn.functional.pad(values, (0, -self.n_in % _UNIT)).unflatten(1, (-1, 2, 2, 2))
+        packed = padded[:, :, :, 0] | padded[:, :, :, 1] << 4  # [out, words, bytes of a half, halves]
+        self.values.copy_(packed.transpose(2, 3).flatten(1).view(torch.int32))
         bits = scales.float().view(torch.int32)
         rounded = (bits + ((ZERO_BITS >> 1) + (bits >> 5 & 1))) & ~ZERO_BITS
         self.scales.copy_((rounded | zeros.int()).t())
@@ -118,9 +121,8 @@ class Int4Matrix:
 
     def dequantize(self) -> Tensor:
         """Returns the matrix in float32."""
-        shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=self.values.device)
-        words = self.values.int().unflatten(1, (-1, 1, _WORDS))
-        values = (words >> shifts[:, None] & _LARGEST).flatten(1)[:, : self.n_in]
+        shifts = torch.tensor([0, 16, 4, 20, 8, 24, 12, 28], dtype=torch.int32, device=self.values.device)
+        values = (self.values[:, :, None] >> shifts & _LARGEST).flatten(1)[:, : self.n_in]
         groups = torch.arange(self.n_in, device=values.device) // self.group_size
         scales = (self.scales & ~ZERO_BITS).view(torch.float32)
         zeros = self.scales & ZERO_BITS
@@ -131,4 +133,8 @@ class Int4Matrix:
 def int4_bytes(shape: tuple[int, ...], groups: Int4Groups) -> int:
     """Returns the size of a matrix [out, in] with its scales in bytes."""
     n_out, n_in = shape
-    return n_out * (-(-n_in // UNIT) * _WORDS * 2 + 4 * -(-n_in // groups.of(n_in)))
+    return 4 * n_out * (_n_words(n_in) - (-n_in // groups.of(n_in)))
+
+
+def _n_words(n_in: int) -> int:
+    return -(-n_in // _UNIT) * (_UNIT // PER_WORD)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from radixkv.runtime.device.ops import base
-from radixkv.runtime.device.ops.cuda.int4_linear import int4_linear
+from radixkv.runtime.device.ops.cuda.int4_linear import int4_gated_linear, int4_linear
 from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
 
 
@@ -25,3 +25,9 @@ class Int4Linear(base.Linear):
             out = x.new_empty(len(x), len(self.weight))
         int4_linear(x, self.weight, out)
         return out if self.bias is None else out.add_(self.bias)
+
+    def gated(self, x: Tensor) -> Tensor:
+        """Maps [rows, in] to [rows, inner] with gate and up projection stacked in ``weight``, without a bias."""
+        out = x.new_empty(len(x), len(self.weight) // 2)
+        int4_gated_linear(x, self.weight, out)
+        return out

@@ -196,6 +196,8 @@ class Mlp(base.Mlp):
         if self.activation == "gelu_tanh":
             gate, up = self.gate_up(x).chunk(2, -1)
             return functional.gelu(gate, approximate="tanh").mul_(up)
+        if isinstance(self.gate_up, Int4Linear) and self.gate_up.bias is None:
+            return self.gate_up.gated(x)
         gated = x.new_empty(len(x), len(self.gate_up.weight) // 2)
         if isinstance(self.gate_up, Linear) and self.gate_up.bias is None:
             gated_linear(x, self.gate_up.weight, gated)
