@@ -98,6 +98,13 @@ class World:
         self.tables[batch_slot, : len(pages)] = torch.tensor(pages, dtype=torch.int32, device="cuda")
         return pages
 
+    def poison(self, batch_slot: int, n_pages: int) -> None:
+        """Fills the first pages of a slot with NaN, as if another request had them."""
+        pages = self.tables[batch_slot, :n_pages].long()
+        nan = torch.full((n_pages, *self.k.shape[1:]), math.nan, device="cuda").to(self.k.dtype)
+        for cache in (self.k, self.v):
+            cache.view(torch.uint8)[pages] = nan.view(torch.uint8)
+
     def queries(self, n: int) -> Tensor:
         """Returns [n, heads, head_dim], random."""
         return torch.randn(n, self.shape.n_heads, self.shape.head_dim, device="cuda").to(self.shape.dtype)

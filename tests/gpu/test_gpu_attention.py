@@ -195,6 +195,39 @@ def test_layers_with_sinks(has_8_bits, kernel, dtype):
             assert_close(out, world.expected(batch_slots, lengths, n_tokens, q, layer=layer))
 
 
+@pytest.mark.parametrize(("kv_dtype", "kernel"), PROMPT_KERNELS)
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_pages_behind_the_longest_window_are_not_read(kv_dtype, kernel, page_size):
+    """Other requests may have them, and their KV need not be finite."""
+    windows = [500, 200]
+    world = World(
+        shape_of(page_size=page_size, kv_dtype=kv_dtype),
+        windows,
+        width=4096 // page_size,
+        n_pages=32768 // page_size,
+        prompt_kernel=kernel,
+    )
+    batch_slots, lengths = ints([4, 2, 60, 7, 9, 11, 3]), ints([900, 33, 3000, 500, 501, 2500, 1216])
+    n_tokens = ints([1, 1, 1, 1, 300, 777, 1])
+    for batch_slot, length in zip(batch_slots, lengths, strict=True):
+        world.fill(int(batch_slot), int(length))
+    q = world.queries(int(n_tokens.sum()))
+    expected = [world.expected(batch_slots, lengths, n_tokens, q, layer=layer) for layer in (0, 1)]
+    n_behind = np.maximum(lengths - n_tokens + 1 - max(windows), 0) // page_size
+    assert (n_behind > 0).sum() == 4
+    for batch_slot, n in zip(batch_slots, n_behind, strict=True):
+        world.poison(int(batch_slot), int(n))
+    prompts = world.attention.plan_prompts(batch_slots[4:], (lengths - n_tokens)[4:], n_tokens[4:])
+    for variant in ("whole", "split"):
+        staged = world.staging.stage()
+        decode = world.attention.plan_decode(staged, batch_slots[:4], lengths[:4], variant=variant)
+        world.staging.send(staged)
+        for layer in (0, 1):
+            out = torch.full_like(q, math.nan)
+            world.attention.step(decode, prompts).run(layer, q, world.k, world.v, out)
+            assert_close(out, expected[layer])
+
+
 def test_a_mixed_step():
     world = World(shape_of(), width=256)
     batch_slots, lengths, n_tokens = ints([4, 2, 60, 7]), ints([900, 33, 400, 2500]), ints([1, 1, 400, 100])

@@ -67,7 +67,8 @@ class Row(msgspec.Struct, frozen=True):
 
     Computes the tokens at positions ``start .. start + n_tokens - 1``. In every layer, all rows of the plan write K
     and V before any row reads. A row reads positions ``0 .. start + n_tokens - 1`` through the block table of its
-    batch slot, so it may read KV that another row of the same step writes.
+    batch slot, so it may read KV that another row of the same step writes. Where all layers have windows, it reads
+    nothing of the pages behind the window of its first token: their entries may name pages of other requests.
     """
 
     batch_slot: int

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
+
+
+def longest_window(windows: Sequence[int | None]) -> int | None:
+    """Returns the most positions that a token attends to in any layer; None if a layer has no window.
+
+    Args:
+        windows: by layer, how many positions a token attends to, its own included; None for all.
+    """
+    finite = [window for window in windows if window is not None]
+    return max(finite) if len(finite) == len(windows) else None
 
 
 class LayerAttention(Protocol):

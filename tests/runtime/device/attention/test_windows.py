@@ -1,12 +1,14 @@
 """A layer with a sliding window reads no position, and no block, before its window."""
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 
+import numpy as np
 import pytest
 import torch
 
 from radixkv.checkpoints import Checkpoint
+from radixkv.runtime.device.attention.cuda.fa3_prefill import pages_behind
 from support.device_support import OpenDevice, random_ids, row_of
 
 Get = Callable[[str], Checkpoint]
@@ -35,6 +37,34 @@ def test_blocks_before_the_window_are_not_read(checkpoint: Get, start: int, firs
     device.pool.poison(pages[first_read // PAGE])
     (logits,) = device.run(row_of(IDS, pages, start=start, write_start=LENGTH))
     assert logits[0].isnan().all()
+
+
+@pytest.mark.parametrize("start", [LENGTH - 1, 72, 40, 16, 0])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_pages_before_the_window_are_not_read(checkpoint: Get, start: int, page_size: int) -> None:
+    """Not even where their block has positions of the window: other requests may have these pages."""
+    device = OpenDevice(checkpoint("mixtral"), page_size=page_size)
+    pages = device.pages(LENGTH)
+    (expected,) = device.run(row_of(IDS, pages))
+    n_behind = pages_behind(np.array([start], dtype=np.int32), WINDOW, page_size).item()
+    for page in pages[:n_behind]:
+        device.pool.poison(page)
+    (logits,) = device.run(row_of(IDS, pages, start=start, write_start=LENGTH))
+    assert torch.equal(logits, expected[start:])
+    device.pool.poison(pages[n_behind])
+    (logits,) = device.run(row_of(IDS, pages, start=start, write_start=LENGTH))
+    assert logits[0].isnan().all()
+
+
+def test_pages_behind_a_window_have_none_of_its_positions() -> None:
+    """CUDA begins a row of a prompt after them."""
+    starts = np.arange(200, dtype=np.int32)
+    for window, page_size in product((1, 2, 16, 33), (1, 4, 16)):
+        n_behind = pages_behind(starts, window, page_size)
+        for start, n in zip(starts.tolist(), n_behind.tolist(), strict=True):
+            first_read = max(0, start - window + 1)
+            assert n == sum(1 for page in range(start) if (page + 1) * page_size <= first_read)
+    assert not pages_behind(starts, None, 4).any()
 
 
 @pytest.mark.parametrize("distance", [WINDOW, WINDOW + 1])

@@ -7,7 +7,8 @@ A token's result has the same bits whatever else is in the step, because
 - the maximum score is exact in any order,
 - partial sums are added in block order, and masked positions add exact zeros.
 
-In a layer with a sliding window, a token reads only blocks that contain a position of its window.
+In a layer with a sliding window, a token reads only blocks that contain a position of its window. Pages of such a
+block that lie behind the window of the row's first token are not read: other requests may have them.
 """
 
 from __future__ import annotations
@@ -72,11 +73,18 @@ class KVBlock(NamedTuple):
     """Number of positions, from the block's first, that are written."""
 
 
-def blocks_of_row(span: RowSpan, layout: BlockLayout) -> dict[int, KVBlock]:
-    """Returns the blocks that a row reads, by block index, in ascending order."""
+def blocks_of_row(span: RowSpan, layout: BlockLayout, zero_page: int) -> dict[int, KVBlock]:
+    """Returns the blocks that a row reads, by block index, in ascending order.
+
+    ``zero_page`` stands for pages that lie behind the window of the row's first token.
+    """
+    pages = span.pages
+    if layout.window is not None:
+        pages = pages.copy()
+        pages[: layout.first_visible(span.start) // layout.page_size] = zero_page
     return {
         index: KVBlock(
-            span.pages[index * layout.pages_per_block : (index + 1) * layout.pages_per_block].tobytes(),
+            pages[index * layout.pages_per_block : (index + 1) * layout.pages_per_block].tobytes(),
             min(layout.block_tokens, span.length - index * layout.block_tokens),
         )
         for index in range(layout.first_block(span.start), layout.n_blocks(span.length))

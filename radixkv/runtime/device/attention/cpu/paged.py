@@ -102,17 +102,20 @@ class PagedAttention:
                 parts.append(LongRow(span, layout, self._zero_page, self._tiles, _MAX_SCORES))
         return [
             *parts,
-            *(ShortRows(group, layout, self._zero_page, self._tiles) for group in _groups(short, layout)),
+            *(
+                ShortRows(group, layout, self._zero_page, self._tiles)
+                for group in _groups(short, layout, self._zero_page)
+            ),
         ]
 
 
-def _groups(spans: list[RowSpan], layout: BlockLayout) -> list[list[RowSpan]]:
+def _groups(spans: list[RowSpan], layout: BlockLayout, zero_page: int) -> list[list[RowSpan]]:
     """Groups short rows so that each group gathers at most ``_MAX_GATHERED_VALUES`` of K or is a single row."""
     block_values = layout.block_tokens * layout.n_kv_heads * layout.head_dim
     groups: list[list[RowSpan]] = []
     seen: set[bytes] = set()
     for span in spans:
-        pages = {block.pages for block in blocks_of_row(span, layout).values()}
+        pages = {block.pages for block in blocks_of_row(span, layout, zero_page).values()}
         if not groups or len(seen | pages) * block_values > _MAX_GATHERED_VALUES:
             groups.append([])
             seen = set()

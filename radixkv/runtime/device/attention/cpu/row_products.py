@@ -31,7 +31,7 @@ class LongRow:
         self, span: RowSpan, layout: BlockLayout, zero_page: int, tiles: Sequence[int], max_scores: int
     ) -> None:
         self._layout = layout
-        self._gather = BlockGather(blocks_of_row(span, layout).values(), layout, zero_page)
+        self._gather = BlockGather(blocks_of_row(span, layout, zero_page).values(), layout, zero_page)
         self._tiles = []
         first = 0
         while first < span.n_tokens:
@@ -137,7 +137,7 @@ class ShortRows:
         readers: dict[tuple[KVBlock, int], list[int]] = {}
         token = 0
         for span in spans:
-            blocks = blocks_of_row(span, layout)
+            blocks = blocks_of_row(span, layout, zero_page)
             for i in range(span.n_tokens):
                 for index in layout.blocks(span.start + i):
                     readers.setdefault((blocks[index], index), []).append(token)

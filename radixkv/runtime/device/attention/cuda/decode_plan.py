@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig, Variant, choose_tile_config
 from radixkv.runtime.device.attention.cuda.fa3_shared import Fa3Fields, choose_part_tokens
 from radixkv.runtime.device.attention.cuda.run_selection import (
@@ -124,8 +125,9 @@ class DecodePlanner:
     ) -> None:
         self._geometry = geometry
         self._max_rows = max_rows
-        self._reads_all = None in windows
-        self._longest = _WHOLE_ROW if self._reads_all else max(window for window in windows if window is not None)
+        longest = longest_window(windows)
+        self._reads_all = longest is None
+        self._longest = _WHOLE_ROW if longest is None else longest
         self._shared_run_selector = SharedRunSelector(
             costs,
             page_size=geometry.page_size,

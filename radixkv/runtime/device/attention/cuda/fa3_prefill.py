@@ -91,6 +91,20 @@ def balance_tiles(costs: NDArray[np.int64], n_processors: int) -> NDArray[np.int
     return owners
 
 
+def pages_behind(starts: Ints, window: int | None, page_size: int) -> Ints:
+    """Returns how many pages of each row lie behind the window of its first token: [rows], 0 without a window.
+
+    Args:
+        starts: [rows], position of each row's first token.
+        window: positions that a token attends to, its own included; None for all.
+        page_size: tokens per page.
+    """
+    if window is None:
+        return np.zeros_like(starts)
+    n_behind: Ints = np.maximum(starts + np.int32(1 - window), 0) // np.int32(page_size)
+    return n_behind
+
+
 def causal_tiles(firsts: Ints, n_tokens: Ints, lengths: Ints, first_entries: Ints, *, tile: int) -> WorkItems:
     """Splits prompt rows into items of ``tile`` queries, the longest first.
 

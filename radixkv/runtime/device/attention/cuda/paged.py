@@ -12,9 +12,15 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.array_copies_cuda import to_device
+from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, DecodeStep, Geometry
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
-from radixkv.runtime.device.attention.cuda.fa3_prefill import Fa3Schedule, causal_tiles, tile_queries
+from radixkv.runtime.device.attention.cuda.fa3_prefill import (
+    Fa3Schedule,
+    causal_tiles,
+    pages_behind,
+    tile_queries,
+)
 from radixkv.runtime.device.attention.cuda.fa3_shared import Fa3Fields
 from radixkv.runtime.device.attention.cuda.flashinfer import (
     AttentionShape,
@@ -59,7 +65,8 @@ class PagedAttention:
     """Attention of one model on one GPU.
 
     Decode rows come first in a step. The kernels read the block tables on the device, so these must be up to date
-    before a step's first layer; entries after a row's last page are never read.
+    before a step's first layer; entries after a row's last page are never read. If all layers have windows, neither
+    are the entries of pages that lie behind the longest window of a row's first token.
 
     Memory: partial results and copies of queries, about 115 MB at 1,024 rows of 32 heads of 128 in bfloat16.
 
@@ -94,6 +101,7 @@ class PagedAttention:
         properties = torch.cuda.get_device_properties(device)
         self._shape = shape
         self._windows = tuple(windows)
+        self._longest_window = longest_window(windows)
         self._device = device
         self._kv_scales = kv_scales or [UNSCALED] * len(self._windows)
         self._sinks = [
@@ -187,7 +195,11 @@ class PagedAttention:
             n_tokens: [rows].
         """
         firsts = np.cumsum(n_tokens, dtype=np.int32) - n_tokens
-        entries, lengths = batch_slots * np.int32(self._tables.shape[1]), starts + n_tokens
+        # Rows of layers with windows only begin at the first page that they read: the kernels load whole tiles of
+        # positions before they mask them, and other requests may have the pages before.
+        n_behind = pages_behind(starts, self._longest_window, self._shape.page_size)
+        entries = batch_slots * np.int32(self._tables.shape[1]) + n_behind
+        lengths = starts + n_tokens - n_behind * np.int32(self._shape.page_size)
         lse = None
         if any(sinks is not None for sinks in self._sinks):
             lse = torch.empty(int(n_tokens.sum()), self._shape.n_heads, dtype=torch.float32, device=self._device)
