@@ -27,7 +27,7 @@ from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
 from radixkv.stats import Stats
 
-WIRE_VERSION = 11
+WIRE_VERSION = 12
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -189,10 +189,15 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """Whether there is a disk tier behind the host tier."""
     kv_cache_dtype: str | None = None
     """The dtype of K and V; None: that of activations."""
+    holds_whole_requests: bool = True
+    """Whether the pool must hold all tokens of a request. False if a request frees its pages behind every layer's
+    window while it runs, and the pool holds the others."""
 
     @property
     def max_prompt_and_answer(self) -> int:
         """Maximum tokens of a prompt and its output together; the KV of the last token needs no page."""
+        if not self.holds_whole_requests:
+            return self.max_model_len
         return min(self.max_model_len, self.n_pages * self.page_size + 1)
 
     @property

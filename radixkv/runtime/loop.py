@@ -147,6 +147,7 @@ class Loop:
             n_host_slots=None if transfers is None else transfers.copier.n_slots,
             has_disk=transfers is not None and transfers.disk is not None,
             kv_cache_dtype=executor.kv_dtype if executor.kv_dtype != executor.dtype else None,
+            holds_whole_requests=not cache.holds_any_length(scheduler.max_num_batched_tokens),
         )
         """The message that tells a frontend the sizes of model, pool and steps."""
         self._intake = Intake(self.ready, eos_token_ids=eos_token_ids, seed=seed, clock=clock)

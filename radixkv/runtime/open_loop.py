@@ -68,6 +68,7 @@ def open_loop(
             executor.n_pages,
             resolved.page_size,
             shares=resolved.enable_prefix_caching,
+            window=executor.window,
             policy=open_eviction_policy(resolved.eviction_policy, resolved.ghost_capacity),
         )
         transfers = None

@@ -102,6 +102,12 @@ def test_scores_with_other_page_sizes(page_size: int, tmp_path: Path) -> None:
     compare(save(tmp_path, **ARCHITECTURES["llama"]), "bfloat16", page_size=page_size)
 
 
+def test_scores_of_requests_that_are_longer_than_the_pool(tmp_path: Path) -> None:
+    """Without the tree, pages behind the windows of all layers go back while a request runs."""
+    folder = save(tmp_path, **ARCHITECTURES["mistral-window"])
+    compare(folder, "bfloat16", enable_prefix_caching=False, max_total_tokens=640)
+
+
 def test_scores_in_float16(tmp_path: Path) -> None:
     compare(save(tmp_path, **ARCHITECTURES["qwen3"]), "float16")
 

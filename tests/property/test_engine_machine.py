@@ -5,7 +5,12 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-from support.engine_machine import CopyingEngineMachine, DiskEngineMachine, EngineMachine
+from support.engine_machine import (
+    CopyingEngineMachine,
+    DiskEngineMachine,
+    EngineMachine,
+    WindowedEngineMachine,
+)
 
 EngineMachine.TestCase.settings = settings(max_examples=500, stateful_step_count=50, deadline=None)
 TestEngineMachine = EngineMachine.TestCase
@@ -15,3 +20,6 @@ TestDiskEngineMachine = DiskEngineMachine.TestCase
 
 CopyingEngineMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 TestCopyingEngineMachine = CopyingEngineMachine.TestCase
+
+WindowedEngineMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestWindowedEngineMachine = WindowedEngineMachine.TestCase

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine
 
-from support.engine_machine import CopyingEngineMachine, EngineMachine
+from support.engine_machine import CopyingEngineMachine, EngineMachine, WindowedEngineMachine
 from support.histories import run_histories
 from support.loop_machine import LoopMachine
 from support.tree_machine import TreeMachine
@@ -24,6 +24,7 @@ N_BLOCKS = 20
     [
         (EngineMachine, 1000, 120),
         (CopyingEngineMachine, 500, 100),
+        (WindowedEngineMachine, 500, 100),
         (LoopMachine, 500, 100),
         (TreeMachine, 200, 200),
     ],

@@ -17,6 +17,7 @@ from mutants_of_partial_pages import OF_PARTIAL_PAGES
 from mutants_of_requests import OF_REQUESTS
 from mutants_of_tiers import OF_DISK, OF_TIERS
 from mutants_of_verbs import OF_VERBS
+from mutants_of_windows import OF_WINDOWS
 
 from radixkv.errors import InvariantError
 from support.engine_machine import (
@@ -24,13 +25,14 @@ from support.engine_machine import (
     DiskEngineMachine,
     EngineMachine,
     TieredEngineMachine,
+    WindowedEngineMachine,
 )
 from support.histories import FIRST_FAILURE, run_histories
 
 Patch = pytest.MonkeyPatch
 Mutant = Callable[[Patch], None]
 
-OTHERS = OF_PAGES + OF_REQUESTS + OF_GRAMMARS + OF_PARTIAL_PAGES + OF_TIERS + OF_DISK
+OTHERS = OF_PAGES + OF_REQUESTS + OF_GRAMMARS + OF_PARTIAL_PAGES + OF_WINDOWS + OF_TIERS + OF_DISK
 N_HISTORIES = 3000
 """The mutants that are hardest to find show in one of some 300."""
 
@@ -66,6 +68,12 @@ def test_every_other_mutant_is_found(mutant: Mutant, monkeypatch: Patch) -> None
 @pytest.mark.parametrize("mutant", OF_PARTIAL_PAGES, ids=lambda mutant: mutant.__name__)
 def test_a_mutant_of_the_copies_of_partial_pages_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
     check_that_it_is_found(mutant, monkeypatch, CopyingEngineMachine)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", OF_WINDOWS, ids=lambda mutant: mutant.__name__)
+def test_a_mutant_of_the_pages_behind_windows_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
+    check_that_it_is_found(mutant, monkeypatch, WindowedEngineMachine)
 
 
 @pytest.mark.nightly

@@ -61,6 +61,7 @@ class Actions:
         *,
         policy: str = "lpm",
         shares: bool = True,
+        window: int | None = None,
         n_slots: int = 0,
         has_disk: bool = False,
         write_policy: WritePolicy = "through",
@@ -70,6 +71,7 @@ class Actions:
             n_pages,
             page_size,
             shares=shares,
+            window=window,
             n_slots=n_slots if shares else 0,
             has_disk=has_disk,
             write_policy=write_policy,
@@ -93,6 +95,8 @@ class Actions:
         """Adds a request whose prompt starts with a known sequence: random prompts would never hit the cache."""
         sequence = self.known[base % len(self.known)]
         max_prompt = min(40, self.engine.n_pages * self.engine.page_size - options.max_tokens)
+        if self.engine.cache.holds_any_length(self.engine.scheduler.max_num_batched_tokens):
+            max_prompt = 120
         prompt = (sequence[: cut % (len(sequence) + 1)] + list(suffix))[:max_prompt] or [1]
         for _ in range(2 if twice else 1):
             try:

@@ -92,6 +92,7 @@ class CpuServer:
         max_rows: int = 8,
         page_size: int = PAGE_SIZE,
         shares: bool = True,
+        frees_behind: bool = True,
         max_model_len: int = 512,
         host_memory_bytes: int | None = None,
         cache_dir: Path | None = None,
@@ -108,7 +109,12 @@ class CpuServer:
             kv_cache_dtype=kv_cache_dtype,
         )
         self.cache = TimedPageCache(
-            n_pages, page_size, shares=shares, min_copied_tokens=1, free_pages=PoisonedPages(self.executor)
+            n_pages,
+            page_size,
+            shares=shares,
+            window=self.executor.window if frees_behind else None,
+            min_copied_tokens=1,
+            free_pages=PoisonedPages(self.executor),
         )
         self.transfers: Transfers | None = None
         self.disk: DiskTier | None = None

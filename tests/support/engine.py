@@ -97,6 +97,7 @@ class Engine:
         n_pages: pages of the pool.
         page_size: tokens of a page.
         shares: whether requests share pages.
+        window: positions that a token reads in each layer; None for all.
         n_slots: slots of the host tier; 0: no host tier.
         has_disk: whether the host tier has a disk tier behind it.
         write_policy: the host tier's, as ``load_policy``.
@@ -112,6 +113,7 @@ class Engine:
         page_size: int = 4,
         *,
         shares: bool = True,
+        window: int | None = None,
         n_slots: int = 0,
         has_disk: bool = False,
         write_policy: WritePolicy = "through",
@@ -123,12 +125,13 @@ class Engine:
     ) -> None:
         self.n_pages = n_pages
         self.page_size = page_size
-        self.device = FakeDevice(n_pages, page_size)
+        self.device = FakeDevice(n_pages, page_size, window=window)
         self.free_pages = PoisoningList(self.device)
         self.cache = PageCache(
             n_pages,
             page_size,
             shares=shares,
+            window=window,
             policy=open_eviction_policy(eviction_policy, GHOST_CAPACITY),
             min_copied_tokens=min_copied_tokens,
             free_pages=self.free_pages,
@@ -398,7 +401,7 @@ class Engine:
             assert n_committed <= request.n_known, "more KV is committed than tokens are known"
             assert request.n_scheduled <= len(blocks.pages) * self.page_size, "scheduled KV has no page"
             free = set(self.free_pages)
-            assert not free & set(blocks.pages), "a live table points at a free page"
+            assert not free & set(blocks.pages[blocks.n_freed :]), "a live table points at a free page"
 
     def check_outputs(self) -> None:
         """Checks that tokens, logprobs and prompt logprobs of all ended requests are those of the naive model.

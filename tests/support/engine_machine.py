@@ -185,6 +185,28 @@ class CopyingEngineMachine(EngineMachine):
         self.actions.launch()
 
 
+class WindowedEngineMachine(EngineMachine):
+    """An engine of layers with windows, whose requests free pages while they run, in a small pool.
+
+    Most engines have no tree; then requests can be longer than the pool.
+    """
+
+    @initialize(
+        page_size=st.sampled_from((1, 2, 4)),
+        window=st.sampled_from((2, 3, 5, 8)),
+        n_more=st.sampled_from((0, 0, 5, 20)),
+        shares=st.sampled_from((False, False, True)),
+    )
+    def start(self, page_size: int, window: int, n_more: int, shares: bool) -> None:  # type: ignore[override]
+        n_tokens = 40 if shares else window + 24
+        self.actions = Actions(-(-n_tokens // page_size) + 1 + n_more, page_size, shares=shares, window=window)
+
+    @rule(n_tokens=st.integers(40, 120), options=request_options)
+    def add_long(self, n_tokens: int, options: RequestOptions) -> None:
+        """Adds a prompt that may be longer than the pool."""
+        self.actions.add(0, 0, [token % 7 for token in range(n_tokens)], options, twice=False)
+
+
 class TieredEngineMachine(EngineMachine):
     """An engine that always has a host tier, for mutants of the tier."""
 

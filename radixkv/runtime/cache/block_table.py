@@ -29,6 +29,9 @@ class BlockTable:
     """Page indices in token order: the lease's pages, then the tail."""
     n_leased: int
     """Number of leading entries that belong to the tree."""
+    n_freed: int = 0
+    """Number of leading entries whose pages were freed because they lie behind every layer's window. No row reads
+    them any more; other requests may have their pages. 0 with a lease."""
     n_on_device: int = 0
     """Number of leading entries that the device has in its copy of the table."""
     replaced: list[ReplacedPage] = field(default_factory=list)
@@ -37,6 +40,11 @@ class BlockTable:
     """Page copies (source, destination) that the plan of its next row must carry."""
     source: Lease | None = None
     """Holds the source of ``copies`` until the copy is done, if the source belongs to the tree."""
+
+    @property
+    def private_pages(self) -> list[int]:
+        """The tail, without pages that were freed, and the replaced duplicates. O(pages)."""
+        return self.pages[max(self.n_leased, self.n_freed) :] + [replaced.page for replaced in self.replaced]
 
     @property
     def can_commit(self) -> bool:

@@ -50,6 +50,8 @@ class PageCache:
         n_pages: pages in the pool; ``add_pages`` adds to them.
         page_size: tokens per page.
         shares: whether requests share pages; False bypasses the tree for every request.
+        window: the most positions that a token attends to in any layer, its own included; None if a layer has no
+            window. Requests without a lease then free pages while they run, see ``free_behind``.
         policy: decides which pages are evicted; a new object for each cache. None: the least recently used.
         min_copied_tokens: fewest tokens for which a part of a page is copied, at least 1; with ``page_size`` only
             whole pages are shared.
@@ -63,6 +65,7 @@ class PageCache:
         page_size: int,
         *,
         shares: bool = True,
+        window: int | None = None,
         policy: EvictionPolicy | None = None,
         min_copied_tokens: int = MIN_COPIED_TOKENS,
         free_pages: MutableSequence[int] | None = None,
@@ -70,6 +73,7 @@ class PageCache:
         self.n_pages = n_pages
         self.page_size = page_size
         self.shares = shares
+        self.window = window
         self.min_copied_tokens = min_copied_tokens
         self.tree = RadixTree(page_size, policy=policy)
         self.n_evicted = 0
@@ -237,12 +241,45 @@ class PageCache:
             n_pages: length of the new block table. The pages beyond the leased ones must be available.
         """
         lease = None if blocks.lease is None else self.tree.fork(blocks.lease)
-        first, last = blocks.n_leased, self.pages_for(n_tokens)
-        second = BlockTable(lease, blocks.pages[:first], first)
+        first, last = self.first_copied(blocks, n_tokens), self.pages_for(n_tokens)
+        second = BlockTable(lease, blocks.pages[:first], blocks.n_leased, first - blocks.n_leased)
         if n_pages > first:
             self._allocate(second, n_pages - first)
         second.copies = list(zip(blocks.pages[first:last], second.pages[first:last], strict=True))
         return second
+
+    def first_copied(self, blocks: BlockTable, n_tokens: int) -> int:
+        """Returns the first entry that a fork of ``n_tokens`` tokens copies: those before are leased, or behind the
+        windows of its first row."""
+        return max(blocks.n_leased, self.n_behind(blocks, n_tokens))
+
+    def n_behind(self, blocks: BlockTable, n_tokens: int) -> int:
+        """Returns how many leading pages lie behind the windows of a row at ``n_tokens``; 0 with a lease."""
+        if self.window is None or blocks.lease is not None:
+            return 0
+        return max(0, n_tokens + 1 - self.window) // self.page_size
+
+    def free_behind(self, blocks: BlockTable, n_tokens: int) -> None:
+        """Frees the pages that lie behind every layer's window for rows from position ``n_tokens`` on.
+
+        No launched step may have a row that starts before, and no fork may still copy the pages. Does nothing with
+        a lease: pages of the tree stay for others. O(pages freed). See docs/decisions/0040-windows.md.
+        """
+        last = self.n_behind(blocks, n_tokens)
+        if last > blocks.n_freed:
+            self._free += blocks.pages[blocks.n_freed : last]
+            self._n_private -= last - blocks.n_freed
+            blocks.n_freed = last
+
+    def max_private_pages(self, max_row_tokens: int) -> int | None:
+        """Returns the most pages that a request without a lease needs at once: those of a window and of a row of
+        ``max_row_tokens``. None if it needs those of all its tokens, because a layer has no window."""
+        return None if self.window is None else self.pages_for(self.window + max_row_tokens) + 1
+
+    def holds_any_length(self, max_row_tokens: int) -> bool:
+        """Whether the pool holds requests of any length: they have no lease, and ``max_private_pages`` fit."""
+        n_pages = self.max_private_pages(max_row_tokens)
+        return not self.shares and n_pages is not None and n_pages <= self.n_pages
 
     def commit(self, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
         """Moves the filled pages of the tail, up to ``n_tokens``, into the tree. O(new pages) amortised.
@@ -322,7 +359,7 @@ class PageCache:
 
     def close(self, blocks: BlockTable) -> None:
         """Releases the lease and frees the private pages. No launched step may still use them. O(pages)."""
-        private = _private_pages(blocks)
+        private = blocks.private_pages
         if blocks.lease is not None:
             self._free += self.tree.release(blocks.lease)
         self._free += private
@@ -330,6 +367,7 @@ class PageCache:
         blocks.pages = []
         blocks.replaced = []
         blocks.n_leased = 0
+        blocks.n_freed = 0
 
     def flush(self) -> tuple[int, int]:
         """Detaches everything that is cached. O(nodes · log leaves + pages freed).
@@ -396,7 +434,7 @@ class PageCache:
         _claim(owners, "a detached path", self.tree.detached_pages())
         n_private = 0
         for index, blocks in enumerate(block_tables):
-            private = _private_pages(blocks)
+            private = blocks.private_pages
             _claim(owners, f"block table {index}", private)
             n_private += len(private)
             leased = [] if blocks.lease is None else self.tree.pages(blocks.lease)
@@ -452,11 +490,6 @@ class PageCache:
         blocks.pages += self._free[-n_missing:]
         del self._free[-n_missing:]
         self._n_private += n_missing
-
-
-def _private_pages(blocks: BlockTable) -> list[int]:
-    """Returns the tail and the replaced duplicates."""
-    return blocks.pages[blocks.n_leased :] + [replaced.page for replaced in blocks.replaced]
 
 
 def _claim(owners: dict[int, str], owner: str, pages: Iterable[int]) -> None:

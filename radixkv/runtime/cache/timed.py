@@ -48,6 +48,7 @@ class TimedPageCache(PageCache):
     reserve = _timed(PageCache.reserve)
     append_pages = _timed(PageCache.append_pages)
     fork = _timed(PageCache.fork)
+    free_behind = _timed(PageCache.free_behind)
     commit = _timed(PageCache.commit)
     mark_computed = _timed(PageCache.mark_computed)
     commit_computed = _timed(PageCache.commit_computed)

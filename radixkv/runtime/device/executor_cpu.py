@@ -13,6 +13,7 @@ from torch import Tensor
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import KVCacheDtype, LoadFormat
 from radixkv.errors import ConfigError, DeviceError
+from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cpu.base import Attention
 from radixkv.runtime.device.attention.cpu.paged import PagedAttention
 from radixkv.runtime.device.copy_threads import CopyThreads
@@ -95,6 +96,7 @@ class CpuExecutor:
             self._dtype = weights.dtype
         self.pool = KVPool(page, n_pages)
         windows = config.windows_within(max_model_len)
+        self._window = longest_window(windows)
         self.attention: Attention = PagedAttention(
             self.pool,
             n_heads=config.n_heads,
@@ -134,6 +136,11 @@ class CpuExecutor:
     def vocab_size(self) -> int:
         """Size of the vocabulary; token ids are below it."""
         return self._vocab_size
+
+    @property
+    def window(self) -> int | None:
+        """The most positions that a token attends to in any layer; None if a layer has no window."""
+        return self._window
 
     @property
     def uses_shared_runs(self) -> bool:

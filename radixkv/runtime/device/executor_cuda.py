@@ -44,6 +44,7 @@ class CudaExecutor:
         vocab_size: token ids are below this.
         stream: all work is enqueued here.
         kv_scales: of a quantized pool, as ``kv_dtype.scales_text`` returns them; empty for another.
+        window: the most positions that a token attends to in any layer; None if a layer has no window.
     """
 
     uses_shared_runs = True
@@ -58,7 +59,10 @@ class CudaExecutor:
         vocab_size: int,
         stream: torch.cuda.Stream,
         kv_scales: str = "",
+        window: int | None = None,
     ) -> None:
+        self.window = window
+        """The most positions that a token attends to in any layer; None if a layer has no window."""
         self._kv_scales = kv_scales
         self._runner = runner
         self._packer = packer

@@ -10,6 +10,7 @@ import torch
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import LoadFormat
 from radixkv.runtime.device import machine_cuda
+from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape, not_compiled
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention
 from radixkv.runtime.device.executor_cuda import CudaExecutor
@@ -165,6 +166,7 @@ def open_cuda_executor(
         vocab_size=config.vocab_size,
         stream=stream,
         kv_scales=scales_text(kv_dtype, kv_scales or ()),
+        window=longest_window(windows),
     )
 
 

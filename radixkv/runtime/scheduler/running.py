@@ -34,6 +34,7 @@ class RunningRequests:
         waiting: WaitingQueue,
         loading: LoadingRequests,
         n_batch_slots: int,
+        max_row_tokens: int,
         transfers: Transfers | None,
         sessions: Sessions,
     ) -> None:
@@ -48,6 +49,7 @@ class RunningRequests:
         self.n_preemptions = 0
         """Preemptions for lack of pages since the start; those for retries do not count."""
         self._max_headroom_pages = -(-cache.n_pages // _HEADROOM_DIVISOR)
+        self._max_private_pages = cache.max_private_pages(max_row_tokens)
 
     def __len__(self) -> int:
         return len(self._active)
@@ -92,7 +94,7 @@ class RunningRequests:
             blocks = self._cache.open(
                 request.namespace, request.key, request.reads_cache, request.bypasses_tree, is_hit=False
             )
-        if self._cache.pages_for(request.n_known) - len(blocks.pages) > self.n_room(request, prefilling):
+        if self._n_missing(request, blocks) > self.n_room(request, prefilling):
             if not is_loaded:
                 self._cache.close(blocks)
             return False
@@ -166,7 +168,8 @@ class RunningRequests:
         """Gives the request pages for ``n_tokens``; False if it cannot.
 
         Evicts from the tree first, then takes the pages of loaded requests, then preempts running requests from the
-        last in order on. The first in order is never preempted, so one request always makes progress.
+        last in order on. The first in order is never preempted, so one request always makes progress. A request
+        that will free pages behind its windows when its launched row is done waits for them, and preempts nothing.
         """
         blocks = request.blocks
         if n_tokens <= len(blocks.pages) * self._cache.page_size:
@@ -175,6 +178,8 @@ class RunningRequests:
         while not self._cache.reserve(blocks, n_pages):
             if request.phase is not Phase.RUNNING or self.is_releasing:
                 return False  # an admission preempts nothing
+            if self._cache.n_behind(blocks, request.n_scheduled) > blocks.n_freed:
+                return False
             if self._loading.retract_last():
                 continue
             if len(self) < 2:
@@ -222,11 +227,20 @@ class RunningRequests:
     def _n_needed_ahead(self, request: Request, prefilling: Iterable[Request]) -> int:
         """Pages that the prefilling requests with precedence over ``request`` still need. O(prefilling)."""
         ahead = (one for one in prefilling if one.order < request.order)
-        return sum(self._cache.pages_for(one.n_known) - len(one.blocks.pages) for one in ahead)
+        return sum(self._n_missing(one, one.blocks) for one in ahead)
+
+    def _n_missing(self, request: Request, blocks: BlockTable) -> int:
+        """Pages that the request lacks to compute its known tokens. O(1)."""
+        n_missing = self._cache.pages_for(request.n_known) - len(blocks.pages)
+        if blocks.lease is not None or self._max_private_pages is None:
+            return n_missing
+        n_held = len(blocks.pages) - blocks.n_freed
+        return min(n_missing, max(0, self._max_private_pages - n_held))
 
     def _can_fork(self, leader: Request, n_needed_ahead: int) -> bool:
         """Whether a follower can start now, beside the pages that prefilling requests ahead still need. O(1)."""
-        n_pages = self._cache.pages_for(leader.n_prompt) - leader.blocks.n_leased
+        first = self._cache.first_copied(leader.blocks, leader.n_prompt - 1)
+        n_pages = self._cache.pages_for(leader.n_prompt) - first
         return (
             leader.phase is Phase.RUNNING and self.has_free_batch_slot and n_pages <= self._n_room(n_needed_ahead)
         )

@@ -94,7 +94,9 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.loading = LoadingRequests(cache, self.waiting, transfers)
         self.sessions = Sessions(cache, None if transfers is None else transfers.host)
-        self.running = RunningRequests(cache, self.waiting, self.loading, max_num_seqs, transfers, self.sessions)
+        self.running = RunningRequests(
+            cache, self.waiting, self.loading, max_num_seqs, max_num_batched_tokens, transfers, self.sessions
+        )
         self._shared_prefixes = SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None
         self._transfers = transfers
         self._clock = clock
@@ -254,8 +256,11 @@ class Scheduler:
                     logprobs = result.logprobs[index] if result.logprobs else None
                     updates.append(self._append_token(request, token, logprobs))
             blocks = request.blocks
-            if blocks.replaced and not request.n_pending_copies:
-                self.cache.free_replaced(blocks, plan.step)
+            if not request.n_pending_copies:
+                if blocks.replaced:
+                    self.cache.free_replaced(blocks, plan.step)
+                if blocks.lease is None:  # after the forks of a leader, which read one position further back
+                    self.cache.free_behind(blocks, row.start + row.n_tokens)
         self.running.release()
         return updates
 

@@ -52,6 +52,14 @@ class Executor(Protocol):
         ...
 
     @property
+    def window(self) -> int | None:
+        """The most positions that a token attends to in any layer, its own included; None if a layer has no window.
+
+        A row never reads a page whose positions all lie behind the window of its first token.
+        """
+        ...
+
+    @property
     def uses_shared_runs(self) -> bool:
         """Whether the device uses ``StepPlan.shared_runs``; if not, the scheduler need not find them."""
         ...

@@ -1,0 +1,49 @@
+"""Mutants of the pages behind every layer's window, which requests without a lease free while they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from radixkv.runtime.cache.block_table import BlockTable
+from radixkv.runtime.cache.cache import PageCache
+
+Patch = pytest.MonkeyPatch
+
+
+def free_a_page_with_a_position_of_the_window(patch: Patch) -> None:
+    n_behind = PageCache.n_behind
+    patch.setattr(PageCache, "n_behind", lambda self, blocks, n_tokens: n_behind(self, blocks, n_tokens + 1))
+
+
+def keep_the_pages_behind_the_window(patch: Patch) -> None:
+    def free_behind(self: PageCache, blocks: BlockTable, n_tokens: int) -> None:
+        """Frees nothing."""
+
+    patch.setattr(PageCache, "free_behind", free_behind)
+
+
+def free_pages_of_the_tree(patch: Patch) -> None:
+    def n_behind(self: PageCache, blocks: BlockTable, n_tokens: int) -> int:
+        return 0 if self.window is None else max(0, n_tokens + 1 - self.window) // self.page_size
+
+    patch.setattr(PageCache, "n_behind", n_behind)
+
+
+def copy_freed_pages_to_a_fork(patch: Patch) -> None:
+    patch.setattr(PageCache, "first_copied", lambda self, blocks, n_tokens: blocks.n_leased)
+
+
+def admit_no_prompt_that_is_longer_than_the_pool(patch: Patch) -> None:
+    patch.setattr(PageCache, "max_private_pages", lambda self, max_row_tokens: None)
+    patch.setattr(PageCache, "holds_any_length", lambda self, max_row_tokens: self.window is not None)
+
+
+OF_WINDOWS: tuple[Callable[[Patch], None], ...] = (
+    free_a_page_with_a_position_of_the_window,
+    keep_the_pages_behind_the_window,
+    free_pages_of_the_tree,
+    copy_freed_pages_to_a_fork,
+    admit_no_prompt_that_is_longer_than_the_pool,
+)
