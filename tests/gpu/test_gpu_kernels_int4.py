@@ -8,6 +8,7 @@ from kernel_support import DEVICE, normal, on_device_only, on_kernels, poisoned
 from torch import Tensor
 
 from radixkv.runtime.device.ops.cuda.int4_linear import (
+    MAX_ROWS,
     dequantize_int4,
     int4_gated_linear,
     int4_linear,
@@ -49,7 +50,7 @@ def check_product(out: Tensor, x: Tensor, weight: Int4Matrix, *, precision: floa
 def test_products(n_rows: int, n_out: int, n_in: int, group_size: int | None) -> None:
     weight, x = matrix(n_out, n_in, group_size), normal(n_rows, n_in, dtype=DTYPE)
     out, again = (poisoned(n_rows, n_out, dtype=torch.float32) for _ in range(2))
-    tile = int4_tile(n_rows)
+    tile = int4_tile(n_rows, weight)
     multiply_int4(x, weight, out, tile)
     multiply_int4(x, weight, again, tile)
     check_product(out, x, weight)
@@ -78,7 +79,7 @@ def test_a_row_does_not_depend_on_those_after_it() -> None:
     weight, x = matrix(64, 256, 128), normal(5, 256, dtype=DTYPE)
     x[3:] = float("nan")
     out = poisoned(5, 64, dtype=torch.float32)
-    multiply_int4(x, weight, out, int4_tile(5))
+    multiply_int4(x, weight, out, int4_tile(5, weight))
     check_product(out[:3], x[:3], weight)
 
 
@@ -110,8 +111,8 @@ def test_an_mlp_with_biases() -> None:
 @on_device_only
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("group_size", [32, 128, None])
-@pytest.mark.parametrize("n_rows", [1, 8, 9, 16, 17, 32, 33, 200, 1000])
-@pytest.mark.parametrize(("n_out", "n_in"), [(6144, 4096), (28_672, 1024)])
+@pytest.mark.parametrize("n_rows", [1, 8, 9, 16, 17, 32, 33, 64, 65, 200, 1000])
+@pytest.mark.parametrize(("n_out", "n_in"), [(6144, 4096), (28_672, 1024), (1024, 14_336)])
 def test_products_of_model_size(
     n_out: int, n_in: int, n_rows: int, group_size: int | None, dtype: torch.dtype
 ) -> None:
@@ -120,5 +121,5 @@ def test_products_of_model_size(
     int4_linear(x, weight, out)
     int4_linear(x, weight, again)
     assert torch.equal(out, again)
-    # Above 32 rows weights are rounded to the dtype.
-    check_product(out, x, weight, precision=2.0**-14 if n_rows <= 32 else float(torch.finfo(dtype).eps))
+    # Above MAX_ROWS weights are rounded to the dtype.
+    check_product(out, x, weight, precision=2.0**-14 if n_rows <= MAX_ROWS else float(torch.finfo(dtype).eps))

@@ -25,6 +25,7 @@ from radixkv.runtime.device.ops.cuda import fp8_linear, int4_linear, int4_produc
 from radixkv.runtime.device.ops.cuda import gated_linear as gated
 from radixkv.runtime.device.ops.cuda import grouped_linear as grouped
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales
+from radixkv.runtime.device.weights.int4_matrix import Int4Groups, Int4Matrix
 
 pytestmark = [
     pytest.mark.gpu,
@@ -180,10 +181,16 @@ def test_products_of_fp8_weights_fit(scales: Fp8Scales, n_rows: int, target: int
 
 
 @pytest.mark.parametrize("target", SHARED_BYTES)
-@pytest.mark.parametrize("n_rows", [1, 16, 32])
-@pytest.mark.parametrize(("kind", "n_words", "gated"), [("bf16", 4, False), ("bf16", 4, True), ("fp16", 1, False)])
-def test_products_of_4_bit_weights_fit(kind: str, n_words: int, gated: bool, n_rows: int, target: int) -> None:
-    tile = int4_linear.int4_tile(n_rows)
+@pytest.mark.parametrize("n_rows", [1, 16, 32, 64])
+@pytest.mark.parametrize(
+    ("kind", "n_words", "gated", "sizes"),
+    [("bf16", 4, False, (4096, 4096)), ("bf16", 4, True, (28_672, 4096)), ("fp16", 1, False, (4096, 14_336))],
+)
+def test_products_of_4_bit_weights_fit(
+    kind: str, n_words: int, gated: bool, sizes: tuple[int, int], n_rows: int, target: int
+) -> None:
+    weight = Int4Matrix.allocate(sizes, Int4Groups(128), torch.device("meta"))
+    tile = int4_linear.int4_tile(n_rows, weight)
     kinds = {"x": f"*{kind}", "values": "*i32", "scales": "*i32", "out": f"*{kind}"}
     kinds |= dict.fromkeys(("n_x", "n_channels", "n_in", "n_words", "units_of_group"), "i32")
     constants = {
@@ -201,6 +208,7 @@ def test_products_of_4_bit_weights_fit(kind: str, n_words: int, gated: bool, n_r
         constants,
         aligned={*kinds} - {"n_x", "units_of_group"},
         num_warps=tile.n_warps,
+        **({} if tile.n_registers is None else {"maxnreg": tile.n_registers}),
     )
     assert taken <= SHARED_BYTES[target], tile
 
