@@ -148,6 +148,19 @@ def test_other_head_sizes_dtypes_and_scales(has_8_bits, heads, dtype, scale):
         assert_close(out, expected)
 
 
+def check_mixed_steps(world, batch_slots, lengths, n_tokens, q, expected):
+    """Checks both layers of steps with four decode rows before prompts, in each variant of decode."""
+    prompts = world.attention.plan_prompts(batch_slots[4:], (lengths - n_tokens)[4:], n_tokens[4:])
+    for variant in ("whole", "split"):
+        staged = world.staging.stage()
+        decode = world.attention.plan_decode(staged, batch_slots[:4], lengths[:4], variant=variant)
+        world.staging.send(staged)
+        for layer in (0, 1):
+            out = torch.full_like(q, math.nan)
+            world.attention.step(decode, prompts).run(layer, q, world.k, world.v, out)
+            assert_close(out, expected[layer])
+
+
 @pytest.mark.parametrize(("kv_dtype", "kernel"), PROMPT_KERNELS)
 def test_layers_with_a_window(kv_dtype, kernel):
     world = World(shape_of(kv_dtype=kv_dtype), [None, 500], width=256, n_pages=8192, prompt_kernel=kernel)
@@ -160,15 +173,8 @@ def test_layers_with_a_window(kv_dtype, kernel):
     for batch_slot, length in zip(batch_slots, lengths, strict=True):
         world.fill(int(batch_slot), int(length))
     q = world.queries(int(n_tokens.sum()))
-    prompts = world.attention.plan_prompts(batch_slots[4:], (lengths - n_tokens)[4:], n_tokens[4:])
-    for variant in ("whole", "split"):
-        staged = world.staging.stage()
-        decode = world.attention.plan_decode(staged, batch_slots[:4], lengths[:4], variant=variant)
-        world.staging.send(staged)
-        for layer in (0, 1):
-            out = torch.full_like(q, math.nan)
-            world.attention.step(decode, prompts).run(layer, q, world.k, world.v, out)
-            assert_close(out, world.expected(batch_slots, lengths, n_tokens, q, layer=layer))
+    expected = [world.expected(batch_slots, lengths, n_tokens, q, layer=layer) for layer in (0, 1)]
+    check_mixed_steps(world, batch_slots, lengths, n_tokens, q, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -184,15 +190,8 @@ def test_layers_with_sinks(has_8_bits, kernel, dtype):
     for batch_slot, length in zip(batch_slots, lengths, strict=True):
         world.fill(int(batch_slot), int(length))
     q = world.queries(int(n_tokens.sum()))
-    prompts = world.attention.plan_prompts(batch_slots[4:], (lengths - n_tokens)[4:], n_tokens[4:])
-    for variant in ("whole", "split"):
-        staged = world.staging.stage()
-        decode = world.attention.plan_decode(staged, batch_slots[:4], lengths[:4], variant=variant)
-        world.staging.send(staged)
-        for layer in (0, 1):
-            out = torch.full_like(q, math.nan)
-            world.attention.step(decode, prompts).run(layer, q, world.k, world.v, out)
-            assert_close(out, world.expected(batch_slots, lengths, n_tokens, q, layer=layer))
+    expected = [world.expected(batch_slots, lengths, n_tokens, q, layer=layer) for layer in (0, 1)]
+    check_mixed_steps(world, batch_slots, lengths, n_tokens, q, expected)
 
 
 @pytest.mark.parametrize(("kv_dtype", "kernel"), PROMPT_KERNELS)
@@ -217,15 +216,7 @@ def test_pages_behind_the_longest_window_are_not_read(kv_dtype, kernel, page_siz
     assert (n_behind > 0).sum() == 4
     for batch_slot, n in zip(batch_slots, n_behind, strict=True):
         world.poison(int(batch_slot), int(n))
-    prompts = world.attention.plan_prompts(batch_slots[4:], (lengths - n_tokens)[4:], n_tokens[4:])
-    for variant in ("whole", "split"):
-        staged = world.staging.stage()
-        decode = world.attention.plan_decode(staged, batch_slots[:4], lengths[:4], variant=variant)
-        world.staging.send(staged)
-        for layer in (0, 1):
-            out = torch.full_like(q, math.nan)
-            world.attention.step(decode, prompts).run(layer, q, world.k, world.v, out)
-            assert_close(out, expected[layer])
+    check_mixed_steps(world, batch_slots, lengths, n_tokens, q, expected)
 
 
 def test_a_mixed_step():
