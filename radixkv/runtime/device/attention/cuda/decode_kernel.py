@@ -213,8 +213,8 @@ def _attend_decode(
 def _split(words: tl.tensor, USES_PTX: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Returns the first and the second of the two e4m3 numbers of each word, as float16.
 
-    Tensor cores take 8-bit values only in an order that V has not in memory, and rearranging 16-bit words is an
-    instruction, but rearranging bytes is not. Words are converted after that, two numbers at once.
+    V is loaded in words because tensor cores need its values in another order than memory has them. One instruction
+    (``ldmatrix``) rearranges 16-bit words, and none rearranges bytes. After it a word's two numbers are converted.
     """
     if USES_PTX:
         first_numbers, second_numbers = tl.inline_asm_elementwise(
