@@ -14,8 +14,8 @@ from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 from radixkv.runtime.device.weights.int4_matrix import PER_WORD, ZERO_BITS, Int4Matrix
 
 MAX_ROWS = 64
-"""Most rows of ``multiply_int4``. On an H200, for gate and up projection of an 8B model and 64 rows, it takes 126 µs;
-writing them in 16 bits first takes 150 µs, and 172 µs with 256 rows."""
+"""Most rows of ``multiply_int4``. For gate and up projection of an 8B model and 64 rows an H200 takes 126 µs.
+Writing them in 16 bits first takes 150 µs, and 172 µs with 256 rows."""
 _DENSE_BYTES = 128 << 20
 """Most memory for a part of a matrix in 16 bits. Parts of 32 MiB stay in the cache, but cuBLAS takes up to twice as
 long for them as for the whole matrix."""
