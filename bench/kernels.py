@@ -180,7 +180,7 @@ def experts(mixture: Experts, n_rows: int) -> Iterator[Case]:
     counts = [each.float().topk(n_active).indices.flatten().bincount(minlength=n_experts) for each in logits]
     ends = [count.cumsum(0).int() for count in counts]
     share = sum(int((count > 0).sum()) for count in counts) / (N_ROUTINGS * n_experts)
-    residual, out = normal(n_rows, hidden), normal(n_rows, hidden)
+    residual = normal(n_rows, hidden)
     activated, gathered = normal(n_pairs, inner), normal(n_pairs, hidden)
     gated, products = torch.empty_like(activated), torch.empty_like(gathered)
 
@@ -195,7 +195,7 @@ def experts(mixture: Experts, n_rows: int) -> Iterator[Case]:
         n_flops = sum(2 * n_pairs * each[0].numel() for each in matrices)
         return Case(name, n_rows, n_bytes, calls, n_flops)
 
-    yield case("experts", (gate_up, down), [partial(mixture.add_and_norm, x, residual, norm, out) for x in xs])
+    yield case("experts", (gate_up, down), [partial(mixture.add_and_norm, x, residual, norm) for x in xs])
     yield case("experts_route", (), [partial(route, each, n_active, tile.rows, normalizes=True) for each in logits])
     pairs = zip(xs, routings, strict=True)
     yield case("experts_gated", (gate_up,), [partial(multiply_gated, *each) for each in pairs])

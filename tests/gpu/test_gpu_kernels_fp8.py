@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from kernel_support import DEVICE, normal, on_device_only, on_kernels, poisoned
 from torch import Tensor
+from transformers import MixtralConfig
 
 from radixkv.runtime.device.kv_dtype import FP8
+from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.ops.base import Fp8Rows
 from radixkv.runtime.device.ops.cuda.expert_routing import route
+from radixkv.runtime.device.ops.cuda.expert_sums import add_experts_and_norm
 from radixkv.runtime.device.ops.cuda.fp8_linear import (
     Fp8Tile,
     fp8_linear,
@@ -16,11 +22,18 @@ from radixkv.runtime.device.ops.cuda.fp8_linear import (
     weight_only_tile,
 )
 from radixkv.runtime.device.ops.cuda.fp8_operations import Fp8Linear, Fp8Mlp
-from radixkv.runtime.device.ops.cuda.fp8_rows import Fp8Rows, quantize_rows, silu_and_multiply_to_fp8
+from radixkv.runtime.device.ops.cuda.fp8_rows import (
+    RowScales,
+    new_rows,
+    quantize_rows,
+    row_scales,
+    silu_and_multiply_to_fp8,
+)
 from radixkv.runtime.device.ops.cuda.grouped_linear import gated_grouped_linear, grouped_linear, grouped_tile
-from radixkv.runtime.device.ops.cuda.operations import Experts, Linear
+from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
+from radixkv.runtime.device.ops.cuda.operations import CudaOperations, Experts, Linear
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales
-from radixkv.runtime.device.weights.weights import LinearWeights
+from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
 
 pytestmark = on_kernels
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter's products have no bfloat16
@@ -36,19 +49,19 @@ def matrix(n_out: int, n_in: int, scales: Fp8Scales) -> Fp8Matrix:
     return made
 
 
-def rounded(x: Tensor, *, by_group: bool) -> Fp8Rows:
+def rounded(x: Tensor, kind: RowScales) -> Fp8Rows:
     """Returns what ``quantize_rows`` does, by torch: rows are rounded as a matrix whose channels they are."""
     made = Fp8Matrix.allocate(tuple(x.shape), scales="channels", device=x.device)
-    if not by_group:
+    if kind == "rows":
         made.quantize(x)
-        return Fp8Rows(len(x), made.values, made.scales[:, None])
+        return Fp8Rows(len(x), made.values, made.scales[:, None], x.dtype)
     scales = x.new_empty(-(-x.shape[1] // BLOCK), len(x), dtype=torch.float32).t()
     for index, part in enumerate(x.split(BLOCK, 1)):
         group = Fp8Matrix.allocate(tuple(part.shape), scales="channels", device=x.device)
         group.quantize(part)
         made.values[:, index * BLOCK : (index + 1) * BLOCK] = group.values
         scales[:, index] = group.scales
-    return Fp8Rows(len(x), made.values, scales)
+    return Fp8Rows(len(x), made.values, scales, x.dtype)
 
 
 def dequantized(rows: Fp8Rows) -> Tensor:
@@ -68,21 +81,20 @@ def check_product(out: Tensor, x: Tensor, weight: Fp8Matrix) -> None:
 
 
 @on_device_only  # Triton's interpreter loses a carry when it rounds to FP8
-@pytest.mark.parametrize("by_group", [False, True])
+@pytest.mark.parametrize("scales", ["rows", "groups"])
 @pytest.mark.parametrize(("n_rows", "size"), [(1, 4096), (5, 200), (3, 128), (2, 16)])
-def test_rows_are_rounded_to_fp8(n_rows: int, size: int, by_group: bool) -> None:
+def test_rows_are_rounded_to_fp8(n_rows: int, size: int, scales: RowScales) -> None:
     x = normal(n_rows, size, dtype=DTYPE)
     x[0, 0], x[-1, -1] = 1000.0, 0.0
     if n_rows > 1:
         x[1] = 0
-    rows = quantize_rows(x, by_group=by_group)
+    rows = quantize_rows(x, scales)
     assert rows.values.dtype == FP8
-    assert rows.scales[:n_rows].shape == (n_rows, -(-size // BLOCK) if by_group else 1)
+    assert rows.scales[:n_rows].shape == (n_rows, -(-size // BLOCK) if scales == "groups" else 1)
     found = dequantized(rows)
-    groups = [part for row in x.double() for part in (row.split(BLOCK) if by_group else [row])]
-    for part, expected in zip(
-        [p for r in found for p in (r.split(BLOCK) if by_group else [r])], groups, strict=True
-    ):
+    group = BLOCK if scales == "groups" else size
+    parts = ([part for row in rows for part in row.split(group)] for rows in (found, x.double()))
+    for part, expected in zip(*parts, strict=True):
         largest = float(expected.abs().max())
         assert (part - expected).abs().max() <= largest * 2.0**-4 + 1e-9
         # e4m3 has three bits of fraction down to 2^-6 of its 448.
@@ -91,23 +103,70 @@ def test_rows_are_rounded_to_fp8(n_rows: int, size: int, by_group: bool) -> None
 
 
 @on_device_only
-@pytest.mark.parametrize("by_group", [False, True])
+@pytest.mark.parametrize("scales", ["rows", "groups"])
 @pytest.mark.parametrize(("n_rows", "size"), [(1, 384), (3, 200)])
-def test_the_activation_is_rounded_to_fp8(n_rows: int, size: int, by_group: bool) -> None:
+def test_the_activation_is_rounded_to_fp8(n_rows: int, size: int, scales: RowScales) -> None:
     gate_up = normal(n_rows, 2 * size, dtype=DTYPE)
     gate, up = gate_up.double().chunk(2, -1)
     expected = torch.nn.functional.silu(gate) * up
-    found = dequantized(silu_and_multiply_to_fp8(gate_up, by_group=by_group))
+    found = dequantized(silu_and_multiply_to_fp8(gate_up, scales))
     assert ((found - expected).abs() <= expected.abs() * 2.0**-4 * 1.01 + expected.abs().amax() * 2.0**-10).all()
 
 
 @on_device_only
-@pytest.mark.parametrize("by_group", [False, True])
-def test_nan_stays_nan(by_group: bool) -> None:
+@pytest.mark.parametrize("scales", ["rows", "groups"])
+def test_nan_stays_nan(scales: RowScales) -> None:
     x = normal(3, 256, dtype=DTYPE)
     x[0, 5], x[1] = float("nan"), float("nan")
-    found = dequantized(quantize_rows(x, by_group=by_group))
+    found = dequantized(quantize_rows(x, scales))
     assert torch.equal(found.isnan(), x.isnan())
+
+
+@pytest.mark.parametrize("scales", ["rows", "groups"])
+@pytest.mark.parametrize(("n_rows", "size"), [(1, 256), (5, 200), (3, 96)])
+def test_norms_write_fp8_with_the_bits_of_two_kernels(n_rows: int, size: int, scales: RowScales) -> None:
+    x, residual, weight = (normal(*shape, dtype=DTYPE) for shape in ((n_rows, size), (n_rows, size), (size,)))
+    products, shares = normal(2 * n_rows, size, dtype=DTYPE), normal(n_rows, 2, dtype=DTYPE).abs()
+    kernels = (
+        lambda residual, out: rms_norm(residual, weight, 1e-5, out),
+        lambda residual, out: add_rms_norm(x, residual, weight, 1e-5, out, adds_one=True),
+        lambda residual, out: add_experts_and_norm(products, shares, residual, weight, 1e-5, out, adds_one=False),
+    )
+    for kernel in kernels:
+        sums, same_sums, normed, rows = residual.clone(), residual.clone(), new_rows(x, None), new_rows(x, scales)
+        kernel(sums, normed)
+        kernel(same_sums, rows)
+        expected = quantize_rows(normed, scales)
+        assert torch.equal(sums, same_sums)
+        assert rows.dtype == DTYPE
+        assert torch.equal(rows.values[:n_rows].view(torch.uint8), expected.values[:n_rows].view(torch.uint8))
+        assert torch.equal(rows.scales[:n_rows], expected.scales[:n_rows])
+
+
+@on_device_only
+@pytest.mark.parametrize("scales", ["channels", "blocks"])
+def test_norms_write_fp8_for_products_that_read_it(scales: Fp8Scales) -> None:
+    n_rows, hidden, inner = 9, 256, 128
+    fields = MixtralConfig(hidden_size=hidden, num_local_experts=4, architectures=["MixtralForCausalLM"]).to_dict()
+    config = DecoderConfig.parse(fields, Path("config.json"))
+    assert config.experts is not None
+    gate_up, down = matrix(2 * inner, hidden, scales), matrix(hidden, inner, scales)
+    linears = LinearWeights(gate_up), LinearWeights(down)
+    experts = stacked(4, 2 * inner, hidden, scales), stacked(4, hidden, inner, scales)
+    router = LinearWeights(normal(4, hidden, dtype=DTYPE))
+    x, weights = normal(n_rows, hidden, dtype=DTYPE), NormWeights(normal(hidden, dtype=DTYPE))
+    for has_fp8 in (True, False):
+        operations = CudaOperations(config, 8, torch.device(DEVICE), has_fp8=has_fp8)
+        dense = operations.linear(LinearWeights(gate_up.dequantize().to(DTYPE)))
+        readers = [(operations.linear(linears[0]), has_fp8), (operations.mlp(MlpWeights(*linears)), has_fp8)]
+        readers += [(dense, False)]
+        if has_fp8:
+            mixture = ExpertsWeights(router, *map(LinearWeights, experts))
+            readers += [(operations.experts(mixture, config.experts), False)]
+        for reader, reads_fp8 in readers:
+            rows, normed = operations.norm(weights, reader)(x), operations.norm(weights)(x)
+            assert isinstance(rows, Fp8Rows) == reads_fp8
+            assert torch.equal(reader(rows), reader(normed))
 
 
 @pytest.mark.parametrize("scales", ["channels", "blocks"])
@@ -115,7 +174,7 @@ def test_nan_stays_nan(by_group: bool) -> None:
 @pytest.mark.parametrize(("n_out", "n_in"), [(192, 256), (72, 200), (130, 384)])
 def test_products(n_rows: int, n_out: int, n_in: int, scales: Fp8Scales) -> None:
     weight, x = matrix(n_out, n_in, scales), normal(n_rows, n_in, dtype=DTYPE)
-    rows = rounded(x, by_group=weight.has_blocks)
+    rows = rounded(x, row_scales(weight))
     out, again = (poisoned(n_rows, n_out, dtype=torch.float32) for _ in range(2))
     tile = Fp8Tile(64, 16, 128) if n_rows <= 16 else Fp8Tile(64, 64, 128)
     multiply_fp8(rows.values, rows.scales, weight, out, tile)
@@ -179,8 +238,8 @@ def test_blocks_whose_number_is_no_multiple_of_four(n_rows: int) -> None:
 
 def check_fp8_linear(n_out: int, n_in: int, n_rows: int, scales: Fp8Scales, dtype: torch.dtype) -> None:
     weight, x = matrix(n_out, n_in, scales), normal(n_rows, n_in, dtype=dtype)
-    rows = quantize_rows(x, by_group=weight.has_blocks)
-    out, again = (fp8_linear(rows, weight, dtype) for _ in range(2))
+    rows = quantize_rows(x, row_scales(weight))
+    out, again = (fp8_linear(rows, weight) for _ in range(2))
     assert (out.dtype, out.shape, out.is_contiguous()) == (dtype, (n_rows, n_out), True)
     assert torch.equal(out, again)
     check_product(out, dequantized(rows), weight)
@@ -195,7 +254,7 @@ def test_products_of_experts(n_tokens: int, hidden: int, inner: int, scales: Fp8
     tile = grouped_tile(n_tokens * n_active, n_experts, 1, has_room=False)
     routing = route(normal(n_tokens, n_experts, dtype=DTYPE), n_active, tile.rows, normalizes=True)
     expert_of = expert_of_position(routing.tiles, n_tokens * n_active)
-    gated = rounded(normal(n_tokens * n_active, inner, dtype=DTYPE), by_group=down.has_blocks)
+    gated = rounded(normal(n_tokens * n_active, inner, dtype=DTYPE), row_scales(down))
     products = poisoned(n_tokens * n_active, hidden, dtype=torch.float32)
     grouped_linear(gated, down, None, routing, tile, products)
     for position, pair in enumerate(routing.order.tolist()):
@@ -203,7 +262,7 @@ def test_products_of_experts(n_tokens: int, hidden: int, inner: int, scales: Fp8
         check_product(products[pair : pair + 1], row, down.expert(expert_of[position]))
 
     gate_up = stacked(n_experts, 2 * inner, hidden, scales)
-    x = rounded(normal(n_tokens, hidden, dtype=DTYPE), by_group=gate_up.has_blocks)
+    x = rounded(normal(n_tokens, hidden, dtype=DTYPE), row_scales(gate_up))
     out = poisoned(n_tokens * n_active, inner, dtype=torch.float32)
     gated_grouped_linear(x, gate_up, None, routing, tile, "silu", out)
     for position, pair in enumerate(routing.order.tolist()):

@@ -21,7 +21,7 @@ from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig, Varia
 from radixkv.runtime.device.kv_dtype import FP8_MAX
 from radixkv.runtime.device.machine_cuda import MAX_HEADS_PER_KV_HEAD, MIN_FP8_CAPABILITY
 from radixkv.runtime.device.ops.cuda import expert_routing as routing
-from radixkv.runtime.device.ops.cuda import fp8_linear, int4_linear, int4_product, linear, rotary
+from radixkv.runtime.device.ops.cuda import fp8_linear, int4_linear, int4_product, linear, norm, rotary
 from radixkv.runtime.device.ops.cuda import gated_linear as gated
 from radixkv.runtime.device.ops.cuda import grouped_linear as grouped
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales
@@ -335,4 +335,16 @@ def test_storing_k_and_v_of_8_bits_compiles(target: int) -> None:
     }
     aligned = {*kinds} - {"eps", "k_scale", "v_scale"}
     taken = shared_bytes(rotary._rotate_and_store, target, kinds, constants, aligned=aligned, num_warps=4)
+    assert taken <= SHARED_BYTES[target]
+
+
+@pytest.mark.parametrize("group", [BLOCK, 4096])
+@pytest.mark.parametrize("target", FP8_TARGETS)
+def test_norms_in_fp8_fit(target: int, group: int) -> None:
+    kinds = dict.fromkeys(("x", "residual", "weight"), "*bf16") | {"out": "*fp8e4nv", "scales": "*fp32"}
+    kinds |= dict.fromkeys(("x_stride", "residual_stride", "out_stride", "group_stride"), "i32") | {"eps": "fp32"}
+    constants = {"GROUP": group, "SIZE": 4096, "BLOCK": 4096, "ADDS": True, "ADDS_ONE": False}
+    taken = shared_bytes(
+        norm._norm, target, kinds, constants, aligned={*kinds} - {"eps", "group_stride"}, num_warps=8
+    )
     assert taken <= SHARED_BYTES[target]

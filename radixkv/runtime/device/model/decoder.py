@@ -12,7 +12,16 @@ from torch import Tensor
 from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig
-from radixkv.runtime.device.ops.base import Linear, Mlp, Norm, Operations, RotateAndStore, TokenInputs
+from radixkv.runtime.device.ops.base import (
+    Linear,
+    Mlp,
+    Norm,
+    Operations,
+    RotateAndStore,
+    Rows,
+    TokenInputs,
+    as_tensor,
+)
 from radixkv.runtime.device.weights.weights import ExpertsWeights, LayerWeights, LinearWeights, Weights
 
 
@@ -30,8 +39,6 @@ class Activations:
 
     residual: Tensor
     """[tokens, hidden]: the residual stream."""
-    normed: Tensor
-    """[tokens, hidden]: the normed residual stream."""
     q: Tensor
     """[tokens, heads, head_dim]: rotated queries of the next attention."""
     attention_out: Tensor
@@ -39,9 +46,7 @@ class Activations:
 
     def first(self, n_tokens: int) -> Activations:
         """Returns views of the first ``n_tokens`` tokens."""
-        return Activations(
-            self.residual[:n_tokens], self.normed[:n_tokens], self.q[:n_tokens], self.attention_out[:n_tokens]
-        )
+        return Activations(self.residual[:n_tokens], self.q[:n_tokens], self.attention_out[:n_tokens])
 
 
 @dataclass(frozen=True)
@@ -103,10 +108,9 @@ class Decoder:
 
     def empty_activations(self, n_tokens: int) -> Activations:
         """Allocates activations of ``n_tokens`` tokens."""
-        hidden = (n_tokens, self._config.hidden_size)
         heads = (n_tokens, self._config.n_heads, self._config.head_dim)
         empty = self._embedding.new_empty
-        return Activations(empty(hidden), empty(hidden), empty(heads), empty(heads))
+        return Activations(empty(n_tokens, self._config.hidden_size), empty(heads), empty(heads))
 
     def __call__(
         self,
@@ -137,15 +141,14 @@ class Decoder:
             activations.residual.mul_(self._embedding_scale)
         if self._position_embedding is not None:
             activations.residual.add_(self._position_embedding.index_select(0, inputs.positions))
-        self._layers[0].attention_norm(activations.residual, activations.normed)
-        self._store(0, activations, inputs, pool)
+        self._store(0, self._layers[0].attention_norm(activations.residual), activations, inputs, pool)
 
     def run_between_attentions(
         self, index: int, activations: Activations, inputs: TokenInputs, pool: LayerCaches
     ) -> None:
         """Runs everything between the attention of layer ``index`` and the next layer's."""
-        self._after_attention(index, activations, self._layers[index + 1].attention_norm)
-        self._store(index + 1, activations, inputs, pool)
+        normed = self._after_attention(index, activations, self._layers[index + 1].attention_norm)
+        self._store(index + 1, normed, activations, inputs, pool)
 
     def run_from_last_attention(
         self,
@@ -154,37 +157,33 @@ class Decoder:
         attention: LayerAttention,
         output_tokens: OutputTokens | None = None,
     ) -> Tensor:
-        """Runs the last layer's attention and everything after it. Returns what ``__call__`` does; for all tokens,
-        that is ``activations.normed``."""
+        """Runs the last layer's attention and everything after it. Returns what ``__call__`` does."""
         index = self.n_layers - 1
         if output_tokens is not None:
             # Nothing reads this layer's states of other tokens.
             q, residual = (x.index_select(0, output_tokens.indices) for x in (activations.q, activations.residual))
-            activations = Activations(residual, torch.empty_like(residual), q, torch.empty_like(q))
+            activations = Activations(residual, q, torch.empty_like(q))
             attention = output_tokens.attention()
         attention.run(index, activations.q, *pool.layer(index), activations.attention_out)
-        self._after_attention(index, activations, self._final_norm)
-        return activations.normed
+        return as_tensor(self._after_attention(index, activations, self._final_norm))
 
-    def _store(self, index: int, activations: Activations, inputs: TokenInputs, pool: LayerCaches) -> None:
+    def _store(
+        self, index: int, normed: Rows, activations: Activations, inputs: TokenInputs, pool: LayerCaches
+    ) -> None:
         """Stores K and V of layer ``index`` in the pool, and its rotated queries in ``activations.q``."""
         layer = self._layers[index]
-        qkv = layer.query_key_value(activations.normed)
-        layer.rotate_and_store(qkv, inputs, *pool.layer(index), activations.q)
+        layer.rotate_and_store(layer.query_key_value(normed), inputs, *pool.layer(index), activations.q)
 
-    def _after_attention(self, index: int, activations: Activations, next_norm: Norm) -> None:
-        """Runs the rest of a layer after its attention; ``activations.normed`` becomes the next layer's input."""
-        layer, residual, normed = self._layers[index], activations.residual, activations.normed
+    def _after_attention(self, index: int, activations: Activations, next_norm: Norm) -> Rows:
+        """Runs the rest of a layer after its attention. Returns the residual stream after ``next_norm``."""
+        layer, residual = self._layers[index], activations.residual
         attended = activations.attention_out.flatten(1)
         if layer.norms_after is None:
-            layer.output.add_and_norm(attended, residual, layer.mlp_norm, normed)
-            layer.mlp.add_and_norm(normed, residual, next_norm, normed)
-            return
+            normed = layer.output.add_and_norm(attended, residual, layer.mlp_norm)
+            return layer.mlp.add_and_norm(normed, residual, next_norm)
         after_attention, after_mlp = layer.norms_after
-        after_attention(layer.output(attended, normed), normed)
-        layer.mlp_norm.add(normed, residual, normed)
-        after_mlp(layer.mlp(normed), normed)
-        next_norm.add(normed, residual, normed)
+        normed = layer.mlp_norm.add(as_tensor(after_attention(layer.output(attended))), residual)
+        return next_norm.add(as_tensor(after_mlp(layer.mlp(normed))), residual)
 
     def empty_logits(self, n_rows: int) -> Tensor:
         """Allocates the output of ``logits``: [n_rows, vocab]."""
@@ -217,16 +216,17 @@ class _Layer:
         scales: LayerScales,
     ) -> _Layer:
         after = weights.after_attention_norm, weights.after_mlp_norm
+        query_key_value, mlp = operations.linear(weights.query_key_value), _mlp(config, index, weights, operations)
         return cls(
-            attention_norm=operations.norm(weights.attention_norm),
-            query_key_value=operations.linear(weights.query_key_value),
+            attention_norm=operations.norm(weights.attention_norm, query_key_value),
+            query_key_value=query_key_value,
             rotate_and_store=operations.rotate_and_store(
                 config.rope_of(index), weights.query_norm, weights.key_norm, scales
             ),
             sinks=weights.sinks,
             output=operations.linear(weights.output),
-            mlp_norm=operations.norm(weights.mlp_norm),
-            mlp=_mlp(config, index, weights, operations),
+            mlp_norm=operations.norm(weights.mlp_norm, mlp),
+            mlp=mlp,
             norms_after=None
             if after[0] is None or after[1] is None
             else (operations.norm(after[0]), operations.norm(after[1])),

@@ -1,7 +1,8 @@
 """The operations of a device, from which the decoder is composed.
 
 ``CpuOperations`` and ``CudaOperations`` build them from weights, in the form that their kernels need. ``add`` and
-``add_and_norm`` do one operation after the other, unless a device overrides them with fused kernels.
+``add_and_norm`` do one operation after the other, unless a device overrides them with fused kernels. A norm is
+built for the operation that reads its output: this decides whether the norm writes FP8.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from radixkv.runtime.device.kv_dtype import LayerScales
@@ -33,57 +35,85 @@ class TokenInputs:
         return TokenInputs(self.ids[:n_tokens], self.positions[:n_tokens], self.slot_mapping[:n_tokens])
 
 
+@dataclass(frozen=True)
+class Fp8Rows:
+    """Rows of activations, rounded to FP8 (e4m3): ``values * scales``."""
+
+    n_rows: int
+    values: Tensor
+    """[rows, size] e4m3. With groups further rows make their number a multiple of 4, as cuBLAS wants it."""
+    scales: Tensor
+    """float32: [rows, 1], or [rows, ceil(size / 128)] stored by columns, with as many rows as ``values``."""
+    dtype: torch.dtype
+    """Of the activations before they were rounded."""
+
+    def part(self, first: int, last: int) -> Fp8Rows:
+        """Returns rows ``first`` to ``last``, without the latter, as views."""
+        return Fp8Rows(last - first, self.values[first:last], self.scales[first:last], self.dtype)
+
+
+Rows = Tensor | Fp8Rows
+"""[rows, size]: what a norm writes for the product that reads it."""
+
+
+def as_tensor(rows: Rows) -> Tensor:
+    """Returns rows that were not rounded to FP8."""
+    assert isinstance(rows, Tensor), "a norm writes FP8 only for products that read it"
+    return rows
+
+
 class Norm(Protocol):
     """A norm over rows with its weights."""
 
-    def __call__(self, x: Tensor, out: Tensor) -> None:
-        """Norms [rows, hidden] into ``out`` [rows, hidden], which may be ``x``."""
+    def __call__(self, x: Tensor) -> Rows:
+        """Norms [rows, hidden]."""
         ...
 
-    def add(self, x: Tensor, residual: Tensor, out: Tensor) -> None:
-        """Adds ``x`` to ``residual``, which is changed, then norms the sum into ``out``, which may be ``x``.
-
-        All are [rows, hidden].
-        """
-        self(residual.add_(x), out)
+    def add(self, x: Tensor, residual: Tensor) -> Rows:
+        """Adds ``x`` to ``residual``, which is changed, and norms the sum. All are [rows, hidden]."""
+        return self(residual.add_(x))
 
 
 class Linear(Protocol):
     """A matrix product with an optional bias."""
 
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """Maps [rows, in] to [rows, out], in ``out`` if it is given. ``out`` may not be ``x``."""
         ...
 
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
-        """Adds the product to ``residual``, then norms the sum into ``out``.
+    def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Rows:
+        """Adds the product to ``residual``, and norms the sum.
 
         Args:
             x: [rows, in].
             residual: [rows, hidden]; changed.
             norm: of the sum.
-            out: [rows, hidden].
+
+        Returns:
+            [rows, hidden].
         """
-        norm.add(self(x), residual, out)
+        return norm.add(self(x), residual)
 
 
 class Mlp(Protocol):
     """A dense MLP, or a mixture of experts."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Tensor:
         """Maps [rows, hidden], normed, to [rows, hidden]."""
         ...
 
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
-        """Adds the MLP of ``x`` to ``residual``, then norms the sum into ``out``.
+    def add_and_norm(self, x: Rows, residual: Tensor, norm: Norm) -> Rows:
+        """Adds the MLP of ``x`` to ``residual``, and norms the sum.
 
         Args:
             x: [rows, hidden], normed.
             residual: [rows, hidden]; changed.
             norm: of the sum.
-            out: [rows, hidden]; may be ``x``.
+
+        Returns:
+            [rows, hidden].
         """
-        norm.add(self(x), residual, out)
+        return norm.add(self(x), residual)
 
 
 class RotateAndStore(Protocol):
@@ -108,8 +138,13 @@ class Operations(Protocol):
         """Returns a matrix product."""
         ...
 
-    def norm(self, weights: NormWeights) -> Norm:
-        """Returns a norm of the model's kind."""
+    def norm(self, weights: NormWeights, reader: Linear | Mlp | None = None) -> Norm:
+        """Returns a norm of the model's kind.
+
+        Args:
+            weights: of the norm.
+            reader: the only one that reads its output. Without one the norm writes tensors.
+        """
         ...
 
     def mlp(self, weights: MlpWeights) -> Mlp:

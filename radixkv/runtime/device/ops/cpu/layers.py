@@ -17,6 +17,7 @@ from radixkv.runtime.device.memory_check import check_allocation
 from radixkv.runtime.device.model_config.families import Activation
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
+from radixkv.runtime.device.ops.base import Rows, as_tensor
 from radixkv.runtime.device.ops.cpu.agreeing_tiles import agreeing_tiles, cover
 from radixkv.runtime.device.weights.weights import LinearWeights
 
@@ -64,9 +65,9 @@ class Linear(base.Linear):
         row_bytes = self._weight.shape[1] * self._weight.element_size()
         self._writes_in_place = row_bytes % _CACHE_LINE_BYTES == 0
 
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.Linear``."""
-        y = self._products(x)
+        y = self._products(as_tensor(x))
         if self._bias is not None:
             y.add_(self._bias)
         return y if out is None else out.copy_(y)
@@ -98,9 +99,9 @@ class RMSNorm(base.Norm):
     weight: Tensor
     eps: float
 
-    def __call__(self, x: Tensor, out: Tensor) -> None:
+    def __call__(self, x: Tensor) -> Tensor:
         """See ``ops.base.Norm``."""
-        out.copy_(rms_norm(x, self.weight, self.eps))
+        return rms_norm(x, self.weight, self.eps).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -111,12 +112,12 @@ class LayerNorm(base.Norm):
     bias: Tensor
     eps: float
 
-    def __call__(self, x: Tensor, out: Tensor) -> None:
+    def __call__(self, x: Tensor) -> Tensor:
         """See ``ops.base.Norm``."""
         full = x.float()
         full = full - full.mean(-1, keepdim=True)
         scale = full.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()
-        out.copy_(full.mul_(scale).mul_(self.weight).add_(self.bias))
+        return full.mul_(scale).mul_(self.weight).add_(self.bias).to(x.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

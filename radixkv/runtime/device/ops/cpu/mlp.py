@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.model_config.families import Activation
-from radixkv.runtime.device.ops.base import Norm
+from radixkv.runtime.device.ops.base import Norm, Rows, as_tensor
 from radixkv.runtime.device.ops.cpu.layers import Linear, RowTiles, activate
 from radixkv.runtime.device.weights.weights import ExpertsWeights, MlpWeights
 
@@ -22,13 +22,13 @@ class Mlp:
         self._gate_up = Linear(weights.gate_up, tiles)
         self._down = Linear(weights.down, tiles)
 
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
+    def add_and_norm(self, x: Rows, residual: Tensor, norm: Norm) -> Tensor:
         """See ``ops.base.Mlp``."""
-        _add_and_norm_chunks(self, self._CHUNK_ROWS, x, residual, norm, out)
+        return _add_and_norm_chunks(self, self._CHUNK_ROWS, as_tensor(x), residual, norm)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Tensor:
         """See ``ops.base.Mlp``."""
-        return torch.cat([self._compute(rows) for rows in torch.split(x, self._CHUNK_ROWS)])
+        return torch.cat([self._compute(rows) for rows in torch.split(as_tensor(x), self._CHUNK_ROWS)])
 
     def _compute(self, x: Tensor) -> Tensor:
         return self._down(activate(self._activation, self._gate_up(x)))
@@ -58,12 +58,13 @@ class Experts:
         self._router = Linear(weights.router, tiles)
         self._experts = [Mlp(expert, tiles, activation) for expert in weights.experts()]
 
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
+    def add_and_norm(self, x: Rows, residual: Tensor, norm: Norm) -> Tensor:
         """See ``ops.base.Mlp``."""
-        _add_and_norm_chunks(self, self._CHUNK_ROWS, x, residual, norm, out)
+        return _add_and_norm_chunks(self, self._CHUNK_ROWS, as_tensor(x), residual, norm)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Tensor:
         """See ``ops.base.Mlp``."""
+        x = as_tensor(x)
         expert_weights, chosen = self._route(x)
         total = torch.zeros_like(x)
         for index in sorted(set(chosen.flatten().tolist())):
@@ -80,9 +81,7 @@ class Experts:
         return expert_weights.to(x.dtype), chosen
 
 
-def _add_and_norm_chunks(
-    mlp: Mlp | Experts, n_rows: int, x: Tensor, residual: Tensor, norm: Norm, out: Tensor
-) -> None:
-    """Adds ``mlp(x)`` to ``residual`` and norms the sum, in chunks of ``n_rows``."""
-    for rows, sums, normed in zip(*(torch.split(part, n_rows) for part in (x, residual, out)), strict=True):
-        norm.add(mlp(rows), sums, normed)
+def _add_and_norm_chunks(mlp: Mlp | Experts, n_rows: int, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
+    """Adds ``mlp(x)`` to ``residual``, and returns the norm of the sum; both in chunks of ``n_rows``."""
+    chunks = zip(*(torch.split(part, n_rows) for part in (x, residual)), strict=True)
+    return torch.cat([as_tensor(norm.add(mlp(rows), sums)) for rows, sums in chunks])

@@ -8,6 +8,7 @@ from torch import Tensor
 from radixkv.runtime.device.kv_dtype import LayerScales, quantize
 from radixkv.runtime.device.model_config.config import DecoderConfig, ExpertConfig
 from radixkv.runtime.device.model_config.rope import Rope
+from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.device.ops.cpu.layers import LayerNorm, Linear, RMSNorm, Rotary, RowTiles, rms_norm, rotate
 from radixkv.runtime.device.ops.cpu.mlp import Experts, Mlp
@@ -36,7 +37,7 @@ class CpuOperations:
         """See ``Operations.linear``."""
         return Linear(weights, self._tiles)
 
-    def norm(self, weights: NormWeights) -> RMSNorm | LayerNorm:
+    def norm(self, weights: NormWeights, reader: base.Linear | base.Mlp | None = None) -> RMSNorm | LayerNorm:
         """See ``Operations.norm``."""
         if weights.bias is not None:
             return LayerNorm(weights.weight, weights.bias, self._config.norm_eps)

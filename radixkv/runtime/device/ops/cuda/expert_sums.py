@@ -7,6 +7,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixkv.runtime.device.ops.base import Rows
+from radixkv.runtime.device.ops.cuda.fp8_rows import output_of, store_row
 from radixkv.runtime.device.ops.cuda.norm import normed_row
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 
@@ -30,7 +32,7 @@ def add_experts_and_norm(
     residual: Tensor,
     norm_weight: Tensor,
     eps: float,
-    out: Tensor,
+    out: Rows,
     *,
     adds_one: bool,
 ) -> None:
@@ -45,37 +47,42 @@ def _launch(
     residual: Tensor | None,
     norm_weight: Tensor | None,
     eps: float,
-    out: Tensor,
+    out: Rows,
     *,
     adds_one: bool,
 ) -> None:
-    n_tokens, size = out.shape
+    n_tokens, n_active = expert_weights.shape
+    size = products.shape[1]
     block = power_of_two(size)
     _sum_experts[(n_tokens,)](
         products,
         expert_weights,
-        out if residual is None else residual,
-        out if norm_weight is None else norm_weight,
-        out,
+        products if residual is None else residual,
+        products if norm_weight is None else norm_weight,
         eps,
+        **output_of(out, block),
         SIZE=size,
         BLOCK=block,
-        N_ACTIVE=expert_weights.shape[1],
+        N_ACTIVE=n_active,
         NORMS=norm_weight is not None,
         ADDS_ONE=adds_one,
         num_warps=warps_for(block),
-        **overlapping(out),
+        **overlapping(products),
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["group_stride"])
 def _sum_experts(
     products: tl.tensor,
     expert_weights: tl.tensor,
     residual: tl.tensor,
     norm_weight: tl.tensor,
-    out: tl.tensor,
     eps: tl.tensor,
+    out: tl.tensor,
+    out_stride: tl.tensor,
+    scales: tl.tensor,
+    group_stride: tl.tensor,
+    GROUP: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     N_ACTIVE: tl.constexpr,
@@ -97,10 +104,10 @@ def _sum_experts(
         pair = token * N_ACTIVE + rank
         product = tl.load(products + pair * SIZE + columns, is_column, 0.0)
         total += product.to(tl.float32) * tl.load(expert_weights + pair).to(tl.float32)
-    value = total.to(out.dtype.element_ty)
+    value = total.to(products.dtype.element_ty)
     if NORMS:
         target = residual + token * SIZE + columns
         value = (value.to(tl.float32) + tl.load(target, is_column, 0.0).to(tl.float32)).to(value.dtype)
         tl.store(target, value, is_column)
         value = normed_row(value, scale, eps, SIZE, ADDS_ONE)
-    tl.store(out + token * SIZE + columns, value, is_column)
+    store_row(value, token, SIZE, out, out_stride, scales, group_stride, BLOCK, GROUP)

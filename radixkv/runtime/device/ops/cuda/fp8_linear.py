@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from radixkv.runtime.device.ops.cuda.fp8_rows import Fp8Rows
+from radixkv.runtime.device.ops.base import Fp8Rows
 from radixkv.runtime.device.ops.cuda.programmatic_launch import has_much_shared_memory, is_hopper, overlapping
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix
 
@@ -30,19 +30,19 @@ class Fp8Tile:
     """Steps of the loop in flight."""
 
 
-def fp8_linear(x: Fp8Rows, weight: Fp8Matrix, dtype: torch.dtype) -> Tensor:
-    """Returns ``x @ weight.T``, [rows, out], with the same bits every time.
+def fp8_linear(x: Fp8Rows, weight: Fp8Matrix) -> Tensor:
+    """Returns ``x @ weight.T``, [rows, out], in the dtype of ``x``, with the same bits every time.
 
-    Products are summed as the tensor cores of FP8 do, which on Hopper keep fewer bits than float32.
+    Products are summed as the tensor cores of FP8 do, which on Hopper keep fewer bits than float32. Of float16,
+    torch's scaled product gives bfloat16's precision.
 
     Args:
         x: [rows, in], with a scale for each 128 values if the matrix has blocks.
         weight: [out, in].
-        dtype: of the result. Of float16, torch's scaled product gives bfloat16's precision.
     """
     if _is_scaled_faster(x.n_rows, weight, on_hopper=is_hopper(weight.values)):
-        return _multiply_scaled(x, weight, dtype)
-    out = torch.empty(x.n_rows, len(weight), dtype=dtype, device=x.values.device)
+        return _multiply_scaled(x, weight)
+    out = torch.empty(x.n_rows, len(weight), dtype=x.dtype, device=x.values.device)
     tile = fp8_tile(x.n_rows, weight, has_room=has_much_shared_memory(out))
     multiply_fp8(x.values[: x.n_rows], x.scales, weight, out, tile)
     return out
@@ -85,7 +85,7 @@ def weight_only_tile(n_rows: int) -> Fp8Tile:
     return Fp8Tile(64, 16, 128) if n_rows <= 16 else Fp8Tile(64, 64, 64, n_stages=3)
 
 
-def _multiply_scaled(x: Fp8Rows, weight: Fp8Matrix, dtype: torch.dtype) -> Tensor:
+def _multiply_scaled(x: Fp8Rows, weight: Fp8Matrix) -> Tensor:
     scales = weight.scales.t() if weight.has_blocks else weight.scales[None, :]
     # torch gives bfloat16 only where channels have scales.
     product = torch._scaled_mm(
@@ -96,7 +96,7 @@ def _multiply_scaled(x: Fp8Rows, weight: Fp8Matrix, dtype: torch.dtype) -> Tenso
         out_dtype=torch.bfloat16,
         use_fast_accum=not weight.has_blocks,
     )
-    return product[: x.n_rows].to(dtype)
+    return product[: x.n_rows].to(x.dtype)
 
 
 def multiply_fp8(x: Tensor, x_scales: Tensor | None, weight: Fp8Matrix, out: Tensor, tile: Fp8Tile) -> None:

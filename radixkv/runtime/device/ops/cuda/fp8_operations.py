@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from radixkv.runtime.device.ops import base
+from radixkv.runtime.device.ops.base import Rows, as_tensor
 from radixkv.runtime.device.ops.cuda.fp8_linear import fp8_linear, multiply_fp8, weight_only_tile
-from radixkv.runtime.device.ops.cuda.fp8_rows import Fp8Rows, quantize_rows, silu_and_multiply_to_fp8
+from radixkv.runtime.device.ops.cuda.fp8_rows import RowScales, quantize_rows, row_scales, silu_and_multiply_to_fp8
 from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
 
 
@@ -23,19 +23,22 @@ class Fp8Linear(base.Linear):
     rounds_input: bool
     """False where the GPU has no FP8: the matrix is then converted while it is read."""
 
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.Linear``."""
         if self.rounds_input:
-            product = self.multiply(quantize_rows(x, by_group=self.weight.has_blocks), x.dtype)
+            rows = quantize_rows(x, row_scales(self.weight)) if isinstance(x, Tensor) else x
+            product = self._with_bias(fp8_linear(rows, self.weight))
             return product if out is None else out.copy_(product)
+        x = as_tensor(x)
         if out is None:
             out = x.new_empty(len(x), len(self.weight))
         multiply_fp8(x, None, self.weight, out, weight_only_tile(len(x)))
         return self._with_bias(out)
 
-    def multiply(self, x: Fp8Rows, dtype: torch.dtype) -> Tensor:
-        """Maps rounded rows to [rows, out] of a dtype."""
-        return self._with_bias(fp8_linear(x, self.weight, dtype))
+    @property
+    def input_scales(self) -> RowScales | None:
+        """Scales of the activations that it reads in FP8; None if it reads them in 16 bits."""
+        return row_scales(self.weight) if self.rounds_input else None
 
     def _with_bias(self, product: Tensor) -> Tensor:
         return product if self.bias is None else product.add_(self.bias)
@@ -48,7 +51,6 @@ class Fp8Mlp(base.Mlp):
     gate_up: Fp8Linear
     down: Fp8Linear
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Tensor:
         """See ``ops.base.Mlp``."""
-        rows = silu_and_multiply_to_fp8(self.gate_up(x), by_group=self.down.weight.has_blocks)
-        return self.down.multiply(rows, x.dtype)
+        return self.down(silu_and_multiply_to_fp8(self.gate_up(x), row_scales(self.down.weight)))

@@ -1,8 +1,8 @@
-"""Kernels that round activations to FP8 (e4m3) with a scale for each token, or for each 128 values of a token."""
+"""Kernels that round activations to FP8 (e4m3), with a scale for each row or for each 128 values of a row."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import triton
@@ -11,64 +11,74 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.kv_dtype import FP8, FP8_MAX
+from radixkv.runtime.device.ops.base import Fp8Rows, Rows
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
-from radixkv.runtime.device.weights.fp8_matrix import BLOCK
+from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix
 
+RowScales = Literal["rows", "groups"]
+"""One scale for each row, or for each 128 values of a row."""
 _ROW_UNIT = 4
+_LARGEST = tl.constexpr(FP8_MAX)
 _SMALLEST = tl.constexpr(1e-10)
 """The least maximum that a scale is computed from, so that zeros have a scale."""
 
 
-@dataclass(frozen=True)
-class Fp8Rows:
-    """Rounded activations: ``values * scales``."""
-
-    n_rows: int
-    values: Tensor
-    """[rows, size] e4m3. With groups further rows make their number a multiple of 4, as cuBLAS wants it."""
-    scales: Tensor
-    """float32: [rows, 1], or [rows, ceil(size / 128)] stored by columns, with as many rows as ``values``."""
+def row_scales(weight: Fp8Matrix) -> RowScales:
+    """Returns the scales of rows that are multiplied with ``weight``."""
+    return "groups" if weight.has_blocks else "rows"
 
 
-def quantize_rows(x: Tensor, *, by_group: bool) -> Fp8Rows:
+def new_rows(like: Tensor, scales: RowScales | None) -> Rows:
+    """Allocates rows of the shape of ``like``, [rows, size].
+
+    Args:
+        like: of the dtype that is computed.
+        scales: of rows in FP8; None for a tensor of that dtype.
+    """
+    return torch.empty_like(like) if scales is None else _new_fp8_rows(like, like.shape[1], scales)
+
+
+def quantize_rows(x: Tensor, scales: RowScales) -> Fp8Rows:
     """Rounds rows to FP8, each scaled so that its largest value, or that of each 128 values, becomes 448.
 
     Args:
         x: [rows, size] bfloat16, float16 or float32; rows may be strided.
-        by_group: whether each 128 values have a scale; otherwise each row has one.
+        scales: of the result.
     """
-    return _launch(x, x.shape[1], by_group=by_group, is_gated=False)
+    return _quantized(x, x.shape[1], scales, is_gated=False)
 
 
-def silu_and_multiply_to_fp8(gate_up: Tensor, *, by_group: bool) -> Fp8Rows:
+def silu_and_multiply_to_fp8(gate_up: Tensor, scales: RowScales) -> Fp8Rows:
     """Computes ``silu(gate) * up`` in float32, and rounds it as ``quantize_rows`` does.
 
     Args:
         gate_up: [rows, 2 * inner], gate first; bfloat16, float16 or float32; rows may be strided.
-        by_group: as of ``quantize_rows``.
+        scales: of the result.
     """
-    return _launch(gate_up, gate_up.shape[1] // 2, by_group=by_group, is_gated=True)
+    return _quantized(gate_up, gate_up.shape[1] // 2, scales, is_gated=True)
 
 
-def _launch(x: Tensor, size: int, *, by_group: bool, is_gated: bool) -> Fp8Rows:
-    n_rows = len(x)
-    n_groups, n_padded = (-(-size // BLOCK), -(-n_rows // _ROW_UNIT) * _ROW_UNIT) if by_group else (1, n_rows)
-    rows = Fp8Rows(
+def _new_fp8_rows(like: Tensor, size: int, scales: RowScales) -> Fp8Rows:
+    n_rows, n_padded, n_groups = len(like), len(like), 1
+    if scales == "groups":
+        n_padded, n_groups = -(-n_rows // _ROW_UNIT) * _ROW_UNIT, -(-size // BLOCK)
+    return Fp8Rows(
         n_rows,
-        torch.empty(n_padded, size, dtype=FP8, device=x.device),
-        torch.empty(n_groups, n_padded, dtype=torch.float32, device=x.device).t(),
+        torch.empty(n_padded, size, dtype=FP8, device=like.device),
+        torch.empty(n_groups, n_padded, dtype=torch.float32, device=like.device).t(),
+        like.dtype,
     )
+
+
+def _quantized(x: Tensor, size: int, scales: RowScales, *, is_gated: bool) -> Fp8Rows:
+    rows = _new_fp8_rows(x, size, scales)
     block = power_of_two(max(size, BLOCK))
-    _quantize[(n_rows,)](
+    _quantize[(len(x),)](
         x,
-        rows.values,
-        rows.scales,
         x.stride(0),
-        rows.scales.stride(1),
         size,
-        LARGEST=FP8_MAX,
+        **output_of(rows, block),
         BLOCK=block,
-        GROUP=BLOCK if by_group else block,
         GATED=is_gated,
         num_warps=warps_for(block),
         **overlapping(x),
@@ -76,17 +86,35 @@ def _launch(x: Tensor, size: int, *, by_group: bool, is_gated: bool) -> Fp8Rows:
     return rows
 
 
-@triton.jit
+def output_of(rows: Rows, block: int) -> dict[str, Any]:
+    """Returns the arguments of a kernel that stores rows by ``store_row``.
+
+    Args:
+        rows: [rows, size], where they are stored.
+        block: power of two of at least ``size``: values of a program.
+    """
+    if isinstance(rows, Tensor):
+        return {"out": rows, "out_stride": rows.stride(0), "scales": rows, "group_stride": 0, "GROUP": 0}
+    return {
+        "out": rows.values,
+        "out_stride": rows.values.stride(0),
+        "scales": rows.scales,
+        "group_stride": rows.scales.stride(1),
+        "GROUP": block if rows.scales.shape[1] == 1 else BLOCK,
+    }
+
+
+@triton.jit(do_not_specialize=["group_stride"])
 def _quantize(
     x: tl.tensor,
-    values: tl.tensor,
-    scales: tl.tensor,
     x_stride: tl.tensor,
-    group_stride: tl.tensor,
     size: tl.tensor,
-    LARGEST: tl.constexpr,
-    BLOCK: tl.constexpr,
+    out: tl.tensor,
+    out_stride: tl.tensor,
+    scales: tl.tensor,
+    group_stride: tl.tensor,
     GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
     GATED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
@@ -95,17 +123,39 @@ def _quantize(
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    is_column = columns < size
     source = x + row * x_stride + columns
-    value = tl.load(source, is_column, 0.0).to(tl.float32)
+    value = tl.load(source, columns < size, 0.0).to(tl.float32)
     if GATED:
-        value = value / (1.0 + tl.exp(-value)) * tl.load(source + size, is_column, 0.0).to(tl.float32)
-    groups = tl.reshape(value, [BLOCK // GROUP, GROUP])
-    scale = tl.maximum(tl.max(tl.abs(groups), 1), _SMALLEST) / LARGEST
-    rounded = tl.reshape(groups / scale[:, None], [BLOCK])
-    # NaN stays NaN, so that the check of finite logits sees it.
-    rounded = tl.maximum(rounded, -LARGEST, tl.PropagateNan.ALL)
-    rounded = tl.minimum(rounded, LARGEST, tl.PropagateNan.ALL)
-    tl.store(values + row * size + columns, rounded.to(values.dtype.element_ty), is_column)
-    group = tl.arange(0, BLOCK // GROUP)
-    tl.store(scales + row + group * group_stride, scale, group * GROUP < size)
+        value = value / (1.0 + tl.exp(-value)) * tl.load(source + size, columns < size, 0.0).to(tl.float32)
+    store_row(value, row, size, out, out_stride, scales, group_stride, BLOCK, GROUP)
+
+
+@triton.jit
+def store_row(
+    value: tl.tensor,
+    row: tl.tensor,
+    size: tl.tensor,
+    out: tl.tensor,
+    out_stride: tl.tensor,
+    scales: tl.tensor,
+    group_stride: tl.tensor,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> None:
+    """Stores a row of ``BLOCK`` values, the first ``size`` of which count; in FP8 if ``GROUP`` values have a scale.
+
+    See ``output_of`` for the other arguments. ``GROUP`` is 0 for rows that are not rounded to FP8.
+    """
+    columns = tl.arange(0, BLOCK)
+    if GROUP == 0:
+        tl.store(out + row * out_stride + columns, value.to(out.dtype.element_ty), columns < size)
+    else:
+        groups = tl.reshape(value.to(tl.float32), [BLOCK // GROUP, GROUP])
+        scale = tl.maximum(tl.max(tl.abs(groups), 1), _SMALLEST) / _LARGEST
+        rounded = tl.reshape(groups / scale[:, None], [BLOCK])
+        # NaN stays NaN, so that the check of finite logits sees it.
+        rounded = tl.maximum(rounded, -_LARGEST, tl.PropagateNan.ALL)
+        rounded = tl.minimum(rounded, _LARGEST, tl.PropagateNan.ALL)
+        tl.store(out + row * out_stride + columns, rounded.to(out.dtype.element_ty), columns < size)
+        group = tl.arange(0, BLOCK // GROUP)
+        tl.store(scales + row + group * group_stride, scale, group * GROUP < size)

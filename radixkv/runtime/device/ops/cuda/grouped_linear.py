@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixkv.runtime.device.ops.base import Fp8Rows
 from radixkv.runtime.device.ops.cuda.expert_routing import Routing
-from radixkv.runtime.device.ops.cuda.fp8_rows import Fp8Rows
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix
 

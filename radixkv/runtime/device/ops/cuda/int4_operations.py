@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from radixkv.runtime.device.ops import base
+from radixkv.runtime.device.ops.base import Rows, as_tensor
 from radixkv.runtime.device.ops.cuda.int4_linear import int4_gated_linear, int4_linear
 from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
 
@@ -19,8 +20,9 @@ class Int4Linear(base.Linear):
     """[out, in]."""
     bias: Tensor | None
 
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.Linear``."""
+        x = as_tensor(x)
         if out is None:
             out = x.new_empty(len(x), len(self.weight))
         int4_linear(x, self.weight, out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from radixkv.runtime.device.ops.base import Rows
 from radixkv.runtime.device.ops.cuda.linear import linear
 from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
 
@@ -13,7 +14,7 @@ time, with 256 rows per step and with prompts."""
 
 
 def add_linear_and_norm(
-    x: Tensor, weight: Tensor, residual: Tensor, norm_weight: Tensor, eps: float, out: Tensor
+    x: Tensor, weight: Tensor, residual: Tensor, norm_weight: Tensor, eps: float, out: Rows
 ) -> None:
     """Computes ``residual += x @ weight.T``, then ``out = rms_norm(residual)``.
 
@@ -21,12 +22,12 @@ def add_linear_and_norm(
     rounded.
 
     Args:
-        x: [rows, in], contiguous; all tensors are of one dtype.
+        x: [rows, in], contiguous; it, weights and ``residual`` are of one dtype.
         weight: [hidden, in], contiguous.
         residual: [rows, hidden], contiguous.
         norm_weight: [hidden].
         eps: of the norm.
-        out: [rows, hidden].
+        out: [rows, hidden]; see ``rms_norm``.
     """
     if len(x) >= _MANY_ROWS:
         residual.addmm_(x, weight.t())

@@ -7,24 +7,26 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixkv.runtime.device.ops.base import Rows
+from radixkv.runtime.device.ops.cuda.fp8_rows import output_of, store_row
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, *, adds_one: bool = False) -> None:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Rows, *, adds_one: bool = False) -> None:
     """Computes ``out = x / rms(x) * weight`` by rows, in float32, rounded before and after the weight.
 
     Args:
         x: [rows, hidden] bfloat16, float16 or float32; rows may be strided.
-        weight: [hidden], of ``x``'s dtype, as is ``out``.
+        weight: [hidden], of ``x``'s dtype.
         eps: added to the mean square.
-        out: [rows, hidden]; may be ``x``.
+        out: [rows, hidden], of ``x``'s dtype or, with the bits of ``quantize_rows``, in FP8; may be ``x``.
         adds_one: whether to multiply by ``1 + weight`` instead, and to round only after that.
     """
     _launch(x, None, weight, eps, out, adds_one)
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor, *, adds_one: bool = False
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Rows, *, adds_one: bool = False
 ) -> None:
     """Computes ``residual += x``, rounded to its dtype, then ``out = rms_norm(residual)``.
 
@@ -33,18 +35,17 @@ def add_rms_norm(
     _launch(x, residual, weight, eps, out, adds_one)
 
 
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor, adds_one: bool) -> None:
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Rows, adds_one: bool) -> None:
     n_rows, size = x.shape
     block = power_of_two(size)
     _norm[(n_rows,)](
         x,
         x if residual is None else residual,
         weight,
-        out,
         x.stride(0),
         x.stride(0) if residual is None else residual.stride(0),
-        out.stride(0),
         eps,
+        **output_of(out, block),
         SIZE=size,
         BLOCK=block,
         ADDS=residual is not None,
@@ -54,16 +55,19 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out:
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["group_stride"])
 def _norm(
     x: tl.tensor,
     residual: tl.tensor,
     weight: tl.tensor,
-    out: tl.tensor,
     x_stride: tl.tensor,
     residual_stride: tl.tensor,
-    out_stride: tl.tensor,
     eps: tl.tensor,
+    out: tl.tensor,
+    out_stride: tl.tensor,
+    scales: tl.tensor,
+    group_stride: tl.tensor,
+    GROUP: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ADDS: tl.constexpr,
@@ -83,7 +87,8 @@ def _norm(
         target = residual + row * residual_stride + columns
         value = (value.to(tl.float32) + tl.load(target, is_column, 0.0).to(tl.float32)).to(value.dtype)
         tl.store(target, value, is_column)
-    tl.store(out + row * out_stride + columns, normed_row(value, scale, eps, SIZE, ADDS_ONE), is_column)
+    normed = normed_row(value, scale, eps, SIZE, ADDS_ONE)
+    store_row(normed, row, SIZE, out, out_stride, scales, group_stride, BLOCK, GROUP)
 
 
 @triton.jit

@@ -14,12 +14,12 @@ from radixkv.runtime.device.model_config.config import DecoderConfig, ExpertConf
 from radixkv.runtime.device.model_config.families import Activation
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
-from radixkv.runtime.device.ops.base import Norm, TokenInputs
+from radixkv.runtime.device.ops.base import Norm, Rows, TokenInputs, as_tensor
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.expert_routing import route
 from radixkv.runtime.device.ops.cuda.expert_sums import add_experts_and_norm, sum_experts
 from radixkv.runtime.device.ops.cuda.fp8_operations import Fp8Linear, Fp8Mlp
-from radixkv.runtime.device.ops.cuda.fp8_rows import Fp8Rows, quantize_rows
+from radixkv.runtime.device.ops.cuda.fp8_rows import RowScales, new_rows, quantize_rows, row_scales
 from radixkv.runtime.device.ops.cuda.grouped_linear import (
     GatedActivation,
     gated_grouped_linear,
@@ -69,11 +69,13 @@ class CudaOperations:
             return Fp8Linear(weights.weight, weights.bias, rounds_input=self._has_fp8)
         return Linear(weights.weight, weights.bias)
 
-    def norm(self, weights: NormWeights) -> RMSNorm | LayerNorm:
+    def norm(self, weights: NormWeights, reader: base.Linear | base.Mlp | None = None) -> RMSNorm | LayerNorm:
         """See ``Operations.norm``."""
         if weights.bias is not None:
             return LayerNorm(weights.weight, weights.bias, self._config.norm_eps)
-        return RMSNorm(weights.weight, self._config.norm_eps, self._adds_one)
+        first = reader.gate_up if isinstance(reader, Mlp | Fp8Mlp) else reader
+        scales = first.input_scales if isinstance(first, Fp8Linear) else None
+        return RMSNorm(weights.weight, self._config.norm_eps, self._adds_one, scales)
 
     def mlp(self, weights: MlpWeights) -> Mlp | Fp8Mlp:
         """See ``Operations.mlp``."""
@@ -125,14 +127,24 @@ class RMSNorm(base.Norm):
     weight: Tensor
     eps: float
     adds_one: bool
+    out_scales: RowScales | None = None
+    """Of its output in FP8; None for an output in the dtype of the weight."""
 
-    def __call__(self, x: Tensor, out: Tensor) -> None:
+    def __call__(self, x: Tensor) -> Rows:
         """See ``ops.base.Norm``."""
+        out = self.empty_out(x)
         rms_norm(x, self.weight, self.eps, out, adds_one=self.adds_one)
+        return out
 
-    def add(self, x: Tensor, residual: Tensor, out: Tensor) -> None:
+    def add(self, x: Tensor, residual: Tensor) -> Rows:
         """See ``ops.base.Norm``."""
+        out = self.empty_out(residual)
         add_rms_norm(x, residual, self.weight, self.eps, out, adds_one=self.adds_one)
+        return out
+
+    def empty_out(self, x: Tensor) -> Rows:
+        """Allocates the norm of ``x``."""
+        return new_rows(x, self.out_scales)
 
 
 @dataclass(frozen=True)
@@ -143,9 +155,9 @@ class LayerNorm(base.Norm):
     bias: Tensor
     eps: float
 
-    def __call__(self, x: Tensor, out: Tensor) -> None:
+    def __call__(self, x: Tensor) -> Tensor:
         """See ``ops.base.Norm``."""
-        out.copy_(functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps))
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
 @dataclass(frozen=True)
@@ -156,8 +168,9 @@ class Linear(base.Linear):
     """[out, in]."""
     bias: Tensor | None
 
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.Linear``."""
+        x = as_tensor(x)
         if out is None:
             out = x.new_empty(len(x), len(self.weight))
         if self.bias is None:
@@ -166,12 +179,13 @@ class Linear(base.Linear):
             torch.addmm(self.bias, x, self.weight.t(), out=out)
         return out
 
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
+    def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Rows:
         """See ``ops.base.Linear``."""
-        if self.bias is None and isinstance(norm, RMSNorm) and not norm.adds_one:
-            add_linear_and_norm(x, self.weight, residual, norm.weight, norm.eps, out)
-        else:
-            norm.add(self(x), residual, out)
+        if self.bias is not None or not isinstance(norm, RMSNorm) or norm.adds_one:
+            return norm.add(self(x), residual)
+        out = norm.empty_out(residual)
+        add_linear_and_norm(x, self.weight, residual, norm.weight, norm.eps, out)
+        return out
 
 
 @dataclass(frozen=True)
@@ -182,27 +196,30 @@ class Mlp(base.Mlp):
     down: Linear | Fp8Linear | Int4Linear
     activation: Activation
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Tensor:
         """See ``ops.base.Mlp``."""
         return self.down(self._activated(x))
 
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
+    def add_and_norm(self, x: Rows, residual: Tensor, norm: Norm) -> Rows:
         """See ``ops.base.Mlp``."""
-        self.down.add_and_norm(self._activated(x), residual, norm, out)
+        return self.down.add_and_norm(self._activated(x), residual, norm)
 
-    def _activated(self, x: Tensor) -> Tensor:
+    def _activated(self, x: Rows) -> Tensor:
         if self.activation == "relu":
             return self.gate_up(x).relu_()
         if self.activation == "gelu_tanh":
             gate, up = self.gate_up(x).chunk(2, -1)
             return functional.gelu(gate, approximate="tanh").mul_(up)
         if isinstance(self.gate_up, Int4Linear) and self.gate_up.bias is None:
-            return self.gate_up.gated(x)
-        gated = x.new_empty(len(x), len(self.gate_up.weight) // 2)
+            return self.gate_up.gated(as_tensor(x))
         if isinstance(self.gate_up, Linear) and self.gate_up.bias is None:
+            x = as_tensor(x)
+            gated = x.new_empty(len(x), len(self.gate_up.weight) // 2)
             gated_linear(x, self.gate_up.weight, gated)
-        else:
-            silu_and_multiply(self.gate_up(x), gated)
+            return gated
+        gate_up = self.gate_up(x)
+        gated = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        silu_and_multiply(gate_up, gated)
         return gated
 
 
@@ -221,25 +238,32 @@ class Experts(base.Mlp):
     n_active: int
     normalizes: bool
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Tensor:
         """See ``ops.base.Mlp``."""
+        x = as_tensor(x)
         out = torch.empty_like(x)
         for rows, sums in zip(*(torch.split(each, _CHUNK_TOKENS) for each in (x, out)), strict=True):
             sum_experts(*self._products(rows), sums)
         return out
 
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm, out: Tensor) -> None:
+    def add_and_norm(self, x: Rows, residual: Tensor, norm: Norm) -> Rows:
         """See ``ops.base.Mlp``."""
         if not isinstance(norm, RMSNorm):
-            norm.add(self(x), residual, out)
-            return
-        for rows, sums, normed in zip(
-            *(torch.split(each, _CHUNK_TOKENS) for each in (x, residual, out)), strict=True
-        ):
-            products, expert_weights = self._products(rows)
+            return norm.add(self(x), residual)
+        out = norm.empty_out(residual)
+        for first in range(0, len(residual), _CHUNK_TOKENS):
+            last = min(first + _CHUNK_TOKENS, len(residual))
+            products, expert_weights = self._products(as_tensor(x)[first:last])
             add_experts_and_norm(
-                products, expert_weights, sums, norm.weight, norm.eps, normed, adds_one=norm.adds_one
+                products,
+                expert_weights,
+                residual[first:last],
+                norm.weight,
+                norm.eps,
+                out[first:last] if isinstance(out, Tensor) else out.part(first, last),
+                adds_one=norm.adds_one,
             )
+        return out
 
     def _products(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the outputs of each token's experts, [tokens * active, hidden], and their weights."""
@@ -294,9 +318,9 @@ class RotateAndStore:
         )
 
 
-def _rounded_for(weight: Tensor | Fp8Matrix, x: Tensor) -> Tensor | Fp8Rows:
+def _rounded_for(weight: Tensor | Fp8Matrix, x: Tensor) -> Rows:
     """Returns ``x`` as a product with ``weight`` takes it: in FP8 if that is."""
-    return quantize_rows(x, by_group=weight.has_blocks) if isinstance(weight, Fp8Matrix) else x
+    return quantize_rows(x, row_scales(weight)) if isinstance(weight, Fp8Matrix) else x
 
 
 def _cosine_sine(rope: Rope | None, head_dim: int, max_positions: int) -> Tensor:
