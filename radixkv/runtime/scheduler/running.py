@@ -169,7 +169,8 @@ class RunningRequests:
 
         Evicts from the tree first, then takes the pages of loaded requests, then preempts running requests from the
         last in order on. The first in order is never preempted, so one request always makes progress. A request
-        that will free pages behind its windows when its launched row is done waits for them, and preempts nothing.
+        with pages behind its windows preempts nothing: it frees them, as soon as no launched row and no fork reads
+        them.
         """
         blocks = request.blocks
         if n_tokens <= len(blocks.pages) * self._cache.page_size:
@@ -179,7 +180,10 @@ class RunningRequests:
             if request.phase is not Phase.RUNNING or self.is_releasing:
                 return False  # an admission preempts nothing
             if self._cache.n_behind(blocks, request.n_scheduled) > blocks.n_freed:
-                return False
+                if request.n_in_flight or request.n_pending_copies:
+                    return False
+                self._cache.free_behind(blocks, request.n_scheduled)
+                continue
             if self._loading.retract_last():
                 continue
             if len(self) < 2:

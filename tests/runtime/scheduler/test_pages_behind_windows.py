@@ -85,6 +85,25 @@ def test_forks_copy_the_window_only(n_prompt: int) -> None:
     run_to_the_end(engine)
 
 
+def test_a_leader_frees_the_pages_that_its_fork_has_copied() -> None:
+    """None of the leader's rows frees them: the last ended before the copy did, and there is no room for another."""
+    engine = Engine(6, 16, shares=False, window=10, max_num_batched_tokens=18, max_num_seqs=8)
+    for n_prompt, n_outputs in ((28, 31), (47, 56)):
+        sampling = replace(GREEDY, temperature=1.0, seed=5)
+        engine.add(prompt(n_prompt, first=n_prompt), n_outputs, n=2, sampling=sampling)
+    n_stalled = 0
+    while not engine.scheduler.is_idle:
+        engine.turn()
+        is_stalled = any(
+            engine.cache.n_behind(request.blocks, request.n_scheduled) > request.blocks.n_freed
+            for request in engine.scheduler.running
+            if not (request.n_in_flight or request.n_pending_copies)
+        )
+        n_stalled = n_stalled + 1 if is_stalled else 0
+        assert n_stalled < 2
+    run_to_the_end(engine)
+
+
 def test_pages_of_the_tree_stay() -> None:
     engine = Engine(64, window=WINDOW)
     request = engine.add(prompt(50), 30)
