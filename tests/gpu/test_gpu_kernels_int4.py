@@ -74,6 +74,15 @@ def test_matrices_are_dequantized(n_out: int, n_in: int, group_size: int | None)
     assert torch.equal(out, weight.dequantize().to(DTYPE))
 
 
+@pytest.mark.parametrize("dense_bytes", [1, 128 * 200 * 2, 1 << 20])
+@pytest.mark.parametrize("group_size", [32, 96, None])
+def test_products_in_parts_of_16_bits(group_size: int | None, dense_bytes: int) -> None:
+    weight, x = matrix(300, 200, group_size), normal(MAX_ROWS + 1, 200, dtype=DTYPE)
+    out = poisoned(len(x), 300, dtype=DTYPE)
+    int4_linear(x, weight, out, dense_bytes=dense_bytes)
+    check_product(out, x, weight, precision=2 * float(torch.finfo(DTYPE).eps))
+
+
 @on_device_only
 def test_a_row_does_not_depend_on_those_after_it() -> None:
     weight, x = matrix(64, 256, 128), normal(5, 256, dtype=DTYPE)
@@ -84,8 +93,8 @@ def test_a_row_does_not_depend_on_those_after_it() -> None:
 
 
 @on_device_only
-@pytest.mark.parametrize("n_rows", [1, 7, 20, 50])
-@pytest.mark.parametrize(("inner", "n_in"), [(256, 512), (100, 200)])
+@pytest.mark.parametrize("n_rows", [1, 7, 20, 50, 70])
+@pytest.mark.parametrize(("inner", "n_in"), [(256, 512), (100, 200), (14_336, 256), (64, 8704)])
 def test_gated_products(inner: int, n_in: int, n_rows: int) -> None:
     weight, x = matrix(2 * inner, n_in, 64), normal(n_rows, n_in, dtype=DTYPE)
     out = poisoned(n_rows, inner, dtype=DTYPE)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 PER_WORD = 8
-"""Inputs of a word."""
-QUARTER = 32
-"""Inputs of four words: groups are multiples of them."""
+"""Numbers of a word of 32 bits."""
+GROUP_UNIT = 32
+"""Groups of inputs are multiples of these, the inputs of four words."""
 ZERO_BITS = 31
 """The bits of a scale that hold its zero point."""
 _UNIT = 128
@@ -35,7 +35,7 @@ class Int4Groups:
     @property
     def are_supported(self) -> bool:
         """Whether kernels read such groups: whole rows, or multiples of 32 inputs."""
-        return self.size is None or self.size % QUARTER == 0
+        return self.size is None or self.size % GROUP_UNIT == 0
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from radixkv.runtime.device.weights.int4_matrix import Int4Groups, Int4Matrix, i
 from radixkv.runtime.device.weights.kv_scales import KVScales
 from radixkv.runtime.device.weights.parallel_load import N_LANES, ParallelLoader, PinnedLane
 from radixkv.runtime.device.weights.quantization.fp8 import fp8_scales
-from radixkv.runtime.device.weights.quantization.int4 import int4_groups
+from radixkv.runtime.device.weights.quantization.int4 import Gptq, int4_groups
 from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatrices
 from radixkv.runtime.device.weights.quantization.parse import check_quantization, parse_scheme
 from radixkv.runtime.device.weights.safetensors import RandomTensors, SafetensorsFiles, TensorSource
@@ -412,7 +412,9 @@ def open_weights(
     if "fp8" in products:
         fp8 = "channels" if quantization == "fp8" and scheme is None else fp8_scales(scheme)
     int4 = int4_groups(scheme) if "int4" in products else None
-    is_dequantized = scheme is not None and fp8 is None and (int4 is None or config.experts is not None)
+    # Of 4-bit matrices, those of experts and of the output head are dequantized.
+    has_dense = config.experts is not None or (isinstance(scheme, Gptq) and scheme.has_head)
+    is_dequantized = scheme is not None and fp8 is None and (int4 is None or has_dense)
     shapes = tensor_shapes(config)
     with ExitStack() as stack:
         if load_format == "dummy":
@@ -433,8 +435,12 @@ def open_weights(
         if quantized is not None:
             quantized.check_values()
             if is_dequantized:
+                parts = "" if int4 is None else " of experts and of the output head"
                 logger.info(
-                    "the checkpoint's %s weights are dequantized to %s", quantized.scheme_name, _name(dtype)
+                    "the checkpoint's %s weights%s are dequantized to %s",
+                    quantized.scheme_name,
+                    parts,
+                    _name(dtype),
                 )
 
         def weights(source: TensorSource) -> Weights:

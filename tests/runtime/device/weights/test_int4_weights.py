@@ -97,6 +97,20 @@ def test_experts_are_dequantized(tmp_path: Path) -> None:
         assert weights.dequantizing_bytes > 0
 
 
+@pytest.mark.parametrize("has_head", [False, True])
+def test_memory_for_dequantizing_counts_the_output_head(tmp_path: Path, has_head: bool) -> None:
+    save_quantized(tmp_path, "gptq 32")
+    path = tmp_path / "quantized" / "config.json"
+    config = json.loads(path.read_text())
+    config["vocab_size"] = 100_000
+    config["quantization_config"]["lm_head"] = has_head
+    path.write_text(json.dumps(config))
+    checkpoint = resolve(str(path.parent), load_format="dummy")
+    with open_weights(checkpoint, load_format="dummy", dtype=torch.bfloat16, products=["int4"]) as weights:
+        n_values = 100_000 * weights.config.hidden_size
+        assert (weights.dequantizing_bytes >= 16 * n_values) == has_head
+
+
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 def test_sizes_are_those_of_the_packed_matrices(tmp_path: Path, load_format: LoadFormat) -> None:
     save_quantized(tmp_path, "awq 32", **ODD)

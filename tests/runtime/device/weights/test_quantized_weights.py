@@ -173,6 +173,8 @@ COMPRESSED = {"quant_method": "compressed-tensors", "quantization_status": "comp
             },
             Awq(128),
         ),
+        ({"quant_method": "awq", "version": "gemm", "w_bit": 4, "q_group_size": 64, "zero_point": True}, Awq(64)),
+        ({"bits": 4, "lm_head": True, "quant_method": "gptq"}, Gptq(128, 1, has_order=False, has_head=True)),
         (
             {
                 "bits": 4,
@@ -203,6 +205,12 @@ def test_settings_that_checkpoints_have(settings: dict[str, Any], scheme: object
         (_group(**FP8) | {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config"),
         (_group(**FP8) | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
         (_group(**FP8) | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+        (
+            {"config_groups": {"group_0": {"weights": INT4, "input_activations": {"num_bits": 8, "type": "int"}}}},
+            "input_activations beside 4-bit weights",
+        ),
+        ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "is_marlin_format True"),
+        ({"quant_method": "awq", "w_bit": 8}, "bits 8"),
     ],
 )
 def test_settings_that_would_be_misread_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -17,28 +17,32 @@ MAX_ROWS = 64
 """Most rows of ``multiply_int4``. For gate and up projection of an 8B model and 64 rows an H200 takes 126 µs.
 Writing them in 16 bits first takes 150 µs, and 172 µs with 256 rows."""
 _DENSE_BYTES = 128 << 20
-"""Most memory for a part of a matrix in 16 bits. Parts of 32 MiB stay in the cache, but cuBLAS takes up to twice as
-long for them as for the whole matrix."""
+"""About the memory of a part of a matrix in 16 bits. Parts of 32 MiB stay in the cache, but cuBLAS takes up to
+twice as long for them as for the whole matrix."""
+_PART_UNIT = 128
+"""Parts have a multiple of these rows, because cuBLAS needs aligned outputs to be fast."""
 _ROWS = 4
 _WORDS = 128
 _PER_WORD = tl.constexpr(PER_WORD)
 _ZERO = tl.constexpr(ZERO_BITS)
 
 
-def int4_linear(x: Tensor, weight: Int4Matrix, out: Tensor) -> None:
+def int4_linear(x: Tensor, weight: Int4Matrix, out: Tensor, *, dense_bytes: int = _DENSE_BYTES) -> None:
     """Computes ``out = x @ weight.T``, with the same bits every time.
 
-    With more than 64 rows, parts of the matrix of up to 128 MiB are written in 16 bits, and cuBLAS multiplies them.
+    With more than 64 rows, parts of the matrix are written in 16 bits, and cuBLAS multiplies them.
 
     Args:
         x: [rows, in], contiguous, bfloat16 or float16.
         weight: [out, in].
         out: [rows, out], contiguous.
+        dense_bytes: of a part in 16 bits; exceeded by less than 128 rows.
     """
     if len(x) <= MAX_ROWS:
         multiply_int4(x, weight, out, int4_tile(len(x), weight))
         return
-    n_part = max(_DENSE_BYTES // (weight.n_in * x.itemsize), 1)
+    n_parts = triton.cdiv(len(weight) * weight.n_in * x.itemsize, dense_bytes)
+    n_part = triton.cdiv(triton.cdiv(len(weight), n_parts), _PART_UNIT) * _PART_UNIT
     dense = x.new_empty(min(n_part, len(weight)), weight.n_in)
     for begin in range(0, len(weight), n_part):
         part = weight.rows(begin, begin + n_part)

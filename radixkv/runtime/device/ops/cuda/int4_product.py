@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
-from radixkv.runtime.device.weights.int4_matrix import PER_WORD, QUARTER, ZERO_BITS, Int4Matrix
+from radixkv.runtime.device.weights.int4_matrix import GROUP_UNIT, PER_WORD, ZERO_BITS, Int4Matrix
 
 _ZERO = gl.constexpr(ZERO_BITS)
 _PER_WORD = gl.constexpr(PER_WORD)
@@ -50,9 +50,10 @@ def multiply_int4(x: Tensor, weight: Int4Matrix, out: Tensor, tile: Int4Tile, *,
         gated: whether ``weight`` stacks gate and up, and ``out`` [rows, out / 2] gets ``silu(x @ gate.T) *
             (x @ up.T)``; the products are rounded before the activation.
     """
+    assert weight.scales.is_contiguous(), "the kernel takes no view of some channels"
     # All inputs of a unit are in one group.
-    n_words = gcd(weight.group_size, 4 * QUARTER) // QUARTER if len(weight.scales) > 1 else 4
-    unit = n_words * QUARTER
+    n_words = gcd(weight.group_size, 4 * GROUP_UNIT) // GROUP_UNIT if len(weight.scales) > 1 else 4
+    unit = n_words * GROUP_UNIT
     n_channels = out.shape[1]
     n_stored = tile.n_out // 2 if gated else tile.n_out
     _multiply_int4[triton.cdiv(n_channels, n_stored), triton.cdiv(len(x), tile.n_rows)](

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.weights.headers import Header
-from radixkv.runtime.device.weights.int4_matrix import Int4Groups, Int4Matrix
+from radixkv.runtime.device.weights.int4_matrix import PER_WORD, Int4Groups, Int4Matrix
 from radixkv.runtime.device.weights.quantization.scheme import WeightScheme
 
-PER_WORD = 8
 _INTS = ("I32",)
 _SIGN = 8
 """What is added to signed values, so that they are packed as unsigned ones."""
@@ -97,6 +96,8 @@ class Gptq:
     """What is added to stored zero points: 1 in ``checkpoint_format`` ``gptq``, 0 in ``gptq_v2``."""
     has_order: bool
     """Whether inputs are in groups in another order (``desc_act``), which ``g_idx`` says."""
+    has_head: bool = False
+    """Whether the output head is quantized too."""
     name = "gptq"
     mark = "qweight"
     scales = "scales"

@@ -38,17 +38,20 @@ def parse_scheme(config: Mapping[str, Any], path: Path) -> WeightScheme | None:
         case "fp8":
             return _fp8(fields)
         case "awq":
+            for older, name in (("w_bit", "bits"), ("q_group_size", "group_size")):
+                if fields.get(older) is not None:
+                    fields = fields.with_value(name, fields.get(older))
             fields.allow_only(bits=4, zero_point=True)
             if (version := fields.text("version", "gemm")).lower() != "gemm":
                 raise fields.error(f"version {version!r} is not supported; use 'gemm'")
             return Awq(_group_size(fields))
         case "gptq":
-            fields.allow_only(bits=4)
+            fields.allow_only(bits=4, is_marlin_format=False)
             size = None if fields.get("group_size") == -1 else _group_size(fields)
             formats = {"gptq": 1, "gptq_v2": 0}
             if (name := fields.text("checkpoint_format", "gptq")) not in formats:
                 raise fields.error(f"checkpoint_format {name!r} is not supported; use 'gptq' or 'gptq_v2'")
-            return Gptq(size, formats[name], has_order=fields.flag("desc_act"))
+            return Gptq(size, formats[name], has_order=fields.flag("desc_act"), has_head=fields.flag("lm_head"))
         case "mxfp4":
             return Mxfp4()
         case "compressed-tensors":
@@ -121,6 +124,8 @@ def _compressed_tensors(fields: ConfigReader) -> WeightScheme:
         if settings.get("actorder") not in _STORED_IN_ORDER:
             raise fields.error(f"actorder {settings.get('actorder')!r} is not supported; use 'weight' or 'static'")
         fields.allow_only(format="pack-quantized")
+        if group.get("input_activations") is not None:
+            raise fields.error("input_activations beside 4-bit weights are not supported in this release")
         return PackedInt4(_group_size(settings) if strategy == "group" else None)
     raise fields.error(f"weights of type {kind} with the strategy {strategy!r} are not supported")
 
