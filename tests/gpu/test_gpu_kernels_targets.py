@@ -231,12 +231,12 @@ def test_routing_fits(n_experts: int, target: int) -> None:
         assert taken <= SHARED_BYTES[target]
 
 
-def tile_configs_of(head_dim: int, target: int) -> set[TileConfig]:
+def tile_configs_of(head_dim: int, target: int, *, has_8_bits: bool) -> set[TileConfig]:
     """Returns all configurations that may be chosen on such a GPU."""
     variants: tuple[Variant, ...] = ("whole", "split", "shared")
     shared_bytes_limit = SHARED_BYTES[target] + 1024
     return {
-        choose_tile_config(variant, n, 100, head_dim, shared_bytes_limit)
+        choose_tile_config(variant, n, 100, head_dim, shared_bytes_limit, has_8_bits=has_8_bits)
         for variant, n in product(variants, (1, 150, 500, 5000))
     }
 
@@ -253,7 +253,7 @@ def test_attention_of_decode_rows_fits(
     kinds |= dict.fromkeys(("tables", "items", "order"), "*i32") | dict.fromkeys(("lse", "sinks"), "*fp32")
     kinds |= dict.fromkeys(("scale", "value_scale"), "fp32")
     kinds |= dict.fromkeys(("column", "q_stride", "page_stride"), "i32")
-    for tile_config in tile_configs_of(head_dim, target):
+    for tile_config in tile_configs_of(head_dim, target, has_8_bits=kv == "*i16"):
         constants = {
             "GROUP": max_group,
             "KV_HEADS": 1,

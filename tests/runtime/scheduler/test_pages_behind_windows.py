@@ -86,7 +86,7 @@ def test_forks_copy_the_window_only(n_prompt: int) -> None:
 
 
 def test_a_leader_frees_the_pages_that_its_fork_has_copied() -> None:
-    """None of the leader's rows frees them: the last ended before the copy did, and there is no room for another."""
+    """None of its rows frees them: the last one ended before the copy did, and there is no room for another."""
     engine = Engine(6, 16, shares=False, window=10, max_num_batched_tokens=18, max_num_seqs=8)
     for n_prompt, n_outputs in ((28, 31), (47, 56)):
         sampling = replace(GREEDY, temperature=1.0, seed=5)

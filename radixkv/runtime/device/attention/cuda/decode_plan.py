@@ -67,6 +67,11 @@ class Geometry:
         """Heads that share a KV head."""
         return self.n_heads // self.n_kv_heads
 
+    @property
+    def has_8_bits(self) -> bool:
+        """Whether K and V have 8 bits."""
+        return self.token_bytes == 2 * self.n_kv_heads * self.head_dim
+
     def items_at_once(self, blocks: int) -> int:
         """Returns how many items give each multiprocessor ``blocks`` thread blocks."""
         return max(blocks * self.n_processors // self.n_kv_heads, 1)
@@ -254,7 +259,12 @@ class DecodePlanner:
         geometry = self._geometry
         n_blocks = self._n_items(n_rows, variant) * geometry.n_kv_heads
         return choose_tile_config(
-            variant, n_blocks, geometry.n_processors, geometry.head_dim, geometry.shared_bytes
+            variant,
+            n_blocks,
+            geometry.n_processors,
+            geometry.head_dim,
+            geometry.shared_bytes,
+            has_8_bits=geometry.has_8_bits,
         )
 
     def _n_splits(self, n_rows: int, variant: Variant) -> int:

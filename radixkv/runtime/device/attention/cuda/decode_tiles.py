@@ -32,6 +32,7 @@ class TileConfig(NamedTuple):
 
 
 _MANY_BLOCKS = TileConfig(32, 2, 2, is_ahead=False, token_ns=54.0)
+_MANY_BLOCKS_OF_8_BITS = TileConfig(32, 3, 2, is_ahead=True, token_ns=24.0)
 _SEVERAL_BLOCKS = TileConfig(64, 3, 4, is_ahead=False, token_ns=27.0)
 _UNEVEN_BLOCKS = TileConfig(64, 3, 4, is_ahead=True, token_ns=17.0)
 _TWO_BLOCKS = TileConfig(64, 4, 4, is_ahead=True, token_ns=17.0)
@@ -42,7 +43,7 @@ _WIDE_HEADS = TileConfig(64, 2, 4, is_ahead=False, token_ns=50.0)
 
 
 def choose_tile_config(
-    variant: Variant, n_blocks: int, n_processors: int, head_dim: int, shared_bytes: int
+    variant: Variant, n_blocks: int, n_processors: int, head_dim: int, shared_bytes: int, *, has_8_bits: bool
 ) -> TileConfig:
     """Returns the configuration that was fastest on an H200.
 
@@ -55,14 +56,18 @@ def choose_tile_config(
         n_processors: multiprocessors of the GPU.
         head_dim: of K and V; measured with 128.
         shared_bytes: shared memory of a multiprocessor.
+        has_8_bits: whether K and V have 8 bits.
     """
+    loads_ahead = shared_bytes >= _MIN_SHARED_BYTES_AHEAD and head_dim <= 128
+    if has_8_bits and loads_ahead and variant == "whole" and n_blocks > 2 * n_processors:
+        return _MANY_BLOCKS_OF_8_BITS
     if variant == "shared" and n_blocks > 15 * n_processors:
         return _MANY_BLOCKS
     if variant == "whole" and n_blocks >= 1024:
         return _MANY_BLOCKS
     if head_dim > 128:
         return _WIDE_HEADS
-    if shared_bytes < _MIN_SHARED_BYTES_AHEAD:
+    if not loads_ahead:
         return _SEVERAL_BLOCKS
     if variant != "whole":
         return _UNEVEN_BLOCKS
