@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 from peers import GEMM_MS, GEMM_OF, PEERS
-from result_lines import add_gpu_flags, append, script_parser
+from result_lines import add_gpu_flags, add_setting_flag, append, script_parser
 from roof import measure
 from shapes import LABELS, LLAMA_8B, MODELS, SMALL, Config, write_model
 from token_workloads import Phases, Workloads, load_workloads, pressure
@@ -131,25 +131,12 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cache", choices=("on", "off"), default="on")
     parser.add_argument("--watch-power", action="store_true", help="record the GPU's clock and power too")
-    parser.add_argument(
-        "--setting",
-        dest="settings",
-        type=setting,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an argument of the engine's LLM, its value in JSON",
-    )
+    add_setting_flag(parser)
 
 
 def measure_products(config: Config, device: str) -> dict[str, float]:
     """Returns ``roof.measure`` of a dense model, and nothing of a mixture of experts."""
     return {} if "num_experts" in config else measure(config, device)
-
-
-def setting(text: str) -> tuple[str, Any]:
-    name, _, value = text.partition("=")
-    return name, json.loads(value)
 
 
 def select_workloads(text: str, known: Workloads) -> list[str]:

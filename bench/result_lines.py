@@ -34,6 +34,24 @@ def add_gpu_flags(parser: argparse.ArgumentParser, *, has_device: bool = True) -
         parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
 
 
+def add_setting_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--setting NAME=VALUE``, which may occur several times; ``settings`` is a list of names and values."""
+    parser.add_argument(
+        "--setting",
+        dest="settings",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of the engine's LLM, its value in JSON",
+    )
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    return name, json.loads(value)
+
+
 def append(path: Path | None, line: Mapping[str, Any]) -> None:
     """Appends a JSON line to the file; None: there is no file."""
     if path is not None:

@@ -1,14 +1,15 @@
 """Accuracy of the embedded model on held-out problems, by family and prompt length, through the engine.
 
-Appends a JSON line for each family: percent correct and number of cases, with the cache on, greedy, in float32 on
-the CPU. A case of an agent is correct if all its calls and its answer are. Another line has the number of
-Transformers' answers (in float32) to some of these prompts that have the same tokens. ``--gsm8k`` adds GSM8K's
-problems, with eight worked examples and without any. With ``--grammar`` all tools are strict, and JSON must match
-its schema.
+Appends a JSON line for each family: percent correct and number of cases, with the cache on, greedy; in float32 on
+the CPU, unless ``--setting`` says otherwise. A case of an agent is correct if all its calls and its answer are.
+Another line has the number of Transformers' answers (in float32) to some of these prompts that have the same
+tokens. ``--gsm8k`` adds GSM8K's problems, with eight worked examples and without any. With ``--grammar`` all tools
+are strict, and JSON must match its schema.
 
 Run it from the repository's root with ``-m``: otherwise Transformers takes ``kernels.py`` here for a package.
 
     python -m bench.tiny_scores --gsm8k gsm8k_test.jsonl --output-file bench/results/tiny_scores.jsonl
+    python -m bench.tiny_scores --setting 'device="cuda"' --setting 'quantization="fp8"' --compare 0
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from bench.result_lines import report, script_parser
+from bench.gpu import gpu_provenance
+from bench.result_lines import add_setting_flag, report, script_parser
 from radixkv import LLM, RequestOutput, SamplingParams
-from radixkv.bench.environment import provenance
 from radixkv.bench.session import Reply
 from radixkv.bench.workloads.arithmetic import read_problems
 from radixkv.bench.workloads.problems import question_prompt, result_check, worked_examples
@@ -47,7 +48,8 @@ GSM8K_TOKENS = 256
 def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--model", default="tiny", help="a variant of it, such as one with quantized weights")
-    parser.add_argument("--kv-cache-dtype", default="auto")
+    add_setting_flag(parser)
+    parser.add_argument("--commit", help="the commit that is checked out, if there is no .git folder")
     parser.add_argument("--families", nargs="*", choices=families(), default=families())
     parser.add_argument("--cases", type=int, default=150, help="of each family, with prompts up to 2000 tokens")
     parser.add_argument("--long-cases", type=int, default=30, help="of each family, with longer prompts; 0: none")
@@ -56,9 +58,10 @@ def main() -> None:
     parser.add_argument("--gsm8k", type=Path, metavar="FILE")
     parser.add_argument("--gsm8k-problems", type=int, default=50)
     arguments = parser.parse_args()
-    kv_cache_dtype = arguments.kv_cache_dtype
-    common = {"model": Path(arguments.model).name, "kv_cache_dtype": kv_cache_dtype, **provenance()}
-    for line in lines(LLM(arguments.model, device="cpu", kv_cache_dtype=kv_cache_dtype), arguments):
+    settings = {"device": "cpu", **dict(arguments.settings)}
+    environment = gpu_provenance(settings["device"], arguments.commit)
+    common = {"model": Path(arguments.model).name, "settings": settings, **environment}
+    for line in lines(LLM(arguments.model, **settings), arguments):
         report(arguments.output_file, line, common)
 
 

@@ -9,7 +9,10 @@ from kernel_support import DEVICE, integers, normal, on_device_only, on_kernels,
 from msgspec.structs import replace
 from torch import Tensor
 
+from radixkv.runtime.device.machine_cuda import MIN_FP8_CAPABILITY
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
+from radixkv.runtime.device.ops.cuda.fp8_operations import Fp8Linear
+from radixkv.runtime.device.ops.cuda.fp8_rows import row_scales
 from radixkv.runtime.device.ops.cuda.linear import gated_linear
 from radixkv.runtime.device.ops.cuda.linear_add_norm import add_linear_and_norm
 from radixkv.runtime.device.ops.cuda.norm import rms_norm
@@ -17,6 +20,7 @@ from radixkv.runtime.device.ops.cuda.operations import Experts, Linear, RMSNorm
 from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
 from radixkv.runtime.device.ops.cuda.token_inputs import prepare_token_inputs, update_tables
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler
+from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix, Fp8Scales
 from radixkv.runtime.device.weights.weights import LinearWeights
 from radixkv.runtime.step.plan import History, RowSampling
 
@@ -54,8 +58,11 @@ def test_steps_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch) -
     assert not compiled
 
 
-def test_experts_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scales", [None, "channels", "blocks"])
+def test_experts_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch, scales: Fp8Scales | None) -> None:
     """One size for each tile, and for each number of tokens that a program routes, compiles everything."""
+    if scales is not None and torch.cuda.get_device_capability() < MIN_FP8_CAPABILITY:
+        pytest.skip("this GPU does not multiply in FP8")
     compiled: list[str] = []
 
     def note(*, repr: str, **_: object) -> None:
@@ -63,17 +70,34 @@ def test_experts_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
     dtype, n_experts, inner = torch.bfloat16, 128, 192
-    gate_up, down = (
-        LinearWeights(normal(n_experts, *shape, dtype=dtype)) for shape in ((2 * inner, HIDDEN), (HIDDEN, inner))
+
+    def weights(*shape: int) -> LinearWeights:
+        dense = normal(*shape, dtype=dtype)
+        if scales is None:
+            return LinearWeights(dense)
+        matrix = Fp8Matrix.allocate(shape, scales=scales, device=dense.device)
+        for index in range(len(dense)) if dense.ndim == 3 else ():
+            matrix.expert(index).quantize(dense[index])
+        if dense.ndim == 2:
+            matrix.quantize(dense)
+        return LinearWeights(matrix)
+
+    gate_up, down, qkv = (
+        weights(*shape) for shape in ((n_experts, 2 * inner, HIDDEN), (n_experts, HIDDEN, inner), (256, HIDDEN))
     )
     router = Linear(normal(n_experts, HIDDEN, dtype=dtype), None)
     mixture = Experts(router, gate_up, down, "silu", n_active=8, normalizes=True)
-    norm, all_rows = RMSNorm(normal(HIDDEN, dtype=dtype), 1e-6, False), normal(4096, HIDDEN, dtype=dtype)
+    all_rows = normal(4096, HIDDEN, dtype=dtype)
+    out_scales = None if scales is None else row_scales(qkv.weight)
+    norm = RMSNorm(normal(HIDDEN, dtype=dtype), 1e-6, False, out_scales)
+    reader = Linear(qkv.weight, None) if scales is None else Fp8Linear(qkv.weight, None, rounds_input=True)
 
     def run(n_rows: int) -> None:
         for shift in range(3):
             x = all_rows[shift:][:n_rows]
-            mixture.add_and_norm(x, x.clone(), norm)
+            reader(mixture.add_and_norm(x, x.clone(), norm))
+            reader(norm(x))
+            reader(x)
 
     for n_rows in (1, 2, 16, 32, 33, 200, 2000):
         run(n_rows)

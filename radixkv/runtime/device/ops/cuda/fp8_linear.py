@@ -134,7 +134,7 @@ def multiply_fp8(x: Tensor, x_scales: Tensor | None, weight: Fp8Matrix, out: Ten
     )
 
 
-@triton.jit(do_not_specialize=["n_x"])
+@triton.jit(do_not_specialize=["n_x", "x_group_stride"])
 def _multiply_fp8(
     x: tl.tensor,
     x_scales: tl.tensor,

@@ -180,7 +180,7 @@ def _launch(
     )
 
 
-@triton.jit(do_not_specialize=["n_tiles"])
+@triton.jit(do_not_specialize=["n_tiles", "x_group_stride"])
 def _multiply_grouped(
     x: tl.tensor,
     weight: tl.tensor,
