@@ -37,7 +37,7 @@ import torch
 from peers import GEMM_MS, GEMM_OF, PEERS
 from result_lines import add_gpu_flags, add_setting_flag, append, script_parser
 from roof import measure
-from shapes import LABELS, LLAMA_8B, MODELS, SMALL, Config, write_model
+from shapes import LABELS, LLAMA_8B, MODELS, SMALL, Config, write_model, write_weights
 from token_workloads import Phases, Workloads, load_workloads, pressure
 from traces import record_trace, table
 
@@ -62,7 +62,7 @@ def main() -> None:
     arguments = parse_arguments()
     known = load_workloads(arguments.workloads_file)
     names = select_workloads(arguments.workloads, known)
-    config = SMALL if arguments.small else MODELS[arguments.model]
+    config = SMALL if arguments.small else config_of(arguments)
     if arguments.device == "cuda":
         torch.cuda.synchronize()  # counts the CUDA context as the engine's start, unlike the products
     begun = time.perf_counter()
@@ -70,7 +70,7 @@ def main() -> None:
     roof_s = time.perf_counter() - begun
     print(f"GEMM alone: {json.dumps(gemm_ms)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        llm = open_llm(arguments, write_model(config, Path(folder)))
+        llm = open_llm(arguments, write_run_model(arguments, config, Path(folder), arguments.device))
         llm.generate([[17] * 8], greedy(1), use_tqdm=False)
         start = {"first_token_s": round(seconds_since_start() - roof_s, 2)}
         print(f"first token {start['first_token_s']} s after the process began", flush=True)
@@ -78,7 +78,7 @@ def main() -> None:
     common = {
         "mode": "offline",
         "cache": arguments.cache,
-        "model": "small" if arguments.small else LABELS[arguments.model],
+        "model": "small" if arguments.small else label_of(arguments),
         "settings": arguments.settings,
         **start,
         **gemm_ms,
@@ -120,9 +120,36 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
+def config_of(arguments: argparse.Namespace) -> Config:
+    """Returns the configuration that ``--model`` and ``--layers`` name."""
+    return MODELS[arguments.model] | ({"num_hidden_layers": arguments.layers} if arguments.layers else {})
+
+
+def label_of(arguments: argparse.Namespace) -> str:
+    """Returns the model as result lines name it."""
+    layers = f", {arguments.layers} layers" if arguments.layers else ""
+    return f"{LABELS[arguments.model]}{layers}, {arguments.weights} weights"
+
+
+def write_run_model(arguments: argparse.Namespace, config: Config, folder: Path, device: str) -> Path:
+    """Writes the model that ``--weights`` asks for, and sets how it is loaded; returns the folder."""
+    write_model(config, folder)
+    if arguments.weights == "random":
+        write_weights(config, folder, device)
+        arguments.settings.setdefault("load_format", "auto")
+    return folder
+
+
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of runs and results that are common to all engines."""
-    parser.add_argument("--model", choices=MODELS, default="llama-8b", help="the shape of the dummy weights")
+    parser.add_argument("--model", choices=MODELS, default="llama-8b", help="the shape of the weights")
+    parser.add_argument("--layers", type=int, metavar="N", help="give the model this many layers")
+    parser.add_argument(
+        "--weights",
+        choices=("dummy", "random"),
+        default="dummy",
+        help="the engine's own dummy weights, or a checkpoint with the same random weights for all engines",
+    )
     parser.add_argument(
         "--workloads-file", type=Path, metavar="FILE", help="Python file with ALL (default: token_workloads.py)"
     )
@@ -194,6 +221,7 @@ def run(llm: LLM, phases: Phases) -> dict[str, Any]:
     return {
         "duration": round(duration, 4),
         "requests": n_answers,
+        "distinct_last_tokens": len({answer.outputs[0].token_ids[-1] for answer in answers}),
         **counter_growth(before, llm.get_metrics(), duration),
     }
 

@@ -1,11 +1,16 @@
 """Runs token workloads through another engine's offline API, as ``engine.py`` does through radixkv's.
 
-Model, prompts, phases, warm-up and clock are the same: dummy bf16 weights of the shape of ``--model``, token ids
-as prompts, greedy answers of fixed length, and one call of ``generate`` for each phase. The prefix cache is flushed
+Model, prompts, phases, warm-up and clock are the same: bf16 weights of the shape of ``--model``, token ids as
+prompts, greedy answers of fixed length, and one call of ``generate`` for each phase. The prefix cache is flushed
 before each workload, and the model's matrix products are timed alone in the same run. Settings not given by
 ``--setting`` have the engine's defaults; the values in effect are recorded as `settings`. Appends a JSON line per
-workload to ``--output-file``, with the keys of ``engine.py`` and `engine`. Lines of engines that ran on one machine
-can be shown as a table:
+workload to ``--output-file``, with the keys of ``engine.py`` and `engine`.
+
+Dummy weights are each engine's own. How many experts compute depends on them, so mixtures of experts are compared
+with ``--weights random``: a checkpoint that all engines read, of as many ``--layers`` as the disk holds. Where
+answers end alike, `distinct_last_tokens` is small, and so is the number of experts.
+
+Lines of engines that ran on one machine can be shown as a table:
 
     python bench/peer_engine.py --engine vllm --output-file vllm.jsonl
     python bench/peer_engine.py --engine sglang --output-file sglang.jsonl
@@ -32,14 +37,17 @@ import torch
 from engine import (
     add_run_flags,
     compare_with_peers,
+    config_of,
     generate_workload,
+    label_of,
     measure_products,
     seconds_since_start,
     select_workloads,
+    write_run_model,
 )
 from peers import comparison_table
 from result_lines import add_gpu_flags, append, script_parser
-from shapes import LABELS, LLAMA_8B, MODELS, Config, write_model
+from shapes import LLAMA_8B, Config
 from token_workloads import Phases, load_workloads
 
 from gpu import gpu_provenance, watched_power
@@ -63,10 +71,10 @@ SGLANG_SETTINGS = (
 """Recorded settings of SGLang, as far as the version has them."""
 
 
-class TokenCounts(NamedTuple):
-    """Token counts of one request."""
+class AnswerTokens(NamedTuple):
+    """The tokens of one answer."""
 
-    n_output: int
+    ids: Sequence[int]
     n_cached: int
     """Prompt tokens found in the cache, as reported by the engine."""
 
@@ -79,8 +87,8 @@ class Peer(Protocol):
     settings: dict[str, Any]
     """Settings in effect."""
 
-    def generate(self, prompts: list[list[int]], n_new: list[int]) -> list[TokenCounts]:
-        """Generates greedy answers of exactly ``n_new`` tokens. Returns their counts in the prompts' order."""
+    def generate(self, prompts: list[list[int]], n_new: list[int]) -> list[AnswerTokens]:
+        """Generates greedy answers of exactly ``n_new`` tokens, in the prompts' order."""
 
     def flush_cache(self) -> bool:
         """Drops all cached prefixes; returns false if the engine is still cleaning up a request."""
@@ -107,14 +115,14 @@ class Vllm:
         for part, names in VLLM_SETTINGS.items():
             self.settings |= read_attributes(getattr(config, part), names)
 
-    def generate(self, prompts: list[list[int]], n_new: list[int]) -> list[TokenCounts]:
+    def generate(self, prompts: list[list[int]], n_new: list[int]) -> list[AnswerTokens]:
         sampling = [
             self._vllm.SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False)
             for n in n_new
         ]
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         answers = self._llm.generate(requests, sampling, use_tqdm=False)
-        return [TokenCounts(len(answer.outputs[0].token_ids), answer.num_cached_tokens or 0) for answer in answers]
+        return [AnswerTokens(answer.outputs[0].token_ids, answer.num_cached_tokens or 0) for answer in answers]
 
     def flush_cache(self) -> bool:
         return bool(self._llm.reset_prefix_cache())
@@ -139,10 +147,10 @@ class Sglang:
         self._engine = sglang.Engine(model_path=str(folder), **(defaults | dict(settings)))
         self.settings = dict(settings) | read_attributes(self._engine.server_args, SGLANG_SETTINGS)
 
-    def generate(self, prompts: list[list[int]], n_new: list[int]) -> list[TokenCounts]:
+    def generate(self, prompts: list[list[int]], n_new: list[int]) -> list[AnswerTokens]:
         sampling = [{"temperature": 0.0, "max_new_tokens": n, "ignore_eos": True} for n in n_new]
         answers = self._engine.generate(input_ids=prompts, sampling_params=sampling)
-        return [TokenCounts(len(answer["output_ids"]), answer["meta_info"]["cached_tokens"]) for answer in answers]
+        return [AnswerTokens(answer["output_ids"], answer["meta_info"]["cached_tokens"]) for answer in answers]
 
     def flush_cache(self) -> bool:
         return bool(self._engine.flush_cache().success)
@@ -164,7 +172,7 @@ def main() -> None:
     # This folder has modules with names of packages that engines import, such as `kernels`.
     sys.path.append(sys.path.pop(0))
     import_engine(arguments.engine)
-    config = MODELS[arguments.model] | ({"num_hidden_layers": arguments.layers} if arguments.layers else {})
+    config = config_of(arguments)
     torch.cuda.synchronize()
     begun = time.perf_counter()
     gemm_ms = measure_products(config, "cuda")
@@ -180,7 +188,7 @@ def main() -> None:
             "engine": engine,
             "mode": "offline",
             "cache": arguments.cache,
-            "model": LABELS[arguments.model] + (f", {arguments.layers} layers" if arguments.layers else ""),
+            "model": label_of(arguments),
             "settings": peer.settings,
             "first_token_s": first_token_s,
             **gemm_ms,
@@ -200,9 +208,6 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = script_parser(__doc__)
     parser.add_argument("--engine", choices=ENGINES)
-    parser.add_argument(
-        "--layers", type=int, metavar="N", help="use a model with this many layers, to try the engine"
-    )
     add_gpu_flags(parser, has_device=False)
     add_run_flags(parser)
     parser.add_argument(
@@ -219,7 +224,7 @@ def parse_arguments() -> argparse.Namespace:
 def open_peer(arguments: argparse.Namespace, config: Config) -> Iterator[Peer]:
     with tempfile.TemporaryDirectory() as folder:
         peer: Peer = ENGINES[arguments.engine](
-            write_model(config, Path(folder)),
+            write_run_model(arguments, config, Path(folder), "cuda"),
             config["torch_dtype"],
             has_cache=arguments.cache == "on",
             settings=arguments.settings,
@@ -264,7 +269,7 @@ def run(peer: Peer, phases: Phases) -> dict[str, Any]:
     for phase in phases:
         lengths = [n_new for _, n_new in phase]
         answers = peer.generate([prompt for prompt, _ in phase], lengths)
-        assert [answer.n_output for answer in answers] == lengths, "an answer has the wrong length"
+        assert [len(answer.ids) for answer in answers] == lengths, "an answer has the wrong length"
         n_answers += len(answers)
         n_prompt += sum(len(prompt) for prompt, _ in phase)
         n_output += sum(lengths)
@@ -273,6 +278,7 @@ def run(peer: Peer, phases: Phases) -> dict[str, Any]:
     return {
         "duration": round(duration, 4),
         "requests": n_answers,
+        "distinct_last_tokens": len({answer.ids[-1] for answer in answers}),
         "prompt_tokens": n_prompt,
         "output_tokens": n_output,
         "output_tokens_per_s": round(n_output / duration, 1),

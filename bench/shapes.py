@@ -1,4 +1,4 @@
-"""Models that consist of a ``config.json`` only, for random weights (``load_format="dummy"``).
+"""Models of random weights: a ``config.json`` alone (``load_format="dummy"``), or with a checkpoint.
 
 As a script, writes one with a tokenizer, which servers of all engines need. Its tokens are words, one for each id:
 
@@ -10,8 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.weights.safetensors import RandomTensors
+from radixkv.runtime.device.weights.shapes import tensor_shapes
 
 Config = dict[str, Any]
 
@@ -117,9 +125,9 @@ MODELS: dict[str, Config] = {
 }
 """Configurations by the name that ``--model`` of benchmarks takes."""
 LABELS = {
-    "llama-8b": "llama-3.1-8b, dummy weights",
-    "llama-8b-int4": "llama-3.1-8b in 4 bits, dummy weights",
-    "qwen3-30b-a3b": "qwen3-30b-a3b, dummy weights",
+    "llama-8b": "llama-3.1-8b",
+    "llama-8b-int4": "llama-3.1-8b in 4 bits",
+    "qwen3-30b-a3b": "qwen3-30b-a3b",
 }
 """Models as result lines name them."""
 
@@ -140,6 +148,28 @@ def write_model(config: Config, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+def write_weights(config: Config, folder: Path, device: str) -> None:
+    """Writes random weights into safetensors files beside ``config.json``, one for each layer, in bfloat16.
+
+    Each engine has dummy weights of its own, and its experts get other shares of the tokens. With a checkpoint all
+    engines have the same.
+    """
+    shapes = tensor_shapes(DecoderConfig.parse(config, folder / "config.json"))
+    random = RandomTensors(shapes, torch.bfloat16, torch.device(device))
+    files: dict[str, str] = {}
+    for name in shapes:
+        layer = re.search(r"\.\d+\.", name)
+        files[name] = f"model{layer[0] if layer else '.'}safetensors"
+    for file in sorted(set(files.values())):
+        tensors = {}
+        for name in (name for name, own in files.items() if own == file):
+            tensors[name] = torch.empty(shapes[name], dtype=torch.bfloat16, device=device)
+            random.fill(name, tensors[name])
+        save_file({name: tensor.cpu() for name, tensor in tensors.items()}, folder / file)
+    index = json.dumps({"metadata": {}, "weight_map": files})
+    (folder / "model.safetensors.index.json").write_text(index, encoding="utf-8")
 
 
 def write_tokenizer(n_tokens: int, folder: Path) -> None:

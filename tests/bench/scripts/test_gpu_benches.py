@@ -55,8 +55,10 @@ def test_engine_counts_the_tokens_of_the_workloads(tmp_path: Path, workloads: st
         assert min(line["gemm_1_ms"], line["gemm_256_ms"], line["gemm_8192_ms"]) > 0
         assert line["first_token_s"] > 0
         assert {"gpu", "driver", "commit", "versions"} <= line["environment"].keys()
-    (off,) = run("engine.py", tmp_path / "..", *arguments, "--cache", "off", "--workloads", "fewshot")[-1:]
-    assert (off["cache"], off["hit_rate_pct"]) == ("off", 0.0)
+    flags = ("--cache", "off", "--workloads", "fewshot", "--weights", "random")
+    (off,) = run("engine.py", tmp_path / "..", *arguments, *flags)[-1:]
+    assert (off["cache"], off["hit_rate_pct"], off["settings"]["load_format"]) == ("off", 0.0, "auto")
+    assert 1 < off["distinct_last_tokens"] <= 8
 
 
 def test_pressure_runs_only_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
