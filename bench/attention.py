@@ -170,6 +170,16 @@ class LayerBench:
                 body()
         return median_ms(graph.replay) / _REPEATS
 
+    def decode_layer(self, case: Case) -> Callable[[], None]:
+        """Returns what enqueues a decode case in the variant that the planner chooses."""
+        attention, staging, runs = self.attention(case)
+        n_rows = len(case.lengths)
+        q = torch.randn(n_rows, self.shape.n_heads, self.shape.head_dim, device="cuda").to(self.shape.dtype)
+        staged, lengths = staging.stage(), np.array(case.lengths, dtype=np.int32)
+        step = attention.plan_decode(staged, np.arange(n_rows, dtype=np.int32), lengths, runs, n_rows)
+        staging.send(staged)
+        return partial(attention.step(step, None).run, 0, q, self.k, self.v, torch.empty_like(q))
+
     def decode(self, case: Case) -> dict[str, object]:
         """Times each variant of a decode case, and planning."""
         attention, staging, runs = self.attention(case)

@@ -1,12 +1,13 @@
-"""What a measurement on a GPU records beside its times: date, environment, clock and power."""
+"""What a measurement on a GPU records beside its times: date, environment, energy, clock and power."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import date
 from statistics import median
 
@@ -41,19 +42,27 @@ def gpu_provenance(device: str, commit: str | None = None) -> dict[str, object]:
 
 @contextmanager
 def watched_power(is_enabled: bool) -> Iterator[dict[str, float]]:
-    """Yields a dictionary that gets ``clock_mhz`` and ``power_w`` when the block ends.
+    """Yields a dictionary that gets measures of the GPU when the block ends.
 
-    They are medians of four samples per second. The dictionary stays empty if ``is_enabled`` is false, or the block
-    was too short for a sample.
+    ``energy_j`` is from the GPU's own counter, if it has one; the counter moves some ten times per second. If
+    ``is_enabled``, ``clock_mhz`` and ``power_w`` are medians of four samples per second; a block may be too short
+    for one.
     """
-    medians: dict[str, float] = {}
-    if not is_enabled:
-        yield medians
-        return
+    measures: dict[str, float] = {}
+    counter = EnergyCounter.open()
+    begun_j = None if counter is None else counter.read_j()
+    with _sampled(measures) if is_enabled else nullcontext():
+        yield measures
+    if counter is not None and begun_j is not None:
+        measures["energy_j"] = round(counter.read_j() - begun_j, 1)
+
+
+@contextmanager
+def _sampled(medians: dict[str, float]) -> Iterator[None]:
     with tempfile.TemporaryFile("w+") as log:
         sampler = subprocess.Popen(QUERY, stdout=log)
         try:
-            yield medians
+            yield
         finally:
             sampler.terminate()
             sampler.wait()
@@ -62,6 +71,46 @@ def watched_power(is_enabled: bool) -> Iterator[dict[str, float]]:
     if samples:
         medians["clock_mhz"] = median(float(clock) for clock, _ in samples)
         medians["power_w"] = round(median(float(power) for _, power in samples), 1)
+
+
+class EnergyCounter:
+    """The energy that a GPU has used since its driver was loaded, as NVML counts it.
+
+    Args:
+        library: NVML, initialised.
+        device: NVML's handle of the GPU.
+    """
+
+    def __init__(self, library: ctypes.CDLL, device: ctypes.c_void_p) -> None:
+        self._library = library
+        self._device = device
+
+    @classmethod
+    def open(cls) -> EnergyCounter | None:
+        """Returns the counter of torch's current GPU; None if there is no GPU, or it has no counter."""
+        if not torch.cuda.is_available():
+            return None
+        try:
+            library = ctypes.CDLL("libnvidia-ml.so.1")
+        except OSError:
+            return None
+        device = ctypes.c_void_p()
+        uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}".encode()
+        if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(device)):
+            return None
+        counter = cls(library, device)
+        return (
+            None
+            if library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(ctypes.c_ulonglong()))
+            else counter
+        )
+
+    def read_j(self) -> float:
+        """Returns the joules."""
+        millijoules = ctypes.c_ulonglong()
+        failed = self._library.nvmlDeviceGetTotalEnergyConsumption(self._device, ctypes.byref(millijoules))
+        assert not failed, f"NVML's energy counter worked before, and now returns {failed}"
+        return millijoules.value / 1e3
 
 
 def _version(package: str) -> str | None:

@@ -43,16 +43,7 @@ class GemmBench:
             n_runs: replays.
             pause_s: pause before each replay. Without pauses the GPU soon reaches its power limit and slows down.
         """
-        matrices = [self._layers[i % len(self._layers)] for i in range(self._n_layers)]
-        products = [matrix for layer in matrices for matrix in layer] + ([self._head] if has_head else [])
-        # One input and output for each size: real activations do not stay in the cache either.
-        inputs = {matrix.shape[1]: self._random((n_rows, matrix.shape[1]), 1) for matrix in products}
-        outputs = {shape: self._random((n_rows, shape), 1) for shape in {matrix.shape[0] for matrix in products}}
-
-        def step() -> None:
-            for matrix in products:
-                torch.mm(inputs[matrix.shape[1]], matrix.t(), out=outputs[matrix.shape[0]])
-
+        step = self.step(n_rows, has_head=has_head)
         step()
         if self._device.type == "cpu":
             return median(_cpu_ms(step) for _ in range(n_runs))
@@ -63,6 +54,20 @@ class GemmBench:
         for _ in range(3):
             graph.replay()
         return median(_replay_ms(graph, pause_s) for _ in range(n_runs))
+
+    def step(self, n_rows: int, *, has_head: bool) -> Callable[[], None]:
+        """Returns what enqueues all layers' products for ``n_rows`` rows, with those of the LM head if asked."""
+        matrices = [self._layers[i % len(self._layers)] for i in range(self._n_layers)]
+        products = [matrix for layer in matrices for matrix in layer] + ([self._head] if has_head else [])
+        # One input and output for each size: real activations do not stay in the cache either.
+        inputs = {matrix.shape[1]: self._random((n_rows, matrix.shape[1]), 1) for matrix in products}
+        outputs = {shape: self._random((n_rows, shape), 1) for shape in {matrix.shape[0] for matrix in products}}
+
+        def step() -> None:
+            for matrix in products:
+                torch.mm(inputs[matrix.shape[1]], matrix.t(), out=outputs[matrix.shape[0]])
+
+        return step
 
     def _random(self, shape: tuple[int, ...] | torch.Size, n_inputs: int) -> Tensor:
         tensor = torch.empty(*shape, dtype=torch.bfloat16, device=self._device)
