@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import random
 import tempfile
 import time
@@ -43,6 +42,7 @@ from traces import record_trace, table
 
 from gpu import gpu_provenance, watched_power
 from radixkv import LLM, SamplingParams
+from radixkv.runtime.device.start_times import process_age_s
 from radixkv.stats import Stats
 
 CACHE_COUNTERS = ("cache_seconds", "schedule_seconds", "step_seconds", "attention_seconds")
@@ -72,8 +72,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         llm = open_llm(arguments, write_run_model(arguments, config, Path(folder), arguments.device))
         llm.generate([[17] * 8], greedy(1), use_tqdm=False)
-        start = {"first_token_s": round(seconds_since_start() - roof_s, 2)}
-        print(f"first token {start['first_token_s']} s after the process began", flush=True)
+        stages = {stage: round(seconds, 2) for stage, seconds in llm.get_metrics().start_seconds.items()}
+        start = {"first_token_s": round(process_age_s() - roof_s, 2), "start_seconds": stages}
+        print(f"first token {start['first_token_s']} s after the process began: {stages}", flush=True)
     warm_up(llm)
     common = {
         "mode": "offline",
@@ -302,13 +303,6 @@ def profile(llm: LLM, phases: Phases, n_output: int) -> dict[str, Any]:
 
     trace = record_trace(work)
     return trace.report(llm.get_metrics().steps_total - before)
-
-
-def seconds_since_start() -> float:
-    """Returns the seconds since this process started."""
-    fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
 if __name__ == "__main__":

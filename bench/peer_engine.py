@@ -41,7 +41,6 @@ from engine import (
     generate_workload,
     label_of,
     measure_products,
-    seconds_since_start,
     select_workloads,
     write_run_model,
 )
@@ -51,6 +50,7 @@ from shapes import LLAMA_8B, Config
 from token_workloads import Phases, load_workloads
 
 from gpu import gpu_provenance, watched_power
+from radixkv.runtime.device.start_times import process_age_s
 
 VLLM_SETTINGS: Mapping[str, Sequence[str]] = {
     "scheduler_config": ("max_num_seqs", "max_num_batched_tokens", "async_scheduling"),
@@ -180,7 +180,7 @@ def main() -> None:
     print(f"GEMM alone: {json.dumps(gemm_ms)}", flush=True)
     with open_peer(arguments, config) as peer:
         peer.generate([[17] * 8], [1])
-        first_token_s = round(seconds_since_start() - roof_s, 2)
+        first_token_s = round(process_age_s() - roof_s, 2)
         engine = f"{arguments.engine} {peer.version}"
         print(f"{engine}: first token {first_token_s} s after the process began", flush=True)
         warm_up(peer)

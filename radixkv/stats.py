@@ -86,6 +86,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     frames_dropped_total: int
     prefix_hits_copied_total: int = 0
     """The part of ``prefix_hits_total`` that was copied from pages with other tokens after them."""
+    start_seconds: dict[str, float] = {}
+    """Time of each stage of the start."""
     host: HostStats | None = None
     """None without a host tier."""
     disk: DiskStats | None = None

@@ -27,7 +27,7 @@ from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
 from radixkv.stats import Stats
 
-WIRE_VERSION = 12
+WIRE_VERSION = 13
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20

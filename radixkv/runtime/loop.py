@@ -7,7 +7,7 @@ The runtime process drives it with messages from a socket, ``LLM`` with messages
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic, perf_counter
 
@@ -109,6 +109,7 @@ class Loop:
         eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
         pin_budget: fraction of each tier's pages that the pins of a namespace cover at most.
         seed: seed of the generator that draws seeds for requests without one.
+        start_seconds: of each stage of the start, for ``Stats``.
         clock: seconds, monotonic.
     """
 
@@ -124,6 +125,7 @@ class Loop:
         eos_token_ids: frozenset[int] = frozenset(),
         pin_budget: float = CacheConfig.pin_budget,
         seed: int = 0,
+        start_seconds: Mapping[str, float] | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.is_draining = False
@@ -132,6 +134,7 @@ class Loop:
         self._scheduler = scheduler
         self._executor = executor
         self._transfers = transfers
+        self._start_seconds = start_seconds or {}
         self._compiling = CompilingRequests(open_grammars, scheduler.max_queued_requests)
         self._clock = clock
         self.ready = Ready(
@@ -206,6 +209,7 @@ class Loop:
                         self._transfers,
                         self._pins,
                         len(self._compiling),
+                        self._start_seconds,
                     )
                 ]
             case Drain():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -13,12 +14,15 @@ from radixkv.errors import UnsupportedFeature
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
 from radixkv.runtime.device.resolved_config import ResolvedConfig
+from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
 from radixkv.runtime.structured.vocabulary import read_vocabulary
 from radixkv.runtime.tiers import open_tiers
 from radixkv.tree.eviction import open_eviction_policy
+
+logger = logging.getLogger(__name__)
 
 
 def build_loop(
@@ -27,10 +31,13 @@ def build_loop(
     tokenizer_folder: Path | None = None,
     *,
     warms_grammars: bool = False,
+    times: StartTimes | None = None,
 ) -> Loop:
     """Resolves the settings and opens a loop. Takes seconds. Raises as ``open_loop`` and ``resolve_config`` do."""
+    times = times or StartTimes()
     resolved = resolve_config(config, checkpoint, look_at_machine(config.model.device))
-    return open_loop(resolved, checkpoint, tokenizer_folder, warms_grammars=warms_grammars)
+    times.end("settings and machine")
+    return open_loop(resolved, checkpoint, tokenizer_folder, warms_grammars=warms_grammars, times=times)
 
 
 def open_loop(
@@ -39,6 +46,7 @@ def open_loop(
     tokenizer_folder: Path | None = None,
     *,
     warms_grammars: bool = False,
+    times: StartTimes | None = None,
 ) -> Loop:
     """Loads the model, allocates the pool and makes a loop over them. Takes seconds.
 
@@ -48,11 +56,13 @@ def open_loop(
         tokenizer_folder: has the tokenizer that structured outputs are written in; None: the checkpoint's folder.
         warms_grammars: whether grammars can be compiled at once when this returns, if this engine has any. If not,
             the first request with structured outputs waits for seconds.
+        times: of the stages before; None: there was none.
 
     Raises:
         CheckpointError: the checkpoint is corrupt or of an unknown kind.
         ConfigError: the settings do not fit the checkpoint or the machine.
     """
+    times = times or StartTimes()
     open_grammars = partial(
         _open_grammars, checkpoint, tokenizer_folder or checkpoint.folder, is_off=resolved.grammar_backend == "none"
     )
@@ -62,7 +72,7 @@ def open_loop(
             with suppress(UnsupportedFeature):  # each request with structured outputs is told why
                 warm = open_grammars()  # beside the model
                 on_failure.callback(warm.close)
-        executor = open_executor(resolved, checkpoint)
+        executor = open_executor(resolved, checkpoint, times)
         on_failure.callback(executor.close)
         cache = TimedPageCache(
             executor.n_pages,
@@ -75,6 +85,7 @@ def open_loop(
         if resolved.host_memory_bytes is not None:
             transfers = open_tiers(resolved, checkpoint, executor, cache, resolved.host_memory_bytes)
             on_failure.callback(transfers.close, timeout_s=0.0)
+            times.end("tiers")
         scheduler = Scheduler(
             cache,
             max_num_seqs=resolved.max_num_seqs,
@@ -97,10 +108,13 @@ def open_loop(
             eos_token_ids=checkpoint.eos_token_ids,
             pin_budget=resolved.pin_budget,
             seed=resolved.seed,
+            start_seconds=times.seconds,
         )
         if warm is not None:
             warm.wait_until_ready()
+            times.end("grammars")
         on_failure.pop_all()
+    logger.info("ready after %s", times)
     return loop
 
 

@@ -135,14 +135,18 @@ def _serve(start: Start) -> None:
         threading.Thread(target=_exit_with_frontend, args=(socket_path,), daemon=True).start()
         # Imported here because it takes seconds: a taken lock or a vanished frontend is noticed before.
         from radixkv.checkpoints import resolve
+        from radixkv.runtime.device.start_times import StartTimes
         from radixkv.runtime.open_loop import build_loop
 
+        times = StartTimes.of_process()
+        times.end("imports")
         try:
             loop = build_loop(
                 start.engine,
                 resolve(start.folder, load_format=start.engine.model.load_format),
                 Path(start.tokenizer_folder or start.folder),
                 warms_grammars=True,
+                times=times,
             )
         except (MemoryError, RuntimeError) as error:
             # torch raises a plain RuntimeError when an allocation fails.

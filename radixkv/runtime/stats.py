@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from radixkv.runtime.cache.pins import Pins
@@ -36,6 +37,7 @@ def make_stats(
     transfers: Transfers | None,
     pins: Pins,
     n_compiling: int,
+    start_seconds: Mapping[str, float],
 ) -> Stats:
     """Returns the message with all counters and gauges. O(1)."""
     pins.expire()
@@ -60,6 +62,7 @@ def make_stats(
         attention_seconds=counters.attention_seconds,
         frames_dropped_total=0,
         prefix_hits_copied_total=counters.prefix_hits_copied,
+        start_seconds=dict(start_seconds),
         host=None if transfers is None else _host_stats(scheduler, transfers, counters, pins),
         disk=None if transfers is None or transfers.disk is None else _disk_stats(transfers.disk, counters),
     )

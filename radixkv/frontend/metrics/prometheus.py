@@ -162,6 +162,10 @@ def _families(stats: Stats) -> Iterator[Metric]:
         "frames_dropped": (stats.frames_dropped_total, "Received frames that were not a valid message."),
     }
     yield from _numbers(gauges, counters)
+    start = GaugeMetricFamily(PREFIX + "start_seconds", "Stages of the runtime's start.", labels=["stage"])
+    for stage, seconds in stats.start_seconds.items():
+        start.add_metric([stage], seconds)
+    yield start
     if stats.host is not None:
         yield from _host_families(stats.host)
     if stats.disk is not None:

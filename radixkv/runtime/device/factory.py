@@ -26,6 +26,7 @@ from radixkv.runtime.device.memory_check import require_host_memory
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.preflight_cuda import check_for_cuda
 from radixkv.runtime.device.resolved_config import ResolvedConfig, with_defaults
+from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.step.executor import Executor
 
 logger = logging.getLogger(__name__)
@@ -125,22 +126,25 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     return resolved
 
 
-def open_executor(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Executor:
+def open_executor(resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTimes | None = None) -> Executor:
     """Loads the model on its device and allocates the KV pool. Takes seconds.
 
     Args:
         resolved: as ``resolve_config`` returned it.
         checkpoint: checkpoint with its weights.
+        times: gets those of the stages.
 
     Raises:
         CheckpointError: the checkpoint cannot be run.
         ConfigError: the settings do not fit the checkpoint or the machine.
     """
+    times = times or StartTimes()
     if resolved.device == "cuda":
         assert resolved.machine is not None
         # Imported here because it imports Triton and FlashInfer, which may not be installed.
         from radixkv.runtime.device.factory_cuda import open_cuda_executor
 
+        times.end("imports of kernels")
         try:
             return open_cuda_executor(
                 checkpoint,
@@ -157,6 +161,7 @@ def open_executor(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Executor:
                 kv_cache_dtype=resolved.kv_cache_dtype,
                 load_format=resolved.load_format,
                 enforce_eager=resolved.enforce_eager,
+                times=times,
             )
         except BaseException as error:
             out_of_memory = is_out_of_memory(error)
@@ -169,7 +174,7 @@ def open_executor(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Executor:
                 "smaller model, or stop other programs that use the GPU"
             ) from None
     assert resolved.kv_cache_memory_bytes is not None
-    return CpuExecutor(
+    executor = CpuExecutor(
         checkpoint,
         page_size=resolved.page_size,
         max_rows=resolved.max_num_seqs,
@@ -180,6 +185,8 @@ def open_executor(resolved: ResolvedConfig, checkpoint: Checkpoint) -> Executor:
         kv_cache_dtype=resolved.kv_cache_dtype,
         load_format=resolved.load_format,
     )
+    times.end("weights and pool")
+    return executor
 
 
 def _release_gpu_memory(error: BaseException) -> None:

@@ -26,6 +26,7 @@ from radixkv.runtime.device.persistent_batch_cuda import RowFields
 from radixkv.runtime.device.pool_size_cuda import measure_memory, plan_pages
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler
 from radixkv.runtime.device.staging_cuda import StagingLayout
+from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.device.weights.weights import open_weights
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ def open_cuda_executor(
     kv_cache_dtype: str,
     load_format: LoadFormat,
     enforce_eager: bool,
+    times: StartTimes,
 ) -> CudaExecutor:
     """Loads the model onto the current GPU, gives the remaining memory to the KV pool, and captures CUDA graphs.
 
@@ -71,6 +73,7 @@ def open_cuda_executor(
         kv_cache_dtype: of the pool: ``fp8``, or ``auto`` for that of activations.
         load_format: ``dummy`` creates random weights and reads only ``config.json``.
         enforce_eager: whether to run without CUDA graphs.
+        times: gets those of the stages.
 
     Raises:
         CheckpointError: the checkpoint cannot be run.
@@ -113,6 +116,7 @@ def open_cuda_executor(
                     *gpu.capability,
                 )
             decoder = Decoder(weights, CudaOperations(config, max_model_len, device, has_fp8=has_fp8), kv_scales)
+        times.end("weights")
         page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, kv_dtype)
         layout = StagingLayout()
         rows = RowFields(max_rows, layout)
@@ -140,8 +144,11 @@ def open_cuda_executor(
         )
         sampler = CudaSampler(max_rows, config.vocab_size, device)
         sampler.warm_up(torch_dtype)
+        times.end("sampler")
         step_bytes = _step_bytes(runner, page, max_tokens, max_model_len)
+        times.end("largest step")
         graph_bytes = _graph_bytes(runner, config.n_layers, decode_sizes, piecewise_sizes)
+        times.end("memory of graphs")
         runner.open_pool(page, 0)
         torch.cuda.empty_cache()
         n_pages = plan_pages(
@@ -154,8 +161,10 @@ def open_cuda_executor(
         )
         logger.info("the KV pool holds %d tokens", n_pages * page_size)
         runner.open_pool(page, n_pages)
+        times.end("pool")
         runner.capture(decode_sizes)
         runner.capture_piecewise(piecewise_sizes)
+        times.end("graphs")
     packer = Packer(
         page_size=page_size, max_rows=max_rows, max_tokens=max_tokens, max_model_len=max_model_len, n_pages=n_pages
     )

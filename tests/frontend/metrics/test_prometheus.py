@@ -45,6 +45,14 @@ def test_stats_have_the_names_that_dashboards_know() -> None:
         assert values[f"radixkv:{name}", ""] == value, name
 
 
+def test_each_stage_of_the_start_has_its_seconds() -> None:
+    (stats,) = ScriptedLoop().receive(GetStats(id="g"))
+    stats = msgspec.structs.replace(stats, start_seconds={"imports": 2.5, "weights": 1.0})
+    assert b'radixkv:start_seconds{stage="imports"} 2.5\nradixkv:start_seconds{stage="weights"} 1.0\n' in (
+        Metrics().render(stats)
+    )
+
+
 def test_a_host_tier_adds_its_own() -> None:
     values = samples(Metrics(), HOST)
     expected = {
