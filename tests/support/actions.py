@@ -257,7 +257,8 @@ class Actions:
         return token_bytes(sequence[: n_tokens - n_tokens % self.engine.page_size])
 
     def set_budget(self, n_tokens: int) -> None:
-        self.engine.scheduler.max_num_batched_tokens = n_tokens
+        """Sets the maximum tokens of a step, which is at least a page."""
+        self.engine.scheduler.max_num_batched_tokens = max(n_tokens, self.engine.page_size)
 
     def preempt(self, which: int) -> None:
         """Preempts a running request, as for lack of pages."""
