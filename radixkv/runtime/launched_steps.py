@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.step.executor import Executor
+from radixkv.runtime.step.forecast import StepForecast
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import PendingStep, RunningStep, StepResult, TokenMasks
 
@@ -20,7 +22,7 @@ class _Step:
     pending: PendingStep | None
     """None while the step waits for its token masks."""
     launched_at: float
-    """Time of ``perf_counter``."""
+    """On the clock."""
 
 
 class FinishedStep(NamedTuple):
@@ -36,10 +38,16 @@ class LaunchedSteps:
     """Launches steps, finishes them with their token masks, and takes their results in order.
 
     Every step is finished before the next one is launched. One without masked rows is finished at its launch.
+
+    Args:
+        executor: the device.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, clock: Callable[[], float] = perf_counter) -> None:
         self._executor = executor
+        self._clock = clock
+        self._forecast = StepForecast()
         self._steps: deque[_Step] = deque()
         self._last_result_at = 0.0
 
@@ -51,10 +59,22 @@ class LaunchedSteps:
         """Whether the newest step has masked rows and is not finished, and all tokens before it are known."""
         return len(self._steps) == 1 and self._steps[0].pending is None
 
+    @property
+    def seconds_left(self) -> float:
+        """The forecast of how long the device is still busy.
+
+        0 if the device is not asynchronous, or less than one or more than one step is launched.
+        """
+        if len(self._steps) != 1 or not self._executor.is_asynchronous:
+            return 0.0
+        step = self._steps[0]
+        begun = max(step.launched_at, self._last_result_at)
+        return max(0.0, begun + self._forecast.seconds(step.plan) - self._clock())
+
     def launch(self, plan: StepPlan) -> None:
         """Launches a step. Raises ``DeviceError``; the steps launched before go on then."""
         running = self._executor.launch(plan)
-        self._steps.append(_Step(plan, running, None, perf_counter()))
+        self._steps.append(_Step(plan, running, None, self._clock()))
         if not plan.is_masked:
             self.finish(None)
 
@@ -76,9 +96,10 @@ class LaunchedSteps:
         except DeviceError:
             self._discard()
             raise
-        now = perf_counter()
+        now = self._clock()
         seconds = now - max(step.launched_at, self._last_result_at)
         self._last_result_at = now
+        self._forecast.record(step.plan, seconds)
         return FinishedStep(step.plan, result, seconds)
 
     def drop(self) -> None:

@@ -52,6 +52,8 @@ from radixkv.wire import (
 
 LOOKAHEAD = 1
 """Steps that stay launched when a turn ends: the device computes them while the host prepares the next one."""
+_LAUNCH_DECAY = 0.9
+"""By which the time that a launch may take falls from step to step, unless one takes longer."""
 
 
 _MAX_CLOSE_S = 5.0
@@ -158,6 +160,8 @@ class Loop:
         self._cache_commands = CacheCommands(cache, self._intake, scheduler, transfers, self._pins)
         self._live: dict[str, _LiveRequest] = {}
         self._steps = LaunchedSteps(executor)
+        self._launch_s = 0.0
+        """The host's time to plan and launch a step: the longest lately."""
         self.is_waiting = False
         """Whether the last turn had nothing to plan, launch or collect before pages are copied from the host tier,
         or grammars are compiled.
@@ -216,6 +220,14 @@ class Loop:
                 self.is_draining = True
                 return []
 
+    @property
+    def seconds_for_arrivals(self) -> float:
+        """How long the next turn can wait for more messages, so that requests among them join its step.
+
+        The device computes meanwhile, and gets the next step in time: twice the time of a launch is left for that.
+        """
+        return max(0.0, self._steps.seconds_left - 2 * self._launch_s) if self.has_work else 0.0
+
     def turn(self) -> list[FromRuntime]:
         """Fails timed-out requests, launches the next step, then takes the oldest step's result.
 
@@ -238,6 +250,7 @@ class Loop:
                 while self._steps:
                     messages += self._collect_result()
                 messages += self._to_messages(self._scheduler.fail())
+            self._launch_s = max(perf_counter() - started, _LAUNCH_DECAY * self._launch_s)
         self.is_waiting = False
         if len(self._steps) > LOOKAHEAD or (plan is None and self._steps):
             messages += self._collect_result()

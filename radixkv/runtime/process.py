@@ -240,6 +240,8 @@ class RuntimeServer:
         silent_since = time.monotonic()
         while self.loop.has_work or not self._is_draining:
             can_turn = self.loop.has_work and not self.loop.is_waiting
+            if can_turn:
+                self._receive_arrivals()
             self._receive(0 if can_turn else int(HEARTBEAT_S * 1000))
             has_turned = self.loop.has_work
             if not has_turned:
@@ -254,6 +256,11 @@ class RuntimeServer:
                     self._is_checked = True
                     self._next_check = silent_since + CHECK_INTERVAL_FACTOR * (time.monotonic() - silent_since)
             self._is_checked = self._is_checked and not has_turned
+
+    def _receive_arrivals(self) -> None:
+        """Takes messages while the device computes and need not be given its next step yet."""
+        while (wait_ms := int(1000 * self.loop.seconds_for_arrivals)) and self.socket.poll(wait_ms):
+            self._receive(0)
 
     def _receive(self, wait_ms: int) -> None:
         """Takes all messages that have arrived, after waiting at most ``wait_ms`` for one or for copied pages."""

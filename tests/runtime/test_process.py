@@ -51,6 +51,11 @@ class Loop:
     step = staticmethod(lambda: None)
     is_waiting = False
     descriptors = []
+    launch_at = 0.0
+
+    @property
+    def seconds_for_arrivals(self):
+        return max(0.0, self.launch_at - time.monotonic())
 
     def close(self):
         pass
@@ -186,6 +191,23 @@ def test_heartbeats_are_sent_while_it_works(peer: Callable[..., Peer]) -> None:
     runtime.receive_stats()
     for _ in range(2):
         assert runtime.receive() == Heartbeat()
+
+
+def test_messages_are_taken_until_the_next_step_must_be_launched(peer: Callable[..., Peer]) -> None:
+    turn = (
+        "was, self.launch_at = self.launch_at, self.launch_at or time.monotonic() + 1.0; self.has_work = not was; "
+        "return [Stats('second turn' if was else 'first turn', *[0] * 13, 0.0, 0.0, 0.0, 0.0, 0)]"
+    )
+    runtime = peer(turn)
+    runtime.shake_hands()
+    runtime.send(GetStats(id="work"))
+    assert [runtime.receive_stats().id for _ in range(2)] == ["work", "first turn"]
+    begun = time.monotonic()
+    for id_ in ("a", "b"):
+        runtime.send(GetStats(id=id_))
+        assert runtime.receive_stats().id == id_
+    assert runtime.receive_stats().id == "second turn"
+    assert time.monotonic() - begun >= 0.9
 
 
 def test_garbage_collection_is_disabled_in_the_loop(peer: Callable[..., Peer]) -> None:

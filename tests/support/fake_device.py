@@ -152,6 +152,7 @@ class FakeDevice:
     page_size: int
     vocab_size: int = VOCAB_SIZE
     uses_shared_runs: bool = True
+    is_asynchronous: bool = True
     window: int | None = None
     """Positions that a token reads, at least 2; None for all."""
     device: str = "fake"

@@ -151,6 +151,7 @@ class ScriptedLoop:
     disk: DiskStats | None = None
     """Counters of a disk tier, from which that token came; None: there is no disk tier."""
     is_waiting: bool = False
+    seconds_for_arrivals: float = 0.0
     descriptors: tuple[int, ...] = ()
 
     def advance(self) -> None:

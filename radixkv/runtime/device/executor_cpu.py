@@ -143,6 +143,11 @@ class CpuExecutor:
         return self._window
 
     @property
+    def is_asynchronous(self) -> bool:
+        """No: a step's result computes it."""
+        return False
+
+    @property
     def uses_shared_runs(self) -> bool:
         """False: this attention finds shared pages by itself."""
         return False

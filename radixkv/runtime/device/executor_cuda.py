@@ -49,6 +49,8 @@ class CudaExecutor:
 
     uses_shared_runs = True
     """Plans should list shared runs: attention can read their pages once for many rows."""
+    is_asynchronous = True
+    """The GPU computes launched steps while the host does other things."""
 
     def __init__(
         self,

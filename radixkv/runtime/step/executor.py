@@ -64,6 +64,11 @@ class Executor(Protocol):
         """Whether the device uses ``StepPlan.shared_runs``; if not, the scheduler need not find them."""
         ...
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether launched steps are computed beside the host; if not, taking their results computes them."""
+        ...
+
     def launch(self, plan: StepPlan) -> RunningStep:
         """Launches a step without waiting for earlier ones. Raises ``DeviceError`` or ``DeviceLost``.
 

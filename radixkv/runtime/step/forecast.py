@@ -1,0 +1,48 @@
+"""How long a step will take on the device, from the steps before it."""
+
+from __future__ import annotations
+
+from radixkv.runtime.step.plan import StepPlan
+
+_WEIGHT = 0.25
+"""Of a new measurement in a moving average."""
+_MIN_PROMPT_TOKENS = 256
+"""A step with fewer says little about the time of a prompt token: much of it is that of any step."""
+
+
+class StepForecast:
+    """Forecasts the duration of steps, rather too short than too long.
+
+    A step of decode rows takes as long as the shorter of the last two with about as many rows. Prompts add a time
+    per token, a moving average. Where nothing is known the forecast is shorter, or 0.
+    """
+
+    def __init__(self) -> None:
+        self._decode_s: dict[int, tuple[float, float]] = {}
+        """The last two steps without prompts, by the number of bits of the number of rows."""
+        self._prompt_token_s = 0.0
+
+    def record(self, plan: StepPlan, seconds: float) -> None:
+        """Takes the measured time of a step into account. O(rows)."""
+        n_decode, n_prompt = _counts(plan)
+        if not n_prompt:
+            _, last = self._decode_s.get(n_decode.bit_length(), (seconds, seconds))
+            self._decode_s[n_decode.bit_length()] = last, seconds
+        elif n_prompt >= _MIN_PROMPT_TOKENS:
+            token_s = max(0.0, seconds - self._decode_seconds(n_decode)) / n_prompt
+            average = self._prompt_token_s or token_s
+            self._prompt_token_s = average + _WEIGHT * (token_s - average)
+
+    def seconds(self, plan: StepPlan) -> float:
+        """Returns the forecast. O(rows)."""
+        n_decode, n_prompt = _counts(plan)
+        return self._decode_seconds(n_decode) + n_prompt * self._prompt_token_s
+
+    def _decode_seconds(self, n_rows: int) -> float:
+        return min(self._decode_s.get(n_rows.bit_length(), (0.0, 0.0)))
+
+
+def _counts(plan: StepPlan) -> tuple[int, int]:
+    """Returns the numbers of decode rows and of prompt tokens."""
+    n_decode = sum(row.n_tokens == 1 for row in plan.rows)
+    return n_decode, plan.n_tokens - n_decode

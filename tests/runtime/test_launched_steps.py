@@ -1,0 +1,105 @@
+"""Forecasts of how long the device is busy."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixkv.runtime.launched_steps import LaunchedSteps
+from radixkv.runtime.step.forecast import StepForecast
+from radixkv.runtime.step.plan import Row, StepPlan
+from radixkv.runtime.step.result import StepResult
+
+
+def plan_of(n_decode: int, *prompts: int) -> StepPlan:
+    lengths = [*[1] * n_decode, *prompts]
+    return StepPlan(0, tuple(Row(slot, 0, n, None, 0, 0, (), None) for slot, n in enumerate(lengths)))
+
+
+def test_a_step_is_expected_to_take_as_long_as_the_shorter_of_the_last_two_of_its_size() -> None:
+    forecast = StepForecast()
+    assert forecast.seconds(plan_of(8)) == 0.0
+    forecast.record(plan_of(8), 0.02)
+    forecast.record(plan_of(9), 0.03)
+    assert forecast.seconds(plan_of(15)) == 0.02
+    forecast.record(plan_of(12), 0.5)
+    assert forecast.seconds(plan_of(15)) == 0.03
+    assert forecast.seconds(plan_of(16)) == forecast.seconds(plan_of(7)) == 0.0
+
+
+def test_prompts_add_a_time_per_token() -> None:
+    forecast = StepForecast()
+    forecast.record(plan_of(4), 0.01)
+    forecast.record(plan_of(4, 600, 400), 0.11)
+    assert forecast.seconds(plan_of(4, 500)) == pytest.approx(0.06)
+    assert forecast.seconds(plan_of(0, 500)) == pytest.approx(0.05)
+    forecast.record(plan_of(4, 100), 5.0)  # too few tokens to tell
+    assert forecast.seconds(plan_of(4, 500)) == pytest.approx(0.06)
+
+
+class Device:
+    """Computes each step in ``step_s`` after the one before, beside the host."""
+
+    def __init__(self) -> None:
+        self.now, self.busy_until, self.step_s = 100.0, 0.0, 0.5
+        self.launch_s = 0.0
+        self.is_asynchronous = True
+
+    def launch(self, plan: StepPlan) -> Device.Step:
+        self.now += self.launch_s
+        self.busy_until = max(self.busy_until, self.now) + self.step_s
+        return Device.Step(self, self.busy_until)
+
+    class Step:
+        def __init__(self, device: Device, done_at: float) -> None:
+            self._device, self._done_at = device, done_at
+
+        def finish(self, masks: object) -> Device.Step:
+            return self
+
+        def result(self) -> StepResult:
+            self._device.now = max(self._device.now, self._done_at)
+            return StepResult((), ())
+
+
+def test_the_time_left_is_that_of_the_step_on_the_device() -> None:
+    device = Device()
+    steps = LaunchedSteps(device, clock=lambda: device.now)  # type: ignore[arg-type]
+    steps.launch(plan_of(8))
+    assert steps.seconds_left == 0.0
+    steps.launch(plan_of(8))
+    assert steps.seconds_left == 0.0
+    steps.take_result()
+    assert steps.seconds_left == pytest.approx(0.5)
+    device.now += 0.3
+    assert steps.seconds_left == pytest.approx(0.2)
+    device.now += 0.3
+    assert steps.seconds_left == 0.0
+    steps.take_result()
+    assert steps.seconds_left == 0.0
+
+
+def test_a_device_that_computes_nothing_by_itself_has_no_time_left() -> None:
+    device = Device()
+    device.is_asynchronous = False
+    steps = LaunchedSteps(device, clock=lambda: device.now)  # type: ignore[arg-type]
+    for _ in range(3):
+        steps.launch(plan_of(8))
+        assert steps.seconds_left == 0.0
+        steps.take_result()
+
+
+def test_waiting_for_arrivals_leaves_the_device_busy() -> None:
+    """Even if the host is late at first, forecasts become as long as steps."""
+    device, idle_s = Device(), 0.0
+    device.launch_s = 0.02
+    steps = LaunchedSteps(device, clock=lambda: device.now)  # type: ignore[arg-type]
+    steps.launch(plan_of(8))
+    for turn in range(60):
+        device.now += max(0.0, steps.seconds_left - 2 * device.launch_s)
+        if turn == 20:
+            device.now += 0.6  # the host was elsewhere
+        if turn >= 30:
+            idle_s += max(0.0, device.now + device.launch_s - device.busy_until)
+        steps.launch(plan_of(8))
+        steps.take_result()
+    assert idle_s == 0.0
