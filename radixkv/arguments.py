@@ -14,7 +14,7 @@ from radixkv.compat_flags import add_always_on_flags, add_refused_flags, check_i
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.errors import RadixKVError, shortened
 
-QUEUE_SETTINGS = ("max_queued_requests", "queue_timeout_s", "lpm_window", "lpm_max_passes")
+QUEUE_SETTINGS = ("max_queued_requests", "queue_timeout_s", "target_itl_ms", "lpm_window", "lpm_max_passes")
 """Fields of ``SchedulerConfig`` that only commands with a request queue have flags for."""
 
 
@@ -81,6 +81,10 @@ def number(text: str) -> float:
     if math.isnan(value):
         raise argparse.ArgumentTypeError(f"{shortened(text)} is not a number")
     return value
+
+
+def _target_itl_ms(text: str) -> float | None:
+    return None if text == "off" else number(text)
 
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(|[KMGT]i?B?|B)", re.IGNORECASE)
@@ -285,6 +289,7 @@ def engine_flags(config: EngineConfig) -> list[str]:
         ("--schedule-policy", scheduler.schedule_policy, defaults.scheduler.schedule_policy),
         ("--max-queued-requests", scheduler.max_queued_requests, defaults.scheduler.max_queued_requests),
         ("--queue-timeout", scheduler.queue_timeout_s, defaults.scheduler.queue_timeout_s),
+        ("--target-itl-ms", scheduler.target_itl_ms or "off", defaults.scheduler.target_itl_ms),
         ("--lpm-window", scheduler.lpm_window, defaults.scheduler.lpm_window),
         ("--lpm-max-passes", scheduler.lpm_max_passes, defaults.scheduler.lpm_max_passes),
     )
@@ -440,6 +445,14 @@ def _add_queue_flags(group: argparse._ArgumentGroup) -> None:
         type=number,
         metavar="SECONDS",
         help="a request that waits longer than this for its first step fails (default: no limit)",
+    )
+    group.add_argument(
+        "--target-itl-ms",
+        type=_target_itl_ms,
+        default=defaults.target_itl_ms,
+        metavar="MS",
+        help="while answers run, compute so many tokens of new prompts in a step that there are about this many "
+        "milliseconds between the tokens of an answer; off: no limit (default: %(default)g)",
     )
     group.add_argument(
         "--lpm-window",

@@ -56,9 +56,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _check_seconds(name: str, value: float | None) -> None:
+def _check_seconds(name: str, value: float | None, unit: str = "seconds") -> None:
     if value is not None and not (_is_number(value) and 0 < value < math.inf):  # also catches NaN
-        raise ConfigError(f"{name} {shortened(value)} must be a number of seconds above 0")
+        raise ConfigError(f"{name} {shortened(value)} must be a number of {unit} above 0")
 
 
 def _check_text(name: str, value: str | None, what: str) -> None:
@@ -223,6 +223,9 @@ class SchedulerConfig:
     """A request that was passed over this many times goes first."""
     queue_timeout_s: float | None = None
     """A request that waits longer for its first step fails. None: no limit."""
+    target_itl_ms: float | None = 50.0
+    """Milliseconds between the tokens of running answers, by which a step's tokens of prompts are limited while
+    answers run; at least 256 are computed. None: no target."""
 
     def __post_init__(self) -> None:
         if self.max_num_seqs is not None:
@@ -233,6 +236,7 @@ class SchedulerConfig:
         _check_at_least(1, "lpm_window", self.lpm_window)
         _check_at_least(1, "lpm_max_passes", self.lpm_max_passes)
         _check_seconds("queue_timeout_s", self.queue_timeout_s)
+        _check_seconds("target_itl_ms", self.target_itl_ms, "milliseconds")
         if self.schedule_policy not in ("lpm", "fcfs"):
             raise ConfigError(f"schedule_policy {shortened(self.schedule_policy)} is unknown; use 'lpm' or 'fcfs'")
 

@@ -41,6 +41,8 @@ from support.flags import command, parse, read, refused
         (("--schedule-policy", "--scheduling-policy"), "fcfs", "scheduler.schedule_policy", "fcfs"),
         (("--max-queued-requests",), "3", "scheduler.max_queued_requests", 3),
         (("--queue-timeout",), "2.5", "scheduler.queue_timeout_s", 2.5),
+        (("--target-itl-ms",), "35.5", "scheduler.target_itl_ms", 35.5),
+        (("--target-itl-ms",), "off", "scheduler.target_itl_ms", None),
         (("--lpm-window",), "4", "scheduler.lpm_window", 4),
         (("--lpm-max-passes",), "5", "scheduler.lpm_max_passes", 5),
     ],
@@ -119,6 +121,7 @@ engines = st.builds(
         schedule_policy=st.sampled_from(["lpm", "fcfs"]),
         max_queued_requests=positive,
         queue_timeout_s=st.none() | st.floats(1e-3, 1e9),
+        target_itl_ms=st.none() | st.floats(1e-3, 1e9),
         lpm_window=positive,
         lpm_max_passes=positive,
     ),
@@ -136,7 +139,7 @@ def test_every_setting_has_a_flag():
     assert {field.name for field in fields(EngineConfig)} == {"model", "cache", "scheduler", "seed"}
     assert len(fields(ModelConfig)) == 10
     assert len(fields(CacheConfig)) == 14
-    assert len(fields(SchedulerConfig)) == 7
+    assert len(fields(SchedulerConfig)) == 8
     assert len(fields(ServerConfig)) == 15
 
 
@@ -159,6 +162,8 @@ def test_every_setting_has_a_flag():
         (["--gpu-memory-utilization", "90"], "gpu_memory_utilization 90.0"),
         (["--tokenizer", ""], "tokenizer is empty"),
         (["--queue-timeout", "0"], "queue_timeout_s 0.0"),
+        (["--target-itl-ms", "0"], "target_itl_ms 0.0 must be a number of milliseconds above 0"),
+        (["--target-itl-ms", "no"], "'no' is not a number"),
         (["--page-size", "many"], "--page-size/--block-size: 'many'"),
         (["--page-size", "0"], "page_size 0 "),
         (["--page-size"], "expected one argument"),

@@ -179,7 +179,7 @@ class LLM:
                 pin_budget,
                 kv_cache_dtype,
             ),
-            SchedulerConfig(max_num_seqs, max_num_batched_tokens, schedule_policy),
+            SchedulerConfig(max_num_seqs, max_num_batched_tokens, schedule_policy, target_itl_ms=None),
             seed,
         )
         machine = look_at_machine(config.model.device)

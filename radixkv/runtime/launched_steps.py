@@ -41,13 +41,16 @@ class LaunchedSteps:
 
     Args:
         executor: the device.
+        forecast: learns from the steps.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, executor: Executor, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(
+        self, executor: Executor, forecast: StepForecast, clock: Callable[[], float] = perf_counter
+    ) -> None:
         self._executor = executor
+        self._forecast = forecast
         self._clock = clock
-        self._forecast = StepForecast()
         self._steps: deque[_Step] = deque()
         self._last_result_at = 0.0
 

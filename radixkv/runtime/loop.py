@@ -25,6 +25,7 @@ from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.stats import StepCounters, make_stats
 from radixkv.runtime.step.executor import Executor
+from radixkv.runtime.step.forecast import StepForecast
 from radixkv.runtime.structured.grammars import Grammars
 from radixkv.runtime.token_masks import fill_masks
 from radixkv.sampling import SamplingParams
@@ -112,6 +113,7 @@ class Loop:
         pin_budget: fraction of each tier's pages that the pins of a namespace cover at most.
         seed: seed of the generator that draws seeds for requests without one.
         start_seconds: of each stage of the start, for ``Stats``.
+        forecast: the scheduler's, which learns from the steps.
         clock: seconds, monotonic.
     """
 
@@ -128,6 +130,7 @@ class Loop:
         pin_budget: float = CacheConfig.pin_budget,
         seed: int = 0,
         start_seconds: Mapping[str, float] | None = None,
+        forecast: StepForecast | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.is_draining = False
@@ -159,7 +162,7 @@ class Loop:
         self._pins = Pins(cache, transfers, budget=pin_budget, clock=clock)
         self._cache_commands = CacheCommands(cache, self._intake, scheduler, transfers, self._pins)
         self._live: dict[str, _LiveRequest] = {}
-        self._steps = LaunchedSteps(executor)
+        self._steps = LaunchedSteps(executor, forecast or StepForecast())
         self._launch_s = 0.0
         """The host's time to plan and launch a step: the longest lately."""
         self.is_waiting = False

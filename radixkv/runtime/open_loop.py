@@ -17,6 +17,7 @@ from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.step.forecast import StepForecast
 from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
 from radixkv.runtime.structured.vocabulary import read_vocabulary
 from radixkv.runtime.tiers import open_tiers
@@ -86,6 +87,7 @@ def open_loop(
             transfers = open_tiers(resolved, checkpoint, executor, cache, resolved.host_memory_bytes)
             on_failure.callback(transfers.close, timeout_s=0.0)
             times.end("tiers")
+        forecast = StepForecast()
         scheduler = Scheduler(
             cache,
             max_num_seqs=resolved.max_num_seqs,
@@ -95,6 +97,8 @@ def open_loop(
             lpm_max_passes=resolved.lpm_max_passes,
             max_queued_requests=resolved.max_queued_requests,
             queue_timeout_s=resolved.queue_timeout_s,
+            target_itl_ms=resolved.target_itl_ms,
+            forecast=forecast,
             transfers=transfers,
             finds_shared_runs=executor.uses_shared_runs,
         )
@@ -109,6 +113,7 @@ def open_loop(
             pin_budget=resolved.pin_budget,
             seed=resolved.seed,
             start_seconds=times.seconds,
+            forecast=forecast,
         )
         if warm is not None:
             warm.wait_until_ready()

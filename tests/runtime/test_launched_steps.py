@@ -36,6 +36,16 @@ def test_prompts_add_a_time_per_token() -> None:
     assert forecast.seconds(plan_of(4, 500)) == pytest.approx(0.06)
 
 
+def test_prompt_tokens_that_a_step_computes_in_time() -> None:
+    forecast = StepForecast()
+    assert forecast.prompt_tokens(4, 0.05) is None
+    forecast.record(plan_of(4), 0.01)
+    forecast.record(plan_of(4, 1000), 0.03)
+    assert forecast.prompt_tokens(4, 0.05) == pytest.approx(2000, abs=1)
+    assert forecast.prompt_tokens(0, 0.05) == pytest.approx(2500, abs=1)
+    assert forecast.prompt_tokens(4, 0.011) == forecast.prompt_tokens(4, 0.001) == 256
+
+
 class Device:
     """Computes each step in ``step_s`` after the one before, beside the host."""
 
@@ -63,7 +73,7 @@ class Device:
 
 def test_the_time_left_is_that_of_the_step_on_the_device() -> None:
     device = Device()
-    steps = LaunchedSteps(device, clock=lambda: device.now)  # type: ignore[arg-type]
+    steps = LaunchedSteps(device, StepForecast(), clock=lambda: device.now)  # type: ignore[arg-type]
     steps.launch(plan_of(8))
     assert steps.seconds_left == 0.0
     steps.launch(plan_of(8))
@@ -81,7 +91,7 @@ def test_the_time_left_is_that_of_the_step_on_the_device() -> None:
 def test_a_device_that_computes_nothing_by_itself_has_no_time_left() -> None:
     device = Device()
     device.is_asynchronous = False
-    steps = LaunchedSteps(device, clock=lambda: device.now)  # type: ignore[arg-type]
+    steps = LaunchedSteps(device, StepForecast(), clock=lambda: device.now)  # type: ignore[arg-type]
     for _ in range(3):
         steps.launch(plan_of(8))
         assert steps.seconds_left == 0.0
@@ -92,7 +102,7 @@ def test_waiting_for_arrivals_leaves_the_device_busy() -> None:
     """Even if the host is late at first, forecasts become as long as steps."""
     device, idle_s = Device(), 0.0
     device.launch_s = 0.02
-    steps = LaunchedSteps(device, clock=lambda: device.now)  # type: ignore[arg-type]
+    steps = LaunchedSteps(device, StepForecast(), clock=lambda: device.now)  # type: ignore[arg-type]
     steps.launch(plan_of(8))
     for turn in range(60):
         device.now += max(0.0, steps.seconds_left - 2 * device.launch_s)

@@ -66,6 +66,8 @@ class ResolvedConfig:
     max_queued_requests: int
     queue_timeout_s: float | None
     """None: no limit."""
+    target_itl_ms: float | None
+    """None: no target."""
     seed: int
 
 
@@ -123,6 +125,7 @@ def with_defaults(
         lpm_max_passes=scheduler.lpm_max_passes,
         max_queued_requests=scheduler.max_queued_requests,
         queue_timeout_s=scheduler.queue_timeout_s,
+        target_itl_ms=scheduler.target_itl_ms,
         seed=config.seed,
     )
 

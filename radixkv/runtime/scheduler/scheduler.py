@@ -24,6 +24,7 @@ from radixkv.runtime.scheduler.recovery import RetryQueue, recompute_without_tre
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.shared_prefixes import MIN_SHARED_TOKENS, SharedPrefixes
 from radixkv.runtime.scheduler.waiting import WaitingQueue
+from radixkv.runtime.step.forecast import StepForecast
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace
@@ -66,6 +67,8 @@ class Scheduler:
         max_num_batched_tokens: maximum tokens of a step.
         schedule_policy, lpm_window, lpm_max_passes: the order of admission, as in ``SchedulerConfig``.
         max_queued_requests, queue_timeout_s: the limits of the queue, as in ``SchedulerConfig``.
+        target_itl_ms: as in ``SchedulerConfig``.
+        forecast: of the time of steps, for that.
         transfers: copies pages to and from the host tier; None without one.
         finds_shared_runs: whether plans list the pages that decode rows share.
         min_shared_tokens: length of the shortest run of shared pages that plans list.
@@ -83,6 +86,8 @@ class Scheduler:
         lpm_max_passes: int = SchedulerConfig.lpm_max_passes,
         max_queued_requests: int = SchedulerConfig.max_queued_requests,
         queue_timeout_s: float | None = None,
+        target_itl_ms: float | None = None,
+        forecast: StepForecast | None = None,
         transfers: Transfers | None = None,
         finds_shared_runs: bool = False,
         min_shared_tokens: int = MIN_SHARED_TOKENS,
@@ -100,6 +105,8 @@ class Scheduler:
         self._shared_prefixes = SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None
         self._transfers = transfers
         self._clock = clock
+        self._target_itl_ms = target_itl_ms
+        self._forecast = forecast or StepForecast()
         self.max_queued_requests = max_queued_requests
         self.queue_timeout_s = queue_timeout_s
         self._launched: deque[LaunchedPlan] = deque()
@@ -320,7 +327,7 @@ class Scheduler:
         """
         requests, rows = self._decode_rows(decoding)
         n_decoding = len(rows)
-        for request, row in prompt_rows(self.max_num_batched_tokens - n_decoding):
+        for request, row in prompt_rows(self._prompt_budget(n_decoding)):
             requests.append(request)
             rows.append(row)
         if not rows:
@@ -332,6 +339,14 @@ class Scheduler:
         self._launched.append(LaunchedPlan(plan, requests, sources))
         self._n_steps += 1
         return plan
+
+    def _prompt_budget(self, n_decoding: int) -> int:
+        """Returns the maximum tokens of prompts beside decode rows."""
+        budget = self.max_num_batched_tokens - n_decoding
+        if self._target_itl_ms is None or not n_decoding:
+            return budget
+        n_in_time = self._forecast.prompt_tokens(n_decoding, self._target_itl_ms / 1e3)
+        return budget if n_in_time is None else min(budget, max(n_in_time, self.cache.page_size))
 
     def _decode_rows(self, decoding: list[Request]) -> tuple[list[Request], list[Row]]:
         """Makes the rows of the decoding requests' next tokens; returns the requests that have one, and their rows.

@@ -6,7 +6,7 @@ from radixkv.runtime.step.plan import StepPlan
 
 _WEIGHT = 0.25
 """Of a new measurement in a moving average."""
-_MIN_PROMPT_TOKENS = 256
+MIN_PROMPT_TOKENS = 256
 """A step with fewer says little about the time of a prompt token: much of it is that of any step."""
 
 
@@ -28,10 +28,19 @@ class StepForecast:
         if not n_prompt:
             _, last = self._decode_s.get(n_decode.bit_length(), (seconds, seconds))
             self._decode_s[n_decode.bit_length()] = last, seconds
-        elif n_prompt >= _MIN_PROMPT_TOKENS:
+        elif n_prompt >= MIN_PROMPT_TOKENS:
             token_s = max(0.0, seconds - self._decode_seconds(n_decode)) / n_prompt
             average = self._prompt_token_s or token_s
             self._prompt_token_s = average + _WEIGHT * (token_s - average)
+
+    def prompt_tokens(self, n_decode: int, seconds: float) -> int | None:
+        """Returns how many tokens of prompts a step with decode rows computes in a time; None if that is not known.
+
+        At least ``MIN_PROMPT_TOKENS``, so that prompts go on where decode rows alone take as long.
+        """
+        if not self._prompt_token_s:
+            return None
+        return max(MIN_PROMPT_TOKENS, int((seconds - self._decode_seconds(n_decode)) / self._prompt_token_s))
 
     def seconds(self, plan: StepPlan) -> float:
         """Returns the forecast. O(rows)."""
