@@ -146,7 +146,7 @@ def test_stalled_uploads_do_not_delay_the_shutdown(start_without_timeouts: Start
         slow.close()
         stages = (tmp_path / "errors").read_text().splitlines()
         verbs = [line.split()[1] for line in stages]
-        assert [verb for verb in verbs if verb != "still"] == ["getting", "loading", "SIGTERM"], stages
+        assert [verb for verb in verbs if verb != "still"] == ["getting", "loading", "ready", "SIGTERM"], stages
 
 
 def test_too_little_memory_is_reported_in_one_line() -> None:
