@@ -4,17 +4,20 @@ Appends a JSON line for each family: percent correct and number of cases, with t
 the CPU, unless ``--setting`` says otherwise. A case of an agent is correct if all its calls and its answer are.
 Another line has the number of Transformers' answers (in float32) to some of these prompts that have the same
 tokens. ``--gsm8k`` adds GSM8K's problems, with eight worked examples and without any. With ``--grammar`` all tools
-are strict, and JSON must match its schema.
+are strict, and JSON must match its schema. ``answers`` is a hash of all tokens of a family's answers: two runs with
+the same hash, such as with the cache on and off, gave the same answers.
 
 Run it from the repository's root with ``-m``: otherwise Transformers takes ``kernels.py`` here for a package.
 
     python -m bench.tiny_scores --gsm8k gsm8k_test.jsonl --output-file bench/results/tiny_scores.jsonl
     python -m bench.tiny_scores --setting 'device="cuda"' --setting 'quantization="fp8"' --compare 0
+    python -m bench.tiny_scores --setting enable_prefix_caching=false --cases 40 --long-cases 0 --compare 0
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -81,6 +84,7 @@ def score(llm: LLM, family: str, n_cases: Mapping[int, int], *, has_grammar: boo
     """Returns percent correct by prompt length, with the numbers of cases and of prompt tokens."""
     percents: dict[int, float] = {}
     n_tokens: dict[int, int] = {}
+    answers = hashlib.sha256()
     tokenizer = Tokenizer.from_file(str(resolve("tiny").folder / "tokenizer.json"))
 
     def token_ids(prompt: str | Conversation) -> list[int]:
@@ -91,6 +95,7 @@ def score(llm: LLM, family: str, n_cases: Mapping[int, int], *, has_grammar: boo
         taken = fitting_cases(family, length, count, token_ids)
         outputs = generate(llm, [step for case in taken for step in case.steps], has_grammar=has_grammar)
         n_right = count_right(taken, map(text_of, outputs))
+        answers.update(json.dumps([list(output.outputs[0].token_ids) for output in outputs]).encode())
         percents[length] = round(100 * n_right / count, 1)
         n_tokens[length] = sum(len(output.prompt_token_ids) for output in outputs) // len(outputs)
         print(f"{family} at {length}: {n_right} of {count} right", flush=True)
@@ -101,6 +106,7 @@ def score(llm: LLM, family: str, n_cases: Mapping[int, int], *, has_grammar: boo
         "cases": dict(n_cases),
         "right_pct": percents,
         "mean_prompt_tokens": n_tokens,
+        "answers": answers.hexdigest()[:16],
     }
 
 
