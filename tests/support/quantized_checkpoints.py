@@ -6,7 +6,7 @@ The packing follows the programs that write these formats, one element after the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +105,14 @@ def fp8_tensor(weight: Tensor) -> tuple[Stored, Tensor]:
     return stored | {"input_scale": torch.tensor(1.0)}, dense
 
 
-def fp8_blocks(weight: Tensor, *, suffix: str = "weight_scale_inv") -> tuple[Stored, Tensor]:
-    rows, columns = -(-weight.shape[0] // 32), -(-weight.shape[1] // GROUP)
-    scales, full = torch.empty(rows, columns), torch.empty(weight.shape)
-    for row in range(rows):
-        for column in range(columns):
-            part = slice(32 * row, 32 * row + 32), slice(GROUP * column, GROUP * column + GROUP)
+def fp8_blocks(
+    weight: Tensor, block: tuple[int, int] = (32, GROUP), *, suffix: str = "weight_scale_inv"
+) -> tuple[Stored, Tensor]:
+    n_out, n_in = block
+    scales, full = torch.empty(-(-len(weight) // n_out), -(-weight.shape[1] // n_in)), torch.empty(weight.shape)
+    for row in range(len(scales)):
+        for column in range(scales.shape[1]):
+            part = slice(n_out * row, n_out * (row + 1)), slice(n_in * column, n_in * (column + 1))
             scales[row, column] = weight[part].float().abs().max() / 448
             full[part] = scales[row, column]
     return _fp8(weight, scales, full, suffix)
@@ -205,16 +207,26 @@ def save_quantized(folder: Path, name: str, **changes: Any) -> None:
     dense = folder / "dense"
     save_checkpoint(dense, **({"hidden_size": 64, "intermediate_size": 96} | changes))
     tensors = load_file(dense / "model.safetensors")
-    stored: Stored = {}
-    for tensor_name, tensor in dict(tensors).items():
-        if not _is_quantized(tensor_name, tensor, name):
-            stored[tensor_name] = tensor
-            continue
-        parts, tensors[tensor_name] = quantize(tensor)
-        stored |= {f"{tensor_name.removesuffix('weight')}{suffix}": part for suffix, part in parts.items()}
+    matrices = {key for key, tensor in tensors.items() if _is_quantized(key, tensor, name)}
+    stored, tensors = quantize_matrices(tensors, matrices, quantize)
     save_file({key: value.contiguous() for key, value in tensors.items()}, dense / "model.safetensors")
-    quantized = folder / "quantized"
-    quantized.mkdir()
-    save_file({key: value.contiguous() for key, value in stored.items()}, quantized / "model.safetensors")
-    config = json.loads((dense / "config.json").read_text()) | {"quantization_config": settings}
-    (quantized / "config.json").write_text(json.dumps(config))
+    save_stored(folder / "quantized", stored, json.loads((dense / "config.json").read_text()), settings)
+
+
+def quantize_matrices(tensors: Stored, matrices: Container[str], quantize: Quantize) -> tuple[Stored, Stored]:
+    """Returns tensors with ``matrices`` as they are stored quantized, and as what these stand for."""
+    stored, dense = {}, dict(tensors)
+    for name, tensor in tensors.items():
+        if name not in matrices:
+            stored[name] = tensor
+            continue
+        parts, dense[name] = quantize(tensor)
+        stored |= {f"{name.removesuffix('weight')}{suffix}": part for suffix, part in parts.items()}
+    return stored, dense
+
+
+def save_stored(folder: Path, stored: Stored, config: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Saves quantized tensors with the ``config.json`` that says so."""
+    folder.mkdir()
+    save_file({key: value.contiguous() for key, value in stored.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
