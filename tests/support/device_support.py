@@ -15,9 +15,9 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.attention.cpu.paged import PagedAttention
 from radixkv.runtime.device.kv_pool_cpu import KVPool, PageShape
 from radixkv.runtime.device.model.decoder import Decoder
-from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
-from radixkv.runtime.device.pack_cpu import PackedStep, Packer
+from radixkv.runtime.device.pack import PackedStep, Packer
+from radixkv.runtime.device.persistent_batch_cpu import PersistentBatch
 from radixkv.runtime.device.weights.weights import open_weights
 from radixkv.runtime.step.plan import Row, RowSampling, StepPlan
 from support.checkpoints import VOCAB
@@ -169,7 +169,10 @@ class OpenDevice:
             kv_scales=self.kv_scales,
             block_tokens=block_tokens,
         )
-        self._packer = Packer(page_size=page_size, max_rows=512, max_model_len=1024, n_pages=n_pages)
+        self._packer = Packer(
+            page_size=page_size, max_rows=512, max_tokens=None, max_model_len=1024, n_pages=n_pages
+        )
+        self.batch = PersistentBatch(max_rows=512, max_model_len=1024, page_size=page_size)
         self._free = list(range(n_pages))
         for page in self._free:
             self.pool.poison(page)
@@ -180,7 +183,9 @@ class OpenDevice:
         return tuple(self._free.pop(len(self._free) * 3 // 7) for _ in range(n))
 
     def pack(self, *rows: Row) -> PackedStep:
-        return self._packer.pack(StepPlan(0, rows))
+        packed = self._packer.pack(StepPlan(0, rows))
+        self.batch.update(packed)
+        return packed
 
     def run(self, *rows: Row, shift: int = 0) -> list[Tensor]:
         """Runs one step and returns each row's logits, [tokens, vocab].
@@ -191,8 +196,9 @@ class OpenDevice:
         """
         with torch.inference_mode():
             packed = self.pack(*rows)
-            self.attention.plan(packed)
-            inputs = TokenInputs(packed.ids, packed.positions + shift, packed.slot_mapping)
+            self.attention.plan(self.batch.spans(packed))
+            inputs = self.batch.inputs(packed)
+            inputs.positions.add_(shift)
             logits = self.model.logits(self.model(inputs, self.pool, self.attention)).float()
         return list(torch.split(logits, [row.n_tokens for row in rows]))
 

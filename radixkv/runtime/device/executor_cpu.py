@@ -7,6 +7,7 @@ import os
 from collections import deque
 from time import perf_counter
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,13 +23,13 @@ from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name, scal
 from radixkv.runtime.device.kv_pool_cpu import KVPool, PageShape, count_pages
 from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder import Decoder
-from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
-from radixkv.runtime.device.pack_cpu import PackedStep, Packer, PromptTargets
+from radixkv.runtime.device.pack import PackedStep, Packer
+from radixkv.runtime.device.persistent_batch_cpu import PersistentBatch
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
 from radixkv.runtime.device.weights.weights import Weights, open_weights
 from radixkv.runtime.step.executor import PageFormat
-from radixkv.runtime.step.plan import StepPlan
+from radixkv.runtime.step.plan import Scoring, StepPlan
 from radixkv.runtime.step.result import StepResult, TokenMasks
 from radixkv.wire import TokenLogprobs
 
@@ -106,10 +107,12 @@ class CpuExecutor:
             kv_scales=kv_scales,
         )
         self._kv_scales_text = scales_text(page.dtype, kv_scales or ())
-        self._packer = Packer(page_size=page_size, max_rows=max_rows, max_model_len=max_model_len, n_pages=n_pages)
+        self._batch = PersistentBatch(max_rows=max_rows, max_model_len=max_model_len, page_size=page_size)
+        self._packer = Packer(
+            page_size=page_size, max_rows=max_rows, max_tokens=None, max_model_len=max_model_len, n_pages=n_pages
+        )
         self._vocab_size = config.vocab_size
         self._sampler = Sampler(max_rows, config.vocab_size)
-        self._last_tokens = torch.zeros(max_rows, dtype=torch.int64)
         self._queue: deque[_Step] = deque()
 
     @property
@@ -193,23 +196,27 @@ class CpuExecutor:
                     later.outcome = f"step {later.number} depends on step {oldest.number}, which failed"
 
     def _compute(self, packed: PackedStep, masks: TokenMasks | None) -> StepResult:
-        if packed.copies:
-            self.pool.copy(packed.copies)
-        ids = packed.ids.clone()
-        ids[packed.pending_tokens] = self._last_tokens[packed.pending_slots]
-        self.attention.plan(packed)
+        if packed.plan.copies:
+            self.pool.copy(packed.plan.copies)
+        self._batch.update(packed)
+        self.attention.plan(self._batch.spans(packed))
         attention = _TimedAttention(self.attention)
-        inputs = TokenInputs(ids, packed.positions, packed.slot_mapping)
-        hidden = self.model(inputs, self.pool, attention)
-        last = hidden[packed.last_indices]
+        hidden = self.model(self._batch.inputs(packed), self.pool, attention)
+        last = hidden[torch.from_numpy(packed.firsts + packed.n_tokens - 1)]
         sampled = self._sample(last, packed, masks)
-        prompt = {targets.row: self._prompt_logprobs(hidden, targets) for targets in packed.prompt_targets}
+        prompt = {
+            index: self._prompt_logprobs(hidden, row.scoring, int(packed.firsts[index]))
+            for index, row in enumerate(packed.plan.rows)
+            if row.scoring is not None
+        }
         not_finite = {row for rows in (sampled, prompt) for row, outcome in rows.items() if outcome is None}
         finite = [
             is_finite and row not in not_finite for row, is_finite in enumerate(last.isfinite().all(-1).tolist())
         ]
         chosen = [sampled.get(row) if is_finite else None for row, is_finite in enumerate(finite)]
-        has_logprobs = any(row is not None and row.n_logprobs is not None for row in packed.sampling)
+        has_logprobs = any(
+            row.sampling is not None and row.sampling.n_logprobs is not None for row in packed.plan.rows
+        )
         return StepResult(
             tokens=tuple(-1 if choice is None else choice.token for choice in chosen),
             finite=tuple(finite),
@@ -231,32 +238,41 @@ class CpuExecutor:
         Returns:
             Token by row; None if the row's logits are not finite.
         """
-        sampling_rows = [(row, sampling) for row, sampling in enumerate(packed.sampling) if sampling is not None]
+        sampling_rows = [(i, row.sampling) for i, row in enumerate(packed.plan.rows) if row.sampling is not None]
         bits = {} if masks is None else dict(zip(masks.rows, masks.bits, strict=True))
         sampled: dict[int, SampledToken | None] = {}
         for start in range(0, len(sampling_rows), _MAX_LOGIT_ROWS):
             rows, sampling = zip(*sampling_rows[start : start + _MAX_LOGIT_ROWS], strict=True)
-            batch_slots = packed.batch_slots[list(rows)]
+            batch_slots = packed.batch_slots[list(rows)].tolist()
             choices = self._sampler.sample(
                 self.model.logits(last[list(rows)]).float(),
-                batch_slots.tolist(),
+                batch_slots,
                 sampling,
                 [bits.get(row) for row in rows] if bits else None,
             )
             # A step that is already queued needs some token to continue with, even after a failed row.
             tokens = [0 if choice is None else choice.token for choice in choices]
-            self._last_tokens[batch_slots] = torch.tensor(tokens)
+            self._batch.last_tokens[batch_slots] = torch.tensor(tokens)
             sampled.update(zip(rows, choices, strict=True))
         return sampled
 
-    def _prompt_logprobs(self, hidden: Tensor, prompt: PromptTargets) -> tuple[TokenLogprobs, ...] | None:
-        """Returns the logprobs of a row's prompt targets, None if not all logits are finite."""
+    def _prompt_logprobs(
+        self, hidden: Tensor, scoring: Scoring, first_token: int
+    ) -> tuple[TokenLogprobs, ...] | None:
+        """Returns a row's prompt logprobs, None if not all logits are finite.
+
+        Args:
+            hidden: [tokens, hidden], of the step.
+            scoring: the prompt logprobs that the row requests.
+            first_token: index of the row's first token among the step's tokens; it predicts the first target.
+        """
         logprobs: list[TokenLogprobs] = []
-        for start in range(0, len(prompt.targets), _MAX_LOGIT_ROWS):
-            targets = prompt.targets[start : start + _MAX_LOGIT_ROWS]
-            first = prompt.first_token + start
+        all_targets = np.frombuffer(scoring.targets, dtype="<i4")
+        for start in range(0, len(all_targets), _MAX_LOGIT_ROWS):
+            targets = all_targets[start : start + _MAX_LOGIT_ROWS]
+            first = first_token + start
             chunk = self._sampler.score(
-                self.model.logits(hidden[first : first + len(targets)]).float(), targets, prompt.n_logprobs
+                self.model.logits(hidden[first : first + len(targets)]).float(), targets, scoring.n_logprobs
             )
             if chunk is None:
                 return None

@@ -17,7 +17,7 @@ from radixkv.runtime.device.errors_cuda import CudaErrorConverter
 from radixkv.runtime.device.host_slots_cuda import CudaHostSlots
 from radixkv.runtime.device.kv_dtype import kv_dtype_name
 from radixkv.runtime.device.model_runner_cuda import N_TIMES, ModelRunner, StepOutputs
-from radixkv.runtime.device.pack_cuda import PackedStep, Packer
+from radixkv.runtime.device.pack import PackedStep, Packer
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler, PromptLogprobs, SampledRows
 from radixkv.runtime.device.sampling.penalties import has_edits
 from radixkv.runtime.device.sampling.settings import is_greedy

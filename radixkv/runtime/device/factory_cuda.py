@@ -21,7 +21,7 @@ from radixkv.runtime.device.kv_pool_cpu import PageShape
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.model_runner_cuda import ModelRunner
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
-from radixkv.runtime.device.pack_cuda import Packer
+from radixkv.runtime.device.pack import Packer
 from radixkv.runtime.device.persistent_batch_cuda import RowFields
 from radixkv.runtime.device.pool_size_cuda import measure_memory, plan_pages
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler

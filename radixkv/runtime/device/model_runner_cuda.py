@@ -23,7 +23,7 @@ from radixkv.runtime.device.kv_pool_cpu import PageShape
 from radixkv.runtime.device.kv_pool_cuda import CudaPool
 from radixkv.runtime.device.model.decoder import Decoder, OutputTokens
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
-from radixkv.runtime.device.pack_cuda import PackedStep
+from radixkv.runtime.device.pack import PackedStep
 from radixkv.runtime.device.persistent_batch_cuda import PersistentBatch, RowFields
 from radixkv.runtime.device.staging_cuda import Staging, StagingLayout
 from radixkv.runtime.step.plan import StepPlan

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.device.ops.cuda.token_inputs import prepare_token_inputs, update_tables
-from radixkv.runtime.device.pack_cuda import PackedStep
+from radixkv.runtime.device.pack import PackedStep
 from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer, StagingLayout
 
 _UPDATES_A_ROW = 4

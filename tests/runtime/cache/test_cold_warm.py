@@ -13,9 +13,10 @@ import torch
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.timed import TimedPageCache
-from radixkv.runtime.device.pack_cpu import PackedStep, Packer
+from radixkv.runtime.device.ops.base import TokenInputs
+from radixkv.runtime.device.pack import PackedStep
+from radixkv.runtime.device.persistent_batch_cpu import PersistentBatch
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.step.plan import StepPlan
 from radixkv.tree.node import Namespace
 from support.checkpoints import save_checkpoint
 from support.cold_answers import MODELS, ColdAnswers
@@ -173,15 +174,15 @@ def swap_the_first_two_pages(patch: pytest.MonkeyPatch) -> None:
 
 
 def shift_positions_by_one(patch: pytest.MonkeyPatch) -> None:
-    original = Packer.pack
+    original = PersistentBatch.inputs
 
-    def mutant(self: Packer, plan: StepPlan) -> PackedStep:
-        packed = original(self, plan)
-        if any(row.start for row in plan.rows):
-            packed.positions.add_(1)
-        return packed
+    def mutant(self: PersistentBatch, step: PackedStep) -> TokenInputs:
+        inputs = original(self, step)
+        if step.starts.any():
+            inputs.positions.add_(1)
+        return inputs
 
-    patch.setattr(Packer, "pack", mutant)
+    patch.setattr(PersistentBatch, "inputs", mutant)
 
 
 def swap_the_last_two_pages(patch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from radixkv.runtime.device.kv_pool_cpu import KVPool, PageShape, count_pages
 from radixkv.runtime.device.memory_check import available_bytes, check_allocation
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops.cpu.layers import Rotary
-from radixkv.runtime.device.pack_cpu import Packer
+from radixkv.runtime.device.persistent_batch_cpu import PersistentBatch
 from support.checkpoints import save_llama
 from support.device_support import limited_memory
 
@@ -25,8 +25,8 @@ POOL_BYTES = 2 * 4 * 3 * 11 * 2 * 4 * 16
 ANGLES_BYTES = 16 * 100 * 16
 
 
-def tables() -> Packer:
-    return Packer(page_size=4, max_rows=8, max_model_len=100, n_pages=10)
+def tables() -> PersistentBatch:
+    return PersistentBatch(max_rows=8, max_model_len=100, page_size=4)
 
 
 def pool() -> KVPool:

@@ -192,17 +192,6 @@ HISTORY = History(tokens_of(IDS), 3)
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (prompt(PENALISED), "slot 0: penalties without a history"),
-        (prompt(replace(PENALISED, history=replace(HISTORY, n_prompt=21))), "history of 20 tokens .* 21"),
-        (prompt(replace(PENALISED, history=replace(HISTORY, n_prompt=-1))), "history of 20 tokens .* -1"),
-        (prompt(replace(PENALISED, history=History(b"12345", 1))), "a history of 1.25 tokens"),
-        (prompt(replace(GREEDY, top_p=0.0)), "top_p 0.0"),
-        (prompt(replace(GREEDY, top_p=float("nan"))), "top_p nan"),
-        (prompt(replace(GREEDY, min_p=1.1)), "min_p 1.1"),
-        (prompt(replace(GREEDY, temperature=-0.1)), "temperature -0.1"),
-        (prompt(replace(GREEDY, top_k=-1)), "top_k -1"),
-        (prompt(replace(GREEDY, n_logprobs=-1)), "n_logprobs -1"),
-        (prompt(replace(GREEDY, repetition_penalty=0.0, history=HISTORY)), "repetition_penalty 0.0"),
         (prompt(scoring=Scoring(tokens_of(IDS[2:]), 1)), "prompt logprobs of 18 tokens .* 20"),
         (prompt(scoring=Scoring(tokens_of([*IDS, 1]), 1)), "prompt logprobs of 21 tokens .* 20"),
         (prompt(scoring=Scoring(tokens_of(IDS[1:]), -1)), "n_logprobs -1"),
@@ -214,13 +203,19 @@ def test_invalid_rows_are_refused(executor: CpuExecutor, row: Row, message: str)
     assert executor.launch(StepPlan(1, (prompt(),))).finish(None).result().finite == (True,)
 
 
+def test_penalties_without_a_history_fail_the_step(executor: CpuExecutor) -> None:
+    with pytest.raises(DeviceError, match="slot 0 has penalties and no history"):
+        executor.launch(StepPlan(0, (prompt(PENALISED),))).finish(None).result()
+    assert executor.launch(StepPlan(1, (prompt(),))).finish(None).result().finite == (True,)
+
+
 def test_a_new_request_in_a_batch_slot_drops_the_history(executor: CpuExecutor) -> None:
     executor.launch(StepPlan(0, (prompt(replace(PENALISED, history=HISTORY)),))).finish(None)
     executor.launch(StepPlan(1, (partial_prompt(batch_slot=0),))).finish(None)
-    executor.launch(StepPlan(2, (prompt(PENALISED),))).finish(None)
+    executor.launch(StepPlan(2, (prompt(PENALISED),))).finish(None).result()
     executor.launch(StepPlan(3, (prompt(),))).finish(None)
-    with pytest.raises(DeviceError, match="penalties without a history"):
-        executor.launch(StepPlan(4, (prompt(PENALISED),))).finish(None)
+    with pytest.raises(DeviceError, match="has penalties and no history"):
+        executor.launch(StepPlan(4, (prompt(PENALISED),))).finish(None).result()
 
 
 @pytest.mark.parametrize(

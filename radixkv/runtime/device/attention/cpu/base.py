@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from radixkv.runtime.device.attention.base import LayerAttention
-from radixkv.runtime.device.pack_cpu import PackedStep
+
+
+@dataclass(frozen=True)
+class RowSpan:
+    """The tokens of one row within a step."""
+
+    first_token: int
+    """Index of the row's first token among the step's tokens."""
+    n_tokens: int
+    start: int
+    """Position of the row's first token in its sequence."""
+    pages: NDArray[np.int32]
+    """Pages of positions ``0 .. start + n_tokens - 1``."""
+
+    @property
+    def length(self) -> int:
+        """Number of positions that the row's last token reads, its own included."""
+        return self.start + self.n_tokens
 
 
 class Attention(LayerAttention, Protocol):
     """Causal attention over the paged KV pool."""
 
-    def plan(self, step: PackedStep) -> None:
-        """Prepares everything of a step that does not depend on the layer."""
+    def plan(self, spans: Sequence[RowSpan]) -> None:
+        """Prepares everything of a step's rows that does not depend on the layer."""
         ...

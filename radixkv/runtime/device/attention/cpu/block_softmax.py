@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.pack_cpu import RowSpan
+from radixkv.runtime.device.attention.cpu.base import RowSpan
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from radixkv.runtime.device.attention.cpu.base import RowSpan
 from radixkv.runtime.device.attention.cpu.block_softmax import BlockLayout, LayerKV, batched_matmul, blocks_of_row
 from radixkv.runtime.device.attention.cpu.row_products import LongRow, ShortRows
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
 from radixkv.runtime.device.kv_pool_cpu import KVPool
 from radixkv.runtime.device.ops.cpu.agreeing_tiles import agreeing_tiles
-from radixkv.runtime.device.pack_cpu import PackedStep, RowSpan
 
 _MIN_PRODUCT_ROWS = 8
 """Minimum rows (tokens * query heads per key-value head) of a matrix product."""
@@ -72,9 +72,9 @@ class PagedAttention:
         self._parts: dict[int | None, list[LongRow | ShortRows]] = {}
         self._workspace = (torch.empty(0), torch.empty(0))
 
-    def plan(self, step: PackedStep) -> None:
-        """Partitions the step into matrix products, once for each distinct window. O(rows * blocks)."""
-        self._parts = {window: self._partition(step.spans, layout) for window, layout in self._layouts.items()}
+    def plan(self, spans: Sequence[RowSpan]) -> None:
+        """Partitions a step into matrix products, once for each distinct window. O(rows * blocks)."""
+        self._parts = {window: self._partition(spans, layout) for window, layout in self._layouts.items()}
         n_values = max(part.n_gathered for parts in self._parts.values() for part in parts)
         if n_values > len(self._workspace[0]):
             self._workspace = (torch.empty(n_values), torch.empty(n_values))

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from radixkv.runtime.device.attention.cpu.base import RowSpan
 from radixkv.runtime.device.attention.cpu.block_softmax import (
     BlockGather,
     BlockLayout,
@@ -21,7 +22,6 @@ from radixkv.runtime.device.attention.cpu.block_softmax import (
     ordered_sum,
     visible_mask,
 )
-from radixkv.runtime.device.pack_cpu import RowSpan
 
 
 class LongRow:

@@ -64,12 +64,14 @@ class Packer:
     Args:
         page_size: tokens per page.
         max_rows: most rows of a step, and number of batch slots.
-        max_tokens: most tokens of a step.
+        max_tokens: most tokens of a step; None: any number.
         max_model_len: most positions of a sequence.
         n_pages: pages of the pool.
     """
 
-    def __init__(self, *, page_size: int, max_rows: int, max_tokens: int, max_model_len: int, n_pages: int) -> None:
+    def __init__(
+        self, *, page_size: int, max_rows: int, max_tokens: int | None, max_model_len: int, n_pages: int
+    ) -> None:
         self._page_size = page_size
         self._max_rows = max_rows
         self._max_tokens = max_tokens
@@ -113,7 +115,9 @@ class Packer:
 
         require((step.n_tokens >= 1) & (step.starts >= 0), "a row has no tokens, or a start below 0")
         require(n_id_bytes == 4 * step.n_tokens, "a row needs as many ids as it has tokens")
-        require(len(step.ids) <= self._max_tokens, f"{len(step.ids)} tokens; the device takes {self._max_tokens}")
+        if self._max_tokens is not None:
+            n_ids = len(step.ids)
+            require(n_ids <= self._max_tokens, f"{n_ids} tokens; the device takes {self._max_tokens}")
         ends, table_ends = step.lengths, step.table_starts + step.update_counts
         require(ends <= self._max_model_len, f"a position beyond max_model_len {self._max_model_len}")
         require((step.table_starts >= 0) & (table_ends <= self._width), f"table entries beyond {self._width}")

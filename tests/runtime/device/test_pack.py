@@ -1,4 +1,4 @@
-"""Packing of plans for the GPU, and refusal of plans that would write out of bounds."""
+"""Packing of plans, and refusal of plans that would write out of bounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from radixkv.errors import DeviceError
-from radixkv.runtime.device.pack_cuda import Packer
+from radixkv.runtime.device.pack import Packer
 from radixkv.runtime.step.plan import Row, Scoring, StepPlan
 from radixkv.wire import pack_tokens
 
