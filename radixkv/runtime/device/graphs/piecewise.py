@@ -38,7 +38,7 @@ class PiecewiseGraphs:
 
     All graphs share one memory pool and one set of activations, as one step runs at a time.
 
-    Memory: the activations, some four hidden states per token; temporary tensors of the largest bucket; and driver
+    Memory: the activations, some three hidden states per token; temporary tensors of the largest bucket; and driver
     memory of one graph per layer and bucket.
 
     Args:
@@ -70,7 +70,7 @@ class PiecewiseGraphs:
                 partial(self._decoder.run_between_attentions, index, activations, bucket_inputs, pool)
                 for index in range(self._decoder.n_layers - 1)
             ]
-            for piece in pieces[:2]:  # first-call work of libraries and compilers; other layers are alike
+            for piece in pieces:  # the first call of libraries and compilers does work that cannot be captured
                 piece()
             self._graphs[bucket] = [capture_graph(piece, self._stream, memory) for piece in pieces]
         n_graphs = sum(map(len, self._graphs.values()))
@@ -94,7 +94,7 @@ class PiecewiseGraphs:
         attention: LayerAttention,
         output_tokens: OutputTokens | None = None,
     ) -> Tensor:
-        """Returns what ``Decoder.__call__`` returns, in memory that the next call overwrites.
+        """Returns what ``Decoder.__call__`` returns.
 
         The inputs must be at the captured addresses; padding tokens, up to the bucket, must have slot mapping -1.
 

@@ -1,0 +1,53 @@
+"""What runs before pieces of a step are captured as CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from radixkv.runtime.device.graphs import piecewise
+from radixkv.runtime.device.graphs.piecewise import PiecewiseGraphs
+from radixkv.runtime.device.model.decoder import Activations
+
+N_LAYERS = 4
+
+
+class RecordingDecoder:
+    """Notes which pieces run, and with how many tokens."""
+
+    n_layers = N_LAYERS
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[int, int]] = []
+
+    def empty_activations(self, n_tokens: int) -> Activations:
+        return Activations(*(torch.empty(n_tokens, 1) for _ in range(3)))
+
+    def run_before_first_attention(self, activations: Activations, inputs: object, pool: object) -> None:
+        self.ran.append((-1, len(activations.residual)))
+
+    def run_between_attentions(self, index: int, activations: Activations, inputs: object, pool: object) -> None:
+        self.ran.append((index, len(activations.residual)))
+
+
+def test_every_piece_runs_before_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer may have other kernels than the first ones, whose first call cannot be captured."""
+    decoder, captured = RecordingDecoder(), []
+
+    def capture(body: Callable[[], object], stream: object, memory: object) -> object:
+        before = list(decoder.ran)
+        body()
+        (piece,) = decoder.ran[len(before) :]
+        assert piece in before
+        captured.append(piece)
+        return object()
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(piecewise, "capture_graph", capture)
+    anything: Any = None
+    graphs = PiecewiseGraphs(decoder, anything)  # type: ignore[arg-type]
+    assert graphs.capture([2, 5], lambda _: anything, anything) == 2 * N_LAYERS
+    assert captured == [(layer, bucket) for bucket in (5, 2) for layer in range(-1, N_LAYERS - 1)]
