@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from kernel_support import DEVICE, check_close, normal, on_device_only, on_kernels
 from torch import Tensor
 
+from radixkv.runtime.device.ops.base import Fp8Rows
 from radixkv.runtime.device.ops.cuda import operations
 from radixkv.runtime.device.ops.cuda.expert_routing import most_tiles, route
+from radixkv.runtime.device.ops.cuda.fp8_rows import RowScales
 from radixkv.runtime.device.ops.cuda.grouped_linear import grouped_tile
 from radixkv.runtime.device.ops.cuda.operations import Experts, LayerNorm, Linear, RMSNorm
 from radixkv.runtime.device.weights.weights import LinearWeights
@@ -270,6 +272,24 @@ def test_chunks_of_a_long_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     normed = mixture.add_and_norm(x, residual, norm)
     check_close(residual, total, slack=4.0, n_roundings=2)
     assert torch.equal(normed, norm(residual))
+
+
+@pytest.mark.parametrize("scales", ["rows", "groups"])
+def test_chunks_of_a_long_prompt_in_fp8(monkeypatch: pytest.MonkeyPatch, scales: RowScales) -> None:
+    monkeypatch.setattr(operations, "_CHUNK_TOKENS", 16)
+    hidden = 200
+    mixture, x, residual = (
+        make_experts(hidden=hidden),
+        normal(50, hidden, dtype=HALF),
+        normal(50, hidden, dtype=HALF),
+    )
+    norm = RMSNorm(normal(hidden, dtype=HALF), 1e-5, False, scales)
+    normed = mixture.add_and_norm(x, residual, norm)
+    expected = norm(residual)
+    assert isinstance(normed, Fp8Rows)
+    assert isinstance(expected, Fp8Rows)
+    assert torch.equal(normed.values[:50].view(torch.uint8), expected.values[:50].view(torch.uint8))
+    assert torch.equal(normed.scales[:50], expected.scales[:50])
 
 
 @on_device_only
