@@ -37,7 +37,8 @@ class Checkpoint:
     """Contains ``config.json``, ``*.safetensors`` (not needed for dummy weights) and ``tokenizer.json`` (not needed
     if all prompts are token ids)."""
     config: Mapping[str, Any]
-    """The parsed ``config.json``."""
+    """The parsed ``config.json``. Without a ``quantization_config`` in it, ``hf_quant_config.json`` is that, which
+    NVIDIA's Model Optimizer writes."""
     eos_token_ids: frozenset[int]
     """End-of-sequence tokens of ``generation_config.json``, else those of ``config.json``."""
     default_sampling: Mapping[str, float | int]
@@ -123,6 +124,8 @@ def resolve(
         raise CheckpointError(
             f"{folder} has no *.safetensors files; other formats are not supported, convert the weights"
         )
+    if config.get("quantization_config") is None and (own := read_object(folder / "hf_quant_config.json")):
+        config["quantization_config"] = {**own, "quant_method": "modelopt"}
     generation = read_generation_config(folder, config)
     return Checkpoint(model, folder, config, generation.eos_token_ids, generation.default_sampling)
 

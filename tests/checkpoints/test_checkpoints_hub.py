@@ -74,6 +74,13 @@ def test_a_model_brings_its_chat_template(served: Any, tmp_path: Path) -> None:
     assert {path.name for path in folder.iterdir()} >= {*TOKENIZER_FILES, "generation_config.json"}
 
 
+def test_settings_of_quantization_in_a_file_of_their_own(served: Any, tmp_path: Path) -> None:
+    served.repositories["org/model"]["hf_quant_config.json"] = b'{"quantization": {"quant_algo": "FP8"}}'
+    checkpoint = resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint)
+    section = {"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}
+    assert checkpoint.config["quantization_config"] == section
+
+
 def test_dummy_weights_are_not_fetched(served: Any, tmp_path: Path) -> None:
     checkpoint = resolve("org/model", load_format="dummy", cache_folder=tmp_path, hub_endpoint=served.endpoint)
     assert checkpoint.vocab_size == 64

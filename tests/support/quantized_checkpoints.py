@@ -169,6 +169,15 @@ FORMATS: dict[str, tuple[Quantize, dict[str, Any]]] = {
     ),
     "mxfp4": (mxfp4, {"quant_method": "mxfp4"}),
     "fp8 compressed tensor": (fp8_tensor, _compressed("tensor", bits=8, kind="float")),
+    "fp8 modelopt": (
+        fp8_tensor,
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "FP8",
+            "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+            "ignore": ["lm_head"],
+        },
+    ),
     "int4": (packed_int4, _compressed("group", bits=4, kind="int", group_size=GROUP)),
     "awq 32": (
         lambda weight: awq(weight, 32),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -122,6 +123,24 @@ def test_scales_beside_projections_or_below_them(saved: Callable[[str], Path], t
         assert weights.kv_scales() == ((0.5, 0.25), (1.0, 1.0), (2.0, 4.0))
     with open_weights(checkpoint, load_format="dummy", dtype=torch.float32) as weights:
         assert weights.kv_scales() == (UNSCALED,) * 3
+
+
+def test_a_checkpoint_may_have_scales_of_the_cache_alone(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    """As compressed-tensors writes what was calibrated for K and V only: no matrix is quantized."""
+    folder, ids = saved("grouped"), random_ids(N_TOKENS, 5)
+    tensors = {f"model.layers.{layer}.self_attn.k_scale": torch.tensor([0.25]) for layer in range(3)}
+    expected = logits_of(with_tensors(folder, tmp_path / "scaled", tensors), ids, FP8)
+    with_tensors(folder, tmp_path / "declared", tensors)
+    path = tmp_path / "declared" / "config.json"
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+    settings = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": scheme}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": settings}))
+    declared = resolve(str(path.parent))
+    assert torch.equal(logits_of(declared, ids, FP8), expected)
+    with open_weights(
+        declared, load_format="auto", dtype=torch.float32, quantization="compressed-tensors"
+    ) as weights:
+        assert weights.kv_scales() == (LayerScales(0.25, 1.0),) * 3
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan")])

@@ -96,6 +96,32 @@ def test_formats_that_are_refused(tmp_path: Path, changes: dict[str, Any], messa
         load(tmp_path / "quantized")
 
 
+def test_modelopt_is_read_from_its_own_file(tmp_path: Path) -> None:
+    save_quantized(tmp_path, "fp8 modelopt")
+    config = json.loads((tmp_path / "quantized" / "config.json").read_text())
+    settings = config.pop("quantization_config")
+    (tmp_path / "quantized" / "config.json").write_text(json.dumps(config))
+    own = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": settings["quant_algo"]}}
+    (tmp_path / "quantized" / "hf_quant_config.json").write_text(json.dumps(own))
+    matrices = []
+    for kind in ("quantized", "dense"):
+        with open_weights(resolve(str(tmp_path / kind)), load_format="auto", dtype=torch.float32) as weights:
+            matrices.append(weights.layer(0).output.weight)
+    assert torch.equal(*matrices)
+    own["quantization"]["quant_algo"] = "NVFP4"
+    (tmp_path / "quantized" / "hf_quant_config.json").write_text(json.dumps(own))
+    for load_format in ("auto", "dummy"):  # the latter as before a download
+        with (
+            pytest.raises(CheckpointError, match="quant_algo 'NVFP4' of modelopt"),
+            open_weights(
+                resolve(str(tmp_path / "quantized"), load_format=load_format),
+                load_format=load_format,
+                dtype=torch.float32,
+            ),
+        ):
+            pass
+
+
 @pytest.mark.parametrize(
     ("name", "suffix", "value", "message"),
     [
@@ -138,6 +164,8 @@ def _group(**weights: Any) -> dict[str, Any]:
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True, "dynamic": False}
 FP8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
 COMPRESSED = {"quant_method": "compressed-tensors", "quantization_status": "compressed", "kv_cache_scheme": None}
+KV = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False, "group_size": None}
+MODELOPT = {"quant_method": "modelopt", "producer": {"name": "modelopt", "version": "0.29.0"}}
 
 
 @pytest.mark.parametrize(
@@ -190,6 +218,15 @@ COMPRESSED = {"quant_method": "compressed-tensors", "quantization_status": "comp
         ),
         ({"bits": 4, "desc_act": True, "group_size": -1, "quant_method": "gptq"}, Gptq(None, 1, has_order=True)),
         ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, Mxfp4()),
+        (COMPRESSED | {"format": "dense", "config_groups": {}, "kv_cache_scheme": KV}, None),
+        (COMPRESSED | {"format": "float-quantized", "kv_cache_scheme": KV} | _group(**FP8), Fp8Channels("channel")),
+        (MODELOPT | {"quant_algo": "FP8", "kv_cache_scheme": "FP8", "ignore": ["lm_head"]}, Fp8Channels("tensor")),
+        (
+            MODELOPT | {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": []}},
+            Fp8Channels("tensor"),
+        ),
+        (MODELOPT | {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}, Fp8Channels("tensor")),
+        (MODELOPT | {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}, None),
     ],
 )
 def test_settings_that_checkpoints_have(settings: dict[str, Any], scheme: object) -> None:
@@ -205,6 +242,16 @@ def test_settings_that_checkpoints_have(settings: dict[str, Any], scheme: object
         (_group(**FP8) | {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config"),
         (_group(**FP8) | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
         (_group(**FP8) | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+        (_group(**FP8) | {"kv_cache_scheme": KV | {"strategy": "attn_head"}}, "kv_cache_scheme .*'attn_head'"),
+        ({"config_groups": {}, "kv_cache_scheme": KV | {"type": "int"}}, "kv_cache_scheme"),
+        ({"config_groups": {}, "kv_cache_scheme": None}, "config_groups is {}"),
+        (MODELOPT | {"quant_algo": "NVFP4"}, "quant_algo 'NVFP4' of modelopt is not supported .*'FP8' is"),
+        (MODELOPT | {"quantization": {"quant_algo": "MIXED_PRECISION"}}, "quant_algo 'MIXED_PRECISION'"),
+        (MODELOPT, "quant_algo '' of modelopt"),
+        (
+            MODELOPT | {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"}},
+            "kv_cache_quant_algo 'NVFP4'",
+        ),
         (
             {"config_groups": {"group_0": {"weights": INT4, "input_activations": {"num_bits": 8, "type": "int"}}}},
             "input_activations beside 4-bit weights",

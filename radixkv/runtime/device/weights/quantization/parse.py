@@ -15,11 +15,11 @@ from radixkv.runtime.device.weights.quantization.scheme import WeightScheme
 
 _STORED_IN_ORDER = (None, False, "weight", "static")
 """Values of ``actorder`` with which inputs are stored in order."""
-METHODS = ("fp8", "awq", "gptq", "mxfp4", "compressed-tensors")
+METHODS = ("fp8", "awq", "gptq", "mxfp4", "compressed-tensors", "modelopt")
 
 
 def parse_scheme(config: Mapping[str, Any], path: Path) -> WeightScheme | None:
-    """Returns the format of a checkpoint's quantized matrices; None if it has none.
+    """Returns the format of a checkpoint's quantized matrices; None if it has none, or only scales for K and V.
 
     Args:
         config: the checkpoint's ``config.json``.
@@ -28,7 +28,7 @@ def parse_scheme(config: Mapping[str, Any], path: Path) -> WeightScheme | None:
     Raises:
         CheckpointError: the method or one of its settings is not supported.
     """
-    section = config.get("quantization_config") or config.get("compression_config")  # older compressed-tensors
+    section = _section(config)
     if section is None:
         return None
     if not isinstance(section, Mapping):
@@ -56,6 +56,8 @@ def parse_scheme(config: Mapping[str, Any], path: Path) -> WeightScheme | None:
             return Mxfp4()
         case "compressed-tensors":
             return _compressed_tensors(fields)
+        case "modelopt":
+            return _modelopt(fields)
     supported = ", ".join(map(repr, METHODS))
     raise fields.error(f"quant_method {method!r} is not supported; this release supports {supported}")
 
@@ -76,10 +78,11 @@ def check_quantization(
     """
     if quantization is None:
         return
+    section = _section(config)
+    if isinstance(section, Mapping) and quantization == section.get("quant_method"):
+        return
     if scheme is not None:
-        section = config.get("quantization_config") or config.get("compression_config")
-        assert isinstance(section, Mapping)
-        if quantization in (scheme.name, section.get("quant_method")):
+        if quantization == scheme.name:
             return
         raise ConfigError(
             f"quantization is {quantization!r}, but the checkpoint's weights are in the format {scheme.name}; "
@@ -94,24 +97,30 @@ def check_quantization(
         raise ConfigError("quantization 'fp8' needs a GPU; leave it out, or set device to cuda")
 
 
+def _section(config: Mapping[str, Any]) -> object:
+    return config.get("quantization_config") or config.get("compression_config")  # older compressed-tensors
+
+
 def _fp8(fields: ConfigReader) -> WeightScheme:
     block = fields.get("weight_block_size")
     return Fp8Channels("tensor") if block is None else Fp8Blocks(_block(fields, block), "weight_scale_inv")
 
 
-def _compressed_tensors(fields: ConfigReader) -> WeightScheme:
+def _compressed_tensors(fields: ConfigReader) -> WeightScheme | None:
+    _check_kv_cache_scheme(fields)
+    for name in ("transform_config", "sparsity_config"):
+        section = fields.get(name)
+        if section and not (isinstance(section, Mapping) and section.get("format") == "dense"):
+            raise fields.error(f"{name} {section!r} is not supported in this release")
     groups = fields.get("config_groups")
+    if not groups and fields.get("kv_cache_scheme") is not None:
+        return None
     if not isinstance(groups, Mapping) or len(groups) != 1:
         raise fields.error(f"config_groups is {groups!r}; one group is supported")
     (group,) = groups.values()
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         raise fields.error("config_groups must have weights")
-    _check_kv_cache_scheme(fields)
-    for name in ("transform_config", "sparsity_config"):
-        section = fields.get(name)
-        if section and not (isinstance(section, Mapping) and section.get("format") == "dense"):
-            raise fields.error(f"{name} {section!r} is not supported in this release")
     settings = fields.nested(weights)
     settings.allow_only(symmetric=True, dynamic=False)
     kind = f"{settings.get('type')}{settings.get('num_bits')}"
@@ -130,15 +139,33 @@ def _compressed_tensors(fields: ConfigReader) -> WeightScheme:
     raise fields.error(f"weights of type {kind} with the strategy {strategy!r} are not supported")
 
 
+def _modelopt(fields: ConfigReader) -> WeightScheme | None:
+    """Reads the settings of NVIDIA's Model Optimizer, of which ``hf_quant_config.json`` has most in an object."""
+    details = fields.get("quantization")
+    if isinstance(details, Mapping):
+        fields = fields.nested(details)
+    kv_algorithm = fields.text("kv_cache_quant_algo", "")
+    if kv_algorithm.upper() not in ("", "FP8"):
+        raise fields.error(f"kv_cache_quant_algo {kv_algorithm!r} is not supported in this release; 'FP8' is")
+    _check_kv_cache_scheme(fields)
+    algorithm = fields.text("quant_algo", "")
+    if not algorithm and (kv_algorithm or fields.get("kv_cache_scheme") is not None):
+        return None
+    if algorithm.upper() != "FP8":
+        raise fields.error(f"quant_algo {algorithm!r} of modelopt is not supported in this release; 'FP8' is")
+    return Fp8Channels("tensor")
+
+
 def _check_kv_cache_scheme(fields: ConfigReader) -> None:
     """Refuses scales of K and V other than one in each layer, which ``KVScales`` reads."""
     scheme = fields.get("kv_cache_scheme")
-    expected = {"num_bits": 8, "type": "float", "strategy": "tensor"}
-    if scheme is None:
+    expected = {"num_bits": 8, "type": "float"}
+    if scheme in (None, "FP8"):  # the text is modelopt's
         return
     if (
         not isinstance(scheme, Mapping)
         or any(scheme.get(name) != value for name, value in expected.items())
+        or scheme.get("strategy") not in (None, "tensor")
         or scheme.get("dynamic")
         or not scheme.get("symmetric", True)
     ):
