@@ -122,7 +122,8 @@ def resolve(
         raise CheckpointError(f"{folder} has no config.json; give the folder of a Hugging Face checkpoint")
     if load_format == "auto" and not any(folder.glob("*.safetensors")):
         raise CheckpointError(
-            f"{folder} has no *.safetensors files; other formats are not supported, convert the weights"
+            f"{folder} has no *.safetensors files, and *.bin files, which can run code, are not loaded; convert "
+            f"them with Transformers: AutoModelForCausalLM.from_pretrained({model!r}).save_pretrained('FOLDER')"
         )
     if config.get("quantization_config") is None and (own := read_object(folder / "hf_quant_config.json")):
         config["quantization_config"] = {**own, "quant_method": "modelopt"}

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -91,8 +91,7 @@ class SafetensorsFiles:
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder = folder
-        self._file_of: dict[str, Any] = {}
-        self._path_of: dict[str, Path] = {}
+        self._stored: dict[str, _StoredTensor] = {}
         for path in _paths(folder):
             try:
                 file = stack.enter_context(safe_open(path, framework="pt"))
@@ -102,13 +101,31 @@ class SafetensorsFiles:
                     f"{path} is not a complete safetensors file: {error}; fetch it again"
                 ) from error
             for name in tensors:
-                if name in self._file_of:
+                if name in self._stored:
                     raise CheckpointError(
-                        f"{folder}: tensor {name} is in {self._path_of[name].name} and in {path.name}; "
+                        f"{folder}: tensor {name} is in {self._stored[name].path.name} and in {path.name}; "
                         "fetch the checkpoint again"
                     )
-                self._file_of[name] = file
-                self._path_of[name] = path
+                self._stored[name] = _StoredTensor(name, path, file)
+
+    def add_missing_prefix(self, layers: str, head: str) -> None:
+        """Renames tensors as those of the whole model, if the files have the names of its base model.
+
+        Transformers saves a base model, such as ``OPTModel``, with names like ``decoder.layers.0.fc1.weight``
+        instead of ``model.decoder.layers.0.fc1.weight``, and reads both.
+
+        Args:
+            layers: beginning of the names of all layers' tensors in the whole model.
+            head: beginning of the names of the output head's tensors, which have no prefix.
+        """
+        first, _, rest = layers.partition(".")
+        if any(name.startswith(layers) for name in self._stored):
+            return
+        if any(name.startswith(rest) for name in self._stored):
+            self._stored = {
+                name if name.startswith(head) else f"{first}.{name}": stored
+                for name, stored in self._stored.items()
+            }
 
     def check_layers(self, prefix: str, n_layers: int) -> None:
         """Checks the number of layers that tensor names mention. Reads no tensor.
@@ -120,7 +137,7 @@ class SafetensorsFiles:
         Raises:
             CheckpointError: the number differs.
         """
-        names = (name for name in self._file_of if name.startswith(prefix))
+        names = (name for name in self._stored if name.startswith(prefix))
         n_layers_in_files = len({name.removeprefix(prefix).partition(".")[0] for name in names})
         if n_layers_in_files == 0:
             raise CheckpointError(f"{self._folder} has no tensors named {prefix}…, as this architecture's are")
@@ -133,7 +150,7 @@ class SafetensorsFiles:
     @property
     def names(self) -> frozenset[str]:
         """Names of all tensors."""
-        return frozenset(self._file_of)
+        return frozenset(self._stored)
 
     def check(self, headers: Mapping[str, Header], optional: frozenset[str]) -> None:
         """Checks names, shapes and dtypes of all tensors. Reads headers only.
@@ -145,23 +162,24 @@ class SafetensorsFiles:
         Raises:
             CheckpointError: a tensor is missing, unexpected, or of a wrong shape or dtype.
         """
-        present = self._file_of.keys()
+        present = self._stored.keys()
         if missing := sorted(headers.keys() - present):
             raise CheckpointError(f"{self._folder} lacks {_abbreviated(missing)}; fetch the checkpoint again")
-        if extra := sorted(present - headers.keys() - optional):
+        if extra := sorted(self._stored[name].name for name in present - headers.keys() - optional):
             raise CheckpointError(
                 f"{self._folder} has tensors that its config.json does not call for: {_abbreviated(extra)}"
             )
         for name, (shape, dtypes, may_be_scalar) in headers.items():
-            header = self._file_of[name].get_slice(name)
+            stored = self._stored[name]
+            header = stored.file.get_slice(stored.name)
             if header.get_shape() != list(shape) and not (may_be_scalar and not header.get_shape()):
                 raise CheckpointError(
-                    f"{name} in {self._path_of[name]} has shape {header.get_shape()}; "
+                    f"{stored.name} in {stored.path} has shape {header.get_shape()}; "
                     f"config.json calls for {list(shape)}"
                 )
             if header.get_dtype() not in dtypes:
                 raise CheckpointError(
-                    f"{name} in {self._path_of[name]} has dtype {header.get_dtype()}; "
+                    f"{stored.name} in {stored.path} has dtype {header.get_dtype()}; "
                     f"this release reads {', '.join(dtypes)}"
                 )
 
@@ -179,11 +197,20 @@ class SafetensorsFiles:
         Raises:
             CheckpointError: the tensor cannot be read.
         """
+        stored = self._stored[name]
         try:
-            tensor: Tensor = self._file_of[name].get_tensor(name)
+            tensor: Tensor = stored.file.get_tensor(stored.name)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{name} in {self._path_of[name]} cannot be read: {error}") from error
+            raise CheckpointError(f"{stored.name} in {stored.path} cannot be read: {error}") from error
         return tensor
+
+
+class _StoredTensor(NamedTuple):
+    name: str
+    """In the file."""
+    path: Path
+    file: Any
+    """Open."""
 
 
 def _paths(folder: Path) -> list[Path]:

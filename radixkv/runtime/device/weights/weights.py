@@ -422,6 +422,7 @@ def open_weights(
             yield Weights(config, random, dtype, device, is_dequantized=is_dequantized, fp8=fp8, int4=int4)
             return
         files = SafetensorsFiles(checkpoint.folder, stack)
+        files.add_missing_prefix(config.names.layers, config.names.head)
         files.check_layers(config.names.layers, config.n_layers)
         quantized = None if scheme is None else QuantizedMatrices(scheme, shapes, files.names, files)
         headers = {name: Header(shape) for name, shape in shapes.items()}
