@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +14,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
-from radixkv.generation.parts import Part, TextPart, ToolCallPart
+from radixkv.generation.parsers.answer_format import AnswerFormat
+from radixkv.generation.parts import Part, ReasoningPart, TextPart, ToolCallPart
 from radixkv.sampling import SamplingParams
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import Ready, pack_tokens, unpack_tokens
@@ -26,21 +28,26 @@ ANSWER = f"I look.\n{CALL}\n{CALL}"
 ARGUMENTS = '{"city": "Köln"}'
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> GenerationModel:
-    folder = tmp_path_factory.mktemp("model")
+def model_with(folder: Path, markers: list[str], one: AnswerFormat, eos_token_id: int) -> GenerationModel:
+    """Returns a model whose tokens are bytes, and markers after these."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(MARKERS)
+    backend.add_special_tokens(markers)
     backend.save(str(folder / "tokenizer.json"))
     return GenerationModel(
         ready=Ready(6, 300, 1000, 16, 100, 8, 512, "cpu", "float32"),
         tokenizer=Tokenizer.load(folder),
-        answer_format=answer_format(folder, "hermes"),
-        eos_token_ids=frozenset({EOS}),
+        answer_format=one,
+        eos_token_ids=frozenset({eos_token_id}),
     )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> GenerationModel:
+    folder = tmp_path_factory.mktemp("model")
+    return model_with(folder, MARKERS, answer_format(folder, "hermes"), EOS)
 
 
 def answer(
@@ -93,3 +100,37 @@ def test_a_cut_answer_keeps_its_reason(model: GenerationModel, reason: str) -> N
 def test_text_without_calls_stops(model: GenerationModel) -> None:
     output = answer(model, "Hello. \n", {3, 8}, SamplingParams())
     assert (output.parts, output.finish_reason) == ([TextPart("Hello. \n")], "stop")
+
+
+CHANNELS = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>"]
+ANALYSIS = "<|channel|>analysis<|message|>I think.<|end|>"
+CHANNEL_TEXT = "<|channel|>commentary<|message|>I look.<|end|>"
+CHANNEL_CALL = f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{ARGUMENTS}<|call|>"
+
+
+@pytest.fixture(scope="module")
+def channels_model(tmp_path_factory: pytest.TempPathFactory) -> GenerationModel:
+    folder = tmp_path_factory.mktemp("channels")
+    one = answer_format(folder, "openai", has_reasoning=True)
+    return model_with(folder, CHANNELS, one, 256 + CHANNELS.index("<|call|>"))
+
+
+@settings(max_examples=50)
+@given(cuts=st.sets(st.integers(1, 150), max_size=40))
+def test_channels_of_special_tokens(channels_model: GenerationModel, cuts: set[int]) -> None:
+    model, call_id = channels_model, 256 + CHANNELS.index("<|call|>")
+    text = "<|start|>assistant".join((ANALYSIS, CHANNEL_TEXT, CHANNEL_CALL))
+    ids = unpack_tokens(model.require_tokenizer("text").encode(text, adds_special_tokens=False))
+    assert ids[-1] == call_id
+    ends = [*sorted(cut for cut in cuts if cut < len(ids)), len(ids)]
+    stream: ChoiceStream[Any] = ChoiceStream(SamplingParams(), model, parser=model.open_parser(HEADER, USE))
+    output: OutputDelta[Any] = OutputDelta()
+    for begin, end in zip([0, *ends], ends, strict=False):
+        last = ("stop", call_id) if end == len(ids) else (None, None)
+        output.add(stream.absorb(pack_tokens(ids[begin:end]), None, *last))
+    *others, call = output.parts
+    assert others == [ReasoningPart("I think."), TextPart("I look.")]
+    assert isinstance(call, ToolCallPart)
+    assert (call.name, call.arguments) == ("weather", ARGUMENTS)
+    assert output.finish_reason == "tool_calls"
+    assert stream.n_reasoning_tokens == ids.index(256 + CHANNELS.index("<|end|>")) + 1

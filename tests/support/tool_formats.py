@@ -34,16 +34,22 @@ SHOWN_BY = {
     "mistral": "[TOOL_CALLS] [",
     "mistral_args": "[TOOL_CALLS]NAME[ARGS]",
     "llama3_json": 'ipython "parameters": ',
+    "openai": "<|channel|>commentary to=functions.",
 }
 """By format: what its chat template contains."""
 
 
+REASONING_SHOWN_BY = {"openai": "<|channel|>analysis"}
+"""By format: what its chat template contains if the model reasons; ``</think>`` for others."""
+
+
 def chat_template(format_name: str, *, has_reasoning: bool = False) -> ChatTemplate:
     """Returns a chat template of the ChatML kind that shows tools, and belongs to a format."""
+    reasoning = REASONING_SHOWN_BY.get(format_name, "</think>") if has_reasoning else ""
     source = (
         "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
         "{% if tools %}{{ tools | tojson }}{% endif %}"
-        f"{{# {SHOWN_BY[format_name]} {'</think>' if has_reasoning else ''} #}}"
+        f"{{# {SHOWN_BY[format_name]} {reasoning} #}}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{{ prefill }}{% endif %}"
     )
     return ChatTemplate(source, {}, "the test")

@@ -10,12 +10,11 @@ from radixkv.checkpoints.files import read_object
 from radixkv.errors import CheckpointError, InvalidRequest, UnsupportedFeature
 from radixkv.generation.parsers.formats import (
     NONE,
-    REASONING_FIELD,
     REASONING_FIELDS,
     TOOL_FIELD,
     CallTag,
+    find_reasoning_format,
     find_tool_format,
-    finds_reasoning,
 )
 from radixkv.generation.parsers.structural_tags import structural_tag
 from radixkv.generation.tools import ToolUse
@@ -90,7 +89,7 @@ class AnswerFormat:
         """
         source = "" if chat_template is None else chat_template.source
         tool_format = find_tool_format(tool_call_parser, source)
-        has_reasoning = finds_reasoning(reasoning_parser, source)
+        reasoning_format = find_reasoning_format(reasoning_parser, source)
         path = folder / "tokenizer_config.json"
         own = (read_object(path) or {}).get("response_template")
         if not isinstance(own, Mapping | None) or not isinstance((own or {}).get("fields", {}), Mapping):
@@ -99,12 +98,12 @@ class AnswerFormat:
         if tool_call_parser is not None or own is None:
             fields.pop(TOOL_FIELD, None)
             if tool_format is not None:
-                fields[TOOL_FIELD] = tool_format.field
+                fields |= tool_format.fields
         if reasoning_parser is not None or own is None:
             for name in REASONING_FIELDS:
                 fields.pop(name, None)
-            if has_reasoning:
-                fields[REASONING_FIELDS[0]] = REASONING_FIELD
+            if reasoning_format is not None:
+                fields |= reasoning_format.fields
         if fields.keys() <= {"content", "role"}:
             return None
         anchor = {} if own is not None else {"start_anchor": _assistant_header(chat_template) or _NO_ANCHOR}
@@ -142,8 +141,8 @@ class AnswerFormat:
             return text_format
         if self._tag is None:
             raise UnsupportedFeature(
-                "this model's format of calls cannot be demanded; leave out tool_choice, strict and "
-                "parallel_tool_calls, or start the server with --tool-call-parser",
+                "this model's format of calls cannot be demanded; leave out tool_choice, strict, "
+                "parallel_tool_calls and response_format, or start the server with another --tool-call-parser",
                 param="tool_choice",
             )
         tag = structural_tag(self._tag, tools, prompt, text_format, has_reasoning=self.has_reasoning)

@@ -203,8 +203,11 @@ class AnswerParser:
         if self.is_reasoning_possible and not (is_end and kind == "region_close"):
             self._follow_reasoning(kind, field, event.get("text", ""))
         if field != TOOL_FIELD:
+            part = ReasoningPart if field in REASONING_FIELDS else TextPart
             if kind == "region_chunk":
-                self._writer.add_text(ReasoningPart if field in REASONING_FIELDS else TextPart, event["text"])
+                self._writer.add_text(part, event["text"])
+            elif kind == "region_open" and field != self._template.implicit:
+                self._writer.break_line(part)
             return
         assert self._calls is not None
         if kind == "region_open":

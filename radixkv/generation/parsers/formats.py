@@ -15,6 +15,8 @@ TOOL_FIELD = "tool_calls"
 """The name that response templates have for calls."""
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """The names that response templates have for reasoning."""
+_TEXT_FIELD = "text"
+"""Our name of text that has marks around it; ``content`` is what stands outside all other fields."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,17 @@ class ToolFormat:
     """Texts that a chat template of this format contains."""
     field: Mapping[str, Any]
     """The field ``tool_calls`` of a response template, as Transformers reads it."""
-    tag: CallTag
+    tag: CallTag | None
+    """None: a grammar cannot demand calls."""
     foreign_marks: tuple[str, ...] = ()
     """Texts of other formats that have the marks, too; a chat template with one of them is not of this format."""
+    text_field: Mapping[str, Any] | None = None
+    """The field of text, if the model writes marks around that too."""
+
+    @property
+    def fields(self) -> dict[str, Mapping[str, Any]]:
+        """The fields of a response template, other than ``content``."""
+        return {TOOL_FIELD: self.field} | ({} if self.text_field is None else {_TEXT_FIELD: self.text_field})
 
     def is_shown_by(self, chat_template: str) -> bool:
         """Returns whether a chat template is of this format."""
@@ -59,13 +69,50 @@ class ToolFormat:
         return has_marks and not any(mark in chat_template for mark in self.foreign_marks)
 
 
-REASONING_NAMES = ("qwen3", "deepseek_r1", "deepseek-r1", "qwen3-thinking")
-"""Names that vLLM and SGLang have for the one format of reasoning."""
-_REASONING_MARK = "</think>"
-"""Text that a chat template for reasoning contains."""
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """A format of reasoning."""
 
-REASONING_FIELD: Mapping[str, Any] = {"open_pattern": r"\A\s*<think>", "close": "</think>", "content": "text"}
-"""Reasoning between ``<think>`` and ``</think>`` at the start of the answer, or from the end of the prompt on."""
+    names: tuple[str, ...]
+    """Names that vLLM and SGLang have for it."""
+    mark: str
+    """Text that a chat template of this format contains."""
+    field: Mapping[str, Any]
+    """The field ``reasoning_content`` of a response template."""
+    text_field: Mapping[str, Any] | None = None
+    """As of ``ToolFormat``."""
+
+    @property
+    def fields(self) -> dict[str, Mapping[str, Any]]:
+        """The fields of a response template, other than ``content``."""
+        own = {REASONING_FIELDS[0]: self.field}
+        return own | ({} if self.text_field is None else {_TEXT_FIELD: self.text_field})
+
+
+_CHANNEL = r"(?:<\|start\|>assistant)?<\|channel\|>"
+"""Begins a message of GPT-OSS; the prompt ends with the first one's ``<|start|>assistant``."""
+_CHANNEL_TEXT: Mapping[str, Any] = {
+    # The second is what an answer ends with if it is cut before the text of a message.
+    "open_pattern": _CHANNEL + r"(?:final|commentary)(?: ?<\|constrain\|>[^<]*)?<\|message\|>"
+    r"|(?:<\|start\|>|<\|channel\|>)(?:[^<]|<\|channel\|>|<\|constrain\|>)*\Z",
+    "close": ["<|end|>", "<|return|>"],
+    "content": "text",
+}
+REASONING_FORMATS = (
+    ReasoningFormat(
+        ("openai_gptoss", "gpt-oss"),
+        "<|channel|>analysis",
+        {"open_pattern": _CHANNEL + r"analysis<\|message\|>", "close": "<|end|>", "content": "text"},
+        _CHANNEL_TEXT,
+    ),
+    ReasoningFormat(
+        ("qwen3", "deepseek_r1", "deepseek-r1", "qwen3-thinking"),
+        "</think>",
+        # At the start of the answer, or from the end of the prompt on.
+        {"open_pattern": r"\A\s*<think>", "close": "</think>", "content": "text"},
+    ),
+)
+"""All formats. Where the marks of several are in a chat template, the first is taken."""
 
 
 def _transform(name: str, arguments: str) -> dict[str, Any]:
@@ -73,6 +120,22 @@ def _transform(name: str, arguments: str) -> dict[str, Any]:
 
 
 TOOL_FORMATS = (
+    ToolFormat(
+        "openai",
+        ("gpt-oss",),
+        ("<|channel|>", "functions."),
+        {
+            # The recipient stands before the channel or after it.
+            "open_pattern": r"(?:<\|start\|>assistant)?(?:<\|channel\|>\w+)? ?to=functions\.(?P<name>[\w.-]+)"
+            r"(?: ?<\|channel\|>\w+)?[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>",
+            "close": ["<|call|>", "<|end|>"],
+            "repeats": True,
+            "content": "json",
+            "transform": _transform("{name}", "{content}"),
+        },
+        None,
+        text_field=_CHANNEL_TEXT,
+    ),
     ToolFormat(
         "qwen3_coder",
         ("qwen3_xml",),
@@ -174,14 +237,22 @@ def find_tool_format(name: str | None, chat_template: str) -> ToolFormat | None:
     return named[0]
 
 
-def finds_reasoning(name: str | None, chat_template: str) -> bool:
-    """Returns whether to look for reasoning: by the name of a parser, or by the chat template if that is None.
+def find_reasoning_format(name: str | None, chat_template: str) -> ReasoningFormat | None:
+    """Returns the format of reasoning with this name, or the one that a chat template shows; None if there is none.
+
+    Args:
+        name: of ``--reasoning-parser``; None to look at the chat template.
+        chat_template: its text.
 
     Raises:
-        ConfigError: there is no parser of this name.
+        ConfigError: there is no format of this name.
     """
     if name is None:
-        return _REASONING_MARK in chat_template
-    if name not in (NONE, *REASONING_NAMES):
-        raise ConfigError(f"reasoning_parser is {name!r}; it must be one of {', '.join(REASONING_NAMES)} or {NONE}")
-    return name != NONE
+        return next((one for one in REASONING_FORMATS if one.mark in chat_template), None)
+    if name == NONE:
+        return None
+    found = next((one for one in REASONING_FORMATS if name in one.names), None)
+    if found is None:
+        names = ", ".join(sorted(each for one in REASONING_FORMATS for each in one.names))
+        raise ConfigError(f"reasoning_parser is {name!r}; it must be one of {names} or {NONE}")
+    return found

@@ -42,6 +42,11 @@ class PartWriter:
             self._space = ""
         self._space += text[len(shown) :]
 
+    def break_line(self, kind: type[TextPart] | type[ReasoningPart]) -> None:
+        """Begins a new line if more text of the same kind follows, such as another message of the same answer."""
+        if kind is self._kind and self._has_text:
+            self._space += "\n"
+
     def add_call(self, piece: CallPiece) -> None:
         """Adds what is new of a call."""
         self._kind, self._space = ToolCallPart, ""

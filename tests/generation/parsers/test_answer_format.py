@@ -22,6 +22,7 @@ CALLS = {
     "mistral": '[TOOL_CALLS][{"name": "now", "arguments": {}}]',
     "mistral_args": "[TOOL_CALLS]now[ARGS]{}",
     "llama3_json": '{"name": "now", "parameters": {}}',
+    "openai": "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>",
 }
 OWN: dict[str, Any] = {
     "defaults": {"role": "assistant"},

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixkv.generation.parsers.answer_format import AnswerFormat
+from radixkv.generation.parts import TextPart
 from radixkv.generation.tools import ToolUse, parse_tool_use
 from support.tool_formats import HEADER, SHOWN_BY, TOOLS, USE, answer_format, parse
 
@@ -106,6 +107,46 @@ OTHERS: dict[str, tuple[str, str, list[Any]]] = {
         "llama3_json",
         'It is {"name": "now", "parameters": {}}',
         ['It is {"name": "now", "parameters": {}}'],
+    ),
+    "gpt-oss": (
+        "openai",
+        '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Paris"}',
+        [PARIS],
+    ),
+    "gpt-oss with the recipient before the channel": (
+        "openai",
+        ' to=functions.weather<|channel|>commentary json<|message|>{"city": "Paris"}<|call|>',
+        [PARIS],
+    ),
+    "gpt-oss with text and two calls": (
+        "openai",
+        "<|channel|>commentary<|message|>I look.<|end|>"
+        '<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Paris"}'
+        "<|call|><|start|>assistant to=functions.now<|channel|>commentary <|constrain|>json<|message|>{}<|call|>"
+        "<|start|>assistant<|channel|>final<|message|>Done.<|return|>",
+        ["I look.", PARIS, ("now", "{}"), "Done."],
+    ),
+    "gpt-oss with two texts": (
+        "openai",
+        "<|channel|>commentary<|message|>First. <|end|><|start|>assistant<|channel|>final<|message|>Last.",
+        ["First. \nLast."],
+    ),
+    "gpt-oss's last text": (
+        "openai",
+        "<|channel|>final<|message|>a <|cha <b> to=functions.",
+        ["a <|cha <b> to=functions."],
+    ),
+    "gpt-oss's text in a format": ("openai", "<|channel|>final <|constrain|>json<|message|>{}", ["{}"]),
+    "gpt-oss without channels": ("openai", "Hello.", ["Hello."]),
+    "gpt-oss in a channel of its own": (
+        "openai",
+        "<|channel|>other<|message|>Hello.",
+        ["<|channel|>other<|message|>Hello."],
+    ),
+    "gpt-oss with cut arguments": (
+        "openai",
+        '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Pa',
+        ['<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Pa'],
     ),
     "qwen coder": (
         "qwen3_coder",
@@ -253,6 +294,59 @@ def test_reasoning_is_split_off(tmp_path: Path, case: str) -> None:
     earlier = "<|im_start|>user\nwhat is <think>?<|im_end|>\n"
     for pieces in ([text], list(text)):
         assert parse(one, pieces, prompt=f"{earlier}{HEADER}{prefill}") == expected
+
+
+ANALYSIS = "<|channel|>analysis<|message|>I see.<|end|><|start|>assistant"
+CHANNELS: dict[str, tuple[str, list[Any]]] = {
+    "a text after it": (
+        f"{ANALYSIS}<|channel|>final<|message|>Hello.<|return|>",
+        [("think", "I see."), "Hello."],
+    ),
+    "a call after it": (
+        f"{ANALYSIS}<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+        '{"city": "Paris"}<|call|>',
+        [("think", "I see."), PARIS],
+    ),
+    "twice": (
+        f"{ANALYSIS}{ANALYSIS}<|channel|>final<|message|>Hello.",
+        [("think", "I see.\nI see."), "Hello."],
+    ),
+    "around a call": (
+        f"{ANALYSIS} to=functions.now<|channel|>commentary json<|message|>{{}}<|call|><|start|>assistant{ANALYSIS}",
+        [("think", "I see."), ("now", "{}"), ("think", "I see.")],
+    ),
+    "a call named in it": (
+        "<|channel|>analysis<|message|>I say to=functions.now<|message|>{}<|call|> now",
+        [("think", "I say to=functions.now<|message|>{}<|call|> now")],
+    ),
+    "cut": ("<|channel|>analysis<|message|>I se", [("think", "I se")]),
+    "cut before a text": (f"{ANALYSIS}<|channel|>fin", [("think", "I see.")]),
+    "cut before a text in a format": (f"{ANALYSIS}<|channel|>final <|constrain|>js", [("think", "I see.")]),
+    "cut before a call": (f"{ANALYSIS} to=functions.now<|channel|>commentary", [("think", "I see.")]),
+    "cut at once": ("<|channel|>", []),
+}
+
+
+@pytest.mark.parametrize("case", CHANNELS)
+def test_reasoning_in_a_channel_is_split_off(tmp_path: Path, case: str) -> None:
+    text, expected = CHANNELS[case]
+    one = answer_format(tmp_path, "openai", has_reasoning=True)
+    for pieces in ([text], list(text)):
+        assert parse(one, pieces) == expected
+
+
+def test_a_channel_begun_in_the_prompt_goes_on(tmp_path: Path) -> None:
+    one = answer_format(tmp_path, "openai", has_reasoning=True)
+    assert parse(one, ["lo."], prompt=f"{HEADER}<|channel|>final<|message|>Hel") == ["lo."]
+
+
+def test_reasoning_in_a_channel_may_stay_in_the_text_beside_calls(tmp_path: Path) -> None:
+    parser = answer_format(tmp_path, "openai", has_reasoning=True).open_parser(HEADER, USE, has_reasoning=False)
+    assert parser is not None
+    parts = [*parser.feed(f"{ANALYSIS}<|channel|>final<|message|>Hello."), *parser.finish()]
+    assert "".join(part.text for part in parts if isinstance(part, TextPart)) == (
+        "<|channel|>analysis<|message|>I see.<|end|>\nHello."
+    )
 
 
 def test_reasoning_may_stay_in_the_text(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from radixkv.generation.parsers.answer_format import AnswerFormat
 from radixkv.generation.tools import parse_tool_use
 from radixkv.runtime.structured.source import prepare_source
 from radixkv.structured_outputs import StructuredOutputs
-from support.tool_formats import HEADER, SHOWN_BY, TOOLS, USE, answer_format, chat_template, parse
+from support.tool_formats import HEADER, TOOLS, USE, answer_format, chat_template, parse
 
 EOS = 256
 PARIS = {
@@ -67,7 +67,7 @@ def accepts(compiler: xgrammar.GrammarCompiler, tmp_path: Path) -> Accepts:
     return accepts
 
 
-@pytest.mark.parametrize("name", SHOWN_BY)
+@pytest.mark.parametrize("name", PARIS)
 def test_demanded_calls(accepts: Accepts, tmp_path: Path, name: str) -> None:
     one = answer_format(tmp_path, name)
     for choice in ("required", NAMED):
@@ -101,13 +101,23 @@ def test_a_schema_that_no_grammar_enforces_demands_an_object_unless_it_is_strict
         accepts(one, text, "required", tools=[{"type": "function", "function": {**tool, "strict": True}}])
 
 
-@pytest.mark.parametrize("name", SHOWN_BY)
+@pytest.mark.parametrize("name", PARIS)
 def test_strict_tools_in_free_text(accepts: Accepts, tmp_path: Path, name: str) -> None:
     one = answer_format(tmp_path, name)
     assert one.constraint(HEADER, parse_tool_use(TOOLS)) is None
     for text in ("Hello.", PARIS[name], f"Hello. {PARIS[name]}"):
         assert accepts(one, text, tools=STRICT)
     assert not accepts(one, PARIS[name].replace("city", "town"), tools=STRICT)
+
+
+def test_channels_are_not_demanded(tmp_path: Path) -> None:
+    one = answer_format(tmp_path, "openai")
+    assert one.constraint(HEADER, parse_tool_use(TOOLS)) is None
+    text = StructuredOutputs(json_object=True)
+    assert one.constraint(HEADER, parse_tool_use([]), text) == text
+    for request, text_format in (((STRICT,), None), ((TOOLS, "required"), None), ((TOOLS,), text)):
+        with pytest.raises(UnsupportedFeature, match="format of calls cannot be demanded"):
+            one.constraint(HEADER, parse_tool_use(*request), text_format)
 
 
 @pytest.mark.parametrize("name", BOTH)
