@@ -5,12 +5,12 @@ Free pages are filled with NaN, so a read of KV that was not written turns every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from radixkv.checkpoints import Checkpoint, resolve
+from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.device.ops.base import TokenInputs
@@ -18,23 +18,8 @@ from radixkv.runtime.device.pack import PackedStep
 from radixkv.runtime.device.persistent_batch_cpu import PersistentBatch
 from radixkv.runtime.loop import Loop
 from radixkv.tree.node import Namespace
-from support.checkpoints import save_checkpoint
-from support.cold_answers import MODELS, ColdAnswers
-from support.cpu_server import PAGE_SIZE, CpuServer, Logits, ids, recorded_logits
-
-
-@pytest.fixture(scope="module", params=MODELS)
-def checkpoint(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Checkpoint:
-    path = tmp_path_factory.mktemp("model")
-    save_checkpoint(path, **MODELS[request.param])
-    return resolve(str(path))
-
-
-@pytest.fixture
-def logits() -> Iterator[Logits]:
-    with recorded_logits() as seen:
-        yield seen
-
+from support.cold_answers import ColdAnswers
+from support.cpu_server import PAGE_SIZE, CpuServer, Logits, ids
 
 SHARED = ids(41, seed=0)
 PROMPTS = {seed: SHARED[: 12 + 7 * seed] + ids(3 + 5 * seed, seed) for seed in range(1, 5)}

@@ -6,38 +6,24 @@ turns every logit into NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
 
 from radixkv import wire
-from radixkv.checkpoints import Checkpoint, resolve
+from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.cache.transfers import Load, Transfers
 from radixkv.runtime.device.copy_threads import CopyThreads
 from radixkv.runtime.device.host_slots_cpu import CpuHostSlots
-from support.checkpoints import save_checkpoint
-from support.cold_answers import MODELS, ColdAnswers
-from support.cpu_server import CpuServer, Logits, ids, recorded_logits
+from support.cold_answers import ColdAnswers
+from support.cpu_server import CpuServer, Logits, ids
 from support.evicting import evict_all
 
 SHARED = ids(41, seed=0)
 PROMPTS = {10 * seed: SHARED[: 12 + 7 * seed] + ids(3 + 5 * seed, seed) for seed in range(1, 5)}
 N_TOKENS = 9
 HOST_BYTES = 4 << 20
-
-
-@pytest.fixture(scope="module", params=MODELS)
-def checkpoint(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Checkpoint:
-    path = tmp_path_factory.mktemp("model")
-    save_checkpoint(path, **MODELS[request.param])
-    return resolve(str(path))
-
-
-@pytest.fixture
-def logits() -> Iterator[Logits]:
-    with recorded_logits() as seen:
-        yield seen
 
 
 @pytest.fixture(scope="module")
