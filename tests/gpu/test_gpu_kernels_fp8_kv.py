@@ -122,7 +122,11 @@ def test_rotation_stores_what_16_bits_round_to(dtype: torch.dtype, is_exact: boo
 @pytest.mark.parametrize("kv_dtype", [FP8, torch.float16])
 @pytest.mark.parametrize(
     "tile_config",
-    [TileConfig(32, 2, 2, is_ahead=False, token_ns=1.0), TileConfig(64, 3, 4, is_ahead=True, token_ns=1.0)],
+    [
+        TileConfig(32, 2, 2, is_ahead=False, token_ns=1.0),
+        TileConfig(32, 3, 2, is_ahead=True, token_ns=1.0),
+        TileConfig(64, 3, 4, is_ahead=True, token_ns=1.0),
+    ],
 )
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_decode_rows(head_dim: int, tile_config: TileConfig, kv_dtype: torch.dtype) -> None:

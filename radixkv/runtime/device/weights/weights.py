@@ -125,7 +125,10 @@ class Weights:
 
     @property
     def n_bytes(self) -> int:
-        """Size of all tensors in memory in bytes; a tied head counts once, with the embedding."""
+        """Size of all tensors in memory in bytes; a tied head counts once, with the embedding.
+
+        A matrix counts by its own format, also where it is dequantized because of another one in its stack.
+        """
         return sum(self._bytes_of(name, shape) for name, shape in self._shapes.items())
 
     def _bytes_of(self, name: str, shape: tuple[int, ...]) -> int:

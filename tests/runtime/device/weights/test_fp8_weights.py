@@ -68,9 +68,9 @@ def test_matrices_of_a_checkpoint_stay_in_fp8(tmp_path: Path, name: str) -> None
         assert torch.equal(matrix.dequantize(), dense.weight)
 
 
-def save_blocks(folder: Path) -> dict[str, Tensor]:
+def save_blocks(folder: Path, n_kv_heads: int = 2) -> dict[str, Tensor]:
     """Saves a checkpoint with blocks of 128 × 128. Returns its dense matrices by name."""
-    save_checkpoint(folder, **WIDE | {"num_key_value_heads": 2})
+    save_checkpoint(folder, **WIDE | {"num_key_value_heads": n_kv_heads})
     tensors = load_file(folder / "model.safetensors")
     dense: dict[str, Tensor] = {}
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
@@ -95,6 +95,18 @@ def test_blocks_stay_in_fp8(tmp_path: Path) -> None:
 
 
 def test_a_stack_in_which_a_matrix_begins_within_a_block_is_dequantized(tmp_path: Path) -> None:
+    """The matrices of values begin after 64 rows of keys."""
+    dense = save_blocks(tmp_path, n_kv_heads=1)
+    for index, linear in enumerate(linears(tmp_path, products=["fp8"])):
+        if index % 4:
+            fp8_of(linear)
+            continue
+        parts = [dense[f"model.layers.{index // 4}.self_attn.{part}_proj.weight"] for part in "qkv"]
+        assert isinstance(linear.weight, Tensor)
+        assert torch.equal(linear.weight, torch.cat(parts))
+
+
+def test_blocks_of_another_size_are_dequantized(tmp_path: Path) -> None:
     save_quantized(tmp_path, "fp8 blocks")  # of 32 × GROUP, which no product takes
     found = linears(tmp_path / "quantized", products=["fp8"])
     for linear, dense in zip(found, linears(tmp_path / "dense"), strict=True):
