@@ -19,7 +19,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Rows, *, adds_one: bool
         x: [rows, hidden] bfloat16, float16 or float32; rows may be strided.
         weight: [hidden], of ``x``'s dtype.
         eps: added to the mean square.
-        out: [rows, hidden]: a tensor of ``x``'s dtype, which may be ``x``, or FP8 with the bits of ``quantize_rows``.
+        out: [rows, hidden]: of ``x``'s dtype, also ``x`` itself; or FP8, with the bits of ``quantize_rows``.
         adds_one: whether to multiply by ``1 + weight`` instead, and to round only after that.
     """
     _launch(x, None, weight, eps, out, adds_one)
