@@ -14,6 +14,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig
+from radixkv.runtime.device.ops.cuda.fp8 import split_e4m3
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 
 _LOG2_E = 1.4426950408889634
@@ -172,7 +173,7 @@ def _attend_decode(
         offsets = offset[:, None] + word[None, :]
         key = tl.load(k_cache + offsets, is_token[:, None], 0)
         if HAS_PAIRS:
-            key, odd_key = _split(key, USES_PTX)
+            key, odd_key = split_e4m3(key, USES_PTX)
         score = tl.dot(even_queries, tl.trans(key))
         if HAS_PAIRS:
             score = tl.dot(odd_queries, tl.trans(odd_key), score)
@@ -185,7 +186,7 @@ def _attend_decode(
         highest = higher
         value = tl.load(v_cache + offsets, is_token[:, None], 0)
         if HAS_PAIRS:
-            value, odd_value = _split(value, USES_PTX)
+            value, odd_value = split_e4m3(value, USES_PTX)
             odd_summed = odd_summed * rescale[:, None] + tl.dot(weight.to(odd_value.dtype), odd_value)
         summed = summed * rescale[:, None] + tl.dot(weight.to(value.dtype), value)
         if IS_AHEAD:
@@ -207,38 +208,3 @@ def _attend_decode(
         target = (result + query).to(tl.int64) * n_heads + kv_head * KV_STEP + pair % GROUP * MEMBER_STEP
         tl.store(values + target[:, None] * DIM + dim[None, :], attended, is_pair[:, None])
         tl.store(lse + target, tl.log2(total) + highest, is_pair)
-
-
-@triton.jit
-def _split(words: tl.tensor, USES_PTX: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Returns the first and the second of the two e4m3 numbers of each word, as float16.
-
-    V is loaded in words because tensor cores need its values in another order than memory has them. One instruction
-    (``ldmatrix``) rearranges 16-bit words, and none rearranges bytes. After it a word's two numbers are converted.
-    """
-    if USES_PTX:
-        first_numbers, second_numbers = tl.inline_asm_elementwise(
-            """{
-            .reg .b16 first, second;
-            .reg .b32 one, other;
-            mov.b32 {first, second}, $2;
-            cvt.rn.f16x2.e4m3x2 one, first;
-            cvt.rn.f16x2.e4m3x2 other, second;
-            prmt.b32 $0, one, other, 0x5410;
-            prmt.b32 $1, one, other, 0x7632;
-            }""",
-            "=r,=r,r",
-            [words],
-            dtype=(tl.float16, tl.float16),
-            is_pure=True,
-            pack=2,
-        )
-        return first_numbers, second_numbers
-    return _from_e4m3(words & 0xFF), _from_e4m3((words >> 8) & 0xFF)
-
-
-@triton.jit
-def _from_e4m3(bits: tl.tensor) -> tl.tensor:
-    """Returns numbers whose e4m3 bits are given, as float16, without instructions for FP8."""
-    number = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.int16).to(tl.float16, bitcast=True) * 256.0
-    return tl.where((bits & 0x7F) == 0x7F, float("nan"), number).to(tl.float16)

@@ -1,4 +1,4 @@
-"""Rounding to 8-bit floats (e4m3)."""
+"""Conversion to and from 8-bit floats (e4m3)."""
 
 from __future__ import annotations
 
@@ -45,3 +45,38 @@ def _round_to_fp8(
     is_value = offsets < size
     values = tl.load(x + offsets, is_value, 0.0)
     tl.store(out + offsets, to_fp8(values, 1.0, LARGEST), is_value)
+
+
+@triton.jit
+def split_e4m3(words: tl.tensor, USES_PTX: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Returns the first and the second of the two e4m3 numbers of each word, as float16.
+
+    V is loaded in words because tensor cores need its values in another order than memory has them. One instruction
+    (``ldmatrix``) rearranges 16-bit words, and none rearranges bytes. After it a word's two numbers are converted.
+    """
+    if USES_PTX:
+        first_numbers, second_numbers = tl.inline_asm_elementwise(
+            """{
+            .reg .b16 first, second;
+            .reg .b32 one, other;
+            mov.b32 {first, second}, $2;
+            cvt.rn.f16x2.e4m3x2 one, first;
+            cvt.rn.f16x2.e4m3x2 other, second;
+            prmt.b32 $0, one, other, 0x5410;
+            prmt.b32 $1, one, other, 0x7632;
+            }""",
+            "=r,=r,r",
+            [words],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+        return first_numbers, second_numbers
+    return _from_e4m3(words & 0xFF), _from_e4m3((words >> 8) & 0xFF)
+
+
+@triton.jit
+def _from_e4m3(bits: tl.tensor) -> tl.tensor:
+    """Returns numbers whose e4m3 bits are given, as float16, without instructions for FP8."""
+    number = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.int16).to(tl.float16, bitcast=True) * 256.0
+    return tl.where((bits & 0x7F) == 0x7F, float("nan"), number).to(tl.float16)
