@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from result_lines import add_gpu_flags, report, script_parser
 
 from gpu import gpu_provenance
+from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
-from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention
 from radixkv.runtime.device.attention.cuda.run_selection import SharingCosts
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype

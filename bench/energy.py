@@ -26,7 +26,7 @@ from shapes import LLAMA_8B, write_model
 from step_plans import MAX_STEPS, PAGE_SIZE, Case, Plans
 
 from gpu import EnergyCounter, gpu_provenance
-from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
+from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.norm import add_rms_norm
 

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
-from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharingCosts
 from radixkv.runtime.device.kv_dtype import FP8, UNSCALED, LayerScales, quantize

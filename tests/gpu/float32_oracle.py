@@ -18,7 +18,7 @@ from torch import Tensor
 
 from radixkv import LLM
 from radixkv.runtime.device import machine_cuda
-from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
+from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from support.reference_attention import ReferenceAttention
 
 

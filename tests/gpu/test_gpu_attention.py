@@ -18,7 +18,7 @@ pytest.importorskip("flashinfer", reason="attention on CUDA is FlashInfer's")
 if torch.cuda.is_available():
     from attention_world import World, assert_close, assert_close_in_8_bits, ints
 
-    from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
+    from radixkv.runtime.device.attention.cuda.base import AttentionShape
 
 LLAMA = (32, 8, 128)
 

@@ -29,7 +29,7 @@ def test_attention_seconds_are_those_of_cuda_events(is_graph: bool) -> None:
     """Times long decode rows. All graph replays are enqueued before the first time is read."""
     from attention_world import World, ints
 
-    from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
+    from radixkv.runtime.device.attention.cuda.base import AttentionShape
     from radixkv.runtime.device.attention_timer_cuda import AttentionTimer
 
     world = World(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.runtime.device.attention.base import LayerAttention
-from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
+from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.kv_pool_cpu import PageShape
 from radixkv.runtime.device.kv_pool_cuda import CudaPool
 from radixkv.runtime.device.model.decoder import Decoder, OutputTokens

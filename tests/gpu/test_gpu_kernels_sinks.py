@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,13 +13,17 @@ from kernel_support import DEVICE, check_close, normal, on_device_only, on_kerne
 from torch import Tensor
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
+from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, Geometry
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
-from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape, PartialResults
+from radixkv.runtime.device.attention.cuda.flashinfer import PartialResults
+from radixkv.runtime.device.attention.cuda.flashinfer_prompts import FlashInferPromptLaunch
 from radixkv.runtime.device.attention.cuda.layer_launches import DecodeLaunch
 from radixkv.runtime.device.attention.cuda.paged import StepAttention
+from radixkv.runtime.device.attention.cuda.prompts import PromptLaunches, PromptRows
 from radixkv.runtime.device.attention.cuda.run_selection import SharingCosts
 from radixkv.runtime.device.attention.cuda.sinks import apply_sinks
+from radixkv.runtime.device.attention.cuda.triton_prompts import TritonPrompts
 from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS
 from radixkv.runtime.device.kv_dtype import FP8, UNSCALED, LayerScales, quantize
 from radixkv.runtime.device.staging_cuda import StagingBuffer, StagingLayout
@@ -26,6 +31,7 @@ from radixkv.runtime.step.plan import SharedRun
 
 pytestmark = on_kernels
 
+PromptKernel = Literal["flashinfer", "triton"]
 KV_HEADS, GROUP, DIM, PAGE = 2, 8, 64, 16
 HEADS = KV_HEADS * GROUP
 SCALE = DIM**-0.5
@@ -36,6 +42,7 @@ N_SHARED = 2
 LENGTHS = (100, 33, 70, 128)
 N_PROMPT = 5
 """Tokens of the prompt row, which continue the last row's pages."""
+START = LENGTHS[-1] - N_PROMPT
 
 
 class World:
@@ -73,24 +80,24 @@ class World:
         scores = torch.full([HEADS], -math.inf, device=DEVICE) if sinks is None else sinks
         module = SimpleNamespace(num_key_value_groups=GROUP, sinks=scores, training=False)
         queries = [(row, length) for row, length in enumerate(LENGTHS[:-1])]
-        queries += [(len(LENGTHS) - 1, LENGTHS[-1] - N_PROMPT + 1 + index) for index in range(N_PROMPT)]
+        queries += [(len(LENGTHS) - 1, START + 1 + index) for index in range(N_PROMPT)]
         outs = []
         for query, (row, length) in zip(self.q, queries, strict=True):
             k, v = self.keys_and_values(row, 0 if window is None else max(length - window, 0), length)
             outs.append(eager_attention_forward(module, query.float()[None, :, None], k, v, None, SCALE)[0])
         return torch.cat(outs).view(-1, HEADS, DIM)
 
-    def attention(self, variant: Variant) -> StepAttention:
-        """Plans the step as ``PagedAttention`` does. torch computes the prompt row, as FlashInfer would."""
-        geometry = Geometry(HEADS, KV_HEADS, PAGE, 4096, 16, 128, 4, 100_000, DIM)
+    def attention(self, variant: Variant, prompt_kernel: PromptKernel) -> StepAttention:
+        """Plans the step as ``PagedAttention`` does."""
+        geometry = Geometry(HEADS, KV_HEADS, PAGE, 4096, 16, 0, 4, 100_000, DIM)
         layout = StagingLayout()
         planner = DecodePlanner(
             geometry,
             WINDOWS,
             max_rows=len(LENGTHS),
             layout=layout,
-            costs=SharingCosts(launches_ns=-1e6, large_ns=1e9, run_ns=-1e6),
-            shared_kernel="fa2",
+            costs=SharingCosts(launches_ns=-1e6, run_ns=-1e6),
+            shared_kernel=None,
         )
         host = StagingBuffer(torch.zeros(layout.size, dtype=torch.int32))
         n_rows = len(LENGTHS) - 1
@@ -120,13 +127,31 @@ class World:
             for window, fields in planner.fields.items()
             for items in [fields.items]
         }
+        return StepAttention(
+            WINDOWS,
+            [self.scales] * len(WINDOWS),
+            [None if sinks is None else sinks * math.log2(math.e) for sinks in self.sinks],
+            n_rows,
+            decode,
+            self.triton_prompts() if prompt_kernel == "triton" else self.flashinfer_prompts(),
+        )
+
+    def triton_prompts(self) -> PromptLaunches:
+        """Plans the prompt row for the Triton kernel."""
+        slots, starts, n_tokens = (np.array([n], np.int32) for n in (len(LENGTHS) - 1, START, N_PROMPT))
+        prompts = TritonPrompts(self.shape, WINDOWS, device=self.tables.device, shared_bytes=102_400)
+        prompts.connect(self.tables)
+        return prompts.plan(PromptRows.of(slots, starts, n_tokens, WINDOWS, WIDTH, PAGE))
+
+    def flashinfer_prompts(self) -> PromptLaunches:
+        """Returns launches of FlashInfer, whose kernel torch stands in for: it knows no sinks, and reports sums."""
         lse = poisoned(N_PROMPT, HEADS, dtype=torch.float32)
 
-        def prompt_launch(window: int | None) -> object:
+        def kernel(window: int | None) -> Any:
             def launch(q: Tensor, k: Tensor, v: Tensor, out: Tensor, scales: LayerScales) -> None:
                 for index in range(N_PROMPT):
-                    end = LENGTHS[-1] - N_PROMPT + 1 + index
-                    keys, values = self.keys_and_values(n_rows, 0 if window is None else max(end - window, 0), end)
+                    first, end = 0 if window is None else START + 1 + index - window, START + 1 + index
+                    keys, values = self.keys_and_values(len(LENGTHS) - 1, max(first, 0), end)
                     heads = [part[0].repeat_interleave(GROUP, 0) for part in (keys, values)]
                     scores = torch.einsum("hd,htd->ht", q[index].float(), heads[0]) * SCALE
                     out[index] = torch.einsum("ht,htd->hd", scores.softmax(-1), heads[1])
@@ -134,18 +159,13 @@ class World:
 
             return launch
 
-        return StepAttention(
-            WINDOWS,
-            [self.scales] * len(WINDOWS),
-            [None if sinks is None else sinks * math.log2(math.e) for sinks in self.sinks],
-            n_rows,
-            decode,
-            {window: prompt_launch(window) for window in set(WINDOWS)},
-            lse,
-        )
+        return {window: FlashInferPromptLaunch(kernel(window), False, lse) for window in set(WINDOWS)}
 
 
-@pytest.mark.parametrize("variant", ["whole", "split", "shared"])
+@pytest.mark.parametrize(
+    ("variant", "prompt_kernel"),
+    [("whole", "flashinfer"), ("whole", "triton"), ("split", "flashinfer"), ("shared", "triton")],
+)
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"),
     [
@@ -155,12 +175,14 @@ class World:
         pytest.param(torch.bfloat16, FP8, marks=on_device_only),
     ],
 )
-def test_a_mixed_step_is_that_of_transformers(dtype: torch.dtype, kv_dtype: torch.dtype, variant: Variant) -> None:
+def test_a_mixed_step_is_that_of_transformers(
+    dtype: torch.dtype, kv_dtype: torch.dtype, variant: Variant, prompt_kernel: PromptKernel
+) -> None:
     """In float16 without a GPU, because the interpreter multiplies no bfloat16."""
     if kv_dtype == FP8 and torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU cannot convert 8-bit floats")
     world = World(dtype, kv_dtype)
-    attention = world.attention(variant)
+    attention = world.attention(variant, prompt_kernel)
     for layer in range(len(WINDOWS)):
         out = poisoned(*world.q.shape, dtype=dtype)
         attention.run(layer, world.q, world.k, world.v, out)

@@ -16,8 +16,10 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from radixkv.runtime.device.attention.cuda import decode_kernel as decode_kernel
 from radixkv.runtime.device.attention.cuda import merge as merge_kernel
+from radixkv.runtime.device.attention.cuda import prompt_kernel as prompt_kernel
 from radixkv.runtime.device.attention.cuda import sinks as sinks_kernel
 from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig, Variant, choose_tile_config
+from radixkv.runtime.device.attention.cuda.triton_prompts import choose_prompt_tile
 from radixkv.runtime.device.kv_dtype import FP8_MAX
 from radixkv.runtime.device.machine_cuda import MAX_HEADS_PER_KV_HEAD, MIN_FP8_CAPABILITY
 from radixkv.runtime.device.ops.cuda import expert_routing as routing
@@ -278,6 +280,43 @@ def test_attention_of_decode_rows_fits(
             num_warps=tile_config.n_warps,
         )
         assert taken <= SHARED_BYTES[target], tile_config
+
+
+@pytest.mark.parametrize(("target", "kv"), [*product(SHARED_BYTES, ["*bf16"]), *product(FP8_TARGETS, ["*i16"])])
+@pytest.mark.parametrize(
+    ("head_dim", "group", "window", "has_sinks"),
+    [(64, 8, 128, True), (128, 4, 0, False), (256, 32, 512, False)],
+)
+def test_attention_of_prompts_fits(
+    head_dim: int, group: int, window: int, has_sinks: bool, target: int, kv: str
+) -> None:
+    tile = choose_prompt_tile(head_dim, SHARED_BYTES[target] + 1024)
+    kinds = dict.fromkeys(("q", "out"), "*bf16") | dict.fromkeys(("k_cache", "v_cache"), kv)
+    kinds |= dict.fromkeys(("tables", "items"), "*i32") | {"sinks": "*fp32"}
+    kinds |= dict.fromkeys(("scale", "value_scale"), "fp32") | dict.fromkeys(("q_stride", "page_stride"), "i32")
+    constants = {
+        "COLUMNS": prompt_kernel.N_PROMPT_COLUMNS,
+        "GROUP": group,
+        "KV_HEADS": 2,
+        "DIM": head_dim,
+        "PAGE": 16,
+        "WINDOW": window,
+        "PAIRS": tile.n_pairs,
+        "KEYS": tile.n_keys,
+        "STAGES": tile.n_stages,
+        "HAS_WORDS": kv == "*i16",
+        "USES_PTX": True,
+        "HAS_SINKS": has_sinks,
+    }
+    taken = shared_bytes(
+        prompt_kernel._attend_prompts,
+        target,
+        kinds,
+        constants,
+        aligned={*kinds} - {"scale", "value_scale"},
+        num_warps=tile.n_warps,
+    )
+    assert taken <= SHARED_BYTES[target], tile
 
 
 @pytest.mark.parametrize("target", SHARED_BYTES)

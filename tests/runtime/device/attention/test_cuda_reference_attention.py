@@ -12,7 +12,7 @@ from torch import Tensor
 
 from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.attention.cuda.base import Attention
-from radixkv.runtime.device.attention.cuda.flashinfer import AttentionShape
+from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.work_items import Ints
 from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer, StagingLayout
 from support.reference_attention import ReferenceAttention

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, DecodeStep, Geometry
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
-from radixkv.runtime.device.attention.cuda.fa3_prefill import Fa3Schedule, balance_tiles, causal_tiles
+from radixkv.runtime.device.attention.cuda.fa3_prefill import Fa3Schedule, balance_tiles
 from radixkv.runtime.device.attention.cuda.fa3_shared import Fa3Fields, choose_part_tokens
+from radixkv.runtime.device.attention.cuda.prompts import causal_tiles
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharedRunSelector, SharingCosts
 from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, WorkItems
 from radixkv.runtime.device.staging_cuda import StagingBuffer, StagingLayout
@@ -45,9 +46,9 @@ class SimulatedPlanner:
         self,
         geometry: Geometry = H200,
         windows: Sequence[int | None] = (None,),
-        shared_kernel: SharedKernel = "fa3",
+        shared_kernel: SharedKernel | None = "fa3",
     ) -> None:
-        self.geometry = geometry
+        self.geometry = geometry = geometry if shared_kernel else replace(geometry, large_tile=0)
         self.layout = StagingLayout()
         self.planner = DecodePlanner(
             geometry,
@@ -86,6 +87,9 @@ class SimulatedPlanner:
     def large_items(self, step: DecodeStep) -> list[SimulatedPlanner.Item]:
         """Simulates FlashInfer for each large item."""
         fields = self.planner.large_fields
+        if fields is None:
+            assert not step.n_large_items
+            return []
         if isinstance(fields, Fa3Fields):
             return self.tiles(step, fields)
         staged_values, entries = self.staged[fields.field], self.tables.ravel()
@@ -241,7 +245,8 @@ def test_nested_runs(seed: int) -> None:
     geometry = replace(
         H200, n_heads=n_heads, n_kv_heads=n_kv_heads, token_bytes=512 * n_kv_heads, small_tile=small_tile
     )
-    planner_sim = SimulatedPlanner(geometry, shared_kernel="fa3" if seed % 4 < 2 else "fa2")
+    kernels: list[SharedKernel | None] = ["fa3", "fa3", "fa2", "fa2", None]
+    planner_sim = SimulatedPlanner(geometry, shared_kernel=kernels[seed % 5])
     n_rows = int(random.integers(2, 250))
     batch_slots, lengths = ragged(planner_sim, seed, n_rows, 300)
     rows = random.permutation(n_rows).tolist()
@@ -290,15 +295,15 @@ def test_rows_of_any_lengths_fit_the_staging_fields(
                 assert n_read == int(lengths.sum()) + step.n_rows - n_rows
 
 
-@pytest.mark.parametrize("shared_kernel", ["fa2", "fa3"])
-def test_a_large_prefix_is_read_once_per_tile(shared_kernel: SharedKernel) -> None:
+@pytest.mark.parametrize(("shared_kernel", "tile"), [("fa2", 128), ("fa3", 128), (None, 16)])
+def test_a_large_prefix_is_read_once_per_tile(shared_kernel: SharedKernel | None, tile: int) -> None:
     planner_sim = SimulatedPlanner(shared_kernel=shared_kernel)
     batch_slots, lengths = np.arange(256, dtype=np.int32), np.full(256, 3300, np.int32)
     planner_sim.tables[:256, :192] = planner_sim.tables[0, :192]
     step = planner_sim.plan(batch_slots, lengths, [SharedRun(tuple(range(256)), 0, 192)], 256)
     assert step.variant == "shared"
     n_read = sum(len(item.kv_slots) for item in planner_sim.items(step) + planner_sim.large_items(step))
-    assert n_read == 256 * (3300 - 3072) + 3072 * 256 * 4 // 128
+    assert n_read == 256 * (3300 - 3072) + 3072 * 256 * 4 // tile
 
 
 def test_short_runs_are_not_shared() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from radixkv.runtime.device.attention.base import LayerAttention
@@ -15,6 +17,27 @@ from radixkv.runtime.step.plan import SharedRun
 
 DecodeT = TypeVar("DecodeT")
 PromptT = TypeVar("PromptT")
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Head counts, head size, page size, dtypes and scale of a layer's attention."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: torch.dtype
+    """Of queries and outputs."""
+    scale: float
+    """Multiplier of the scores."""
+    kv_dtype: torch.dtype
+    """Of K and V: ``dtype``, or ``float8_e4m3fn``."""
+
+    @property
+    def group(self) -> int:
+        """Heads that share a KV head."""
+        return self.n_heads // self.n_kv_heads
 
 
 class Attention(Protocol[DecodeT, PromptT]):

@@ -55,7 +55,7 @@ class Geometry:
     small_tile: int
     """(Query, head) pairs of one KV head that fit a small tile, which the decode kernel computes."""
     large_tile: int
-    """(Query, head) pairs of one KV head that fit a large tile, which FlashInfer computes."""
+    """(Query, head) pairs of one KV head that fit a large tile, which FlashInfer computes; 0 without FlashInfer."""
     n_processors: int
     """Multiprocessors of the GPU."""
     shared_bytes: int
@@ -107,7 +107,7 @@ class DecodePlanner:
     One item per row is best for many rows of similar length. Rows are split where there are few of them, or where
     one is far longer than the others. Pages that rows share are read once for as many rows as fit a tile. If few
     rows share them, small tiles in the launch of the rows' own pages read them; if many do, large tiles in a launch
-    of their own.
+    of their own, where there are large tiles.
 
     Args:
         geometry: sizes of model and GPU.
@@ -115,7 +115,7 @@ class DecodePlanner:
         max_rows: most rows of a step. Batch slots are below it; padding has this batch slot.
         layout: the staging fields are added to it.
         costs: decide which shared pages are read once.
-        shared_kernel: the FlashInfer kernel of large tiles.
+        shared_kernel: the FlashInfer kernel of large tiles; None: there are no large tiles.
     """
 
     def __init__(
@@ -126,8 +126,9 @@ class DecodePlanner:
         max_rows: int,
         layout: StagingLayout,
         costs: SharingCosts,
-        shared_kernel: SharedKernel,
+        shared_kernel: SharedKernel | None,
     ) -> None:
+        assert (shared_kernel is None) == (geometry.large_tile == 0)
         self._geometry = geometry
         self._max_rows = max_rows
         longest = longest_window(windows)
@@ -158,10 +159,10 @@ class DecodePlanner:
         """Fields by window."""
         self.n_large_results = n_large * large_rows
         """Most partial results of large items; they come first."""
-        self.large_fields: Fa2Fields | Fa3Fields
+        self.large_fields: Fa2Fields | Fa3Fields | None = None
         if shared_kernel == "fa2":
             self.large_fields = Fa2Fields.allocate(n_large, layout)
-        else:
+        elif shared_kernel == "fa3":
             self.large_fields = Fa3Fields.allocate(
                 n_large, geometry.n_kv_heads, geometry.group, geometry.n_processors, layout
             )
@@ -232,7 +233,7 @@ class DecodePlanner:
         self, staged: StagingBuffer, items: WorkItems, results: Ints, n_padded: int, width: int
     ) -> None:
         page_size = self._geometry.page_size
-        if not n_padded:
+        if self.large_fields is None or not n_padded:
             return
         if isinstance(self.large_fields, Fa3Fields):
             self.large_fields.fill(staged, items, results, n_padded, page_size)
@@ -286,11 +287,13 @@ class DecodePlanner:
         return n_rows + n_shared + self._n_splits(n_rows, variant)
 
     def _n_large_items(self, n_rows: int) -> int:
-        return self._max_tiles(n_rows)[1] + self._geometry.items_at_once(4)
+        n_tiles = self._max_tiles(n_rows)[1]
+        return n_tiles + self._geometry.items_at_once(4) if n_tiles else 0
 
     def _max_tiles(self, n_rows: int) -> tuple[int, int]:
         """Returns how many small and large tiles shared runs may fill."""
-        return max(n_rows // 4, 1), max(2 * n_rows * self._geometry.group // self._geometry.large_tile, 1)
+        group, large_tile = self._geometry.group, self._geometry.large_tile
+        return max(n_rows // 4, 1), max(2 * n_rows * group // large_tile, 1) if large_tile else 0
 
     def _part_tokens(self, lengths: Ints, n_rows: int, variant: Variant) -> int:
         """Returns the tokens per part of a row, a multiple of ``_PART_MULTIPLE``.

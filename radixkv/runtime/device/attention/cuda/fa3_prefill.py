@@ -1,4 +1,4 @@
-"""Planning of prompt attention: query tiles, and the FA3 schedule of tiles onto multiprocessors."""
+"""The schedule of prompt attention's tiles onto multiprocessors, for FlashInfer's FA3 kernel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.runtime.device.attention.cuda.work_items import Ints, WorkItems
+from radixkv.runtime.device.attention.cuda.work_items import Ints
 
 
 def tile_queries(head_dim: int) -> int:
@@ -89,36 +89,3 @@ def balance_tiles(costs: NDArray[np.int64], n_processors: int) -> NDArray[np.int
         owners[group] = least_loaded
         loads[least_loaded] += costs[group]
     return owners
-
-
-def pages_behind(starts: Ints, window: int | None, page_size: int) -> Ints:
-    """Returns how many pages of each row lie behind the window of its first token: [rows], 0 without a window.
-
-    Args:
-        starts: [rows], position of each row's first token.
-        window: positions that a token attends to, its own included; None for all.
-        page_size: tokens per page.
-    """
-    if window is None:
-        return np.zeros_like(starts)
-    n_behind: Ints = np.maximum(starts + np.int32(1 - window), 0) // np.int32(page_size)
-    return n_behind
-
-
-def causal_tiles(firsts: Ints, n_tokens: Ints, lengths: Ints, first_entries: Ints, *, tile: int) -> WorkItems:
-    """Splits prompt rows into items of ``tile`` queries, the longest first.
-
-    An item's queries are the last positions that it reads.
-
-    Args:
-        firsts, n_tokens, lengths, first_entries: as in ``Fa3Schedule.build``.
-        tile: queries per item.
-    """
-    n_tiles = -(-n_tokens // tile)
-    rows = np.repeat(np.arange(len(n_tokens)), n_tiles)
-    begins = (np.arange(len(rows)) - np.repeat(np.cumsum(n_tiles) - n_tiles, n_tiles)) * tile
-    n_queries = np.minimum(n_tokens[rows] - begins, tile)
-    ends = lengths[rows] - n_tokens[rows] + begins + n_queries
-    order = np.argsort(-ends, kind="stable")
-    columns = (firsts[rows] + begins, n_queries, first_entries[rows], np.zeros_like(ends), ends)
-    return WorkItems(*(column[order].astype(np.int32) for column in columns))

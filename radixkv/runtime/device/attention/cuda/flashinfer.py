@@ -13,8 +13,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.work_items import Fa2Fields
 from radixkv.runtime.device.kv_dtype import FP8, LayerScales
+
+FlashInferKernel = Literal["fa2", "fa3"]
 
 _NHD = 0
 _MASKS = {False: 0, True: 1}
@@ -22,28 +25,7 @@ _NO_ROTATION = (1.0, 1e4, 0, 0)
 """The last arguments of ``paged_run``: scale and theta of a rotation that is off, and two unused sizes."""
 
 
-@dataclass(frozen=True)
-class AttentionShape:
-    """Head counts, head size, page size, dtypes and scale of a layer's attention."""
-
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    page_size: int
-    dtype: torch.dtype
-    """Of queries and outputs."""
-    scale: float
-    """Multiplier of the scores."""
-    kv_dtype: torch.dtype
-    """Of K and V: ``dtype``, or ``float8_e4m3fn``."""
-
-    @property
-    def group(self) -> int:
-        """Heads that share a KV head."""
-        return self.n_heads // self.n_kv_heads
-
-
-def load(backend: Literal["fa2", "fa3"], shape: AttentionShape, is_windowed: bool) -> Any:
+def load(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool) -> Any:
     """Loads FlashInfer's module. Compiling takes minutes where it is not prebuilt.
 
     With K and V of 8 bits, FA2 converts them to the queries' dtype, and FA3 takes queries of 8 bits.
@@ -63,7 +45,7 @@ def not_compiled(shape: AttentionShape, windows: Sequence[int | None], capabilit
     return [spec.name for spec in specs if not spec.is_compiled]
 
 
-def backend_of(capability: tuple[int, ...]) -> Literal["fa2", "fa3"]:
+def backend_of(capability: tuple[int, ...]) -> FlashInferKernel:
     """Returns the backend of prompts and of large tiles: FA3 on Hopper, which alone supports it, else FA2.
 
     With K and V of 8 bits FA3 rounds queries and weights of the softmax to 8 bits too. FA2 does not, but converts K
@@ -72,7 +54,12 @@ def backend_of(capability: tuple[int, ...]) -> Literal["fa2", "fa3"]:
     return "fa3" if capability == (9, 0) else "fa2"
 
 
-def _module(backend: Literal["fa2", "fa3"], shape: AttentionShape, is_windowed: bool) -> tuple[Any, ...]:
+def fa2_tile(head_dim: int) -> int:
+    """Returns the (query, head) pairs of one KV head in a tile of the FA2 kernel."""
+    return 64 if head_dim > 128 else 128
+
+
+def _module(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool) -> tuple[Any, ...]:
     query_dtype = shape.kv_dtype if backend == "fa3" else shape.dtype
     dim = shape.head_dim
     return query_dtype, shape.kv_dtype, shape.dtype, torch.int32, dim, dim, 0, is_windowed, False, False

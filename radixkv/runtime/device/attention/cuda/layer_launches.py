@@ -1,11 +1,10 @@
-"""The kernel sequences that compute a planned layer's attention."""
+"""The kernel sequences that compute a planned layer's decode rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from radixkv.runtime.device.attention.cuda.decode_kernel import attend_decode
@@ -13,12 +12,11 @@ from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig
 from radixkv.runtime.device.attention.cuda.flashinfer import FlashInferLaunch, PartialResults
 from radixkv.runtime.device.attention.cuda.merge import merge_results
 from radixkv.runtime.device.attention.cuda.query_order import copy_item_queries, gather_queries
-from radixkv.runtime.device.kv_dtype import FP8, LayerScales
-from radixkv.runtime.device.ops.cuda.fp8 import round_to_fp8
+from radixkv.runtime.device.kv_dtype import LayerScales
 
 
-class LayerLaunch(Protocol):
-    """A callable that enqueues one layer's kernels; q and out are [queries, heads, head_dim]."""
+class SharedLaunch(Protocol):
+    """A callable that enqueues one layer's large items; q is [queries, heads, head_dim]."""
 
     def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, scales: LayerScales) -> None: ...
 
@@ -39,7 +37,7 @@ class DecodeLaunch:
     results: PartialResults
     group: int
     scale: float
-    large: LayerLaunch | None
+    large: SharedLaunch | None
     """The launch of large items, over pages that many rows share."""
 
     def __call__(
@@ -128,15 +126,3 @@ class Fa3SharedLaunch:
             q, self.order, self.copies, self.queries, n_items=self.n_items, n_rows=self.n_rows, group=self.group
         )
         self.launch(self.queries.view(self.values.shape), k_cache, v_cache, self.values, scales)
-
-
-@dataclass(frozen=True)
-class Fp8PromptLaunch:
-    """Prompts by FA3 over K and V of 8 bits, with queries that are rounded to 8 bits."""
-
-    launch: FlashInferLaunch
-
-    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, scales: LayerScales) -> None:
-        queries = torch.empty_like(q, dtype=FP8)
-        round_to_fp8(q, queries)
-        self.launch(queries, k_cache, v_cache, out, scales)

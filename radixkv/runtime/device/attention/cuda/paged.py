@@ -4,61 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.array_copies_cuda import to_device
-from radixkv.runtime.device.attention.base import longest_window
+from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, DecodeStep, Geometry
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
-from radixkv.runtime.device.attention.cuda.fa3_prefill import (
-    Fa3Schedule,
-    causal_tiles,
-    pages_behind,
-    tile_queries,
-)
+from radixkv.runtime.device.attention.cuda.fa3_prefill import tile_queries
 from radixkv.runtime.device.attention.cuda.fa3_shared import Fa3Fields
 from radixkv.runtime.device.attention.cuda.flashinfer import (
-    AttentionShape,
     Fa2Kernel,
     Fa3Kernel,
     PartialResults,
     backend_of,
+    fa2_tile,
 )
+from radixkv.runtime.device.attention.cuda.flashinfer_prompts import FlashInferPrompts
 from radixkv.runtime.device.attention.cuda.layer_launches import (
     DecodeLaunch,
     Fa2SharedLaunch,
     Fa3SharedLaunch,
-    Fp8PromptLaunch,
-    LayerLaunch,
+    SharedLaunch,
 )
+from radixkv.runtime.device.attention.cuda.prompts import PromptAttention, PromptLaunches, PromptRows
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharingCosts
-from radixkv.runtime.device.attention.cuda.sinks import apply_sinks
-from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, Fa2Fields, Ints
-from radixkv.runtime.device.kv_dtype import FP8, UNSCALED, LayerScales
+from radixkv.runtime.device.attention.cuda.triton_prompts import TritonPrompts
+from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, Ints
+from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
 from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 
-
-@dataclass(frozen=True)
-class PromptStep:
-    """A step's prompt rows, planned; the copy of the plan to the device is enqueued."""
-
-    staged: Tensor
-    """int32 on the device: a ``Fa3Schedule`` on Hopper, else items."""
-    plan: tuple[int, ...]
-    """``Fa3Schedule.plan``; empty with FA2."""
-    fields: Fa2Fields | None
-    """Fields of the items in ``staged``; None with FA3."""
-    n_items: int
-    """Items to launch; 0 with FA3."""
-    lse: Tensor | None
-    """[tokens, heads] float32: log2 of each token's sum of exponentials, overwritten by each layer; None if the
-    model has no sinks."""
+PromptKernel = Literal["fa2", "fa3", "triton"]
+"""The kernel of prompt rows: one of FlashInfer's, or our own in Triton."""
 
 
 class PagedAttention:
@@ -80,8 +59,10 @@ class PagedAttention:
         kv_scales: [layers], of K and V of 8 bits; None: all are 1.
         sinks: [layers] of [heads], a score of each head that takes part in the softmax and has no value; None for
             layers or models without.
-        prompt_kernel: None for FA3 on Hopper and FA2 elsewhere.
-        shared_kernel: kernel for pages that many rows share; None as for ``prompt_kernel``.
+        prompt_kernel: None for FlashInfer's FA3 on Hopper and its FA2 elsewhere.
+        shared_kernel: kernel for pages that many rows share; None for FA3 on Hopper and FA2 elsewhere. With the
+            prompt kernel ``triton``, None is for no such kernel: FlashInfer is not imported, and the decode kernel
+            reads these pages too.
     """
 
     def __init__(
@@ -95,13 +76,12 @@ class PagedAttention:
         kv_scales: Sequence[LayerScales] | None = None,
         sinks: Sequence[Tensor | None] | None = None,
         costs: SharingCosts | None = None,
-        prompt_kernel: Literal["fa2", "fa3"] | None = None,
+        prompt_kernel: PromptKernel | None = None,
         shared_kernel: SharedKernel | None = None,
     ) -> None:
         properties = torch.cuda.get_device_properties(device)
         self._shape = shape
         self._windows = tuple(windows)
-        self._longest_window = longest_window(windows)
         self._device = device
         self._kv_scales = kv_scales or [UNSCALED] * len(self._windows)
         self._sinks = [
@@ -109,8 +89,21 @@ class PagedAttention:
             for scores in sinks or [None] * len(self._windows)
         ]
         backend = backend_of((properties.major, properties.minor))
-        self._uses_fa3 = (prompt_kernel or backend) == "fa3"
-        shared_kernel = shared_kernel or backend
+        self._prompts: PromptAttention
+        if prompt_kernel == "triton":
+            self._prompts = TritonPrompts(
+                shape, windows, device=device, shared_bytes=properties.shared_memory_per_multiprocessor
+            )
+        else:
+            self._prompts = FlashInferPrompts(
+                prompt_kernel or backend,
+                shape,
+                windows,
+                has_sinks=any(scores is not None for scores in self._sinks),
+                device=device,
+                n_processors=properties.multi_processor_count,
+            )
+            shared_kernel = shared_kernel or backend
         self._geometry = Geometry(
             n_heads=shape.n_heads,
             n_kv_heads=shape.n_kv_heads,
@@ -139,18 +132,17 @@ class PagedAttention:
             staging: of the layout with all fields added.
             tables: [max_rows + 1, width] int32 block tables, at a fixed address.
         """
-        shape, distinct = self._shape, set(self._windows)
+        shape = self._shape
         self._staging = staging
         self._tables = tables
-        if self._uses_fa3:
-            self._fa3_kernels = {window: Fa3Kernel(shape, window, tables) for window in distinct}
-        else:
-            self._fa2_kernels = {window: Fa2Kernel(shape, window, tables) for window in distinct}
+        self._prompts.connect(tables)
         by_member = isinstance(self._decode.large_fields, Fa3Fields)
-        if None in distinct:
+        if self._decode.large_fields is not None and None in self._windows:
             self._large_kernel = (Fa3Kernel if by_member else Fa2Kernel)(shape, None, tables)
         self._results = PartialResults.allocate(self._decode.n_results, shape, self._device, by_member=by_member)
-        n_ordered_queries = self._decode.n_large_results if by_member else self._max_rows
+        n_ordered_queries = 0
+        if self._decode.large_fields is not None:
+            n_ordered_queries = self._decode.n_large_results if by_member else self._max_rows
         self._ordered_queries = torch.zeros(
             n_ordered_queries,
             shape.n_heads,
@@ -184,7 +176,7 @@ class PagedAttention:
         """
         return self._decode.plan(staged, batch_slots, lengths, self._tables.shape[1], shared, bucket, variant)
 
-    def plan_prompts(self, batch_slots: Ints, starts: Ints, n_tokens: Ints) -> PromptStep:
+    def plan_prompts(self, batch_slots: Ints, starts: Ints, n_tokens: Ints) -> PromptLaunches:
         """Plans the prompt rows, and sends the plan on the current stream.
 
         The tokens of consecutive rows are consecutive.
@@ -194,36 +186,10 @@ class PagedAttention:
             starts: [rows], position of each row's first token.
             n_tokens: [rows].
         """
-        firsts = np.cumsum(n_tokens, dtype=np.int32) - n_tokens
-        # Rows of layers with windows only begin at the first page that they read: the kernels load whole tiles of
-        # positions before they mask them, and other requests may have the pages before.
-        n_behind = pages_behind(starts, self._longest_window, self._shape.page_size)
-        entries = batch_slots * np.int32(self._tables.shape[1]) + n_behind
-        lengths = starts + n_tokens - n_behind * np.int32(self._shape.page_size)
-        lse = None
-        if any(sinks is not None for sinks in self._sinks):
-            lse = torch.empty(int(n_tokens.sum()), self._shape.n_heads, dtype=torch.float32, device=self._device)
-        if self._uses_fa3:
-            schedule = Fa3Schedule.build(
-                firsts,
-                n_tokens,
-                lengths,
-                entries,
-                n_heads=self._shape.n_heads,
-                tile=tile_queries(self._shape.head_dim),
-                n_processors=self._geometry.n_processors,
-            )
-            return PromptStep(to_device(schedule.values, self._device), tuple(schedule.plan), None, 0, lse)
-        tile = _large_tile(self._shape, "fa2") // self._geometry.group
-        items = causal_tiles(firsts, n_tokens, lengths, entries, tile=tile)
-        layout = StagingLayout()
-        fields = Fa2Fields.allocate(len(items), layout)
-        host = StagingBuffer(torch.empty(layout.size, dtype=torch.int32, pin_memory=True))
-        page_size, n_entries = self._shape.page_size, self._tables.numel()
-        fields.fill(host, items, items.first_queries, len(items), page_size=page_size, n_entries=n_entries)
-        return PromptStep(host.buffer.to(self._device, non_blocking=True), (), fields, len(items), lse)
+        width, page_size = self._tables.shape[1], self._shape.page_size
+        return self._prompts.plan(PromptRows.of(batch_slots, starts, n_tokens, self._windows, width, page_size))
 
-    def step(self, decode: DecodeStep | None, prompts: PromptStep | None) -> StepAttention:
+    def step(self, decode: DecodeStep | None, prompts: PromptLaunches | None) -> StepAttention:
         """Returns attention of the planned step."""
         distinct = set(self._windows)
         return StepAttention(
@@ -232,8 +198,7 @@ class PagedAttention:
             self._sinks,
             0 if decode is None else decode.n_rows,
             {} if decode is None else {window: self._decode_launch(decode, window) for window in distinct},
-            {} if prompts is None else {window: self._prompt_launch(prompts, window) for window in distinct},
-            None if prompts is None else prompts.lse,
+            {} if prompts is None else prompts,
         )
 
     def _decode_launch(self, step: DecodeStep, window: int | None) -> DecodeLaunch:
@@ -255,7 +220,7 @@ class PagedAttention:
             large=self._large_launch(step) if has_large else None,
         )
 
-    def _large_launch(self, step: DecodeStep) -> LayerLaunch:
+    def _large_launch(self, step: DecodeStep) -> SharedLaunch:
         fields, view, tile = self._decode.large_fields, self._staging.view, self._geometry.large_tile
         order = view(self._decode.order)[: step.n_rows]
         if isinstance(fields, Fa3Fields):
@@ -277,18 +242,12 @@ class PagedAttention:
                 values.view(*pairs, self._shape.head_dim),
                 launch,
             )
+        assert fields is not None, "only with large tiles a plan has large items"
         assert isinstance(self._large_kernel, Fa2Kernel)
         launch = self._large_kernel.launch(
             fields, view(fields.field), step.n_large_items, tile, results=self._results
         )
         return Fa2SharedLaunch(order, self._ordered_queries[: step.n_rows], launch)
-
-    def _prompt_launch(self, step: PromptStep, window: int | None) -> LayerLaunch:
-        if step.fields is None:
-            launch = self._fa3_kernels[window].launch(step.staged, list(step.plan), lse=step.lse)
-            return Fp8PromptLaunch(launch) if self._shape.kv_dtype == FP8 else launch
-        kernel, tile = self._fa2_kernels[window], _large_tile(self._shape, "fa2")
-        return kernel.launch(step.fields, step.staged, step.n_items, tile, is_causal=True, lse=step.lse)
 
 
 class StepAttention:
@@ -301,7 +260,6 @@ class StepAttention:
         n_decode: decode rows.
         decode: launches of the decode rows by window; empty if there are none.
         prompts: launches of the prompt rows by window; empty if there are none.
-        prompt_lse: see ``PromptStep.lse``.
     """
 
     def __init__(
@@ -311,8 +269,7 @@ class StepAttention:
         sinks: Sequence[Tensor | None],
         n_decode: int,
         decode: Mapping[int | None, DecodeLaunch],
-        prompts: Mapping[int | None, LayerLaunch],
-        prompt_lse: Tensor | None,
+        prompts: PromptLaunches,
     ) -> None:
         self._windows = windows
         self._kv_scales = kv_scales
@@ -320,7 +277,6 @@ class StepAttention:
         self._n_decode = n_decode
         self._decode = decode
         self._prompts = prompts
-        self._prompt_lse = prompt_lse
 
     def run(self, layer: int, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
         """Computes one layer, as ``LayerAttention.run``; q and out are [tokens, heads, head_dim]."""
@@ -329,14 +285,11 @@ class StepAttention:
         if self._decode:
             self._decode[window](q[:n], k_cache, v_cache, out[:n], scales, sinks)
         if self._prompts:
-            self._prompts[window](q[n:], k_cache, v_cache, out[n:], scales)
-            if sinks is not None:
-                assert self._prompt_lse is not None, "planned by attention of a model with sinks"
-                apply_sinks(out[n:], self._prompt_lse, sinks)
+            self._prompts[window](q[n:], k_cache, v_cache, out[n:], scales, sinks)
 
 
-def _large_tile(shape: AttentionShape, shared_kernel: SharedKernel) -> int:
-    """Returns how many (query, head) pairs of one KV head fit a tile of the kernel."""
-    if shared_kernel == "fa3":
-        return tile_queries(shape.head_dim)
-    return 64 if shape.head_dim > 128 else 128
+def _large_tile(shape: AttentionShape, shared_kernel: SharedKernel | None) -> int:
+    """Returns how many (query, head) pairs of one KV head fit a tile of the kernel; 0 without one."""
+    if shared_kernel is None:
+        return 0
+    return tile_queries(shape.head_dim) if shared_kernel == "fa3" else fa2_tile(shape.head_dim)

@@ -40,9 +40,9 @@ class SharingCosts:
     """Fixed cost of a run, whose results are merged."""
 
     @classmethod
-    def for_kernel(cls, kernel: SharedKernel) -> SharingCosts:
-        """Returns the costs with ``kernel`` for large tiles."""
-        return cls() if kernel == "fa3" else cls(large_tile_token_ns=1.7, large_ns=16_000.0)
+    def for_kernel(cls, kernel: SharedKernel | None) -> SharingCosts:
+        """Returns the costs with ``kernel`` for large tiles; None: there are none."""
+        return cls() if kernel != "fa2" else cls(large_tile_token_ns=1.7, large_ns=16_000.0)
 
     def saved_ns(self, n_rows: int, n_tokens: float, n_tiles: int, is_large: bool) -> float:
         """Returns the nanoseconds that reading a run in ``n_tiles`` tiles saves, without ``launches_ns`` and
@@ -87,7 +87,7 @@ class SharedRunSelector:
         page_size: tokens per page.
         token_bytes: bytes of K and V of one token in one layer; ``costs`` are for 4 KiB.
         group: heads that share a KV head.
-        small_tile, large_tile: (row, head) pairs per tile.
+        small_tile, large_tile: (row, head) pairs per tile; ``large_tile`` is 0 where there are no large tiles.
     """
 
     def __init__(
@@ -165,12 +165,11 @@ class SharedRunSelector:
         """Returns small and large tiles as options for reading a run, the better first."""
         n_tokens = (node.end - node.first_page) * self._page_tokens
         options = []
-        for is_large, n_rows in ((False, self._small_rows), (True, self._large_rows)):
-            n_tiles = -(-node.n_rows // n_rows)
-            if has_large or not is_large:
-                options.append(
-                    _TileOption(self._costs.saved_ns(node.n_rows, n_tokens, n_tiles, is_large), n_tiles, is_large)
-                )
+        for is_large in (False, True) if has_large else (False,):
+            n_tiles = -(-node.n_rows // (self._large_rows if is_large else self._small_rows))
+            options.append(
+                _TileOption(self._costs.saved_ns(node.n_rows, n_tokens, n_tiles, is_large), n_tiles, is_large)
+            )
         return sorted(options, key=lambda option: -option.saved_ns)
 
 

@@ -1,0 +1,139 @@
+"""Prompt attention by FlashInfer's FA2 or FA3 kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from radixkv.runtime.device.array_copies_cuda import to_device
+from radixkv.runtime.device.attention.cuda.base import AttentionShape
+from radixkv.runtime.device.attention.cuda.fa3_prefill import Fa3Schedule, tile_queries
+from radixkv.runtime.device.attention.cuda.flashinfer import (
+    Fa2Kernel,
+    Fa3Kernel,
+    FlashInferKernel,
+    FlashInferLaunch,
+    fa2_tile,
+)
+from radixkv.runtime.device.attention.cuda.prompts import PromptLaunches, PromptRows, causal_tiles
+from radixkv.runtime.device.attention.cuda.sinks import apply_sinks
+from radixkv.runtime.device.attention.cuda.work_items import Fa2Fields
+from radixkv.runtime.device.kv_dtype import FP8, LayerScales
+from radixkv.runtime.device.ops.cuda.fp8 import round_to_fp8
+from radixkv.runtime.device.staging_cuda import StagingBuffer, StagingLayout
+
+
+class FlashInferPrompts:
+    """Prompt attention of one model on one GPU by FlashInfer; see ``PromptAttention``.
+
+    Args:
+        kernel: ``fa3`` on Hopper alone.
+        shape: heads, page size and dtypes.
+        windows: by layer, how many positions a token attends to, its own included; None for all.
+        has_sinks: whether any layer has attention sinks.
+        device: the GPU.
+        n_processors: its multiprocessors.
+    """
+
+    def __init__(
+        self,
+        kernel: FlashInferKernel,
+        shape: AttentionShape,
+        windows: Sequence[int | None],
+        *,
+        has_sinks: bool,
+        device: torch.device,
+        n_processors: int,
+    ) -> None:
+        self._uses_fa3 = kernel == "fa3"
+        self._shape = shape
+        self._windows = frozenset(windows)
+        self._has_sinks = has_sinks
+        self._device = device
+        self._n_processors = n_processors
+
+    def connect(self, tables: Tensor) -> None:
+        """Binds the block tables and loads the kernels. Compiling takes minutes where they are not prebuilt."""
+        self._n_entries = tables.numel()
+        if self._uses_fa3:
+            self._fa3_kernels = {window: Fa3Kernel(self._shape, window, tables) for window in self._windows}
+        else:
+            self._fa2_kernels = {window: Fa2Kernel(self._shape, window, tables) for window in self._windows}
+
+    def plan(self, rows: PromptRows) -> PromptLaunches:
+        """Plans the rows, and sends the plan on the current stream without waiting."""
+        lse = None
+        if self._has_sinks:
+            n_tokens = int(rows.n_tokens.sum())
+            lse = torch.empty(n_tokens, self._shape.n_heads, dtype=torch.float32, device=self._device)
+        launches = self._fa3_launches(rows, lse) if self._uses_fa3 else self._fa2_launches(rows, lse)
+        rounds_queries = self._uses_fa3 and self._shape.kv_dtype == FP8
+        return {window: FlashInferPromptLaunch(launch, rounds_queries, lse) for window, launch in launches.items()}
+
+    def _fa3_launches(self, rows: PromptRows, lse: Tensor | None) -> Mapping[int | None, FlashInferLaunch]:
+        schedule = Fa3Schedule.build(
+            rows.firsts,
+            rows.n_tokens,
+            rows.lengths,
+            rows.first_entries,
+            n_heads=self._shape.n_heads,
+            tile=tile_queries(self._shape.head_dim),
+            n_processors=self._n_processors,
+        )
+        sent = to_device(schedule.values, self._device)
+        return {window: kernel.launch(sent, schedule.plan, lse=lse) for window, kernel in self._fa3_kernels.items()}
+
+    def _fa2_launches(self, rows: PromptRows, lse: Tensor | None) -> Mapping[int | None, FlashInferLaunch]:
+        tile = fa2_tile(self._shape.head_dim)
+        items = causal_tiles(
+            rows.firsts, rows.n_tokens, rows.lengths, rows.first_entries, tile=tile // self._shape.group
+        )
+        layout = StagingLayout()
+        fields = Fa2Fields.allocate(len(items), layout)
+        host = StagingBuffer(torch.empty(layout.size, dtype=torch.int32, pin_memory=True))
+        fields.fill(
+            host,
+            items,
+            items.first_queries,
+            len(items),
+            page_size=self._shape.page_size,
+            n_entries=self._n_entries,
+        )
+        sent = host.buffer.to(self._device, non_blocking=True)
+        return {
+            window: kernel.launch(fields, sent, len(items), tile, is_causal=True, lse=lse)
+            for window, kernel in self._fa2_kernels.items()
+        }
+
+
+@dataclass(frozen=True)
+class FlashInferPromptLaunch:
+    """A planned call of FlashInfer's kernel; see ``PromptLaunch``."""
+
+    launch: FlashInferLaunch
+    rounds_queries: bool
+    """Whether queries are rounded to 8 bits first, as FA3 needs them over K and V of 8 bits."""
+    lse: Tensor | None
+    """[tokens, heads] float32: log2 of each token's sum of exponentials, overwritten by each layer; None if the
+    model has no sinks."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        out: Tensor,
+        scales: LayerScales,
+        sinks: Tensor | None = None,
+    ) -> None:
+        queries = q
+        if self.rounds_queries:
+            queries = torch.empty_like(q, dtype=FP8)
+            round_to_fp8(q, queries)
+        self.launch(queries, k_cache, v_cache, out, scales)
+        if sinks is not None:
+            assert self.lse is not None, "planned by attention of a model with sinks"
+            apply_sinks(out, self.lse, sinks)

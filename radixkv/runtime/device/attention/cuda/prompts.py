@@ -1,0 +1,130 @@
+"""Prompt rows of a step, and what computes their attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from radixkv.runtime.device.attention.base import longest_window
+from radixkv.runtime.device.attention.cuda.work_items import Ints, WorkItems
+from radixkv.runtime.device.kv_dtype import LayerScales
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """Prompt rows as ranges of block tables. The tokens of consecutive rows are consecutive.
+
+    If all layers have windows, rows begin at the first page that they read: kernels load whole tiles of positions
+    before they mask them, and other requests may have the pages before.
+    """
+
+    firsts: Ints
+    """[rows], index of each row's first token in the step."""
+    n_tokens: Ints
+    """[rows]."""
+    lengths: Ints
+    """[rows], positions that each row's last token attends to."""
+    first_entries: Ints
+    """[rows], index of each row's first entry in the flattened block tables."""
+
+    @classmethod
+    def of(
+        cls,
+        batch_slots: Ints,
+        starts: Ints,
+        n_tokens: Ints,
+        windows: Sequence[int | None],
+        width: int,
+        page_size: int,
+    ) -> PromptRows:
+        """Returns the rows of a step.
+
+        Args:
+            batch_slots: [rows].
+            starts: [rows], position of each row's first token.
+            n_tokens: [rows].
+            windows: of all layers.
+            width: entries per block table.
+            page_size: tokens per page.
+        """
+        firsts = np.cumsum(n_tokens, dtype=np.int32) - n_tokens
+        n_behind = pages_behind(starts, longest_window(windows), page_size)
+        lengths = starts + n_tokens - n_behind * np.int32(page_size)
+        return cls(firsts, n_tokens, lengths, batch_slots * np.int32(width) + n_behind)
+
+
+class PromptLaunch(Protocol):
+    """A callable that enqueues one layer's attention of planned rows."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        out: Tensor,
+        scales: LayerScales,
+        sinks: Tensor | None = None,
+    ) -> None:
+        """Enqueues the layer's kernels.
+
+        Args:
+            q: [tokens, heads, head_dim].
+            k_cache, v_cache: [pages, page_size, kv_heads, head_dim].
+            out: [tokens, heads, head_dim], contiguous.
+            scales: of K and V.
+            sinks: as for ``sinks.apply_sinks``; None for a layer without.
+        """
+        ...
+
+
+PromptLaunches = Mapping[int | None, PromptLaunch]
+"""By window: the launch of all layers that have it."""
+
+
+class PromptAttention(Protocol):
+    """Attention of prompt rows by one kernel, chosen when the engine starts."""
+
+    def connect(self, tables: Tensor) -> None:
+        """Binds the block tables, [max_rows + 1, width] int32 at a fixed address, and loads the kernels."""
+        ...
+
+    def plan(self, rows: PromptRows) -> PromptLaunches:
+        """Plans the rows, and sends the plan on the current stream without waiting."""
+        ...
+
+
+def pages_behind(starts: Ints, window: int | None, page_size: int) -> Ints:
+    """Returns how many pages of each row lie behind the window of its first token: [rows], 0 without a window.
+
+    Args:
+        starts: [rows], position of each row's first token.
+        window: positions that a token attends to, its own included; None for all.
+        page_size: tokens per page.
+    """
+    if window is None:
+        return np.zeros_like(starts)
+    n_behind: Ints = np.maximum(starts + np.int32(1 - window), 0) // np.int32(page_size)
+    return n_behind
+
+
+def causal_tiles(firsts: Ints, n_tokens: Ints, lengths: Ints, first_entries: Ints, *, tile: int) -> WorkItems:
+    """Splits prompt rows into items of ``tile`` queries, the longest first.
+
+    An item's queries are the last positions that it reads.
+
+    Args:
+        firsts, n_tokens, lengths, first_entries: as in ``PromptRows``.
+        tile: queries per item.
+    """
+    n_tiles = -(-n_tokens // tile)
+    rows = np.repeat(np.arange(len(n_tokens)), n_tiles)
+    begins = (np.arange(len(rows)) - np.repeat(np.cumsum(n_tiles) - n_tiles, n_tiles)) * tile
+    n_queries = np.minimum(n_tokens[rows] - begins, tile)
+    ends = lengths[rows] - n_tokens[rows] + begins + n_queries
+    order = np.argsort(-ends, kind="stable")
+    columns = (firsts[rows] + begins, n_queries, first_entries[rows], np.zeros_like(ends), ends)
+    return WorkItems(*(column[order].astype(np.int32) for column in columns))

@@ -1,0 +1,102 @@
+"""Prompt attention by the Triton kernel, which needs neither FlashInfer nor CUDA's compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixkv.runtime.device.array_copies_cuda import to_device
+from radixkv.runtime.device.attention.cuda.base import AttentionShape
+from radixkv.runtime.device.attention.cuda.prompt_kernel import PromptTile, attend_prompts
+from radixkv.runtime.device.attention.cuda.prompts import PromptLaunches, PromptRows, causal_tiles
+from radixkv.runtime.device.kv_dtype import LayerScales
+
+_MIN_LARGE_SHARED_BYTES = 200_000
+"""Shared memory per multiprocessor from which more keys of size 256 fit: they take up to 164,896 bytes."""
+
+
+def choose_prompt_tile(head_dim: int, shared_bytes: int) -> PromptTile:
+    """Returns a tile that fits the GPU's registers and shared memory. No tile was measured yet.
+
+    Args:
+        head_dim: of K and V.
+        shared_bytes: shared memory of a multiprocessor.
+    """
+    if head_dim <= 128:
+        return PromptTile(128, 64, n_stages=3, n_warps=8)
+    return PromptTile(64, 64 if shared_bytes >= _MIN_LARGE_SHARED_BYTES else 32, n_stages=2, n_warps=8)
+
+
+class TritonPrompts:
+    """Prompt attention of one model on one GPU by ``attend_prompts``; see ``PromptAttention``.
+
+    Triton compiles one kernel for each distinct window when it first runs, which takes seconds. Planning needs no
+    memory but the items, 16 bytes for each tile of tokens.
+
+    Args:
+        shape: heads, page size and dtypes.
+        windows: by layer, how many positions a token attends to, its own included; None for all.
+        device: the GPU.
+        shared_bytes: shared memory of a multiprocessor.
+    """
+
+    def __init__(
+        self, shape: AttentionShape, windows: Sequence[int | None], *, device: torch.device, shared_bytes: int
+    ) -> None:
+        self._shape = shape
+        self._windows = frozenset(windows)
+        self._device = device
+        self._tile = choose_prompt_tile(shape.head_dim, shared_bytes)
+
+    def connect(self, tables: Tensor) -> None:
+        """Binds the block tables."""
+        self._tables = tables
+
+    def plan(self, rows: PromptRows) -> PromptLaunches:
+        """Splits the rows into tiles, and sends them on the current stream without waiting."""
+        n_tokens = self._tile.n_pairs // self._shape.group
+        items = causal_tiles(rows.firsts, rows.n_tokens, rows.lengths, rows.first_entries, tile=n_tokens)
+        columns = (items.first_queries, items.n_queries, items.first_entries, items.ends)
+        sent = to_device(np.stack(columns, axis=1), self._device)
+        return {
+            window: TritonPromptLaunch(self._tables, sent, window, self._shape.scale, self._tile)
+            for window in self._windows
+        }
+
+
+@dataclass(frozen=True)
+class TritonPromptLaunch:
+    """A planned call of ``attend_prompts``; see ``PromptLaunch``."""
+
+    tables: Tensor
+    items: Tensor
+    window: int | None
+    scale: float
+    tile: PromptTile
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        out: Tensor,
+        scales: LayerScales,
+        sinks: Tensor | None = None,
+    ) -> None:
+        attend_prompts(
+            q,
+            k_cache,
+            v_cache,
+            self.tables,
+            self.items,
+            out,
+            window=self.window,
+            scale=self.scale * scales.k,
+            value_scale=scales.v,
+            sinks=sinks,
+            tile=self.tile,
+        )
