@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from radixkv.compat import UNITS, Place, dtype_name, in_bytes, renamed, write_policy_name
+from radixkv.compat import UNITS, Place, attention_backend_name, dtype_name, in_bytes, renamed, write_policy_name
 from radixkv.compat_flags import add_always_on_flags, add_refused_flags, check_implied_flags, spellings
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.errors import RadixKVError, shortened
@@ -180,6 +180,14 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
         help="what compiles structured outputs: xgrammar, or none to refuse them, which saves 4 s of processor "
         "time at the start of a server (default: %(default)s)",
     )
+    model.add_argument(
+        "--attention-backend",
+        type=attention_backend_name,
+        default=ModelConfig.attention_backend,
+        metavar="BACKEND",
+        help="what computes the attention of prompts on CUDA: flashinfer, triton (needs no nvcc and no prebuilt "
+        "kernels), or auto for flashinfer where it can be had (default: %(default)s)",
+    )
     _add_cache_flags(parser.add_argument_group("prefix cache and memory"))
     scheduler = parser.add_argument_group("scheduler")
     _add_scheduler_flags(scheduler)
@@ -216,6 +224,7 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
                 quantization=args.quantization,
                 enforce_eager=args.enforce_eager,
                 grammar_backend=args.grammar_backend,
+                attention_backend=args.attention_backend,
             ),
             cache=CacheConfig(
                 page_size=args.page_size,
@@ -271,6 +280,7 @@ def engine_flags(config: EngineConfig) -> list[str]:
         ("--device", model.device, defaults.model.device),
         ("--quantization", model.quantization, defaults.model.quantization),
         ("--grammar-backend", model.grammar_backend, defaults.model.grammar_backend),
+        ("--attention-backend", model.attention_backend, defaults.model.attention_backend),
         ("--page-size", cache.page_size, defaults.cache.page_size),
         ("--kv-cache-memory-bytes", cache.kv_cache_memory_bytes, defaults.cache.kv_cache_memory_bytes),
         ("--max-total-tokens", cache.max_total_tokens, defaults.cache.max_total_tokens),

@@ -29,6 +29,7 @@ EvictionPolicyName = Literal["lru", "lfuda", "adaptive"]
 KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
 MetricsCompat = Literal["vllm", "sglang"]
 GrammarBackend = Literal["xgrammar", "none"]
+AttentionBackend = Literal["auto", "flashinfer", "triton"]
 
 
 def _check_integer(name: str, value: object) -> int:
@@ -93,6 +94,9 @@ class ModelConfig:
     grammar_backend: GrammarBackend = "xgrammar"
     """What compiles grammars of structured outputs. ``none`` refuses structured outputs, and a server starts
     without the process that compiles them, which takes 4 s of processor time and 300 MB."""
+    attention_backend: AttentionBackend = "auto"
+    """What computes the attention of prompts on CUDA: ``flashinfer``, whose kernels are prebuilt or compiled by
+    ``nvcc``; ``triton``, a kernel that needs neither; or ``auto``: FlashInfer where it can be had."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -107,6 +111,11 @@ class ModelConfig:
             raise ConfigError(f"device {shortened(self.device)} is unknown; use auto, cpu or cuda")
         if self.grammar_backend not in get_args(GrammarBackend):
             raise ConfigError(f"grammar_backend {shortened(self.grammar_backend)} is unknown; use xgrammar or none")
+        if self.attention_backend not in get_args(AttentionBackend):
+            raise ConfigError(
+                f"attention_backend {shortened(self.attention_backend)} is not supported; use auto, flashinfer or "
+                "triton"
+            )
         _check_bool("enforce_eager", self.enforce_eager)
         _check_text("quantization", self.quantization, "fp8")
         _check_text("revision", self.revision, "a branch, tag or commit")

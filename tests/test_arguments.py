@@ -25,6 +25,7 @@ from support.flags import command, parse, read, refused
         (("--load-format",), "dummy", "model.load_format", "dummy"),
         (("--device",), "cpu", "model.device", "cpu"),
         (("--grammar-backend",), "none", "model.grammar_backend", "none"),
+        (("--attention-backend",), "triton", "model.attention_backend", "triton"),
         (("--max-model-len", "--context-length"), "512", "model.max_model_len", 512),
         (("--page-size", "--block-size"), "8", "cache.page_size", 8),
         (("--kv-cache-memory-bytes",), "4096", "cache.kv_cache_memory_bytes", 4096),
@@ -53,6 +54,15 @@ def test_each_spelling_gives_its_setting_and_changes_no_other(spellings, value, 
             config = parse(*flags)
             assert read(config, path) == expected
             assert engine_flags(config) == [f"{spellings[0]}={value}"]
+
+
+def test_attention_backends_have_the_names_of_other_engines(capsys):
+    names = {"FLASHINFER": "flashinfer", "TRITON_ATTN": "triton", "flashinfer": "flashinfer", "auto": "auto"}
+    for name, ours in names.items():
+        assert parse("--attention-backend", name).model.attention_backend == ours
+    assert "'fa3' is not supported; use auto, flashinfer or triton" in refused(
+        capsys, parse, "--attention-backend", "fa3"
+    )
 
 
 def test_both_spellings_of_no_cache():
@@ -92,6 +102,7 @@ engines = st.builds(
         enforce_eager=st.booleans(),
         quantization=st.none() | st.just("fp8"),
         grammar_backend=st.sampled_from(["xgrammar", "none"]),
+        attention_backend=st.sampled_from(["auto", "flashinfer", "triton"]),
     ),
     cache=st.builds(
         CacheConfig,
@@ -137,7 +148,7 @@ def test_engine_flags_reproduce_the_configuration(config):
 def test_every_setting_has_a_flag():
     """A new field of a configuration must appear in ``engines`` above, and so in ``engine_flags``."""
     assert {field.name for field in fields(EngineConfig)} == {"model", "cache", "scheduler", "seed"}
-    assert len(fields(ModelConfig)) == 10
+    assert len(fields(ModelConfig)) == 11
     assert len(fields(CacheConfig)) == 14
     assert len(fields(SchedulerConfig)) == 8
     assert len(fields(ServerConfig)) == 15

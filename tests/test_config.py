@@ -121,6 +121,7 @@ def test_a_value_in_a_message(value: Any, text: str) -> None:
         ),
         (lambda: ModelConfig(enforce_eager=1), "enforce_eager 1 "),
         (lambda: ModelConfig(grammar_backend="outlines"), "grammar_backend 'outlines' .*xgrammar or none"),
+        (lambda: ModelConfig(attention_backend="fa3"), "attention_backend 'fa3' .*auto, flashinfer or triton"),
         (lambda: ModelConfig(device="cuda:1"), "device 'cuda:1' .*auto.* cpu.* cuda"),
         (lambda: CacheConfig(gpu_memory_utilization=0), "gpu_memory_utilization 0 "),
         (lambda: CacheConfig(gpu_memory_utilization=1.01), "gpu_memory_utilization 1.01 "),

@@ -3,6 +3,7 @@
 from radixkv.compat.refusals import Refusal, refusals
 from radixkv.compat.settings import (
     SettingNames,
+    attention_backend_name,
     dtype_name,
     in_bytes,
     naming,
@@ -19,6 +20,7 @@ __all__ = [
     "Place",
     "Refusal",
     "SettingNames",
+    "attention_backend_name",
     "dtype_name",
     "in_bytes",
     "naming",

@@ -151,6 +151,11 @@ def write_policy_name(policy: Any) -> Any:
     return {"write_through": "through", "write_through_selective": "selective"}.get(str(policy), policy)
 
 
+def attention_backend_name(backend: Any) -> Any:
+    """Returns our name of an attention backend of vLLM; other values as they are."""
+    return {"FLASHINFER": "flashinfer", "TRITON_ATTN": "triton"}.get(str(backend), backend)
+
+
 def in_bytes(alias: str, value: object) -> object:
     """Returns a size in bytes that is given under an alias with another unit; other values as they are."""
     if alias not in UNITS or isinstance(value, bool) or not isinstance(value, int | float):

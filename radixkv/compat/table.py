@@ -193,7 +193,6 @@ REFUSED = (
     Refused("the defaults of requests are the checkpoint's", {ENGINE: 'generation_config="auto"'}),
     Refused("the tokenizer is always tokenizer.json", {ENGINE: 'tokenizer_mode="auto" skip_tokenizer_init=false'}),
     Refused("code from a checkpoint is never run", {ENGINE: "trust_remote_code=false"}),
-    Refused("each device has a single attention backend", {ENGINE: "attention_backend"}),
     Refused(
         "compilation cannot be configured",
         {ENGINE: "compilation_config -O"},

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from radixkv.checkpoints import resolve, resolve_tokenizer
-from radixkv.compat import dtype_name, takes_other_names, write_policy_name
+from radixkv.compat import attention_backend_name, dtype_name, takes_other_names, write_policy_name
 from radixkv.config import (
+    AttentionBackend,
     CacheConfig,
     Device,
     EngineConfig,
@@ -84,6 +85,7 @@ class LLM:
         load_format: ``auto``, or ``dummy`` for random weights of the shapes in ``config.json``.
         enforce_eager: whether to run without CUDA graphs: a quicker start, but slower steps.
         grammar_backend: what compiles structured outputs: ``xgrammar``, or ``none`` to refuse them.
+        attention_backend: of prompts on CUDA: ``flashinfer``, ``triton``, or ``auto``: FlashInfer if there is one.
         chat_template: a file with a chat template to use instead of the tokenizer's own.
         max_model_len: maximum length of a prompt plus its answer, in tokens; None takes the model's own limit.
         max_num_seqs: maximum number of sequences in a step; None takes 256 on the CPU, 512 on CUDA.
@@ -126,6 +128,7 @@ class LLM:
         load_format: LoadFormat = "auto",
         enforce_eager: bool = False,
         grammar_backend: GrammarBackend = "xgrammar",
+        attention_backend: AttentionBackend = "auto",
         chat_template: str | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
@@ -162,6 +165,7 @@ class LLM:
                 enforce_eager,
                 quantization,
                 grammar_backend,
+                attention_backend_name(attention_backend),
             ),
             CacheConfig(
                 page_size,
@@ -231,19 +235,17 @@ class LLM:
             RequestError: a prompt cannot be answered; all other requests of the call are cancelled.
         """
         prompt_list = as_prompt_list(prompts)
-        sampling = broadcast(
-            "sampling_params", SamplingParams, sampling_params, self.get_default_sampling_params(), prompt_list
-        )
+        default = self.get_default_sampling_params()
+        sampling = broadcast("sampling_params", SamplingParams, sampling_params, default, prompt_list)
         priorities = broadcast("priority", int, priority, 0, prompt_list)
         requests: dict[int, OfflineRequest] = {}
 
         def by_priority() -> Iterator[OfflineRequest]:
             # Requests are submitted a few at a time, and the loop's queue orders only those it has by priority.
             for position in sorted(range(len(prompt_list)), key=priorities.__getitem__):
-                requests[position] = self._build_request(
-                    prompt_list[position], sampling[position], priorities[position]
-                )
-                yield requests[position]
+                request = self._build_request(prompt_list[position], sampling[position], priorities[position])
+                requests[position] = request
+                yield request
 
         progress = Progress("answering prompts", enabled=use_tqdm)
         with paused_collector(), progress, closing(self._run(by_priority())) as run:
@@ -322,9 +324,8 @@ class LLM:
         Raises:
             RequestError: the prompt cannot be answered.
         """
-        (sampling,) = broadcast(
-            "sampling_params", SamplingParams, sampling_params, self.get_default_sampling_params(), [prompt]
-        )
+        default = self.get_default_sampling_params()
+        (sampling,) = broadcast("sampling_params", SamplingParams, sampling_params, default, [prompt])
         request = self._build_request(prompt, sampling, 0, is_streamed=True)
         with closing(self._run([request])) as run:
             for _ in run:
@@ -371,8 +372,7 @@ class LLM:
     def pin_cache(self, prompt: Prompt, ttl_s: float = DEFAULT_TTL_S, *, cache_salt: str = "") -> Pinned:
         """Pins what is cached of a prompt: for some time, everything else is evicted before it.
 
-        A pin covers whole pages that are cached now, within ``pin_budget``. Returns how much is pinned. Raises
-        ``RequestError``.
+        A pin covers whole pages cached now, within ``pin_budget``. Returns what is pinned. Raises ``RequestError``.
 
         Args:
             prompt: as in ``generate``.

@@ -127,11 +127,11 @@ def test_a_pool_that_cannot_fit_is_refused_before_weights_are_read(
 def test_kernels_that_cannot_be_compiled_are_named_before_weights_are_read(
     folder: Path, factory: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = replace(inspect_machine(), nvcc=None)
+    machine = replace(inspect_machine(), nvcc=None, has_flashinfer_kernels=True)
     monkeypatch.setattr("radixkv.runtime.device.factory.inspect_machine", lambda: machine)
     monkeypatch.setattr(factory, "not_compiled", lambda *_: ["some_kernel"])
-    with pytest.raises(ConfigError, match="no nvcc was found; .* the first is some_kernel"):
-        LLM(folder, device=DEVICE, dtype="bfloat16", max_model_len=256, max_total_tokens=4096)
+    with pytest.raises(ConfigError, match="some_kernel, and .* nvcc was not found"):
+        LLM(folder, device=DEVICE, attention_backend="flashinfer", max_model_len=256, max_total_tokens=4096)
 
 
 def test_too_little_pinned_memory_fails_only_the_step() -> None:

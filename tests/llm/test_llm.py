@@ -425,7 +425,7 @@ def test_a_missing_device_is_reported_before_a_checkpoint_is_downloaded(
         raise Fetched
 
     def inspect_machine() -> Machine:
-        return Machine("2.11.0", (13, 0), None, None, "", {}, None, None, None, has_python_headers=True)
+        return Machine("2.11.0", (13, 0), None, None, "", {}, False, None, None, None, has_python_headers=True)
 
     monkeypatch.setattr(engine, "resolve", resolve)
     monkeypatch.setattr(executor, "inspect_machine", inspect_machine)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.array_copies_cuda import to_device
-from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
+from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.work_items import Ints
 from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer
 from radixkv.runtime.step.plan import SharedRun

@@ -19,6 +19,7 @@ from radixkv.runtime.device.machine_cuda import (
     HEAD_SIZES,
     MIN_CAPABILITY,
     Machine,
+    check_attention_backend,
     check_machine,
     inspect_machine,
 )
@@ -95,6 +96,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
         require_host_memory(resolved.host_memory_bytes)
     if device == "cuda":
         assert machine is not None
+        check_attention_backend(resolved.attention_backend, machine)
         check_for_cuda(
             checkpoint,
             check_machine(machine),
@@ -110,6 +112,11 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
         )
     else:
         assert resolved.kv_cache_memory_bytes is not None
+        if resolved.attention_backend != "auto":
+            raise ConfigError(
+                f"attention_backend {resolved.attention_backend} is for CUDA, and the device in use is the CPU; "
+                "set it to auto"
+            )
         if config.cache.gpu_memory_utilization is not None:
             _warn_of_ignored_utilization(
                 resolved.gpu_memory_utilization, resolved.kv_cache_memory_bytes, resolved.max_total_tokens
@@ -141,7 +148,7 @@ def open_executor(resolved: ResolvedConfig, checkpoint: Checkpoint, times: Start
     times = times or StartTimes()
     if resolved.device == "cuda":
         assert resolved.machine is not None
-        # Imported here because it imports Triton and FlashInfer, which may not be installed.
+        # Imported here because it imports Triton, which may not be installed.
         from radixkv.runtime.device.factory_cuda import open_cuda_executor
 
         times.end("imports of kernels")
@@ -160,6 +167,7 @@ def open_executor(resolved: ResolvedConfig, checkpoint: Checkpoint, times: Start
                 quantization=resolved.quantization,
                 kv_cache_dtype=resolved.kv_cache_dtype,
                 load_format=resolved.load_format,
+                attention_backend=resolved.attention_backend,
                 enforce_eager=resolved.enforce_eager,
                 times=times,
             )

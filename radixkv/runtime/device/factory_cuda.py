@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.config import LoadFormat
+from radixkv.config import AttentionBackend, LoadFormat
 from radixkv.runtime.device import machine_cuda
 from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
@@ -54,6 +55,7 @@ def open_cuda_executor(
     quantization: str | None,
     kv_cache_dtype: str,
     load_format: LoadFormat,
+    attention_backend: AttentionBackend,
     enforce_eager: bool,
     times: StartTimes,
 ) -> CudaExecutor:
@@ -73,6 +75,7 @@ def open_cuda_executor(
         quantization: ``fp8`` rounds the layers' matrices to FP8; None, or the checkpoint's own format, does not.
         kv_cache_dtype: of the pool: ``fp8``, or ``auto`` for that of activations.
         load_format: ``dummy`` creates random weights and reads only ``config.json``.
+        attention_backend: of prompts; ``auto`` for FlashInfer where it can be had.
         enforce_eager: whether to run without CUDA graphs.
         times: gets those of the stages.
 
@@ -107,7 +110,9 @@ def open_cuda_executor(
                 kv_dtype,
             )
             windows = config.windows_within(max_model_len)
-            machine_cuda.check_compiled(not_compiled(shape, windows, gpu.capability), machine)
+            backend = machine_cuda.choose_attention_backend(
+                attention_backend, machine, partial(not_compiled, shape, windows, gpu.capability)
+            )
             logger.info("loading %.1f GiB of weights onto %s", weights.n_bytes / _GIB, gpu.name)
             if weights.has_fp8 and not has_fp8:
                 logger.warning(
@@ -130,6 +135,7 @@ def open_cuda_executor(
             device=device,
             kv_scales=kv_scales,
             sinks=decoder.sinks,
+            prompt_kernel="triton" if backend == "triton" else None,
         )
         decode_sizes = [] if enforce_eager else decode_buckets(max_rows)
         piecewise_sizes = [] if enforce_eager else token_buckets(max_tokens)

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import importlib.util
 import logging
 import os
 import shutil
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from radixkv.config import AttentionBackend
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.model_config.families import ARCHITECTURES
@@ -41,11 +43,13 @@ MAX_BLOCK_TABLE_ENTRIES = (1 << 31) - 1
 MAX_BLOCK_TABLE_TOKENS = (1 << 32) - 1
 """Most tokens of all block tables together: FlashInfer's FA2 kernel indexes them with uint32."""
 PACKAGES = {"flashinfer-python": ((0, 6, 12), (0, 6, 13)), "triton": ((3, 6), (3, 8))}
-"""Packages of the extra ``cuda``: lowest version, and version to stay below. Keep in step with pyproject.toml."""
+"""Packages of the extra ``cuda``: lowest version, and version to stay below. Keep in step with pyproject.toml. Only
+Triton must be there."""
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _INSTALL = "pip install 'radixkv[cuda]'"
 _USE_CPU = "set device to cpu"
+_USE_TRITON = "set attention_backend to triton"
 _GIB = 1 << 30
 
 Version = tuple[int, ...]
@@ -77,6 +81,8 @@ class Machine:
     """Torch's reason for having no GPU; empty if there is one."""
     packages: Mapping[str, str | None]
     """Installed versions of ``PACKAGES``; None if not installed."""
+    has_flashinfer_kernels: bool
+    """Whether FlashInfer may have prebuilt kernels: FlashInfer alone knows which, and its import takes seconds."""
     nvcc: str | None
     """Path of CUDA's compiler; FlashInfer calls it for kernels that are not prebuilt."""
     cxx_compiler: str | None
@@ -102,6 +108,7 @@ def inspect_machine() -> Machine:
         gpu=gpu,
         problem=problem,
         packages={name: _installed(name) for name in PACKAGES},
+        has_flashinfer_kernels=_has_flashinfer_kernels(),
         nvcc=_nvcc(),
         c_compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
         has_python_headers=_has_python_headers(),
@@ -110,7 +117,7 @@ def inspect_machine() -> Machine:
 
 
 def check_machine(machine: Machine) -> Gpu:
-    """Returns the GPU to use. Raises ``ConfigError`` if it is unusable, or a package is missing or unsupported."""
+    """Returns the GPU to use. Raises ``ConfigError`` if it is unusable, or Triton is missing or unsupported."""
     if machine.torch_cuda is None:
         raise ConfigError(
             f"torch {machine.torch} is built without CUDA; install one that is built with it, or {_USE_CPU}"
@@ -131,15 +138,8 @@ def check_machine(machine: Machine) -> Gpu:
             f"{gpu.name} has compute capability {_dotted(gpu.capability)}; this release needs "
             f"{_dotted(MIN_CAPABILITY)} (Ampere) or above; {_USE_CPU}"
         )
-    for name, (minimum, below) in PACKAGES.items():
-        installed = machine.packages[name]
-        if installed is None:
-            raise ConfigError(f"{name} is not installed, which CUDA needs: {_INSTALL}, or {_USE_CPU}")
-        if not minimum <= version(installed) < below:
-            raise ConfigError(
-                f"{name} {installed} is installed; CUDA needs at least {_dotted(minimum)} and below "
-                f"{_dotted(below)}: {_INSTALL}, or {_USE_CPU}"
-            )
+    if problem := _package_problem("triton", machine):
+        raise ConfigError(f"{problem}, which CUDA needs; {_INSTALL}, or {_USE_CPU}")
     if machine.c_compiler is None:
         raise ConfigError(
             f"Triton needs a C compiler, and neither gcc nor clang is there; install one, or {_USE_CPU}"
@@ -152,27 +152,37 @@ def check_machine(machine: Machine) -> Gpu:
     return gpu
 
 
-def check_compiled(missing: Sequence[str], machine: Machine) -> None:
-    """Logs that FlashInfer will compile kernels. Raises ``ConfigError`` if a compiler is missing.
+def check_attention_backend(setting: AttentionBackend, machine: Machine) -> None:
+    """Raises ``ConfigError`` for FlashInfer where it is missing or unsupported."""
+    if setting == "flashinfer" and (problem := _package_problem("flashinfer-python", machine)):
+        raise ConfigError(f"attention_backend is flashinfer, but {problem}; {_INSTALL}, or {_USE_TRITON}")
+
+
+def choose_attention_backend(
+    setting: AttentionBackend, machine: Machine, not_compiled: Callable[[], Sequence[str]]
+) -> Literal["flashinfer", "triton"]:
+    """Returns what computes prompts; ``auto`` is FlashInfer where it can be had. The log says what that costs.
 
     Args:
-        missing: names of the kernels that are not prebuilt.
+        setting: the setting.
         machine: the facts about this machine.
+        not_compiled: imports FlashInfer, and returns the names of the model's kernels that are not prebuilt. Called
+            only where FlashInfer may be chosen.
+
+    Raises:
+        ConfigError: ``setting`` is ``flashinfer``, which cannot be had.
     """
-    if missing and machine.nvcc is None:
-        raise ConfigError(
-            f"FlashInfer must compile {len(missing)} of its kernels, which takes minutes and CUDA's compiler, but "
-            "no nvcc was found; install the CUDA toolkit (or set CUDA_HOME), install the package "
-            f"flashinfer-jit-cache, or {_USE_CPU}; the first is {missing[0]}"
-        )
-    if missing and machine.cxx_compiler is None:
-        raise ConfigError(
-            f"FlashInfer must compile {len(missing)} of its kernels, which takes a C++ compiler too, but no "
-            f"{_cxx_name()} was found; install one (the package g++, say, or set CXX), install the package "
-            f"flashinfer-jit-cache, or {_USE_CPU}; the first is {missing[0]}"
-        )
-    if missing:
-        logger.info("FlashInfer compiles %d of its kernels, once; that takes minutes", len(missing))
+    if setting == "triton":
+        return "triton"
+    problem = _flashinfer_problem(machine, not_compiled)
+    if problem is None:
+        return "flashinfer"
+    if setting == "flashinfer":
+        raise ConfigError(f"attention_backend is flashinfer, but {problem}, or {_USE_TRITON}")
+    logger.warning(
+        "prompts run on a Triton kernel, which is expected to be slower than FlashInfer: %s for full speed", problem
+    )
+    return "triton"
 
 
 def check_kv_cache_dtype(setting: str, gpu: Gpu) -> None:
@@ -329,6 +339,45 @@ def _installed(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _package_problem(name: str, machine: Machine) -> str | None:
+    """Returns what is wrong with a package of ``PACKAGES``; None if nothing is."""
+    (minimum, below), installed = PACKAGES[name], machine.packages[name]
+    if installed is None:
+        return f"{name} is not installed"
+    if not minimum <= version(installed) < below:
+        return f"{name} {installed} is installed, not at least {_dotted(minimum)} and below {_dotted(below)}"
+    return None
+
+
+def _flashinfer_problem(machine: Machine, not_compiled: Callable[[], Sequence[str]]) -> str | None:
+    """Returns why FlashInfer cannot be had, and what to install; None if it can. Logs what it compiles."""
+    if problem := _package_problem("flashinfer-python", machine):
+        return f"{problem}; {_INSTALL}"
+    lacks_compiler = machine.nvcc is None or machine.cxx_compiler is None
+    if lacks_compiler and not machine.has_flashinfer_kernels:
+        missing = "FlashInfer's kernels are not built"
+    elif not (names := not_compiled()):
+        return None
+    elif lacks_compiler:
+        missing = f"{len(names)} of FlashInfer's kernels are not built, the first of them {names[0]}"
+    else:
+        logger.info("FlashInfer compiles %d of its kernels, once; that takes minutes", len(names))
+        return None
+    if machine.nvcc is None:
+        compiler, remedy = "CUDA's compiler nvcc", "the CUDA toolkit (or set CUDA_HOME)"
+    else:
+        compiler, remedy = f"the C++ compiler {_cxx_name()}", "one (the package g++, say, or set CXX)"
+    return f"{missing}, and {compiler} was not found; install the package flashinfer-jit-cache, or {remedy}"
+
+
+def _has_flashinfer_kernels() -> bool:
+    """Whether a package of prebuilt kernels is installed, or FlashInfer's cache has a kernel of any kind."""
+    if importlib.util.find_spec("flashinfer_jit_cache") is not None:
+        return True
+    cache = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home(), ".cache", "flashinfer")
+    return any(cache.rglob("*.so"))
 
 
 def _has_python_headers() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from radixkv.config import (
+    AttentionBackend,
     Device,
     EngineConfig,
     EvictionPolicyName,
@@ -37,6 +38,7 @@ class ResolvedConfig:
     load_format: LoadFormat
     enforce_eager: bool
     grammar_backend: GrammarBackend
+    attention_backend: AttentionBackend
     max_model_len: int
     page_size: int
     kv_cache_dtype: KVCacheDtype
@@ -103,6 +105,7 @@ def with_defaults(
         load_format=model.load_format,
         enforce_eager=model.enforce_eager,
         grammar_backend=model.grammar_backend,
+        attention_backend=model.attention_backend,
         max_model_len=model.max_model_len or max_position_embeddings,
         page_size=cache.page_size,
         kv_cache_dtype=cache.kv_cache_dtype,

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.config import AttentionBackend, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.errors import ConfigError
 from radixkv.runtime import open_loop
 from radixkv.runtime.cache.cache import PageCache
@@ -48,6 +48,7 @@ OLD_DRIVER = Machine(
     gpu=None,
     problem="The NVIDIA driver on your system is too old",
     packages={},
+    has_flashinfer_kernels=False,
     nvcc=None,
     cxx_compiler=None,
     c_compiler=None,
@@ -111,6 +112,7 @@ def test_the_cpu_executor_is_opened_with_its_defaults(small: Checkpoint) -> None
     ("config", "message"),
     [
         (EngineConfig(ModelConfig(device="cpu", dtype="float16")), "dtype 'float16' .*CPU"),
+        (EngineConfig(ModelConfig(device="cpu", attention_backend="triton")), "attention_backend triton .*CPU"),
         (EngineConfig(ModelConfig(device="cpu", max_model_len=1025)), "max_model_len 1025 .* checkpoint's 1024"),
     ],
 )
@@ -243,6 +245,25 @@ def test_enforce_eager_reaches_the_cuda_executor(
     use_machine(H100, lambda *_, **settings: settings_used.update(settings))
     open_executor(with_defaults(EngineConfig(ModelConfig(enforce_eager=is_eager)), "cuda", 64, H100), supported)
     assert settings_used["enforce_eager"] is is_eager
+
+
+@pytest.mark.parametrize("backend", ["auto", "triton", "flashinfer"])
+def test_the_attention_backend_reaches_the_cuda_executor(
+    use_machine: ReplaceMachine, supported: Checkpoint, backend: AttentionBackend
+) -> None:
+    settings_used: dict[str, Any] = {}
+    use_machine(H100, lambda *_, **settings: settings_used.update(settings))
+    config = EngineConfig(ModelConfig(attention_backend=backend))
+    open_executor(with_defaults(config, "cuda", 64, H100), supported)
+    assert settings_used["attention_backend"] == backend
+
+
+def test_flashinfer_that_is_not_installed_is_refused_before_the_gpu_is_opened(supported: Checkpoint) -> None:
+    machine = replace(H100, packages={**H100.packages, "flashinfer-python": None})
+    for backend in ("auto", "triton"):
+        resolve_config(EngineConfig(ModelConfig(device="cuda", attention_backend=backend)), supported, machine)
+    with pytest.raises(ConfigError, match="flashinfer-python is not installed"):
+        resolve_config(EngineConfig(ModelConfig(device="cuda", attention_backend="flashinfer")), supported, machine)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import sysconfig
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 from radixkv.checkpoints import resolve
+from radixkv.config import AttentionBackend
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.machine_cuda import (
     HEAD_SIZES,
@@ -22,14 +25,15 @@ from radixkv.runtime.device.machine_cuda import (
     PAGE_SIZES,
     Gpu,
     Machine,
+    check_attention_backend,
     check_block_tables,
-    check_compiled,
     check_kv_cache_dtype,
     check_machine,
     check_max_num_seqs,
     check_model,
     check_page_size,
     check_weights_fit,
+    choose_attention_backend,
     choose_dtype,
     inspect_machine,
     local_cpus,
@@ -50,6 +54,7 @@ MACHINE = Machine(
     gpu=GPU,
     problem="",
     packages={"flashinfer-python": "0.6.12", "triton": "3.6.0"},
+    has_flashinfer_kernels=False,
     nvcc=None,
     c_compiler="/usr/bin/gcc",
     has_python_headers=True,
@@ -81,6 +86,8 @@ def parse(changes: dict[str, Any]) -> DecoderConfig:
         {"gpu": replace(GPU, capability=(8, 0))},
         {"gpu": replace(GPU, capability=(12, 0))},
         {"packages": {"flashinfer-python": "0.6.12.post1", "triton": "3.7.1"}},
+        {"packages": {"flashinfer-python": None, "triton": "3.6.0"}},
+        {"packages": {"flashinfer-python": "0.6.13", "triton": "3.6.0"}},
     ],
 )
 def test_suitable_machines(changes: dict[str, Any]) -> None:
@@ -106,18 +113,13 @@ def test_suitable_machines(changes: dict[str, Any]) -> None:
             "Tesla T4 .*7.5.* 8.0 .*device to cpu",
         ),
         (
-            {"packages": {"flashinfer-python": None, "triton": "3.6.0"}},
-            r"flashinfer-python .*radixkv\[cuda\]",
-        ),
-        (
             {"packages": {"flashinfer-python": "0.6.12", "triton": None}},
             r"triton .*radixkv\[cuda\]",
         ),
         (
-            {"packages": {"flashinfer-python": "0.6.11", "triton": "3.6.0"}},
-            r"flashinfer-python 0.6.11 .*0.6.12.* 0.6.13.*radixkv",
+            {"packages": {"flashinfer-python": "0.6.12", "triton": "3.5.1"}},
+            r"triton 3.5.1 .*3.6.* 3.8.*radixkv\[cuda\]",
         ),
-        ({"packages": {"flashinfer-python": "0.6.13", "triton": "3.6.0"}}, "flashinfer-python 0.6.13 "),
         ({"packages": {"flashinfer-python": "0.6.12", "triton": "3.8.0"}}, "triton 3.8.0 .*3.8"),
         ({"c_compiler": None}, "C compiler.* gcc .*clang .*device to cpu"),
         ({"has_python_headers": False}, "Python's headers.*device to cpu"),
@@ -151,26 +153,106 @@ def test_versions(text: str, numbers: tuple[int, ...]) -> None:
     assert version(text) == numbers
 
 
-def test_kernels_that_must_be_compiled_need_a_compiler(caplog: pytest.LogCaptureFixture) -> None:
+NVCC = "/usr/local/cuda/bin/nvcc"
+
+
+def never() -> list[str]:
+    raise AssertionError("FlashInfer is imported")
+
+
+def chosen(changes: dict[str, Any], missing: Callable[[], list[str]], setting: AttentionBackend = "auto") -> str:
+    return choose_attention_backend(setting, replace(MACHINE, **changes), missing)
+
+
+def test_flashinfer_computes_prompts_where_its_kernels_are_built(caplog: pytest.LogCaptureFixture) -> None:
+    for setting in ("auto", "flashinfer"):
+        assert chosen({"has_flashinfer_kernels": True}, list, setting) == "flashinfer"
+    assert caplog.messages == []
+
+
+def test_flashinfer_computes_prompts_where_its_kernels_can_be_compiled(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        check_compiled([], MACHINE)
-        assert caplog.messages == []
-        check_compiled(["batch_decode", "batch_prefill"], replace(MACHINE, nvcc="/usr/local/cuda/bin/nvcc"))
+        assert chosen({"nvcc": NVCC}, lambda: ["batch_decode", "batch_prefill"]) == "flashinfer"
     (message,) = caplog.messages
     assert "compiles 2 of its kernels" in message
-    with pytest.raises(ConfigError, match="2 of its kernels.*nvcc.*flashinfer-jit-cache.*batch_de"):
-        check_compiled(["batch_decode", "batch_prefill"], MACHINE)
 
 
-def test_kernels_that_must_be_compiled_need_a_cxx_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("changes", "missing", "reason"),
+    [
+        ({}, never, "FlashInfer's kernels .*nvcc.*flashinfer-jit-cache"),
+        (
+            {"has_flashinfer_kernels": True},
+            lambda: ["first", "other"],
+            "2 of FlashInfer's .*first.*nvcc.*jit-cache",
+        ),
+        ({"nvcc": NVCC, "cxx_compiler": None}, never, "FlashInfer's kernels .*C[+][+] compiler.*CXX"),
+        (
+            {"packages": {**MACHINE.packages, "flashinfer-python": None}},
+            never,
+            "flashinfer-python is not installed",
+        ),
+        ({"packages": {**MACHINE.packages, "flashinfer-python": "0.6.11"}}, never, "0.6.11 .*0.6.12.* 0.6.13"),
+    ],
+)
+def test_triton_computes_prompts_where_flashinfer_cannot_be_had(
+    changes: dict[str, Any], missing: Callable[[], list[str]], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line says why, and what to install. FlashInfer is not imported where nothing can be built."""
+    assert chosen(changes, missing) == "triton"
+    (line,) = caplog.messages
+    assert re.search(f"prompts .*slower.*{reason}.* for full speed", line)
+    assert "\n" not in line
+    with pytest.raises(
+        ConfigError, match=f"attention_backend is flashinfer.*{reason}.*attention_backend to triton"
+    ):
+        chosen(changes, missing, "flashinfer")
+
+
+def test_triton_is_taken_without_a_look_at_flashinfer(caplog: pytest.LogCaptureFixture) -> None:
+    assert chosen({"nvcc": NVCC, "has_flashinfer_kernels": True}, never, "triton") == "triton"
+    assert caplog.messages == []
+
+
+def test_flashinfer_is_refused_where_it_is_missing() -> None:
+    without = replace(MACHINE, packages={**MACHINE.packages, "flashinfer-python": None})
+    for setting in ("auto", "triton"):
+        check_attention_backend(setting, without)
+    check_attention_backend("flashinfer", MACHINE)
+    with pytest.raises(ConfigError, match=r"flashinfer-python is not installed.*radixkv\[cuda\]"):
+        check_attention_backend("flashinfer", without)
+
+
+def test_kernels_that_an_earlier_start_compiled_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In FlashInfer's folders; those of other releases and GPUs count, as FlashInfer is asked next."""
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
+    assert not inspect_machine().has_flashinfer_kernels
+    kernel = tmp_path / ".cache/flashinfer/0.6.12/90a/cached_ops/some_kernel/some_kernel.so"
+    kernel.parent.mkdir(parents=True)
+    assert not inspect_machine().has_flashinfer_kernels
+    kernel.touch()
+    assert inspect_machine().has_flashinfer_kernels
+
+
+def test_a_package_of_kernels_is_found_without_importing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
+    (tmp_path / "flashinfer_jit_cache.py").write_text("raise AssertionError")
+    assert not inspect_machine().has_flashinfer_kernels
+    monkeypatch.syspath_prepend(tmp_path)
+    assert inspect_machine().has_flashinfer_kernels
+
+
+def test_the_named_cxx_compiler_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/no/such/g++-99 -pipe")
-    machine = replace(MACHINE, nvcc="/usr/local/cuda/bin/nvcc", cxx_compiler=inspect_machine().cxx_compiler)
-    check_compiled([], machine)
+    machine = replace(MACHINE, nvcc=NVCC, cxx_compiler=inspect_machine().cxx_compiler)
     assert check_machine(machine) is GPU
-    with pytest.raises(ConfigError, match=r"1 of its kernels.* /no/such/g[+][+]-99 .*CXX.*jit-cache.*batch_de"):
-        check_compiled(["batch_decode"], machine)
+    with pytest.raises(ConfigError, match=r"/no/such/g[+][+]-99 .*CXX"):
+        choose_attention_backend("flashinfer", machine, never)
     monkeypatch.setenv("CXX", f"{sys.executable} -pipe")
-    check_compiled(["batch_decode"], replace(machine, cxx_compiler=inspect_machine().cxx_compiler))
+    machine = replace(machine, cxx_compiler=inspect_machine().cxx_compiler)
+    assert choose_attention_backend("flashinfer", machine, lambda: ["batch_decode"]) == "flashinfer"
 
 
 def test_the_cxx_compiler_is_the_one_that_flashinfer_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.attention.base import LayerAttention
-from radixkv.runtime.device.attention.cuda.base import Attention
-from radixkv.runtime.device.attention.cuda.base import AttentionShape
+from radixkv.runtime.device.attention.cuda.base import Attention, AttentionShape
 from radixkv.runtime.device.attention.cuda.work_items import Ints
 from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer, StagingLayout
 from support.reference_attention import ReferenceAttention
