@@ -1,6 +1,7 @@
 """Times of one layer's attention on the GPU: decode rows in CUDA graphs, prompts, and planning.
 
 Usage: python bench/attention.py [--only NAME ...] [--heads 32] [--kv-heads 8] [--page-size 16]
+       python bench/attention.py --only prefill extend --prompt-kernels triton fa2 fa3    # the prompt kernels
 
 Prints one JSON line per case: milliseconds of each variant or kernel, and the variant that the planner chooses.
 """
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Literal
+from typing import get_args
 
 import numpy as np
 import torch
@@ -22,14 +23,14 @@ from result_lines import add_gpu_flags, report, script_parser
 from gpu import gpu_provenance
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
-from radixkv.runtime.device.attention.cuda.paged import PagedAttention
-from radixkv.runtime.device.attention.cuda.run_selection import SharingCosts
+from radixkv.runtime.device.attention.cuda.paged import PagedAttention, PromptKernel
+from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharingCosts
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype
 from radixkv.runtime.device.staging_cuda import Staging, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 
 Ints = NDArray[np.int32]
-Kernel = Literal["fa2", "fa3"]
+PROMPT_KERNELS: Sequence[PromptKernel] = get_args(PromptKernel)
 _REPEATS = 8
 """Layers in one graph."""
 
@@ -125,9 +126,9 @@ class LayerBench:
     def attention(
         self,
         case: Case,
-        kernel: Kernel | None = None,
+        kernel: PromptKernel | None = None,
         costs: SharingCosts | None = None,
-        shared_kernel: Kernel | None = None,
+        shared_kernel: SharedKernel | None = None,
     ) -> tuple[PagedAttention, Staging, list[SharedRun]]:
         """Builds attention with block tables for the case, over scattered pages."""
         size, n_rows = self.shape.page_size, len(case.lengths)
@@ -208,8 +209,8 @@ class LayerBench:
             **{variant: round(ms, 4) for variant, ms in times.items()},
         }
 
-    def prompts(self, case: Case) -> dict[str, object]:
-        """Times each kernel of a prompt case, and planning."""
+    def prompts(self, case: Case, kernels: Sequence[PromptKernel]) -> dict[str, object]:
+        """Times kernels on a prompt case, and planning."""
         times: dict[str, object] = {}
         n_rows = len(case.lengths)
         batch_slots, n_tokens = np.arange(n_rows, dtype=np.int32), np.full(n_rows, case.n_tokens, np.int32)
@@ -217,7 +218,6 @@ class LayerBench:
         q = torch.randn(int(n_tokens.sum()), self.shape.n_heads, self.shape.head_dim, device="cuda")
         q = q.to(self.shape.dtype)
         out = torch.empty_like(q)
-        kernels: Sequence[Kernel] = ("fa2", "fa3")
         for kernel in kernels:
             attention, _, _ = self.attention(case, kernel)
             begun = time.perf_counter()
@@ -250,6 +250,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--prompt-kernels", nargs="*", choices=PROMPT_KERNELS, default=PROMPT_KERNELS)
     parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8", "fp8_e4m3"], default="auto")
     arguments = parser.parse_args()
     about = gpu_provenance("cuda", arguments.commit)
@@ -261,7 +262,7 @@ def main() -> None:
         for case in decode_cases() + prompt_cases():
             if arguments.only and not any(name in case.name for name in arguments.only):
                 continue
-            times = bench.decode(case) if case.n_tokens == 1 else bench.prompts(case)
+            times = bench.decode(case) if case.n_tokens == 1 else bench.prompts(case, arguments.prompt_kernels)
             report(
                 arguments.output_file,
                 {"case": case.name, "kv_cache_dtype": arguments.kv_cache_dtype, **times, **about},

@@ -17,6 +17,7 @@ products depend on the tokens.
     python bench/engine.py --workloads none --profile fewshot
     python bench/engine.py --model qwen3-30b-a3b
     python bench/engine.py --workloads pressure --setting kv_cache_memory_bytes=17179869184
+    python bench/engine.py --workloads unshared --setting 'attention_backend="triton"'
     python bench/engine.py --small --device cpu      # tries the code
 """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
-from radixkv.runtime.device.attention.cuda.paged import PagedAttention
+from radixkv.runtime.device.attention.cuda.paged import PagedAttention, PromptKernel
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharingCosts
 from radixkv.runtime.device.kv_dtype import FP8, UNSCALED, LayerScales, quantize
 from radixkv.runtime.device.staging_cuda import Staging, StagingLayout
@@ -43,7 +42,7 @@ class World:
         width: int = 64,
         n_pages: int = 4096,
         seed: int = 0,
-        prompt_kernel: Literal["fa2", "fa3"] | None = None,
+        prompt_kernel: PromptKernel | None = None,
         shared_kernel: SharedKernel | None = None,
         costs: SharingCosts | None = None,
         has_sinks: bool = False,

@@ -19,12 +19,14 @@ if torch.cuda.is_available():
     from attention_world import World, assert_close, assert_close_in_8_bits, ints
 
     from radixkv.runtime.device.attention.cuda.base import AttentionShape
+    from radixkv.runtime.device.attention.cuda.run_selection import SharingCosts
+    from radixkv.runtime.step.plan import SharedRun
 
 LLAMA = (32, 8, 128)
 
 
 KV_DTYPES = [torch.bfloat16, torch.float8_e4m3fn]
-PROMPT_KERNELS = [*product(KV_DTYPES, ["fa2"]), (KV_DTYPES[0], None)]
+PROMPT_KERNELS = [*product(KV_DTYPES, ["fa2", "triton"]), (KV_DTYPES[0], None)]
 """FA3 with K and V of 8 bits rounds more, and has tests of its own."""
 
 
@@ -132,12 +134,15 @@ def test_prompts_with_queries_of_8_bits(window, has_sinks, heads, page_size):
         (LLAMA, torch.bfloat16, 0.05),
     ],
 )
-@pytest.mark.parametrize("has_8_bits", [False, True])
-def test_other_head_sizes_dtypes_and_scales(has_8_bits, heads, dtype, scale):
+@pytest.mark.parametrize(("has_8_bits", "kernel"), product([False, True], ["fa2", "triton"]))
+def test_other_head_sizes_dtypes_and_scales(has_8_bits, kernel, heads, dtype, scale):
     kv_dtype = torch.float8_e4m3fn if has_8_bits else dtype
     skip_without(kv_dtype)
     world = World(
-        AttentionShape(*heads, 16, dtype, scale, kv_dtype), width=256, prompt_kernel="fa2", shared_kernel="fa2"
+        AttentionShape(*heads, 16, dtype, scale, kv_dtype),
+        width=256,
+        prompt_kernel=kernel,
+        shared_kernel="fa2" if kernel == "fa2" else None,
     )
     batch_slots, lengths, n_tokens = ints([4, 2, 60, 7]), ints([900, 33, 400, 2500]), ints([1, 1, 400, 100])
     for batch_slot, length in zip(batch_slots, lengths, strict=True):
@@ -152,6 +157,22 @@ def test_other_head_sizes_dtypes_and_scales(has_8_bits, heads, dtype, scale):
         world.staging.send(staged)
         world.attention.step(decode, prompts).run(0, q, world.k, world.v, out)
         assert_close(out, expected)
+
+
+def test_shared_pages_without_flashinfer():
+    """The decode kernel reads pages that many rows share where FlashInfer's large tiles would."""
+    world = World(shape_of(), width=256, prompt_kernel="triton", costs=SharingCosts(launches_ns=0))
+    pages = world.fill(0, 1600)[:100]
+    lengths = ints(world.random.integers(1601, 2000, 64))
+    for batch_slot, length in enumerate(lengths):
+        world.fill(batch_slot, int(length), pages)
+    batch_slots, q = ints(range(64)), world.queries(64)
+    expected = world.expected(batch_slots, lengths, np.ones_like(batch_slots), q)
+    shared = [SharedRun(tuple(range(64)), 0, 100)]
+    staged = world.staging.stage()
+    step = world.attention.plan_decode(staged, batch_slots, lengths, shared)
+    assert (step.variant, step.n_large_items) == ("shared", 0)
+    assert_close(world.decode(batch_slots, lengths, q, shared), expected)
 
 
 def check_mixed_steps(world, batch_slots, lengths, n_tokens, q, expected):
@@ -184,7 +205,7 @@ def test_layers_with_a_window(kv_dtype, kernel):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("has_8_bits", "kernel"), [(False, "fa2"), (False, None), (True, "fa2")])
+@pytest.mark.parametrize(("has_8_bits", "kernel"), [*product([False, True], ["fa2", "triton"]), (False, None)])
 def test_layers_with_sinks(has_8_bits, kernel, dtype):
     """The heads and windows of GPT-OSS, in mixed steps."""
     kv_dtype = torch.float8_e4m3fn if has_8_bits else dtype

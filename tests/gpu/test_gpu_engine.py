@@ -6,7 +6,9 @@ with Transformers.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gpu_drive import loop_of, record
@@ -88,6 +90,22 @@ def test_a_thousand_rows(sensitive_folder: Path, alone: LLM) -> None:
         assert max(len(plan.rows) for plan in plans) == 1024
     some = range(0, len(prompts), 25)
     check_same_answers(by_itself(alone, [prompts[i] for i in some]), [answers[i] for i in some], tolerance=NEAR_TIE)
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_prompts_by_the_triton_kernel(
+    sensitive_folder: Path, alone: LLM, enforce_eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole prompts, cached ones and chunks, on a machine without FlashInfer."""
+    prompts = family(60, seed=1)
+    settings: dict[str, Any] = {"attention_backend": "triton", "max_num_batched_tokens": 250}
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "flashinfer", None)
+        with opened(sensitive_folder, enforce_eager=enforce_eager, **settings) as llm:
+            cold, warm = together(llm, prompts), together(llm, prompts)
+    expected = by_itself(alone, prompts)
+    check_same_answers(expected, cold, tolerance=NEAR_TIE)
+    check_same_answers(expected, warm, tolerance=NEAR_TIE)
 
 
 def test_answers_over_k_and_v_of_8_bits(sensitive_folder: Path) -> None:
