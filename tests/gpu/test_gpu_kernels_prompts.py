@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +14,12 @@ from kernel_support import DEVICE, check_close, normal, on_device_only, on_kerne
 from torch import Tensor
 
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
+from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
+from radixkv.runtime.device.attention.cuda.paged import PagedAttention
 from radixkv.runtime.device.attention.cuda.prompts import PromptRows
 from radixkv.runtime.device.attention.cuda.triton_prompts import TritonPrompts
 from radixkv.runtime.device.kv_dtype import FP8, UNSCALED, LayerScales, quantize
+from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer, StagingLayout
 
 pytestmark = on_kernels
 
@@ -191,6 +196,44 @@ def test_a_row_has_the_same_bits_beside_other_rows() -> None:
     for row, first, end, slot in zip(ROWS, firsts, firsts[1:], slots, strict=False):
         world.rows, world.q, world.slots = [row], q[first:end], [slot]
         assert torch.equal(world.attended(None), together[first:end])
+
+
+@pytest.mark.parametrize("variant", ["whole", "split"])
+@pytest.mark.parametrize("has_8_bits", [False, True])
+def test_a_mixed_step_of_a_machine_without_flashinfer(
+    has_8_bits: bool, variant: Variant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two decode rows and two prompt rows, over a layer with and one without a window and sinks."""
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    if DEVICE == "cpu":
+        gpu = SimpleNamespace(
+            major=8, minor=9, multi_processor_count=4, shared_memory_per_multiprocessor=SHARED_BYTES
+        )
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    windows, rows, n_decode = [None, 30], [(99, 1), (69, 1), (5, 40), (0, 20)], 2
+    shape = shape_of(2, 4, has_8_bits=has_8_bits)
+    world, layout = World(shape, windows, rows), StagingLayout()
+    sinks = [None, normal(shape.n_heads, dtype=torch.float32) + 2.0]
+    attention = PagedAttention(
+        shape,
+        windows,
+        max_rows=len(rows),
+        layout=layout,
+        device=world.tables.device,
+        kv_scales=[world.scales] * len(windows),
+        sinks=sinks,
+        prompt_kernel="triton",
+    )
+    staging, staged = Staging(layout, world.tables.device), StagingBuffer(torch.zeros(layout.size).int())
+    attention.connect(staging, world.tables)
+    slots, starts, n_tokens = (np.array(column, np.int32) for column in (world.slots, *zip(*rows, strict=True)))
+    decode = attention.plan_decode(staged, slots[:n_decode], starts[:n_decode] + 1, variant=variant)
+    staging.send(staged)
+    step = attention.step(decode, attention.plan_prompts(slots[n_decode:], starts[n_decode:], n_tokens[n_decode:]))
+    for layer, window in enumerate(windows):
+        out = poisoned(*world.q.shape, dtype=shape.dtype)
+        step.run(layer, world.q, world.k, world.v, out)
+        check_close(out, world.expected(window, sinks[layer]), n_roundings=3, slack=1.0)
 
 
 def test_values_that_are_not_finite_stay_so_for_the_tokens_that_see_them() -> None:
