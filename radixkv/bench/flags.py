@@ -64,6 +64,12 @@ def add_load_flags(load: argparse._ArgumentGroup) -> None:
         "requests down until they fit (default: the workload's)",
     )
     load.add_argument(
+        "--history",
+        choices=("model", "recorded"),
+        help="whose answers later prompts of a chat have: the model's, or recorded ones, so that every server gets "
+        "the same prompts (default: the workload's)",
+    )
+    load.add_argument(
         "--request-rate",
         type=number,
         metavar="RATE",

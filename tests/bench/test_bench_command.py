@@ -123,7 +123,7 @@ def test_every_key_of_a_line_is_in_the_docs(fake, tmp_path, inside):
 
 def test_the_flags_are_those_of_the_workloads():
     counts = [flag[2:].replace("-", "_") for flag, _ in COUNT_FLAGS]
-    assert [*counts[:-1], "too_long", counts[-1]] == list(WorkloadOverrides.__struct_fields__)
+    assert [*counts[:-1], "too_long", "history", counts[-1]] == list(WorkloadOverrides.__struct_fields__)
     assert sorted(WORKLOADS) == workload_names()
 
 

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from itertools import cycle, islice
 
 from radixkv.bench.session import BenchRequest, Reply, Session, ToolCall, Turns
-from radixkv.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions, bad_lines, check_enough
-from radixkv.bench.workloads.conversations import Conversation, read_conversations, replay_sessions
+from radixkv.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions
+from radixkv.bench.workloads.conversations import replay_dataset
 from radixkv.bench.workloads.errands import AgentTask, Errand, generate_agents, task_messages
-from radixkv.errors import ConfigError
 
 N_AGENTS = 4
 """Number of different sets of tools."""
@@ -48,17 +47,13 @@ class Agents(FixedOutputParameters, frozen=True, kw_only=True, tag="agents"):
         """
         if source.dataset is None:
             return self._generate(source.seed)
-        read = read_conversations(source.dataset, skip_bad_lines=source.skip_bad_lines)
-        check_enough(source, "conversations", len(read.items), self.num_sessions, settings="num_sessions")
-        truncated = [_truncate(conversation, self.num_turns) for conversation in read.items[: self.num_sessions]]
-        replayed = replay_sessions(truncated, self.output_len, max_characters=self.max_characters)
-        counts = {**bad_lines(read.n_bad_lines), **replayed.counts}
-        if not replayed.sessions:
-            raise ConfigError(
-                f"the first {self.num_sessions} conversations of {source.dataset} have no request to send: "
-                f"{counts}; raise num_sessions or max_characters"
-            )
-        return WorkloadSessions(replayed.sessions, counts)
+        return replay_dataset(
+            source,
+            num_sessions=self.num_sessions,
+            num_turns=self.num_turns,
+            output_len=self.output_len,
+            max_characters=self.max_characters,
+        )
 
     def _generate(self, seed: int) -> WorkloadSessions:
         rng = random.Random(seed)
@@ -113,10 +108,3 @@ def _check(errand: Errand, made: tuple[ToolCall, ...], *, is_last: bool) -> Call
         return errand.is_done_by(made, reply.texts[0])
 
     return check
-
-
-def _truncate(conversation: Conversation, n_turns: int) -> Conversation:
-    """Returns the conversation without the user's message number ``n_turns + 1`` and all that follows."""
-    indices = [index for index, message in enumerate(conversation.messages) if message["role"] == "user"]
-    end = indices[n_turns] if len(indices) > n_turns else len(conversation.messages)
-    return Conversation(conversation.messages[:end])

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Literal
 
 import msgspec
 
@@ -47,6 +48,13 @@ class FixedOutputParameters(Parameters, frozen=True, kw_only=True):
 
     output_len: int = 48
     """Tokens of each answer; the end-of-sequence token is ignored."""
+
+
+class ChatParameters(FixedOutputParameters, frozen=True, kw_only=True):
+    """The parameters of a workload whose later prompts have the answers to earlier ones."""
+
+    history: Literal["model", "recorded"] = "model"
+    """Whose answers later prompts have. With recorded ones every server gets the same prompts."""
 
 
 @dataclass(frozen=True)

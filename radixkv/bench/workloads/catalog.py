@@ -64,6 +64,7 @@ class WorkloadOverrides(msgspec.Struct, frozen=True, kw_only=True):
     block_len: int | None = None
     max_context: int | None = None
     too_long: Literal["skip", "scale"] | None = None
+    history: Literal["model", "recorded"] | None = None
     max_concurrency: int | None = None
 
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from radixkv.bench.session import BenchRequest, Message, Session, Turns
-from radixkv.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions, bad_lines, check_enough
-from radixkv.bench.workloads.conversations import Conversation, read_conversations
+from radixkv.bench.workloads.base import ChatParameters, Source, WorkloadSessions, bad_lines, check_enough
+from radixkv.bench.workloads.conversations import Conversation, read_conversations, replay_dataset
 from radixkv.bench.workloads.problems import answer_line, prefix_check
 from radixkv.bench.workloads.templates import Gaps, draw_values
 from radixkv.bench.workloads.words import (
@@ -33,17 +33,21 @@ _SYSTEM_ROLES = ("system", "developer")
 """Roles of a system prompt; ``developer`` is OpenAI's newer name, which few chat templates know."""
 
 
-class Chat(FixedOutputParameters, frozen=True, kw_only=True, tag="chat"):
-    """Chats as messages; each prompt has the model's own answers to the earlier turns.
+class Chat(ChatParameters, frozen=True, kw_only=True, tag="chat"):
+    """Chats as messages; each prompt has the answers to the earlier turns.
 
-    Recorded conversations contribute their system prompt and their user messages only.
+    With the model's answers, recorded conversations contribute their system prompt and their user messages only.
+    With recorded answers they are replayed; those of generated chats are the expected ones.
     """
 
     num_sessions: int = 32
     num_turns: int = 8
     """User messages of each chat; a recorded chat may have fewer."""
     max_characters: int = 14_000
-    """Maximum length of a recorded chat's messages as JSON; turns beyond are left out as ``too_long``."""
+    """Maximum length of a recorded chat's messages as JSON; turns beyond are left out as ``too_long``.
+
+    Answers count only if they are recorded ones.
+    """
     output_len: int = 24
 
     def make(self, source: Source) -> WorkloadSessions:
@@ -55,6 +59,14 @@ class Chat(FixedOutputParameters, frozen=True, kw_only=True, tag="chat"):
         if source.dataset is None:
             chats = islice(generate_chats(source.seed, self.num_turns), self.num_sessions)
             return WorkloadSessions([self._session(_script_of_generated(chat)) for chat in chats])
+        if self.history == "recorded":
+            return replay_dataset(
+                source,
+                num_sessions=self.num_sessions,
+                num_turns=self.num_turns,
+                output_len=self.output_len,
+                max_characters=self.max_characters,
+            )
         read = read_conversations(source.dataset, skip_bad_lines=source.skip_bad_lines)
         scripts, counts = self._recorded(read.items)
         usable = f"conversations whose first user message is within max_characters {self.max_characters}"
@@ -85,10 +97,15 @@ class Chat(FixedOutputParameters, frozen=True, kw_only=True, tag="chat"):
                 messages.append(user)
                 check = None if answer is None else prefix_check(answer)
                 (reply,) = yield (BenchRequest(list(messages), self.output_len, check=check),)
-                content = reply.texts[0] if answer is None else answer_line(reply.texts[0], answer)
-                messages.append({"role": "assistant", "content": content})
+                messages.append({"role": "assistant", "content": self._kept(reply.texts[0], answer)})
 
         return Session(turns, n_requests=len(script.users))
+
+    def _kept(self, text: str, answer: str | None) -> str:
+        """Returns the answer that later prompts have; ``answer`` is the expected one."""
+        if answer is None:
+            return text
+        return answer_line(text, answer) if self.history == "model" else answer
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from radixkv.bench.session import BenchRequest, Session, Turns
-from radixkv.bench.workloads.base import WorkloadSessions
+from radixkv.bench.workloads.base import Source, WorkloadSessions, bad_lines, check_enough
 from radixkv.bench.workloads.datasets import MESSAGES, Items, read_lines
-from radixkv.errors import RequestError
+from radixkv.errors import ConfigError, RequestError
 from radixkv.text.messages import normalize_messages
 
 ROLES = {
@@ -87,6 +87,35 @@ def read_conversations(path: Path, *, skip_bad_lines: bool = False) -> Items[Con
     )
 
 
+def replay_dataset(
+    source: Source, *, num_sessions: int, num_turns: int, output_len: int, max_characters: int
+) -> WorkloadSessions:
+    """Returns ``replay_sessions`` of the first conversations of the source's data set. O(size).
+
+    Args:
+        source: has the data set.
+        num_sessions: number of conversations.
+        num_turns: user messages of each conversation; it ends before the next one.
+        output_len: as in ``replay_sessions``.
+        max_characters: as in ``replay_sessions``.
+
+    Raises:
+        ConfigError: the data set cannot be read, is too short, or has no request that is short enough.
+    """
+    assert source.dataset is not None
+    read = read_conversations(source.dataset, skip_bad_lines=source.skip_bad_lines)
+    check_enough(source, "conversations", len(read.items), num_sessions, settings="num_sessions")
+    truncated = [_truncate(conversation, num_turns) for conversation in read.items[:num_sessions]]
+    replayed = replay_sessions(truncated, output_len, max_characters=max_characters)
+    counts = {**bad_lines(read.n_bad_lines), **replayed.counts}
+    if not replayed.sessions:
+        raise ConfigError(
+            f"the first {num_sessions} conversations of {source.dataset} have no request to send: "
+            f"{counts}; raise num_sessions or max_characters"
+        )
+    return WorkloadSessions(replayed.sessions, counts)
+
+
 def replay_sessions(
     conversations: Iterable[Conversation], output_len: int, *, max_characters: int | None = None
 ) -> WorkloadSessions:
@@ -121,6 +150,13 @@ def answer_indices(messages: Sequence[dict[str, Any]]) -> list[int]:
     """Returns the indices of the assistant's messages that follow a message of another role."""
     roles = [message["role"] for message in messages]
     return [index for index, (before, role) in enumerate(pairwise(roles), 1) if role == "assistant" != before]
+
+
+def _truncate(conversation: Conversation, n_turns: int) -> Conversation:
+    """Returns the conversation without the user's message number ``n_turns + 1`` and all that follows."""
+    indices = [index for index, message in enumerate(conversation.messages) if message["role"] == "user"]
+    end = indices[n_turns] if len(indices) > n_turns else len(conversation.messages)
+    return Conversation(conversation.messages[:end])
 
 
 def _fits(conversation: Conversation, end: int, max_characters: int | None) -> bool:

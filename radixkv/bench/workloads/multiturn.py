@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from radixkv.bench.session import BenchRequest, Session, Turns
 from radixkv.bench.workloads.arithmetic import groups, problems_from
-from radixkv.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions
+from radixkv.bench.workloads.base import ChatParameters, Source, WorkloadSessions
 from radixkv.bench.workloads.problems import TEACHER_PROMPT, Problem, question_prompt, result_check, worked_examples
 
 
-class MultiTurn(FixedOutputParameters, frozen=True, kw_only=True, tag="multiturn"):
+class MultiTurn(ChatParameters, frozen=True, kw_only=True, tag="multiturn"):
     """Chats that begin with a shared system prompt with worked examples, followed by several questions each.
 
-    A question is sent after the answer to the previous one, and its prompt is the whole chat so far.
+    A question is sent after the answer to the previous one, and its prompt is the whole chat so far. The recorded
+    answers are the problems' own.
     """
 
     num_sessions: int = 16
@@ -34,6 +35,6 @@ class MultiTurn(FixedOutputParameters, frozen=True, kw_only=True, tag="multiturn
             for problem in problems:
                 text += question_prompt(problem)
                 (reply,) = yield (BenchRequest(text, self.output_len, check=result_check(problem)),)
-                text += reply.texts[0] + "\n\n"
+                text += (reply.texts[0] if self.history == "model" else f" {problem.answer}") + "\n\n"
 
         return Session(turns, n_requests=len(problems))

@@ -14,7 +14,7 @@ from radixkv.errors import ConfigError
 from support.sessions import collect_requests, collect_turns, comparable_fields, said
 
 NAMES = workload_names()
-LENGTHS = {"output_len", "num_facts", "block_len", "max_context", "too_long"}
+LENGTHS = {"output_len", "num_facts", "block_len", "max_context", "too_long", "history"}
 COUNTS = tuple(sorted({*WorkloadOverrides.__struct_fields__} - LENGTHS - {"max_concurrency"}))
 
 
@@ -78,6 +78,17 @@ def test_checks_reject_wrong_answers(name):
     assert not any(
         check(said(text)) for check in checks for text in ("", "#### 0.123", "{}", "#### nobody", "{" * 5000)
     )
+
+
+@pytest.mark.parametrize("name", ["chat", "multiturn"])
+def test_prompts_with_recorded_answers_do_not_depend_on_the_model(name):
+    sessions = load_workload(name, WorkloadOverrides(history="recorded")).make(Source()).sessions
+    quiet, loud = (
+        list(map(comparable_fields, collect_requests(sessions, lambda _, text=text: [text])))
+        for text in ("", "What?\n\nNever.")
+    )
+    assert quiet == loud
+    assert any(turn > 0 for session in sessions for turn, _ in enumerate(collect_turns(session)))
 
 
 @settings(max_examples=100, deadline=None)

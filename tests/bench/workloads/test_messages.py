@@ -106,6 +106,18 @@ def test_the_users_of_recorded_chats_get_the_models_own_answers(tmp_path):
     assert only.counts == {}  # conversations after the last needed one do not count
 
 
+def test_chats_with_recorded_answers_have_the_expected_ones(tmp_path):
+    chats = chats_of(make("chat", history="recorded"), lambda _: ["Well."])
+    for requests, chat in zip(chats, generate_chats(0, 8), strict=False):
+        for before, after, (_, answer) in zip(requests, requests[1:], chat.turns, strict=False):
+            assert after.prompt[:-1] == [*before.prompt, {"role": "assistant", "content": answer}]
+            assert before.check(said(answer))
+    recorded = [text for _, text in RECORDED]
+    source = Source(0, write(tmp_path, RECORDED))
+    (chat,) = chats_of(make("chat", source, num_sessions=1, num_turns=2, history="recorded"), lambda _: ["Yes."])
+    assert [texts(request) for request in chat] == [recorded[:2], recorded[:4], recorded[:6]]
+
+
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_a_recorded_system_prompt_is_sent_with_the_role_system(tmp_path, role):
     path = write(tmp_path, [(role, "Be kind."), ("user", "u1"), (role, "Be brief."), ("user", "u2")])

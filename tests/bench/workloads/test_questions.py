@@ -64,6 +64,15 @@ def test_chats_share_the_system_prompt_and_have_different_questions():
     assert len({question for asked in questions for question in asked}) == 64
 
 
+def test_recorded_answers_of_chats_are_right():
+    for session in make("multiturn", history="recorded").sessions:
+        requests = [turn[0] for turn in collect_turns(session)]
+        for before, after in pairwise(requests):
+            answer, _, _ = after.prompt.removeprefix(before.prompt).partition("\n\nQuestion: ")
+            assert after.prompt.startswith(before.prompt)
+            assert before.check(said(answer))
+
+
 def test_prompts_that_share_nothing_differ_from_the_first_word():
     prompts = prompts_of("unshared")
     assert len(prompts) == len({prompt.split()[0] for prompt in prompts}) == 64
