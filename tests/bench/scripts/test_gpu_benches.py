@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from radixkv.bench.server_process import running_server
 from support.paths import ROOT
 
 BENCH = ROOT / "bench"
@@ -26,10 +31,12 @@ ALL = {"fewshot": fewshot, "multiturn": multiturn}
 """
 
 
-def run(script: str, tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
+def run(
+    script: str, tmp_path: Path, *arguments: str, environment: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
     output = tmp_path / "lines.jsonl"
     command = [sys.executable, str(BENCH / script), "--device", "cpu", "--output-file", str(output), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
 
@@ -89,6 +96,33 @@ def test_a_soak_adds_up(tmp_path: Path) -> None:
     (line,) = run("gpu_soak.py", tmp_path, "--requests", "60", "--every", "30")
     assert sum(line["ends"].values()) == line["requests"] == 60
     assert [sample["requests"] for sample in line["samples"]] == [30, 60]
+
+
+def test_a_running_server_is_asked_without_torch_at_a_share_of_its_rate(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('there is no torch')", encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    arguments = ("--small", "--processes", "2", "--prompt-form", "tokens", "--saturation-pct", "50")
+    arguments += ("--engine", "radixkv, tiny", "--cache", "on")
+
+    async def ask() -> list[dict[str, Any]]:
+        async with running_server(["--model=tiny", "--device=cpu"]) as address:
+            where = ("--address", address.removeprefix("http://"))
+            return await asyncio.to_thread(
+                run, "gpu_server.py", tmp_path, *arguments, *where, environment=environment
+            )
+
+    lines = asyncio.run(ask())
+    assert [line["workload"] for line in lines] == ["fewshot", "fewshot", "multiturn", "multiturn"]
+    for line in lines:
+        assert (line["engine"], line["cache"], line["cache_flushed"]) == ("radixkv, tiny", "on", True)
+        assert (line["completed"], line["failed"]) == (line["num_prompts"], 0)
+        assert line["cache_report"]["optimum_pct"] > 0
+    for closed, poisson in pairwise(lines):
+        if poisson["request_rate"] != "inf":
+            sessions = closed.get("num_sessions") or closed["num_prompts"]
+            assert poisson["request_rate"] == pytest.approx(0.5 * sessions / closed["duration"], abs=0.001)
+            assert poisson["mean_lateness_ms"] is not None
+            assert poisson["total_input_tokens"] == closed["total_input_tokens"]
 
 
 def test_choices_of_attention_are_compared_with_measured_times() -> None:
