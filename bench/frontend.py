@@ -12,6 +12,9 @@ Appends one JSON line per case:
     fewshot     256 clients stream 32 tokens each for prompts of about 980 tokens (3,200 characters), a step every
                 11 ms
     long        fewshot with prompts of about 1,560 tokens (5,100 characters)
+    wave        fewshot, but all clients send at the same time, and wait until all answers are complete; a step each
+                60 ms, so that every token has a chunk of its own. The line has the time from the wave's start until
+                the runtime has half of the requests, and all
 
 Each line has the processor time of the frontend process per request, per chunk and per token; that of its event
 loop's thread; and the loop's longest delay. The time per chunk and per token includes that of the requests. Clients
@@ -29,7 +32,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +73,8 @@ class Case:
     step_s: float
     n_shots: int = 0
     """Worked examples before each question, as in the workload ``fewshot``; 0 repeats one question."""
+    in_waves: bool = False
+    """Whether all clients wait for each other before each request."""
 
 
 CASES = {
@@ -79,6 +84,7 @@ CASES = {
     "saturated": Case(256, 32, 0.005),
     "fewshot": Case(256, 32, 0.011, n_shots=9),
     "long": Case(256, 32, 0.011, n_shots=15),
+    "wave": Case(256, 32, 0.06, n_shots=9, in_waves=True),
 }
 
 
@@ -122,6 +128,15 @@ class ClientStats:
     n_chunks: int = 0
     n_heavy: int = 0
     """Requests of the unmeasured clients."""
+    submitted_s: list[list[float]] = field(default_factory=list)
+    """Per wave and request, the time from the wave's start to the request's arrival at the runtime."""
+
+    def submitted_ms(self) -> dict[str, float]:
+        """Returns medians over the waves; nothing if there are none."""
+        if not self.submitted_s:
+            return {}
+        half, last = (median(map(of, self.submitted_s)) for of in (median, max))
+        return {"half_submitted_ms": round(half * 1e3, 1), "last_submitted_ms": round(last * 1e3, 1)}
 
 
 def main() -> None:
@@ -140,7 +155,7 @@ def main() -> None:
 async def measure(name: str, seconds: float) -> dict[str, object]:
     """Measures one case and returns its line."""
     case = CASES[name]
-    async with running_server(case.step_s) as server:
+    async with running_server(f"{case.step_s} submitted" if case.in_waves else str(case.step_s)) as server:
         await clients(server.port, 2.0, name)  # the first requests import and allocate
         server.longest_delay_ms()
         started_at, processor_s, loop_s = time.perf_counter(), server.processor_s(), server.loop_s()
@@ -169,6 +184,7 @@ async def measure(name: str, seconds: float) -> dict[str, object]:
         "added_latency_p99_ms": round(percentiles[98] * 1e3, 2),
         "added_latency_max_ms": round(max(stats.ages_s) * 1e3, 2),
         "longest_delay_ms": longest_delay_ms,
+        **stats.submitted_ms(),
     }
 
 
@@ -177,6 +193,8 @@ async def clients(port: int, seconds: float, name: str) -> ClientStats:
     case, stats = CASES[name], ClientStats()
     deadline = time.monotonic() + seconds
     requests = itertools.cycle([stream_request(prompt, case.n_tokens) for prompt in prompts(case.n_shots)])
+    if case.in_waves:
+        return await waves(port, seconds, case.n_clients, requests)
 
     async def client() -> None:
         reader = await connect(port, Reader(stats))
@@ -194,6 +212,24 @@ async def clients(port: int, seconds: float, name: str) -> ClientStats:
 
     heavy = [request(max_tokens=1, **HEAVY[name])] * N_HEAVY_CLIENTS if name in HEAVY else []
     await asyncio.gather(*(client() for _ in range(case.n_clients)), *map(heavy_client, heavy))
+    return stats
+
+
+async def waves(port: int, seconds: float, n_clients: int, requests: Iterator[bytes]) -> ClientStats:
+    """Sends waves of requests for ``seconds``, each after the last answer of the one before."""
+    stats = ClientStats()
+    readers = [await connect(port, FirstStampReader(stats)) for _ in range(n_clients)]
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        stats.submitted_s.append([])
+        wave = list(itertools.islice(requests, n_clients))
+        begun_ns = time.monotonic_ns()
+        await asyncio.gather(
+            *(reader.send_in_wave(begun_ns, each) for reader, each in zip(readers, wave, strict=True))
+        )
+        stats.n_requests += n_clients
+    for reader in readers:
+        reader.transport.close()
     return stats
 
 
@@ -250,15 +286,38 @@ class Reader(asyncio.Protocol):
         now_ns = time.monotonic_ns()
         lines, _, self._rest = (self._rest + data).rpartition(b"\n")
         for match in self._ids.finditer(lines):
-            self._stats.n_chunks += 1
-            self._stats.ages_s.extend(age_s(int(token), now_ns) for token in match[1].split(b",") if token)
+            self._record([int(token) for token in match[1].split(b",") if token], now_ns)
         if b"data: [DONE]" in lines or self._rest.endswith(b"}}}"):
             self._rest = b""
             self._ended.set_result(None)
 
+    def _record(self, tokens: list[int], now_ns: int) -> None:
+        """Records the tokens of a chunk."""
+        self._stats.n_chunks += 1
+        self._stats.ages_s += [age_s(token, now_ns) for token in tokens]
+
     def connection_lost(self, error: Exception | None) -> None:
         if not self._ended.done():
             self._ended.set_exception(SystemExit("a stream ended early; is the server running?"))
+
+
+class FirstStampReader(Reader):
+    """A connection whose answers' first tokens are the times at which the runtime received the requests."""
+
+    _begun_ns: int | None = None
+    """Start of the wave; None after the first token."""
+
+    async def send_in_wave(self, begun_ns: int, content: bytes) -> None:
+        """Sends one request of a wave, given the wave's start, and waits for the end of its response."""
+        self._begun_ns = begun_ns
+        await self.send(content)
+
+    def _record(self, tokens: list[int], now_ns: int) -> None:
+        if self._begun_ns is not None:
+            received_s = (now_ns - self._begun_ns) / 1e9 - age_s(tokens.pop(0), now_ns)
+            self._stats.submitted_s[-1].append(received_s)
+            self._begun_ns = None
+        super()._record(tokens, now_ns)
 
 
 class TailReader(Reader):
@@ -275,13 +334,13 @@ async def connect(port: int, reader: Reader) -> Reader:
 
 
 @asynccontextmanager
-async def running_server(step_s: float) -> AsyncIterator[WatchedServer]:
+async def running_server(null_runtime_arguments: str) -> AsyncIterator[WatchedServer]:
     """Runs a server on a free port."""
     with tempfile.TemporaryDirectory() as folder:
         report_file = Path(folder) / "report"
         flags = ["--port", "0", "--stats-interval", "0"]
         process = await ChildProcess.start(
-            [sys.executable, str(HERE / "watched_frontend.py"), str(report_file), str(step_s), *flags]
+            [sys.executable, str(HERE / "watched_frontend.py"), str(report_file), null_runtime_arguments, *flags]
         )
         try:
             match = re.search(rb":(\d+) ", await process.read_line())

@@ -4,7 +4,8 @@ It speaks the wire protocol and gives every choice of a running request one toke
 time at which it was sent, on the monotonic clock that all processes of a machine share. Logprobs are synthetic;
 prompt logprobs come in ranges of 2,048 tokens per step, as from the CPU runtime.
 
-    argv: seconds per step
+    argv: seconds per step, and optionally "submitted": the first token of an answer then encodes when its request
+    was received
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ def age_s(token: int, now_ns: int) -> float:
 @dataclass
 class _Running:
     submit: Submit
+    received: bytes
+    """A stamp."""
     n_steps: int = 0
     prompt_logprobs_end: int = 1
 
@@ -108,9 +111,10 @@ class _Running:
 class NullRuntime:
     """Serves one frontend: gives each running request one stamp per choice and step."""
 
-    def __init__(self, socket: zmq.Socket[bytes], step_s: float) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], step_s: float, *, stamps_receipt: bool) -> None:
         self._socket = socket
         self._step_s = step_s
+        self._stamps_receipt = stamps_receipt
         self._running: dict[str, _Running] = {}
         self._peer = b""
         self._is_draining = False
@@ -137,7 +141,7 @@ class NullRuntime:
             case Hello():
                 return [READY]
             case Submit():
-                self._running[message.id] = _Running(message)
+                self._running[message.id] = _Running(message, stamp())
             case Cancel():
                 if (request := self._running.pop(message.id, None)) is not None:
                     return [request.done]
@@ -160,8 +164,9 @@ class NullRuntime:
             request.n_steps += 1
             reason = "length" if request.n_steps >= (sampling.max_tokens or 0) else None
             logprobs = None if sampling.logprobs is None else [synthetic_logprobs(sampling.logprobs)]
+            token = request.received if self._stamps_receipt and request.n_steps == 1 else stamp()
             items += [
-                NewTokens(request_id, stamp(), choice, reason, logprobs=logprobs) for choice in range(sampling.n)
+                NewTokens(request_id, token, choice, reason, logprobs=logprobs) for choice in range(sampling.n)
             ]
             if reason is not None:
                 terminal.append(self._running.pop(request_id).done)
@@ -193,7 +198,7 @@ def main() -> None:
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
     threading.Thread(target=_exit_with_frontend, daemon=True).start()
     with _bind(start.socket_path) as socket:
-        NullRuntime(socket, float(sys.argv[1])).run()
+        NullRuntime(socket, float(sys.argv[1]), stamps_receipt="submitted" in sys.argv[2:]).run()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """``radixkv serve`` with a null runtime and a measurement of the event loop's delays.
 
-argv: the file for reports at SIGUSR1, seconds per step of the null runtime, the flags of ``radixkv serve``
+argv: the file for reports at SIGUSR1, the arguments of the null runtime in one word, the flags of ``radixkv serve``
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class _NullRuntimeProcess(RuntimeProcess):
     @classmethod
     async def start(cls, *args: Any, **kwargs: Any) -> Any:
         LoopWatch(Path(sys.argv[1])).install()
-        return await super().start(*args, **kwargs, command=[sys.executable, str(NULL_RUNTIME), sys.argv[2]])
+        return await super().start(
+            *args, **kwargs, command=[sys.executable, str(NULL_RUNTIME), *sys.argv[2].split()]
+        )
 
 
 class LoopWatch:
