@@ -149,6 +149,8 @@ class RuntimeClient:
         self._idle = asyncio.Event()
         self._idle.set()
         self._receiving: asyncio.Task[None] | None = None
+        self._outgoing: list[bytes] = []
+        """Frames that the event loop sends in its next turn."""
         self.refusal: RequestError | None = None
         """The error that refuses new requests; None while the server accepts them."""
         self._failure: RequestError | None = None
@@ -260,7 +262,7 @@ class RuntimeClient:
             raise self.refusal.with_traceback(None)
         frames = [(request, _frame(request.prompt)) for request in requests]
         for request, frame in frames:
-            self._socket.send(frame, zmq.NOBLOCK)
+            self._send_soon(frame)
             self._requests[request.id] = request
             self._idle.clear()
 
@@ -285,6 +287,7 @@ class RuntimeClient:
             self._receiving.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._receiving
+        self._flush_outgoing()
         self._socket.close()
         self._context.term()
 
@@ -314,7 +317,18 @@ class RuntimeClient:
         return reply
 
     def _send(self, message: ToRuntime) -> None:
-        self._socket.send(_frame(message), zmq.NOBLOCK)
+        self._send_soon(_frame(message))
+
+    def _send_soon(self, frame: bytes) -> None:
+        """Sends a frame together with the others of this turn: each first frame wakes ZeroMQ's thread."""
+        self._outgoing.append(frame)
+        if len(self._outgoing) == 1:
+            asyncio.get_running_loop().call_soon(self._flush_outgoing)
+
+    def _flush_outgoing(self) -> None:
+        frames, self._outgoing = self._outgoing, []
+        for frame in frames:
+            self._socket.send(frame, zmq.NOBLOCK)
 
     async def _receive(self) -> None:
         while True:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import h11
@@ -31,7 +33,7 @@ class Connection(H11Protocol):
     It closes a connection whose request is not complete in time, even if no handler reads the body. It answers
     bytes that are not HTTP with the JSON of an error. It completes the response to a client that has closed only
     its own side. It can write parts of a stream directly, because h11 and the layers of the app cost as much as
-    all other work on sending a part (decision 21).
+    all other work on sending a part (decision 21), and several writes together, because each is a system call.
     """
 
     limit_s = REQUEST_TIMEOUT_S
@@ -40,12 +42,14 @@ class Connection(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = _StrictFraming(h11.SERVER)
+        self._writes: _GatheringTransport | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self.app_state = {**self.app_state, CONNECTION: self}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts the deadline."""
-        super().connection_made(transport)
+        self._writes = _GatheringTransport(transport)
+        super().connection_made(self._writes)
         self._set_deadline()
 
     def data_received(self, data: bytes) -> None:
@@ -97,6 +101,16 @@ class Connection(H11Protocol):
         else:
             self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
 
+    @contextlib.contextmanager
+    def one_write(self) -> Iterator[None]:
+        """Context whose writes are sent together at its end."""
+        assert self._writes is not None, "a response has a connection"
+        self._writes.gather()
+        try:
+            yield
+        finally:
+            self._writes.release()
+
     async def drain(self) -> None:
         """Waits until the client has read most of the write buffer."""
         await self.flow.drain()
@@ -135,6 +149,51 @@ class Connection(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+class _GatheringTransport(asyncio.Transport):
+    """A transport that can gather what is written; of the others it has the methods that uvicorn calls."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._gathered: list[bytes] | None = None
+        """What was written since ``gather``; None outside of it."""
+
+    def gather(self) -> None:
+        """Keeps what is written until ``release``."""
+        self._gathered = []
+
+    def release(self) -> None:
+        """Writes what was kept, and keeps nothing more."""
+        gathered, self._gathered = self._gathered, None
+        if gathered:
+            self._transport.write(b"".join(gathered))
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._gathered is None:
+            self._transport.write(data)
+        else:
+            self._gathered.append(bytes(data))
+
+    def close(self) -> None:
+        self.release()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._transport.set_protocol(protocol)
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
 
 
 class _StrictFraming(h11.Connection):

@@ -64,9 +64,10 @@ class EventStream(Response):
                 await error_response(error, scope["path"])(scope, receive, send)
                 return
             start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-            await send(start)
             connection: Connection = scope["state"][CONNECTION]
-            connection.write_part(first)
+            with connection.one_write():
+                await send(start)
+                connection.write_part(first)
             try:
                 # Take an event only when the connection has room. Unread output waits in the runtime client, which
                 # limits it.
@@ -77,4 +78,5 @@ class EventStream(Response):
                         await connection.drain()
             except RequestError as error:
                 connection.write_part(_error_event(error, scope["path"]))
-        await send({"type": "http.response.body", "body": self._end, "more_body": False})
+        with connection.one_write():
+            await send({"type": "http.response.body", "body": self._end, "more_body": False})

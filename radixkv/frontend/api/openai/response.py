@@ -160,16 +160,26 @@ class ResponseWriter:
     async def events(self, client: RuntimeClient) -> AsyncGenerator[bytes, None]:
         """Yields the stream's events but ``[DONE]``. Raises ``RequestError``; closing it cancels the request."""
         events = ChunkEvents(self._format.chunk_head)
+        has_ended = False
         async with aclosing(self._outputs(client, streams=True)) as outputs:
             async for index, output, is_first in outputs:
                 prompt = self._prompts[index // self._n]
                 chunks = self._format.chunks(index, output, prompt, is_first=is_first)
                 usage = self._usage_of_chunk()
-                yield b"".join([events.event([choice], more | usage) for choice, more in chunks])
+                encoded = [events.event([choice], more | usage) for choice, more in chunks]
+                if self._n_done == len(self._prompts):  # with the last output, so that both are one write
+                    encoded += self._last_event(events)
+                    has_ended = True
+                yield b"".join(encoded)
+        if not has_ended:
+            for event in self._last_event(events):
+                yield event
+
+    def _last_event(self, events: ChunkEvents) -> list[bytes]:
+        """Returns the event after all output; none if it would be empty."""
         last = {"usage": self._usage()} if self._request.includes_usage else {}
         last |= self._details()
-        if last:
-            yield events.event([], last)
+        return [events.event([], last)] if last else []
 
     async def _outputs(
         self, client: RuntimeClient, *, streams: bool
