@@ -444,7 +444,7 @@ def pack_tokens(ids: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
-def unpack_tokens(tokens: bytes) -> list[int]:
+def unpack_tokens(tokens: bytes | bytearray) -> list[int]:
     """Unpacks token ids from little-endian int32 bytes; their length must be a multiple of 4."""
     packed = array("i", tokens)
     if sys.byteorder == "big":

@@ -18,7 +18,7 @@ import zmq.asyncio
 
 from radixkv.errors import Draining, RequestError, WireError, request_error
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeSilent
-from radixkv.frontend.in_flight import InFlightRequest, RequestMetrics, TokenDelta
+from radixkv.frontend.in_flight import InFlightRequest, RequestMetrics, TokenDelta, WakeUp
 from radixkv.frontend.miss_report import without_contents
 from radixkv.frontend.misses import MissCounts
 from radixkv.stats import Stats
@@ -70,7 +70,7 @@ class RequestGroup:
 
     def __init__(self, client: RuntimeClient, prompts: Sequence[Submit], arrived: float, streams: bool) -> None:
         self._client = client
-        self._wake = asyncio.Event()
+        self._wake = WakeUp()
         self._requests = [
             InFlightRequest(index, prompt, self._wake, arrived, streams=streams)
             for index, prompt in enumerate(prompts)
@@ -104,7 +104,6 @@ class RequestGroup:
         waiting = list(self._requests)
         while waiting:
             await self._wake.wait()
-            self._wake.clear()
             for request in list(waiting):
                 deltas = request.take_deltas()
                 if request.done is not None:

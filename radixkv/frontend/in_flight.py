@@ -70,6 +70,28 @@ class TokenDelta(msgspec.Struct):
     """How the whole request ended; set in the last delta of its last choice."""
 
 
+class WakeUp:
+    """An ``asyncio.Event`` for one waiter, which clears it: without a queue of waiters, since every chunk waits."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._is_set = False
+        self._waiting: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        """Wakes the waiter, or lets it not wait."""
+        self._is_set = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def wait(self) -> None:
+        """Waits until ``set`` has been called since the last call."""
+        if not self._is_set:
+            self._waiting = self._loop.create_future()
+            await self._waiting
+        self._is_set = False
+
+
 class InFlightRequest:
     """One prompt that the runtime works on, with its ``n`` choices.
 
@@ -81,7 +103,7 @@ class InFlightRequest:
         streams: whether a client reads output as it arrives.
     """
 
-    def __init__(self, index: int, prompt: Submit, wake: asyncio.Event, arrived: float, *, streams: bool) -> None:
+    def __init__(self, index: int, prompt: Submit, wake: WakeUp, arrived: float, *, streams: bool) -> None:
         self.prompt = prompt
         self.id = prompt.id
         self.streams = streams

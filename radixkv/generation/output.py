@@ -36,6 +36,9 @@ class OutputDelta(msgspec.Struct, Generic[RenderedT]):
     @property
     def text(self) -> str:
         """The text of the answer itself."""
+        match self.parts:
+            case [TextPart(text)]:  # the most frequent
+                return text
         return "".join([part.text for part in self.parts if isinstance(part, TextPart)])
 
     @property
@@ -151,7 +154,7 @@ class ChoiceStream(Generic[RenderedT]):
         output: OutputDelta[RenderedT] = OutputDelta()
         if self.is_ended:
             return output
-        ids, is_stopped = unpack_tokens(bytes(tokens)), stop_token_id is not None
+        ids, is_stopped = unpack_tokens(tokens), stop_token_id is not None
         offsets: Iterable[int] = repeat(self._first_offset or 0)
         if self._text is not None and self._goes_singly:
             offsets = self._push_singly(self._text, output, ids, is_stopped=is_stopped)

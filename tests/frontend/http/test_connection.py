@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -191,3 +194,30 @@ def test_a_client_that_closes_its_side_and_leaves_is_cancelled(
         wait_for(lambda: bool(site.loop.running), "never submitted")
         connection.shutdown(socket.SHUT_WR)
     wait_for(lambda: not site.loop.running, "still running")
+
+
+@pytest.mark.parametrize("ending", [b"Host", b"Connection: close\r\nHost"], ids=["kept", "closed"])
+def test_a_stream_of_one_token_takes_two_writes(served_model: ServedModel, tmp_path: Path, ending: bytes) -> None:
+    """The head goes with the first event, which is also the last here and takes the usage along; then the end."""
+    transports: list[Mock] = []
+
+    class Recorded(Connection):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            transports.append(Mock(wraps=transport))
+            super().connection_made(transports[-1])
+
+    sent = completion(max_tokens=1, stream=True, stream_options={"include_usage": True}).replace(b"Host", ending)
+    with running_site(served_model, tmp_path, connection=Recorded) as site, connect(site) as connection:
+        connection.sendall(sent)
+        received = b""
+        while not received.endswith(b"0\r\n\r\n"):
+            part = connection.recv(1 << 16)
+            assert part, received
+            received += part
+    writes = [bytes(call.args[0]) for call in transports[-1].write.call_args_list if call.args[0]]
+    assert b"".join(writes) == received
+    assert len(writes) == 2
+    assert writes[0].startswith(b"HTTP/1.1 200")
+    assert writes[0].count(b"data: ") == 2
+    assert b'"usage":{' in writes[0]
+    assert b"data: [DONE]" in writes[1]

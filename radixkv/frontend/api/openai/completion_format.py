@@ -22,6 +22,7 @@ class CompletionFormat:
 
     def __init__(self, request: CompletionRequest, model: str) -> None:
         self._request = request
+        self._has_logprobs = request.n_logprobs is not None
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -58,11 +59,10 @@ class CompletionFormat:
     def _choice(
         self, index: int, output: OutputDelta[RenderedToken], prompt: PromptWithLogprobs, *, is_first: bool
     ) -> dict[str, Any]:
-        has_logprobs = self._request.n_logprobs is not None
         choice: dict[str, Any] = {
             "index": index,
             "text": output.text,
-            "logprobs": completion_logprobs(output.logprobs) if has_logprobs else None,
+            "logprobs": completion_logprobs(output.logprobs) if self._has_logprobs else None,
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
         }

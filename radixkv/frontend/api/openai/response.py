@@ -78,15 +78,21 @@ class ChunkEvents:
 
     Args:
         head: the fields that every chunk begins with.
+        tail: the fields that a chunk ends with, if it has no others after its choices.
     """
 
-    def __init__(self, head: dict[str, Any]) -> None:
+    def __init__(self, head: dict[str, Any], tail: dict[str, Any]) -> None:
         self._start = EVENT_START + msgspec.json.encode(head)[:-1] + b',"choices":'
+        self._end = _rest(tail)
 
     def event(self, choices: Sequence[dict[str, Any]], more: dict[str, Any]) -> bytes:
-        """Returns the event of a chunk with these choices and further fields after them."""
-        rest = b"," + msgspec.json.encode(more)[1:] if more else b"}"
-        return self._start + msgspec.json.encode(choices) + rest + EVENT_END
+        """Returns the event of a chunk with these choices, and fields after them in place of the tail."""
+        return self._start + msgspec.json.encode(choices) + (_rest(more) if more else self._end)
+
+
+def _rest(fields: dict[str, Any]) -> bytes:
+    """Returns the end of an event, from the comma before these fields on."""
+    return (b"," + msgspec.json.encode(fields)[1:] if fields else b"}") + EVENT_END
 
 
 class ResponseWriter:
@@ -159,14 +165,17 @@ class ResponseWriter:
 
     async def events(self, client: RuntimeClient) -> AsyncGenerator[bytes, None]:
         """Yields the stream's events but ``[DONE]``. Raises ``RequestError``; closing it cancels the request."""
-        events = ChunkEvents(self._format.chunk_head)
+        events = ChunkEvents(self._format.chunk_head, self._usage_of_chunk())
+        repeats_usage = self._request.repeats_usage
         has_ended = False
         async with aclosing(self._outputs(client, streams=True)) as outputs:
             async for index, output, is_first in outputs:
                 prompt = self._prompts[index // self._n]
                 chunks = self._format.chunks(index, output, prompt, is_first=is_first)
-                usage = self._usage_of_chunk()
-                encoded = [events.event([choice], more | usage) for choice, more in chunks]
+                encoded = [
+                    events.event([choice], more | self._usage_of_chunk() if more or repeats_usage else more)
+                    for choice, more in chunks
+                ]
                 if self._n_done == len(self._prompts):  # with the last output, so that both are one write
                     encoded += self._last_event(events)
                     has_ended = True
