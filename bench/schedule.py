@@ -1,11 +1,13 @@
 """Measures the host time to schedule a step of 256 rows while 10,000 requests wait.
 
 Appends one JSON line per case. Scheduler, cache and tree are the real ones. No device runs: step results are
-generated at once. As in the runtime's loop, the cyclic garbage collector is disabled.
+generated at once; times are processor time, except in `generate`. As in the runtime's loop, the cyclic garbage collector is disabled.
 
     decode_only         all batch slots are taken: 256 decode rows, and no request can be admitted
     admit_by_prefix     a request finishes in each step, and `lpm` chooses its successor from the 256 oldest waiting
                         requests, whose prompts share one of 8 prefixes of 2,048 tokens
+    churn               admit_by_prefix with the search for pages that rows share, as for a GPU: the rows change in
+                        each step; also reports the milliseconds of the search, and its share of all
     blocked_by_memory   batch slots are free, but the pool is full: the queue is ranked and no request fits
     generate            all of `LLM.generate` around such a device: 128 tokens for each row, from prompts of 512
                         token ids; also reports the total time per token
@@ -21,11 +23,13 @@ import gc
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
+from unittest.mock import patch
 
 from result_lines import report, script_parser
 from token_workloads import Phases, load_workloads
@@ -37,7 +41,8 @@ from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.runtime.step.plan import StepPlan
+from radixkv.runtime.scheduler.shared_prefixes import SharedPrefixes
+from radixkv.runtime.step.plan import SharedRun, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.sampling import SamplingParams
 from radixkv.tree.node import Namespace
@@ -83,8 +88,13 @@ def main() -> None:
         else:
             gc.collect()
             gc.disable()
-            times_ms = measure(CASES[name](arguments.rows, arguments.waiting), arguments.steps)
+            scheduler = CASES[name](arguments.rows, arguments.waiting)
+            with timed_search() as search_ms:
+                times_ms = measure(scheduler, arguments.steps)
             gc.enable()
+            if search_ms:
+                metrics["shared_runs_ms"] = round(median(search_ms), 4)
+                metrics["shared_runs_pct"] = round(100 * sum(search_ms) / sum(times_ms), 1)
             metrics["waiting"] = arguments.waiting
         metrics |= {
             "ms_per_step": round(median(times_ms), 4),
@@ -104,6 +114,12 @@ def admit_by_prefix(n_rows: int, n_waiting: int) -> Scheduler:
     return _scheduler_with_requests(n_rows, n_waiting, n_pages=60_000, max_tokens=256, staggered=True)
 
 
+def churn(n_rows: int, n_waiting: int) -> Scheduler:
+    return _scheduler_with_requests(
+        n_rows, n_waiting, n_pages=60_000, max_tokens=256, staggered=True, finds_shared_runs=True
+    )
+
+
 def blocked_by_memory(n_rows: int, n_waiting: int) -> Scheduler:
     n_shared, n_own = 8 * PREFIX_TOKENS // PAGE_SIZE, QUESTION_TOKENS // PAGE_SIZE + 64
     return _scheduler_with_requests(
@@ -114,6 +130,7 @@ def blocked_by_memory(n_rows: int, n_waiting: int) -> Scheduler:
 CASES: dict[str, Callable[[int, int], Scheduler]] = {
     "decode_only": decode_only,
     "admit_by_prefix": admit_by_prefix,
+    "churn": churn,
     "blocked_by_memory": blocked_by_memory,
 }
 
@@ -193,13 +210,29 @@ class NullPending:
         return self.outcome
 
 
+@contextmanager
+def timed_search() -> Iterator[list[float]]:
+    """Yields a list that gets the milliseconds of every search for shared runs."""
+    times_ms: list[float] = []
+    find = SharedPrefixes.find
+
+    def timed(self: SharedPrefixes, requests: Sequence[Request]) -> tuple[SharedRun, ...]:
+        started = time.thread_time()
+        runs = find(self, requests)
+        times_ms.append((time.thread_time() - started) * 1e3)
+        return runs
+
+    with patch.object(SharedPrefixes, "find", timed):
+        yield times_ms
+
+
 def measure(scheduler: Scheduler, n_steps: int) -> list[float]:
-    """Returns the milliseconds of ``schedule`` in each step."""
+    """Returns the milliseconds of processor time of ``schedule`` in each step."""
     times_ms = []
     for _ in range(n_steps):
-        started = time.perf_counter()
+        started = time.thread_time()
         plan = scheduler.schedule()
-        times_ms.append((time.perf_counter() - started) * 1e3)
+        times_ms.append((time.thread_time() - started) * 1e3)
         assert plan is not None
         scheduler.complete(plan, _result(plan))
     return times_ms
@@ -246,6 +279,7 @@ def _scheduler_with_requests(
     max_tokens: int,
     staggered: bool = False,
     n_batch_slots: int | None = None,
+    finds_shared_runs: bool = False,
 ) -> Scheduler:
     rng = Random(1)
     prefixes = [[rng.randrange(10, 30_000) for _ in range(PREFIX_TOKENS)] for _ in range(8)]
@@ -254,6 +288,7 @@ def _scheduler_with_requests(
         max_num_seqs=n_batch_slots or n_rows,
         max_num_batched_tokens=2048,
         max_queued_requests=n_rows + n_waiting,
+        finds_shared_runs=finds_shared_runs,
     )
     for number in range(n_rows + n_waiting):
         prompt = prefixes[number % 8] + [rng.randrange(10, 30_000) for _ in range(QUESTION_TOKENS)]
