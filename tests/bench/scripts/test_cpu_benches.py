@@ -10,6 +10,7 @@ from typing import Any
 
 from support.paths import ROOT
 
+CASES = ["decode_only", "admit_by_prefix", "churn", "blocked_by_memory", "generate"]
 WORKLOADS = "ALL = {'same': lambda: [[([7] * 40, 3)] * 2] * 2}"
 
 
@@ -23,7 +24,7 @@ def run(script: str, tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
 
 def test_each_case_of_the_schedule_writes_a_line(tmp_path: Path) -> None:
     lines = run("schedule.py", tmp_path, "--rows", "4", "--waiting", "8", "--steps", "5")
-    assert [line["case"] for line in lines] == ["decode_only", "admit_by_prefix", "blocked_by_memory", "generate"]
+    assert [line["case"] for line in lines] == CASES
     assert all(line["ms_per_step"] > 0 and line["steps"] > 0 for line in lines)
 
 
