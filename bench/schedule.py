@@ -1,7 +1,8 @@
 """Measures the host time to schedule a step of 256 rows while 10,000 requests wait.
 
 Appends one JSON line per case. Scheduler, cache and tree are the real ones. No device runs: step results are
-generated at once; times are processor time, except in `generate`. As in the runtime's loop, the cyclic garbage collector is disabled.
+generated at once. Times are processor time, except in `generate`. As in the runtime's loop, the cyclic garbage
+collector is disabled.
 
     decode_only         all batch slots are taken: 256 decode rows, and no request can be admitted
     admit_by_prefix     a request finishes in each step, and `lpm` chooses its successor from the 256 oldest waiting
@@ -202,6 +203,7 @@ class NullPending:
     """A step that is done."""
 
     outcome: StepResult
+    is_done: bool = True
 
     def finish(self, masks: None) -> NullPending:
         return self
