@@ -66,11 +66,13 @@ class LaunchedSteps:
     def seconds_left(self) -> float:
         """The forecast of how long the device is still busy.
 
-        0 if the device is not asynchronous, or less than one or more than one step is launched.
+        0 if the device is not asynchronous or has finished, or if not exactly one step is launched.
         """
         if len(self._steps) != 1 or not self._executor.is_asynchronous:
             return 0.0
         step = self._steps[0]
+        if step.pending is None or step.pending.is_done:
+            return 0.0
         begun = max(step.launched_at, self._last_result_at)
         return max(0.0, begun + self._forecast.seconds(step.plan) - self._clock())
 

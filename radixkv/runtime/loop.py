@@ -162,7 +162,7 @@ class Loop:
         self._pins = Pins(cache, transfers, budget=pin_budget, clock=clock)
         self._cache_commands = CacheCommands(cache, self._intake, scheduler, transfers, self._pins)
         self._live: dict[str, _LiveRequest] = {}
-        self._steps = LaunchedSteps(executor, forecast or StepForecast())
+        self._steps = LaunchedSteps(executor, forecast or StepForecast(), clock)
         self._launch_s = 0.0
         """The host's time to plan and launch a step: the longest lately."""
         self.is_waiting = False
@@ -228,6 +228,7 @@ class Loop:
         """How long the next turn can wait for more messages, so that requests among them join its step.
 
         The device computes meanwhile, and gets the next step in time: twice the time of a launch is left for that.
+        Ask again after a few milliseconds at most: it is a forecast, and 0 once the device has finished.
         """
         return max(0.0, self._steps.seconds_left - 2 * self._launch_s) if self.has_work else 0.0
 
@@ -240,7 +241,7 @@ class Loop:
         Raises:
             InvariantError: a bug in radixkv.
         """
-        started = perf_counter()
+        started, begun = perf_counter(), self._clock()
         self._pins.expire()
         messages = [*self._admit_compiled(), *self._expire()]
         plan = self._scheduler.schedule()
@@ -253,7 +254,7 @@ class Loop:
                 while self._steps:
                     messages += self._collect_result()
                 messages += self._to_messages(self._scheduler.fail())
-            self._launch_s = max(perf_counter() - started, _LAUNCH_DECAY * self._launch_s)
+            self._launch_s = max(self._clock() - begun, _LAUNCH_DECAY * self._launch_s)
         self.is_waiting = False
         if len(self._steps) > LOOKAHEAD or (plan is None and self._steps):
             messages += self._collect_result()

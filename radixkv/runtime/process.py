@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 0.5
 LINGER_MS = 1000
+MAX_ARRIVALS_WAIT_MS = 2
+"""How long the process waits for messages before it asks again whether the device still computes."""
 MAX_START_BYTES = 1 << 20
 CHECK_INTERVAL_FACTOR = 200
 """The next idle check waits this many times the duration of the last one: a request that arrives during a check has
@@ -259,8 +261,9 @@ class RuntimeServer:
 
     def _receive_arrivals(self) -> None:
         """Takes messages while the device computes and need not be given its next step yet."""
-        while (wait_ms := int(1000 * self.loop.seconds_for_arrivals)) and self.socket.poll(wait_ms):
-            self._receive(0)
+        while wait_ms := int(1000 * self.loop.seconds_for_arrivals):
+            if self.socket.poll(min(wait_ms, MAX_ARRIVALS_WAIT_MS)):
+                self._receive(0)
 
     def _receive(self, wait_ms: int) -> None:
         """Takes all messages that have arrived, after waiting at most ``wait_ms`` for one or for copied pages."""

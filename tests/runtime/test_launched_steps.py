@@ -63,6 +63,10 @@ class Device:
         def __init__(self, device: Device, done_at: float) -> None:
             self._device, self._done_at = device, done_at
 
+        @property
+        def is_done(self) -> bool:
+            return self._device.now >= self._done_at
+
         def finish(self, masks: object) -> Device.Step:
             return self
 
@@ -113,3 +117,20 @@ def test_waiting_for_arrivals_leaves_the_device_busy() -> None:
         steps.launch(plan_of(8))
         steps.take_result()
     assert idle_s == 0.0
+
+
+def test_steps_that_become_much_faster_leave_the_device_idle_only_for_moments() -> None:
+    """Two slow steps in a row make the forecast too long; the host asks at short intervals until it is right."""
+    device, idle_s, moment_s = Device(), 0.0, 0.002
+    device.step_s, device.launch_s = 1.0, 0.0005
+    steps = LaunchedSteps(device, StepForecast(), clock=lambda: device.now)  # type: ignore[arg-type]
+    steps.launch(plan_of(8))
+    for turn in range(300):
+        while (left_s := steps.seconds_left - 2 * device.launch_s) > 0.001:
+            device.now += min(left_s, moment_s)
+        idle_s += max(0.0, device.now + device.launch_s - device.busy_until)
+        if turn == 3:
+            device.step_s = 0.01
+        steps.launch(plan_of(8))
+        steps.take_result()
+    assert idle_s < 10 * moment_s

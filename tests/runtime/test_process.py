@@ -210,6 +210,20 @@ def test_messages_are_taken_until_the_next_step_must_be_launched(peer: Callable[
     assert time.monotonic() - begun >= 0.9
 
 
+def test_the_wait_for_messages_ends_when_the_device_is_done_early(peer: Callable[..., Peer]) -> None:
+    """The forecast falls from an hour to 0 without a message."""
+    turn = (
+        "was, self.launch_at = self.launch_at, time.monotonic() + 0.2; self.has_work = not was; "
+        "done = self.launch_at; "
+        "type(self).seconds_for_arrivals = property(lambda self: 3600.0 if time.monotonic() < done else 0.0); "
+        "return [Stats('second turn' if was else 'first turn', *[0] * 13, 0.0, 0.0, 0.0, 0.0, 0)]"
+    )
+    runtime = peer(turn)
+    runtime.shake_hands()
+    runtime.send(GetStats(id="work"))
+    assert [runtime.receive_stats().id for _ in range(3)] == ["work", "first turn", "second turn"]
+
+
 def test_garbage_collection_is_disabled_in_the_loop(peer: Callable[..., Peer]) -> None:
     assert gc.isenabled()
     runtime = peer()

@@ -119,6 +119,8 @@ def unpack(tokens: bytes) -> list[int]:
 class FakePending:
     device: FakeDevice
     plan: StepPlan
+    done_at: float
+    """When the device is done with the step, on its clock."""
     is_finished: bool = False
     masks: dict[int, NDArray[np.int32]] = field(default_factory=dict)
     """By row of the plan."""
@@ -136,7 +138,12 @@ class FakePending:
                 self.masks[row] = bits.copy()
         return self
 
+    @property
+    def is_done(self) -> bool:
+        return self.device.now >= self.done_at
+
     def result(self) -> StepResult:
+        self.device.now = max(self.device.now, self.done_at)
         while self.outcome is None:
             self.device.run_next()
         if isinstance(self.outcome, DeviceError):
@@ -185,6 +192,13 @@ class FakeDevice:
 
     n_closed: int = 0
 
+    now: float = 0.0
+    """The clock that the device shares with its host."""
+    step_s: float = 0.0
+    """Seconds that it takes for a step."""
+    busy_until: float = 0.0
+    """When it is done with all launched steps."""
+
     def close(self) -> None:
         self.n_closed += 1
 
@@ -194,7 +208,8 @@ class FakeDevice:
             raise DeviceError("the launch was refused")
         assert all(pending.is_finished for pending in self._queue), "a step is launched before another is finished"
         self.trace.append(f"launch {plan.step}")
-        pending = FakePending(self, plan)
+        self.busy_until = max(self.now, self.busy_until) + self.step_s
+        pending = FakePending(self, plan, self.busy_until)
         self._queue.append(pending)
         return pending
 

@@ -183,7 +183,7 @@ class CpuExecutor:
 
     def compute_until(self, step: _Step) -> None:
         """Computes queued steps in order until ``step`` is done. If one fails, all queued after it fail too."""
-        while not step.done:
+        while not step.is_done:
             oldest = self._queue.popleft()
             try:
                 with torch.inference_mode():
@@ -310,7 +310,8 @@ class _Step:
         """
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
+        """Whether the step is computed: by ``result``, or by that of a later step."""
         return self.outcome is not None
 
     def finish(self, masks: TokenMasks | None) -> _Step:

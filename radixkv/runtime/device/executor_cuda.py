@@ -268,6 +268,14 @@ class CudaStep:
         self._memory = (self._report, sampled, prompt_logprobs, self.done)
         errors.hold(self._memory)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has finished the step, or has failed; ``result`` raises the error then."""
+        try:
+            return self.done.query()
+        except RuntimeError:
+            return True
+
     def result(self) -> StepResult:
         """Waits for this step; may be called again. Raises ``DeviceError`` or ``DeviceLost``."""
         try:

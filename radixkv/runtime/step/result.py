@@ -60,6 +60,11 @@ class RunningStep(Protocol):
 class PendingStep(Protocol):
     """Handle of a finished step."""
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has computed the step, or failed, so that ``result`` does not wait for it."""
+        ...
+
     def result(self) -> StepResult:
         """Waits for the step and returns its result.
 
