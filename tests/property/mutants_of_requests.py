@@ -1,4 +1,4 @@
-"""Mutants of choices, scores, waiting, and of what rows of a step share."""
+"""Mutants of choices, scores, waiting, of what rows of a step share, and of the wait for the device."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from mutants_of_pages import replace_plans
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.launched_steps import LaunchedSteps
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.scheduler import Scheduler
@@ -173,6 +174,17 @@ def find_shared_runs_in_another_order_of_the_rows(patch: Patch) -> None:
     patch.setattr(SharedPrefixes, "find", lambda self, requests: find(self, requests[::-1]))
 
 
+def wait_for_a_device_that_is_done(patch: Patch) -> None:
+    seconds_left = LaunchedSteps.seconds_left.fget
+    assert seconds_left is not None
+    some_s = 0.01
+
+    def mutant(self: LaunchedSteps) -> float:
+        return seconds_left(self) or (some_s if len(self) == 1 else 0.0)
+
+    patch.setattr(LaunchedSteps, "seconds_left", property(mutant))
+
+
 OF_REQUESTS: tuple[Callable[[Patch], None], ...] = (
     fork_without_a_pin,
     copy_a_step_late,
@@ -189,3 +201,5 @@ OF_REQUESTS: tuple[Callable[[Patch], None], ...] = (
     share_pages_of_the_tail,
     find_shared_runs_in_another_order_of_the_rows,
 )
+
+OF_ARRIVALS: tuple[Callable[[Patch], None], ...] = (wait_for_a_device_that_is_done,)

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from mutants_of_grammars import OF_GRAMMARS
 from mutants_of_pages import OF_PAGES
 from mutants_of_partial_pages import OF_PARTIAL_PAGES
-from mutants_of_requests import OF_REQUESTS
+from mutants_of_requests import OF_ARRIVALS, OF_REQUESTS
 from mutants_of_tiers import OF_DISK, OF_TIERS
 from mutants_of_verbs import OF_VERBS
 from mutants_of_windows import OF_WINDOWS
@@ -28,11 +28,12 @@ from support.engine_machine import (
     WindowedEngineMachine,
 )
 from support.histories import FIRST_FAILURE, run_histories
+from support.loop_machine import LoopMachine
 
 Patch = pytest.MonkeyPatch
 Mutant = Callable[[Patch], None]
 
-OTHERS = OF_PAGES + OF_REQUESTS + OF_GRAMMARS + OF_PARTIAL_PAGES + OF_WINDOWS + OF_TIERS + OF_DISK
+OTHERS = OF_ARRIVALS + OF_PAGES + OF_REQUESTS + OF_GRAMMARS + OF_PARTIAL_PAGES + OF_WINDOWS + OF_TIERS + OF_DISK
 N_HISTORIES = 3000
 """The mutants that are hardest to find show in one of some 300."""
 
@@ -62,6 +63,12 @@ def test_a_mutant_of_a_public_verb_is_found(mutant: Mutant, monkeypatch: Patch) 
 @pytest.mark.parametrize("mutant", OF_PAGES + OF_REQUESTS + OF_GRAMMARS, ids=lambda mutant: mutant.__name__)
 def test_every_other_mutant_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
     check_that_it_is_found(mutant, monkeypatch)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", OF_ARRIVALS, ids=lambda mutant: mutant.__name__)
+def test_a_mutant_of_the_wait_for_arrivals_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
+    check_that_it_is_found(mutant, monkeypatch, LoopMachine)
 
 
 @pytest.mark.nightly

@@ -62,7 +62,6 @@ class Frontend:
         **settings: Any,
     ) -> None:
         self.device = OneNamespaceDevice(n_pages, 4)
-        self.now = 0.0
         cache = TimedPageCache(n_pages, 4, min_copied_tokens=1, free_pages=PoisoningList(self.device))
         defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
         self.scheduler = Scheduler(cache, **(defaults | settings), clock=lambda: self.now)
@@ -77,6 +76,20 @@ class Frontend:
             clock=lambda: self.now,
         )
         self.received: dict[str, ReceivedMessages] = {}
+
+    @property
+    def now(self) -> float:
+        """The clock of loop and device, in seconds."""
+        return self.device.now
+
+    @now.setter
+    def now(self, seconds: float) -> None:
+        self.device.now = seconds
+
+    def flush(self) -> None:
+        (reply,) = self.loop.receive(wire.Flush("flush"))
+        assert isinstance(reply, wire.Flushed)
+        self.loop.check()
 
     def submit(
         self,

@@ -5,15 +5,21 @@ from __future__ import annotations
 import sys
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from radixkv.wire import Pinned, PromptPin
 from support.fake_grammars import FakeGrammar
 from support.loop_frontend import Frontend
 
+MOMENT_S = 0.002
+"""How long the runtime process waits for messages before it asks the loop again."""
+
 
 class LoopMachine(RuleBasedStateMachine):
-    """``Frontend`` checks each message as it comes."""
+    """``Frontend`` checks each message as it comes.
+
+    Device and loop share a clock on which steps take time. Messages arrive between any two moments of a step.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,12 +27,17 @@ class LoopMachine(RuleBasedStateMachine):
         self.grammars: dict[str, FakeGrammar] = {}
         """By id of the request."""
 
-    @initialize(n_pages=st.sampled_from((16, 24, 48)), compiles_at_once=st.booleans())
-    def start(self, n_pages: int, compiles_at_once: bool) -> None:
+    @initialize(
+        n_pages=st.sampled_from((16, 24, 48)),
+        compiles_at_once=st.booleans(),
+        step_s=st.sampled_from((0.0, 0.02, 1.0)),
+    )
+    def start(self, n_pages: int, compiles_at_once: bool, step_s: float) -> None:
         self.front = Frontend(
             n_pages=n_pages, max_num_seqs=4, max_num_batched_tokens=16, max_queued_requests=4, queue_timeout_s=50
         )
         self.front.grammars.is_immediate = compiles_at_once
+        self.front.device.step_s = step_s
 
     @precondition(lambda self: len(self.front.received) < 10)
     @rule(
@@ -65,6 +76,13 @@ class LoopMachine(RuleBasedStateMachine):
     def pin(self, first: int, length: int, ttl_s: int) -> None:
         assert isinstance(self.front.pin(range(first, first + length), ttl_s), Pinned)
 
+    @precondition(lambda self: self.front.loop.seconds_for_arrivals)
+    @rule(n_moments=st.sampled_from((1, 3, 1000)))
+    def wait_for_arrivals(self, n_moments: int) -> None:
+        """The runtime process waits, until it must launch the next step or a message comes."""
+        for _ in range(n_moments):
+            self.front.now += min(MOMENT_S, self.front.loop.seconds_for_arrivals)
+
     @precondition(lambda self: self.front.loop.has_work)
     @rule(n_turns=st.integers(1, 4))
     def turn(self, n_turns: int) -> None:
@@ -76,6 +94,15 @@ class LoopMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9), choice=st.sampled_from((None, 0, 1)))
     def cancel(self, which: int, choice: int | None) -> None:
         self.front.cancel(f"r{which % len(self.front.received)}", choice)
+
+    @rule()
+    def flush(self) -> None:
+        self.front.flush()
+
+    @rule(step_s=st.sampled_from((0.0, 0.02, 0.3)))
+    def change_speed(self, step_s: float) -> None:
+        """Later steps take another time."""
+        self.front.device.step_s = step_s
 
     @rule()
     def fail(self) -> None:
@@ -90,6 +117,11 @@ class LoopMachine(RuleBasedStateMachine):
     @rule(seconds=st.integers(0, 20))
     def wait(self, seconds: int) -> None:
         self.front.now += seconds
+
+    @invariant()
+    def only_a_busy_device_is_waited_for(self) -> None:
+        if hasattr(self, "front") and self.front.loop.seconds_for_arrivals:
+            assert self.front.device.busy_until > self.front.now
 
     def teardown(self) -> None:
         """All requests end, and all pages come back."""
