@@ -272,7 +272,7 @@ class CudaStep:
     def is_done(self) -> bool:
         """Whether the device has finished the step, or has failed; ``result`` raises the error then."""
         try:
-            return self.done.query()
+            return bool(self.done.query())
         except RuntimeError:
             return True
 
