@@ -18,18 +18,27 @@ from typing import TYPE_CHECKING
 from radixkv.version import __version__
 
 if TYPE_CHECKING:
-    from radixkv.llm import LLM, CompletionOutput, RequestOutput
-    from radixkv.sampling import SamplingParams
+    from radixkv.llm import LLM, BeamSearchOutput, CompletionOutput, RequestOutput
+    from radixkv.sampling import BeamSearchParams, SamplingParams
     from radixkv.structured_outputs import StructuredOutputs
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputs", "__version__"]
+__all__ = [
+    "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputs",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> object:
-    if name in ("LLM", "CompletionOutput", "RequestOutput"):
+    if name in ("LLM", "BeamSearchOutput", "CompletionOutput", "RequestOutput"):
         return getattr(importlib.import_module("radixkv.llm"), name)
-    if name == "SamplingParams":
-        return importlib.import_module("radixkv.sampling").SamplingParams
+    if name in ("BeamSearchParams", "SamplingParams"):
+        return getattr(importlib.import_module("radixkv.sampling"), name)
     if name == "StructuredOutputs":
         return importlib.import_module("radixkv.structured_outputs").StructuredOutputs
     raise AttributeError(f"module 'radixkv' has no attribute {name!r}")

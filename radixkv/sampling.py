@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from numbers import Integral, Real
 from types import NoneType
 from typing import Any, TypeVar
@@ -16,13 +18,15 @@ from radixkv.structured_outputs import StructuredOutputs, parse_structured_outpu
 
 KindT = TypeVar("KindT")
 
-MAX_CHOICES = 8
+MAX_CHOICES = 64
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 64
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIASES = 300
 MAX_LOGPROBS = 20
 MAX_REPETITION_PENALTY = 100.0
+MAX_LENGTH_PENALTY = 10.0
+"""Of the absolute value."""
 NO_SEED = -1
 """A ``seed`` that means None, as in vLLM."""
 
@@ -61,6 +65,13 @@ class SamplingParams(msgspec.Struct, metaclass=_TakesOtherNames, frozen=True, kw
 
     n: int = 1
     """Number of outputs. They share the KV of the prompt; choice ``i`` is sampled with ``seed + i``."""
+    use_beam_search: bool = False
+    """Whether the outputs are the ``n`` best that a beam search of width ``n`` finds, the best first, instead of
+    samples. ``temperature`` and ``seed`` change nothing then, and other settings of how tokens are chosen, or when
+    the output ends, are refused."""
+    length_penalty: float = 1.0
+    """Of a beam search: an output's score is the sum of its tokens' logprobs, divided by their number to this power.
+    So a higher one favours longer outputs."""
     max_tokens: int | None = 16
     """Maximum number of tokens to generate. None: up to the end of the context."""
     min_tokens: int = 0
@@ -136,6 +147,24 @@ class SamplingParams(msgspec.Struct, metaclass=_TakesOtherNames, frozen=True, kw
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _invalid("min_tokens", self.min_tokens, f"at most max_tokens, {self.max_tokens}")
         self._check_stop()
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        if not self.use_beam_search:
+            if self.length_penalty != 1.0:
+                raise InvalidRequest(
+                    f"length_penalty is {self.length_penalty} without use_beam_search: true; leave it out, or add that",
+                    param="length_penalty",
+                )
+            return
+        values = msgspec.structs.asdict(self)
+        for name, accepted in _WITH_BEAMS.items():
+            if values[name] not in accepted:
+                raise InvalidRequest(
+                    f"{name} is {shortened(values[name])} with use_beam_search, which takes only n, max_tokens, "
+                    "length_penalty and ignore_eos; leave it out, or sample the answers",
+                    param=name,
+                )
 
     def _check_stop(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -153,7 +182,60 @@ class SamplingParams(msgspec.Struct, metaclass=_TakesOtherNames, frozen=True, kw
             )
 
 
+@dataclass(frozen=True)
+class BeamSearchParams:
+    """The settings of ``LLM.beam_search``, under vLLM's names.
+
+    Raises:
+        InvalidRequest: a field is invalid; the text names field, value and range.
+    """
+
+    beam_width: int
+    """Number of beams, and of outputs."""
+    max_tokens: int
+    """Maximum number of tokens to generate."""
+    ignore_eos: bool = False
+    """Whether generation continues past the end-of-sequence token."""
+    temperature: float = 0.0
+    """Changes nothing, as in vLLM: beams are scored by the model's own logprobs."""
+    length_penalty: float = 1.0
+    """As in ``SamplingParams``."""
+
+    def __post_init__(self) -> None:
+        _ = self.sampling
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The sampling parameters of a request with these settings."""
+        with naming({"n": "beam_width"}):
+            return SamplingParams(
+                n=self.beam_width,
+                max_tokens=self.max_tokens,
+                temperature=self.temperature,
+                use_beam_search=True,
+                length_penalty=self.length_penalty,
+                ignore_eos=self.ignore_eos,
+            )
+
+
 _FIELDS = frozenset(SamplingParams.__struct_fields__)
+
+_WITH_BEAMS: Mapping[str, tuple[object, ...]] = {
+    "min_tokens": (0,),
+    "top_p": (1.0,),
+    "top_k": (0, -1),
+    "min_p": (0.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+    "logit_bias": ({},),
+    "stop": ((),),
+    "stop_token_ids": ((),),
+    "logprobs": (None,),
+    "prompt_logprobs": (None,),
+    "structured_outputs": (None,),
+}
+"""The values that fields may have in a beam search."""
 
 _FLOAT_RANGES = {
     "temperature": (0.0, 100.0),
@@ -162,6 +244,7 @@ _FLOAT_RANGES = {
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
     "repetition_penalty": (0.0, MAX_REPETITION_PENALTY),
+    "length_penalty": (-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
 }
 """Name: (minimum, maximum)."""
 
@@ -179,7 +262,7 @@ _INTEGER_RANGES = {
 }
 """Name: (minimum, maximum, may be None)."""
 
-_BOOLEANS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
+_BOOLEANS = ("use_beam_search", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 
 
 _PYTHON_TYPES = frozenset({int, float, bool, str, NoneType})

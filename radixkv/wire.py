@@ -27,7 +27,7 @@ from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
 from radixkv.stats import Stats
 
-WIRE_VERSION = 13
+WIRE_VERSION = 14
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -235,6 +235,9 @@ class NewTokens(msgspec.Struct, frozen=True, array_like=True):
     """The token that ended the choice, which is the last of ``tokens``; None if no token did."""
     logprobs: list[TokenLogprobs] | None = None
     """One item per token, if the request asks for logprobs."""
+    cumulative_logprob: float | None = None
+    """Sum of the logprobs of the tokens, if beam search found them: then they are the whole choice, and choice 0 is
+    the best."""
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -1,7 +1,16 @@
 """``LLM``: offline inference with the engine in the calling process."""
 
 from radixkv.llm.llm import LLM
-from radixkv.llm.outputs import CompletionOutput, Logprob, RequestOutput
+from radixkv.llm.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
 from radixkv.llm.prompts import Message, Prompt
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "Message", "Prompt", "RequestOutput"]
+__all__ = [
+    "LLM",
+    "BeamSearchOutput",
+    "BeamSearchSequence",
+    "CompletionOutput",
+    "Logprob",
+    "Message",
+    "Prompt",
+    "RequestOutput",
+]

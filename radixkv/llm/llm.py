@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -25,51 +25,42 @@ from radixkv.config import (
     SchedulerConfig,
     WritePolicy,
 )
-from radixkv.errors import ConfigError, InvalidRequest, request_error
+from radixkv.errors import ConfigError, InvalidRequest, request_error, shortened
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import check_sampling, default_sampling_params
 from radixkv.generation.prompts import encode_ids, render_chat
 from radixkv.generation.tools import parse_tool_use
 from radixkv.limits import DEFAULT_TTL_S, check_prefix
 from radixkv.llm.garbage_collection import paused_collector
-from radixkv.llm.interrupts import deferred_interrupts
-from radixkv.llm.names import CHAT_NAMES, GENERATE_NAMES, LLM_NAMES, as_name
+from radixkv.llm.names import BEAM_SEARCH_NAMES, CHAT_NAMES, GENERATE_NAMES, LLM_NAMES, as_name
 from radixkv.llm.offline_request import OfflineRequest
-from radixkv.llm.outputs import RequestOutput
+from radixkv.llm.offline_runner import OfflineRunner
+from radixkv.llm.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from radixkv.llm.prompts import Message, Prompt, as_conversation_list, as_prompt_list, broadcast, split_prompt
 from radixkv.runtime.device.factory import look_at_machine, resolve_config
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import open_loop
-from radixkv.sampling import SamplingParams
+from radixkv.sampling import BeamSearchParams, SamplingParams
 from radixkv.stats import Stats
 from radixkv.terminal_progress import Progress, shown_download
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import (
-    Cancel,
-    Done,
     Explain,
     Explained,
     Failed,
     Flush,
     Flushed,
-    FromRuntime,
     GetStats,
     Invalidate,
     Invalidated,
     Pin,
     Pinned,
     Submit,
-    Tokens,
     unpack_tokens,
 )
 
 ReplyT = TypeVar("ReplyT", Flushed, Invalidated, Explained, Pinned, Stats)
-
-_MAX_WAIT_S = 0.1
-"""How long to wait at a time for pages from the host tier: between waits, Ctrl-C is noticed."""
-_MAX_SUBMITS_PER_TURN = 128
-"""Most prompts encoded and submitted between two steps: 10 ms of work for long ones, all that a step can start."""
 
 
 class LLM:
@@ -197,7 +188,6 @@ class LLM:
         if load_format == "auto" and not checkpoint.has_weights:
             with shown_download(model, show_download) as show:
                 checkpoint = resolve(model, revision, show_download=show)  # the weights, so only after all checks
-        self._max_queued = config.scheduler.max_queued_requests
         self._default_sampling = default_sampling_params(checkpoint.default_sampling)
         loop = open_loop(resolved, checkpoint, folder)
         self._loop: Loop | None = loop
@@ -208,7 +198,7 @@ class LLM:
             eos_token_ids=checkpoint.eos_token_ids,
             default_sampling=checkpoint.default_sampling,
         )
-        self._is_busy = False
+        self._runner = OfflineRunner(lambda: self._open_loop, config.scheduler.max_queued_requests)
         self._ids = (f"llm-{number}" for number in itertools.count())
 
     @takes_other_names(GENERATE_NAMES)
@@ -248,10 +238,38 @@ class LLM:
                 yield request
 
         progress = Progress("answering prompts", enabled=use_tqdm)
-        with paused_collector(), progress, closing(self._run(by_priority())) as run:
+        with paused_collector(), progress, closing(self._runner.run(by_priority())) as run:
             for n_done, n_tokens in run:
                 progress.show(f"{n_done}/{len(prompt_list)}, {n_tokens} new tokens", n_tokens)
         return [requests[position].output() for position in range(len(prompt_list))]
+
+    @takes_other_names(BEAM_SEARCH_NAMES)
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt] | None = None,
+        params: BeamSearchParams | None = None,
+        use_tqdm: bool = False,
+        **settings: object,
+    ) -> list[BeamSearchOutput]:
+        """Finds the ``beam_width`` best answers to each prompt by beam search, the best first.
+
+        All beams of a prompt share the pages of their common beginnings. See docs/beam-search.md.
+
+        Args:
+            prompts: as in ``generate``.
+            params: width and length of the search; for all prompts.
+            use_tqdm: as in ``generate``.
+            settings: settings that only vLLM has, as in ``LLM``.
+
+        Raises:
+            RequestError: as in ``generate``.
+        """
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidRequest(
+                f"params is {shortened(params)}; give BeamSearchParams(beam_width=..., max_tokens=...)", param="params"
+            )
+        outputs = self.generate(prompts, params.sampling, use_tqdm)
+        return [beam_search_output(output, self._model.tokenizer) for output in outputs]
 
     @takes_other_names(CHAT_NAMES)
     def chat(
@@ -326,8 +344,13 @@ class LLM:
         """
         default = self.get_default_sampling_params()
         (sampling,) = broadcast("sampling_params", SamplingParams, sampling_params, default, [prompt])
+        if sampling.use_beam_search:
+            raise InvalidRequest(
+                "a beam search is not streamed, because its answers are known at the end only; use generate",
+                param="use_beam_search",
+            )
         request = self._build_request(prompt, sampling, 0, is_streamed=True)
-        with closing(self._run([request])) as run:
+        with closing(self._runner.run([request])) as run:
             for _ in run:
                 yield request.output()
 
@@ -439,62 +462,3 @@ class LLM:
         if isinstance(prompt, str):
             return self._model.require_tokenizer("prompt").encode(prompt)
         return encode_ids(prompt, self._model)
-
-    def _run(self, requests: Iterable[OfflineRequest]) -> Generator[tuple[int, int], None, None]:
-        """Runs requests to their end; yields the numbers of finished requests and of new tokens after each turn.
-
-        Requests are taken from the iterator a few per turn, so that the device computes while most prompts are
-        still to be encoded. Closing the generator cancels all unfinished requests.
-        """
-        loop = self._open_loop
-        if self._is_busy:
-            raise ConfigError("this LLM is answering another call; finish or close that one first")
-        self._is_busy = True
-        waiting = iter(requests)
-        by_id: dict[str, OfflineRequest] = {}
-        n_done, n_tokens, is_all_sent = 0, 0, False
-        try:
-            while n_done < len(by_id) or not is_all_sent:
-                loop = self._open_loop
-                with deferred_interrupts():
-                    max_sent = min(self._max_queued + n_done, len(by_id) + _MAX_SUBMITS_PER_TURN)
-                    while len(by_id) < max_sent and not is_all_sent:
-                        request = next(waiting, None)
-                        if request is None:
-                            is_all_sent = True
-                        else:
-                            by_id[request.submit.id] = request
-                            n_done += self._apply(loop.receive(request.submit), by_id)
-                    if loop.has_work:
-                        if loop.is_waiting:
-                            loop.wait(_MAX_WAIT_S)
-                        messages = loop.turn()
-                        n_done += self._apply(messages, by_id)
-                        n_tokens += sum(len(one.items) for one in messages if isinstance(one, Tokens))
-                yield n_done, n_tokens
-        finally:  # also after an error or Ctrl-C: no request may outlive the call
-            self._is_busy = False
-            with deferred_interrupts():
-                for request in by_id.values():
-                    if not request.is_done:
-                        loop.receive(Cancel(request.submit.id))
-
-    def _apply(self, messages: Sequence[FromRuntime], requests: Mapping[str, OfflineRequest]) -> int:
-        """Applies the loop's messages; returns how many requests ended. Raises the error of a failed request."""
-        n_done = 0
-        for message in messages:
-            match message:
-                case Tokens(items, prompts):
-                    for prompt in prompts:
-                        requests[prompt.id].add_prompt_logprobs(prompt)
-                    for item in items:
-                        if requests[item.id].add(item):
-                            n_done += self._apply(self._open_loop.receive(Cancel(item.id, item.choice)), requests)
-                case Done():
-                    requests[message.id].finish(message)
-                    n_done += 1
-                case Failed():
-                    raise request_error(message.code, message.text, param=message.param)
-                case _:
-                    raise AssertionError(f"the loop does not send {message!r} unasked")
-        return n_done

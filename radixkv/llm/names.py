@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar
 
 from radixkv.compat import Place, SettingNames
 from radixkv.errors import ConfigError
-from radixkv.sampling import SamplingParams
+from radixkv.sampling import BeamSearchParams, SamplingParams
 
 NameT = TypeVar("NameT", str, str | None)
 
 _SAMPLING_HINTS = {name: f"SamplingParams({name}=...)" for name in SamplingParams.__struct_fields__}
 """Hints for sampling settings that are passed to ``generate`` or ``chat`` by mistake."""
+_BEAM_SEARCH_HINTS = {field.name: f"BeamSearchParams({field.name}=...)" for field in fields(BeamSearchParams)}
 LLM_NAMES = SettingNames(
     Place.LLM, "LLM", ConfigError, typo_cutoff=0.8
 )  # other engines have more than the table lists
 GENERATE_NAMES = SettingNames(Place.LLM_GENERATE, "LLM.generate", ConfigError, hints=_SAMPLING_HINTS)
+BEAM_SEARCH_NAMES = SettingNames(Place.LLM_GENERATE, "LLM.beam_search", ConfigError, hints=_BEAM_SEARCH_HINTS)
 CHAT_NAMES = SettingNames(Place.LLM_CHAT, "LLM.chat", ConfigError, hints=_SAMPLING_HINTS)
 
 

@@ -26,7 +26,7 @@ class _OfflineChoice:
         self._stream = ChoiceStream(sampling, model, logprobs_by_token if self._has_logprobs else None)
         self._output: OutputDelta[dict[int, Logprob]] = OutputDelta()
         """The answer so far, without the deferred tokens."""
-        self._cumulative_logprob = 0.0
+        self._cumulative_logprob = 0.0 if self._has_logprobs else None
 
     def add(self, item: NewTokens) -> bool:
         """Adds new tokens. O(new tokens).
@@ -44,8 +44,11 @@ class _OfflineChoice:
             tokens, token_logprobs = self._tokens, self._token_logprobs
         delta = self._stream.absorb(tokens, token_logprobs, item.finish_reason, item.stop_token_id)
         self._output.add(delta)
-        for token, logprobs in zip(delta.token_ids, delta.logprobs, strict=False):
-            self._cumulative_logprob += logprobs[token].logprob
+        if self._has_logprobs:
+            new = [logprobs[token].logprob for token, logprobs in zip(delta.token_ids, delta.logprobs, strict=False)]
+            self._cumulative_logprob = sum(new, self._cumulative_logprob or 0.0)
+        elif item.cumulative_logprob is not None:
+            self._cumulative_logprob = item.cumulative_logprob
         return delta.finish_reason is not None and item.finish_reason is None
 
     def output(self, index: int) -> CompletionOutput:
@@ -57,7 +60,7 @@ class _OfflineChoice:
             finish_reason=self._output.finish_reason,
             stop_reason=self._output.stop_reason,
             logprobs=list(self._output.logprobs) if self._has_logprobs else None,
-            cumulative_logprob=self._cumulative_logprob if self._has_logprobs else None,
+            cumulative_logprob=self._cumulative_logprob,
         )
 
 

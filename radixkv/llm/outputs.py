@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from radixkv.text.tokenizer import Tokenizer
+
 
 @dataclass(frozen=True)
 class Logprob:
@@ -32,7 +34,7 @@ class CompletionOutput:
     """For each token, logprobs by token id: its own first, then those of the requested number of most likely
     tokens. None if the request did not ask for logprobs."""
     cumulative_logprob: float | None = None
-    """Sum of the logprobs of the answer's tokens; None without ``logprobs``."""
+    """Sum of the logprobs of the answer's tokens; None without ``logprobs`` or beam search."""
 
 
 @dataclass(frozen=True)
@@ -55,3 +57,37 @@ class RequestOutput:
     """The part of ``num_cached_tokens`` that was loaded from the host tier."""
     num_fetched_tokens: int = 0
     """The part of ``num_loaded_tokens`` that came from disk before."""
+
+
+@dataclass(frozen=True)
+class BeamSearchSequence:
+    """One answer of a beam search."""
+
+    tokens: list[int]
+    """The prompt's tokens and the answer's."""
+    cum_logprob: float
+    """Sum of the logprobs of the answer's tokens."""
+    text: str | None
+    """All ``tokens`` decoded, with special tokens; None without a tokenizer."""
+    finish_reason: str | None
+    """``stop`` or ``length``."""
+    stop_reason: int | str | None = None
+    """Always None: an answer ends with an end-of-sequence token, or at its maximum length."""
+
+
+@dataclass(frozen=True)
+class BeamSearchOutput:
+    """The answers that a beam search has found for one prompt, the best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+def beam_search_output(output: RequestOutput, tokenizer: Tokenizer | None) -> BeamSearchOutput:
+    """Returns the output of a request with beam search in vLLM's shape. O(tokens)."""
+    sequences = []
+    for answer in output.outputs:
+        tokens = [*output.prompt_token_ids, *answer.token_ids]
+        text = None if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=False)
+        logprob = 0.0 if answer.cumulative_logprob is None else answer.cumulative_logprob
+        sequences.append(BeamSearchSequence(tokens, logprob, text, answer.finish_reason))
+    return BeamSearchOutput(sequences)

@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 import numpy as np
+from msgspec.structs import replace
 
 from radixkv.config import MAX_PRIORITY, MAX_SEED, MIN_PRIORITY
 from radixkv.errors import InvalidRequest, shortened
 from radixkv.limits import MAX_PINS, check_cache_salt, check_ids, check_length, check_session_id, check_ttl
-from radixkv.runtime.request import Request
+from radixkv.runtime.beam_search import BeamSearch
+from radixkv.runtime.request import GREEDY, Request
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.sampling import SamplingParams
 from radixkv.tree.node import TOKEN_BYTES, Namespace
@@ -67,6 +69,12 @@ class Intake:
         stop_token_ids = frozenset(sampling.stop_token_ids)
         seed = self._seeds.randint(0, MAX_SEED) if sampling.seed is None else sampling.seed
         received_at = self._clock()
+        row_sampling = self._row_sampling(sampling)
+        ends = stop_token_ids if sampling.ignore_eos else stop_token_ids | self._eos_token_ids
+        search = None
+        if sampling.use_beam_search:
+            search = self._beam_search(sampling, max_tokens, ends)
+            row_sampling = replace(GREEDY, n_logprobs=search.n_candidates)
         choices = [
             Request(
                 id=message.id,
@@ -75,9 +83,10 @@ class Intake:
                 n_prompt=n_prompt,
                 max_tokens=max_tokens,
                 choice=choice,
-                sampling=self._row_sampling(sampling, (seed + choice) & MAX_SEED),
+                sampling=replace(row_sampling, seed=(seed + choice) & MAX_SEED),
                 min_tokens=sampling.min_tokens,
-                stop_token_ids=stop_token_ids if sampling.ignore_eos else stop_token_ids | self._eos_token_ids,
+                stop_token_ids=ends,
+                search=search,
                 reads_cache=message.reads_cache,
                 uses_tiers=message.reads_cache,
                 priority=message.priority,
@@ -126,8 +135,20 @@ class Intake:
         room = check_length(n_prompt, requested, ready.max_prompt_and_answer, reason=ready.pool_limit)
         return room if requested is None else requested
 
-    def _row_sampling(self, sampling: SamplingParams, seed: int) -> RowSampling:
-        """Returns the sampling settings that all tokens of a choice share.
+    def _beam_search(self, sampling: SamplingParams, max_tokens: int, eos_token_ids: frozenset[int]) -> BeamSearch:
+        search = BeamSearch(
+            sampling.n, max_tokens, length_penalty=sampling.length_penalty, eos_token_ids=eos_token_ids
+        )
+        if search.n_candidates > self._ready.vocab_size:
+            raise InvalidRequest(
+                f"a beam search of width {sampling.n} needs {search.n_candidates} different next tokens, and the "
+                f"vocabulary has {self._ready.vocab_size}; reduce n",
+                param="n",
+            )
+        return search
+
+    def _row_sampling(self, sampling: SamplingParams) -> RowSampling:
+        """Returns the sampling settings that all tokens of all choices share; the seed is that of the choice.
 
         ``banned`` lists all tokens that can end an output, those of the model also with ``ignore_eos``; they are
         banned only before ``min_tokens``.
@@ -137,7 +158,7 @@ class Intake:
             temperature=sampling.temperature,
             top_k=max(0, sampling.top_k),
             top_p=sampling.top_p,
-            seed=seed,
+            seed=0,
             index=0,
             min_p=sampling.min_p,
             presence_penalty=sampling.presence_penalty,

@@ -49,6 +49,7 @@ from radixkv.wire import (
     Ready,
     Submit,
     Tokens,
+    unpack_tokens,
 )
 
 LOOKAHEAD = 1
@@ -340,8 +341,8 @@ class Loop:
         live = self._live.get(message.id)
         if live is None:
             return []
-        if message.choice is None:
-            return [self._finish(live, "abort")]
+        if message.choice is None or live.choices[0].search is not None:
+            return [self._finish(live, "abort")]  # a beam search is one thing
         if not 0 <= message.choice < len(live.choices):
             return []
         choice = live.choices[message.choice]
@@ -397,15 +398,15 @@ class Loop:
             if update.error is not None:
                 self._abort_rest(live)
                 terminal.append(Failed(request.id, update.error.code, str(update.error), update.error.param))
-            elif update.token is not None:
-                items.append(_new_tokens(update, update.token))
+            elif update.token is not None or update.beam is not None:
+                items.append(_new_tokens(update))
                 if not live.is_counted:
                     self._count_prompt(live, request)
             if update.finish_reason is not None:
                 live.n_unfinished -= 1
                 if not live.n_unfinished:
                     terminal.append(self._finish(live, update.finish_reason))
-        self._counters.generation_tokens += len(items)
+        self._counters.generation_tokens += sum([len(item.tokens) for item in items]) // TOKEN_BYTES
         return [Tokens(items, prompt_logprobs), *terminal] if items or prompt_logprobs else terminal
 
     def _count_prompt(self, live: _LiveRequest, request: Request) -> None:
@@ -455,7 +456,19 @@ class Loop:
             self._pins.pin(first.namespace, tokens, pin.ttl_s, uses_tiers=uses_tiers)
 
 
-def _new_tokens(update: Update, token: int) -> NewTokens:
+def _new_tokens(update: Update) -> NewTokens:
+    """Returns the message of an update with a token, or with a whole beam."""
+    if (beam := update.beam) is not None:
+        return NewTokens(
+            id=update.request.id,
+            tokens=beam.tokens,
+            choice=update.request.choice,
+            finish_reason=beam.finish_reason,
+            stop_token_id=unpack_tokens(beam.tokens)[-1] if beam.finish_reason == "stop" else None,
+            cumulative_logprob=beam.logprob,
+        )
+    token = update.token
+    assert token is not None, "an update without a token is no message"
     return NewTokens(
         id=update.request.id,
         tokens=token.to_bytes(TOKEN_BYTES, "little"),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from radixkv.errors import RequestError
+from radixkv.runtime.beam_search import BeamSearch, FinishedBeam
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.sessions import Turn
 from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring
@@ -46,6 +47,8 @@ class Phase(Enum):
     """Has a batch slot and a block table."""
     PREEMPTED = "preempted"
     """Returns to the waiting queue once its pages are released."""
+    HELD = "held"
+    """A preempted beam whose candidates are known: without a batch slot or pages, until its group has chosen."""
     FINISHED = "finished"
     """Has ended; it is releasing if it still has a block table."""
 
@@ -81,6 +84,8 @@ class Request:
     """How many of the most likely tokens to report with each prompt token; None reports no prompt logprobs."""
     matcher: Matcher | None = None
     """Its output's state in its grammar, after all known tokens; None without a grammar."""
+    search: BeamSearch | None = None
+    """The beam search of all choices, each of which is a beam; None if they are sampled. See scheduler/beams.py."""
     turn: Turn | None = None
     """Its turn of a session, which all choices share; None without a session."""
     received_at: float = 0.0
@@ -96,8 +101,8 @@ class Request:
     needs_history: bool = False
     """Whether its next sampled row must carry ``History``: it has penalties and a new batch slot."""
     leader: Request | None = None
-    """The choice that computes its prompt: set while this one follows, and after a fork until the leader's tail is
-    copied."""
+    """The choice that computes its prompt, or the beam that it continues: set while it follows, and after a fork
+    until the leader's tail is copied."""
     followers: list[Request] = field(default_factory=list)
     """Choices that wait for this one's first output token, in order."""
     n_pending_copies: int = 0
@@ -106,6 +111,8 @@ class Request:
     """Leading tokens whose KV is in the pool, or will be once the launched steps are done."""
     n_output_placeholders: int = 0
     """Output tokens that launched steps sample and the host does not know yet."""
+    candidates: TokenLogprobs | None = None
+    """Of a beam: its likeliest next tokens, from its last row until its group chooses."""
     n_in_flight: int = 0
     """Launched steps that have a row of it."""
     last_step: int = -1
@@ -181,8 +188,11 @@ class Request:
         return self.n_prompt <= self.n_scheduled == len(self.tokens) // TOKEN_BYTES + self.n_output_placeholders - 1
 
     @property
-    def reaches_max_tokens(self) -> bool:
-        """Whether the output reaches ``max_tokens`` with the launched steps."""
+    def has_all_rows(self) -> bool:
+        """Whether it needs no other row for now: the launched steps compute the output up to ``max_tokens``, or all
+        known tokens of a beam, whose next one its group chooses."""
+        if self.search is not None:
+            return self.n_scheduled == len(self.tokens) // TOKEN_BYTES
         return len(self.tokens) // TOKEN_BYTES + self.n_output_placeholders >= self.n_prompt + self.max_tokens
 
     def make_row(self, start: int, end: int, write_start: int, step: int) -> Row:
@@ -290,6 +300,14 @@ class Request:
         new_leader.scheduled_at = self.scheduled_at
         return new_leader
 
+    def become_fork(self, parent: Request) -> None:
+        """Becomes a second beam with the tokens of ``parent``; it must have neither batch slot nor pages."""
+        self.tokens = parent.tokens.copy()
+        self.priority = parent.priority
+        self.uses_tiers = parent.uses_tiers
+        self.n_offered = parent.n_offered
+        self.bypasses_tree = self.is_retried = False
+
     def count_cached(self) -> None:
         """Sets ``n_cached``, ``n_copied``, ``n_loaded`` and ``n_fetched`` from the ranges, once.
 
@@ -332,4 +350,6 @@ class Update(msgspec.Struct, frozen=True):
     """Set if the request fails."""
     logprobs: TokenLogprobs | None = None
     """Logprobs of the token, if requested."""
+    beam: FinishedBeam | None = None
+    """The whole output, if it was found by beam search."""
     prompt_logprobs: PromptLogprobs | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 
 from radixkv.errors import DeviceFailure, NumericalFailure
@@ -15,7 +14,7 @@ class RetryQueue:
     """The requests to retry alone, first those of the earliest failure, then by priority and age."""
 
     def __init__(self) -> None:
-        self._requests: deque[Request] = deque()
+        self._requests: list[Request] = []
 
     def add(self, undone: Iterable[Request]) -> None:
         """Adds those requests of undone steps that have not ended."""
@@ -23,13 +22,14 @@ class RetryQueue:
         self._requests += sorted(retried, key=lambda request: request.order)
 
     def next(self) -> Request | None:
-        """The request to retry next; None if there is none. It stays the next one until its retry is over."""
-        while self._requests:
-            request = self._requests[0]
-            if request.is_retried and request.phase is not Phase.FINISHED:
-                return request
-            self._requests.popleft()
-        return None
+        """The request to retry next; None if there is none. O(requests).
+
+        It stays the next one until its retry is over, or pauses: a beam waits until its group has chosen.
+        """
+        if not self._requests:
+            return None
+        self._requests = [one for one in self._requests if one.is_retried and one.phase is not Phase.FINISHED]
+        return next((request for request in self._requests if request.candidates is None), None)
 
 
 def undo_steps(cache: PageCache, running: RunningRequests, involved: Iterable[Request]) -> list[Update]:

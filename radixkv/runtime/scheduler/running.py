@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
@@ -141,22 +141,50 @@ class RunningRequests:
     def fork_followers(self, leader: Request) -> None:
         """Starts the followers of a leader whose first token is known, on the leader's pages.
 
-        Each follower computes only the prompt's last token. Followers without a free batch slot or enough pages
-        join the waiting queue, and read from the tree what it holds when they are admitted.
-
-        O(running), and ``PageCache.fork`` for each follower.
+        Each follower computes only the prompt's last token. ``fork``.
         """
-        n_needed_ahead = self._n_needed_ahead(leader, self.prefilling()) + self._loading.n_promised
-        for follower in leader.followers:
+        self.fork([(leader, follower) for follower in leader.followers])
+        leader.followers = []
+
+    def fork(self, forks: Sequence[tuple[Request, Request]]) -> None:
+        """Starts requests on the pages of others, which have computed all their known tokens but the last.
+
+        Those without a free batch slot or enough pages join the waiting queue, and read from the tree what it holds
+        when they are admitted. O(running), and ``PageCache.fork`` for each fork.
+
+        Args:
+            forks: the request that has the pages, and the one to start, which has neither batch slot nor pages.
+        """
+        if not forks:
+            return
+        n_needed_ahead = self._n_needed_ahead(forks[0][0], self.prefilling()) + self._loading.n_promised
+        for leader, follower in forks:
             follower.scheduled_at = leader.scheduled_at
             follower.leader = None
             follower.reads_cache = True
-            if self._can_fork(leader, n_needed_ahead):
+            if self._can_fork(leader, follower, n_needed_ahead):
                 self._fork(leader, follower)
             else:
                 follower.phase = Phase.WAITING
                 self._waiting.add(follower)
-        leader.followers = []
+
+    def drop(self, request: Request) -> None:
+        """Takes batch slot and pages from an active request that no launched step and no fork uses. O(pages)."""
+        del self._active[request]
+        self.free(request)
+
+    def make_way(self) -> bool:
+        """Preempts the last in order of the beams that only wait for others of their group; False if there is none.
+
+        They have no row that could preempt others, and the others may need their pages or batch slots. O(running).
+        """
+        victim = max((r for r in self._active if r.candidates is not None), key=lambda r: r.order, default=None)
+        if victim is None:
+            return False
+        self.n_preemptions += 1
+        self.preempt(victim, discards_results=False)
+        self.release()
+        return True
 
     def copies_done(self, fork: Request) -> None:
         """Lets go of the leader's tail: the fork's first row has copied it, or will never run."""
@@ -224,7 +252,9 @@ class RunningRequests:
                 if request.turn is not None and request.phase is Phase.FINISHED and request.n_cached is not None:
                     # After the release, which counts as a use of the pages.
                     self._sessions.end(request.turn, bytes(request.tokens))
-                if request.phase is Phase.PREEMPTED:
+                if request.phase is Phase.PREEMPTED and request.candidates is not None:
+                    request.phase = Phase.HELD
+                elif request.phase is Phase.PREEMPTED:
                     request.phase = Phase.WAITING
                     self._waiting.add(request)
 
@@ -241,17 +271,16 @@ class RunningRequests:
         n_held = len(blocks.pages) - blocks.n_freed
         return min(n_missing, max(0, self._max_private_pages - n_held))
 
-    def _can_fork(self, leader: Request, n_needed_ahead: int) -> bool:
+    def _can_fork(self, leader: Request, follower: Request, n_needed_ahead: int) -> bool:
         """Whether a follower can start now, beside the pages that prefilling requests ahead still need. O(1)."""
-        first = self._cache.first_copied(leader.blocks, leader.n_prompt - 1)
-        n_pages = self._cache.pages_for(leader.n_prompt) - first
-        return (
-            leader.phase is Phase.RUNNING and self.has_free_batch_slot and n_pages <= self._n_room(n_needed_ahead)
-        )
+        if leader.phase is not Phase.RUNNING or not self.has_free_batch_slot:
+            return False
+        first = self._cache.first_copied(leader.blocks, follower.n_known - 1)
+        return self._cache.pages_for(follower.n_known) - first <= self._n_room(n_needed_ahead)
 
     def _fork(self, leader: Request, follower: Request) -> None:
-        n_tokens = follower.n_prompt - 1
-        blocks = self._cache.fork(leader.blocks, n_tokens, self._cache.pages_for(follower.n_prompt))
+        n_tokens = follower.n_known - 1
+        blocks = self._cache.fork(leader.blocks, n_tokens, self._cache.pages_for(follower.n_known))
         self._assign(follower, blocks)
         self.start(follower)
         follower.n_scheduled = n_tokens

@@ -18,6 +18,7 @@ from radixkv.runtime.cache.cache import ComputedRow, PageCache
 from radixkv.runtime.cache.sessions import Sessions
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import Phase, Request, Update
+from radixkv.runtime.scheduler.beams import BeamGroups
 from radixkv.runtime.scheduler.loading import LoadingRequests
 from radixkv.runtime.scheduler.prompts import PlannedRow, PromptRows
 from radixkv.runtime.scheduler.recovery import RetryQueue, recompute_without_tree, undo_steps
@@ -111,6 +112,7 @@ class Scheduler:
         self.queue_timeout_s = queue_timeout_s
         self._launched: deque[LaunchedPlan] = deque()
         self._retried = RetryQueue()
+        self._beams = BeamGroups(self.running, self.waiting)
         self._prompts = PromptRows(cache, self.waiting, self.loading, self.running, clock)
         self._n_requests = 0
         self._n_steps = 0
@@ -148,13 +150,16 @@ class Scheduler:
         for choice in (leader, *followers):
             choice.serial = self._n_requests
             self._n_requests += 1
+        self._beams.add(leader)
         self.waiting.add(leader)
 
     def abort(self, request: Request) -> None:
         """Finishes an unfinished request; its pages are freed once no launched step uses them.
 
-        If it has followers, the first of them becomes the leader. O(running).
+        If it has followers, the first of them becomes the leader. Beams must be aborted with all others of their
+        group, which chooses no more. O(running).
         """
+        self._beams.forget(request)
         if request.phase is Phase.FOLLOWING:
             assert request.leader is not None
             request.leader.followers.remove(request)
@@ -165,6 +170,8 @@ class Scheduler:
             request.phase = Phase.FINISHED
         elif request.phase is Phase.LOADING:
             self.loading.leave(request)
+            request.phase = Phase.FINISHED
+        elif request.phase is Phase.HELD:
             request.phase = Phase.FINISHED
         else:
             self.running.finish(request)
@@ -184,6 +191,7 @@ class Scheduler:
         for request in self.waiting.take_received_before(now - self.queue_timeout_s):
             request.phase = Phase.FINISHED
             updates.append(Update(request, error=queue_timeout(now - request.received_at, self.queue_timeout_s)))
+        self._beams.forget_failed(updates)
         return updates
 
     def invalidate(self, namespace: Namespace, tokens: bytes) -> InvalidatedPages:
@@ -217,6 +225,12 @@ class Scheduler:
         """
         if self.loading.advance():
             self._prompts.unblock()
+        while (plan := self._plan()) is None and not (self._launched or self.is_copying):
+            if not self.running.make_way():
+                break
+        return plan
+
+    def _plan(self) -> StepPlan | None:
         retried = self._retried.next()
         if retried is None:
             return self._plan_together()
@@ -251,6 +265,7 @@ class Scheduler:
             for _, request, _, finite in rows:
                 if not finite:
                     updates += recompute_without_tree(self.cache, self.running, request)
+            self._beams.forget_failed(updates)
         for index, (row, request, token, finite) in enumerate(rows):
             if finite and request.phase is not Phase.FINISHED and not request.discards_results:
                 # A row of a prompt does not end a retry: it does not show that decoding works.
@@ -261,7 +276,10 @@ class Scheduler:
                     updates.append(Update(request, prompt_logprobs=unreported))
                 if row.sampling is not None:
                     logprobs = result.logprobs[index] if result.logprobs else None
-                    updates.append(self._append_token(request, token, logprobs))
+                    if request.search is not None:
+                        request.candidates = logprobs
+                    else:
+                        updates.append(self._append_token(request, token, logprobs))
             blocks = request.blocks
             if not request.n_pending_copies:
                 if blocks.replaced:
@@ -269,7 +287,7 @@ class Scheduler:
                 if blocks.lease is None:  # after the forks of a leader, which read one position further back
                     self.cache.free_behind(blocks, row.start + row.n_tokens)
         self.running.release()
-        return updates
+        return updates + self._beams.advance(launched.requests)
 
     def fail(self) -> list[Update]:
         """Undoes all launched plans after a failure, newest first. O(running)."""
@@ -281,6 +299,7 @@ class Scheduler:
                 self._row_done(request, row)
                 involved.append(request)
         updates = undo_steps(self.cache, self.running, involved)
+        self._beams.forget_failed(updates)
         self._retried.add(involved)
         self.running.release()
         return updates
@@ -312,7 +331,7 @@ class Scheduler:
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self.running:
-            if not (request.reaches_max_tokens or request.is_retried):
+            if not (request.has_all_rows or request.is_retried):
                 (decoding if request.is_decoding else prefilling).append(request)
         return self._make_plan(decoding, lambda budget: self._prompts.together(prefilling, budget, self._n_steps))
 
@@ -333,7 +352,7 @@ class Scheduler:
         if not rows:
             return None
         shared = () if self._shared_prefixes is None else self._shared_prefixes.find(requests[:n_decoding])
-        copies, sources = _take_copies(requests[n_decoding:])
+        copies, sources = _take_copies(requests)
         is_masked = any(row.sampling is not None and row.sampling.is_masked for row in rows)
         plan = StepPlan(self._n_steps, tuple(rows), copies, shared, is_masked)
         self._launched.append(LaunchedPlan(plan, requests, sources))
@@ -407,7 +426,7 @@ class Scheduler:
 
 
 def _take_copies(requests: list[Request]) -> tuple[tuple[tuple[int, int], ...], list[Lease]]:
-    """Takes the page copies of the requests with a prompt's row in this plan, and the leases on their sources."""
+    """Takes the page copies of the requests with a row in this plan, and the leases on their sources."""
     copies: list[tuple[int, int]] = []
     sources: list[Lease] = []
     for request in requests:

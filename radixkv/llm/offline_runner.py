@@ -1,0 +1,90 @@
+"""The loop of ``LLM``: submits the requests of a call, and takes turns until all have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+
+from radixkv.errors import ConfigError, request_error
+from radixkv.llm.interrupts import deferred_interrupts
+from radixkv.llm.offline_request import OfflineRequest
+from radixkv.runtime.loop import Loop
+from radixkv.wire import Cancel, Done, Failed, FromRuntime, Tokens
+
+_MAX_WAIT_S = 0.1
+"""How long to wait at a time for pages from the host tier: between waits, Ctrl-C is noticed."""
+_MAX_SUBMITS_PER_TURN = 128
+"""Most prompts encoded and submitted between two steps: 10 ms of work for long ones, all that a step can start."""
+
+
+class OfflineRunner:
+    """Runs the requests of one call at a time.
+
+    Args:
+        open_loop: returns the loop; raises ``ConfigError`` once it is closed.
+        max_queued: most requests in the loop's queue.
+    """
+
+    def __init__(self, open_loop: Callable[[], Loop], max_queued: int) -> None:
+        self._open_loop = open_loop
+        self._max_queued = max_queued
+        self._is_busy = False
+
+    def run(self, requests: Iterable[OfflineRequest]) -> Generator[tuple[int, int], None, None]:
+        """Runs requests to their end; yields the numbers of finished requests and of new tokens after each turn.
+
+        Requests are taken from the iterator a few per turn, so that the device computes while most prompts are
+        still to be encoded. Closing the generator cancels all unfinished requests.
+        """
+        loop = self._open_loop()
+        if self._is_busy:
+            raise ConfigError("this LLM is answering another call; finish or close that one first")
+        self._is_busy = True
+        waiting = iter(requests)
+        by_id: dict[str, OfflineRequest] = {}
+        n_done, n_tokens, is_all_sent = 0, 0, False
+        try:
+            while n_done < len(by_id) or not is_all_sent:
+                loop = self._open_loop()
+                with deferred_interrupts():
+                    max_sent = min(self._max_queued + n_done, len(by_id) + _MAX_SUBMITS_PER_TURN)
+                    while len(by_id) < max_sent and not is_all_sent:
+                        request = next(waiting, None)
+                        if request is None:
+                            is_all_sent = True
+                        else:
+                            by_id[request.submit.id] = request
+                            n_done += _apply(loop, loop.receive(request.submit), by_id)
+                    if loop.has_work:
+                        if loop.is_waiting:
+                            loop.wait(_MAX_WAIT_S)
+                        messages = loop.turn()
+                        n_done += _apply(loop, messages, by_id)
+                        n_tokens += sum(len(one.items) for one in messages if isinstance(one, Tokens))
+                yield n_done, n_tokens
+        finally:  # also after an error or Ctrl-C: no request may outlive the call
+            self._is_busy = False
+            with deferred_interrupts():
+                for request in by_id.values():
+                    if not request.is_done:
+                        loop.receive(Cancel(request.submit.id))
+
+
+def _apply(loop: Loop, messages: Sequence[FromRuntime], requests: Mapping[str, OfflineRequest]) -> int:
+    """Applies the loop's messages; returns how many requests ended. Raises the error of a failed request."""
+    n_done = 0
+    for message in messages:
+        match message:
+            case Tokens(items, prompts):
+                for prompt in prompts:
+                    requests[prompt.id].add_prompt_logprobs(prompt)
+                for item in items:
+                    if requests[item.id].add(item):
+                        n_done += _apply(loop, loop.receive(Cancel(item.id, item.choice)), requests)
+            case Done():
+                requests[message.id].finish(message)
+                n_done += 1
+            case Failed():
+                raise request_error(message.code, message.text, param=message.param)
+            case _:
+                raise AssertionError(f"the loop does not send {message!r} unasked")
+    return n_done
