@@ -266,7 +266,8 @@ class LLM:
         """
         if not isinstance(params, BeamSearchParams):
             raise InvalidRequest(
-                f"params is {shortened(params)}; give BeamSearchParams(beam_width=..., max_tokens=...)", param="params"
+                f"params is {shortened(params)}; give BeamSearchParams(beam_width=..., max_tokens=...)",
+                param="params",
             )
         outputs = self.generate(prompts, params.sampling, use_tqdm)
         return [beam_search_output(output, self._model.tokenizer) for output in outputs]

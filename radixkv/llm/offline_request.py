@@ -45,7 +45,9 @@ class _OfflineChoice:
         delta = self._stream.absorb(tokens, token_logprobs, item.finish_reason, item.stop_token_id)
         self._output.add(delta)
         if self._has_logprobs:
-            new = [logprobs[token].logprob for token, logprobs in zip(delta.token_ids, delta.logprobs, strict=False)]
+            new = [
+                logprobs[token].logprob for token, logprobs in zip(delta.token_ids, delta.logprobs, strict=False)
+            ]
             self._cumulative_logprob = sum(new, self._cumulative_logprob or 0.0)
         elif item.cumulative_logprob is not None:
             self._cumulative_logprob = item.cumulative_logprob

@@ -52,7 +52,12 @@ class BeamSearch:
     """
 
     def __init__(
-        self, width: int, max_tokens: int, *, length_penalty: float = 1.0, eos_token_ids: frozenset[int] = frozenset()
+        self,
+        width: int,
+        max_tokens: int,
+        *,
+        length_penalty: float = 1.0,
+        eos_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.width = width
         self.finished: list[FinishedBeam] = []

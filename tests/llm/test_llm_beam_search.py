@@ -71,7 +71,10 @@ def answers(
     outputs = llm.beam_search(prompts, params)
     lengths = [len(llm.generate(prompt, SamplingParams(max_tokens=1))[0].prompt_token_ids) for prompt in prompts]
     return [
-        [(one.tokens[n:], one.cum_logprob / len(one.tokens[n:]) ** params.length_penalty) for one in output.sequences]
+        [
+            (one.tokens[n:], one.cum_logprob / len(one.tokens[n:]) ** params.length_penalty)
+            for one in output.sequences
+        ]
         for output, n in zip(outputs, lengths, strict=True)
     ]
 
@@ -168,7 +171,13 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> N
 
 @pytest.mark.parametrize(
     "settings",
-    [{"top_p": 0.9}, {"stop": ["a"]}, {"logprobs": 1}, {"presence_penalty": 1.0}, {"structured_outputs": {"regex": "a"}}],
+    [
+        {"top_p": 0.9},
+        {"stop": ["a"]},
+        {"logprobs": 1},
+        {"presence_penalty": 1.0},
+        {"structured_outputs": {"regex": "a"}},
+    ],
 )
 def test_what_a_beam_search_does_not_take_is_refused_by_name(settings: dict[str, Any]) -> None:
     (name,) = settings

@@ -22,6 +22,8 @@ PENALISED = replace(PLAIN, frequency_penalty=0.5, n_logprobs=1)
 QUEUE_TIMEOUT_S = 10.0
 STOP = tuple(range(107, 1000, 30))
 """Every 30th token ends an output, and is banned before ``min_tokens``."""
+BEAM_STOP = STOP[:2]
+"""Two of the tokens with which beams continue."""
 NAMESPACES = (Namespace(), Namespace(salt="a"), Namespace(adapter="a"))
 
 
@@ -39,6 +41,9 @@ class RequestOptions:
     prompt_logprobs: bool = False
     session_id: str = ""
     grammar: FakeGrammar | None = None
+    beam_width: int = 0
+    """0: no beam search. With it, what it does not take is ignored."""
+    length_penalty: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,20 @@ class Actions:
         prompt = (sequence[: cut % (len(sequence) + 1)] + list(suffix))[:max_prompt] or [1]
         for _ in range(2 if twice else 1):
             try:
+                if options.beam_width:
+                    self.engine.add(
+                        prompt,
+                        options.max_tokens,
+                        namespace=NAMESPACES[options.namespace % len(NAMESPACES)],
+                        reads_cache=options.reads_cache,
+                        stop=BEAM_STOP,
+                        n=options.beam_width,
+                        priority=options.priority,
+                        session_id=options.session_id,
+                        is_beam_search=True,
+                        length_penalty=options.length_penalty,
+                    )
+                    continue
                 self.engine.add(
                     prompt,
                     options.max_tokens,
@@ -141,7 +160,8 @@ class Actions:
         live = self.live
         if live:
             request = live[which % len(live)]
-            for choice in reversed(self.engine.siblings[request.id]) if whole else (request,):
+            is_whole = whole or request.search is not None
+            for choice in reversed(self.engine.siblings[request.id]) if is_whole else (request,):
                 if name_of(choice) not in self.engine.ended:
                     self.engine.abort(choice)
 

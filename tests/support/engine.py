@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from radixkv.config import EvictionPolicyName, LoadPolicy, WritePolicy
 from radixkv.errors import DeviceError
+from radixkv.runtime.beam_search import BeamSearch
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.load_cost import LoadCost
 from radixkv.runtime.cache.pins import Pins
@@ -33,6 +34,7 @@ from support.fake_device import (
     FakePending,
     KVValue,
     chain,
+    expected_beams,
     expected_output,
     expected_prompt_logprobs,
     logprobs_of,
@@ -167,6 +169,9 @@ class Engine:
         """Ids of requests with prompt logprobs."""
         self.started: set[str] = set()
         """Ids of requests with at least one output token."""
+        self.length_penalties: dict[str, float] = {}
+        """Of requests with beam search, by their ids."""
+        self.beam_logprobs: dict[str, float] = {}
         self.failing_ids: set[str] = set()
         """Ids of requests whose rows make a step fail."""
         self.rows: dict[tuple[int, int], Request] = {}
@@ -191,9 +196,15 @@ class Engine:
         n_prompt_logprobs: int | None = None,
         session_id: str = "",
         grammar: FakeGrammar | None = None,
+        is_beam_search: bool = False,
+        length_penalty: float = 1.0,
     ) -> Request:
         """Adds a request; returns its leading choice."""
         request_id = f"r{next(self._ids)}"
+        search = None
+        if is_beam_search:
+            search = BeamSearch(n, max_tokens, length_penalty=length_penalty, eos_token_ids=frozenset(stop))
+            sampling = replace(GREEDY, n_logprobs=search.n_candidates)
         choices = [
             Request(
                 id=request_id,
@@ -207,6 +218,7 @@ class Engine:
                 ),
                 matcher=None if grammar is None else grammar.new_matcher(),
                 min_tokens=min_tokens,
+                search=search,
                 stop_token_ids=frozenset(stop),
                 reads_cache=reads_cache,
                 uses_tiers=uses_tiers and reads_cache,
@@ -223,6 +235,8 @@ class Engine:
         if n_prompt_logprobs is not None:
             leader.n_prompt_logprobs, leader.reads_cache, leader.uses_tiers = n_prompt_logprobs, False, False
         self.scheduler.add(leader, followers)
+        if search is not None:
+            self.length_penalties[request_id] = length_penalty
         if n_prompt_logprobs is not None:
             self.wants_prompt_logprobs.add(request_id)
         self.siblings[request_id] = choices
@@ -249,6 +263,9 @@ class Engine:
                 request = requests[row.batch_slot]
                 self.device.namespaces[row.batch_slot] = request.namespace
                 self.rows[plan.step, row.batch_slot] = request
+                assert request.search is None or row.tokens is not None, (
+                    "a beam goes on before its group has chosen"
+                )
                 if request.id in self.failing_ids:
                     self.device.fail_steps.add(plan.step)
             try:
@@ -336,8 +353,10 @@ class Engine:
                 )
                 assert request.id not in self.started, "prompt logprobs come before the first token"
                 scores += update.prompt_logprobs.items
-            if update.token is not None:
+            if update.token is not None or update.beam is not None:
                 self.started.add(request.id)
+            if update.beam is not None:
+                self.beam_logprobs[name] = update.beam.logprob
             if request.n_cached is not None:
                 assert 0 <= request.n_fetched <= request.n_loaded <= request.n_cached, "tokens count twice"
             if update.finish_reason is not None or update.error is not None:
@@ -387,7 +406,9 @@ class Engine:
         following = [follower for r in live for follower in r.followers]
         loading = self.scheduler.loading.requests()
         assert all(r.phase is Phase.LOADING for r in loading)
-        placed = (*waiting, *loading, *running, *preempted, *following)
+        held = [r for r in live if r.phase is Phase.HELD]
+        assert all(r.candidates is not None and r.block_table is None for r in held)
+        placed = (*waiting, *loading, *running, *preempted, *following, *held)
         assert sorted(r.serial for r in live) == sorted(r.serial for r in placed)
         assert all(r.phase is Phase.FOLLOWING for r in following)
         assert [r.order for r in waiting] == sorted(r.order for r in waiting)
@@ -410,6 +431,8 @@ class Engine:
         """
         for name, ended in self.ended.items():
             request, sampling = self.requests[name], self.requests[name].sampling
+            if request.search is not None:
+                continue
             prompt = unpack(bytes(request.tokens))[: request.n_prompt]
             expected = expected_output(
                 request.namespace,
@@ -432,6 +455,8 @@ class Engine:
                 logprobs = [logprobs_of(end, token) for end, token in zip(ends, ended.tokens, strict=True)]
                 reported = self.logprobs.get(name, [])
                 assert reported == (logprobs if ended.reason in ("stop", "length") else logprobs[: len(reported)])
+        for request_id in self.length_penalties:
+            self._check_beams(request_id)
         for request_id, (first, *_) in self.siblings.items():
             prompt = unpack(bytes(first.tokens))[: first.n_prompt]
             prompt_logprobs = (
@@ -441,6 +466,22 @@ class Engine:
             )
             reported = self.prompt_logprobs.get(request_id, [])
             assert reported == (prompt_logprobs if request_id in self.started else prompt_logprobs[: len(reported)])
+
+    def _check_beams(self, request_id: str) -> None:
+        choices = self.siblings[request_id]
+        first, ended = choices[0], [self.ended[name_of(choice)] for choice in choices]
+        if not any(one.reason in ("stop", "length") for one in ended):
+            return
+        expected = expected_beams(
+            first.namespace,
+            unpack(bytes(first.tokens))[: first.n_prompt],
+            len(choices),
+            first.max_tokens,
+            sorted(first.stop_token_ids),
+            self.length_penalties[request_id],
+        )
+        assert [(one.tokens, one.reason) for one in ended] == [(one.tokens, one.reason) for one in expected]
+        assert [self.beam_logprobs[name_of(choice)] for choice in choices] == [one.logprob for one in expected]
 
     def check_bypasses(self) -> None:
         """Checks that only requests with a non-finite row of their own bypass the tree, not those that read it."""

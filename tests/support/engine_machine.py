@@ -25,6 +25,8 @@ request_options = st.builds(
     prompt_logprobs=st.sampled_from((False, False, True)),
     session_id=st.sampled_from(("", "", "a", "b")),
     grammar=st.sampled_from((None, None, None, FakeGrammar(), FakeGrammar(7, 9))),
+    beam_width=st.sampled_from((0, 0, 0, 0, 2, 3, 6)),
+    length_penalty=st.sampled_from((1.0, 0.0, -1.0)),
 )
 
 

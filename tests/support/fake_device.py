@@ -28,6 +28,8 @@ from support.fake_grammars import END, FakeGrammar
 VOCAB_SIZE = 1000
 NAN = "nan"
 POISON = "poison"
+BEAM_TOKENS = range(100, 140)
+"""The tokens that continue beams."""
 ATTENTION_S = 0.125
 """The attention time that each step reports."""
 
@@ -74,6 +76,61 @@ def next_token(
 def logprobs_of(end: int, token: int) -> TokenLogprobs:
     """Returns the logprobs of a token after a chain."""
     return TokenLogprobs(-float(link(end, token) % 10_007), 1, b"", b"")
+
+
+def beam_logprobs(end: int) -> dict[int, float]:
+    """Returns the logprobs of the tokens with which beams continue a chain, the likeliest first."""
+    logprobs = {token: -(link(end, token) % 10_007) / 1024 for token in BEAM_TOKENS}
+    return dict(sorted(logprobs.items(), key=lambda item: -item[1]))
+
+
+def candidates_of(end: int, n_tokens: int) -> TokenLogprobs:
+    """Returns the likeliest tokens after a chain, for a beam search."""
+    top = list(beam_logprobs(end).items())[:n_tokens]
+    ids, logprobs = array("i", [token for token, _ in top]), array("f", [logprob for _, logprob in top])
+    return TokenLogprobs(top[0][1], 1, ids.tobytes(), logprobs.tobytes())
+
+
+class ExpectedBeam(NamedTuple):
+    """An answer of a beam search."""
+
+    score: float
+    tokens: list[int]
+    logprob: float
+    reason: str
+
+
+def expected_beams(
+    namespace: Namespace,
+    prompt: Sequence[int],
+    width: int,
+    max_tokens: int,
+    stop: Sequence[int],
+    length_penalty: float,
+    logprobs_after: Callable[[int], Mapping[int, float]] = beam_logprobs,
+) -> list[ExpectedBeam]:
+    """Returns the answers of a beam search by the rule of Transformers' ``generate``, step by step as there."""
+    beams: list[tuple[float, list[int]]] = [(0.0, [])]
+    finished: list[ExpectedBeam] = []
+    for length in range(1, max_tokens + 1):
+        continued = [
+            (total + logprob, [*tokens, token])
+            for total, tokens in beams
+            for token, logprob in logprobs_after(chain(namespace, [*prompt, *tokens])).items()
+        ]
+        continued.sort(key=lambda beam: -beam[0])
+        kept = continued[: max(2, 1 + len(stop)) * width]
+        ends = [tokens[-1] in stop or length == max_tokens for _, tokens in kept]
+        for (total, tokens), is_end in zip(kept[:width], ends, strict=False):
+            if is_end:
+                reason = "stop" if tokens[-1] in stop else "length"
+                finished.append(ExpectedBeam(total / length**length_penalty, tokens, total, reason))
+        finished = sorted(finished, key=lambda beam: -beam.score)[:width]
+        beams = [beam for beam, is_end in zip(kept, ends, strict=True) if not is_end][:width]
+        worst = finished[-1].score if len(finished) == width else -1e9
+        if not beams or not beams[0][0] / length**length_penalty > worst:
+            break
+    return finished
 
 
 def expected_output(
@@ -264,7 +321,11 @@ class FakeDevice:
             logprobs=tuple(
                 None
                 if end is None or row.sampling is None or row.sampling.n_logprobs is None
-                else logprobs_of(end, token)
+                else (
+                    logprobs_of(end, token)
+                    if row.sampling.n_logprobs <= 1
+                    else candidates_of(end, row.sampling.n_logprobs)
+                )
                 for (row, end), token in zip(rows, tokens, strict=True)
             ),
             prompt_logprobs=tuple(self._score(row, links) for row, links in zip(plan.rows, chains, strict=True)),
