@@ -70,8 +70,8 @@ class SamplingParams(msgspec.Struct, metaclass=_TakesOtherNames, frozen=True, kw
     samples. ``temperature`` and ``seed`` change nothing then, and other settings of how tokens are chosen, or when
     the output ends, are refused."""
     length_penalty: float = 1.0
-    """Of a beam search: an output's score is the sum of its tokens' logprobs, divided by their number to this power.
-    So a higher one favours longer outputs."""
+    """Of a beam search: an output's score is the sum of its tokens' logprobs, divided by their number to this
+    power. So a higher one favours longer outputs."""
     max_tokens: int | None = 16
     """Maximum number of tokens to generate. None: up to the end of the context."""
     min_tokens: int = 0
@@ -153,7 +153,8 @@ class SamplingParams(msgspec.Struct, metaclass=_TakesOtherNames, frozen=True, kw
         if not self.use_beam_search:
             if self.length_penalty != 1.0:
                 raise InvalidRequest(
-                    f"length_penalty is {self.length_penalty} without use_beam_search: true; leave it out, or add that",
+                    f"length_penalty is {self.length_penalty} without use_beam_search; set that to true, or leave "
+                    "length_penalty out",
                     param="length_penalty",
                 )
             return

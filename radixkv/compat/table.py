@@ -218,8 +218,8 @@ REFUSED = (
         "put a TLS proxy in front of it",
     ),
     Refused(
-        "this release has no beam search",
-        {PARAMETERS: "use_beam_search=false length_penalty=1.0", Place.SAMPLING: "early_stopping=false"},
+        "a beam search goes on while its best beam may still be among the answers",
+        {Place.SAMPLING: "early_stopping=false"},
     ),
     Refused(
         "logits are only changed by the sampling parameters",

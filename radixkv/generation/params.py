@@ -34,6 +34,8 @@ def request_sampling_params(
 ) -> SamplingParams:
     """Returns a request's sampling parameters, with the checkpoint's defaults for omitted fields.
 
+    A beam search has none of those defaults: nothing is sampled.
+
     Args:
         fields: by their names in ``SamplingParams``; None counts as omitted, and other names are ignored. ``seed``
             may be any integer: seeds with equal lower 63 bits are the same seed, and -1 means no seed, as in vLLM.
@@ -43,9 +45,8 @@ def request_sampling_params(
     Raises:
         InvalidRequest: a field is invalid, or as ``check_sampling``.
     """
-    values: dict[str, Any] = {
-        name: value for name, value in model.default_sampling.items() if name != _MAX_TOKENS_DEFAULT
-    }
+    defaults = {} if fields.get("use_beam_search") else model.default_sampling
+    values: dict[str, Any] = {name: value for name, value in defaults.items() if name != _MAX_TOKENS_DEFAULT}
     values |= {name: fields[name] for name in SamplingParams.__struct_fields__ if fields.get(name) is not None}
     values["max_tokens"] = max_tokens
     seed = values.get("seed")

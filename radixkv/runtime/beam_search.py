@@ -1,7 +1,7 @@
 """The policy of beam search: which continuations of a prompt go on, which are finished, and when the search ends.
 
-It knows tokens and logprobs only. ``scheduler/beams.py`` gives each beam a request. The rule is that of Transformers'
-``generate`` with ``early_stopping=False``, see docs/decisions/0044-beams.md.
+It knows tokens and logprobs only. ``scheduler/beams.py`` gives each beam a request. The rule is that of
+Transformers' ``generate`` with ``early_stopping=False``, see docs/decisions/0044-beams.md.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class BeamSearch:
     """The beams of one prompt. At first there is one, without tokens; after each step there are ``width``.
 
     Args:
-        width: number of beams, and of answers. Together with the number of ``eos_token_ids`` at most the vocabulary.
+        width: number of beams, and of answers; with the number of ``eos_token_ids`` at most the vocabulary.
         max_tokens: maximum number of tokens of an answer.
         length_penalty: exponent of the length in the score; above 0 it favours longer answers.
         eos_token_ids: tokens that end an answer.

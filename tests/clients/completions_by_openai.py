@@ -114,7 +114,7 @@ def test_cached_tokens(client: OpenAI) -> None:
         ({"logit_bias": {"100000000": 1}}, "logit_bias"),
         ({"suffix": "of a text"}, "suffix"),
         ({"best_of": 2}, "best_of"),
-        ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),
+        ({"stream": True, "extra_body": {"use_beam_search": True}}, "use_beam_search"),
     ],
 )
 def test_a_bad_value_is_a_bad_request_that_names_it(client: OpenAI, settings: dict, param: str) -> None:

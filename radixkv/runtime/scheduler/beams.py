@@ -1,8 +1,8 @@
 """Beam groups: the choices of a request with beam search, each of which has the tokens of one beam.
 
-A beam is planned until all its known tokens are computed. Its last row gives its *candidates*, and then it waits. When all
-beams of a group have candidates, the ``BeamSearch`` chooses, and each beam has one more token. No launched step has a
-row of the group then, so pages are shared, copied and freed at once. See docs/decisions/0044-beams.md.
+A beam is planned until all its known tokens are computed. Its last row gives its *candidates*, and then it waits.
+When all beams of a group have candidates, the ``BeamSearch`` chooses, and each beam has one more token. No launched
+step has a row of the group then, so its pages are shared and freed at once. See docs/decisions/0044-beams.md.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ class BeamGroups:
     def advance(self, requests: Iterable[Request]) -> list[Update]:
         """Lets the groups of the requests of a finished step choose, if all their beams have candidates.
 
-        O(requests); for a group that chooses ``BeamSearch.advance``, and ``RunningRequests.fork`` of those beams that
-        continue the same one.
+        O(requests), and for a group that chooses ``BeamSearch.advance``, and ``RunningRequests.fork`` of its forks.
         """
         updates: list[Update] = []
         for search in dict.fromkeys(request.search for request in requests if request.candidates is not None):

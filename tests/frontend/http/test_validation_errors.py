@@ -148,8 +148,8 @@ def test_neutral_values_are_accepted_at_the_top_level(site: Site, name: str, val
 
 
 def test_a_boolean_is_shown_as_in_json(site: Site) -> None:
-    error = site.http.post("/v1/completions", json={"prompt": "a", "use_beam_search": True}).json()["error"]
-    assert error["message"].startswith("use_beam_search true ")
+    error = site.http.post("/v1/completions", json={"prompt": "a", "return_hidden_states": True}).json()["error"]
+    assert error["message"].startswith("return_hidden_states true ")
 
 
 @pytest.mark.parametrize("body", [b"", b" \n"])

@@ -29,6 +29,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     max_tokens: Int64 | None = None
     min_tokens: Int64 | None = None
     n: Int64 | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int64 | None = None
@@ -170,5 +172,10 @@ def parse_chat(body: bytes, max_prompt_tokens: int, misspelt: dict[str, str] | N
 def _check(request: GenerationRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
+    if request.stream and request.use_beam_search:
+        raise InvalidRequest(
+            "use_beam_search cannot be streamed, because the answers are known at the end only; leave out stream",
+            param="use_beam_search",
+        )
     if request.stream and request.prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs cannot be streamed; leave out stream", param="prompt_logprobs")
