@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine
+from mutants_of_beams import OF_BEAMS
 from mutants_of_grammars import OF_GRAMMARS
 from mutants_of_pages import OF_PAGES
 from mutants_of_partial_pages import OF_PARTIAL_PAGES
@@ -33,7 +34,17 @@ from support.loop_machine import LoopMachine
 Patch = pytest.MonkeyPatch
 Mutant = Callable[[Patch], None]
 
-OTHERS = OF_ARRIVALS + OF_PAGES + OF_REQUESTS + OF_GRAMMARS + OF_PARTIAL_PAGES + OF_WINDOWS + OF_TIERS + OF_DISK
+OTHERS = (
+    OF_ARRIVALS
+    + OF_PAGES
+    + OF_REQUESTS
+    + OF_BEAMS
+    + OF_GRAMMARS
+    + OF_PARTIAL_PAGES
+    + OF_WINDOWS
+    + OF_TIERS
+    + OF_DISK
+)
 N_HISTORIES = 3000
 """The mutants that are hardest to find show in one of some 300."""
 
@@ -60,7 +71,7 @@ def test_a_mutant_of_a_public_verb_is_found(mutant: Mutant, monkeypatch: Patch) 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("mutant", OF_PAGES + OF_REQUESTS + OF_GRAMMARS, ids=lambda mutant: mutant.__name__)
+@pytest.mark.parametrize("mutant", OF_PAGES + OF_REQUESTS + OF_BEAMS + OF_GRAMMARS, ids=lambda mutant: mutant.__name__)
 def test_every_other_mutant_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
     check_that_it_is_found(mutant, monkeypatch)
 

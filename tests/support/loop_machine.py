@@ -34,7 +34,7 @@ class LoopMachine(RuleBasedStateMachine):
     )
     def start(self, n_pages: int, compiles_at_once: bool, step_s: float) -> None:
         self.front = Frontend(
-            n_pages=n_pages, max_num_seqs=4, max_num_batched_tokens=16, max_queued_requests=4, queue_timeout_s=50
+            n_pages=n_pages, eos_token_ids=frozenset({107, 119}), max_num_seqs=4, max_num_batched_tokens=16, max_queued_requests=4, queue_timeout_s=50
         )
         self.front.grammars.is_immediate = compiles_at_once
         self.front.device.step_s = step_s
@@ -51,6 +51,7 @@ class LoopMachine(RuleBasedStateMachine):
         logprobs=st.sampled_from((None, 1)),
         grammar=st.sampled_from((None, None, FakeGrammar(), FakeGrammar(7, 9), FakeGrammar(rejects=True))),
         ttl_s=st.sampled_from((0, 0, 30)),
+        is_beam_search=st.sampled_from((False, False, True)),
     )
     def submit(
         self,
@@ -59,10 +60,17 @@ class LoopMachine(RuleBasedStateMachine):
         priority: int,
         ttl_s: int,
         grammar: FakeGrammar | None,
+        is_beam_search: bool,
         **sampling: object,
     ) -> None:
         name = f"r{len(self.front.received)}"
         pins = [PromptPin(length, ttl_s)] if ttl_s else []
+        if is_beam_search:
+            kept = {name: sampling[name] for name in ("n", "max_tokens")}
+            self.front.submit(
+                name, range(first, first + length), priority=priority, pins=pins, use_beam_search=True, **kept
+            )
+            return
         if grammar is not None:
             sampling["structured_outputs"] = grammar.specification
             self.grammars[name] = grammar

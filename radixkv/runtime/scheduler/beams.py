@@ -30,6 +30,9 @@ class BeamGroups:
         self._members: dict[BeamSearch, list[Request]] = {}
         """The request of each beam, in the search's order: at first only the leader, later all choices."""
 
+    def __len__(self) -> int:
+        return len(self._members)
+
     def add(self, leader: Request) -> None:
         """Adds the group of a new request. Does nothing if the request has no beam search. O(1)."""
         if leader.search is not None:

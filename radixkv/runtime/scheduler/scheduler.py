@@ -317,6 +317,8 @@ class Scheduler:
         n_held = self.cache.n_pages - self.cache.n_available
         if self.is_idle and n_held and not copied:
             raise InvariantError(f"no request is left, but {n_held} pages are leased, detached or in a tail")
+        if self.is_idle and self._beams:
+            raise InvariantError(f"no request is left, but {len(self._beams)} beam groups have not ended")
 
     def _plan_alone(self, request: Request) -> StepPlan | None:
         """Plans a step of a retried request; None if it does not fit, or still releases its pages."""
