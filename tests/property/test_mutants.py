@@ -71,7 +71,9 @@ def test_a_mutant_of_a_public_verb_is_found(mutant: Mutant, monkeypatch: Patch) 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("mutant", OF_PAGES + OF_REQUESTS + OF_BEAMS + OF_GRAMMARS, ids=lambda mutant: mutant.__name__)
+@pytest.mark.parametrize(
+    "mutant", OF_PAGES + OF_REQUESTS + OF_BEAMS + OF_GRAMMARS, ids=lambda mutant: mutant.__name__
+)
 def test_every_other_mutant_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
     check_that_it_is_found(mutant, monkeypatch)
 

@@ -103,7 +103,7 @@ def test_a_choice_that_fails_fails_the_request_and_ends_the_others() -> None:
 
 def test_logprobs_are_reported_with_their_tokens() -> None:
     front = Frontend()
-    front.submit("a", logprobs=2)
+    front.submit("a", logprobs=1)
     front.run()
     received = front.received["a"]
     known = PROMPT + received.tokens[0]

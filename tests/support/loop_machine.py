@@ -34,7 +34,12 @@ class LoopMachine(RuleBasedStateMachine):
     )
     def start(self, n_pages: int, compiles_at_once: bool, step_s: float) -> None:
         self.front = Frontend(
-            n_pages=n_pages, eos_token_ids=frozenset({107, 119}), max_num_seqs=4, max_num_batched_tokens=16, max_queued_requests=4, queue_timeout_s=50
+            n_pages=n_pages,
+            eos_token_ids=frozenset({107, 119}),
+            max_num_seqs=4,
+            max_num_batched_tokens=16,
+            max_queued_requests=4,
+            queue_timeout_s=50,
         )
         self.front.grammars.is_immediate = compiles_at_once
         self.front.device.step_s = step_s

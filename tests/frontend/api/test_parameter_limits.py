@@ -16,7 +16,7 @@ ENDPOINTS = {
 
 RIGHT: list[dict[str, Any]] = [
     {"n": 1},
-    {"n": 8},
+    {"n": 64},
     {"n": 2, "best_of": 2},
     {"n": 2, "best_of": 1},
     {"max_tokens": 1},
@@ -62,7 +62,7 @@ RIGHT: list[dict[str, Any]] = [
 
 WRONG: list[tuple[str, dict[str, Any]]] = [
     ("n", {"n": 0}),
-    ("n", {"n": 9}),
+    ("n", {"n": 65}),
     ("best_of", {"n": 2, "best_of": 3}),
     ("best_of", {"best_of": 0}),
     ("max_tokens", {"max_tokens": -1}),
