@@ -168,7 +168,7 @@ def test_settings_without_names_are_refused() -> None:
         SamplingParams(0.8, 0.95)  # type: ignore[misc]
 
 
-def test_an_int_equals_a_float_value_without_effect() -> None:
-    SamplingParams(length_penalty=1)
-    with pytest.raises(UnsupportedFeature, match="length_penalty"):
-        SamplingParams(length_penalty=True)
+def test_a_float_equals_an_int_value_without_effect() -> None:
+    SamplingParams(best_of=1.0)
+    with pytest.raises(UnsupportedFeature, match="best_of"):
+        SamplingParams(best_of=True)

@@ -41,6 +41,12 @@ def test_a_short_prompt_has_its_first_token_before_the_long_ones(tmp_path: Path)
     assert line["short_first_token_s"] < line["last_long_first_token_s"] <= line["end_s"]
 
 
+def test_beams_share_pages_and_take_time(tmp_path: Path) -> None:
+    lines = run("beams.py", tmp_path, "--prompts", "1", "--output-len", "4", "--pairs", "1", "--widths", "3")
+    assert [line["case"] for line in lines] == ["pages", "pages", "time", "time"]
+    assert all(line["page_steps_shared"] < line["page_steps_own"] for line in lines[:2])
+
+
 def test_the_sampler_writes_a_line_for_each_case_and_distribution(tmp_path: Path) -> None:
     lines = run("sampling.py", tmp_path, "--rows", "2", "--vocab", "1000", "--history", "20", "--rounds", "1")
     assert {line["logits"] for line in lines} == {"peaked", "spread", "flat"}

@@ -276,7 +276,7 @@ BAD_SAMPLING: list[tuple[str, list[Any]]] = [
     ("frequency_penalty", [-2.001, 2.001]),
     ("repetition_penalty", [0, 100.001]),
     ("logit_bias", [{str(VOCAB_SIZE): 1}, {"-1": 1}, {"1": 100.001}, {"1": -100.001}, {"x": 1}, {"1": "x"}, [1]]),
-    ("n", [0, 9, "2"]),
+    ("n", [0, 65, "2"]),
     ("sampling_seed", [1 << 63, "x"]),
     ("stop", ["", ["a"] * 17, "x" * 65, 3, [SECRET, 3]]),
     ("stop_token_ids", [[VOCAB_SIZE], [-1], [1] * 65, "x", 5]),
