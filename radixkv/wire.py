@@ -101,7 +101,10 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Aborts a request or one of its choices; ignored for an unknown id and for a finished choice."""
+    """Aborts a request or one of its choices; ignored for an unknown id and for a finished choice.
+
+    A request with beam search is aborted as a whole.
+    """
 
     id: str
     choice: int | None = None

@@ -8,6 +8,7 @@ from radixkv.errors import ConfigError, request_error
 from radixkv.llm.interrupts import deferred_interrupts
 from radixkv.llm.offline_request import OfflineRequest
 from radixkv.runtime.loop import Loop
+from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire import Cancel, Done, Failed, FromRuntime, Tokens
 
 _MAX_WAIT_S = 0.1
@@ -59,7 +60,8 @@ class OfflineRunner:
                             loop.wait(_MAX_WAIT_S)
                         messages = loop.turn()
                         n_done += _apply(loop, messages, by_id)
-                        n_tokens += sum(len(one.items) for one in messages if isinstance(one, Tokens))
+                        items = [item for one in messages if isinstance(one, Tokens) for item in one.items]
+                        n_tokens += sum([len(item.tokens) for item in items]) // TOKEN_BYTES
                 yield n_done, n_tokens
         finally:  # also after an error or Ctrl-C: no request may outlive the call
             self._is_busy = False

@@ -13,6 +13,7 @@ from time import monotonic, perf_counter
 
 from radixkv.config import CacheConfig
 from radixkv.errors import DeviceError, Draining, InvariantError, RequestError, UnsupportedFeature, queue_timeout
+from radixkv.runtime.beam_search import FinishedBeam
 from radixkv.runtime.cache.pins import Pins
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.cache.transfers import Transfers
@@ -387,7 +388,7 @@ class Loop:
     def _to_messages(self, updates: list[Update]) -> list[FromRuntime]:
         items: list[NewTokens] = []
         prompt_logprobs: list[PromptLogprobs] = []
-        terminal: list[FromRuntime] = []
+        later: list[FromRuntime] = []
         for update in updates:
             request = update.request
             live = self._live.get(request.id)
@@ -397,17 +398,23 @@ class Loop:
                 prompt_logprobs.append(update.prompt_logprobs)
             if update.error is not None:
                 self._abort_rest(live)
-                terminal.append(Failed(request.id, update.error.code, str(update.error), update.error.param))
-            elif update.token is not None or update.beam is not None:
-                items.append(_new_tokens(update))
+                later.append(Failed(request.id, update.error.code, str(update.error), update.error.param))
+            elif update.token is not None:
+                items.append(_new_tokens(update, update.token))
+                if not live.is_counted:
+                    self._count_prompt(live, request)
+            elif update.beam is not None:
+                # A message of its own: the beams of several searches might not fit into one frame.
+                later.append(Tokens([_whole_choice(update, update.beam)]))
+                self._counters.generation_tokens += len(update.beam.tokens) // TOKEN_BYTES
                 if not live.is_counted:
                     self._count_prompt(live, request)
             if update.finish_reason is not None:
                 live.n_unfinished -= 1
                 if not live.n_unfinished:
-                    terminal.append(self._finish(live, update.finish_reason))
-        self._counters.generation_tokens += sum([len(item.tokens) for item in items]) // TOKEN_BYTES
-        return [Tokens(items, prompt_logprobs), *terminal] if items or prompt_logprobs else terminal
+                    later.append(self._finish(live, update.finish_reason))
+        self._counters.generation_tokens += len(items)
+        return [Tokens(items, prompt_logprobs), *later] if items or prompt_logprobs else later
 
     def _count_prompt(self, live: _LiveRequest, request: Request) -> None:
         live.is_counted = True
@@ -456,19 +463,18 @@ class Loop:
             self._pins.pin(first.namespace, tokens, pin.ttl_s, uses_tiers=uses_tiers)
 
 
-def _new_tokens(update: Update) -> NewTokens:
-    """Returns the message of an update with a token, or with a whole beam."""
-    if (beam := update.beam) is not None:
-        return NewTokens(
-            id=update.request.id,
-            tokens=beam.tokens,
-            choice=update.request.choice,
-            finish_reason=beam.finish_reason,
-            stop_token_id=unpack_tokens(beam.tokens)[-1] if beam.finish_reason == "stop" else None,
-            cumulative_logprob=beam.logprob,
-        )
-    token = update.token
-    assert token is not None, "an update without a token is no message"
+def _whole_choice(update: Update, beam: FinishedBeam) -> NewTokens:
+    return NewTokens(
+        id=update.request.id,
+        tokens=beam.tokens,
+        choice=update.request.choice,
+        finish_reason=beam.finish_reason,
+        stop_token_id=unpack_tokens(beam.tokens)[-1] if beam.finish_reason == "stop" else None,
+        cumulative_logprob=beam.logprob,
+    )
+
+
+def _new_tokens(update: Update, token: int) -> NewTokens:
     return NewTokens(
         id=update.request.id,
         tokens=token.to_bytes(TOKEN_BYTES, "little"),

@@ -55,6 +55,8 @@ class BeamGroups:
         O(requests), and for a group that chooses ``BeamSearch.advance``, and ``RunningRequests.fork`` of its forks.
         """
         updates: list[Update] = []
+        if not self._members:
+            return updates
         for search in dict.fromkeys(request.search for request in requests if request.candidates is not None):
             members = [] if search is None else self._members.get(search, [])
             candidates = [one.candidates for one in members if one.candidates is not None]

@@ -354,7 +354,8 @@ class Scheduler:
         if not rows:
             return None
         shared = () if self._shared_prefixes is None else self._shared_prefixes.find(requests[:n_decoding])
-        copies, sources = _take_copies(requests)
+        forks = [request for request in requests[:n_decoding] if request.leader is not None]  # of beams
+        copies, sources = _take_copies(forks + requests[n_decoding:])
         is_masked = any(row.sampling is not None and row.sampling.is_masked for row in rows)
         plan = StepPlan(self._n_steps, tuple(rows), copies, shared, is_masked)
         self._launched.append(LaunchedPlan(plan, requests, sources))
@@ -428,7 +429,7 @@ class Scheduler:
 
 
 def _take_copies(requests: list[Request]) -> tuple[tuple[tuple[int, int], ...], list[Lease]]:
-    """Takes the page copies of the requests with a row in this plan, and the leases on their sources."""
+    """Takes the page copies before the rows of these requests, and the leases on their sources."""
     copies: list[tuple[int, int]] = []
     sources: list[Lease] = []
     for request in requests:
