@@ -113,7 +113,8 @@ class BeamSearch:
 
     def _score(self, logprob: float) -> float:
         """Returns the score of a beam of this step."""
-        return logprob / self._n_tokens**self._length_penalty
+        length: float = self._n_tokens**self._length_penalty
+        return logprob / length
 
     def _finish(self, logprob: float, tokens: bytes, reason: str) -> None:
         self.finished.append(FinishedBeam(self._score(logprob), logprob, tokens, reason))
