@@ -342,11 +342,13 @@ class Loop:
         live = self._live.get(message.id)
         if live is None:
             return []
-        if message.choice is None or live.choices[0].search is not None:
-            return [self._finish(live, "abort")]  # a beam search is one thing
+        if message.choice is None:
+            return [self._finish(live, "abort")]
         if not 0 <= message.choice < len(live.choices):
             return []
         choice = live.choices[message.choice]
+        if choice.search is not None:  # its beams have no meaning without each other
+            return [self._finish(live, "abort")]
         if choice.phase is Phase.FINISHED:
             return []
         if choice.phase is Phase.COMPILING:

@@ -225,12 +225,13 @@ class Scheduler:
         """
         if self.loading.advance():
             self._prompts.unblock()
-        while (plan := self._plan()) is None and not (self._launched or self.is_copying):
-            if not self.running.make_way():
-                break
+        plan = self._plan()
+        while plan is None and not (self._launched or self.is_copying) and self.running.make_way():
+            plan = self._plan()
         return plan
 
     def _plan(self) -> StepPlan | None:
+        """Makes the next plan; None if no request fits into one now."""
         retried = self._retried.next()
         if retried is None:
             return self._plan_together()
