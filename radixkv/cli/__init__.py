@@ -27,6 +27,8 @@ examples:
                                                   measure the prefix cache
   radixkv simulate --trace FILE --capacity 0.5M,5M,15M
                                                   compute the hit rate of recorded requests by cache size
+  radixkv plan meta-llama/Llama-3.1-8B --gpu-memory 80GB --prompt 2000 --answer 300 --shared 1500
+                                                  compute how many requests fit a GPU, and how long they may be
 """
 
 
@@ -106,6 +108,7 @@ def _parser(arguments: Sequence[str]) -> Parser:
     for name, summary, add in (
         ("bench", "measure a server and the effect of its prefix cache", _add_bench),
         ("simulate", "compute the hit rate of recorded traffic by cache size", _add_simulate),
+        ("plan", "compute how many requests fit a GPU, and how long they may be", _add_plan),
     ):
         if name in arguments:
             add(commands, summary)
@@ -123,5 +126,11 @@ def _add_bench(commands: argparse._SubParsersAction[Parser], summary: str) -> No
 
 def _add_simulate(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     from radixkv.simulator import command
+
+    command.add(commands, summary)
+
+
+def _add_plan(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
+    from radixkv.planner import command
 
     command.add(commands, summary)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -78,6 +78,8 @@ class Recording:
     """Malformed lines that were skipped."""
     tokenizer: str | None
     """Name of the tokenizer that encoded the texts, without its folder; None if the file has no texts."""
+    answer_tokens: Sequence[int] | None = None
+    """Tokens of each request's answer; None if the file does not say."""
 
 
 def read_recording(
@@ -124,7 +126,8 @@ def read_recording(
         rule = "blocks" if rule is None else rule
         page_size = page_size or (BLOCK_LEN if rule == "blocks" else CacheConfig.page_size)
         block_traffic = BlockTraffic(trace.items, page_size, rule, compact_pages=compact_pages)
-        return Recording(path.name, block_traffic, trace.n_bad_lines, None)
+        answer_tokens = [request.output_length for request in trace.items]
+        return Recording(path.name, block_traffic, trace.n_bad_lines, None, answer_tokens)
     if is_text:
         decode = _LogDecoder(path, tokenizer, conversations=conversations).decode
         lines = read_lines(path, decode, expected=REQUESTS, skip_bad_lines=skip_bad_lines)

@@ -20,7 +20,7 @@ def _commands(page: Path) -> set[str]:
     text = page.read_text().replace("\\\n", " ")
     lines = "".join(re.split(r"^```.*$", text, flags=re.M)[1::2]).splitlines()
     lines += re.findall(r"^ {4}(.*)$", text, re.M)
-    found = (re.match(r"(?:\$ )?radixkv (.*)", line) for line in lines if "[--" not in line)
+    found = (re.match(r"(?:\$ )?radixkv (?!\w+: error: )(.*)", line) for line in lines if "[--" not in line)
     return {shlex.join(shlex.split(match[1], comments=True)) for match in found if match}
 
 

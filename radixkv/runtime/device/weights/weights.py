@@ -139,6 +139,20 @@ class Weights:
         return math.prod(shape) * self.dtype.itemsize
 
     @property
+    def n_values(self) -> int:
+        """Values of all tensors; a tied head counts once, with the embedding."""
+        return sum(map(math.prod, self._shapes.values()))
+
+    @property
+    def n_quantized_values(self) -> int:
+        """Values of the matrices that stay in FP8 or in 4 bits in memory."""
+        return sum(
+            math.prod(shape)
+            for name, shape in self._shapes.items()
+            if self._scales([name]) is not None or self._groups([name]) is not None
+        )
+
+    @property
     def has_fp8(self) -> bool:
         """Whether matrices are in FP8."""
         return self._fp8 is not None

@@ -1,0 +1,283 @@
+"""Tests of the ``radixkv plan`` command."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import count
+
+import pytest
+
+from radixkv.checkpoints.embedded import embedded_folder
+from radixkv.cli import main
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.studies.paging.allocators import BestFitAllocator
+from radixkv.tree.node import Namespace
+from radixkv.wire import pack_tokens
+
+GIB = 1 << 30
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128_256,
+    "hidden_size": 8192,
+    "intermediate_size": 28_672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+}
+"""Llama 3.1 70B's shape."""
+SIZE_13B = {
+    "vocab_size": 32_000,
+    "hidden_size": 5120,
+    "intermediate_size": 13_824,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 40,
+    "max_position_embeddings": 4096,
+}
+SMALL_POOL = ("--gpu-memory", "600MB", "--workspace", "0")
+"""Of the embedded model: some 1,300 pages."""
+
+
+def plan(*flags):
+    return main(["plan", *map(str, flags)])
+
+
+@pytest.fixture
+def planned(tmp_path):
+    """Returns the JSON line of a plan."""
+
+    def run(*flags):
+        file = tmp_path / "plan.jsonl"
+        assert plan(*flags, "--output-file", file) == 0
+        return json.loads(file.read_text().splitlines()[-1])
+
+    return run
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Returns the path of a ``config.json`` of Llama 3.1 70B's shape with some changes."""
+
+    def write(**changes):
+        path = tmp_path / "model" / "config.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(LLAMA | changes))
+        return path
+
+    return write
+
+
+def test_known_sizes_of_a_tokens_kv(model, planned):
+    large = planned(model(), "--gpu-memory", "192GB")
+    in_16_bits, in_fp8 = large["pools"]
+    assert (in_16_bits["kv_bytes_per_token"], in_fp8["kv_bytes_per_token"]) == (327_680, 163_840)
+    assert 128 * 1024 * in_16_bits["kv_bytes_per_token"] == 40 * GIB
+    assert large["n_values"] == 70_553_706_496  # as the model's card says
+    assert large["weight_bytes"] == 2 * 70_553_706_496
+    assert planned(model(**SIZE_13B), "--gpu-memory", "80GB")["pools"][0]["kv_bytes_per_token"] == 819_200
+
+
+def test_the_weights_of_a_folder_and_of_its_config_alone_are_those_of_its_files(tmp_path, planned):
+    (tmp_path / "config.json").write_bytes((embedded_folder() / "config.json").read_bytes())
+    index = json.loads((embedded_folder() / "model.safetensors.index.json").read_text())
+    for name in ("tiny", embedded_folder(), tmp_path, tmp_path / "config.json"):
+        assert planned(name, "--gpu-memory", "24GB")["weight_bytes"] == index["metadata"]["total_size"]
+
+
+def test_quantized_weights_count_as_a_gpu_holds_them(model, planned):
+    flags = ("--gpu-memory", "192GB")
+    hidden, inner, n_layers, n_dense = 8192, 28_672, 80, 2 * 128_256 * 8192 + (2 * 80 + 1) * 8192
+    outputs = [hidden, 1024, 1024, hidden, inner, inner, hidden]
+    inputs = [hidden] * 6 + [inner]
+    n_values = n_layers * sum(o * i for o, i in zip(outputs, inputs, strict=True))
+    by_channel = n_values + n_layers * 4 * sum(outputs)
+    assert planned(model(), *flags, "--quantization", "fp8")["weight_bytes"] == 2 * n_dense + by_channel
+    blocks = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    assert planned(model(quantization_config=blocks), *flags)["weight_bytes"] == (
+        2 * n_dense + n_values + n_values // 128**2 * 4
+    )
+    groups = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+    half = planned(model(quantization_config=groups), *flags)["weight_bytes"]
+    assert half == 2 * n_dense + n_values // 2 + n_values // 128 * 4
+
+
+def _rows_that_fit(pool, request, *, with_tree):
+    """Fills the engine's page cache with requests until one does not fit, and returns how many did.
+
+    The last token of a prompt is always computed.
+    """
+    cache = PageCache(n_pages=pool["n_pages"], page_size=16)
+    stored = request["prompt"] + request["answer"] - 1
+    n_rows = 0
+    while True:
+        own = range(10_000 * (n_rows + 1), 10_000 * (n_rows + 1) + stored)
+        tokens = bytearray(pack_tokens([*range(request["shared"])] + [*own][request["shared"] :]))
+        blocks = cache.open(
+            Namespace("" if with_tree else str(n_rows)), bytes(tokens[: 4 * (request["prompt"] - 1)])
+        )
+        if not cache.reserve(blocks, cache.pages_for(stored)):
+            return n_rows
+        n_rows += 1
+        cache.commit(blocks, tokens, stored, 0)
+        cache.mark_computed(blocks, stored, 0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "shared"),
+    [(2000, 300, 1500), (1600, 1, 1600), (100, 60, 0), (33, 17, 32), (7000, 1100, 6999)],
+)
+def test_rows_at_once_are_those_that_fit_the_engines_own_cache(planned, prompt, answer, shared):
+    flags = ("--prompt", prompt, "--answer", answer, "--shared", shared)
+    line = planned("tiny", *SMALL_POOL, *flags)
+    assert line["request"] == {"prompt": prompt, "answer": answer, "shared": shared}
+    for pool in line["pools"]:
+        maximum, power, paged, tree = (scheme["n_rows"] for scheme in pool["schemes"])
+        assert paged == _rows_that_fit(pool, line["request"], with_tree=False)
+        assert tree == _rows_that_fit(pool, line["request"], with_tree=True)
+        answer_slots = next(1 << n for n in count() if 1 << n >= answer)
+        for rows, reserved in ((maximum, 8192), (power, min(8192, prompt + answer_slots))):
+            allocator = BestFitAllocator(pool["n_tokens"])
+            assert rows == next(n for n in count() if allocator.allocate(reserved) is None)
+
+
+@pytest.mark.parametrize("n_rows", [8, 40])
+def test_the_longest_context_fits_for_as_many_rows_and_one_token_more_does_not(planned, n_rows):
+    schemes = planned("tiny", *SMALL_POOL, "--answer", 100, "--shared", 200, "--rows", n_rows)["pools"][0][
+        "schemes"
+    ]
+    for place, scheme in enumerate(schemes):
+        n_tokens = scheme["longest_context"]
+        assert 300 < n_tokens < 8192
+        assert _rows_of_context(planned, n_tokens, place) >= n_rows > _rows_of_context(planned, n_tokens + 1, place)
+
+
+def _rows_of_context(planned, n_tokens, place):
+    flags = ["--prompt", n_tokens - 100, "--answer", 100, "--shared", 200]
+    if place == 0:  # the maximum is what this scheme reserves
+        flags += ["--max-model-len", n_tokens]
+    return planned("tiny", *SMALL_POOL, *flags)["pools"][0]["schemes"][place]["n_rows"]
+
+
+def test_a_host_tier_adds_its_slots(planned):
+    with_tier = planned("tiny", *SMALL_POOL, "--host-memory", "1GiB")["pools"]
+    assert [pool["n_host_slots"] for pool in with_tier] == [GIB // 40_960, GIB // 20_480]
+    assert [pool["n_host_slots"] for pool in planned("tiny", *SMALL_POOL)["pools"]] == [None, None]
+
+
+def test_each_printed_quotient_is_what_a_pocket_calculator_gives(model, capsys):
+    assert plan(model(), "--gpu-memory", "192GB", "--shared", 1500, "--rows", 8, "--host-memory", "64GiB") == 0
+    cells = re.split(r"  +|\n", capsys.readouterr().out)
+    sums = [match.groups() for cell in cells if (match := re.match(r"([\d,()/x+ -]+) = ([\d,]+)", cell))]
+    assert len(sums) > 20
+    for left, right in sums:
+        expression = left.replace(",", "").replace("x", "*").replace("/", "//")
+        assert eval(expression, {}) == int(right.replace(",", "")), left  # noqa: S307, our own output
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Three requests of a Mooncake trace, whose first block of 512 tokens is the same, and the first again."""
+    lines = [(1024, 100, [0, 1]), (1536, 200, [0, 2, 3]), (2048, 600, [0, 4, 5, 6]), (1024, 100, [0, 1])]
+    file = tmp_path / "trace.jsonl"
+    file.write_text(
+        "".join(
+            json.dumps({"timestamp": n, "input_length": p, "output_length": a, "hash_ids": ids}) + "\n"
+            for n, (p, a, ids) in enumerate(lines)
+        )
+    )
+    return file
+
+
+def test_a_trace_gives_lengths_and_hit_rates(trace, tmp_path, planned, capsys):
+    line = planned("tiny", *SMALL_POOL, "--host-memory", "128MiB", "--trace", trace)
+    assert line["request"] == {"prompt": 1408, "answer": 250, "shared": 512}
+    sizes = [(pool["n_tokens"], pool["n_host_slots"] * 16) for pool in line["pools"]]
+    simulated = tmp_path / "simulated.jsonl"
+    capacity = ",".join(f"device={device},host={host}" for device, host in sizes)
+    flags = ["--trace", trace, "--capacity", capacity, "--rule", "engine", "--policy", "lru"]
+    assert main(["simulate", *map(str, flags), "--output-file", str(simulated)]) == 0
+    expected = [json.loads(row)["hit_rate_pct"] for row in simulated.read_text().splitlines()]
+    assert [row["hit_rate_pct"] for row in line["hit_rates"]] == expected
+    n_found = 512 + 512 + 1023  # of the last prompt, one token is computed
+    assert expected[-1] == round(100 * n_found / 5632, 3)
+    assert f"{n_found:,} / 5,632 prompt tokens" in capsys.readouterr().out
+
+
+def test_token_ids_have_a_common_prefix_and_need_the_length_of_answers(tmp_path, planned, capsys):
+    file = tmp_path / "ids.jsonl"
+    prompts = [[*range(100), 7, *range(50)], [*range(100), 8], [*range(300)]]
+    file.write_text("".join(json.dumps({"prompt_token_ids": prompt}) + "\n" for prompt in prompts))
+    line = planned("tiny", *SMALL_POOL, "--trace", file, "--answer", 50)
+    assert line["request"] == {"prompt": 184, "answer": 50, "shared": 96}
+    assert plan("tiny", *SMALL_POOL, "--trace", file) == 1
+    assert "give --answer" in capsys.readouterr().err
+
+
+def test_a_model_that_does_not_fit_is_one_line_that_says_what_would(model, planned, capsys):
+    def refused(*flags):
+        assert plan(*flags) == 1
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        (line,) = captured.err.splitlines()
+        return line
+
+    error = refused(model(), "--gpu-memory", "80GB")
+    assert "67.4 GiB are missing" in error  # 131.4 + 3.0 + 2 pages of 5 MiB - 67.1
+    advised = [int(number) for number in re.findall(r"(\d+) GB(?= would|;)", error)]
+    assert len(advised) == 2
+    in_fp8, in_16_bits = advised
+    request = ("--prompt", 2000, "--answer", 300)
+    for n_gb, flags in ((in_16_bits, ()), (in_fp8, ("--quantization", "fp8"))):
+        fits = planned(model(), "--gpu-memory", f"{n_gb}GB", *request, *flags)
+        assert fits["pools"][0]["schemes"][2]["n_rows"] == 1
+        capsys.readouterr()
+    assert "which fits" in refused(model(), "--gpu-memory", "90GB")
+    assert "--quantization" not in refused(model(), "--gpu-memory", "40GB", "--quantization", "fp8")
+
+
+def _exit_code(*flags):
+    try:
+        return plan(*flags)
+    except SystemExit as usage:
+        return usage.code
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--gpu-memory", "eighty"], 2, "'eighty' is not a size"),
+        ([], 2, "--gpu-memory"),
+        (["--gpu-memory", "80GB", "--trace", "f", "--prompt", "9"], 2, "--prompt and --trace"),
+        (["--gpu-memory", "80GB", "--trace", "f", "--shared", "9"], 2, "--shared and --trace"),
+        (["--gpu-memory", "80GB", "--prompt", "1000", "--shared", "1500"], 2, "shared prefix of 1500 tokens"),
+        (["--gpu-memory", "80GB", "--shared", "2001"], 2, "shared prefix of 2001 tokens"),
+        (["--gpu-memory", "80GB", "--shared", "-1"], 2, "shared -1"),
+        (["--gpu-memory", "80GB", "--prompt", "0"], 2, "prompt 0"),
+        (["--gpu-memory", "80GB", "--rows", "0"], 2, "rows 0"),
+        (["--gpu-memory", "80GB", "--host-memory", "0"], 2, "host_memory_bytes 0"),
+        (["--gpu-memory", "80GB", "--host-memory", "9"], 1, "host tier of 9 bytes"),
+        (["--gpu-memory", "80GB", "--gpu-memory-utilization", "2"], 2, "gpu_memory_utilization 2"),
+        (["--gpu-memory", "80GB", "--tokenizer", "tiny"], 2, "--tokenizer"),
+        (["--gpu-memory", "80GB", "--prompt", "9000"], 1, "longer than max_model_len 8192"),
+        (["--gpu-memory", "80GB", "--max-model-len", "9000"], 1, "max_model_len 9000"),
+        (["--gpu-memory", "80GB", "--page-size", "17"], 1, "page_size 17"),
+        (["--gpu-memory", "80GB", "--quantization", "int3"], 1, "'int3'"),
+        (["--gpu-memory", "80GB", "--trace", "/nowhere"], 1, "/nowhere"),
+    ],
+)
+def test_wrong_use_is_one_line(flags, code, message, capsys):
+    assert _exit_code("tiny", *flags) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_a_model_that_is_not_there_is_one_line(tmp_path, capsys):
+    assert plan(tmp_path, "--gpu-memory", "80GB") == 1
+    assert "config.json" in capsys.readouterr().err
