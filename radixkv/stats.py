@@ -86,6 +86,14 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     frames_dropped_total: int
     prefix_hits_copied_total: int = 0
     """The part of ``prefix_hits_total`` that was copied from pages with other tokens after them."""
+    n_running_slots: int = 0
+    """Token slots of the pages that running requests hold, and those whose pages are about to be freed."""
+    n_running_tokens: int = 0
+    """The part of ``n_running_slots`` that holds KV: divided by it, the utilisation of memory."""
+    n_duplicate_tokens: int = 0
+    """The part of ``n_running_tokens`` whose KV another slot holds too, as ``count_slot_use`` finds it."""
+    n_saved_tokens: int = 0
+    """Slots that running requests would need in addition if they shared no pages."""
     start_seconds: dict[str, float] = {}
     """Time of each stage of the start."""
     host: HostStats | None = None

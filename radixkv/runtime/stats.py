@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from radixkv.runtime.cache.pins import Pins
+from radixkv.runtime.cache.slot_use import count_slot_use
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.cache.transfers import Transfers
@@ -39,8 +40,9 @@ def make_stats(
     n_compiling: int,
     start_seconds: Mapping[str, float],
 ) -> Stats:
-    """Returns the message with all counters and gauges. O(1)."""
+    """Returns the message with all counters and gauges. The cost is that of ``count_slot_use``."""
     pins.expire()
+    slots = count_slot_use(scheduler.running.tables(), cache.page_size)
     return Stats(
         id=stats_id,
         n_running=len(scheduler.running),
@@ -62,6 +64,10 @@ def make_stats(
         attention_seconds=counters.attention_seconds,
         frames_dropped_total=0,
         prefix_hits_copied_total=counters.prefix_hits_copied,
+        n_running_slots=slots.n_slots,
+        n_running_tokens=slots.n_filled,
+        n_duplicate_tokens=slots.n_duplicate,
+        n_saved_tokens=slots.n_saved,
         start_seconds=dict(start_seconds),
         host=None if transfers is None else _host_stats(scheduler, transfers, counters, pins),
         disk=None if transfers is None or transfers.disk is None else _disk_stats(transfers.disk, counters),

@@ -237,6 +237,24 @@ def test_the_part_of_a_page_that_was_copied_is_counted_as_cached(loop: Loop) -> 
     assert (stats.prefix_hits_total, stats.prefix_hits_copied_total) == (14 + 15, 2)
 
 
+def test_stats_count_what_running_requests_store_share_and_hold_twice(loop: Loop) -> None:
+    for request_id in ("a", "b"):
+        loop.receive(submit(request_id, 18, max_tokens=10))
+    loop.turn()
+    (stats,) = loop.receive(wire.GetStats("s"))
+    assert isinstance(stats, Stats)
+    assert stats.n_running == 2
+    assert stats.n_running_slots == 4 * (4 + 1 + 1), "both hold the same four pages, and one page each"
+    assert stats.n_running_tokens == 16 + 2 + 2
+    assert (stats.n_duplicate_tokens, stats.n_saved_tokens) == (2, 16)
+    run(loop)
+    (stats,) = loop.receive(wire.GetStats("s"))
+    assert isinstance(stats, Stats)
+    assert (stats.n_running_slots, stats.n_running_tokens, stats.n_duplicate_tokens, stats.n_saved_tokens) == (
+        0,
+    ) * 4
+
+
 def test_schedule_seconds_include_planning_and_results_but_not_the_device(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

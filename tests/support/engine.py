@@ -17,6 +17,7 @@ from radixkv.runtime.beam_search import BeamSearch
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.load_cost import LoadCost
 from radixkv.runtime.cache.pins import Pins
+from radixkv.runtime.cache.slot_use import count_slot_use
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier
 from radixkv.runtime.cache.tiers.page_keys import chain as chain_keys
 from radixkv.runtime.cache.tiers.page_keys import namespace_key
@@ -388,6 +389,7 @@ class Engine:
         self.scheduler.check()
         self.check_requests()
         self.check_pins()
+        self.check_slot_use()
         self.device.free_pages = set(self.free_pages)
 
     def check_pins(self) -> None:
@@ -398,6 +400,34 @@ class Engine:
             assert retentions.n_pages <= cache.n_pages // 2
             for namespace in cache.tree.namespaces():
                 assert retentions.n_pages_of(namespace) <= PIN_BUDGET * cache.n_pages
+
+    def check_slot_use(self) -> None:
+        """Checks the counts of used slots against lists of all slots and of the tokens that each stands for."""
+        running = self.scheduler.running
+        tables = [(request, request.blocks) for request in (*running, *running.releasing)]
+        slots: set[tuple[int, int]] = set()
+        contents: dict[tuple[int, int], object] = {}
+        leased: list[int] = []
+        for request, blocks in tables:
+            tokens = unpack(bytes(request.tokens))
+            leased += blocks.pages[: blocks.n_leased]
+            n_filled = max(request.n_scheduled, blocks.n_leased * self.page_size)
+            pages = [*enumerate(blocks.pages)][blocks.n_freed :]
+            for entry, page in [*pages, *((replaced.entry, replaced.page) for replaced in blocks.replaced)]:
+                for offset in range(self.page_size):
+                    slots.add((page, offset))
+                    position = entry * self.page_size + offset
+                    if position < n_filled:
+                        is_compared = blocks.lease is not None and position < len(tokens)
+                        content = request.namespace, *tokens[: position + 1]
+                        contents[page, offset] = content if is_compared else (page, offset)
+        use = count_slot_use(running.tables(), self.page_size)
+        assert (use.n_slots, use.n_filled) == (len(slots), len(contents))
+        assert use.n_saved == (len(leased) - len(set(leased))) * self.page_size
+        n_duplicate = len(contents) - len(set(contents.values()))
+        assert use.n_duplicate <= n_duplicate
+        if not any(blocks.lease and blocks.lease.detached for _, blocks in tables):
+            assert use.n_duplicate == n_duplicate
 
     def check_requests(self) -> None:
         live = [r for name, r in self.requests.items() if name not in self.ended]

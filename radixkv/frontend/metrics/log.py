@@ -127,11 +127,19 @@ def _line(stats_delta: StatsDelta) -> str:
     )
     return (
         f"{stats.n_running} running, {stats.n_waiting} waiting, "
-        f"pool {used:.1%} in use and {cached:.1%} cached, "
+        f"pool {used:.1%} in use and {cached:.1%} cached, {_running_slots(stats)}"
         f"{_host_tier(stats_delta)}{_disk_tier(stats_delta)}{hits}, "
         f"{stats_delta.prompt_tokens_per_s:.1f} prompt tokens/s, "
         f"{stats_delta.generation_tokens_per_s:.1f} generated tokens/s"
     )
+
+
+def _running_slots(stats: Stats) -> str:
+    if not stats.n_running_tokens:
+        return ""
+    filled = stats.n_running_tokens / stats.n_running_slots
+    copies = stats.n_duplicate_tokens / stats.n_running_tokens
+    return f"{filled:.1%} of slots filled, {copies:.1%} copies, {stats.n_saved_tokens} tokens saved by sharing, "
 
 
 def _host_tier(stats_delta: StatsDelta) -> str:

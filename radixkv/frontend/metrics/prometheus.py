@@ -143,6 +143,13 @@ def _families(stats: Stats) -> Iterator[Metric]:
         "kv_pages_free": (stats.n_pages_free, "Pages that hold nothing."),
         "kv_pages_evictable": (stats.n_pages_evictable, "Cached pages that no request holds."),
         "kv_pages_pinned": (stats.n_pages_pinned, "Cached pages that are evicted after all others."),
+        "kv_running_slots": (stats.n_running_slots, "Token slots of the pages that running requests hold."),
+        "kv_running_tokens": (
+            stats.n_running_tokens,
+            "Part of kv_running_slots that holds KV: kv_running_tokens / kv_running_slots is memory utilisation.",
+        ),
+        "kv_duplicate_tokens": (stats.n_duplicate_tokens, "Part of kv_running_tokens that another slot holds too."),
+        "kv_saved_tokens": (stats.n_saved_tokens, "Slots that running requests save by sharing pages."),
     }
     counters = {
         "prefix_cache_queries": (stats.prefix_queries_total, "Prompt tokens looked up in the cache."),

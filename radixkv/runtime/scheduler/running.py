@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.sessions import Sessions
+from radixkv.runtime.cache.slot_use import TableUse
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.loading import LoadingRequests
@@ -75,6 +76,11 @@ class RunningRequests:
     def prefilling(self) -> list[Request]:
         """Active requests that have more to compute than the token sampled last. O(running)."""
         return [one for one in self._active if one.n_scheduled < one.n_known and not one.is_decoding]
+
+    def tables(self) -> Iterator[TableUse]:
+        """Yields the block table of each active and each releasing request, and what it stores. O(running)."""
+        for request in (*self._active, *self._releasing):
+            yield TableUse(request.blocks, request.tokens, request.n_scheduled)
 
     def block_tables(self) -> list[BlockTable]:
         """The block tables of all active and releasing requests. O(running)."""

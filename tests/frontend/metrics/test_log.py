@@ -87,6 +87,14 @@ def test_a_line_has_the_statistics_of_its_interval() -> None:
     assert f"{interval.generation_tokens_per_s:.1f} generated tokens/s" in line
 
 
+def test_a_line_says_how_running_requests_use_their_slots() -> None:
+    use = {"n_running_slots": 400, "n_running_tokens": 380, "n_duplicate_tokens": 19, "n_saved_tokens": 2048}
+    (line,), _ = lines([counters(), counters(steps_total=10, n_running=3, **use)])
+    assert "95.0% of slots filled, 5.0% copies, 2048 tokens saved" in line
+    (line,), _ = lines([counters(), counters(steps_total=10)])
+    assert "copies" not in line
+
+
 def test_a_line_says_what_the_host_tier_gave() -> None:
     later = msgspec.structs.replace(HOST, n_slots_free=100, pages_loaded_total=HOST.pages_loaded_total + 12)
     (line,), _ = lines([counters(host=HOST), counters(steps_total=10, host=later)])

@@ -28,6 +28,7 @@ def test_stats_have_the_names_that_dashboards_know() -> None:
         "kv_pages_free": 32,
         "kv_pages_evictable": 16,
         "kv_pages_pinned": 8,
+        "kv_running_slots": 0,
         "prefix_cache_queries_total": 100,
         "prefix_cache_hits_total": 40,
         "prompt_tokens_total": 100,
@@ -43,6 +44,21 @@ def test_stats_have_the_names_that_dashboards_know() -> None:
     }
     for name, value in expected.items():
         assert values[f"radixkv:{name}", ""] == value, name
+
+
+def test_slots_of_running_requests() -> None:
+    (stats,) = ScriptedLoop().receive(GetStats(id="g"))
+    stats = msgspec.structs.replace(
+        stats, n_running_slots=320, n_running_tokens=304, n_duplicate_tokens=19, n_saved_tokens=2048
+    )
+    rendered = Metrics().render(stats).decode()
+    for name, value in (
+        ("running_slots", 320),
+        ("running_tokens", 304),
+        ("duplicate_tokens", 19),
+        ("saved_tokens", 2048),
+    ):
+        assert f"\nradixkv:kv_{name} {value}.0\n" in rendered
 
 
 def test_each_stage_of_the_start_has_its_seconds() -> None:
