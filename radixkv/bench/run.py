@@ -195,7 +195,7 @@ class Benchmark:
         line = self._settings(load)
         line["server"] = None if server is None else [_encodable(flag) for flag in server]
         line |= {"cache": cache, "cache_flushed": flushed is not None}
-        line |= run_metrics(measurement, self.goodput)
+        line |= run_metrics(measurement, self.goodput, counts_repeats=self.workload.repeats_chunks)
         line["left_out"] = dict(self.left_out)
         line["accounting"] = counts
         line["environment"] = environment()

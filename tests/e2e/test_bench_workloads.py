@@ -18,6 +18,7 @@ SIZES = {
     "chat": {"num_sessions": 2, "num_turns": 6, "output_len": 16},
     "judge": {"num_documents": 2, "num_questions": 3, "num_facts": 30, "output_len": 24},
     "long-document-qa": {"num_documents": 2, "num_questions": 3, "num_facts": 40, "output_len": 24},
+    "rag": {"num_documents": 4, "num_questions": 2, "num_chunks": 3, "num_facts": 12, "output_len": 24},
     "self-consistency": {"num_prompts": 3, "num_samples": 3, "num_shots": 3},
     "trace": {"num_prompts": 8, "block_len": 16, "max_output_len": 4},
     "tree-of-thought": {"num_prompts": 1, "width": 2, "depth": 4, "beam": 2, "num_shots": 3},

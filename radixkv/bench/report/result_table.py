@@ -67,6 +67,9 @@ def table_sections(metrics: Metrics) -> list[tuple[str, Rows]]:
         _row("Cache hit rate (%):", report["cache_hit_rate_pct"]),
         _row("Optimum, infinite cache (%):", report["optimum_pct"]),
     ]
+    if (repeated := report.get("repeated_pct")) is not None:
+        elsewhere = repeated - report["optimum_pct"]
+        cache.append(_row("Repeated behind other tokens (%):", elsewhere))
     if metrics["outputs_sha256"] is not None:
         cache.append(_row("Outputs, SHA-256:", metrics["outputs_sha256"][:16]))
     return [("Serving Benchmark Result", _counts(metrics)), *times, ("Prefix Cache", cache)]
@@ -120,6 +123,11 @@ def comparison(off: Metrics, on: Metrics) -> str:
         f"Cache hit rate {cell(report['cache_hit_rate_pct'])}%, optimum {cell(report['optimum_pct'])}%: "
         f"{cell(None if of_optimum is None else 100 * of_optimum)}% of it"
     )
+    if (repeated := report.get("repeated_pct")) is not None:
+        lines.append(
+            f"{cell(repeated - report['optimum_pct'])}% more of the prompt tokens were repeated behind other "
+            "tokens: no prefix cache finds them"
+        )
     lines.append(f"Outputs equal: {_EQUAL[outputs_equal(off, on)]}")
     lines.append("=" * (WIDTH + 10))
     return "\n".join(lines)

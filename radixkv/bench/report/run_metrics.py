@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from radixkv.bench.load.record import Measurement, Record
+from radixkv.bench.report.repeats import repeated_tokens
 
 Metrics = dict[str, Any]
 """A JSON line's object. A value is None if the server does not report it or nothing was measured."""
 
 
-def run_metrics(measurement: Measurement, goodput: Mapping[str, float] | None = None) -> Metrics:
+def run_metrics(
+    measurement: Measurement, goodput: Mapping[str, float] | None = None, *, counts_repeats: bool = False
+) -> Metrics:
     """Returns counts, throughput, latencies in milliseconds, accuracy, cache report and output digest of a run.
 
     Failed requests, including those that were never sent, count only in ``failed`` and, by kind, in ``errors``. If
@@ -31,6 +34,7 @@ def run_metrics(measurement: Measurement, goodput: Mapping[str, float] | None = 
         measurement: the records of the run.
         goodput: limits in milliseconds for ``ttft``, ``tpot`` and ``e2el``. ``request_goodput`` counts the requests
             within all limits.
+        counts_repeats: as in ``cache_report``.
     """
     records, duration = measurement.records, measurement.duration
     good = [record for record in records if record.error is None]
@@ -61,7 +65,7 @@ def run_metrics(measurement: Measurement, goodput: Mapping[str, float] | None = 
     result |= summary("itl", [gap for record in good for gap in record.itl])
     result |= summary("e2e_latency", [record.latency for record in good])
     result |= summary("lateness", [record.lateness for record in good if record.scheduled is not None])
-    result["cache_report"] = cache_report(records)
+    result["cache_report"] = cache_report(records, counts_repeats=counts_repeats)
     result["outputs_sha256"] = outputs_sha256(records)
     return result
 
@@ -99,11 +103,16 @@ def percentile(ordered: Sequence[float], percent: float) -> float | None:
     return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
 
 
-def cache_report(records: Sequence[Record]) -> Metrics:
+def cache_report(records: Sequence[Record], *, counts_repeats: bool = False) -> Metrics:
     """Returns the prompt tokens that came from the cache, and the optimum of an infinite cache.
 
     Both cover the requests that succeeded. A value is None if the server does not report it for all of them. The
     optimum needs token ids: the common prefix of two texts does not determine that of their tokens.
+
+    Args:
+        records: of all requests.
+        counts_repeats: whether to add ``repeated_pct``, the prompt tokens that were in an earlier prompt at any
+            position, the optimum included: see ``repeated_tokens``.
     """
     good = [record for record in records if record.error is None]
     total = sum(record.n_prompt_tokens for record in good)
@@ -111,12 +120,20 @@ def cache_report(records: Sequence[Record]) -> Metrics:
     cached = sum(counts) if good and len(counts) == len(good) else None
     optimum = optimum_of(records)
     best = None if optimum is None else sum(count for _, count in optimum)
-    return {
+    report: Metrics = {
         "total_prompt_tokens": total,
         "total_cached_tokens": cached,
         "cache_hit_rate_pct": _share(cached, total),
         "optimum_pct": _share(best, total),
     }
+    if counts_repeats:
+        report["repeated_pct"] = None if optimum is None else _share(sum(_repeated(optimum)), total)
+    return report
+
+
+def _repeated(optimum: Sequence[tuple[Record, int]]) -> list[int]:
+    prompts = [record.prompt_token_ids or () for record, _ in optimum]
+    return repeated_tokens(prompts, [count for _, count in optimum])
 
 
 def optimum_of(records: Sequence[Record]) -> list[tuple[Record, int]] | None:

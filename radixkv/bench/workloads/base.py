@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -32,6 +32,9 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", fo
     Raises:
         ConfigError: a count is out of its range.
     """
+
+    repeats_chunks: ClassVar[bool] = False
+    """Whether prompts repeat texts behind different ones, so that the report counts what no prefix cache finds."""
 
     max_concurrency: int = 8
     """Maximum number of requests in flight in a closed loop; it does not limit an open loop, such as a trace's."""

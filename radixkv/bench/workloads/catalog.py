@@ -22,6 +22,7 @@ from radixkv.bench.workloads.judge import Judge
 from radixkv.bench.workloads.long_document_qa import LongDocumentQA
 from radixkv.bench.workloads.multiturn import MultiTurn
 from radixkv.bench.workloads.pressure import Pressure
+from radixkv.bench.workloads.rag import Rag
 from radixkv.bench.workloads.self_consistency import SelfConsistency
 from radixkv.bench.workloads.trace import Trace
 from radixkv.bench.workloads.tree_of_thought import TreeOfThought
@@ -39,6 +40,7 @@ Workload = (
     | SelfConsistency
     | Judge
     | LongDocumentQA
+    | Rag
     | Trace
 )
 """Every class of workloads; a TOML file's ``kind`` is the tag of one of them."""
@@ -56,6 +58,7 @@ class WorkloadOverrides(msgspec.Struct, frozen=True, kw_only=True):
     num_samples: int | None = None
     num_documents: int | None = None
     num_questions: int | None = None
+    num_chunks: int | None = None
     num_facts: int | None = None
     width: int | None = None
     depth: int | None = None

@@ -75,9 +75,25 @@ def generate_documents(seed: int, n_facts: int, n_problems: int) -> Iterator[Doc
     """
     if not 1 <= n_facts <= MAX_FACTS:
         raise ConfigError(f"a document has 1 to {MAX_FACTS} facts, not {n_facts}")
-    if n_problems > n_facts:
-        raise ConfigError(f"{n_problems} questions need as many facts; there are {n_facts}")
+    _check_questions(n_problems, n_facts)
     return _documents(random.Random(f"{seed} {n_facts} {n_problems}"), n_facts, n_problems)
+
+
+def generate_corpus(seed: int, n_documents: int, n_facts: int, n_problems: int) -> list[Document]:
+    """Returns documents of which no two answer the same question; otherwise as ``generate_documents``.
+
+    Raises:
+        ConfigError: too many facts in all, or more questions than facts in a document.
+    """
+    if not 1 <= n_documents * n_facts <= MAX_FACTS:
+        raise ConfigError(
+            f"a corpus has at most {MAX_FACTS} facts, not {n_documents * n_facts}: {n_facts} in each of "
+            f"{n_documents} documents"
+        )
+    _check_questions(n_problems, n_facts)
+    rng = random.Random(f"{seed} {n_documents} {n_facts} {n_problems}")
+    facts = _facts(rng, n_documents * n_facts)
+    return [_document(rng, facts[start : start + n_facts], n_problems) for start in range(0, len(facts), n_facts)]
 
 
 def document_head(document: Document) -> str:
@@ -87,12 +103,20 @@ def document_head(document: Document) -> str:
 
 def _documents(rng: random.Random, n_facts: int, n_problems: int) -> Iterator[Document]:
     while True:
-        facts = _facts(rng, n_facts)
-        sentences = [fact.sentence for fact in facts]
-        paragraphs = [" ".join(sentences[start : start + _PARAGRAPH]) for start in range(0, n_facts, _PARAGRAPH)]
-        title = f"Notes on {rng.choice(TOWNS)}, number {rng.randint(100, 999)}, by {rng.choice(NAMES)}:"
-        chosen = rng.sample(facts, n_problems)
-        yield Document("\n".join([title, *paragraphs]), tuple(fact.problem() for fact in chosen))
+        yield _document(rng, _facts(rng, n_facts), n_problems)
+
+
+def _document(rng: random.Random, facts: list[Fact], n_problems: int) -> Document:
+    sentences = [fact.sentence for fact in facts]
+    paragraphs = [" ".join(sentences[start : start + _PARAGRAPH]) for start in range(0, len(facts), _PARAGRAPH)]
+    title = f"Notes on {rng.choice(TOWNS)}, number {rng.randint(100, 999)}, by {rng.choice(NAMES)}:"
+    chosen = rng.sample(facts, n_problems)
+    return Document("\n".join([title, *paragraphs]), tuple(fact.problem() for fact in chosen))
+
+
+def _check_questions(n_problems: int, n_facts: int) -> None:
+    if n_problems > n_facts:
+        raise ConfigError(f"{n_problems} questions need as many facts; there are {n_facts}")
 
 
 def _facts(rng: random.Random, n_facts: int) -> list[Fact]:

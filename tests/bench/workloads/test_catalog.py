@@ -13,6 +13,7 @@ NAMES = [
     "long-document-qa",
     "multiturn",
     "pressure",
+    "rag",
     "self-consistency",
     "trace",
     "tree-of-thought",

@@ -99,13 +99,13 @@ def test_any_parameters_and_any_answers_give_sessions_with_n_requests(data):
     changes = {count: data.draw(st.integers(1, 5), count) for count in COUNTS if count in fields}
     try:
         workload = load_workload(name, WorkloadOverrides(**changes))
-    except ConfigError:  # beam above width
+    except ConfigError:  # beam above width, or chunks above documents
         assume(False)
     loaded = workload.make(Source(data.draw(st.integers(0, 2**64))))
     sessions = loaded.sessions
     expected = msgspec.structs.asdict(workload)
     groups = expected.get("num_sessions") or expected.get("num_documents") or expected["num_prompts"]
-    split = {"long-document-qa": "num_questions", "pressure": "num_turns"}
+    split = {"long-document-qa": "num_questions", "pressure": "num_turns", "rag": "num_questions"}
     assert len(sessions) == groups * (expected[split[name]] if name in split else 1)
     for session in sessions:
         answers = data.draw(st.lists(st.text(), min_size=1, max_size=5))
