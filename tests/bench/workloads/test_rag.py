@@ -1,0 +1,86 @@
+"""Workload of questions behind documents that a search has found."""
+
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from radixkv.bench.workloads.base import Source
+from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
+from radixkv.bench.workloads.documents import generate_corpus
+from radixkv.bench.workloads.rag import INSTRUCTION
+from radixkv.errors import ConfigError
+from support.sessions import collect_requests, said
+
+
+def make(source=None, **changes):
+    return load_workload("rag", WorkloadOverrides(**changes)).make(source or Source())
+
+
+def chunks_of(prompt):
+    """Returns the documents of a prompt, in order."""
+    *chunks, question = prompt.removeprefix(INSTRUCTION).split("\n\n")
+    assert prompt.startswith(INSTRUCTION)
+    assert re.fullmatch(r"Question: .*\?\nAnswer:", question)
+    return chunks
+
+
+def test_each_prompt_has_the_document_with_the_answer_among_others_in_changing_order():
+    corpus = generate_corpus(0, 16, 20, 3)
+    answering = {problem.question: document for document in corpus for problem in document.problems}
+    answers = {problem.question: problem.answer for document in corpus for problem in document.problems}
+    assert len(answering) == 48
+    requests = collect_requests(make().sessions)
+    orders, places = set(), Counter()
+    for request in requests:
+        chunks = chunks_of(request.prompt)
+        assert len(set(chunks)) == len(chunks) == 6
+        assert set(chunks) <= {document.text for document in corpus}
+        question = request.prompt.rpartition("Question: ")[2].removesuffix("\nAnswer:")
+        places[chunks.index(answering.pop(question).text)] += 1
+        sentence, result = answers[question].split("\n#### ")
+        assert request.prompt.count(sentence) == 1, "only one document answers the question"
+        assert request.check(said(f" {sentence}\n#### {result}"))
+        assert not request.check(said(f" {sentence}\n#### another"))
+        orders.add(tuple(chunks))
+    assert answering == {}
+    assert len(orders) == 48
+    assert set(places) == set(range(6))
+
+
+def test_the_first_documents_are_found_most_often():
+    corpus = [document.text for document in generate_corpus(3, 10, 4, 2)]
+    requests = collect_requests(
+        make(Source(3), num_documents=10, num_facts=4, num_questions=2, num_chunks=4).sessions
+    )
+    n_found = Counter(corpus.index(chunk) for request in requests for chunk in chunks_of(request.prompt))
+    assert sum(n_found[index] for index in range(3)) > 1.5 * sum(n_found[index] for index in range(7, 10))
+    assert all(n_found[index] >= 2 for index in range(10)), "each has its own questions"
+
+
+def test_a_data_set_gives_the_documents(tmp_path):
+    path = tmp_path / "documents.jsonl"
+    lines = [{"text": f"Text {n}.", "questions": [{"question": f"q{n}?", "answer": f"a{n}"}]} for n in range(4)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = make(Source(1, path), num_documents=4, num_questions=2, num_chunks=2)
+    assert made.counts == {"missing_questions": 4}
+    requests = collect_requests(made.sessions)
+    assert sorted(request.prompt[-12:] for request in requests) == [f" q{n}?\nAnswer:" for n in range(4)]
+    for request in requests:
+        number = request.prompt[-10]
+        assert f"Text {number}." in chunks_of(request.prompt)
+        assert request.check(said(f" It is a{number}."))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_chunks": 17}, "num_chunks 17 must be at most num_documents 16"),
+        ({"num_documents": 101}, "a corpus has at most 2000 facts, not 2020"),
+        ({"num_questions": 21}, "21 questions need as many facts"),
+    ],
+)
+def test_impossible_sizes_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        make(**changes)
