@@ -30,6 +30,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from peers import GEMM_MS, GEMM_OF, PEERS
 from result_lines import add_gpu_flags, add_setting_flag, append, script_parser
 from roof import measure
 from shapes import LABELS, LLAMA_8B, MODELS, SMALL, Config, write_model, write_weights
-from token_workloads import Phases, Workloads, load_workloads, pressure
+from token_workloads import Phases, Workloads, load_workloads, long_context, pressure
 from traces import record_trace, table
 
 from gpu import gpu_provenance, watched_power
@@ -54,6 +55,7 @@ SMALL_SIZES: Mapping[str, Mapping[str, int]] = {
     "fewshot": {"requests": 8, "shared": 48, "question": 8, "output": 4},
     "multiturn": {"sessions": 3, "turns": 2, "system": 32, "user": 8, "output": 4},
     "agents": {"tasks": 2, "width": 2, "depth": 2, "system": 48, "step": 16, "output": 4},
+    "long_context": {"document": 200, "question": 8, "output": 4},
     "pressure": {"sessions": 8, "turns": 2, "first": 80, "user": 8, "output": 4, "in_flight": 2},
 }
 """Sizes of the workloads with ``--small``."""
@@ -156,7 +158,10 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--workloads-file", type=Path, metavar="FILE", help="Python file with ALL (default: token_workloads.py)"
     )
     parser.add_argument(
-        "--workloads", default="all", metavar="NAMES", help="comma-separated, all (without pressure) or none"
+        "--workloads",
+        default="all",
+        metavar="NAMES",
+        help="comma-separated, all (without pressure and long_context) or none",
     )
     parser.add_argument("--cache", choices=("on", "off"), default="on")
     parser.add_argument("--watch-power", action="store_true", help="record the GPU's clock and power too")
@@ -169,9 +174,13 @@ def measure_products(config: Config, device: str) -> dict[str, float]:
 
 
 def select_workloads(text: str, known: Workloads) -> list[str]:
-    """Returns the names in ``text``; ``all`` has no ``pressure``, which needs a pool that is too small for it."""
+    """Returns the names in ``text``.
+
+    ``all`` has neither ``pressure``, which needs a pool that is too small for it, nor ``long_context``, which needs
+    a model with a context of 128k tokens.
+    """
     if text == "all":
-        return [name for name, workload in known.items() if workload is not pressure]
+        return [name for name, workload in known.items() if workload not in (pressure, long_context)]
     if text == "none":
         return []
     names = text.split(",")
@@ -213,15 +222,18 @@ def run(llm: LLM, phases: Phases) -> dict[str, Any]:
     before = llm.get_metrics()
     begun = time.perf_counter()
     n_answers = 0
+    ends = [begun]
     for phase in phases:
         prompts = [prompt for prompt, _ in phase]
         answers = llm.generate(prompts, [greedy(n_new) for _, n_new in phase], use_tqdm=False)
         for answer, (_, n_new) in zip(answers, phase, strict=True):
             assert len(answer.outputs[0].token_ids) == n_new, "an answer has the wrong length"
         n_answers += len(answers)
+        ends.append(time.perf_counter())
     duration = time.perf_counter() - begun
     return {
         "duration": round(duration, 4),
+        "phase_seconds": [round(end - start, 4) for start, end in pairwise(ends)],
         "requests": n_answers,
         "distinct_last_tokens": len({answer.outputs[0].token_ids[-1] for answer in answers}),
         **counter_growth(before, llm.get_metrics(), duration),
@@ -244,6 +256,7 @@ def counter_growth(before: Stats, after: Stats, duration: float) -> dict[str, An
         "steps": int(growth("steps_total")),
         "preemptions": int(growth("preemptions_total")),
         "pages": after.n_pages,
+        "pages_used": after.n_pages - after.n_pages_free,
         **{name: round(growth(name), 4) for name in CACHE_COUNTERS},
         "cache_pct_of_step": round(100 * growth("cache_seconds") / step_s, 3) if step_s else 0.0,
         "schedule_pct_of_attention": (

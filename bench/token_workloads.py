@@ -1,4 +1,4 @@
-"""Workloads of token ids: seven for comparing engines, or those of another Python file.
+"""Workloads of token ids: eight for comparing engines, or those of another Python file.
 
 Each function of ``ALL`` returns phases in order; the requests of a phase are sent to the engine together. Equal
 arguments give equal ids. Answers must be greedy and ignore the end of sequence, and each workload starts with an
@@ -128,6 +128,16 @@ def pressure(
     return phases
 
 
+def long_context(document: int = 130_816, question: int = 128, output: int = 128, seed: int = 108) -> Phases:
+    """Generates two questions about one document, one after the other: 128k tokens with the answer.
+
+    The first phase computes the document; the second finds it in the cache.
+    """
+    rng = random.Random(seed)
+    text = _ids(rng, document)
+    return [[(text + _ids(rng, question), output)] for _ in range(2)]
+
+
 def _ids(rng: random.Random, n: int) -> list[int]:
     return [rng.randrange(10, VOCAB) for _ in range(n)]
 
@@ -151,5 +161,6 @@ def load_workloads(path: Path | None) -> Workloads:
 
 
 ALL: Workloads = {
-    workload.__name__: workload for workload in (single, decode, unshared, fewshot, multiturn, agents, pressure)
+    workload.__name__: workload
+    for workload in (single, decode, unshared, fewshot, multiturn, agents, pressure, long_context)
 }

@@ -68,13 +68,21 @@ def test_engine_counts_the_tokens_of_the_workloads(tmp_path: Path, workloads: st
     assert 1 < off["distinct_last_tokens"] <= 8
 
 
-def test_pressure_runs_only_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (line,) = run("engine.py", tmp_path, "--small", "--workloads", "pressure", "--setting", "max_total_tokens=320")
+def test_pressure_and_long_context_run_only_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ("--small", "--workloads", "pressure,long_context", "--setting", "max_total_tokens=320")
+    line, long = run("engine.py", tmp_path, *flags)
     assert (line["requests"], line["output_tokens"], line["pages"]) == (16, 16 * 4, 20)
     assert line["hit_rate_pct"] == 0.0
+    assert long["prompt_tokens"] == 2 * 208
+    assert long["hit_rate_pct"] == pytest.approx(100 * 200 / 416, abs=0.01), (
+        "the second question finds the document"
+    )
+    assert len(long["phase_seconds"]) == 2
+    assert 0 < max(long["phase_seconds"]) < sum(long["phase_seconds"]) <= long["duration"] + 0.001
+    assert 200 // 16 <= long["pages_used"] <= 200 // 16 + 4, "both questions share the document's pages"
     monkeypatch.syspath_prepend(BENCH)
     engine, known = importlib.import_module("engine"), importlib.import_module("token_workloads").ALL
-    assert known.keys() - engine.select_workloads("all", known) == {"pressure"}
+    assert known.keys() - engine.select_workloads("all", known) == {"pressure", "long_context"}
     assert engine.select_workloads("none", known) == []
 
 
@@ -82,7 +90,7 @@ def test_engine_names_an_unknown_workload() -> None:
     command = [sys.executable, str(BENCH / "engine.py"), "--small", "--device", "cpu", "--workloads", "chess"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    known = "single, decode, unshared, fewshot, multiturn, agents, pressure, all and none"
+    known = "single, decode, unshared, fewshot, multiturn, agents, pressure, long_context, all and none"
     assert done.stderr.strip() == f"no workload chess; there are {known}"
 
 

@@ -17,6 +17,7 @@ DIGESTS = {
     "multiturn": "4a2c0bb988200ca3",
     "agents": "613422df67c318a9",
     "pressure": "703fd9abd4d60b3a",
+    "long_context": "92ecbc939b30fd75",
 }
 
 
@@ -34,6 +35,13 @@ def test_the_token_ids_have_not_changed(workloads, name):
 
 def test_no_workload_is_unpinned(workloads):
     assert list(workloads) == list(DIGESTS)
+
+
+def test_questions_about_a_long_document_fill_a_context_of_128k_tokens(workloads):
+    (((first, n_first),), ((second, n_second),)) = workloads["long_context"]()
+    assert len(first) + n_first == len(second) + n_second == 128 * 1024
+    assert first[:130_816] == second[:130_816]
+    assert first != second
 
 
 def test_a_chat_of_pressure_returns_when_the_pool_has_forgotten_it(workloads):
