@@ -128,6 +128,15 @@ class Explain(msgspec.Struct, frozen=True, tag=True):
     """False: the answer has page granularity only, and says nothing about other salts."""
 
 
+class Match(msgspec.Struct, frozen=True, tag=True):
+    """Asks how much of some prompts each tier has, and for the load. Answered by ``Matched``; changes nothing."""
+
+    id: str
+    prompts: tuple[bytes, ...]
+    """The prompts, each as little-endian int32 ids."""
+    cache_salt: str = ""
+
+
 class Pin(msgspec.Struct, frozen=True, tag=True):
     """Pins what is cached of a prompt, so that it is evicted after everything else. Answered by ``Pinned``."""
 
@@ -389,6 +398,29 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     """How long all of them stay pinned; 0 if there are none."""
 
 
+class TierMatch(msgspec.Struct, frozen=True, array_like=True):
+    """How much of a prompt the tiers have, in tokens of whole pages."""
+
+    n_tokens: int
+    """Length of the prompt."""
+    n_on_device: int
+    n_in_host: int
+    """Tokens after those on the device that the host tier has."""
+    n_on_disk: int
+    """Tokens after those on device and host tier that the disk tier lists."""
+
+
+class Matched(msgspec.Struct, frozen=True, tag=True):
+    """The answer to ``Match``: the prompts in their order, and the load."""
+
+    id: str
+    prompts: tuple[TierMatch, ...]
+    n_running: int
+    n_waiting: int
+    n_pages_free: int
+    n_pages_evictable: int
+
+
 class Pinned(msgspec.Struct, frozen=True, tag=True):
     """The answer to ``Pin``: what is pinned of the prompt now."""
 
@@ -405,9 +437,20 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """A sign of life: the runtime has sent nothing else for half a second."""
 
 
-ToRuntime = Hello | Submit | Cancel | Flush | Invalidate | CloseSession | Explain | Pin | GetStats | Drain
+ToRuntime = Hello | Submit | Cancel | Flush | Invalidate | CloseSession | Explain | Match | Pin | GetStats | Drain
 FromRuntime = (
-    Ready | Tokens | Done | Failed | Flushed | Invalidated | SessionClosed | Explained | Pinned | Stats | Heartbeat
+    Ready
+    | Tokens
+    | Done
+    | Failed
+    | Flushed
+    | Invalidated
+    | SessionClosed
+    | Explained
+    | Matched
+    | Pinned
+    | Stats
+    | Heartbeat
 )
 
 MessageT = TypeVar("MessageT")

@@ -21,6 +21,7 @@ from radixkv.frontend.api.anthropic.routes import add_messages_routes
 from radixkv.frontend.api.doctor import add_doctor_route
 from radixkv.frontend.api.explain import add_explain_route
 from radixkv.frontend.api.invalidate import add_invalidate_route
+from radixkv.frontend.api.match import add_match_route
 from radixkv.frontend.api.openai.routes import add_openai_routes
 from radixkv.frontend.api.pin import add_pin_route
 from radixkv.frontend.api.responses.routes import add_responses_route
@@ -98,6 +99,7 @@ def build_app(
     add_admin_routes(app, client, served_model, metrics, aliases)
     add_tokenize_routes(app, served_model, body_reader)
     add_explain_route(app, client, served_model, body_reader, explain_contents=explain_contents)
+    add_match_route(app, client, served_model, body_reader)
     add_doctor_route(app, client, served_model)
     add_invalidate_route(app, client, served_model, body_reader)
     add_pin_route(app, client, served_model, body_reader)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from radixkv.frontend.chat_text import TextRequest, check_text_request, render_messages
 from radixkv.frontend.http.body_decoder import check_messages, check_prompt, check_tools
 from radixkv.frontend.prompt_encoding import encode_conversation, encode_prompts, split_prompts
@@ -16,12 +18,27 @@ class CachePromptRequest(TextRequest, kw_only=True):
     cache_salt: str | None = None
 
 
+class CachePromptsRequest(TextRequest, kw_only=True):
+    """The body of a route about the cached parts of one or several prompts, or of one conversation."""
+
+    prompt: str | list[str | int | Sequence[int]] | None = None
+    cache_salt: str | None = None
+
+
 CACHE_PROMPT_CHECKS = {"prompt": check_prompt, "messages": check_messages, "tools": check_tools}
 """The checks of its long fields, for a ``BodyDecoder``."""
 
 
 async def encode_prompt(request: CachePromptRequest, served_model: ServedModel) -> bytes:
-    """Checks the request; returns the prompt's little-endian int32 ids, as a chat would send them.
+    """Returns what ``encode_cache_prompts`` does, of the only prompt."""
+    (tokens,) = await encode_cache_prompts(request, served_model)
+    return tokens
+
+
+async def encode_cache_prompts(
+    request: CachePromptRequest | CachePromptsRequest, served_model: ServedModel
+) -> list[bytes]:
+    """Checks the request; returns each prompt's little-endian int32 ids, as a completion or a chat would send them.
 
     Long texts are encoded in a thread.
 
@@ -37,8 +54,6 @@ async def encode_prompt(request: CachePromptRequest, served_model: ServedModel) 
         encoded = await encode_conversation(
             text, request.cache_salt or "", served_model, "messages", adds_special_tokens=adds_special_tokens
         )
-        tokens = encoded.tokens
-    else:
-        prompts = split_prompts(request.prompt if isinstance(request.prompt, str) else list(request.prompt))
-        (tokens,) = await encode_prompts(prompts, served_model, adds_special_tokens=adds_special_tokens)
-    return tokens
+        return [encoded.tokens]
+    prompts = split_prompts(request.prompt if isinstance(request.prompt, str) else list(request.prompt))
+    return await encode_prompts(prompts, served_model, adds_special_tokens=adds_special_tokens)

@@ -39,6 +39,8 @@ from radixkv.wire import (
     Hello,
     Invalidate,
     Invalidated,
+    Match,
+    Matched,
     Pin,
     Pinned,
     Ready,
@@ -51,8 +53,8 @@ from radixkv.wire import (
     endpoint,
 )
 
-Reply: TypeAlias = Flushed | Invalidated | SessionClosed | Explained | Pinned | Stats
-ReplyT = TypeVar("ReplyT", Flushed, Invalidated, SessionClosed, Explained, Pinned, Stats)
+Reply: TypeAlias = Flushed | Invalidated | SessionClosed | Explained | Matched | Pinned | Stats
+ReplyT = TypeVar("ReplyT", Flushed, Invalidated, SessionClosed, Explained, Matched, Pinned, Stats)
 
 MAX_PENDING_BYTES = 1 << 20
 """Limit on the unread output of a stream. A stream above it fails when more arrives."""
@@ -222,6 +224,15 @@ class RuntimeClient:
         """
         return await self._query(Explain(uuid.uuid4().hex, tokens, cache_salt, contents), Explained)
 
+    async def match(self, prompts: Sequence[bytes], cache_salt: str) -> Matched:
+        """Asks how much of each prompt every tier has, and for the load.
+
+        Args:
+            prompts: little-endian int32 ids of each.
+            cache_salt: the namespace of the cache.
+        """
+        return await self._query(Match(uuid.uuid4().hex, tuple(prompts), cache_salt), Matched)
+
     async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float) -> Pinned:
         """Pins what is cached of ``tokens``, or ends their pin. Raises ``RequestError`` if pins are off.
 
@@ -291,7 +302,7 @@ class RuntimeClient:
         self._context.term()
 
     async def _query(
-        self, query: Flush | Invalidate | CloseSession | Explain | Pin | GetStats, kind: type[ReplyT]
+        self, query: Flush | Invalidate | CloseSession | Explain | Match | Pin | GetStats, kind: type[ReplyT]
     ) -> ReplyT:
         """Sends a query and returns its reply.
 
@@ -369,7 +380,7 @@ class RuntimeClient:
             case Failed():
                 if (request := self._remove(message.id)) is not None:
                     request.fail(request_error(message.code, message.text, param=message.param))
-            case Flushed() | Invalidated() | SessionClosed() | Explained() | Pinned() | Stats():
+            case Flushed() | Invalidated() | SessionClosed() | Explained() | Matched() | Pinned() | Stats():
                 reply = self._queries.get(message.id)
                 if reply is not None and not reply.done():
                     reply.set_result(message)

@@ -9,6 +9,7 @@ from radixkv.limits import check_prefix, check_ttl
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.pins import Pins
 from radixkv.runtime.cache.transfers import Transfers
+from radixkv.runtime.compiling import CompilingRequests
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.tree.node import TOKEN_BYTES, Namespace
@@ -21,9 +22,12 @@ from radixkv.wire import (
     Flushed,
     Invalidate,
     Invalidated,
+    Match,
+    Matched,
     Pin,
     Pinned,
     SessionClosed,
+    TierMatch,
     unpack_tokens,
 )
 
@@ -37,21 +41,32 @@ class CacheCommands:
         scheduler: drops prefixes from all tiers, and has the sessions.
         transfers: copy pages to and from the host tier; None without one.
         pins: of both caches.
+        compiling: the requests that wait before those of the scheduler.
     """
 
     def __init__(
-        self, cache: PageCache, intake: Intake, scheduler: Scheduler, transfers: Transfers | None, pins: Pins
+        self,
+        cache: PageCache,
+        intake: Intake,
+        scheduler: Scheduler,
+        transfers: Transfers | None,
+        pins: Pins,
+        compiling: CompilingRequests,
     ) -> None:
         self._cache = cache
         self._intake = intake
         self._scheduler = scheduler
         self._transfers = transfers
         self._pins = pins
+        self._compiling = compiling
 
     def run(
-        self, message: Flush | Invalidate | CloseSession | Explain | Pin
-    ) -> Flushed | Invalidated | SessionClosed | Explained | Pinned | Failed:
-        """Carries out a message; returns its answer. O(tokens) for ``Explain`` and ``Pin``, else O(pages)."""
+        self, message: Flush | Invalidate | CloseSession | Explain | Match | Pin
+    ) -> Flushed | Invalidated | SessionClosed | Explained | Matched | Pinned | Failed:
+        """Carries out a message; returns its answer.
+
+        O(tokens) for ``Explain``, ``Match`` and ``Pin``, else O(pages).
+        """
         try:
             match message:
                 case Flush():
@@ -62,6 +77,8 @@ class CacheCommands:
                     return self._close_session(message)
                 case Explain():
                     return self._explain(message)
+                case Match():
+                    return self._match(message)
                 case Pin():
                     return self._pin(message)
         except RequestError as error:
@@ -131,6 +148,28 @@ class CacheCommands:
             pin_seconds_left=pinned.seconds_left,
             **hits._asdict(),
         )
+
+    def _match(self, message: Match) -> Matched:
+        namespace = self._intake.namespace(message.cache_salt)
+        for tokens in message.prompts:
+            self._intake.check_prompt(tokens)
+        return Matched(
+            id=message.id,
+            prompts=tuple(self._match_tiers(namespace, tokens) for tokens in message.prompts),
+            n_running=len(self._scheduler.running),
+            n_waiting=len(self._compiling) + len(self._scheduler.waiting) + len(self._scheduler.loading),
+            n_pages_free=self._cache.n_free,
+            n_pages_evictable=self._cache.n_available - self._cache.n_free,
+        )
+
+    def _match_tiers(self, namespace: Namespace, tokens: bytes) -> TierMatch:
+        n_tokens = len(tokens) // TOKEN_BYTES
+        if self._transfers is None:
+            (n_device,) = self._cache.matches([(namespace, tokens)])
+            return TierMatch(n_tokens, n_device, 0, 0)
+        cached = self._transfers.match(namespace, tokens)
+        cached = self._transfers.match_disk(namespace, tokens, cached)
+        return TierMatch(n_tokens, cached.n_device, cached.n_beyond_device, cached.n_beyond_host)
 
     def _pin(self, message: Pin) -> Pinned:
         self._intake.check_prompt(message.tokens)

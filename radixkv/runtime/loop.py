@@ -43,6 +43,7 @@ from radixkv.wire import (
     FromRuntime,
     GetStats,
     Invalidate,
+    Match,
     NewTokens,
     Pin,
     PromptLogprobs,
@@ -162,7 +163,7 @@ class Loop:
         """The message that tells a frontend the sizes of model, pool and steps."""
         self._intake = Intake(self.ready, eos_token_ids=eos_token_ids, seed=seed, clock=clock)
         self._pins = Pins(cache, transfers, budget=pin_budget, clock=clock)
-        self._cache_commands = CacheCommands(cache, self._intake, scheduler, transfers, self._pins)
+        self._cache_commands = CacheCommands(cache, self._intake, scheduler, transfers, self._pins, self._compiling)
         self._live: dict[str, _LiveRequest] = {}
         self._steps = LaunchedSteps(executor, forecast or StepForecast(), clock)
         self._launch_s = 0.0
@@ -198,15 +199,19 @@ class Loop:
         wait_readable(self.descriptors, timeout_s)
 
     def receive(
-        self, message: Submit | Cancel | Flush | Invalidate | CloseSession | Explain | Pin | GetStats | Drain
+        self,
+        message: Submit | Cancel | Flush | Invalidate | CloseSession | Explain | Match | Pin | GetStats | Drain,
     ) -> list[FromRuntime]:
-        """Takes a message; returns its immediate answers. O(tokens) for ``Submit``, ``Explain`` and ``Pin``."""
+        """Takes a message; returns its immediate answers.
+
+        O(tokens) for ``Submit``, ``Explain``, ``Match`` and ``Pin``.
+        """
         match message:
             case Submit():
                 return self._submit(message)
             case Cancel():
                 return self._cancel(message)
-            case Flush() | Invalidate() | CloseSession() | Explain() | Pin():
+            case Flush() | Invalidate() | CloseSession() | Explain() | Match() | Pin():
                 return [self._cache_commands.run(message)]
             case GetStats():
                 return [

@@ -18,6 +18,7 @@ def test_a_guarded_server_from_its_start_to_its_end(sensitive: Path, tmp_path: P
     with serving(sensitive, log, *FLAGS, key=KEY) as live:
         for path in ("/v1/models", "/metrics", "/server_info"):
             assert httpx.get(live.base_url + path).status_code == 401
+        assert httpx.post(live.base_url + "/cache/match", json={"prompt": "a"}).status_code == 401
         assert httpx.get(live.base_url + "/health").status_code == 200
         elsewhere = httpx.get(
             live.base_url + "/v1/models", headers={**live.http.headers, "Host": "gpu.example.org"}
@@ -37,6 +38,8 @@ def test_a_guarded_server_from_its_start_to_its_end(sensitive: Path, tmp_path: P
         explained = live.http.post("/cache/explain", json={"prompt": branch["input_ids"]}).json()
         meta = live.http.post("/generate", json=branch).json()["meta_info"]
         assert meta["cached_tokens"] == explained["cached_tokens"] == 32
+        (matched,) = live.http.post("/cache/match", json={"prompt": branch["input_ids"]}).json()["prompts"]
+        assert matched == {"prompt_tokens": 43, "matched_tokens": {"device": 32}}
         hers = live.http.post("/cache/explain", json={"prompt": ids, "cache_salt": "hers"}).json()
         assert (hers["reason"], hers["cached_tokens"]) == ("never_seen", 0)
         assert "cached_elsewhere_tokens" not in hers

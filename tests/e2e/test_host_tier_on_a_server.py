@@ -49,9 +49,11 @@ def test_an_evicted_prompt_comes_from_the_host_tier(tiered: LiveServer) -> None:
     shown = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert shown.stdout.startswith(explained["text"])
 
+    (matched,) = tiered.http.post("/cache/match", json={"prompt": STORY}).json()["prompts"]
     again, usage = ask(tiered, STORY)
     assert again == answer
     assert usage["cached_tokens"] == explained["cached_tokens"] > 64
+    assert usage["cached_tokens_details"] == matched["matched_tokens"]
     assert usage["cached_tokens_details"]["host"] == explained["host"]["tokens"] > 0
     n_hits, n_loaded_pages, n_loading = tiered.metrics(
         "host_prefix_cache_hits_total", "host_pages_loaded_total", "num_requests_loading"

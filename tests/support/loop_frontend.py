@@ -161,6 +161,12 @@ class Frontend:
         assert isinstance(explained, wire.Explained)
         return explained
 
+    def match(self, *prompts: Iterable[int], salt: str = "") -> wire.Matched | wire.Failed:
+        (reply,) = self.loop.receive(wire.Match("m", tuple(token_bytes(list(one)) for one in prompts), salt))
+        assert isinstance(reply, wire.Matched | wire.Failed)
+        self.loop.check()
+        return reply
+
 
 def done(received: ReceivedMessages) -> wire.Done:
     assert isinstance(received.terminal, wire.Done)

@@ -34,6 +34,8 @@ from radixkv.wire import (
     GetStats,
     Invalidate,
     Invalidated,
+    Match,
+    Matched,
     NewTokens,
     Pin,
     Pinned,
@@ -41,6 +43,7 @@ from radixkv.wire import (
     Ready,
     SessionClosed,
     Submit,
+    TierMatch,
     TokenLogprobs,
     Tokens,
     pack_tokens,
@@ -140,6 +143,7 @@ class ScriptedLoop:
     submitted: list[Submit] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     explained: list[Explain] = field(default_factory=list)
+    matched: list[Match] = field(default_factory=list)
     invalidated: list[Invalidate] = field(default_factory=list)
     pinned: list[Pin] = field(default_factory=list)
     refuses_pins: bool = False
@@ -171,7 +175,8 @@ class ScriptedLoop:
         return bool(self.running) and not self.is_held
 
     def receive(
-        self, message: Submit | Cancel | Flush | Invalidate | CloseSession | Explain | Pin | GetStats | Drain
+        self,
+        message: Submit | Cancel | Flush | Invalidate | CloseSession | Explain | Match | Pin | GetStats | Drain,
     ) -> list[FromRuntime]:
         match message:
             case Submit():
@@ -203,6 +208,11 @@ class ScriptedLoop:
                 self.explained.append(message)
                 n_tokens = len(message.tokens) // 4
                 return [Explained(message.id, n_tokens, n_tokens // 2, "never_seen")]
+            case Match():
+                self.matched.append(message)
+                lengths = [len(tokens) // 4 for tokens in message.prompts]
+                found = tuple(TierMatch(n, n // 2, n // 4, n // 8) for n in lengths)
+                return [Matched(message.id, found, len(self.running), 7, 32, 16)]
             case Pin():
                 self.pinned.append(message)
                 n_tokens = len(message.tokens) // 4

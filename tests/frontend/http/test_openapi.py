@@ -19,7 +19,7 @@ from radixkv.frontend.api.pin import PinRequest
 from radixkv.frontend.api.sessions import CloseSessionRequest
 from radixkv.frontend.api.sglang.schema import GenerateRequest, SamplingFields
 from radixkv.frontend.api.tokenize import DetokenizeRequest, TokenizeRequest
-from radixkv.frontend.cache_prompt import CachePromptRequest
+from radixkv.frontend.cache_prompt import CachePromptRequest, CachePromptsRequest
 from radixkv.frontend.served_model import ServedModel
 from support.running_site import make_app
 from support.scripted_runtime import Site
@@ -31,6 +31,7 @@ BODIES: list[tuple[str, type[msgspec.Struct], dict[str, Any]]] = [
     ("/tokenize", TokenizeRequest, {"prompt": "a"}),
     ("/detokenize", DetokenizeRequest, {"tokens": [1]}),
     ("/cache/explain", CachePromptRequest, {"prompt": "a"}),
+    ("/cache/match", CachePromptsRequest, {"prompt": ["a", "b"]}),
     ("/cache/pin", PinRequest, {"prompt": "a"}),
     ("/cache/invalidate", InvalidateRequest, {"prompt": "a" * 16}),
     ("/sessions/{id}/close", CloseSessionRequest, {}),

@@ -1,0 +1,74 @@
+"""The route ``/cache/match``: what each tier has of some prompts, and the load, for routers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from radixkv.compat import Place, refusals
+from radixkv.errors import InvalidRequest
+from radixkv.frontend.cache_prompt import CACHE_PROMPT_CHECKS, CachePromptsRequest, encode_cache_prompts
+from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.http.body import BodyReader
+from radixkv.frontend.http.body_decoder import BodyDecoder
+from radixkv.frontend.http.disconnect import cancel_on_disconnect
+from radixkv.frontend.http.openapi import DocumentedApp
+from radixkv.frontend.served_model import ServedModel
+from radixkv.tree.node import TOKEN_BYTES
+from radixkv.wire import Matched, Ready, TierMatch
+
+MAX_MATCHED_TOKENS = 1 << 18
+"""Most tokens of several prompts together: with a disk tier the runtime's loop digests all of them at once."""
+
+
+def add_match_route(
+    app: DocumentedApp, client: RuntimeClient, served_model: ServedModel, body_reader: BodyReader
+) -> None:
+    """Adds the route ``/cache/match``."""
+
+    @app.post("/cache/match", openapi_extra=app.json_body(CachePromptsRequest))
+    async def match(request: Request) -> Response:
+        """What each tier has of one or several prompts, and the load; changes nothing."""
+        body = await body_reader.read(request, _match.decode, served_model.max_prompt_and_answer)
+        prompts = await cancel_on_disconnect(request.receive, encode_cache_prompts(body, served_model))
+        _check_total(prompts)
+        return JSONResponse(_report(await client.match(prompts, body.cache_salt or ""), served_model.ready))
+
+
+def _check_total(prompts: Sequence[bytes]) -> None:
+    n_tokens = sum(map(len, prompts)) // TOKEN_BYTES
+    if len(prompts) > 1 and n_tokens > MAX_MATCHED_TOKENS:
+        raise InvalidRequest(
+            f"the prompts have {n_tokens} tokens together; at most {MAX_MATCHED_TOKENS}, or one prompt a request",
+            param="prompt",
+        )
+
+
+def _report(matched: Matched, ready: Ready) -> dict[str, Any]:
+    return {
+        "page_size": ready.page_size,
+        "prompts": [_prompt_fields(prompt, ready) for prompt in matched.prompts],
+        "load": {
+            "running": matched.n_running,
+            "waiting": matched.n_waiting,
+            "max_running": ready.max_num_seqs,
+            "pages": ready.n_pages,
+            "pages_free": matched.n_pages_free,
+            "pages_evictable": matched.n_pages_evictable,
+        },
+    }
+
+
+def _prompt_fields(prompt: TierMatch, ready: Ready) -> dict[str, Any]:
+    tiers = {"device": prompt.n_on_device}
+    if ready.n_host_slots is not None:
+        tiers["host"] = prompt.n_in_host
+    if ready.has_disk:
+        tiers["storage"] = prompt.n_on_disk
+    return {"prompt_tokens": prompt.n_tokens, "matched_tokens": tiers}
+
+
+_match = BodyDecoder(CachePromptsRequest, CACHE_PROMPT_CHECKS, refusals(Place.TEXT), ids_field="prompt")

@@ -1,0 +1,107 @@
+"""``/cache/match``, on a runtime whose tiers have fixed parts of each prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from radixkv.frontend.api import match
+from radixkv.frontend.served_model import ServedModel
+from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire import pack_tokens
+from support.running_site import running_site
+from support.scripted_runtime import DISK, HOST, MAX_MODEL_LEN, VOCAB_SIZE, ScriptedLoop, Site
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def tiered_site(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    ready = ScriptedLoop(host=HOST, disk=DISK).ready
+    with running_site(replace(served_model, ready=ready), tmp_path_factory.mktemp("s")) as site:
+        yield site
+
+
+def test_a_prompt_is_matched_and_the_load_reported(site: Site, tokenizer: Tokenizer) -> None:
+    reply = site.http.post("/cache/match", json={"prompt": "good day", "cache_salt": "s"})
+    assert reply.status_code == 200, reply.text
+    assert reply.json() == {
+        "page_size": 16,
+        "prompts": [{"prompt_tokens": 8, "matched_tokens": {"device": 4}}],
+        "load": {
+            "running": 0,
+            "waiting": 7,
+            "max_running": 256,
+            "pages": 64,
+            "pages_free": 32,
+            "pages_evictable": 16,
+        },
+    }
+    matched = site.loop.matched[-1]
+    assert (matched.prompts, matched.cache_salt) == ((tokenizer.encode("good day"),), "s")
+
+
+def test_each_tier_that_there_is_has_a_count(tiered_site: Site) -> None:
+    (found,) = tiered_site.http.post("/cache/match", json={"prompt": "good day"}).json()["prompts"]
+    assert found == {"prompt_tokens": 8, "matched_tokens": {"device": 4, "host": 2, "storage": 1}}
+
+
+@pytest.mark.parametrize(
+    ("body", "texts"),
+    [
+        ({"messages": MESSAGES}, ["<user>hi<assistant>"]),
+        ({"messages": MESSAGES, "add_generation_prompt": False}, ["<user>hi"]),
+        ({"prompt": "hi"}, ["hi"]),
+        ({"prompt": ["hi", "good day"]}, ["hi", "good day"]),
+    ],
+)
+def test_prompts_and_messages_become_what_requests_send(
+    site: Site, tokenizer: Tokenizer, body: dict[str, Any], texts: list[str]
+) -> None:
+    found = site.http.post("/cache/match", json=body).json()["prompts"]
+    assert site.loop.matched[-1].prompts == tuple(map(tokenizer.encode, texts))
+    assert [one["prompt_tokens"] for one in found] == list(map(len, texts)), "in the order of the request"
+
+
+@pytest.mark.parametrize(("prompt", "expected"), [([1, 2, 3], [[1, 2, 3]]), ([[1], [2, 3]], [[1], [2, 3]])])
+def test_token_ids(site: Site, prompt: list[Any], expected: list[list[int]]) -> None:
+    assert site.http.post("/cache/match", json={"prompt": prompt}).status_code == 200
+    assert site.loop.matched[-1].prompts == tuple(map(pack_tokens, expected))
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({}, "prompt", "invalid_request"),
+        ({"prompt": "a", "messages": MESSAGES}, "prompt", "invalid_request"),
+        ({"prompt": ""}, "prompt", "invalid_request"),
+        ({"prompt": []}, "prompt", "invalid_request"),
+        ({"prompt": ["a", ""]}, "prompt", "invalid_request"),
+        ({"prompt": ["a", [1]]}, "prompt", "invalid_request"),
+        ({"prompt": ["a"] * 65}, "prompt", "invalid_request"),
+        ({"prompt": [VOCAB_SIZE]}, "prompt", "invalid_request"),
+        ({"prompt": {"a": 1}}, "prompt", "invalid_request"),
+        ({"prompt": [1] * (MAX_MODEL_LEN + 1)}, "prompt", "context_length_exceeded"),
+        ({"prompt": "a" * (MAX_MODEL_LEN + 1)}, "prompt", "context_length_exceeded"),
+        ({"messages": []}, "messages", "invalid_request"),
+        ({"prompt": "a", "cache_salt": "é" * 65}, "cache_salt", "invalid_request"),
+        ({"prompt": "a", "cache_salt": 1}, "cache_salt", "invalid_request"),
+    ],
+    ids=lambda value: json.dumps(value)[:40],
+)
+def test_a_wrong_field_is_refused_by_name(site: Site, body: dict[str, Any], param: str, code: str) -> None:
+    n_before = len(site.loop.matched)
+    reply = site.http.post("/cache/match", json=body)
+    assert reply.status_code == 400, reply.text
+    assert (reply.json()["error"]["code"], reply.json()["error"]["param"]) == (code, param)
+    assert len(site.loop.matched) == n_before
+
+
+def test_prompts_of_too_many_tokens_together_are_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(match, "MAX_MATCHED_TOKENS", 8)
+    for prompt, status in (([[1] * 4, [1] * 4], 200), ([1] * 9, 200), ([[1] * 4, [1] * 5], 400)):
+        assert site.http.post("/cache/match", json={"prompt": prompt}).status_code == status
