@@ -17,6 +17,7 @@ MIN_HEARTBEAT_TIMEOUT_S = 2.0
 
 MAX_KEY_CHARACTERS = 1024
 _API_KEY_PATTERN = re.compile(rf"[!-~]{{1,{MAX_KEY_CHARACTERS}}}")
+_TCP_ENDPOINT = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]*]+):([0-9]{1,5})")
 _ORIGIN_PATTERN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._\[\]:-]+")
 """An origin as browsers send it: in lower case, without a path."""
 
@@ -251,6 +252,39 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True)
+class KVEventsConfig:
+    """Where events of the cache are published, under vLLM's and SGLang's names."""
+
+    endpoint: str = "tcp://127.0.0.1:5557"
+    """The ZeroMQ endpoint to bind for subscribers."""
+    replay_endpoint: str | None = None
+    """The endpoint to bind for replays and snapshots; None: there are none."""
+    buffer_steps: int = 10_000
+    """How many of the last batches can be replayed."""
+    hwm: int = 100_000
+    """Batches that wait for a subscriber to read them; one that is further behind loses some."""
+    topic: str = ""
+    """The first frame of each message, by which subscribers choose."""
+    allow_remote: bool = False
+    """Whether other machines may reach the endpoints. Events have the tokens of prompts, and there is no key."""
+    salted_token_ids: bool = False
+    """Whether events of prompts with a ``cache_salt`` have their tokens, too."""
+
+    def __post_init__(self) -> None:
+        _check_bool("allow_remote", self.allow_remote)
+        _check_bool("salted_token_ids", self.salted_token_ids)
+        _check_endpoint("endpoint", self.endpoint, allow_remote=self.allow_remote)
+        if self.replay_endpoint is not None:
+            _check_endpoint("replay_endpoint", self.replay_endpoint, allow_remote=self.allow_remote)
+        if self.endpoint == self.replay_endpoint:
+            raise ConfigError(f"replay_endpoint {shortened(self.endpoint)} is the endpoint, too; give it another")
+        _check_at_least(1, "buffer_steps", self.buffer_steps)
+        _check_at_least(1, "hwm", self.hwm)
+        if not isinstance(self.topic, str):
+            raise ConfigError(f"topic {shortened(self.topic)} must be a text")
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """The settings of the runtime process."""
 
@@ -259,9 +293,15 @@ class EngineConfig:
     scheduler: SchedulerConfig = SchedulerConfig()
     seed: int = 0
     """Seed of the generator that draws seeds for requests without one."""
+    kv_events: KVEventsConfig | None = None
+    """None: no events are published. Only the runtime process publishes them."""
 
     def __post_init__(self) -> None:
         _check_at_most(MAX_SEED, "2**63 - 1", "seed", self.seed)
+        if self.kv_events is not None and not self.cache.enable_prefix_caching:
+            raise ConfigError(
+                "kv_events_config needs enable_prefix_caching: events are about pages of the prefix cache"
+            )
         max_rows, max_tokens = self.scheduler.max_num_seqs or 1, self.scheduler.max_num_batched_tokens
         minimum = max_rows - 1 + self.cache.page_size
         if max_tokens is not None and max_tokens < minimum:
@@ -379,6 +419,29 @@ def _check_host(host: str, *, has_key: bool) -> None:
         raise ConfigError(
             f"host {shortened(host)}: an address that other machines can reach needs --api-key; set one, or use "
             "127.0.0.1"
+        )
+
+
+def _check_endpoint(name: str, endpoint: object, *, allow_remote: bool) -> None:
+    """Refuses what is no ZeroMQ endpoint to bind, and addresses that others can reach unless they may."""
+    if isinstance(endpoint, str) and endpoint.startswith("ipc://") and endpoint != "ipc://":
+        return
+    parts = _TCP_ENDPOINT.fullmatch(endpoint) if isinstance(endpoint, str) else None
+    if parts is None or not 0 < int(parts[2]) < 1 << 16:
+        raise ConfigError(
+            f"{name} {shortened(endpoint)} is no endpoint to bind; give one such as tcp://127.0.0.1:5557 or ipc://PATH"
+        )
+    host = parts[1]
+    try:
+        is_local = host == "localhost" or (host != "*" and ipaddress.ip_address(host.strip("[]")).is_loopback)
+    except ValueError:
+        raise ConfigError(
+            f"{name} {shortened(endpoint)} has no IP address, and names are not looked up; use tcp://127.0.0.1:5557"
+        ) from None
+    if not (is_local or allow_remote):
+        raise ConfigError(
+            f"{name} {shortened(endpoint)}: other machines could read the tokens of all prompts there, without a "
+            "key; use 127.0.0.1, or set allow_remote to true"
         )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import msgspec
 from radixkv.arguments import Parser, add_engine_flags, engine_config, number, whole_number
 from radixkv.compat import Place
 from radixkv.compat_flags import add_always_on_flags, spellings
-from radixkv.config import ServerConfig
+from radixkv.config import EngineConfig, KVEventsConfig, ServerConfig
 from radixkv.errors import ConfigError, RadixKVError, shortened
 
 _KEY_VARIABLE = "RADIXKV_API_KEY"
@@ -134,6 +136,13 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="BYTES",
         help="maximum size of a request body (default: %(default)s)",
     )
+    http.add_argument(
+        "--kv-events-config",
+        type=_kv_events,
+        metavar="JSON",
+        help="publish which pages the cache has over ZeroMQ, for routers; fields as in vLLM and SGLang, such as "
+        '\'{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}\' (default: no events)',
+    )
     add_always_on_flags(parser, Place.SERVE_FLAG)
     add_engine_flags(parser)
     parser.add_argument(
@@ -148,7 +157,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until a termination signal; returns the exit code."""
-    engine = engine_config(args, model=args.positional_model, seed=args.seed)
+    engine = _with_events(engine_config(args, model=args.positional_model, seed=args.seed), args)
     server = server_config(args)
     from radixkv.frontend.process import serve  # imported here because other commands need no web server
 
@@ -243,6 +252,44 @@ def _origins(text: str) -> tuple[str, ...]:
         raise argparse.ArgumentTypeError(
             f"{shortened(text)} is not a JSON list of origins, such as '[\"https://app.example\"]'"
         ) from None
+
+
+def _with_events(engine: EngineConfig, args: argparse.Namespace) -> EngineConfig:
+    parser: Parser = args.parser
+    try:
+        return replace(engine, kv_events=args.kv_events_config)
+    except RadixKVError as error:
+        parser.error(str(error))
+
+
+def _kv_events(text: str) -> KVEventsConfig | None:
+    """Parses the configuration of events; None if it turns them off.
+
+    vLLM turns them on by ``enable_kv_cache_events``, SGLang by ``publisher``.
+    """
+    try:
+        fields: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeError):
+        raise argparse.ArgumentTypeError(f"{shortened(text)} is not a JSON object") from None
+    publisher, is_on = fields.pop("publisher", None), fields.pop("enable_kv_cache_events", None)
+    if publisher not in (None, "zmq", "null"):
+        raise argparse.ArgumentTypeError(f"publisher {shortened(publisher)} is unknown; use zmq or null")
+    if is_on not in (None, True, False):
+        raise argparse.ArgumentTypeError(f"enable_kv_cache_events {shortened(is_on)} must be true or false")
+    fields.pop("max_queue_size", None)  # vLLM's, of a queue that there is not
+    known = {field.name for field in dataclasses.fields(KVEventsConfig)}
+    if unknown := fields.keys() - known:
+        raise argparse.ArgumentTypeError(
+            f"{shortened(min(unknown))} is no field of it; there are {', '.join(sorted(known))}, publisher and "
+            "enable_kv_cache_events"
+        )
+    try:
+        config = KVEventsConfig(**fields)
+    except RadixKVError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if is_on is None and publisher is None:
+        raise argparse.ArgumentTypeError("it does not turn events on; add enable_kv_cache_events with true")
+    return config if is_on is not False and publisher != "null" else None
 
 
 def _priority_range(text: str) -> tuple[int, ...]:

@@ -137,7 +137,11 @@ REFUSED = (
         {ENGINE: "cpu_offload_gb=0"},
         "leave it out (KV in host memory: host_memory_bytes, --host-memory)",
     ),
-    Refused("this release does not publish cache events", {ENGINE: "kv_events_config"}),
+    Refused(
+        "only a server publishes cache events",
+        {Place.LLM: "kv_events_config"},
+        "use radixkv serve --kv-events-config",
+    ),
     Refused(
         "this release has no adapters",
         {

@@ -19,6 +19,7 @@ from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.cache_commands import CacheCommands
 from radixkv.runtime.compiling import CompilingRequests
+from radixkv.runtime.events.log import EventLog
 from radixkv.runtime.finished import wait_readable
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.launched_steps import LaunchedSteps
@@ -285,6 +286,14 @@ class Loop:
         if self._transfers is not None:
             self._transfers.close(_MAX_CLOSE_S)
         self._executor.close()
+
+    def open_event_log(self, *, shows_salted_tokens: bool) -> EventLog:
+        """Returns a log of what the tiers get and lose from now on. Call it before the first turn, once.
+
+        Args:
+            shows_salted_tokens: whether events of prompts with a ``cache_salt`` have their tokens.
+        """
+        return EventLog(self._cache, self._transfers, shows_salted_tokens=shows_salted_tokens)
 
     def check(self) -> None:
         """Checks every invariant of pages and tree. O(pages). Raises ``InvariantError``."""

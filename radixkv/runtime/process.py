@@ -27,7 +27,9 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 import zmq
 
+from radixkv.config import KVEventsConfig
 from radixkv.errors import ConfigError, RadixKVError, RequestError, WireError
+from radixkv.runtime.events.publisher import EventPublisher
 from radixkv.stats import Stats
 from radixkv.wire import (
     LOCK_NAME,
@@ -46,12 +48,15 @@ from radixkv.wire import (
 )
 
 if TYPE_CHECKING:
+    from radixkv.runtime.events.kv_events import KVEvents
     from radixkv.runtime.loop import Loop
 
 HEARTBEAT_S = 0.5
 LINGER_MS = 1000
 MAX_ARRIVALS_WAIT_MS = 2
 """How long the process waits for messages before it asks again whether the device still computes."""
+REPLAY_WAIT_MS = 5
+"""Wait of an idle process between two parts of a replay of events."""
 MAX_START_BYTES = 1 << 20
 CHECK_INTERVAL_FACTOR = 200
 """The next idle check waits this many times the duration of the last one: a request that arrives during a check has
@@ -132,12 +137,13 @@ def _remove_socket(socket_path: Path) -> None:
 
 def _serve(start: Start) -> None:
     socket_path = Path(start.socket_path)
-    with _lock(socket_path), _bind(socket_path) as socket:
+    with _lock(socket_path), _bind(socket_path) as socket, _publisher(start.engine.kv_events) as publisher:
         # Started only with the lock held: the thread removes the socket, which might be another runtime's.
         threading.Thread(target=_exit_with_frontend, args=(socket_path,), daemon=True).start()
         # Imported here because it takes seconds: a taken lock or a vanished frontend is noticed before.
         from radixkv.checkpoints import resolve
         from radixkv.runtime.device.start_times import StartTimes
+        from radixkv.runtime.events.kv_events import KVEvents
         from radixkv.runtime.open_loop import build_loop
 
         times = StartTimes.of_process()
@@ -163,8 +169,25 @@ def _serve(start: Start) -> None:
         gc.collect()
         gc.freeze()
         gc.disable()
-        RuntimeServer(socket, loop).run()
+        events = None
+        if start.engine.kv_events is not None and publisher is not None:
+            log = loop.open_event_log(shows_salted_tokens=start.engine.kv_events.salted_token_ids)
+            events = KVEvents(log, publisher)
+        RuntimeServer(socket, loop, events).run()
         loop.close()
+
+
+@contextlib.contextmanager
+def _publisher(config: KVEventsConfig | None) -> Iterator[EventPublisher | None]:
+    """Binds the endpoints of cache events, before the model is loaded. Raises ``ConfigError`` if one is taken."""
+    if config is None:
+        yield None
+        return
+    publisher = EventPublisher(config)
+    try:
+        yield publisher
+    finally:
+        publisher.close()
 
 
 @contextlib.contextmanager
@@ -222,6 +245,8 @@ class RuntimeServer:
 
     socket: zmq.Socket[bytes]
     loop: Loop
+    events: KVEvents | None = None
+    """Publishes the loop's cache events; None: nobody does."""
     frames_dropped: int = 0
     _peer: bytes | None = None
     _is_draining: bool = False
@@ -258,6 +283,8 @@ class RuntimeServer:
                     self._is_checked = True
                     self._next_check = silent_since + CHECK_INTERVAL_FACTOR * (time.monotonic() - silent_since)
             self._is_checked = self._is_checked and not has_turned
+            if self.events is not None:
+                self.events.advance()
 
     def _receive_arrivals(self) -> None:
         """Takes messages while the device computes and need not be given its next step yet."""
@@ -285,12 +312,19 @@ class RuntimeServer:
                     self._send(self.loop.receive(message))
 
     def _has_message(self, wait_ms: int) -> bool:
-        """Waits until a message has arrived or pages are copied; returns whether a message has."""
+        """Waits until there is something to do; returns whether a message has arrived.
+
+        That is a message, a copy of pages that has ended, or a subscriber of events that asks for something.
+        """
         descriptors = self.loop.descriptors if wait_ms else []
-        if not descriptors:
+        replay_socket = None if self.events is None else self.events.replay_socket
+        if not wait_ms or not (descriptors or replay_socket):
             return bool(self.socket.poll(wait_ms))
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
+        if self.events is not None and replay_socket is not None:
+            poller.register(replay_socket, zmq.POLLIN)
+            wait_ms = min(wait_ms, REPLAY_WAIT_MS) if self.events.is_replaying else wait_ms
         for descriptor in descriptors:
             poller.register(descriptor, zmq.POLLIN)
         return self.socket in dict(poller.poll(wait_ms))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
+from radixkv.tree.changes import ChangeLog
 from radixkv.tree.children import Children
 from radixkv.tree.digest import Digest, namespace_digest
 from radixkv.tree.evictable import EvictableLeaves
@@ -39,6 +40,8 @@ class Forest:
         """Those pages by namespace; without namespaces that have none."""
         self.version = 0
         """Changes with every change that can alter the result of a match."""
+        self.changes = ChangeLog(digest, page_bytes)
+        """Records changes of the computed pages, if it is on."""
         self._digest = digest
         self._n_serials = 0
 
@@ -89,6 +92,23 @@ class Forest:
         if n_computed:
             self._make_evictable(node)
         return freed
+
+    def mark_computed(self, node: Node, n_beyond: int) -> None:
+        """Marks the path to the end of a node as computed, but for its last ``n_beyond`` pages.
+
+        O(edges not computed before).
+        """
+        is_recorded = self.changes.is_on
+        stored: list[tuple[Node, int]] = []
+        while node.parent is not None and node.n_computed < len(node.pages):
+            n_pages, n_before = len(node.pages), node.n_computed
+            node.n_computed = n_pages if n_beyond <= 0 else max(n_before, n_pages - n_beyond)
+            if is_recorded and node.n_computed > n_before and not node.detached:
+                stored.append((node, n_before))
+            n_beyond -= n_pages
+            node = node.parent
+        for node, n_before in reversed(stored):
+            self.changes.add_stored(node, n_before, node.n_computed)
 
     def append(self, node: Node, tokens: bytes | bytearray, pages: Sequence[int], n_hits: int = 0) -> Node:
         """Adds pages with ``n_hits`` hits after the end of a leased node. O(new pages) amortised.
@@ -149,6 +169,8 @@ class Forest:
             The tokens of the removed pages, and the pages.
         """
         self.version += 1
+        if self.changes.is_on:
+            self.changes.add_removed(leaf, n_kept, leaf.n_computed)
         self.n_evictable -= len(leaf.pages) - n_kept
         if leaf.n_retentions:
             self._count_retained(leaf.namespace, n_kept - len(leaf.pages))
@@ -188,6 +210,8 @@ class Forest:
             elif not node.n_leases and node.parent is not None:
                 self.evictable.remove(node)
             node.children = None
+            if self.changes.is_on:
+                self.changes.add_removed(node, 0, node.n_computed)
             if node.n_retentions:
                 self._count_retained(node.namespace, -len(node.pages))
                 node.n_retentions = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from radixkv.tree.children import Children
@@ -145,6 +146,25 @@ def first_without_branch(node: Node) -> Node:
             break
         node, parent = parent, parent.parent
     return node
+
+
+def path_of(lease: Lease) -> list[Node]:
+    """Returns the nodes from the root to the end of a lease. O(edges)."""
+    path: list[Node] = []
+    node: Node | None = lease.node
+    while node is not None:
+        path.append(node)
+        node = node.parent
+    path.reverse()
+    return path
+
+
+def pages_of(nodes: Sequence[Node]) -> list[int]:
+    """Returns the pages of consecutive nodes. O(pages)."""
+    pages: list[int] = []
+    for node in nodes:
+        pages += node.pages
+    return pages
 
 
 def walk(node: Node, tokens: bytes, page_bytes: int) -> tuple[list[Node], int, Node | None, int]:

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from radixkv.errors import InvariantError
+from radixkv.tree.changes import StoredPages
 from radixkv.tree.demotions import Demotions
 from radixkv.tree.digest import Digest, RecentDigests, chained_xxh3_64, digest_at
 from radixkv.tree.eviction import EvictionPolicy, LruEviction
@@ -15,7 +16,17 @@ from radixkv.tree.explain import Explanation, explain_match
 from radixkv.tree.forest import Forest
 from radixkv.tree.invariants import check_counts, check_forest
 from radixkv.tree.neighbours import find_neighbours
-from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node, first_without_branch, n_matching_bytes, walk
+from radixkv.tree.node import (
+    TOKEN_BYTES,
+    Lease,
+    Namespace,
+    Node,
+    first_without_branch,
+    n_matching_bytes,
+    pages_of,
+    path_of,
+    walk,
+)
 from radixkv.tree.retention import Retentions
 from radixkv.tree.shared_runs import SharedLeases, find_shared_runs
 
@@ -75,6 +86,8 @@ class RadixTree:
         """The prefixes that are evicted after everything else."""
         self.demotions = Demotions(self._forest, self._page_bytes)
         """Makes sequences the next to be evicted."""
+        self.changes = self._forest.changes
+        """Records which computed pages enter and leave the tree, once it is told to."""
         self._leases: set[Lease] = set()
         self._evicted = RecentDigests(_MAX_REMEMBERED_EVICTIONS)
 
@@ -142,12 +155,12 @@ class RadixTree:
         assert lease.is_use, "a hit is a use"
         assert not lease.is_hit, "a lease is a hit once"
         lease.is_hit = True
-        self._policy.hit(_path(lease)[1:])  # the root has no page
+        self._policy.hit(path_of(lease)[1:])  # the root has no page
 
     def pages(self, lease: Lease) -> list[int]:
         """Returns all pages of the lease's path, in token order. O(pages)."""
         self._require_open(lease)
-        return _pages(_path(lease))
+        return pages_of(path_of(lease))
 
     def extend(self, lease: Lease, tokens: bytes) -> list[int]:
         """Extends the lease over pages that others have committed after its end.
@@ -162,7 +175,7 @@ class RadixTree:
             The pages that the lease covers in addition; none if it is detached.
         """
         self._require_open(lease)
-        return _pages(self._advance(lease, tokens))
+        return pages_of(self._advance(lease, tokens))
 
     def lease_partial_page(
         self, lease: Lease, tokens: bytes, *, min_tokens: int, max_tokens: int
@@ -229,7 +242,7 @@ class RadixTree:
         canonical: list[int] = []
         children = lease.node.children
         if children is not None and bytes(tokens[: self._page_bytes]) in children:
-            canonical = _pages(self._advance(lease, bytes(tokens)))
+            canonical = pages_of(self._advance(lease, bytes(tokens)))
             tokens, pages = tokens[len(canonical) * self._page_bytes :], pages[len(canonical) :]
         if pages:
             if self._policy.remembers:
@@ -282,12 +295,13 @@ class RadixTree:
         """
         if lease.released:
             self._require_open(lease)
-        node, n_beyond = lease.node, lease.n_tokens // self._page_size - n_tokens // self._page_size
-        while node.parent is not None and node.n_computed < len(node.pages):
-            n_pages = len(node.pages)
-            node.n_computed = n_pages if n_beyond <= 0 else max(node.n_computed, n_pages - n_beyond)
-            n_beyond -= n_pages
-            node = node.parent
+        self._forest.mark_computed(lease.node, lease.n_tokens // self._page_size - n_tokens // self._page_size)
+
+    def computed_pages(self) -> Iterator[StoredPages]:
+        """Yields all computed pages that a match can find, in runs, each after the pages before it. O(pages)."""
+        for node in self._forest.reachable():
+            if node.n_computed:
+                yield self.changes.stored_pages(node, 0, node.n_computed)
 
     def n_computed(self, lease: Lease) -> int:
         """Returns the length of the path's computed part, in tokens of whole pages. O(edges not computed)."""
@@ -477,21 +491,3 @@ class RadixTree:
     def _require_open(lease: Lease) -> None:
         if lease.released:
             raise InvariantError(f"a lease of {lease.n_tokens} tokens is used after its release")
-
-
-def _path(lease: Lease) -> list[Node]:
-    """Returns the nodes from the root to the end of a lease. O(edges)."""
-    path: list[Node] = []
-    node: Node | None = lease.node
-    while node is not None:
-        path.append(node)
-        node = node.parent
-    path.reverse()
-    return path
-
-
-def _pages(nodes: Sequence[Node]) -> list[int]:
-    pages: list[int] = []
-    for node in nodes:
-        pages += node.pages
-    return pages

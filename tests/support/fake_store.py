@@ -44,6 +44,7 @@ class FakeStore:
     _finished: list[FinishedTransfer] = field(default_factory=list)
     _lost: set[bytes] = field(default_factory=set)
     """Keys of pages that were lost, by which ``remove`` finds what continued them."""
+    _removed: list[bytes] = field(default_factory=list)
     _n_tickets: int = 0
     _n_removals: int = 0
 
@@ -78,6 +79,7 @@ class FakeStore:
             removed |= {before} & self.pages.keys()
         for each in removed:
             del self.pages[each]
+        self._removed += removed
         self._n_removals += 1
         self._n_tickets += 1
         self._finished.append(FinishedTransfer(self._n_tickets, len(removed), TRANSFER_S))
@@ -87,8 +89,13 @@ class FakeStore:
         self._n_removals += 1
         self._n_tickets += 1
         self._finished.append(FinishedTransfer(self._n_tickets, len(self.pages), TRANSFER_S))
+        self._removed += self.pages
         self.pages.clear()
         return self._n_tickets
+
+    def take_removed(self) -> list[bytes]:
+        removed, self._removed = self._removed, []
+        return removed
 
     def take_finished(self) -> list[FinishedTransfer]:
         finished, self._finished = self._finished, []
@@ -122,6 +129,7 @@ class FakeStore:
             key = list(self.pages)[which % len(self.pages)]
             del self.pages[key]
             self._lost.add(key)
+            self._removed.append(key)
 
     def _begin(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview], *, is_load: bool) -> int:
         slots = [slot_of(buffer) for buffer in buffers]

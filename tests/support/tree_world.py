@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import combinations, takewhile
 
+from xxhash import xxh3_64_intdigest
+
 from radixkv.config import EvictionPolicyName
+from radixkv.tree.changes import RemovedPages, StoredPages
 from radixkv.tree.eviction import open_eviction_policy
 from radixkv.tree.node import Lease, Namespace, Retention
 from radixkv.tree.radix_tree import RadixTree
@@ -55,9 +59,12 @@ class World:
     """What the eviction policy must choose."""
     leases: list[TrackedLease] = field(default_factory=list)
     retentions: list[TrackedRetention] = field(default_factory=list)
+    announced: dict[int, tuple[int | None, bytes]] = field(default_factory=dict)
+    """By digest, the parent's digest and the tokens of each page that is stored by the tree's recorded changes."""
 
     def __post_init__(self) -> None:
         self.tree = RadixTree(self.page_size, policy=open_eviction_policy(self.policy, GHOST_CAPACITY))
+        self.tree.changes.is_on = True
         self.model = MODELS[self.policy]()
 
     @property
@@ -315,6 +322,44 @@ class World:
         }
         assert expected <= set(self.tree.namespaces())
         self._check_shared_runs()
+        self._check_changes()
+
+    def _check_changes(self) -> None:
+        """Checks that the recorded changes give exactly the computed pages that a match can find."""
+        for change in self.tree.changes.take():
+            if isinstance(change, RemovedPages):
+                for digest in change.digests:
+                    del self.announced[digest]
+            else:
+                self._announce(self.announced, change)
+        assert self.tree.changes.n_pages == len(self.announced)
+        expected = {
+            self._digest(namespace, tokens): (
+                None if len(tokens) == self.page_bytes else self._digest(namespace, tokens[: -self.page_bytes]),
+                tokens[-self.page_bytes :],
+            )
+            for (namespace, tokens), page in self.cached.items()
+            if page in self.computed
+        }
+        assert self.announced == expected
+        walked: dict[int, tuple[int | None, bytes]] = {}
+        for run in self.tree.computed_pages():
+            self._announce(walked, run)
+        assert walked == expected
+
+    def _announce(self, announced: dict[int, tuple[int | None, bytes]], run: StoredPages) -> None:
+        parent = run.parent_digest
+        assert len(run.digests) * self.page_bytes == len(run.tokens) > 0
+        for index, digest in enumerate(run.digests):
+            assert digest not in announced, "a page is stored twice"
+            assert parent is None or parent in announced, "a page is stored before the one that it continues"
+            announced[digest] = parent, run.tokens[index * self.page_bytes : (index + 1) * self.page_bytes]
+            parent = digest
+
+    def _digest(self, namespace: Namespace, tokens: bytes) -> int:
+        """Returns a page's digest: a chain of xxh3_64 over the namespace and the pages up to it."""
+        fields = namespace.tenant, namespace.salt, namespace.adapter, namespace.epoch
+        return _digest_chain(repr(fields).encode(), tokens, self.page_bytes)
 
     def _check_shared_runs(self) -> None:
         """Checks that the shared runs are right, ordered, maximal and complete for every pair of leases."""
@@ -367,6 +412,13 @@ class World:
         self.computed.difference_update(pages)
         self.model.freed(pages)
         self.free += pages
+
+
+@cache
+def _digest_chain(root: bytes, tokens: bytes, page_bytes: int) -> int:
+    if not tokens:
+        return xxh3_64_intdigest(root, 0)
+    return xxh3_64_intdigest(tokens[-page_bytes:], _digest_chain(root, tokens[:-page_bytes], page_bytes))
 
 
 def _n_common_tokens(page: bytes, other: bytes) -> int:

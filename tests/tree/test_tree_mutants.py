@@ -12,6 +12,7 @@ import pytest
 
 from radixkv.errors import InvariantError
 from radixkv.tree import evictable, radix_tree
+from radixkv.tree.changes import ChangeLog
 from radixkv.tree.children import Children
 from radixkv.tree.evictable import EvictableLeaves
 from radixkv.tree.eviction import LruEviction
@@ -263,6 +264,25 @@ def removed_child_is_still_found(patch: Patch) -> None:
     patch.setattr(Children, "remove", lambda self, first_page: None)
 
 
+def removed_pages_stay_announced(patch: Patch) -> None:
+    patch.setattr(ChangeLog, "add_removed", lambda self, node, first, last: None)
+
+
+def changes_are_told_in_another_order(patch: Patch) -> None:
+    original = ChangeLog.take
+    patch.setattr(ChangeLog, "take", lambda self: original(self)[::-1])
+
+
+def pages_are_announced_before_they_are_computed(patch: Patch) -> None:
+    def append(self: Forest, end: Any, tokens: bytes, pages: Any, n_hits: int = 0) -> Any:
+        last = original(self, end, tokens, pages, n_hits)
+        self.changes.add_stored(last, len(last.pages) - len(pages), len(last.pages))
+        return last
+
+    original = Forest.append
+    patch.setattr(Forest, "append", append)
+
+
 OF_VERBS = (
     match_ignores_the_namespace,
     duplicates_are_lost,
@@ -296,6 +316,9 @@ OTHERS = (
     shared_runs_are_too_long,
     first_shared_run_is_missing,
     removed_child_is_still_found,
+    removed_pages_stay_announced,
+    changes_are_told_in_another_order,
+    pages_are_announced_before_they_are_computed,
 )
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.load_cost import LoadCost
+from radixkv.runtime.cache.tiers.disk_changes import DiskChanges
 from radixkv.runtime.cache.tiers.page_keys import KeyChain, namespace_key
 from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, PageStore
 from radixkv.tree.node import TOKEN_BYTES, Namespace
@@ -94,10 +95,13 @@ class DiskTier:
     _fetches: dict[int, Fetch] = field(default_factory=dict)
     _writes: dict[int, _Write] = field(default_factory=dict)
     _n_pages_in_write: int = 0
+    changes: DiskChanges = field(init=False)
+    """Records which pages enter and leave the store, once it is told to."""
     _chain: KeyChain = field(init=False)
 
     def __post_init__(self) -> None:
         self._chain = KeyChain(self.root, self.host.page_size * TOKEN_BYTES)
+        self.changes = DiskChanges(self.store, self._chain, self.host.page_size * TOKEN_BYTES)
 
     @property
     def is_busy(self) -> bool:
@@ -228,6 +232,7 @@ class DiskTier:
         n_pages = 0 if fetch.is_invalidated else finished.n_pages
         fetch.n_tokens = n_pages * page_size
         fetch.is_done, fetch.has_failed = True, n_pages < n_missing
+        self.changes.add_stored(fetch.namespace, bytes(fetch.tokens))
         self.host.commit_copied(fetch.blocks, fetch.tokens, (first + n_pages) * page_size)
         self.host.close(fetch.blocks)
 
@@ -235,6 +240,7 @@ class DiskTier:
         self.counters.n_pages_written += finished.n_pages
         self.counters.write_seconds += finished.seconds
         self._n_pages_in_write -= write.n_pages
+        self.changes.add_stored(*write.offer)
         self.host.close(write.source)
 
     def _start_writes(self) -> None:

@@ -74,6 +74,8 @@ class FileStore:
         """Bytes of pages that are being written or removed, so that the index does not have them."""
         self._n_removals = 0
         """Calls of ``remove`` and ``clear``. A store of before the last one is dropped."""
+        self._removed: list[bytes] | None = None
+        """Keys of the pages that have left the index, for ``take_removed``; None before its first call."""
         self._n_write_failures = 0
         """Writes that failed since the last that succeeded."""
         self._writes_resume = 0.0
@@ -137,6 +139,12 @@ class FileStore:
             self._index = FileIndex()
             return self._start_removal(files)
 
+    def take_removed(self) -> list[bytes]:
+        """See ``PageStore``."""
+        with self._names:
+            removed, self._removed = self._removed or [], []
+            return removed
+
     def take_finished(self) -> list[FinishedTransfer]:
         """See ``PageStore``."""
         return self._threads.take_finished()
@@ -187,6 +195,7 @@ class FileStore:
             with self._names:
                 if self._index.remove(key) is None:
                     return  # it was removed while it was read
+                self._note_removed(key)
                 with contextlib.suppress(OSError):
                     self._unlink(key)
         self._read_warnings.add(f"the page {name_of(key)} in {self._folder.path} is a miss", error)
@@ -253,11 +262,13 @@ class FileStore:
                 return False
             self._unlink(file.key)
             self._index.remove(file.key)
+            self._note_removed(file.key)
         return True
 
     def _start_removal(self, files: Sequence[IndexedFile]) -> int:
         """Starts to delete files that have left the index."""
         self._n_removals += 1
+        self._note_removed(*(file.key for file in files))
         self._reserved_bytes += sum(file.n_bytes for file in files)
         steps = [
             partial(self._delete, files[first : first + FILES_PER_REMOVAL])
@@ -276,6 +287,10 @@ class FileStore:
                 except OSError as error:
                     self._write_warnings.add(f"a page cannot be removed from {self._folder.path}", error)
         return True
+
+    def _note_removed(self, *keys: bytes) -> None:
+        if self._removed is not None:
+            self._removed += keys
 
     def _unlink(self, key: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):

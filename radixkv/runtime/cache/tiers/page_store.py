@@ -92,6 +92,13 @@ class PageStore(Protocol):
         """Removes all pages, also those of other models, as ``remove`` does; returns a ticket."""
         ...
 
+    def take_removed(self) -> list[bytes]:
+        """Returns the keys of pages that were removed or lost since the last call; the first call returns none.
+
+        A page may be back in the store by now. Nothing is recorded before the first call. O(1).
+        """
+        ...
+
     def take_finished(self) -> list[FinishedTransfer]:
         """Returns the transfers that have finished since the last call, in any order. O(1) if there is none."""
         ...

@@ -1,0 +1,1 @@
+"""Cache events: which pages each tier has, for routers."""

@@ -1,0 +1,77 @@
+"""Log of the changes of a tree's computed pages, for events."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from radixkv.tree.digest import Digest, digest_at
+from radixkv.tree.node import Namespace, Node
+
+
+class StoredPages(NamedTuple):
+    """Consecutive pages that can be found and are computed."""
+
+    namespace: Namespace
+    parent_digest: int | None
+    """Chained digest of the page before them; None if they begin their sequences."""
+    digests: Sequence[int]
+    """The chained digest of each page."""
+    tokens: bytes
+    """The pages' tokens, little-endian int32."""
+
+
+class RemovedPages(NamedTuple):
+    """Pages that were stored, and cannot be found any more."""
+
+    digests: Sequence[int]
+
+
+Change = StoredPages | RemovedPages
+
+
+class ChangeLog:
+    """Records which computed pages enter and leave a tree, in order. A page enters after the page before it.
+
+    Args:
+        digest: the tree's digest function.
+        page_bytes: bytes of one page's tokens.
+    """
+
+    def __init__(self, digest: Digest, page_bytes: int) -> None:
+        self.is_on = False
+        """Whether changes are recorded. Turn it on while the tree is empty. A change then costs a digest of each
+        page, and memory until ``take``."""
+        self.n_pages = 0
+        """Pages that were stored and not removed since."""
+        self._digest = digest
+        self._page_bytes = page_bytes
+        self._changes: list[Change] = []
+
+    def add_stored(self, node: Node, first: int, last: int) -> None:
+        """Records that the pages ``first`` to ``last - 1`` of a reachable node are computed now. O(pages)."""
+        self.n_pages += last - first
+        self._changes.append(self.stored_pages(node, first, last))
+
+    def add_removed(self, node: Node, first: int, last: int) -> None:
+        """Records that these pages of a node leave the tree. Call it before they do. O(pages)."""
+        if first < last:
+            assert node.digests is not None, "its pages were stored"
+            self.n_pages -= last - first
+            self._changes.append(RemovedPages(node.digests[first:last]))
+
+    def take(self) -> list[Change]:
+        """Returns the changes since the last call. O(1)."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def stored_pages(self, node: Node, first: int, last: int) -> StoredPages:
+        """Returns some pages of a reachable node as a change. O(pages), and those before them without a digest."""
+        size, parent = self._page_bytes, node.parent
+        assert parent is not None
+        is_first = not first and parent.parent is None
+        parent_digest = None if is_first else digest_at(self._digest, node, first, size)
+        digest_at(self._digest, node, last, size)
+        digests = array("Q") if node.digests is None else node.digests[first:last]
+        return StoredPages(node.namespace, parent_digest, digests, bytes(node.key[first * size : last * size]))
