@@ -119,6 +119,10 @@ class InstantStore:
         n_pages, self._index = self.n_pages, FileIndex()
         return self._finish(n_pages)
 
+    def take_removed(self) -> list[bytes]:
+        """Raises ``InvariantError``: nobody asks for events."""
+        raise InvariantError("a replay records no events")
+
     def take_finished(self) -> list[FinishedTransfer]:
         """See ``PageStore``."""
         finished, self._finished = self._finished, []

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from support.engine_machine import CopyingEngineMachine, EngineMachine, WindowedEngineMachine
 from support.histories import run_histories
 from support.loop_machine import LoopMachine
+from support.publishing_machine import PublishingMachine
 from support.tree_machine import TreeMachine
 
 N_BLOCKS = 20
@@ -26,6 +27,7 @@ N_BLOCKS = 20
         (CopyingEngineMachine, 500, 100),
         (WindowedEngineMachine, 500, 100),
         (LoopMachine, 500, 100),
+        (PublishingMachine, 300, 100),
         (TreeMachine, 200, 200),
     ],
 )

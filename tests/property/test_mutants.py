@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine
 from mutants_of_beams import OF_BEAMS
+from mutants_of_events import OF_EVENTS
 from mutants_of_grammars import OF_GRAMMARS
 from mutants_of_pages import OF_PAGES
 from mutants_of_partial_pages import OF_PARTIAL_PAGES
@@ -30,6 +31,7 @@ from support.engine_machine import (
 )
 from support.histories import FIRST_FAILURE, run_histories
 from support.loop_machine import LoopMachine
+from support.publishing_machine import PublishingMachine
 
 Patch = pytest.MonkeyPatch
 Mutant = Callable[[Patch], None]
@@ -44,6 +46,7 @@ OTHERS = (
     + OF_WINDOWS
     + OF_TIERS
     + OF_DISK
+    + OF_EVENTS
 )
 N_HISTORIES = 3000
 """The mutants that are hardest to find show in one of some 300."""
@@ -106,3 +109,9 @@ def test_a_mutant_of_the_host_tier_is_found(mutant: Mutant, monkeypatch: Patch) 
 @pytest.mark.parametrize("mutant", OF_DISK, ids=lambda mutant: mutant.__name__)
 def test_a_mutant_of_the_disk_tier_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
     check_that_it_is_found(mutant, monkeypatch, DiskEngineMachine)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", OF_EVENTS, ids=lambda mutant: mutant.__name__)
+def test_a_mutant_of_the_events_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
+    check_that_it_is_found(mutant, monkeypatch, PublishingMachine)

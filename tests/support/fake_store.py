@@ -44,6 +44,8 @@ class FakeStore:
     _finished: list[FinishedTransfer] = field(default_factory=list)
     _lost: set[bytes] = field(default_factory=set)
     """Keys of pages that were lost, by which ``remove`` finds what continued them."""
+    all_written: dict[bytes, bytes] = field(default_factory=dict)
+    """Tokens of every page that was ever stored, by key."""
     _removed: list[bytes] = field(default_factory=list)
     _n_tickets: int = 0
     _n_removals: int = 0
@@ -159,4 +161,5 @@ class FakeStore:
         assert POISON not in values, f"slot {slot} is written, and not filled"
         assert values == transfer.sources[index], f"slot {slot} has changed while it was written"
         self.pages.setdefault(key, StoredPage(tokens, list(values)))
+        self.all_written.setdefault(key, tokens)
         return True

@@ -25,7 +25,7 @@ REPLAY_TIMEOUT_S = 30.0
 """A client that reads nothing for longer loses its replay."""
 _MAX_SENDS_PER_TURN = 256
 """Batches that replays send in one turn of the loop, which bounds its length."""
-_REPLAY_HWM = 1000
+REPLAY_HWM = 1000
 """Batches that wait for a client of replays to read them; more wait in the buffer itself."""
 _MAX_REQUEST_BYTES = 1024
 _END = (-1).to_bytes(8, "big", signed=True)
@@ -75,7 +75,7 @@ class EventPublisher:
             _bind(self._publishing, "endpoint", config.endpoint)
             if config.replay_endpoint is not None:
                 self.replay_socket = self._context.socket(zmq.ROUTER)
-                self.replay_socket.setsockopt(zmq.SNDHWM, _REPLAY_HWM)
+                self.replay_socket.setsockopt(zmq.SNDHWM, REPLAY_HWM)
                 self.replay_socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else a full client would lose messages
                 self.replay_socket.setsockopt(zmq.MAXMSGSIZE, _MAX_REQUEST_BYTES)
                 _bind(self.replay_socket, "replay_endpoint", config.replay_endpoint)
@@ -185,7 +185,7 @@ def _bind(bound: zmq.Socket[bytes], name: str, endpoint: str) -> None:
         if endpoint.startswith("ipc://"):
             _refuse_if_served(endpoint.removeprefix("ipc://"))
         bound.bind(endpoint)
-    except OSError as error:  # zmq.ZMQError is one
+    except (OSError, zmq.ZMQError) as error:
         reason = "it is taken" if error.errno == zmq.EADDRINUSE else str(error.strerror or error)
         raise ConfigError(
             f"the {name} {endpoint} of cache events cannot be bound: {reason}; choose another in --kv-events-config"
