@@ -274,7 +274,7 @@ def _kv_events(text: str) -> KVEventsConfig | None:
     publisher, is_on = fields.pop("publisher", None), fields.pop("enable_kv_cache_events", None)
     if publisher not in (None, "zmq", "null"):
         raise argparse.ArgumentTypeError(f"publisher {shortened(publisher)} is unknown; use zmq or null")
-    if is_on not in (None, True, False):
+    if is_on is not None and not isinstance(is_on, bool):
         raise argparse.ArgumentTypeError(f"enable_kv_cache_events {shortened(is_on)} must be true or false")
     fields.pop("max_queue_size", None)  # vLLM's, of a queue that there is not
     known = {field.name for field in dataclasses.fields(KVEventsConfig)}

@@ -27,6 +27,7 @@ def public_settings(engine: EngineConfig, server: ServerConfig) -> dict[str, Any
     for part in (engine.model, engine.cache, engine.scheduler, server):
         settings |= asdict(part)
     del settings["model"], settings["api_key"]
+    settings["kv_events"] = None if engine.kv_events is None else asdict(engine.kv_events)
     return settings | {"explain_contents": server.may_explain_contents, "priority_range": server.allowed_priorities}
 
 

@@ -1,0 +1,115 @@
+"""The events of a loop, as vLLM's subscribers decode them."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixkv import wire
+from radixkv.runtime.events.log import EventLog
+from radixkv.runtime.events.messages import Event, EventBatch, encode_batch
+from radixkv.tree.digest import chained_xxh3_64, namespace_digest
+from radixkv.tree.node import Namespace
+from support.loop_frontend import Frontend
+from support.replica import AllBlocksCleared, BlockRemoved, BlockStored, decode
+
+PROMPT = list(range(1, 23))
+"""Five pages and a half."""
+
+
+def decoded(events: list[Event]) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
+    batch = decode(encode_batch(EventBatch(12.5, events)))
+    assert (batch.ts, batch.data_parallel_rank) == (12.5, 0)
+    return batch.events
+
+
+def hashes(tokens: list[int], salt: str = "") -> list[int]:
+    digest, digests = namespace_digest(chained_xxh3_64, Namespace(salt=salt)), []
+    for first in range(0, len(tokens) - 3, 4):
+        digest = chained_xxh3_64(digest, wire.pack_tokens(tokens[first : first + 4]))
+        digests.append(digest)
+    return digests
+
+
+def opened(*, shows_salted_tokens: bool = False, **settings: int) -> tuple[Frontend, EventLog]:
+    front = Frontend(**settings)  # type: ignore[arg-type]
+    return front, front.loop.open_event_log(shows_salted_tokens=shows_salted_tokens)
+
+
+def test_whole_pages_are_announced_once_their_kv_is_computed() -> None:
+    front, log = opened()
+    front.submit("a", PROMPT, max_tokens=6)
+    front.turn()
+    assert log.take() == [], "the prompt is scheduled, and no result is there"
+    front.turn()
+    assert decoded(log.take()) == [
+        BlockStored(hashes(PROMPT), None, PROMPT[:20], 4, None, "GPU", None),
+    ]
+    front.run()
+    answer = PROMPT + front.received["a"].tokens[0]
+    assert len(answer) == 28
+    later = hashes(answer)[5:6]  # the KV of the last token is never computed
+    assert decoded(log.take()) == [BlockStored(later, hashes(PROMPT)[-1], answer[20:24], 4, None, "GPU", None)]
+    assert log.take() == []
+    front.submit("b", PROMPT, max_tokens=1)
+    front.run()
+    assert log.take() == [], "nothing new"
+
+
+def test_a_branch_continues_the_page_that_it_shares() -> None:
+    front, log = opened()
+    front.submit("a", PROMPT, max_tokens=1)
+    front.run()
+    log.take()
+    branch = [*PROMPT[:8], *range(60, 68)]
+    front.submit("b", branch, max_tokens=1)
+    front.run()
+    assert decoded(log.take()) == [
+        BlockStored(hashes(branch)[2:], hashes(PROMPT)[1], branch[8:], 4, None, "GPU", None)
+    ]
+    snapshot = list(log.snapshot())
+    assert {block for event in snapshot for block in event.block_hashes} == {*hashes(PROMPT), *hashes(branch)}
+
+
+def test_evicted_and_invalidated_pages_are_removed_once() -> None:
+    front, log = opened(n_pages=12)
+    for first in (1, 30):
+        front.submit(f"r{first}", range(first, first + 22), max_tokens=1)
+        front.run()
+    log.take()
+    front.submit("c", range(60, 82), max_tokens=1)
+    front.run()
+    removed, stored = decoded(log.take())
+    assert isinstance(removed, BlockRemoved)
+    assert isinstance(stored, BlockStored)
+    assert set(removed.block_hashes) < set(hashes(PROMPT))
+    assert len(removed.block_hashes) == len(set(removed.block_hashes)) > 0
+    second = list(range(30, 50))
+    front.loop.receive(wire.Invalidate("i", wire.pack_tokens(second)))
+    (removed,) = decoded(log.take())
+    assert removed == BlockRemoved(hashes(second), "GPU")
+
+
+def test_a_flush_clears_all_blocks_even_of_running_requests() -> None:
+    front, log = opened()
+    front.submit("a", PROMPT, max_tokens=1)
+    front.run()
+    front.submit("b", range(30, 52), max_tokens=8)
+    for _ in range(3):
+        front.turn()
+    log.take()
+    front.loop.receive(wire.Flush("f"))
+    assert decoded(log.take()) == [AllBlocksCleared()]
+    front.run()
+    assert log.take() == [], "the running request's pages are detached"
+    assert list(log.snapshot()) == []
+
+
+@pytest.mark.parametrize("shows_salted_tokens", [False, True])
+def test_the_tokens_of_salted_prompts_are_withheld(*, shows_salted_tokens: bool) -> None:
+    front, log = opened(shows_salted_tokens=shows_salted_tokens)
+    front.submit("a", PROMPT, max_tokens=1, salt="hers")
+    front.run()
+    tokens = PROMPT[:20] if shows_salted_tokens else []
+    expected = BlockStored(hashes(PROMPT, "hers"), None, tokens, 4, None, "GPU", None)
+    assert decoded(log.take()) == decoded(list(log.snapshot())) == [expected]
+    assert expected.block_hashes != hashes(PROMPT)
