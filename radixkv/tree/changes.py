@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -68,10 +67,13 @@ class ChangeLog:
 
     def stored_pages(self, node: Node, first: int, last: int) -> StoredPages:
         """Returns some pages of a reachable node as a change. O(pages), and those before them without a digest."""
-        size, parent = self._page_bytes, node.parent
-        assert parent is not None
-        is_first = not first and parent.parent is None
-        parent_digest = None if is_first else digest_at(self._digest, node, first, size)
+        size, parent, parent_digest = self._page_bytes, node.parent, None
         digest_at(self._digest, node, last, size)
-        digests = array("Q") if node.digests is None else node.digests[first:last]
-        return StoredPages(node.namespace, parent_digest, digests, bytes(node.key[first * size : last * size]))
+        assert node.digests is not None
+        if first:
+            parent_digest = node.digests[first - 1]
+        elif parent is not None and parent.parent is not None:
+            assert parent.digests is not None, "the digests of the node continue them"
+            parent_digest = parent.digests[-1]
+        tokens = bytes(node.key[first * size : last * size])
+        return StoredPages(node.namespace, parent_digest, node.digests[first:last], tokens)

@@ -1,0 +1,187 @@
+"""Measures what cache events cost the runtime's loop: host time of a turn with events on and off, alternating.
+
+256 rows decode; in each step a request ends, and one with a new prompt begins, so that the full pool loses as many
+pages as it gets: about 100 events of pages in a step, 5,000 a second in steps of 20 ms. Three subscribers of
+another process are connected, of which one does not read. No device runs: step results are generated at once, so
+the host's time is all there is. On a GPU it passes while the device computes. Times are processor times of the
+loop's thread, so that other processes of the machine do not count.
+
+Appends one JSON line: the median over pairs of runs of the milliseconds that a turn takes without and with events,
+and what ``KVEvents.advance`` takes of them; ``percent_of_20_ms`` is the difference as a share of such a step.
+``snapshot_ms`` is the time of a snapshot of the whole pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import subprocess
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from statistics import median
+
+from result_lines import report, script_parser
+from schedule import NullDevice
+
+from radixkv.bench.environment import provenance
+from radixkv.config import KVEventsConfig
+from radixkv.runtime.cache.timed import TimedPageCache
+from radixkv.runtime.events.kv_events import KVEvents
+from radixkv.runtime.events.publisher import EventPublisher
+from radixkv.runtime.loop import Loop
+from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.sampling import SamplingParams
+from radixkv.wire import Submit
+
+PAGE_SIZE = 16
+VOCAB_SIZE = 30_000
+N_PROMPT = 544
+N_OUTPUT = 256
+STEP_MS = 20.0
+SUBSCRIBER = """
+import sys, time, zmq
+context = zmq.Context()
+sockets = [context.socket(zmq.SUB) for _ in range(3)]
+for socket in sockets:
+    socket.setsockopt(zmq.SUBSCRIBE, b"")
+    socket.connect(sys.argv[1])
+stuck, *readers = sockets
+print("connected", flush=True)
+poller = zmq.Poller()
+for reader in readers:
+    poller.register(reader, zmq.POLLIN)
+while True:
+    for reader, _ in poller.poll():
+        reader.recv_multipart()
+"""
+
+
+def main() -> None:
+    parser = script_parser(__doc__)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--pages", type=int, default=20_000, help="pages of the pool (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=200, help="steps of a run (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=20, help="pairs of runs (default: %(default)s)")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, subscribed(f"ipc://{folder}/events") as publisher:
+        report(
+            arguments.output_file,
+            measure(arguments.rows, arguments.pages, arguments.steps, arguments.pairs, publisher),
+            provenance(),
+        )
+
+
+@contextlib.contextmanager
+def subscribed(endpoint: str) -> Iterator[EventPublisher]:
+    """Opens a publisher with three subscribers in another process, of which one does not read."""
+    publisher = EventPublisher(KVEventsConfig(endpoint))
+    process = subprocess.Popen([sys.executable, "-c", SUBSCRIBER, endpoint], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.5)  # until the subscriptions have come
+        yield publisher
+    finally:
+        process.kill()
+        process.wait()
+        publisher.close()
+
+
+class Traffic:
+    """A loop with as many running requests as it has rows; each that ends is followed by one with a new prompt.
+
+    Args:
+        n_rows: rows of a step.
+        n_pages: pages of the pool.
+        publisher: publishes the loop's events; None: no events.
+    """
+
+    def __init__(self, n_rows: int, n_pages: int, publisher: EventPublisher | None) -> None:
+        device = NullDevice(n_pages, VOCAB_SIZE)
+        cache = TimedPageCache(n_pages, PAGE_SIZE)
+        scheduler = Scheduler(cache, max_num_seqs=n_rows, max_num_batched_tokens=8192, finds_shared_runs=True)
+        self.loop = Loop(cache, scheduler, device, max_model_len=N_PROMPT + N_OUTPUT)
+        self.log = self.loop.open_event_log(shows_salted_tokens=False) if publisher is not None else None
+        self.events = KVEvents(self.log, publisher) if publisher is not None and self.log is not None else None
+        self.cache = cache
+        self._rng = Random(1)
+        self._n_submitted = 0
+        for row in range(n_rows):
+            self._submit(1 + row * N_OUTPUT // n_rows)
+        while cache.n_evicted < n_pages // 10:
+            self.run(50)
+
+    def run(self, n_steps: int) -> RunTimes:
+        """Runs some steps; returns the mean times of a turn."""
+        advance_s = 0.0
+        started = time.thread_time()
+        for _ in range(n_steps):
+            messages = self.loop.turn()
+            if self.events is not None:
+                before = time.thread_time()
+                self.events.advance()
+                advance_s += time.thread_time() - before
+            for message in messages:
+                if type(message).__name__ == "Done":
+                    self._submit(N_OUTPUT)
+        return RunTimes((time.thread_time() - started) * 1e3 / n_steps, advance_s * 1e3 / n_steps)
+
+    def _submit(self, n_output: int) -> None:
+        prompt = array("i", (self._rng.randrange(10, VOCAB_SIZE) for _ in range(N_PROMPT)))
+        sampling = SamplingParams(temperature=0.0, max_tokens=n_output, ignore_eos=True)
+        self._n_submitted += 1
+        assert not self.loop.receive(Submit(str(self._n_submitted), prompt.tobytes(), sampling))
+
+
+@dataclass(frozen=True)
+class RunTimes:
+    """Milliseconds of a turn, its requests' submission included, and of its events."""
+
+    turn_ms: float
+    advance_ms: float
+
+
+def measure(n_rows: int, n_pages: int, n_steps: int, n_pairs: int, publisher: EventPublisher) -> dict[str, object]:
+    """Alternates runs without and with events; returns the metrics."""
+    off, on = Traffic(n_rows, n_pages, None), Traffic(n_rows, n_pages, publisher)
+    gc.collect()
+    gc.disable()
+    n_before, n_batches = on.cache.n_evicted, publisher.next_number
+    pairs = [(off.run(n_steps), on.run(n_steps)) for _ in range(n_pairs)]
+    n_removed = (on.cache.n_evicted - n_before) / (n_pairs * n_steps)
+    differences = sorted(with_events.turn_ms - without.turn_ms for without, with_events in pairs)
+    assert on.log is not None
+    started = time.thread_time()
+    n_blocks = sum(len(event.block_hashes) for event in on.log.snapshot())
+    snapshot_ms = (time.thread_time() - started) * 1e3
+    gc.enable()
+    difference = median(differences)
+    return {
+        "case": "three_subscribers_one_stuck",
+        "rows": n_rows,
+        "page_events_per_step": round(2 * n_removed, 1),
+        "page_events_per_s_at_20_ms": round(2 * n_removed * 1e3 / STEP_MS),
+        "batches": publisher.next_number - n_batches,
+        "turn_ms_off": round(median(without.turn_ms for without, _ in pairs), 4),
+        "turn_ms_on": round(median(with_events.turn_ms for _, with_events in pairs), 4),
+        "difference_ms": round(difference, 4),
+        "difference_quartiles_ms": [
+            round(differences[len(differences) // 4], 4),
+            round(differences[-1 - len(differences) // 4], 4),
+        ],
+        "advance_ms": round(median(with_events.advance_ms for _, with_events in pairs), 4),
+        "percent_of_20_ms": round(100 * difference / STEP_MS, 2),
+        "snapshot_pages": n_blocks,
+        "snapshot_ms": round(snapshot_ms, 1),
+        "pairs": n_pairs,
+        "steps": n_steps,
+    }
+
+
+if __name__ == "__main__":
+    main()
