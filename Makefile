@@ -7,7 +7,7 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -q
 # Packages of clients exclude each other: each list in tests/clients has an environment of its own.
 CLIENTS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcard tests/clients/*.txt))
-# Those of frameworks take 1.5 GB, so only `make test-clients` makes them.
+# Those of frameworks take 1.8 GB, so only `make test-clients` makes them.
 FRAMEWORKS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcard tests/clients/frameworks/*.txt))
 # An environment for the tests of the CUDA kernels in Triton's interpreter.
 NIGHTLY := $(VENV)/nightly
