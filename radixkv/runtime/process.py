@@ -118,6 +118,8 @@ def _preflight(start: Start) -> None:
     logging.disable()  # the serving process logs the same again
     machine = look_at_machine(start.engine.model.device)
     resolve_config(start.engine, resolve(start.folder, load_format="dummy"), machine)
+    with _publisher(start.engine.kv_events):
+        pass  # the endpoints are free
 
 
 def _exit_with_frontend(socket_path: Path) -> None:

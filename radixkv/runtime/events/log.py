@@ -81,6 +81,7 @@ class EventLog:
 
 
 def _tier_of(medium: Medium, cache: PageCache) -> _Tier:
+    assert not cache.tree.n_pages_reachable, "pages that are there already are not recorded"
     cache.tree.changes.is_on = True
     return _Tier(medium, cache.tree.changes, cache.tree.computed_pages)
 
