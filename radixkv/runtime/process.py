@@ -320,13 +320,14 @@ class RuntimeServer:
         """
         descriptors = self.loop.descriptors if wait_ms else []
         replay_socket = None if self.events is None else self.events.replay_socket
-        if not wait_ms or not (descriptors or replay_socket):
+        if not wait_ms or (replay_socket is None and not descriptors):
             return bool(self.socket.poll(wait_ms))
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
-        if self.events is not None and replay_socket is not None:
+        if self.events is not None and self.events.is_replaying:
+            wait_ms = min(wait_ms, REPLAY_WAIT_MS)  # also new requests wait no longer
+        elif replay_socket is not None:
             poller.register(replay_socket, zmq.POLLIN)
-            wait_ms = min(wait_ms, REPLAY_WAIT_MS) if self.events.is_replaying else wait_ms
         for descriptor in descriptors:
             poller.register(descriptor, zmq.POLLIN)
         return self.socket in dict(poller.poll(wait_ms))
