@@ -221,6 +221,7 @@ REFUSED = (
         {Place.FLAG: "ssl_keyfile ssl_certfile"},
         "put a TLS proxy in front of it",
     ),
+    Refused("a step has as many rows as fit", {Place.LLM_GENERATE: "concurrency_limit"}, "set max_num_seqs of LLM"),
     Refused(
         "a beam search goes on while its best beam may still be among the answers",
         {Place.SAMPLING: "early_stopping=false"},

@@ -2,7 +2,7 @@
 
 A request with ``n`` choices becomes ``n`` objects of class ``Request`` with the same id. One of them, the *leader*,
 computes the prompt. The others *follow* it, and *fork* its block table once its first output token is known. See
-docs/decisions/0006-forks.md.
+docs/decisions/0006-forks.md. With beam search each choice is a beam, see ``scheduler/beams.py``.
 """
 
 from __future__ import annotations

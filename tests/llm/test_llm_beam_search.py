@@ -129,7 +129,10 @@ def test_every_engine_finds_the_same_beams(llm: LLM, settings: dict[str, Any]) -
 
 
 def test_sequences_have_the_fields_of_vllm(llm: LLM) -> None:
-    (output,) = llm.beam_search([{"prompt": QUESTION}], BeamSearchParams(beam_width=2, max_tokens=24))
+    params = BeamSearchParams(beam_width=2, max_tokens=24)
+    (output,) = llm.beam_search(
+        [{"prompt": QUESTION}], params, lora_request=None, use_tqdm=False, concurrency_limit=None
+    )
     first, second = output.sequences
     assert isinstance(first, BeamSearchSequence)
     assert first.text is not None

@@ -14,6 +14,7 @@ from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.tree.node import TOKEN_BYTES
+from radixkv.wire import TokenLogprobs
 
 
 class BeamGroups:
@@ -57,21 +58,26 @@ class BeamGroups:
         updates: list[Update] = []
         if not self._members:
             return updates
-        for search in dict.fromkeys(request.search for request in requests if request.candidates is not None):
-            members = [] if search is None else self._members.get(search, [])
+        found = {one.search: None for one in requests if one.search is not None and one.candidates is not None}
+        for search in found:
+            members = self._members.get(search, [])  # none if a beam of the group has just failed
             candidates = [one.candidates for one in members if one.candidates is not None]
-            if search is None or not members or len(candidates) < len(members):
-                continue
-            chosen = search.advance(candidates)
-            for request in members:
-                request.candidates = None
-                if request.n_cached is None:
-                    request.count_cached()
-            if search.is_ended:
-                updates += self._end(search, members)
-            else:
-                self._members[search] = self._continue(members, chosen)
+            if members and len(candidates) == len(members):
+                updates += self._choose(search, members, candidates)
         return updates
+
+    def _choose(
+        self, search: BeamSearch, members: Sequence[Request], candidates: Sequence[TokenLogprobs]
+    ) -> list[Update]:
+        chosen = search.advance(candidates)
+        for request in members:
+            request.candidates = None
+            if request.n_cached is None:
+                request.count_cached()
+        if search.is_ended:
+            return self._end(search, members)
+        self._members[search] = self._continue(members, chosen)
+        return []
 
     def _continue(self, members: Sequence[Request], chosen: Sequence[Continuation]) -> list[Request]:
         """Gives each beam that goes on a request; returns them in the order of ``chosen``.
