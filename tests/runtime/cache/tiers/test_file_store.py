@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from radixkv.runtime.cache.tiers.file_store import FileStore
 from radixkv.runtime.cache.tiers.page_file import PageFormat
@@ -50,8 +50,11 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.path = Path(tempfile.mkdtemp()) / "pages"
         self.pages: dict[bytes, bytes] = {}
+        self.believed: set[bytes] = set()
+        """Keys that the store has by what it has reported."""
         self.version = 0
         self.store = self.open()
+        assert self.store.take_removed() == []
 
     def open(self) -> FileStore:
         return FileStore(
@@ -73,6 +76,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert n_stored == len(run) or self.may_evict
         for key in keys_of(run):
             self.pages.setdefault(key, page_of(key, self.page_bytes, self.version % 256))
+        self.believed.update(key for key in keys_of(run) if self.store.run((key,)))
         if self.may_evict:  # a page that was evicted is stored again with the new contents
             self.forget_what_is_gone(run, present)
 
@@ -119,6 +123,14 @@ class StoreMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.store.close(TIMEOUT_S)
         self.store = self.open()
+        assert self.store.take_removed() == []
+
+    @invariant()
+    def what_leaves_the_store_is_reported(self) -> None:
+        for key in self.store.take_removed():
+            if not self.store.run((key,)):
+                self.believed.discard(key)
+        assert all(self.store.run((key,)) for key in self.believed)
 
     @rule(run=RUNS, at=st.integers(-600, 600), is_cut=st.booleans())
     @precondition(lambda self: not self.may_evict)
