@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     Save = Callable[[Sequence[ResultLine]], None]
 
 WORKLOADS = ("uniform-short", "variable-length", "shared-prefix", "multi-turn", "parallel-sampling")
+SCHEMES = (
+    *("reserve-maximum", "reserve-power-of-two", "reserve-factor", "oracle", "oracle-best-fit", "resize"),
+    *("vattention", "vattention-shared", "paged", "radix"),
+)
+GRANULE_SIZES = {"64KiB": 1 << 16, "2MiB": 1 << 21}
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 POOL_TOKENS = 65_536
 MAX_MODEL_LEN = 2048
@@ -44,6 +49,13 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         help=f"the workloads to run, separated by commas: {', '.join(WORKLOADS)} (default: all)",
     )
     study.add_argument(
+        "--schemes",
+        type=_schemes,
+        default=list(SCHEMES),
+        metavar="NAMES",
+        help=f"the schemes to compare, separated by commas: {', '.join(SCHEMES)} (default: all)",
+    )
+    study.add_argument(
         "--dataset-path",
         type=Path,
         action="append",
@@ -65,6 +77,13 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="SIZES",
         help="page sizes for which to compute wasted memory, separated by commas, or none (default: powers of two "
         "up to 256)",
+    )
+    study.add_argument(
+        "--granule-sizes",
+        type=_granule_sizes,
+        default=list(GRANULE_SIZES.values()),
+        metavar="SIZES",
+        help=f"granules of vattention, separated by commas: {', '.join(GRANULE_SIZES)} (default: both)",
     )
     study.add_argument(
         "--num-prompts",
@@ -120,7 +139,9 @@ def run(args: argparse.Namespace) -> int:
     settings = StudySettings(
         recorded.lengths,
         workloads=args.workloads,
+        schemes=args.schemes,
         page_size=args.page_size,
+        granule_sizes=args.granule_sizes,
         page_sizes=args.page_sizes,
         pool_tokens=POOL_TOKENS if args.max_total_tokens is None else args.max_total_tokens,
         max_model_len=MAX_MODEL_LEN if args.max_model_len is None else args.max_model_len,
@@ -162,6 +183,7 @@ def _compare_schemes(settings: StudySettings, save: Save) -> list[ResultLine]:
         SCHEME_LEGEND,
         scheme_cells,
         scheme_heading,
+        scheme_label,
         table,
         target_lines,
         targets,
@@ -174,7 +196,7 @@ def _compare_schemes(settings: StudySettings, save: Save) -> list[ResultLine]:
         with Progress(f"simulating {name}") as progress:
             for line in compare_schemes(replace(settings, workloads=[name])):
                 of_workload.append(line)
-                progress.show(f"{line['scheme']} is done")
+                progress.show(f"{scheme_label(line)} is done")
         print(f"\n{scheme_heading(of_workload)}")
         print(table(SCHEME_COLUMNS, [scheme_cells(line) for line in of_workload]))
         print("\n".join(target_lines(targets(of_workload))), flush=True)
@@ -264,11 +286,22 @@ def _saver(path: Path | None) -> Save:
 
 
 def _workloads(text: str) -> list[str]:
+    return _names(text, "workload", WORKLOADS)
+
+
+def _schemes(text: str) -> list[str]:
+    return _names(text, "scheme", SCHEMES)
+
+
+def _granule_sizes(text: str) -> list[int]:
+    return [GRANULE_SIZES[name] for name in _names(text, "size of granules", GRANULE_SIZES)]
+
+
+def _names(text: str, kind: str, known: Collection[str]) -> list[str]:
     names = list(dict.fromkeys(text.split(",")))
-    unknown = [name for name in names if name not in WORKLOADS]
-    if unknown:
+    if unknown := [name for name in names if name not in known]:
         raise argparse.ArgumentTypeError(
-            f"{', '.join(map(repr, unknown))} is not a workload; use {', '.join(WORKLOADS)}"
+            f"{', '.join(map(repr, unknown))} is not a {kind}; use {', '.join(known)}"
         )
     return names
 

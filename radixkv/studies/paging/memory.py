@@ -25,7 +25,8 @@ class SlotUsage(NamedTuple):
     stored: int
     """Tokens of all running sequences; exceeds ``occupied`` if sequences share slots."""
     entries: int
-    """Block-table entries of all running sequences."""
+    """Entries that lead from the tokens of all running sequences to their slots: one for each extent or page of a
+    sequence, and for each granule in each tensor of the cache."""
 
     @property
     def allocated(self) -> int:
@@ -60,7 +61,7 @@ class SlotShares(NamedTuple):
     tokens_per_slot: float
     """Stored tokens per occupied slot; above 1 if slots are shared."""
     entries_per_1000_tokens: float
-    """Block-table entries per 1,000 stored tokens."""
+    """Entries per 1,000 stored tokens."""
 
     @property
     def fragmentation_pct(self) -> float:

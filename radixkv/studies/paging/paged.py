@@ -1,4 +1,4 @@
-"""Paged memory: the engine's own scheduler, page cache and radix tree, without a model."""
+"""Paged memory: the engine's own scheduler and page cache, with or without the radix tree, and without a model."""
 
 from __future__ import annotations
 
@@ -18,17 +18,25 @@ from radixkv.tree.node import Namespace
 
 
 class PagedScheme:
-    """A scheme that allocates page by page, shares whole pages by prefix, and preempts when pages run out.
+    """A scheme that allocates page by page and preempts when pages run out.
 
-    Rows and tokens per step are not limited, so only memory limits which sequences run.
+    Rows and tokens per step are not limited, so only memory limits which sequences run. The granules of virtual
+    contiguous memory are pages too: only what leads from a position to its page differs, see ``n_entries_per_page``.
 
     Args:
-        n_slots: token slots of the pool; a remainder smaller than a page is unused.
+        n_slots: token slots of the pool; a remainder smaller than a page is counted as free.
         page_size: tokens per page.
+        shares: whether sequences share whole pages by prefix, through the radix tree. Without it, choices of one
+            request compute their prompt once, and each has a copy of it.
+        n_entries_per_page: entries that map a page: one of a block table, or a granule in each tensor of the cache.
     """
 
-    def __init__(self, n_slots: int, page_size: int) -> None:
-        self.cache = PageCache(n_slots // page_size, page_size, min_copied_tokens=page_size)
+    def __init__(
+        self, n_slots: int, page_size: int, *, shares: bool = True, n_entries_per_page: int = 1
+    ) -> None:
+        self.cache = PageCache(n_slots // page_size, page_size, shares=shares, min_copied_tokens=page_size)
+        self._n_unused = n_slots % page_size
+        self._n_entries_per_page = n_entries_per_page
         self._scheduler = Scheduler(
             self.cache,
             max_num_seqs=n_slots,
@@ -100,11 +108,11 @@ class PagedScheme:
             reserved=reserved,
             internal=(cache.n_pages - cache.n_available) * page_size - occupied - reserved,
             external=0,
-            free=cache.n_free * page_size,
+            free=cache.n_free * page_size + self._n_unused,
             cached=cache.tree.n_pages_evictable * page_size,
             duplicate=occupied - count_distinct_tokens(stored),
             stored=sum(n_tokens for _, n_tokens in stored),
-            entries=entries,
+            entries=entries * self._n_entries_per_page,
         )
 
     def end(self) -> list[SimulatedSequence]:

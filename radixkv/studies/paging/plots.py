@@ -26,7 +26,8 @@ from radixkv.bench.report.html_page import (
     style,
     write_page,
 )
-from radixkv.studies.paging.study import PAGED, ResultLine
+from radixkv.studies.paging.schemes import RADIX
+from radixkv.studies.paging.study import ResultLine
 from radixkv.studies.paging.tables import (
     COST_COLUMNS,
     COST_LEGEND,
@@ -39,6 +40,7 @@ from radixkv.studies.paging.tables import (
     lost_rows,
     scheme_cells,
     scheme_heading,
+    scheme_label,
     target_lines,
     targets,
 )
@@ -128,7 +130,7 @@ def _caption(line: ResultLine) -> str:
 
 def _draw_slot_usage(lines: Sequence[ResultLine], caption: str) -> Figure:
     workloads = _by_workload(lines)
-    figure = new_figure(9, 0.9 + 1.55 * len(workloads))
+    figure = new_figure(9.5, 1.1 + len(workloads) * (0.4 + 0.23 * len(workloads[0])))
     rows = figure.subplots(len(workloads), 1, sharex=True, squeeze=False)
     for axes, lines_of_workload in zip(rows[:, 0], workloads, strict=True):
         style(axes, title=lines_of_workload[0]["workload"])
@@ -150,17 +152,22 @@ def _draw_slot_usage(lines: Sequence[ResultLine], caption: str) -> Figure:
                         va="center",
                     )
             starts = [start + width for start, width in zip(starts, widths, strict=True)]
-        axes.set_yticks(positions, [line["scheme"] for line in lines_of_workload])
+        axes.set_yticks(positions, [scheme_label(line) for line in lines_of_workload])
         axes.set_ylim(len(lines_of_workload) - 0.45, -0.55)
         axes.set_xlim(0, 100)
     rows[-1, 0].set_xlabel("token slots of the pool, while requests wait (%)", fontsize=9.5, color=MUTED_COLOUR)
     handles, labels = rows[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", ncols=4, frameon=False, fontsize=9)
-    paged = [line for line in lines if line["scheme"] == PAGED]
-    n_workloads = "1 workload" if len(paged) == 1 else f"{len(paged)} workloads"
-    lost = max(line["lost_pct"] for line in paged)
-    entitle(figure, f"Pages lose at most {lost:.1f}% of the allocated slots in {n_workloads}", caption)
+    entitle(figure, _slot_usage_title(lines), caption)
     return figure
+
+
+def _slot_usage_title(lines: Sequence[ResultLine]) -> str:
+    losses = [line["lost_pct"] for line in lines if line["scheme"] == RADIX]
+    if not losses:
+        return "Use of the pool's slots"
+    workloads = "1 workload" if len(losses) == 1 else f"{len(losses)} workloads"
+    return f"Pages shared by prefix lose at most {max(losses):.1f}% of the allocated slots in {workloads}"
 
 
 def _slot_shares(line: ResultLine) -> list[float]:
@@ -172,8 +179,8 @@ def _slot_shares(line: ResultLine) -> list[float]:
 def _draw_utilisation(lines: Sequence[ResultLine], caption: str) -> Figure:
     workloads = _by_workload(lines)
     values = [[line["utilisation_pct"] for line in lines_of_workload] for lines_of_workload in workloads]
-    schemes = [line["scheme"] for line in workloads[0]]
-    figure = new_figure(8, 1.4 + 0.5 * len(schemes))
+    schemes = [scheme_label(line) for line in workloads[0]]
+    figure = new_figure(9, 1.3 + 0.4 * len(schemes))
     axes = figure.add_subplot()
     style(axes)
     axes.grid(False)
@@ -186,7 +193,7 @@ def _draw_utilisation(lines: Sequence[ResultLine], caption: str) -> Figure:
     axes.set_xticks(range(len(workloads)), [lines_of_workload[0]["workload"] for lines_of_workload in workloads])
     axes.set_yticks(range(len(schemes)), schemes)
     axes.spines["bottom"].set_visible(False)
-    entitle(figure, "Allocated slots that hold KV or a copy (%)", caption)
+    entitle(figure, "Memory utilisation rate: allocated slots that hold KV or a copy (%)", caption)
     return figure
 
 

@@ -19,6 +19,11 @@ class Scheme(Protocol):
         """Sequences that have not started, or were preempted."""
         ...
 
+    @property
+    def n_preemptions(self) -> int:
+        """How often a sequence lost its memory before its end and had to start again."""
+        ...
+
     def add(self, turn: Turn) -> None:
         """Queues the sequences of a turn."""
         ...

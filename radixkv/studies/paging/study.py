@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from radixkv.errors import ConfigError
-from radixkv.studies.paging.allocators import BestFitAllocator, BuddyAllocator, next_power_of_two
-from radixkv.studies.paging.contiguous import (
-    ContiguousScheme,
-    reserve_exact_length,
-    reserve_maximum,
-    reserve_power_of_two,
-)
+from radixkv.studies.paging.allocators import next_power_of_two
 from radixkv.studies.paging.lengths import WorkloadLengths
 from radixkv.studies.paging.paged import PagedScheme
 from radixkv.studies.paging.scheme import Scheme
+from radixkv.studies.paging.schemes import (
+    CONTIGUOUS,
+    RADIX,
+    SHARES_GRANULES,
+    Pool,
+    granule_scheme,
+    granule_tokens,
+    paged_scheme,
+)
 from radixkv.studies.paging.simulation import NeverFull, SimulationResult, simulate
 from radixkv.studies.paging.workloads import StudyWorkload, generate_workload
 
 ResultLine = dict[str, Any]
 """The fields of a JSON line of results."""
-
-PAGED = "paged"
-RESERVE_MAXIMUM = "reserve-maximum"
-"""The scheme whose largest batch and throughput paging is compared with."""
-
-SCHEMES: Mapping[str, Callable[[int, int], Scheme]] = {
-    RESERVE_MAXIMUM: lambda n_slots, longest: ContiguousScheme(BestFitAllocator(n_slots), reserve_maximum(longest)),
-    "reserve-power-of-two": lambda n_slots, longest: ContiguousScheme(
-        BuddyAllocator(n_slots), reserve_power_of_two(longest)
-    ),
-    "oracle": lambda n_slots, longest: ContiguousScheme(BuddyAllocator(n_slots), reserve_exact_length),
-    "oracle-best-fit": lambda n_slots, longest: ContiguousScheme(BestFitAllocator(n_slots), reserve_exact_length),
-}
-"""Factories of the reserving schemes; the arguments are the pool's token slots and the maximum sequence length."""
-
-
-_NOT_PAGED_FIELDS: ResultLine = {"page_size": None, "retractions": 0, "host_us_per_token": None}
 
 
 @dataclass(frozen=True)
@@ -49,8 +35,12 @@ class StudySettings:
     """Lengths of prompts and answers."""
     workloads: Sequence[str]
     """Names of workloads."""
+    schemes: Sequence[str]
+    """Names of schemes."""
     page_size: int
     """Tokens per page when schemes are compared."""
+    granule_sizes: Sequence[int]
+    """Bytes of the granules of contiguous virtual memory, which are compared with each other."""
     page_sizes: Sequence[int]
     """Page sizes that are compared with each other."""
     pool_tokens: int
@@ -68,12 +58,21 @@ class StudySettings:
                 raise ConfigError(
                     f"page size {page_size} is not between 1 and --max-model-len {self.max_model_len}; give another"
                 )
-        minimum = next_power_of_two(self.max_model_len) + max((self.page_size, *self.page_sizes))
-        if self.pool_tokens < minimum:
+        n_largest = max((self.page_size, *self.page_sizes))
+        if self.pool_tokens < (minimum := next_power_of_two(self.max_model_len) + n_largest):
             raise ConfigError(
                 f"--max-total-tokens {self.pool_tokens} is less than {minimum}: the pool must hold a sequence of "
                 f"--max-model-len {self.max_model_len} under every scheme; give a larger one"
             )
+        for name in self.schemes:
+            for granule_bytes in self.granule_sizes if name in SHARES_GRANULES else ():
+                n_tokens = granule_tokens(granule_bytes)
+                if self.pool_tokens < (minimum := -(-self.max_model_len // n_tokens) * n_tokens):
+                    raise ConfigError(
+                        f"--max-total-tokens {self.pool_tokens} is less than {minimum}: {name} needs granules of "
+                        f"{n_tokens} tokens for a sequence of --max-model-len {self.max_model_len}; give more, or "
+                        "smaller --granule-sizes"
+                    )
         if self.n_conversations is not None and self.n_conversations < 1:
             raise ConfigError(f"--num-prompts {self.n_conversations} must be at least 1")
 
@@ -90,36 +89,57 @@ class StudySettings:
 
 
 def compare_schemes(settings: StudySettings) -> Iterator[ResultLine]:
-    """Yields a line for each scheme on each workload, the reserving schemes first."""
+    """Yields a line for each scheme on each workload, and for each granule size of a scheme that has granules."""
     for name in settings.workloads:
         workload = settings.workload(name)
-        for scheme, make in SCHEMES.items():
-            run = simulate(make(settings.pool_tokens, settings.max_model_len), workload)
-            yield {"scheme": scheme, **_result_fields(run, workload, settings), **_NOT_PAGED_FIELDS}
-        yield _paged(settings, workload, settings.page_size)
+        for scheme in settings.schemes:
+            if scheme in SHARES_GRANULES:
+                for granule_bytes in settings.granule_sizes:
+                    made = granule_scheme(scheme, settings.pool_tokens, granule_bytes)
+                    yield {**_paged_line(scheme, made, settings, workload), "granule_bytes": granule_bytes}
+            elif scheme in CONTIGUOUS:
+                mean_answer = workload.n_answer_tokens / workload.n_sequences
+                contiguous = CONTIGUOUS[scheme](Pool(settings.pool_tokens, settings.max_model_len, mean_answer))
+                line = _line(scheme, contiguous, settings, workload)
+                yield {**line, "copied_per_token": round(contiguous.n_copied / workload.n_answer_tokens, 3)}
+            else:
+                made = paged_scheme(scheme, settings.pool_tokens, settings.page_size)
+                yield _paged_line(scheme, made, settings, workload)
 
 
 def compare_page_sizes(settings: StudySettings) -> Iterator[ResultLine]:
-    """Yields a line for each page size on each workload, except where memory never runs out."""
+    """Yields a line of ``radix`` for each page size on each workload, except where memory never runs out."""
     for name in settings.workloads:
         workload = settings.workload(name)
         for page_size in settings.page_sizes:
             try:
-                yield _paged(settings, workload, page_size)
+                yield _paged_line(
+                    RADIX, paged_scheme(RADIX, settings.pool_tokens, page_size), settings, workload
+                )
             except NeverFull:
                 continue  # ``page_size_remarks`` reports missing lines
 
 
-def _paged(settings: StudySettings, workload: StudyWorkload, page_size: int) -> ResultLine:
-    scheme = PagedScheme(settings.pool_tokens, page_size)
-    run = simulate(scheme, workload)
+def _paged_line(name: str, scheme: PagedScheme, settings: StudySettings, workload: StudyWorkload) -> ResultLine:
+    line = _line(name, scheme, settings, workload)
     scheme.check()
     return {
-        "scheme": PAGED,
-        **_result_fields(run, workload, settings),
-        "page_size": page_size,
-        "retractions": scheme.n_preemptions,
+        **line,
+        "page_size": scheme.cache.page_size,
         "host_us_per_token": round(1e6 * scheme.seconds / workload.n_answer_tokens, 3),
+    }
+
+
+def _line(name: str, scheme: Scheme, settings: StudySettings, workload: StudyWorkload) -> ResultLine:
+    run = simulate(scheme, workload)
+    return {
+        "scheme": name,
+        **_result_fields(run, workload, settings),
+        "retractions": scheme.n_preemptions,
+        "copied_per_token": 0.0,
+        "page_size": None,
+        "granule_bytes": None,
+        "host_us_per_token": None,
     }
 
 

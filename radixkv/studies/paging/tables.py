@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from radixkv.bench.formatting import plural
-from radixkv.studies.paging.study import PAGED, RESERVE_MAXIMUM, ResultLine
+from radixkv.studies.paging.schemes import RADIX, RESERVE_MAXIMUM
+from radixkv.studies.paging.study import ResultLine
 
 Cells = list[str]
 
@@ -24,21 +25,25 @@ class Target(NamedTuple):
 
 SCHEME_COLUMNS = (
     "scheme",
-    "used/had %",
+    "MUR %",
     "used",
     "reserved",
     "internal",
     "external",
     "free",
     "cached",
-    "copies %",
-    "batch",
-    "mean",
+    "FI %",
+    "DR %",
+    "tokens/slot",
+    "MBS",
+    "TaS",
     "retracted",
 )
 SCHEME_LEGEND = """\
-In % while requests wait. used/had: utilisation, the share of allocated slots that hold KV. The next six columns
-are shares of the pool and add up to 100. copies: share of the used slots. batch: most sequences at once."""
+While requests wait. MUR, memory utilisation rate: % of the allocated slots that hold KV. The next six columns are
+% of the pool and add up to 100. FI, fragmentation index: internal and external. DR, duplication rate: % of the used
+slots that hold a copy. tokens/slot: what sharing saves, tokens of running sequences per used slot. MBS, maximum batch
+size: most sequences at once. TaS, throughput at saturation: answer tokens per step, which is the mean batch."""
 
 LOST_LEGEND = "Pages: allocated slots that are empty or hold a copy, in % of allocated slots, by page size:"
 
@@ -58,13 +63,25 @@ def scheme_heading(lines: Sequence[ResultLine]) -> str:
     )
 
 
+def scheme_label(line: ResultLine) -> str:
+    """Returns the name of a scheme with the size of its pages or granules."""
+    if line["granule_bytes"]:
+        return f"{line['scheme']}, {granule_text(line['granule_bytes'])}"
+    return f"{line['scheme']}, {line['page_size']}" if line["page_size"] else str(line["scheme"])
+
+
+def granule_text(n_bytes: int) -> str:
+    """Returns a size such as ``64 KiB``."""
+    return f"{n_bytes >> 20} MiB" if n_bytes >= 1 << 20 else f"{n_bytes >> 10} KiB"
+
+
 def scheme_cells(line: ResultLine) -> Cells:
     """Returns the cells of one scheme on one workload."""
-    shares = ("occupied", "reserved", "internal", "external", "free", "cached", "duplicate")
-    name = f"{line['scheme']}, {line['page_size']}" if line["page_size"] else line["scheme"]
+    shares = ("utilisation", "occupied", "reserved", "internal", "external", "free", "cached")
     return [
-        name,
-        *(f"{line[f'{share}_pct']:.1f}" for share in ("utilisation", *shares)),
+        scheme_label(line),
+        *(f"{line[f'{share}_pct']:.1f}" for share in (*shares, "fragmentation", "duplicate")),
+        f"{line['tokens_per_slot']:.2f}",
         str(line["largest_batch"]),
         f"{line['mean_batch']:.1f}",
         str(line["retractions"]),
@@ -72,16 +89,23 @@ def scheme_cells(line: ResultLine) -> Cells:
 
 
 def targets(lines: Sequence[ResultLine]) -> list[Target]:
-    """Compares the results of paging on one workload with the claims of the literature."""
+    """Compares the results of ``radix`` on one workload with the claims of the literature; none without it.
+
+    The claim about batches needs the line of ``reserve-maximum`` too.
+    """
     by_scheme = {line["scheme"]: line for line in lines}
-    paged, reserving = by_scheme[PAGED], by_scheme[RESERVE_MAXIMUM]
-    ratio = paged["largest_batch"] / reserving["largest_batch"]
-    return [
-        _minimum_target("utilisation (%)", paged["utilisation_pct"], 95),
-        _maximum_target("fragmentation, internal and external (%)", paged["fragmentation_pct"], 5),
-        _maximum_target("copies (%)", paged["duplicate_pct"], 3),
-        _minimum_target("largest batch / that of reserving the maximum", ratio, 4),
+    radix, reserving = by_scheme.get(RADIX), by_scheme.get(RESERVE_MAXIMUM)
+    if radix is None:
+        return []
+    reached = [
+        _minimum_target("MUR: utilisation (%)", radix["utilisation_pct"], 95),
+        _maximum_target("FI: fragmentation, internal and external (%)", radix["fragmentation_pct"], 5),
+        _maximum_target("DR: copies (%)", radix["duplicate_pct"], 3),
     ]
+    if reserving is not None:
+        ratio = radix["largest_batch"] / reserving["largest_batch"]
+        reached.append(_minimum_target("MBS: largest batch / that of reserve-maximum", ratio, 4))
+    return reached
 
 
 def target_lines(reached: Sequence[Target]) -> list[str]:
