@@ -19,6 +19,7 @@ from radixkv.studies.paging import command as paging
 from radixkv.studies.paging import workloads as study_workloads
 from radixkv.studies.paging.lengths import LengthDistribution, LengthPair, WorkloadLengths, published_lengths
 from radixkv.studies.paging.measure import measure
+from radixkv.studies.paging.schemes import SCHEMES
 from radixkv.studies.paging.tables import (
     cost_rows,
     lost_rows,
@@ -30,6 +31,7 @@ from radixkv.studies.paging.tables import (
 )
 
 SMALL = ("--max-total-tokens", "2048", "--max-model-len", "512", "--num-prompts", "40", "--page-sizes", "1,16")
+FEW = ("--schemes", "reserve-maximum,radix")
 
 
 def run(*arguments: str) -> int:
@@ -40,29 +42,30 @@ def test_a_finished_workload_is_saved_when_the_next_one_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "lines.jsonl"
-    assert run(*SMALL, "--workloads", "uniform-short,shared-prefix", "--output-file", str(output)) == 1
+    assert run(*SMALL, *FEW, "--workloads", "uniform-short,shared-prefix", "--output-file", str(output)) == 1
     captured = capsys.readouterr()
     assert "uniform-short: 40 sequences" in captured.out
     assert "--max-model-len 512 holds none" in captured.err
     lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
-    assert [line["workload"] for line in lines] == ["uniform-short"] * 5
+    assert [line["workload"] for line in lines] == ["uniform-short"] * 2
 
 
 def test_tables_lines_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, plots = tmp_path / "lines.jsonl", tmp_path / "plots"
     names = "variable-length,multi-turn"
-    code = run(*SMALL, "--workloads", names, "--output-file", str(output), "--plot", str(plots))
+    flags = ("--workloads", names, "--num-prompts", "25", "--output-file", str(output), "--plot", str(plots))
+    code = run(*SMALL, *flags)
     printed = capsys.readouterr().out
     assert code == 0
-    assert "variable-length: 40 sequences" in printed
-    assert "largest batch / that of reserving the maximum > 4" in printed
+    assert "variable-length: 25 sequences" in printed
+    assert "largest batch / that of reserve-maximum > 4" in printed
     lines: list[dict[str, Any]] = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     by_scheme = [line for line in lines if "study" not in line]
-    assert [(line["workload"], line["scheme"]) for line in by_scheme] == [
-        (workload, scheme)
-        for workload in ("variable-length", "multi-turn")
-        for scheme in ("reserve-maximum", "reserve-power-of-two", "oracle", "oracle-best-fit", "paged")
-    ]
+    n_schemes = len(SCHEMES) + 2
+    schemes = [line["scheme"] for line in by_scheme]
+    assert schemes[:n_schemes] == schemes[n_schemes:]
+    assert tuple(dict.fromkeys(schemes)) == SCHEMES == paging.SCHEMES
+    assert [line["granule_bytes"] for line in by_scheme if "vattention" in line["scheme"]] == [65536, 2097152] * 4
     for line in lines:
         shares = ("occupied", "reserved", "internal", "external", "free", "cached")
         assert sum(line[f"{share}_pct"] for share in shares) == pytest.approx(100, abs=0.01)
@@ -76,9 +79,10 @@ def test_tables_lines_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[st
             "pool_tokens",
             "tokenizer",
         } <= line.keys()
-    maximum, paged = by_scheme[0], by_scheme[4]
+    maximum, radix = by_scheme[0], by_scheme[n_schemes - 1]
     assert maximum["largest_batch"] == 2048 // 512
-    assert paged["largest_batch"] > maximum["largest_batch"]
+    assert radix["largest_batch"] > maximum["largest_batch"]
+    assert "\n  multi-turn: " in printed.partition("Recommended")[2]
     assert [line["page_size"] for line in lines if line.get("study") == "page_size"] == [1, 16] * 2
     assert {path.name for path in plots.iterdir()} == {
         "index.html",
@@ -95,7 +99,7 @@ def test_a_page_size_at_which_memory_never_runs_out_is_a_missing_point(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output, plots = tmp_path / "lines.jsonl", tmp_path / "plots"
-    flags = ("--workloads", "uniform-short", "--num-prompts", "17", "--page-sizes", "1,16,64")
+    flags = ("--workloads", "uniform-short", "--num-prompts", "17", "--page-sizes", "1,16,64", *FEW)
     assert run(*SMALL, *flags, "--output-file", str(output), "--plot", str(plots)) == 0
     remark = "no results of uniform-short at page size 1: memory never ran out"
     assert f"\n{remark}\n" in capsys.readouterr().out
@@ -131,7 +135,8 @@ def test_runs_are_repeatable_and_do_not_import_torch(capsys: pytest.CaptureFixtu
         "import sys; from radixkv.cli import main; code = main(sys.argv[1:]); "
         "assert 'torch' not in sys.modules; sys.exit(code)"
     )
-    arguments = ["bench", "paging", *SMALL[:-1], "none", "--workloads", "parallel-sampling"]
+    flags = ("--workloads", "parallel-sampling", "--schemes", "resize,paged,radix", "--num-prompts", "15")
+    arguments = ["bench", "paging", *SMALL[:-1], "none", *flags]
     command = [sys.executable, "-c", script, *arguments]
     in_another_process = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert main(arguments) == 0
@@ -143,6 +148,8 @@ def test_runs_are_repeatable_and_do_not_import_torch(capsys: pytest.CaptureFixtu
     ("arguments", "message"),
     [
         (("--workloads", "short"), "'short'"),
+        (("--schemes", "resize,reserve-all"), "'reserve-all' is not a scheme; use reserve-maximum, "),
+        (("--granule-sizes", "3MiB"), "'3MiB' is not a size of granules; use 64KiB, 2MiB"),
         (("--page-sizes", "1,x"), "'x'"),
         (("--gpu-memory-utilization", "0.5"), "--gpu-memory-utilization=0.5 "),
         (("--no-enable-prefix-caching", "--measure"), "--no-enable-prefix-caching"),
@@ -163,6 +170,7 @@ def test_wrong_usage(arguments: tuple[str, ...], message: str, capsys: pytest.Ca
         (("--page-sizes", "0,4"), "page size 0 "),
         (("--page-size", "1024"), "page size 1024 "),
         (("--max-total-tokens", "100"), "--max-total-tokens 100 "),
+        (("--max-total-tokens", "1000", "--max-model-len", "256"), "--max-total-tokens 1000 is less than 1024"),
         (("--num-prompts", "0"), "--num-prompts 0 "),
         (("--num-prompts", "2"), "uniform-short, with 2 sequences"),
         (("--dataset-path", "none.jsonl"), "--dataset-path none.jsonl"),
@@ -217,9 +225,9 @@ def test_measuring_runs_both_engines() -> None:
 
 
 def test_targets() -> None:
-    reserving = {"scheme": "reserve-maximum", "largest_batch": 10, "output_throughput": 100.0}
-    paged = {
-        "scheme": "paged",
+    reserving: dict[str, Any] = {"scheme": "reserve-maximum", "largest_batch": 10, "output_throughput": 100.0}
+    radix: dict[str, Any] = {
+        "scheme": "radix",
         "largest_batch": 40,
         "utilisation_pct": 95.1,
         "fragmentation_pct": 5.0,
@@ -228,7 +236,9 @@ def test_targets() -> None:
         "management_pct_of_attention": 22.8,
         "cache_pct_of_attention": 4.9,
     }
-    assert [target.is_met for target in targets([reserving, paged])] == [True, False, True, False]
-    assert [target.is_met for target in measured_targets(paged, reserving)] == [True, True]
-    slower = paged | {"management_pct_of_attention": 4.9, "cache_pct_of_attention": 5.3}
+    assert [target.is_met for target in targets([reserving, radix])] == [True, False, True, False]
+    assert [target.is_met for target in targets([radix])] == [True, False, True], "nothing to compare batches with"
+    assert targets([reserving]) == []
+    assert [target.is_met for target in measured_targets(radix, reserving)] == [True, True]
+    slower = radix | {"management_pct_of_attention": 4.9, "cache_pct_of_attention": 5.3}
     assert [target.is_met for target in measured_targets(slower, reserving)] == [True, False]

@@ -243,7 +243,7 @@ def test_a_models_revision_is_not_used_for_another_tokenizer(
 ) -> None:
     problems = write_lines(tmp_path / "p.jsonl", [{"question": "one two", "answer": "three four five"}])
     flags = ["--model", "org/model", "--revision", "v2", "--tokenizer", "tiny", "--dataset-path", str(problems)]
-    sizes = ["--max-total-tokens", "512", "--max-model-len", "64", "--page-sizes", "none"]
+    sizes = ["--max-total-tokens", "512", "--max-model-len", "64", "--page-sizes", "none", "--schemes", "radix"]
     assert main(["bench", "paging", *flags, *sizes, "--workloads", "uniform-short"]) == 0
     assert "uniform-short" in capsys.readouterr().out
 

@@ -151,11 +151,12 @@ def run(args: argparse.Namespace) -> int:
     save = _saver(args.output_file)
     by_scheme = _compare_schemes(settings, save)
     by_page_size, remarks = _compare_page_sizes(settings, save)
+    recommendations = _recommend(by_scheme)
     if args.plot is not None:
         from radixkv.studies.paging.plots import plot
 
         with Progress("drawing the plots"):
-            plot(by_scheme, by_page_size, remarks, args.plot)
+            plot(by_scheme, by_page_size, remarks, recommendations, args.plot)
         print(f"\nplots: {args.plot / 'index.html'}")
     if args.measure:
         _measure(config, settings, save)
@@ -237,6 +238,17 @@ def _compare_page_sizes(settings: StudySettings, save: Save) -> tuple[list[Resul
     return lines, remarks
 
 
+def _recommend(by_scheme: Sequence[ResultLine]) -> list[tuple[str, str]]:
+    """Prints and returns each workload with its recommendation."""
+    from radixkv.studies.paging.recommendation import RECOMMENDATION_LEGEND, recommend
+
+    recommendations = recommend(by_scheme)
+    if recommendations:
+        print(f"\n{RECOMMENDATION_LEGEND}")
+        print("\n".join(f"  {workload}: {text}" for workload, text in recommendations), flush=True)
+    return recommendations
+
+
 def _measure(config: EngineConfig, settings: StudySettings, save: Save) -> None:
     from radixkv.studies.paging.measure import measure
     from radixkv.studies.paging.tables import (
@@ -300,9 +312,7 @@ def _granule_sizes(text: str) -> list[int]:
 def _names(text: str, kind: str, known: Collection[str]) -> list[str]:
     names = list(dict.fromkeys(text.split(",")))
     if unknown := [name for name in names if name not in known]:
-        raise argparse.ArgumentTypeError(
-            f"{', '.join(map(repr, unknown))} is not a {kind}; use {', '.join(known)}"
-        )
+        raise argparse.ArgumentTypeError(f"{', '.join(map(repr, unknown))} is not a {kind}; use {', '.join(known)}")
     return names
 
 

@@ -51,7 +51,7 @@ def reserve_exact_length(sequence: SimulatedSequence, n_tokens: int) -> int:
 
 
 def reserve_stored(sequence: SimulatedSequence, n_tokens: int) -> int:
-    """Reserves what is stored now: with a buddy allocator, an extent that is full is replaced by one twice as long."""
+    """Reserves what is stored now. With a buddy allocator, a full extent is replaced by one twice as long."""
     return n_tokens
 
 

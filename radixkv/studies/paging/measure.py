@@ -22,8 +22,9 @@ from radixkv.runtime.device.factory import look_at_machine
 from radixkv.sampling import SamplingParams
 from radixkv.stats import Stats
 from radixkv.studies.paging.lengths import WorkloadLengths
+from radixkv.studies.paging.schemes import PAGED, RESERVE_MAXIMUM
 from radixkv.studies.paging.sequences import TokenRange
-from radixkv.studies.paging.study import PAGED, RESERVE_MAXIMUM, ResultLine
+from radixkv.studies.paging.study import ResultLine
 from radixkv.studies.paging.workloads import StudyWorkload, generate_workload
 
 MEASURABLE = ("uniform-short", "variable-length", "shared-prefix")

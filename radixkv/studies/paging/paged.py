@@ -21,7 +21,7 @@ class PagedScheme:
     """A scheme that allocates page by page and preempts when pages run out.
 
     Rows and tokens per step are not limited, so only memory limits which sequences run. The granules of virtual
-    contiguous memory are pages too: only what leads from a position to its page differs, see ``n_entries_per_page``.
+    contiguous memory are pages too. Only what leads to a page differs, see ``n_entries_per_page``.
 
     Args:
         n_slots: token slots of the pool; a remainder smaller than a page is counted as free.
@@ -31,9 +31,7 @@ class PagedScheme:
         n_entries_per_page: entries that map a page: one of a block table, or a granule in each tensor of the cache.
     """
 
-    def __init__(
-        self, n_slots: int, page_size: int, *, shares: bool = True, n_entries_per_page: int = 1
-    ) -> None:
+    def __init__(self, n_slots: int, page_size: int, *, shares: bool = True, n_entries_per_page: int = 1) -> None:
         self.cache = PageCache(n_slots // page_size, page_size, shares=shares, min_copied_tokens=page_size)
         self._n_unused = n_slots % page_size
         self._n_entries_per_page = n_entries_per_page

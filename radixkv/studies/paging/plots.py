@@ -26,6 +26,7 @@ from radixkv.bench.report.html_page import (
     style,
     write_page,
 )
+from radixkv.studies.paging.recommendation import RECOMMENDATION_LEGEND
 from radixkv.studies.paging.schemes import RADIX
 from radixkv.studies.paging.study import ResultLine
 from radixkv.studies.paging.tables import (
@@ -63,7 +64,11 @@ MIN_LABELLED_PCT = 4.5
 
 
 def plot(
-    by_scheme: Sequence[ResultLine], by_page_size: Sequence[ResultLine], remarks: Sequence[str], folder: Path
+    by_scheme: Sequence[ResultLine],
+    by_page_size: Sequence[ResultLine],
+    remarks: Sequence[str],
+    recommendations: Sequence[tuple[str, str]],
+    folder: Path,
 ) -> None:
     """Writes the self-contained page ``index.html`` and its plots.
 
@@ -73,6 +78,7 @@ def plot(
         by_scheme: lines of ``compare_schemes``.
         by_page_size: lines of ``compare_page_sizes``.
         remarks: remarks on page sizes, one per line.
+        recommendations: workloads with the recommended scheme and the reason.
         folder: an existing, writable folder.
 
     Raises:
@@ -118,6 +124,8 @@ def plot(
             ),
             Section("Cost of pages", COST_LEGEND, COST_COLUMNS, cost_rows(by_page_size)),
         ]
+    if recommendations:
+        sections.append(Section("Recommendation", RECOMMENDATION_LEGEND, rows=recommendations))
     write_page(folder / "index.html", "radixkv bench paging: memory by pages and by reservation", sections)
 
 

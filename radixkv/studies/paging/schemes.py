@@ -67,9 +67,6 @@ SHARES_PAGES: Mapping[str, bool] = {PAGED: False, RADIX: True}
 SCHEMES = (*CONTIGUOUS, *SHARES_GRANULES, *SHARES_PAGES)
 """The names of all schemes, in the order of the report."""
 
-NEEDS_ORACLE = (RESERVE_POWER_OF_TWO, ORACLE, "oracle-best-fit")
-"""Schemes that know how long an answer will be, which no engine does."""
-
 
 def granule_tokens(granule_bytes: int) -> int:
     """Returns how many tokens of one layer's K, or V, a granule holds."""

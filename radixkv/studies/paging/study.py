@@ -113,9 +113,7 @@ def compare_page_sizes(settings: StudySettings) -> Iterator[ResultLine]:
         workload = settings.workload(name)
         for page_size in settings.page_sizes:
             try:
-                yield _paged_line(
-                    RADIX, paged_scheme(RADIX, settings.pool_tokens, page_size), settings, workload
-                )
+                yield _paged_line(RADIX, paged_scheme(RADIX, settings.pool_tokens, page_size), settings, workload)
             except NeverFull:
                 continue  # ``page_size_remarks`` reports missing lines
 

@@ -41,9 +41,10 @@ SCHEME_COLUMNS = (
 )
 SCHEME_LEGEND = """\
 While requests wait. MUR, memory utilisation rate: % of the allocated slots that hold KV. The next six columns are
-% of the pool and add up to 100. FI, fragmentation index: internal and external. DR, duplication rate: % of the used
-slots that hold a copy. tokens/slot: what sharing saves, tokens of running sequences per used slot. MBS, maximum batch
-size: most sequences at once. TaS, throughput at saturation: answer tokens per step, which is the mean batch."""
+% of the pool and add up to 100. FI, fragmentation index: internal and external. DR, duplication rate: % of the
+used slots that hold a copy. tokens/slot: tokens of running sequences per used slot, which sharing increases. MBS,
+maximum batch size: most sequences at once. TaS, throughput at saturation: answer tokens per step, which is the mean
+batch."""
 
 LOST_LEGEND = "Pages: allocated slots that are empty or hold a copy, in % of allocated slots, by page size:"
 

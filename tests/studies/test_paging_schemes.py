@@ -1,0 +1,234 @@
+"""Each scheme of the study by hand, on random requests, and pages compared with the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from radixkv.runtime.request import GREEDY
+from radixkv.studies.paging.allocators import BestFitAllocator, BuddyAllocator
+from radixkv.studies.paging.contiguous import ContiguousScheme, reserve_factor, reserve_stored
+from radixkv.studies.paging.memory import SlotUsage, average_shares
+from radixkv.studies.paging.paged import PagedScheme
+from radixkv.studies.paging.recommendation import recommend
+from radixkv.studies.paging.scheme import Scheme
+from radixkv.studies.paging.schemes import (
+    CONTIGUOUS,
+    SCHEMES,
+    SHARES_GRANULES,
+    SHARES_PAGES,
+    Pool,
+    granule_scheme,
+    granule_tokens,
+    paged_scheme,
+)
+from radixkv.studies.paging.sequences import SimulatedSequence, TokenRange, TokenRangeSource, Turn
+from support.engine import Engine
+
+POOL_TOKENS = 256
+LONGEST = 128
+KIB_64, MIB_2 = 1 << 16, 1 << 21
+
+NAMED: dict[str, Callable[[], Scheme]] = {
+    **{name: lambda make=make: make(Pool(POOL_TOKENS, LONGEST, 20.0)) for name, make in CONTIGUOUS.items()},
+    **{name: lambda name=name: granule_scheme(name, POOL_TOKENS, KIB_64) for name in SHARES_GRANULES},
+    **{name: lambda name=name: paged_scheme(name, POOL_TOKENS, 16) for name in SHARES_PAGES},
+}
+
+
+def turn(token_ranges: TokenRangeSource, n_prompt: int, n_answer: int, prefix: Sequence[TokenRange] = ()) -> Turn:
+    return Turn((SimulatedSequence((*prefix, token_ranges.new(n_prompt)), token_ranges.new(n_answer)),))
+
+
+def step(scheme: Scheme) -> SlotUsage:
+    scheme.begin()
+    usage = scheme.slot_usage()
+    scheme.end()
+    return usage
+
+
+def test_an_extent_that_is_full_is_copied_to_one_twice_as_long() -> None:
+    scheme = ContiguousScheme(BuddyAllocator(64), reserve_stored)
+    scheme.add(turn(TokenRangeSource(), 6, 8))  # stores 6 to 13 tokens: an extent of 8, then one of 16
+    assert step(scheme)[:6] == (6, 2, 0, 0, 56, 0)
+    assert step(scheme)[:6] == (7, 1, 0, 0, 56, 0)
+    assert step(scheme)[:6] == (8, 0, 0, 0, 56, 0)
+    copying = step(scheme)
+    assert copying[:6] == (9 + 8, 4, 3, 0, 40, 0), "both extents are there while KV is copied"
+    assert (copying.duplicate, copying.stored, copying.entries) == (8, 9, 1)
+    assert step(scheme)[:6] == (10, 3, 3, 0, 48, 0)
+    assert scheme.n_copied == 8
+
+
+def test_the_youngest_makes_room_for_a_copy() -> None:
+    token_ranges = TokenRangeSource()
+    scheme = ContiguousScheme(BuddyAllocator(16), reserve_stored)
+    for _ in range(2):
+        scheme.add(turn(token_ranges, 4, 8))
+    assert step(scheme)[:6] == (8, 0, 0, 0, 8, 0)
+    # The first takes the free half. The second is full too, and has to wait until the first's old extent is free.
+    copying = step(scheme)
+    assert copying[:6] == (5 + 4, 3, 0, 0, 4, 0)
+    assert (copying.duplicate, scheme.n_waiting, scheme.n_preemptions) == (4, 1, 1)
+    restarted = step(scheme)
+    assert restarted[:6] == (6 + 5, 2 + 3, 0, 0, 0, 0)
+    assert (scheme.n_waiting, scheme.n_copied) == (0, 4), "the second computes its tokens again, copying nothing"
+
+
+def test_a_sequence_that_is_too_long_to_be_copied_restarts() -> None:
+    scheme = ContiguousScheme(BuddyAllocator(16), reserve_stored)
+    scheme.add(turn(TokenRangeSource(), 8, 9))  # 8 and 16 slots do not fit beside each other
+    assert step(scheme)[:6] == (8, 0, 0, 0, 8, 0)
+    assert step(scheme)[:6] == (9, 7, 0, 0, 0, 0)
+    assert (scheme.n_preemptions, scheme.n_copied) == (1, 0)
+    assert [step(scheme).occupied for _ in range(8)] == [10, 11, 12, 13, 14, 15, 16, 0]
+
+
+def test_an_eighth_more_than_expected_is_reserved() -> None:
+    token_ranges = TokenRangeSource()
+    scheme = ContiguousScheme(BestFitAllocator(64), reserve_factor(32, mean_answer=4.0))
+    scheme.add(turn(token_ranges, 4, 10))  # 1.125 x (4 + 4) = 9 slots; stores up to 13 tokens
+    scheme.add(turn(token_ranges, 4, 2))  # stores 5 of 9
+    assert step(scheme)[:6] == (4 + 4, 5 + 1, 4, 0, 46, 0)
+    assert step(scheme)[:6] == (5 + 5, 4, 4, 0, 46, 0)
+    for _ in range(4):
+        step(scheme)
+    # The tenth token does not fit: 1.125 x 10 = 11.25, so 12 slots, for the sequence that will need 13.
+    assert step(scheme)[:6] == (10 + 9, 2, 0, 0, 64 - 12 - 9, 0)
+    assert step(scheme)[:6] == (11, 1, 0, 0, 52, 0)
+
+
+def test_without_a_tree_each_choice_copies_the_prompt() -> None:
+    token_ranges = TokenRangeSource()
+    prompt = (token_ranges.new(10),)
+    scheme = PagedScheme(64, 4, shares=False)
+    scheme.add(Turn(tuple(SimulatedSequence(prompt, token_ranges.new(5)) for _ in range(3))))
+    first = step(scheme)
+    assert (first.occupied, first.duplicate) == (10, 0), "the prompt is computed once"
+    second = step(scheme)
+    assert (second.occupied, second.duplicate, second.stored) == (11 + 10 + 10, 20, 31)
+    assert second.entries == 9
+    for _ in range(5):
+        last = step(scheme)
+    assert last[:6] == (0, 0, 0, 0, 64, 0), "nothing stays cached"
+
+
+def test_tokens_of_a_granule() -> None:
+    """A token has 8 heads of 128 values of 2 bytes in a layer's K: 2 KiB."""
+    assert (granule_tokens(MIB_2), granule_tokens(KIB_64)) == (1024, 32)
+
+
+def test_granules_by_hand() -> None:
+    scheme = granule_scheme("vattention", 128, KIB_64)
+    scheme.add(turn(TokenRangeSource(), 40, 3))  # 42 tokens in the end, in 2 granules of each of 64 tensors
+    usage = step(scheme)
+    assert usage[:6] == (40, 2, 22, 0, 64, 0)
+    assert usage.entries == 2 * 64
+    large = granule_scheme("vattention", 4096, MIB_2)
+    large.add(turn(TokenRangeSource(), 40, 3))
+    assert step(large)[:6] == (40, 2, 982, 0, 3072, 0)
+
+
+def test_only_whole_granules_are_aliased() -> None:
+    for name, n_shared in (("vattention-shared", 64), ("vattention", 0)):
+        token_ranges = TokenRangeSource()
+        prefix = (token_ranges.new(70),)
+        scheme = granule_scheme(name, 320, KIB_64)
+        scheme.add(turn(token_ranges, 10, 5, prefix))
+        assert step(scheme)[:6] == (80, 4, 12, 0, 224, 0)
+        scheme.add(turn(token_ranges, 10, 5, prefix))
+        usage = step(scheme)
+        assert usage.occupied == 81 + 80 - n_shared
+        assert usage.duplicate == 70 - n_shared
+        assert usage.stored == 161
+
+
+lengths = st.tuples(st.sampled_from((0, 20, 40)), st.integers(1, 40), st.integers(1, 40), st.integers(1, 3))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@settings(max_examples=15, deadline=None)
+@given(requests=st.lists(lengths, min_size=1, max_size=12))
+def test_the_shares_of_the_pool_add_up_to_100(name: str, requests: list[tuple[int, int, int, int]]) -> None:
+    token_ranges = TokenRangeSource()
+    prefixes = {n: ((token_ranges.new(n),) if n else ()) for n in (0, 20, 40)}
+    scheme = NAMED[name]()
+    n_left = 0
+    for n_prefix, n_prompt, n_answer, n_choices in requests:
+        prompt = (*prefixes[n_prefix], token_ranges.new(n_prompt))
+        answers = [token_ranges.new(n_answer) for _ in range(n_choices)]
+        scheme.add(Turn(tuple(SimulatedSequence(prompt, answer) for answer in answers)))
+        n_left += n_choices
+    for _ in range(10_000):
+        scheme.begin()
+        usage = scheme.slot_usage()
+        assert usage.pool == POOL_TOKENS
+        assert min(usage) >= 0
+        assert sum(average_shares([usage])[1:7]) == pytest.approx(100)
+        n_left -= len(scheme.end())
+        if not n_left:
+            return
+    raise AssertionError("the scheme does not come to an end")
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("n_choices", [1, 3])
+@pytest.mark.parametrize("n_pages", [24, 200])
+def test_pages_are_those_of_the_engine(shares: bool, n_choices: int, n_pages: int) -> None:
+    """The engine computes on a fake device that checks the contents of every page, with tokens of its own."""
+    limits: dict[str, Any] = {"max_num_seqs": 1000, "max_num_batched_tokens": 10_000, "schedule_policy": "fcfs"}
+    engine = Engine(n_pages, 4, shares=shares, min_copied_tokens=4, **limits)
+    scheme = PagedScheme(n_pages * 4, 4, shares=shares)
+    token_ranges = TokenRangeSource()
+    prefixes = [token_ranges.new(n_tokens) for n_tokens in (14, 9)]
+    n_used: list[int] = []
+    for number in range(200):
+        if number < 20:
+            prompt = (prefixes[number % 2], token_ranges.new(1 + number % 5))
+            n_answer = 3 + 7 * number % 11
+            scheme.add(Turn(tuple(SimulatedSequence(prompt, token_ranges.new(n_answer)) for _ in range(n_choices))))
+            tokens = [token for part in prompt for token in part.tokens()]
+            engine.add(tokens, n_answer, n=n_choices, sampling=replace(GREEDY, temperature=1.0))
+        scheme.begin()
+        plan = engine.launch()
+        counts = [(one.n_free, one.n_available, one.tree.n_pages_leased) for one in (scheme.cache, engine.cache)]
+        assert counts[0] == counts[1], f"step {number}"
+        n_used.append(n_pages - counts[0][1])
+        scheme.end()
+        if plan is not None:
+            engine.collect()
+    assert scheme.n_waiting == 0
+    assert engine.scheduler.is_idle
+    assert n_used[-1] == 0
+    if n_pages == 24:
+        assert max(n_used) >= 22, "memory runs out"
+
+
+def result(scheme: str, mean_batch: float, tokens_per_slot: float = 1.0) -> dict[str, Any]:
+    sizes = {"page_size": 16 if scheme in SHARES_PAGES else None, "granule_bytes": None}
+    return {
+        "workload": "w",
+        "scheme": scheme,
+        "mean_batch": mean_batch,
+        "tokens_per_slot": tokens_per_slot,
+        "utilisation_pct": 94.6,
+        **sizes,
+    }
+
+
+def test_the_simplest_of_the_best_is_recommended() -> None:
+    lines = [result("reserve-maximum", 30), result("oracle", 90), result("paged", 79), result("radix", 80, 1.5)]
+    ((workload, text),) = recommend(lines)
+    assert workload == "w"
+    assert text.startswith("paged, 16, ")
+    assert "2.6 times reserve-maximum" in text
+    lines[2] = result("paged", 70)
+    ((_, text),) = recommend(lines)
+    assert text.startswith("radix, 16, ")
+    assert "1.5 tokens" in text
+    assert recommend([result("oracle", 90)]) == []
