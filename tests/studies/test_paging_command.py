@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from radixkv.cli import main
-from radixkv.config import CacheConfig, EngineConfig, ModelConfig
-from radixkv.runtime.device.machine_cuda import inspect_machine
 from radixkv.studies.paging import command as paging
 from radixkv.studies.paging import workloads as study_workloads
-from radixkv.studies.paging.lengths import LengthDistribution, LengthPair, WorkloadLengths, published_lengths
-from radixkv.studies.paging.measure import measure
+from radixkv.studies.paging.measure import MEASURABLE
 from radixkv.studies.paging.schemes import SCHEMES
 from radixkv.studies.paging.tables import (
     cost_rows,
     lost_rows,
-    measured_cells,
-    measured_columns,
     measured_targets,
     page_size_remarks,
+    saturation_lines,
     targets,
 )
 
@@ -152,6 +146,7 @@ def test_runs_are_repeatable_and_do_not_import_torch(capsys: pytest.CaptureFixtu
         (("--granule-sizes", "3MiB"), "'3MiB' is not a size of granules; use 64KiB, 2MiB"),
         (("--page-sizes", "1,x"), "'x'"),
         (("--gpu-memory-utilization", "0.5"), "--gpu-memory-utilization=0.5 "),
+        (("--batch-sizes", "4"), "--batch-sizes have no effect without --measure"),
         (("--no-enable-prefix-caching", "--measure"), "--no-enable-prefix-caching"),
         (("--seed", "-1"), "seed -1 "),
         (("--skip-bad-lines",), "--skip-bad-lines "),
@@ -175,7 +170,14 @@ def test_wrong_usage(arguments: tuple[str, ...], message: str, capsys: pytest.Ca
         (("--num-prompts", "2"), "uniform-short, with 2 sequences"),
         (("--dataset-path", "none.jsonl"), "--dataset-path none.jsonl"),
         (("--output-file", "none/out.jsonl"), "--output-file none/out.jsonl"),
-        (("--measure", "--device", "cpu"), "--device cpu"),
+        (("--measure", "--schemes", "paged,resize"), "the engine cannot run resize; with --measure, --schemes are"),
+        (
+            ("--measure", "--measure-lengths", "8,64"),
+            "--measure-lengths 8 is not between 16 and --max-model-len 512",
+        ),
+        (("--measure", "--measure-lengths", "1024"), "--measure-lengths 1024 is not between"),
+        (("--measure", "--batch-sizes", "0,4"), "--batch-sizes 0 "),
+        (("--measure", "--max-num-seqs", "8"), "--max-num-seqs 8 is less than the largest of --batch-sizes, 512"),
     ],
 )
 def test_settings_that_cannot_work(
@@ -185,60 +187,73 @@ def test_settings_that_cannot_work(
     assert message in capsys.readouterr().err
 
 
-def test_without_a_gpu_measuring_is_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = replace(inspect_machine(), driver_cuda=None)
-    monkeypatch.setattr("radixkv.runtime.device.factory.inspect_machine", lambda: machine)
-    assert run(*SMALL, "--measure") == 1
-    assert re.search("--measure .* GPU", capsys.readouterr().err)
-
-
-def test_measuring_runs_both_engines() -> None:
-    lengths = LengthDistribution("synthetic", lambda rng: LengthPair(rng.randint(5, 20), rng.randint(2, 8)))
-    config = EngineConfig(model=ModelConfig(device="cpu"), cache=CacheConfig(max_total_tokens=512))
-    paged, reserving = measure(
-        config,
-        WorkloadLengths(lengths, lengths, published_lengths().chats),
-        ["uniform-short", "multi-turn"],
-        max_model_len=128,
-        n_conversations=12,
-    )
-    assert (paged["scheme"], reserving["scheme"]) == ("paged", "reserve-maximum")
-    assert reserving["max_num_seqs"] == 512 // 128
-    assert paged["pool_tokens"] == reserving["pool_tokens"] == 512
-    assert paged["output_tokens"] == reserving["output_tokens"] > 0
-    assert paged["steps"] < reserving["steps"], "fewer rows take more steps"
-    for line in (paged, reserving):
-        assert line["management_pct_of_attention"] == pytest.approx(
-            100 * line["management_seconds"] / line["attention_seconds"], rel=0.01
-        )
+def test_measuring_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pool of 512 tokens: 4 sequences of 128 are reserved; those of 32 tokens with a shared quarter need less."""
+    output, plots = tmp_path / "lines.jsonl", tmp_path / "plots"
+    sizes = ("--max-total-tokens", "512", "--max-model-len", "128", "--num-prompts", "60", "--page-sizes", "none")
+    flags = ("--measure", "--device", "cpu", "--page-size", "4", "--workloads", "uniform-short", "--schemes")
+    chosen = ("--measure-lengths", "16,32", "--batch-sizes", "1,2,8,40", "--plot", str(plots))
+    assert run(*sizes, *flags, ",".join(MEASURABLE), *chosen, "--output-file", str(output)) == 0
+    printed = capsys.readouterr().out
+    lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    lines = [line for line in lines if line.get("study") == "measure"]
+    batches = {
+        scheme: [line["batch_size"] for line in lines if (line["scheme"], line["length"]) == (scheme, 32)]
+        for scheme in dict.fromkeys(line["scheme"] for line in lines)
+    }
+    assert batches.keys() == {"static", *MEASURABLE}
+    for name in ("static", "reserve-maximum"):
+        assert batches[name] == [1, 2, 4], "memory ends at 512 / 128 sequences"
+    assert batches["oracle"] == [1, 2, 8, 16], "an oracle reserves 31 of 32 slots, so an extent of 32"
+    assert 16 < batches["paged"][-1] < batches["radix"][-1] <= 40
+    for line in lines:
+        assert line["requests"] == 3 * line["batch_size"]
+        assert line["output_throughput"] > 0
+        assert line["page_size"] == 4
+        assert line["memory_ends_at"] in (None, *batches[line["scheme"]]) or line["length"] == 16
+        assert 0 < line["cache_seconds"] < line["management_seconds"]
         assert line["cache_pct_of_attention"] == pytest.approx(
             100 * line["cache_seconds"] / line["attention_seconds"], rel=0.01
         )
-        assert 0 < line["cache_seconds"] < line["management_seconds"]
-        assert line["tokenizer"] is None
-        assert dict(zip(measured_columns(), measured_cells(line), strict=True)).keys() >= {
-            "cache/attn %",
-            "sched/attn %",
-        }
+        assert {"date", "environment", "seed", "pool_tokens", "device", "output_tokens"} <= line.keys()
+
+    def at(scheme: str) -> dict[str, Any]:
+        (line,) = [one for one in lines if (one["scheme"], one["length"], one["batch_size"]) == (scheme, 32, 2)]
+        return line
+
+    assert at("reserve-maximum") | {"scheme": "paged", "memory_ends_at": None} == at("paged") | {
+        "memory_ends_at": None
+    }, "one run serves all schemes without sharing"
+    assert at("static")["output_tokens"] == at("paged")["output_tokens"] == at("radix")["output_tokens"]
+    assert at("static")["steps"] > at("paged")["steps"], "rows of a static batch wait for its longest answer"
+    assert (at("paged")["cached_tokens"], at("radix")["cached_tokens"] > 0) == (0, True)
+    assert "length 32: TaS / that of reserve-maximum > 2: " in printed
+    assert (plots / "throughput.png").exists()
+    assert (plots / "index.html").read_text(encoding="utf-8").count("data:image/png;base64,") == 3
 
 
 def test_targets() -> None:
-    reserving: dict[str, Any] = {"scheme": "reserve-maximum", "largest_batch": 10, "output_throughput": 100.0}
+    reserving: dict[str, Any] = {"scheme": "reserve-maximum", "largest_batch": 10}
     radix: dict[str, Any] = {
         "scheme": "radix",
         "largest_batch": 40,
         "utilisation_pct": 95.1,
         "fragmentation_pct": 5.0,
         "duplicate_pct": 2.9,
-        "output_throughput": 201.0,
-        "management_pct_of_attention": 22.8,
-        "cache_pct_of_attention": 4.9,
     }
     assert [target.is_met for target in targets([reserving, radix])] == [True, False, True, False]
     assert [target.is_met for target in targets([radix])] == [True, False, True], "nothing to compare batches with"
     assert targets([reserving]) == []
-    assert [target.is_met for target in measured_targets(radix, reserving)] == [True, True]
-    slower = radix | {"management_pct_of_attention": 4.9, "cache_pct_of_attention": 5.3}
-    assert [target.is_met for target in measured_targets(slower, reserving)] == [True, False]
+
+
+def test_measured_targets() -> None:
+    def line(scheme: str, batch_size: int, rate: float, cache_pct: float = 4.9) -> dict[str, Any]:
+        sizes = {"length": 512, "batch_size": batch_size, "output_throughput": rate}
+        return {"scheme": scheme, **sizes, "cache_pct_of_attention": cache_pct}
+
+    lines = [line("reserve-maximum", 4, 60.0), line("reserve-maximum", 8, 100.0), line("reserve-maximum", 9, 99.0)]
+    best = saturation_lines([*lines, line("radix", 8, 120.0), line("radix", 64, 201.0, 5.1)])
+    assert [(one["scheme"], one["batch_size"]) for one in best] == [("reserve-maximum", 8), ("radix", 64)]
+    assert [(target.value, target.is_met) for target in measured_targets(best)] == [(2.01, True), (5.1, False)]
+    alone = saturation_lines([line("radix", 8, 120.0)])
+    assert [target.is_met for target in measured_targets(alone)] == [True], "nothing to compare throughput with"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from radixkv.config import EngineConfig
 from radixkv.terminal_progress import Progress
 
 if TYPE_CHECKING:
+    from radixkv.studies.paging.measure import MeasureSettings
     from radixkv.studies.paging.study import ResultLine, StudySettings
 
     Save = Callable[[Sequence[ResultLine]], None]
@@ -23,6 +25,8 @@ SCHEMES = (
     *("vattention", "vattention-shared", "paged", "radix"),
 )
 GRANULE_SIZES = {"64KiB": 1 << 16, "2MiB": 1 << 21}
+MEASURE_LENGTHS = (512, 2048)
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 POOL_TOKENS = 65_536
 MAX_MODEL_LEN = 2048
@@ -51,9 +55,9 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     study.add_argument(
         "--schemes",
         type=_schemes,
-        default=list(SCHEMES),
         metavar="NAMES",
-        help=f"the schemes to compare, separated by commas: {', '.join(SCHEMES)} (default: all)",
+        help=f"the schemes to compare, separated by commas: {', '.join(SCHEMES)} (default: all; --measure takes "
+        "those that the engine can run)",
     )
     study.add_argument(
         "--dataset-path",
@@ -97,7 +101,19 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     study.add_argument(
         "--measure",
         action="store_true",
-        help="also run the engine on a GPU with pages and with contiguous reservation, and compare throughput",
+        help="also run the engine with the schemes that it has, and compare throughput",
+    )
+    study.add_argument(
+        "--measure-lengths",
+        type=_whole_numbers,
+        metavar="LENGTHS",
+        help="with --measure: tokens of a prompt and its answer, separated by commas (default: 512,2048, or less by --max-model-len)",
+    )
+    study.add_argument(
+        "--batch-sizes",
+        type=_whole_numbers,
+        metavar="SIZES",
+        help="with --measure: sequences at once, separated by commas (default: powers of two up to 512)",
     )
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -121,10 +137,8 @@ def run(args: argparse.Namespace) -> int:
     from radixkv.studies.paging.recorded_lengths import recorded_lengths
     from radixkv.studies.paging.study import StudySettings
 
-    if args.measure:
-        from radixkv.studies.paging.measure import check_gpu
-
-        check_gpu(config.model.device, args.workloads)
+    max_model_len = MAX_MODEL_LEN if args.max_model_len is None else args.max_model_len
+    measured = _measure_settings(args, config, max_model_len) if args.measure else None
     model = config.model
     with Progress("reading the lengths of requests"):
         recorded = recorded_lengths(
@@ -139,12 +153,12 @@ def run(args: argparse.Namespace) -> int:
     settings = StudySettings(
         recorded.lengths,
         workloads=args.workloads,
-        schemes=args.schemes,
+        schemes=args.schemes or SCHEMES,
         page_size=args.page_size,
         granule_sizes=args.granule_sizes,
         page_sizes=args.page_sizes,
         pool_tokens=POOL_TOKENS if args.max_total_tokens is None else args.max_total_tokens,
-        max_model_len=MAX_MODEL_LEN if args.max_model_len is None else args.max_model_len,
+        max_model_len=max_model_len,
         n_conversations=args.num_prompts,
         seed=args.seed,
     )
@@ -152,14 +166,12 @@ def run(args: argparse.Namespace) -> int:
     by_scheme = _compare_schemes(settings, save)
     by_page_size, remarks = _compare_page_sizes(settings, save)
     recommendations = _recommend(by_scheme)
+    report = partial(_plot, args.plot, by_scheme, by_page_size, remarks, recommendations)
+    report([])
+    if measured is not None:
+        report(_measure(config, measured, save))
     if args.plot is not None:
-        from radixkv.studies.paging.plots import plot
-
-        with Progress("drawing the plots"):
-            plot(by_scheme, by_page_size, remarks, recommendations, args.plot)
         print(f"\nplots: {args.plot / 'index.html'}")
-    if args.measure:
-        _measure(config, settings, save)
     return 0
 
 
@@ -169,6 +181,8 @@ def _check_flags(args: argparse.Namespace, config: EngineConfig) -> None:
         flags = [flag for flag in engine_flags(config) if not flag.startswith(STUDY_FLAGS)]
         if flags:
             parser.error(f"{' '.join(flags)} has no effect without --measure; leave it out, or add --measure")
+        if args.measure_lengths or args.batch_sizes:
+            parser.error("--measure-lengths and --batch-sizes have no effect without --measure; add it")
     elif not config.cache.enable_prefix_caching:
         parser.error("--measure runs with prefix caching on and off; leave out --no-enable-prefix-caching")
     if args.seed < 0:
@@ -249,34 +263,70 @@ def _recommend(by_scheme: Sequence[ResultLine]) -> list[tuple[str, str]]:
     return recommendations
 
 
-def _measure(config: EngineConfig, settings: StudySettings, save: Save) -> None:
+def _measure_settings(args: argparse.Namespace, config: EngineConfig, max_model_len: int) -> MeasureSettings:
+    """Returns what to measure. Raises ``ConfigError`` before anything runs if the engine cannot."""
+    from radixkv.runtime.device.factory import look_at_machine
+    from radixkv.studies.paging.measure import MEASURABLE, MeasureSettings, engine_configs
+
+    settings = MeasureSettings(
+        schemes=args.schemes or MEASURABLE,
+        lengths=args.measure_lengths or sorted({min(length, max_model_len) for length in MEASURE_LENGTHS}),
+        batch_sizes=args.batch_sizes or BATCH_SIZES,
+        max_model_len=max_model_len,
+        seed=args.seed,
+    )
+    engine_configs(config, settings)
+    look_at_machine(config.model.device)
+    return settings
+
+
+def _measure(config: EngineConfig, settings: MeasureSettings, save: Save) -> list[ResultLine]:
     from radixkv.studies.paging.measure import measure
     from radixkv.studies.paging.tables import (
-        measured_cells,
-        measured_columns,
+        CURVE_LEGEND,
+        SATURATION_COLUMNS,
+        SATURATION_LEGEND,
+        curve_columns,
+        curve_rows,
         measured_targets,
+        saturation_cells,
+        saturation_lines,
         table,
         target_lines,
     )
 
     lines: list[ResultLine] = []
-    with Progress("measuring the engine on the GPU") as progress:
-        for line in measure(
-            config,
-            settings.lengths,
-            settings.workloads,
-            max_model_len=settings.max_model_len,
-            n_conversations=settings.n_conversations,
-            seed=settings.seed,
-        ):
+    with Progress("measuring the engine") as progress:
+        for line in measure(config, settings):
             save([line | {"study": "measure"}])
             lines.append(line)
-            progress.show(f"{line['workload']}, {line['scheme']} is done")
-    print("\nThe engine on the GPU, all requests sent at once:")
-    print(table(measured_columns(), [measured_cells(line) for line in lines]))
-    half = len(lines) // 2
-    for paged, reserving in zip(lines[:half], lines[half:], strict=True):
-        print("\n".join([f"{paged['workload']}:", *target_lines(measured_targets(paged, reserving))]))
+            progress.show(f"{line['scheme']}, length {line['length']}, batches of {line['batch_size']} is done")
+    print(f"\n{CURVE_LEGEND}")
+    for length in settings.lengths:
+        of_length = [line for line in lines if line["length"] == length]
+        print(f"\nlength {length}:\n{table(curve_columns(of_length), curve_rows(of_length))}")
+    best = saturation_lines(lines)
+    print(f"\n{SATURATION_LEGEND}")
+    print(table(SATURATION_COLUMNS, [saturation_cells(line, best) for line in best]))
+    print("\n".join(target_lines(measured_targets(best))), flush=True)
+    return lines
+
+
+def _plot(
+    folder: Path | None,
+    by_scheme: Sequence[ResultLine],
+    by_page_size: Sequence[ResultLine],
+    remarks: Sequence[str],
+    recommendations: Sequence[tuple[str, str]],
+    measured: Sequence[ResultLine],
+) -> None:
+    """Writes the page into the folder, if there is one; a page that is there is replaced."""
+    if folder is None:
+        return
+    from radixkv.studies.paging.plots import plot
+
+    with Progress("drawing the plots"):
+        plot(by_scheme, by_page_size, remarks, recommendations, measured, folder)
 
 
 def _saver(path: Path | None) -> Save:
@@ -317,4 +367,8 @@ def _names(text: str, kind: str, known: Collection[str]) -> list[str]:
 
 
 def _page_sizes(text: str) -> list[int]:
-    return [] if text == "none" else sorted({whole_number(size) for size in text.split(",")})
+    return [] if text == "none" else _whole_numbers(text)
+
+
+def _whole_numbers(text: str) -> list[int]:
+    return sorted({whole_number(number) for number in text.split(",")})

@@ -1,192 +1,303 @@
-"""Measurements of the engine at saturation, with pages and with contiguous reservation.
+"""Measurements of the engine: throughput by batch size, up to where the memory of each scheme ends.
 
-The memory layout is paged in both. Reservation is emulated: the number of rows is limited to the maximum-length
-sequences that fit the pool, and sharing is disabled. Time that contiguous memory would save in attention is not
-counted.
+The memory layout is paged in all of them. Reservation only limits how many sequences run at once, to as many as the
+scheme has memory for in a simulation of the same requests. Time that contiguous memory would save in attention does
+not count.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from array import array
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Literal
 
-from radixkv.config import Device, EngineConfig
-from radixkv.errors import ConfigError
-from radixkv.llm import LLM
-from radixkv.runtime.device.factory import look_at_machine
+from radixkv.checkpoints import resolve
+from radixkv.config import EngineConfig
+from radixkv.errors import ConfigError, request_error
+from radixkv.runtime.loop import Loop
+from radixkv.runtime.open_loop import build_loop
 from radixkv.sampling import SamplingParams
 from radixkv.stats import Stats
-from radixkv.studies.paging.lengths import WorkloadLengths
-from radixkv.studies.paging.schemes import PAGED, RESERVE_MAXIMUM
-from radixkv.studies.paging.sequences import TokenRange
+from radixkv.studies.paging.scheme import Scheme
+from radixkv.studies.paging.schemes import (
+    CONTIGUOUS,
+    ORACLE,
+    PAGED,
+    RADIX,
+    RESERVE_MAXIMUM,
+    RESERVE_POWER_OF_TWO,
+    Pool,
+    paged_scheme,
+)
+from radixkv.studies.paging.sequences import SimulatedSequence, TokenRange, TokenRangeSource, Turn
+from radixkv.studies.paging.simulation import NeverFull, simulate
 from radixkv.studies.paging.study import ResultLine
-from radixkv.studies.paging.workloads import StudyWorkload, generate_workload
+from radixkv.studies.paging.workloads import StudyWorkload
+from radixkv.terminal_progress import shown_download
+from radixkv.tree.node import TOKEN_BYTES
+from radixkv.wire import Done, Failed, Flush, FromRuntime, GetStats, Submit, Tokens
 
-MEASURABLE = ("uniform-short", "variable-length", "shared-prefix")
-"""Workloads with one answer per prompt whose prompts do not depend on answers."""
+MEASURABLE = (RESERVE_MAXIMUM, RESERVE_POWER_OF_TWO, ORACLE, PAGED, RADIX)
+"""The schemes that the engine can run."""
+STATIC = "static"
+"""The baseline: a batch starts when all answers of the one before have ended. Each request reserves the maximum."""
+MIN_LENGTH = 16
+"""Fewest tokens of a request: a quarter is shared, and an answer has at least an eighth."""
+BATCHES_PER_RUN = 3
+"""Requests of a run, as a multiple of the batch size."""
 TOKEN_IDS = range(10, 1000)
 """Token ids of the random prompts, which every vocabulary has."""
-N_WARM_UP = 8
-"""Requests before the measurement."""
+_MAX_WAIT_S = 0.1
+"""How long to wait at a time for pages from the host tier."""
 
 
-def check_gpu(device: Device | Literal["auto"], workloads: Sequence[str]) -> None:
-    """Raises ``ConfigError`` if there is no GPU or no measurable workload; to be called before anything runs."""
-    if device == "cpu":
-        raise ConfigError("--measure runs the engine on a GPU; leave out --device cpu, or --measure")
-    try:
-        look_at_machine("cuda")
-    except ConfigError as error:
-        reason = str(error).partition(";")[0]
-        raise ConfigError(f"--measure runs the engine on a GPU, but {reason}; leave out --measure") from None
-    if not set(workloads) & set(MEASURABLE):
-        raise ConfigError(
-            f"--measure does not support {', '.join(workloads)}; add one of {', '.join(MEASURABLE)} to --workloads"
-        )
-
-
-def measure(
-    config: EngineConfig,
-    lengths: WorkloadLengths,
-    workloads: Sequence[str],
-    *,
-    max_model_len: int,
-    n_conversations: int | None = None,
-    seed: int = 0,
-) -> Iterator[ResultLine]:
-    """Serves each workload's requests, all sent at once, with pages and then with reservation; yields a line each.
-
-    Durations run from the first request to the last answer, including the end when few rows are left.
-
-    Args:
-        config: configuration of the engine with pages.
-        lengths: distributions of prompt and answer lengths.
-        workloads: names of workloads; those not in ``MEASURABLE`` are skipped.
-        max_model_len: maximum tokens of a prompt and answer together, which is also the reservation.
-        n_conversations: number of requests; None takes enough to fill the pool a few times.
-        seed: seed of the requests.
+@dataclass(frozen=True)
+class MeasureSettings:
+    """What is measured.
 
     Raises:
-        ConfigError: the engine cannot start, or its pool is smaller than ``max_model_len``.
+        ConfigError: the engine cannot measure this.
+    """
+
+    schemes: Sequence[str]
+    """Names of schemes."""
+    lengths: Sequence[int]
+    """Tokens of a prompt and its answer together."""
+    batch_sizes: Sequence[int]
+    """Sequences that run at once, ascending."""
+    max_model_len: int
+    """Maximum tokens of a sequence, which ``reserve-maximum`` reserves."""
+    seed: int = 0
+    """Seed of the requests."""
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.schemes if name not in MEASURABLE]:
+            raise ConfigError(
+                f"the engine cannot run {', '.join(unknown)}; with --measure, --schemes are some of "
+                f"{', '.join(MEASURABLE)}"
+            )
+        for length in self.lengths:
+            if not MIN_LENGTH <= length <= self.max_model_len:
+                raise ConfigError(
+                    f"--measure-lengths {length} is not between {MIN_LENGTH} and --max-model-len "
+                    f"{self.max_model_len}; give another"
+                )
+        if min(self.batch_sizes) < 1:
+            raise ConfigError(f"--batch-sizes {min(self.batch_sizes)} must be at least 1")
+
+
+def engine_configs(config: EngineConfig, settings: MeasureSettings) -> Mapping[bool, EngineConfig]:
+    """Returns the engine's configurations with and without prefix caching.
+
+    Raises:
+        ConfigError: the configuration cannot be measured.
+    """
+    n_rows = settings.batch_sizes[-1]
+    if config.scheduler.max_num_seqs is not None and config.scheduler.max_num_seqs < n_rows:
+        raise ConfigError(
+            f"--max-num-seqs {config.scheduler.max_num_seqs} is less than the largest of --batch-sizes, {n_rows}; "
+            "leave it out"
+        )
+    config = replace(
+        config,
+        model=replace(config.model, max_model_len=settings.max_model_len),
+        scheduler=replace(config.scheduler, max_num_seqs=n_rows, schedule_policy="fcfs"),
+    )
+    return {
+        shares: replace(config, cache=replace(config.cache, enable_prefix_caching=shares))
+        for shares in (False, True)
+    }
+
+
+def measure(config: EngineConfig, settings: MeasureSettings) -> Iterator[ResultLine]:
+    """Yields a line for each scheme, length and batch size at which the scheme's memory suffices.
+
+    The last batch size of a scheme is that at which its memory ends, if that is less than the largest asked for.
+    Schemes without sharing differ only in that size, so one run of a batch size serves all of them.
+
+    Args:
+        config: configuration of the engine.
+        settings: what is measured.
+
+    Raises:
+        ConfigError: the engine cannot start, or its pool is smaller than a sequence of the maximum length.
         CheckpointError: the model does not exist.
     """
-    config = replace(config, model=replace(config.model, max_model_len=max_model_len))
-    llm = _open_engine(config)
-    stats = llm.get_metrics()
-    pool_tokens = stats.n_pages * config.cache.page_size
-    n_rows = pool_tokens // max_model_len
-    if not n_rows:
-        llm.shutdown()
-        raise ConfigError(f"the pool holds {pool_tokens} tokens, less than --max-model-len {max_model_len}")
-    generated_workloads = [
-        generate_workload(
-            name,
-            lengths,
-            pool_tokens=pool_tokens,
-            max_model_len=max_model_len,
-            n_conversations=n_conversations,
-            seed=seed,
-        )
-        for name in workloads
-        if name in MEASURABLE
-    ]
-    model = Path(config.model.model).name
-    common = {
-        "model": model,
-        "dtype": config.model.dtype,
-        "load_format": config.model.load_format,
-        "page_size": config.cache.page_size,
-        "pool_tokens": pool_tokens,
-        "max_model_len": max_model_len,
-        "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
-        "seed": seed,
+    configs = engine_configs(config, settings)
+    unshared = [name for name in settings.schemes if name != RADIX]
+    for shares, names in (
+        (False, [STATIC, *unshared]),
+        (True, [name for name in settings.schemes if name == RADIX]),
+    ):
+        if not names:
+            continue
+        with _opened(configs[shares]) as loop:
+            pool_tokens = loop.ready.n_pages * loop.ready.page_size
+            if pool_tokens < settings.max_model_len:
+                raise ConfigError(
+                    f"the pool holds {pool_tokens} tokens, less than --max-model-len {settings.max_model_len}; "
+                    "give a larger --max-total-tokens"
+                )
+            common = {
+                "model": Path(config.model.model).name,
+                "device": loop.ready.device,
+                "dtype": loop.ready.dtype,
+                "load_format": config.model.load_format,
+                "page_size": loop.ready.page_size,
+                "pool_tokens": pool_tokens,
+                "max_model_len": settings.max_model_len,
+                "max_num_batched_tokens": loop.ready.max_num_batched_tokens,
+                "seed": settings.seed,
+            }
+            for length in settings.lengths:
+                workload = requests_of_length(length, BATCHES_PER_RUN * settings.batch_sizes[-1], settings.seed)
+                for line in _measure_length(loop, workload, names, settings):
+                    yield {**line, "length": length, **common}
+
+
+def requests_of_length(length: int, n_requests: int, seed: int) -> StudyWorkload:
+    """Returns requests of one length that all wait from the start.
+
+    The first quarter of a prompt is the same in all of them. Answers have an eighth to three eighths of the length,
+    uniform; the rest is the request's own part of the prompt.
+    """
+    rng, token_ranges = Random(seed), TokenRangeSource()
+    prefix = token_ranges.new(length // 4)
+    conversations = []
+    for _ in range(n_requests):
+        answer = token_ranges.new(rng.randint(length // 8, 3 * length // 8))
+        own = token_ranges.new(length - prefix.n_tokens - answer.n_tokens)
+        conversations.append((Turn((SimulatedSequence((prefix, own), answer),)),))
+    return StudyWorkload(f"length {length}", "fixed", conversations, [0] * n_requests, 0)
+
+
+def largest_batch(name: str, workload: StudyWorkload, pool_tokens: int, page_size: int, max_model_len: int) -> int:
+    """Returns how many of the requests a scheme has memory for, on average while others wait; all if none waits."""
+    scheme: Scheme
+    if name in CONTIGUOUS or name == STATIC:
+        mean_answer = workload.n_answer_tokens / workload.n_sequences
+        factory = CONTIGUOUS[RESERVE_MAXIMUM if name == STATIC else name]
+        scheme = factory(Pool(pool_tokens, max_model_len, mean_answer))
+    else:
+        scheme = paged_scheme(name, pool_tokens, page_size)
+    try:
+        return int(simulate(scheme, workload).mean_batch)
+    except NeverFull:
+        return workload.n_sequences
+
+
+def _measure_length(
+    loop: Loop, workload: StudyWorkload, names: Sequence[str], settings: MeasureSettings
+) -> Iterator[ResultLine]:
+    """Yields the lines of the schemes in the order of batch sizes, those of the baseline first."""
+    sequences = [conversation[0].sequences[0] for conversation in workload.conversations]
+    pool_tokens = loop.ready.n_pages * loop.ready.page_size
+    limits = {
+        name: largest_batch(name, workload, pool_tokens, loop.ready.page_size, settings.max_model_len)
+        for name in names
     }
-    max_num_seqs = config.scheduler.max_num_seqs
-    for workload in generated_workloads:
-        yield {"scheme": PAGED, "max_num_seqs": max_num_seqs, **_measure_workload(llm, workload), **common}
-    llm.shutdown()
-    gc.collect()
-    llm = _open_engine(_reserving(config, pool_tokens, n_rows))
-    for workload in generated_workloads:
-        yield {"scheme": RESERVE_MAXIMUM, "max_num_seqs": n_rows, **_measure_workload(llm, workload), **common}
-    llm.shutdown()
-    gc.collect()
+    largest = settings.batch_sizes[-1]
+    for is_static in (True, False):
+        chosen = [name for name in names if (name == STATIC) == is_static]
+        ends = {name: min(limits[name], largest) for name in chosen}
+        for n_rows in sorted({*settings.batch_sizes, *ends.values()}):
+            sizes = {name: {*settings.batch_sizes, ends[name]} for name in chosen}
+            fitting = [name for name in chosen if n_rows <= ends[name] and n_rows in sizes[name]]
+            if not fitting:
+                continue
+            run = _serve(loop, sequences[: BATCHES_PER_RUN * n_rows], n_rows, is_static=is_static)
+            for name in fitting:
+                memory_ends = limits[name] if limits[name] < largest else None
+                yield {"scheme": name, "batch_size": n_rows, "memory_ends_at": memory_ends, **run}
 
 
-def _reserving(config: EngineConfig, pool_tokens: int, n_rows: int) -> EngineConfig:
-    cache = replace(
-        config.cache, kv_cache_memory_bytes=None, max_total_tokens=pool_tokens, enable_prefix_caching=False
-    )
-    return replace(config, cache=cache, scheduler=replace(config.scheduler, max_num_seqs=n_rows))
+@contextmanager
+def _opened(config: EngineConfig) -> Iterator[Loop]:
+    """Opens the engine and warms it up."""
+    model = config.model
+    with shown_download(model.model, None) as show:
+        checkpoint = resolve(model.model, model.revision, load_format=model.load_format, show_download=show)
+    loop = build_loop(config, checkpoint)
+    try:
+        warm_up = requests_of_length(min(300, loop.ready.max_model_len), 8, 0)
+        _serve(loop, [conversation[0].sequences[0] for conversation in warm_up.conversations], 8, is_static=False)
+        yield loop
+    finally:
+        loop.close()
+        gc.collect()
 
 
-def _open_engine(config: EngineConfig) -> LLM:
-    scheduler = config.scheduler
-    llm = LLM(
-        **asdict(config.model),
-        **asdict(config.cache),
-        max_num_seqs=scheduler.max_num_seqs,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        schedule_policy=scheduler.schedule_policy,
-    )
-    rng = Random(0)
-    n_tokens = min(300, llm.max_model_len // 2)
-    llm.generate([rng.choices(TOKEN_IDS, k=n_tokens) for _ in range(N_WARM_UP)], _answer_params(16), use_tqdm=False)
-    return llm
+def _serve(loop: Loop, sequences: Sequence[SimulatedSequence], n_rows: int, *, is_static: bool) -> ResultLine:
+    """Serves requests, ``n_rows`` at a time; measures throughput as long as there are so many.
 
-
-def _measure_workload(llm: LLM, workload: StudyWorkload) -> ResultLine:
-    sequences = [turn.sequences[0] for conversation in workload.conversations for turn in conversation]
-    known: dict[TokenRange, list[int]] = {}
-    prompts = [
-        [token for token_range in sequence.prompt for token in _token_ids(token_range, known)]
-        for sequence in sequences
-    ]
-    sampling_params = [_answer_params(sequence.answer.n_tokens) for sequence in sequences]
-    llm.flush_cache()
-    before = llm.get_metrics()
+    With ``is_static``, the next requests start when all before them have ended, and the whole time counts.
+    """
+    waiting = deque(_submits(sequences))
+    loop.receive(Flush("flush"))
+    before = _stats(loop)
+    n_running = n_tokens = n_counted = 0
+    counted_s = None
     started = time.perf_counter()
-    llm.generate(prompts, sampling_params, use_tqdm=False)
+    while waiting or n_running:
+        messages: list[FromRuntime] = []
+        if not is_static or not n_running:
+            while waiting and n_running < n_rows:
+                messages += loop.receive(waiting.popleft())
+                n_running += 1
+            if counted_s is None and n_running < n_rows:
+                n_counted, counted_s = n_tokens, time.perf_counter() - started
+        if loop.is_waiting:
+            loop.wait(_MAX_WAIT_S)
+        for message in [*messages, *loop.turn()]:
+            if isinstance(message, Tokens):
+                n_tokens += sum(len(item.tokens) // TOKEN_BYTES for item in message.items)
+            elif isinstance(message, Failed):
+                raise request_error(message.code, message.text, param=message.param)
+            elif isinstance(message, Done):
+                n_running -= 1
     duration = time.perf_counter() - started
+    if counted_s is None:
+        n_counted, counted_s = n_tokens, duration
     return {
-        "workload": workload.name,
-        "lengths": workload.lengths,
-        "tokenizer": workload.tokenizer,
-        "sequences": len(sequences),
-        "left_out": workload.n_left_out,
+        "requests": len(sequences),
         "duration": round(duration, 4),
-        **_engine_statistics(before, llm.get_metrics(), duration),
+        "output_throughput": round(n_counted / counted_s, 1),
+        **_engine_statistics(before, _stats(loop)),
     }
 
 
-def _token_ids(token_range: TokenRange, known: dict[TokenRange, list[int]]) -> list[int]:
-    """Returns random token ids of the vocabulary, always the same for one range."""
-    if token_range not in known:
-        known[token_range] = Random(token_range.first).choices(TOKEN_IDS, k=token_range.n_tokens)
-    return known[token_range]
+def _submits(sequences: Sequence[SimulatedSequence]) -> Iterator[Submit]:
+    known: dict[TokenRange, bytes] = {}
+    for number, sequence in enumerate(sequences):
+        for token_range in sequence.prompt:
+            if token_range not in known:
+                tokens = Random(token_range.first).choices(TOKEN_IDS, k=token_range.n_tokens)
+                known[token_range] = array("i", tokens).tobytes()
+        sampling = SamplingParams(temperature=0.0, max_tokens=sequence.answer.n_tokens, ignore_eos=True)
+        yield Submit(str(number), b"".join(known[token_range] for token_range in sequence.prompt), sampling)
 
 
-def _answer_params(n_tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=n_tokens, ignore_eos=True)
+def _stats(loop: Loop) -> Stats:
+    (reply,) = loop.receive(GetStats("stats"))
+    assert isinstance(reply, Stats)
+    return reply
 
 
-def _engine_statistics(before: Stats, after: Stats, duration: float) -> ResultLine:
+def _engine_statistics(before: Stats, after: Stats) -> ResultLine:
     """Returns the differences between two snapshots of the engine's statistics."""
-    output = after.generation_tokens_total - before.generation_tokens_total
-    prompt = after.prompt_tokens_total - before.prompt_tokens_total
     attention = after.attention_seconds - before.attention_seconds
     management = after.schedule_seconds - before.schedule_seconds
     cache = after.cache_seconds - before.cache_seconds
     return {
-        "prompt_tokens": prompt,
-        "output_tokens": output,
-        "output_throughput": round(output / duration, 1),
-        "total_throughput": round((prompt + output) / duration, 1),
+        "prompt_tokens": after.prompt_tokens_total - before.prompt_tokens_total,
+        "cached_tokens": after.prefix_hits_total - before.prefix_hits_total,
+        "output_tokens": after.generation_tokens_total - before.generation_tokens_total,
         "steps": after.steps_total - before.steps_total,
         "retractions": after.preemptions_total - before.preemptions_total,
         "attention_seconds": round(attention, 6),

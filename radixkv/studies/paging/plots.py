@@ -32,6 +32,8 @@ from radixkv.studies.paging.study import ResultLine
 from radixkv.studies.paging.tables import (
     COST_COLUMNS,
     COST_LEGEND,
+    SATURATION_COLUMNS,
+    SATURATION_LEGEND,
     SCHEME_COLUMNS,
     SCHEME_LEGEND,
     complete_page_sizes,
@@ -39,6 +41,9 @@ from radixkv.studies.paging.tables import (
     host_us,
     lost_columns,
     lost_rows,
+    measured_targets,
+    saturation_cells,
+    saturation_lines,
     scheme_cells,
     scheme_heading,
     scheme_label,
@@ -62,23 +67,36 @@ SLOT_USES = (
 
 MIN_LABELLED_PCT = 4.5
 
+MEASURED_COLOURS = {
+    RADIX: BLUE,
+    "paged": SKY,
+    "oracle": PURPLE,
+    "reserve-power-of-two": AMBER,
+    "reserve-maximum": ORANGE,
+    "static": MUTED_COLOUR,
+}
+"""The curves of the measured schemes, those drawn last on top."""
+
 
 def plot(
     by_scheme: Sequence[ResultLine],
     by_page_size: Sequence[ResultLine],
     remarks: Sequence[str],
     recommendations: Sequence[tuple[str, str]],
+    measured: Sequence[ResultLine],
     folder: Path,
 ) -> None:
     """Writes the self-contained page ``index.html`` and its plots.
 
-    The plots are ``waste.png``, ``utilisation.png`` and, if page sizes were compared, ``page_size.png``.
+    The plots are ``waste.png`` and ``utilisation.png``, ``page_size.png`` if page sizes were compared, and
+    ``throughput.png`` if the engine was measured.
 
     Args:
         by_scheme: lines of ``compare_schemes``.
         by_page_size: lines of ``compare_page_sizes``.
         remarks: remarks on page sizes, one per line.
         recommendations: workloads with the recommended scheme and the reason.
+        measured: lines of ``measure``; empty if the engine was not measured.
         folder: an existing, writable folder.
 
     Raises:
@@ -126,6 +144,20 @@ def plot(
         ]
     if recommendations:
         sections.append(Section("Recommendation", RECOMMENDATION_LEGEND, rows=recommendations))
+    if measured:
+        curves = _draw_throughput(measured)
+        save(curves, folder / "throughput.png")
+        best = saturation_lines(measured)
+        sections.append(
+            Section(
+                "Throughput of the engine",
+                f"{SATURATION_LEGEND}\n" + "; ".join(target_lines(measured_targets(best))),
+                SATURATION_COLUMNS,
+                [saturation_cells(line, best) for line in best],
+                curves,
+                "Answer tokens per second by batch size, for each scheme and length.",
+            )
+        )
     write_page(folder / "index.html", "radixkv bench paging: memory by pages and by reservation", sections)
 
 
@@ -244,6 +276,43 @@ def _draw_page_sizes(lines: Sequence[ResultLine], caption: str) -> Figure:
         axes.set_ylim(bottom=0)
     entitle(figure, "Slots lost and host time by page size", caption)
     label_ends(lost, labels)
+    return figure
+
+
+def _draw_throughput(lines: Sequence[ResultLine]) -> Figure:
+    lengths = sorted({line["length"] for line in lines})
+    figure = new_figure(5.6 * len(lengths), 4.6)
+    panels = figure.subplots(1, len(lengths), squeeze=False)[0]
+    labels: list[list[tuple[float, float, str, str]]] = []
+    for axes, length in zip(panels, lengths, strict=True):
+        style(axes, title=f"{length:,} tokens a sequence", x_title="batch size (sequences at once)")
+        labels.append([])
+        for name, colour in MEASURED_COLOURS.items():
+            curve = [line for line in lines if (line["length"], line["scheme"]) == (length, name)]
+            curve.sort(key=lambda line: line["batch_size"])
+            if not curve:
+                continue
+            sizes, rates = [line["batch_size"] for line in curve], [line["output_throughput"] for line in curve]
+            axes.plot(sizes, rates, color=colour, linewidth=2, marker="o", markersize=3.5, clip_on=False)
+            # Schemes without sharing run at the same speed: where the memory of each ends tells them apart.
+            axes.plot(sizes[-1:], rates[-1:], color=colour, marker="s", markersize=8, clip_on=False)
+            ends = curve[-1]["memory_ends_at"]
+            labels[-1].append((sizes[-1], rates[-1], name if ends is None else f"{name}, {ends}", colour))
+        sizes = sorted({line["batch_size"] for line in lines if line["length"] == length})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks := [size for size in sizes if size.bit_count() == 1], [str(size) for size in ticks])
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+    panels[0].set_ylabel("answer tokens per second", fontsize=9.5, color=MUTED_COLOUR)
+    line = lines[0]
+    caption = (
+        f"{line['model']} on {line['device']}; pool of {line['pool_tokens']:,} tokens, at most "
+        f"{line['max_model_len']:,} tokens a sequence; {machine(environment())}; "
+        f"{datetime.datetime.now(datetime.UTC).date()}"
+    )
+    entitle(figure, "Throughput by batch size, up to the batch at which the memory of each scheme ends", caption)
+    for axes, of_panel in zip(panels, labels, strict=True):
+        label_ends(axes, of_panel)
     return figure
 
 

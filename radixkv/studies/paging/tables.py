@@ -171,37 +171,76 @@ def page_size_remarks(
     return [*remarks, *_best_page_size(lines)]
 
 
-def measured_columns() -> Cells:
-    """Returns the columns of the table of measurements on a GPU."""
-    return [
-        *("scheme", "workload", "rows", "seconds", "output tok/s", "attention s"),
-        *("cache s", "cache/attn %", "scheduling s", "sched/attn %"),
-    ]
+CURVE_LEGEND = """\
+Answer tokens per second by batch size, up to where the memory of a scheme ends. The layout is paged in all of them:
+reservation only limits how many sequences run."""
+
+SATURATION_COLUMNS = (
+    *("scheme", "length", "memory ends", "TaS", "at batch", "/ reserve-max", "KOR %", "scheduling/attn %"),
+    "retracted",
+)
+SATURATION_LEGEND = """\
+TaS, throughput at saturation: the best answer tokens per second of a scheme. KOR, kernel overhead ratio: time of
+page cache and tree in % of attention. scheduling/attn: the same of all work of the scheduler."""
 
 
-def measured_cells(line: ResultLine) -> Cells:
-    """Returns the cells of one measurement."""
+def curve_columns(lines: Sequence[ResultLine]) -> Cells:
+    """Returns the columns of the table of throughput by batch size."""
+    return ["batch", *dict.fromkeys(line["scheme"] for line in lines)]
+
+
+def curve_rows(lines: Sequence[ResultLine]) -> list[Cells]:
+    """Returns the throughput by batch size and scheme at one length; ``-`` where a scheme does not run so many."""
+    names = curve_columns(lines)[1:]
+    known = {(line["batch_size"], line["scheme"]): f"{line['output_throughput']:.0f}" for line in lines}
+    sizes = sorted({line["batch_size"] for line in lines})
+    return [[str(size), *(known.get((size, name), "-") for name in names)] for size in sizes]
+
+
+def saturation_lines(lines: Sequence[ResultLine]) -> list[ResultLine]:
+    """Returns the line with the best throughput of each scheme at each length."""
+    best: dict[tuple[int, str], ResultLine] = {}
+    for line in lines:
+        key = line["length"], line["scheme"]
+        if key not in best or line["output_throughput"] > best[key]["output_throughput"]:
+            best[key] = line
+    return [best[key] for key in sorted(best, key=lambda key: key[0])]
+
+
+def saturation_cells(line: ResultLine, best: Sequence[ResultLine]) -> Cells:
+    """Returns the cells of one scheme at one length, compared with ``reserve-maximum`` of ``saturation_lines``."""
+    ratio = _throughput_ratio(line, best)
     return [
         line["scheme"],
-        line["workload"],
-        str(line["max_num_seqs"] or "default"),
-        f"{line['duration']:.2f}",
+        str(line["length"]),
+        "-" if line["memory_ends_at"] is None else str(line["memory_ends_at"]),
         f"{line['output_throughput']:.0f}",
-        f"{line['attention_seconds']:.3f}",
-        f"{line['cache_seconds']:.3f}",
+        str(line["batch_size"]),
+        "-" if ratio is None else f"{ratio:.2f}",
         f"{line['cache_pct_of_attention']:.2f}",
-        f"{line['management_seconds']:.3f}",
         f"{line['management_pct_of_attention']:.2f}",
+        str(line["retractions"]),
     ]
 
 
-def measured_targets(paged: ResultLine, reserving: ResultLine) -> list[Target]:
-    """Compares the two measurements of a workload with the claims of the literature."""
-    ratio = paged["output_throughput"] / reserving["output_throughput"]
-    return [
-        _minimum_target("throughput / that of reserving the maximum", ratio, 2),
-        _maximum_target("management of memory / attention (%)", paged["cache_pct_of_attention"], 5),
-    ]
+def measured_targets(best: Sequence[ResultLine]) -> list[Target]:
+    """Compares ``radix`` at each length of ``saturation_lines`` with the claims of the literature."""
+    reached = []
+    for line in best:
+        if line["scheme"] != RADIX:
+            continue
+        where = f"length {line['length']}"
+        if (ratio := _throughput_ratio(line, best)) is not None:
+            reached.append(_minimum_target(f"{where}: TaS / that of reserve-maximum", ratio, 2))
+        reached.append(_maximum_target(f"{where}: KOR (%)", line["cache_pct_of_attention"], 5))
+    return reached
+
+
+def _throughput_ratio(line: ResultLine, best: Sequence[ResultLine]) -> float | None:
+    for other in best:
+        if (other["length"], other["scheme"]) == (line["length"], RESERVE_MAXIMUM):
+            return float(line["output_throughput"] / other["output_throughput"])
+    return None
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
