@@ -107,7 +107,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         "--measure-lengths",
         type=_whole_numbers,
         metavar="LENGTHS",
-        help="with --measure: tokens of a prompt and its answer, separated by commas (default: 512,2048, or less by --max-model-len)",
+        help="with --measure: tokens of a prompt and its answer, separated by commas (default: 512,2048)",
     )
     study.add_argument(
         "--batch-sizes",

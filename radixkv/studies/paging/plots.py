@@ -283,26 +283,27 @@ def _draw_throughput(lines: Sequence[ResultLine]) -> Figure:
     lengths = sorted({line["length"] for line in lines})
     figure = new_figure(5.6 * len(lengths), 4.6)
     panels = figure.subplots(1, len(lengths), squeeze=False)[0]
-    labels: list[list[tuple[float, float, str, str]]] = []
     for axes, length in zip(panels, lengths, strict=True):
         style(axes, title=f"{length:,} tokens a sequence", x_title="batch size (sequences at once)")
-        labels.append([])
-        for name, colour in MEASURED_COLOURS.items():
+        for index, (name, colour) in enumerate(MEASURED_COLOURS.items()):
             curve = [line for line in lines if (line["length"], line["scheme"]) == (length, name)]
             curve.sort(key=lambda line: line["batch_size"])
             if not curve:
                 continue
             sizes, rates = [line["batch_size"] for line in curve], [line["output_throughput"] for line in curve]
-            axes.plot(sizes, rates, color=colour, linewidth=2, marker="o", markersize=3.5, clip_on=False)
-            # Schemes without sharing run at the same speed: where the memory of each ends tells them apart.
-            axes.plot(sizes[-1:], rates[-1:], color=colour, marker="s", markersize=8, clip_on=False)
             ends = curve[-1]["memory_ends_at"]
-            labels[-1].append((sizes[-1], rates[-1], name if ends is None else f"{name}, {ends}", colour))
+            label = name if ends is None else f"{name}, until {ends}"
+            axes.plot(
+                sizes, rates, color=colour, linewidth=2, marker="o", markersize=3.5, clip_on=False, label=label
+            )
+            # Schemes without sharing run at the same speed: squares, smaller on top, show where their memory ends.
+            axes.plot(sizes[-1:], rates[-1:], color=colour, marker="s", markersize=14 - 2 * index, clip_on=False)
         sizes = sorted({line["batch_size"] for line in lines if line["length"] == length})
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks := [size for size in sizes if size.bit_count() == 1], [str(size) for size in ticks])
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False, fontsize=9)
     panels[0].set_ylabel("answer tokens per second", fontsize=9.5, color=MUTED_COLOUR)
     line = lines[0]
     caption = (
@@ -311,8 +312,6 @@ def _draw_throughput(lines: Sequence[ResultLine]) -> Figure:
         f"{datetime.datetime.now(datetime.UTC).date()}"
     )
     entitle(figure, "Throughput by batch size, up to the batch at which the memory of each scheme ends", caption)
-    for axes, of_panel in zip(panels, labels, strict=True):
-        label_ends(axes, of_panel)
     return figure
 
 

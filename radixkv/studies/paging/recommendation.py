@@ -39,7 +39,7 @@ def _recommendation(lines: Sequence[ResultLine]) -> str:
             text += f", {chosen['mean_batch'] / line['mean_batch']:.1f} times {RESERVE_MAXIMUM}"
     text += f": {_cause(chosen)}"
     if equal := [scheme_label(line) for line in good if line is not chosen]:
-        text += f". As good, but less simple: {', '.join(equal)}"
+        text += f". As good, but less simple: {' and '.join(equal)}"
     if others := [line for line in candidates if line not in good]:
         second = max(others, key=lambda line: line["mean_batch"])
         text += f". Next: {scheme_label(second)}, {second['mean_batch']:.0f}"
@@ -50,4 +50,4 @@ def _cause(chosen: ResultLine) -> str:
     filled = f"{chosen['utilisation_pct']:.0f}% of what it allocates holds KV"
     if chosen["tokens_per_slot"] >= 1 + MAX_DIFFERENCE:
         return f"a slot serves {chosen['tokens_per_slot']:.1f} tokens, and {filled}"
-    return f"{filled}, and prompts share too little to gain from it"
+    return f"{filled}, and too little is shared for a tree to pay"
