@@ -35,7 +35,13 @@ from radixkv.studies.paging.schemes import (
     Pool,
     paged_scheme,
 )
-from radixkv.studies.paging.sequences import SimulatedSequence, TokenRange, TokenRangeSource, Turn
+from radixkv.studies.paging.sequences import (
+    SimulatedConversation,
+    SimulatedSequence,
+    TokenRange,
+    TokenRangeSource,
+    Turn,
+)
 from radixkv.studies.paging.simulation import NeverFull, simulate
 from radixkv.studies.paging.study import ResultLine
 from radixkv.studies.paging.workloads import StudyWorkload
@@ -169,7 +175,7 @@ def requests_of_length(length: int, n_requests: int, seed: int) -> StudyWorkload
     """
     rng, token_ranges = Random(seed), TokenRangeSource()
     prefix = token_ranges.new(length // 4)
-    conversations = []
+    conversations: list[SimulatedConversation] = []
     for _ in range(n_requests):
         answer = token_ranges.new(rng.randint(length // 8, 3 * length // 8))
         own = token_ranges.new(length - prefix.n_tokens - answer.n_tokens)
