@@ -177,6 +177,8 @@ def test_wrong_usage(arguments: tuple[str, ...], message: str, capsys: pytest.Ca
         ),
         (("--measure", "--measure-lengths", "1024"), "--measure-lengths 1024 is not between"),
         (("--measure", "--batch-sizes", "0,4"), "--batch-sizes 0 "),
+        (("--measure", "--model", "/nowhere/model"), "/nowhere/model"),
+        (("--measure", "--device", "cpu", "--quantization", "fp8"), "fp8"),
         (("--measure", "--max-num-seqs", "8"), "--max-num-seqs 8 is less than the largest of --batch-sizes, 512"),
     ],
 )

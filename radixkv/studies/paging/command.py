@@ -264,9 +264,8 @@ def _recommend(by_scheme: Sequence[ResultLine]) -> list[tuple[str, str]]:
 
 
 def _measure_settings(args: argparse.Namespace, config: EngineConfig, max_model_len: int) -> MeasureSettings:
-    """Returns what to measure. Raises ``ConfigError`` before anything runs if the engine cannot."""
-    from radixkv.runtime.device.factory import look_at_machine
-    from radixkv.studies.paging.measure import MEASURABLE, MeasureSettings, engine_configs
+    """Returns what to measure. Raises ``RadixKVError`` before anything runs if the engine cannot."""
+    from radixkv.studies.paging.measure import MEASURABLE, MeasureSettings, check_engine
 
     settings = MeasureSettings(
         schemes=args.schemes or MEASURABLE,
@@ -275,8 +274,7 @@ def _measure_settings(args: argparse.Namespace, config: EngineConfig, max_model_
         max_model_len=max_model_len,
         seed=args.seed,
     )
-    engine_configs(config, settings)
-    look_at_machine(config.model.device)
+    check_engine(config, settings)
     return settings
 
 

@@ -20,6 +20,7 @@ from random import Random
 from radixkv.checkpoints import resolve
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError, request_error
+from radixkv.runtime.device.factory import look_at_machine, resolve_config
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import build_loop
 from radixkv.sampling import SamplingParams
@@ -98,12 +99,22 @@ class MeasureSettings:
             raise ConfigError(f"--batch-sizes {min(self.batch_sizes)} must be at least 1")
 
 
-def engine_configs(config: EngineConfig, settings: MeasureSettings) -> Mapping[bool, EngineConfig]:
-    """Returns the engine's configurations with and without prefix caching.
+def check_engine(config: EngineConfig, settings: MeasureSettings) -> None:
+    """Checks what can be known before the model's weights are there.
 
     Raises:
-        ConfigError: the configuration cannot be measured.
+        CheckpointError: the model does not exist.
+        ConfigError: the engine cannot be measured with these settings, or not on this machine.
     """
+    configs, machine = _engine_configs(config, settings), look_at_machine(config.model.device)
+    with shown_download(config.model.model, None) as show:
+        checkpoint = resolve(config.model.model, config.model.revision, load_format="dummy", show_download=show)
+    for each in configs.values():
+        resolve_config(each, checkpoint, machine)
+
+
+def _engine_configs(config: EngineConfig, settings: MeasureSettings) -> Mapping[bool, EngineConfig]:
+    """Returns the engine's configurations without and with prefix caching. Raises ``ConfigError``."""
     n_rows = settings.batch_sizes[-1]
     if config.scheduler.max_num_seqs is not None and config.scheduler.max_num_seqs < n_rows:
         raise ConfigError(
@@ -135,7 +146,7 @@ def measure(config: EngineConfig, settings: MeasureSettings) -> Iterator[ResultL
         ConfigError: the engine cannot start, or its pool is smaller than a sequence of the maximum length.
         CheckpointError: the model does not exist.
     """
-    configs = engine_configs(config, settings)
+    configs = _engine_configs(config, settings)
     unshared = [name for name in settings.schemes if name != RADIX]
     for shares, names in (
         (False, [STATIC, *unshared]),
