@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 
@@ -43,12 +44,12 @@ class SimulatedSequence:
     prompt: tuple[TokenRange, ...]
     answer: TokenRange
 
-    @property
+    @cached_property
     def n_prompt(self) -> int:
         """Number of prompt tokens."""
         return sum(token_range.n_tokens for token_range in self.prompt)
 
-    @property
+    @cached_property
     def n_stored(self) -> int:
         """Tokens with stored KV at the end: all but the answer's last token, which nothing attends to."""
         return self.n_prompt + self.answer.n_tokens - 1
