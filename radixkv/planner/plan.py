@@ -13,8 +13,8 @@ from radixkv.runtime.device.model_size_cuda import ModelSize
 from radixkv.runtime.device.pool_size_cuda import RESERVE_BYTES, MemoryUse, plan_pages
 from radixkv.studies.paging.allocators import next_power_of_two
 
-SchemeName = Literal["reserve-maximum", "reserve-power-of-two", "paged", "radix-tree"]
-"""The schemes of docs/paging.md; ``radix-tree`` is ``paged`` with the shared prefix held once."""
+SchemeName = Literal["reserve-maximum", "reserve-power-of-two", "paged", "radix"]
+"""The schemes of docs/paging.md; ``radix`` is ``paged`` with the shared prefix held once."""
 GIB = 1 << 30
 _GB = 10**9
 
@@ -156,7 +156,7 @@ def _schemes(
         scheme("reserve-maximum", max_model_len, n_tokens, 1, slots_a_row),
         scheme("reserve-power-of-two", power_slots, n_tokens, 1, slots_a_row - answer_slots + request.answer),
         paged("paged", 0),
-        paged("radix-tree", shared_pages),
+        paged("radix", shared_pages),
     )
 
 

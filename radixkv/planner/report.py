@@ -110,11 +110,11 @@ def _cells(
         if request.prompt + answer_slots > max_model_len:
             taken += f", at most {max_model_len:,}"
         longest += f" - {answer_slots:,} + {request.answer:,}"
-    elif scheme.scheme in ("paged", "radix-tree"):
+    elif scheme.scheme in ("paged", "radix"):
         n_units = pool.n_pages
         taken = f"{row_pages:,} pages"
         longest = f"{pool.n_pages:,} / {n_rows} x {page_size} + 1"
-        if scheme.scheme == "radix-tree" and shared_pages:
+        if scheme.scheme == "radix" and shared_pages:
             shared = shared_pages
             taken = f"{row_pages:,} - {shared_pages:,} = {plural(row_pages - shared_pages, 'page')}"
             longest = f"(({pool.n_pages:,} - {shared:,}) / {n_rows} + {shared:,}) x {page_size} + 1"
