@@ -33,7 +33,7 @@ class PendingLogprobs:
     Args:
         logits: [any, vocab], any float dtype.
         rows: [n], indices of the rows of ``logits``.
-        n_listed: [n], how many of the likeliest tokens to list for each row, at most ``MAX_LOGPROBS``.
+        n_listed: [n], how many of the likeliest tokens to list for each row; the time grows with the most.
         tokens: [any] int32, by row of the logits.
         finite: [any] int32, 0 or 1, by row of the logits.
     """
