@@ -13,6 +13,7 @@ from torch import Tensor
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.sampling.cpu import Sampler
 from radixkv.runtime.step.plan import RowSampling
+from radixkv.sampling import MAX_CHOICES
 from radixkv.wire import TokenLogprobs, unpack_tokens
 
 pytestmark = on_kernels
@@ -70,6 +71,17 @@ def check_logprobs(found: TokenLogprobs | None, expected: TokenLogprobs | None) 
     np.testing.assert_allclose(
         np.frombuffer(found.top_logprobs, "<f4"), np.frombuffer(expected.top_logprobs, "<f4"), atol=GAP
     )
+
+
+@pytest.mark.parametrize("size", [VOCAB, MAX_CHOICES + 2])
+def test_the_candidates_of_the_widest_beams_are_as_on_the_cpu(size: int) -> None:
+    """A beam search lists more tokens than a request may ask for, in a small vocabulary all of them."""
+    logits = normal(3, size=size)
+    rows = [replace(GREEDY, n_logprobs=n) for n in (MAX_CHOICES + 2, 1, MAX_CHOICES)]
+    _, logprobs = sample(logits, rows)
+    for found, choice in zip(logprobs, Sampler(3, size).sample(logits, range(3), rows), strict=True):
+        assert choice is not None
+        check_logprobs(found, choice.logprobs)
 
 
 @pytest.mark.parametrize("n_logprobs", [0, 1, 20])
