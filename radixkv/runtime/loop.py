@@ -412,19 +412,17 @@ class Loop:
                 continue  # Another choice of it has failed, and so the whole request.
             if update.prompt_logprobs is not None:
                 prompt_logprobs.append(update.prompt_logprobs)
+            if request.n_cached is not None and not live.is_counted:
+                self._count_prompt(live, request)
             if update.error is not None:
                 self._abort_rest(live)
                 later.append(Failed(request.id, update.error.code, str(update.error), update.error.param))
             elif update.token is not None:
                 items.append(_new_tokens(update, update.token))
-                if not live.is_counted:
-                    self._count_prompt(live, request)
             elif update.beam is not None:
                 # A message of its own: the beams of several searches might not fit into one frame.
                 later.append(Tokens([_whole_choice(update, update.beam)]))
                 self._counters.generation_tokens += len(update.beam.tokens) // TOKEN_BYTES
-                if not live.is_counted:
-                    self._count_prompt(live, request)
             if update.finish_reason is not None:
                 live.n_unfinished -= 1
                 if not live.n_unfinished:

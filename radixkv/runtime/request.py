@@ -340,7 +340,10 @@ def _n_positions(ranges: Sequence[tuple[int, int]]) -> int:
 
 
 class Update(msgspec.Struct, frozen=True):
-    """What one step has changed for a request: prompt logprobs, a new token, or the end of its output."""
+    """What one step has changed for a request: prompt logprobs, a new token, or the end of its output.
+
+    One with a request alone says that the prompt of a beam search is computed.
+    """
 
     request: Request
     token: int | None = None

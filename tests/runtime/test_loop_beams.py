@@ -72,6 +72,16 @@ def test_a_cancelled_search_ends_as_a_whole(n_turns: int, choice: int | None) ->
     assert stats.n_pages_free + stats.n_pages_evictable == front.device.n_pages
 
 
+def test_the_prompt_of_a_search_counts_and_is_pinned_once_it_is_computed() -> None:
+    front = Frontend()
+    front.submit("a", n=4, use_beam_search=True, max_tokens=16, pins=[PromptPin(8, 100.0)])
+    for _ in range(6):
+        front.turn()
+    assert front.stats().prompt_tokens_total == len(PROMPT)
+    front.cancel("a")
+    assert front.stats().n_pages_pinned == 2
+
+
 def test_a_search_whose_steps_fail_goes_on_and_one_that_always_fails_ends() -> None:
     front = Frontend(eos_token_ids=EOS)
     front.device.fail_steps.add(2)

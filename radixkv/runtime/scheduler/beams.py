@@ -70,14 +70,16 @@ class BeamGroups:
         self, search: BeamSearch, members: Sequence[Request], candidates: Sequence[TokenLogprobs]
     ) -> list[Update]:
         chosen = search.advance(candidates)
+        updates: list[Update] = []
         for request in members:
             request.candidates = None
             if request.n_cached is None:
                 request.count_cached()
+                updates.append(Update(request))
         if search.is_ended:
-            return self._end(search, members)
+            return updates + self._end(search, members)
         self._members[search] = self._continue(members, chosen)
-        return []
+        return updates
 
     def _continue(self, members: Sequence[Request], chosen: Sequence[Continuation]) -> list[Request]:
         """Gives each beam that goes on a request; returns them in the order of ``chosen``.
