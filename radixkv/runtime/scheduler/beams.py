@@ -119,6 +119,7 @@ class BeamGroups:
         choices = sorted((*members, *members[0].followers), key=lambda request: request.choice)
         members[0].followers = []
         updates: list[Update] = []
+        without_pages = [request for request in choices if request.phase is not Phase.RUNNING]
         for request, beam in zip(choices, search.finished, strict=True):
             request.leader = None
             request.tokens[request.n_prompt * TOKEN_BYTES :] = beam.tokens
@@ -127,5 +128,7 @@ class BeamGroups:
             request.phase = Phase.FINISHED
             updates.append(Update(request, finish_reason=beam.finish_reason, beam=beam))
         self._running.release()
+        for request in without_pages:
+            self._running.end_turn(request)
         self.forget(members[0])
         return updates

@@ -255,14 +255,19 @@ class RunningRequests:
                 del self._releasing[request]
                 self.free(request)
                 request.discards_results = False
-                if request.turn is not None and request.phase is Phase.FINISHED and request.n_cached is not None:
-                    # After the release, which counts as a use of the pages.
-                    self._sessions.end(request.turn, bytes(request.tokens))
+                if request.phase is Phase.FINISHED and request.n_cached is not None:
+                    self.end_turn(request)
                 if request.phase is Phase.PREEMPTED and request.candidates is not None:
                     request.phase = Phase.HELD
                 elif request.phase is Phase.PREEMPTED:
                     request.phase = Phase.WAITING
                     self._waiting.add(request)
+
+    def end_turn(self, request: Request) -> None:
+        """Ends a choice's turn of a session, if it has one; only after its pages are freed, which counts as a use of
+        them. ``Sessions.end``."""
+        if request.turn is not None:
+            self._sessions.end(request.turn, bytes(request.tokens))
 
     def _n_needed_ahead(self, request: Request, prefilling: Iterable[Request]) -> int:
         """Pages that the prefilling requests with precedence over ``request`` still need. O(prefilling)."""

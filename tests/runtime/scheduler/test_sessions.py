@@ -57,6 +57,17 @@ def test_a_closed_session_is_evicted_first() -> None:
     assert (n_cached(engine, old), n_cached(engine, new)) == (20, 0)
 
 
+@pytest.mark.parametrize("max_num_seqs", [2, 8])
+def test_all_answers_of_a_beam_search_are_demoted(max_num_seqs: int) -> None:
+    """With fewer rows than beams, most beams hold no pages when the search ends."""
+    engine = Engine(n_pages=64, max_num_seqs=max_num_seqs)
+    leader = engine.add(prompt(20), max_tokens=9, n=6, is_beam_search=True, session_id="a")
+    engine.run()
+    assert close(engine) is not None
+    answers = [all_tokens(choice) for choice in engine.siblings[leader.id]]
+    assert [is_demoted(engine, answer[:28]) for answer in answers] == [True] * 6
+
+
 def test_what_the_first_turn_found_is_not_demoted() -> None:
     engine = Engine(n_pages=64)
     shared = prompt(16)
