@@ -163,6 +163,12 @@ class Transfers:
         return bool(self._loads or self._stores) or (self.disk is not None and self.disk.is_busy)
 
     @property
+    def delays_requests(self) -> bool:
+        """Whether a copy is in flight that a request may wait for: any but a write to disk, which holds nothing that
+        requests need."""
+        return bool(self._loads or self._stores) or (self.disk is not None and self.disk.is_fetching)
+
+    @property
     def n_offers(self) -> int:
         """Offers that wait for their copy."""
         return len(self._offers) + len(self._postponed)

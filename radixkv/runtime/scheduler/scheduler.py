@@ -226,9 +226,14 @@ class Scheduler:
         if self.loading.advance():
             self._prompts.unblock()
         plan = self._plan()
-        while plan is None and not (self._launched or self.is_copying) and self.running.make_way():
+        while plan is None and not self._is_delayed and self.running.make_way():
             plan = self._plan()
         return plan
+
+    @property
+    def _is_delayed(self) -> bool:
+        """Whether there may be more to schedule once a launched step is done, or a copy in flight."""
+        return bool(self._launched) or (self._transfers is not None and self._transfers.delays_requests)
 
     def _plan(self) -> StepPlan | None:
         """Makes the next plan; None if no request fits into one now."""

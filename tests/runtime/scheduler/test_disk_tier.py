@@ -209,3 +209,16 @@ def test_a_turn_looks_at_a_bounded_number_of_offers() -> None:
     assert 900 < disk.n_offers < 1000
     while disk.n_offers:
         disk.advance()
+
+
+def test_beams_without_room_for_others_of_their_group_do_not_wait_for_a_write_to_disk() -> None:
+    engine = Engine(n_pages=64, n_slots=64, has_disk=True, finishes_copies=False, max_num_seqs=2)
+    engine.add(prompt(20), max_tokens=12, n=6, is_beam_search=True)
+    n_turns = 0
+    while not engine.scheduler.is_idle:
+        engine.turn()
+        engine.copier.finish_all()
+        n_turns += 1
+        assert n_turns < 400, "the search has stopped"
+    assert engine.store.in_flight, "the write has not ended"
+    finish(engine)

@@ -109,6 +109,11 @@ class DiskTier:
         return bool(self._fetches or self._writes)
 
     @property
+    def is_fetching(self) -> bool:
+        """Whether a fetch is in flight."""
+        return bool(self._fetches)
+
+    @property
     def n_offers(self) -> int:
         """Offers that wait to be written."""
         return len(self._offers)
