@@ -81,7 +81,7 @@ class BeamSearch:
 
         Continuations that end are finished if they are among the best ``width`` of all. The search has ended when
         the best that goes on would not be among the finished answers if it ended now, or at ``max_tokens``. Then
-        none goes on. O(width · n_candidates · log width).
+        none goes on. O(n · log n) for n = width · ``n_candidates``, and a copy of the tokens of each beam.
 
         Args:
             candidates: for each beam, the ``n_candidates`` likeliest tokens.

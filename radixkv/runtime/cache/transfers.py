@@ -164,8 +164,7 @@ class Transfers:
 
     @property
     def delays_requests(self) -> bool:
-        """Whether a copy is in flight that a request may wait for: any but a write to disk, which holds nothing that
-        requests need."""
+        """Whether a copy is in flight that requests may wait for: any but a write to disk."""
         return bool(self._loads or self._stores) or (self.disk is not None and self.disk.is_fetching)
 
     @property

@@ -264,8 +264,10 @@ class RunningRequests:
                     self._waiting.add(request)
 
     def end_turn(self, request: Request) -> None:
-        """Ends a choice's turn of a session, if it has one; only after its pages are freed, which counts as a use of
-        them. ``Sessions.end``."""
+        """Ends a choice's turn of a session, if it has one, after the free of its pages, which counts as their use.
+
+        ``Sessions.end``.
+        """
         if request.turn is not None:
             self._sessions.end(request.turn, bytes(request.tokens))
 
