@@ -298,7 +298,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """Finish reason of the choice that ended last."""
     n_prompt_tokens: int
     n_output_tokens: int
-    """Sum over all choices."""
+    """Sum over all choices. Only those of beams whose search was cancelled are counted without being sent."""
     n_cached_tokens: int
     """Prompt tokens that were not computed."""
     n_loaded_tokens: int
