@@ -79,7 +79,7 @@ class Intake:
             Request(
                 id=message.id,
                 namespace=namespace,
-                tokens=bytearray(message.tokens),
+                tokens=bytearray() if choice else bytearray(message.tokens),
                 n_prompt=n_prompt,
                 max_tokens=max_tokens,
                 choice=choice,

@@ -95,7 +95,7 @@ class _LiveRequest:
 
     @property
     def n_outputs(self) -> int:
-        return sum(choice.n_outputs for choice in self.choices)
+        return sum(choice.n_outputs for choice in self.choices if choice.tokens)  # none of one that never forked
 
 
 def _refuse_grammars() -> Grammars:

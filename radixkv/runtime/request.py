@@ -60,7 +60,10 @@ class Request:
     id: str
     namespace: Namespace
     tokens: bytearray
-    """All known tokens, prompt then output, as little-endian int32."""
+    """All known tokens, prompt then output, as little-endian int32.
+
+    A choice that follows has none. It gets the prompt from its leader when it forks or leads, so that a waiting
+    request holds its prompt once."""
     n_prompt: int
     """Tokens of the prompt."""
     max_tokens: int
@@ -164,6 +167,11 @@ class Request:
         """The block table; only of a request that is running or releasing its pages."""
         assert self.block_table is not None, "only a running or releasing request has a block table"
         return self.block_table
+
+    @property
+    def prompt(self) -> bytearray:
+        """A copy of the prompt, little-endian int32. O(tokens)."""
+        return self.tokens[: self.n_prompt * TOKEN_BYTES]
 
     @property
     def order(self) -> tuple[int, int]:
@@ -289,6 +297,7 @@ class Request:
         for follower in new_leader.followers:
             follower.leader = new_leader
         new_leader.leader = None
+        new_leader.tokens = self.prompt
         new_leader.phase = Phase.WAITING
         new_leader.reads_cache = self.reads_cache
         new_leader.uses_tiers = self.uses_tiers

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from radixkv.config import MAX_SEED
+from radixkv.runtime.intake import Intake
+from radixkv.sampling import SamplingParams
+from radixkv.wire import Submit, pack_tokens
 from support.fake_device import chain, expected_output, expected_prompt_logprobs, logprobs_of
 from support.loop_frontend import NAMESPACE, PROMPT, Frontend, done, failed
 
@@ -24,6 +27,20 @@ def test_each_choice_ends_in_its_tokens_before_one_done_with_the_totals() -> Non
     stats = front.stats()
     assert (stats.prompt_tokens_total, stats.prefix_queries_total, stats.prefix_hits_total) == (11, 11, 0)
     assert stats.generation_tokens_total == 18
+
+
+def test_choices_that_are_cancelled_before_they_start_have_no_output() -> None:
+    front = Frontend()
+    front.submit("a", n=3)
+    front.cancel("a", None)
+    assert done(front.received["a"]).n_output_tokens == 0
+
+
+def test_a_waiting_request_holds_its_prompt_once() -> None:
+    front = Frontend()
+    submit = Submit("a", pack_tokens(PROMPT), SamplingParams(n=64))
+    choices = Intake(front.loop.ready).make_choices(submit)
+    assert sum(len(choice.tokens) for choice in choices) == len(submit.tokens)
 
 
 def test_cached_tokens_of_several_choices_are_counted_once() -> None:

@@ -118,11 +118,12 @@ class BeamGroups:
         """Finishes a group: its choices get the finished answers, the best one first."""
         choices = sorted((*members, *members[0].followers), key=lambda request: request.choice)
         members[0].followers = []
+        prompt = members[0].prompt
         updates: list[Update] = []
         without_pages = [request for request in choices if request.phase is not Phase.RUNNING]
         for request, beam in zip(choices, search.finished, strict=True):
             request.leader = None
-            request.tokens[request.n_prompt * TOKEN_BYTES :] = beam.tokens
+            request.tokens = prompt + beam.tokens
             if request.phase is Phase.RUNNING:
                 self._running.finish(request)
             request.phase = Phase.FINISHED

@@ -149,6 +149,8 @@ class RunningRequests:
 
         Each follower computes only the prompt's last token. ``fork``.
         """
+        for follower in leader.followers:
+            follower.tokens = leader.prompt
         self.fork([(leader, follower) for follower in leader.followers])
         leader.followers = []
 
