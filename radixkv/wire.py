@@ -27,7 +27,7 @@ from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
 from radixkv.stats import Stats
 
-WIRE_VERSION = 14
+WIRE_VERSION = 15
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -135,6 +135,14 @@ class Match(msgspec.Struct, frozen=True, tag=True):
     prompts: tuple[bytes, ...]
     """The prompts, each as little-endian int32 ids."""
     cache_salt: str = ""
+
+
+class Outline(msgspec.Struct, frozen=True, tag=True):
+    """Asks for the largest nodes of each tier's tree. Answered by ``Outlined``; changes nothing."""
+
+    id: str
+    contents: bool = True
+    """False: the answer has no tokens."""
 
 
 class Pin(msgspec.Struct, frozen=True, tag=True):
@@ -421,6 +429,56 @@ class Matched(msgspec.Struct, frozen=True, tag=True):
     n_pages_evictable: int
 
 
+class TreeNode(msgspec.Struct, frozen=True, array_like=True):
+    """A node of a tier's tree: a run of pages that continues its parent's run."""
+
+    serial: int
+    """Names the node as long as it is in the tree; a split gives the upper part a new one."""
+    parent: int
+    """Index of the parent in ``TierOutline.nodes``; -1 for the root of a namespace, which has no pages itself."""
+    n_own_pages: int
+    n_pages: int
+    """Pages of the node and of the nodes below it, as far as these were visited."""
+    n_leases: int
+    """Requests and copies that hold it."""
+    n_hits: int
+    """Requests that have found it, as far as the eviction policy counts them."""
+    age: int | None
+    """Uses of the tree since that of the node; None if it is demoted, or if ages do not count."""
+    is_pinned: bool
+    n_more: int = 0
+    """Nodes below it that are below no other node of the outline, and not in it; at least so many."""
+    n_more_pages: int = 0
+    """Pages of those of them that were visited."""
+    namespace: str = ""
+    """In a root: a label of its salt that does not reveal it, the same in all tiers; empty without a salt."""
+    tokens: bytes = b""
+    """The first tokens of the run; none without ``Outline.contents``."""
+
+
+class TierOutline(msgspec.Struct, frozen=True):
+    """The largest nodes of a tier's tree, parents first."""
+
+    nodes: tuple[TreeNode, ...]
+    n_pages: int
+    """Pages of the tree."""
+    n_not_visited: int
+    """The part of them that was not visited, because the tree has too many nodes."""
+    n_more_roots: int
+    """Visited roots that are not among ``nodes``."""
+    n_more_root_pages: int
+    """Pages of those, with the nodes below them."""
+
+
+class Outlined(msgspec.Struct, frozen=True, tag=True):
+    """The answer to ``Outline``."""
+
+    id: str
+    device: TierOutline
+    host: TierOutline | None = None
+    """None without a host tier."""
+
+
 class Pinned(msgspec.Struct, frozen=True, tag=True):
     """The answer to ``Pin``: what is pinned of the prompt now."""
 
@@ -437,7 +495,9 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """A sign of life: the runtime has sent nothing else for half a second."""
 
 
-ToRuntime = Hello | Submit | Cancel | Flush | Invalidate | CloseSession | Explain | Match | Pin | GetStats | Drain
+ToRuntime = (
+    Hello | Submit | Cancel | Flush | Invalidate | CloseSession | Explain | Match | Outline | Pin | GetStats | Drain
+)
 FromRuntime = (
     Ready
     | Tokens
@@ -448,6 +508,7 @@ FromRuntime = (
     | SessionClosed
     | Explained
     | Matched
+    | Outlined
     | Pinned
     | Stats
     | Heartbeat

@@ -41,6 +41,8 @@ from radixkv.wire import (
     Invalidated,
     Match,
     Matched,
+    Outline,
+    Outlined,
     Pin,
     Pinned,
     Ready,
@@ -53,8 +55,8 @@ from radixkv.wire import (
     endpoint,
 )
 
-Reply: TypeAlias = Flushed | Invalidated | SessionClosed | Explained | Matched | Pinned | Stats
-ReplyT = TypeVar("ReplyT", Flushed, Invalidated, SessionClosed, Explained, Matched, Pinned, Stats)
+Reply: TypeAlias = Flushed | Invalidated | SessionClosed | Explained | Matched | Outlined | Pinned | Stats
+ReplyT = TypeVar("ReplyT", Flushed, Invalidated, SessionClosed, Explained, Matched, Outlined, Pinned, Stats)
 
 MAX_PENDING_BYTES = 1 << 20
 """Limit on the unread output of a stream. A stream above it fails when more arrives."""
@@ -233,6 +235,14 @@ class RuntimeClient:
         """
         return await self._query(Match(uuid.uuid4().hex, tuple(prompts), cache_salt), Matched)
 
+    async def outline(self, *, contents: bool) -> Outlined:
+        """Asks for the largest nodes of each tier's tree.
+
+        Args:
+            contents: whether the reply may tell tokens of clients.
+        """
+        return await self._query(Outline(uuid.uuid4().hex, contents), Outlined)
+
     async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float) -> Pinned:
         """Pins what is cached of ``tokens``, or ends their pin. Raises ``RequestError`` if pins are off.
 
@@ -302,7 +312,9 @@ class RuntimeClient:
         self._context.term()
 
     async def _query(
-        self, query: Flush | Invalidate | CloseSession | Explain | Match | Pin | GetStats, kind: type[ReplyT]
+        self,
+        query: Flush | Invalidate | CloseSession | Explain | Match | Outline | Pin | GetStats,
+        kind: type[ReplyT],
     ) -> ReplyT:
         """Sends a query and returns its reply.
 
@@ -380,7 +392,16 @@ class RuntimeClient:
             case Failed():
                 if (request := self._remove(message.id)) is not None:
                     request.fail(request_error(message.code, message.text, param=message.param))
-            case Flushed() | Invalidated() | SessionClosed() | Explained() | Matched() | Pinned() | Stats():
+            case (
+                Flushed()
+                | Invalidated()
+                | SessionClosed()
+                | Explained()
+                | Matched()
+                | Outlined()
+                | Pinned()
+                | Stats()
+            ):
                 reply = self._queries.get(message.id)
                 if reply is not None and not reply.done():
                     reply.set_result(message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from hashlib import blake2b
 from typing import NamedTuple
 
 from radixkv.errors import RequestError, SessionNotFound, shortened
@@ -13,6 +15,7 @@ from radixkv.runtime.compiling import CompilingRequests
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.tree.radix_tree import RadixTree
 from radixkv.wire import (
     CloseSession,
     Explain,
@@ -24,12 +27,23 @@ from radixkv.wire import (
     Invalidated,
     Match,
     Matched,
+    Outline,
+    Outlined,
     Pin,
     Pinned,
     SessionClosed,
     TierMatch,
+    TierOutline,
+    TreeNode,
     unpack_tokens,
 )
+
+MAX_OUTLINED_NODES = 400
+"""Nodes of an ``Outlined``, in all tiers together."""
+MAX_VISITED_NODES = 1200
+"""Nodes that an ``Outline`` looks at, in all tiers together: which takes about a millisecond of the loop."""
+MAX_SHOWN_TOKENS = 12
+"""Tokens of a node in an ``Outlined``."""
 
 
 class CacheCommands:
@@ -59,13 +73,14 @@ class CacheCommands:
         self._transfers = transfers
         self._pins = pins
         self._compiling = compiling
+        self._label_key = os.urandom(16)
 
     def run(
-        self, message: Flush | Invalidate | CloseSession | Explain | Match | Pin
-    ) -> Flushed | Invalidated | SessionClosed | Explained | Matched | Pinned | Failed:
+        self, message: Flush | Invalidate | CloseSession | Explain | Match | Outline | Pin
+    ) -> Flushed | Invalidated | SessionClosed | Explained | Matched | Outlined | Pinned | Failed:
         """Carries out a message; returns its answer.
 
-        O(tokens) for ``Explain``, ``Match`` and ``Pin``, else O(pages).
+        O(tokens) for ``Explain``, ``Match`` and ``Pin``, O(``MAX_VISITED_NODES``) for ``Outline``, else O(pages).
         """
         try:
             match message:
@@ -79,6 +94,8 @@ class CacheCommands:
                     return self._explain(message)
                 case Match():
                     return self._match(message)
+                case Outline():
+                    return self._outline(message)
                 case Pin():
                     return self._pin(message)
         except RequestError as error:
@@ -170,6 +187,42 @@ class CacheCommands:
         cached = self._transfers.match(namespace, tokens)
         cached = self._transfers.match_disk(namespace, tokens, cached)
         return TierMatch(n_tokens, cached.n_device, cached.n_beyond_device, cached.n_beyond_host)
+
+    def _outline(self, message: Outline) -> Outlined:
+        trees = [self._cache.tree] if self._transfers is None else [self._cache.tree, self._transfers.host.tree]
+        outlines = [self._outline_tree(tree, len(trees), message.contents) for tree in trees]
+        return Outlined(message.id, outlines[0], outlines[1] if len(outlines) > 1 else None)
+
+    def _outline_tree(self, tree: RadixTree, n_trees: int, contents: bool) -> TierOutline:
+        """Outlines one of ``n_trees`` trees, which share the limits."""
+        outline = tree.outline(max_nodes=MAX_OUTLINED_NODES // n_trees, max_visited=MAX_VISITED_NODES // n_trees)
+        nodes = tuple(
+            TreeNode(
+                serial=node.serial,
+                parent=parent,
+                n_own_pages=len(node.pages),
+                n_pages=n_pages,
+                n_leases=node.n_leases,
+                n_hits=node.n_hits,
+                age=age,
+                is_pinned=node.n_retentions > 0,
+                n_more=n_more,
+                n_more_pages=n_more_pages,
+                namespace=self._label(node.namespace) if parent < 0 else "",
+                tokens=bytes(node.key[: MAX_SHOWN_TOKENS * TOKEN_BYTES]) if contents else b"",
+            )
+            for node, parent, n_pages, n_more, n_more_pages, age in outline.nodes
+        )
+        n_in_all = tree.n_pages_reachable
+        return TierOutline(
+            nodes, n_in_all, n_in_all - outline.n_pages, outline.n_more_roots, outline.n_more_root_pages
+        )
+
+    def _label(self, namespace: Namespace) -> str:
+        """Returns a label from which a salt cannot be guessed: the key is drawn at each start."""
+        if namespace == Namespace():
+            return ""
+        return blake2b("\0".join(map(str, namespace)).encode(), key=self._label_key, digest_size=4).hexdigest()
 
     def _pin(self, message: Pin) -> Pinned:
         self._intake.check_prompt(message.tokens)

@@ -46,6 +46,7 @@ from radixkv.wire import (
     Invalidate,
     Match,
     NewTokens,
+    Outline,
     Pin,
     PromptLogprobs,
     PromptPin,
@@ -59,8 +60,6 @@ LOOKAHEAD = 1
 """Steps that stay launched when a turn ends: the device computes them while the host prepares the next one."""
 _LAUNCH_DECAY = 0.9
 """By which the time that a launch may take falls from step to step, unless one takes longer."""
-
-
 _MAX_CLOSE_S = 5.0
 """How long ``Loop.close`` may write pages to disk."""
 
@@ -201,7 +200,17 @@ class Loop:
 
     def receive(
         self,
-        message: Submit | Cancel | Flush | Invalidate | CloseSession | Explain | Match | Pin | GetStats | Drain,
+        message: Submit
+        | Cancel
+        | Flush
+        | Invalidate
+        | CloseSession
+        | Explain
+        | Match
+        | Outline
+        | Pin
+        | GetStats
+        | Drain,
     ) -> list[FromRuntime]:
         """Takes a message; returns its immediate answers.
 
@@ -212,7 +221,7 @@ class Loop:
                 return self._submit(message)
             case Cancel():
                 return self._cancel(message)
-            case Flush() | Invalidate() | CloseSession() | Explain() | Match() | Pin():
+            case Flush() | Invalidate() | CloseSession() | Explain() | Match() | Outline() | Pin():
                 return [self._cache_commands.run(message)]
             case GetStats():
                 return [

@@ -65,6 +65,13 @@ class EvictionPolicy(Protocol):
         """
         return [0] * len(digests)
 
+    def age(self, node: Node) -> int | None:
+        """Returns the uses of the tree since the last one of a node. O(1).
+
+        None if the node is demoted, or if ages do not count.
+        """
+        return None
+
 
 class LruEviction(EvictionPolicy):
     """Evicts the least recently used leaf."""
@@ -79,6 +86,10 @@ class LruEviction(EvictionPolicy):
         while node is not None:
             node.rank = rank
             node = node.parent
+
+    def age(self, node: Node) -> int | None:
+        """Returns the uses of the tree since the last one of a node."""
+        return None if node.rank < 0 else self._clock - node.rank
 
 
 class LfudaEviction(EvictionPolicy):
@@ -111,6 +122,10 @@ class LfudaEviction(EvictionPolicy):
         leaf: Node = leaves[0]
         self._age = max(self._age, leaf.rank >> _CLOCK_BITS)
         return 0
+
+    def age(self, node: Node) -> int | None:
+        """Returns the uses of the tree since the last one of a node."""
+        return None if node.rank < 0 else _since_use(node, self._clock)
 
 
 class AdaptiveEviction(EvictionPolicy):
@@ -197,9 +212,12 @@ class AdaptiveEviction(EvictionPolicy):
         self._rates.add(_class(n_hits), self._clock - used_at, 1, were_used=True)
         return n_hits + 1
 
+    def age(self, node: Node) -> int | None:
+        """Returns the uses of the tree since the last one of a node."""
+        return None if node.rank < 0 else self._age(node)
+
     def _age(self, node: Node) -> int:
-        """Returns the time since the last use of a node that is not demoted."""
-        return self._clock - (node.rank & (1 << _CLOCK_BITS) - 1)
+        return _since_use(node, self._clock)
 
 
 def open_eviction_policy(name: EvictionPolicyName, ghost_capacity: float) -> EvictionPolicy:
@@ -214,6 +232,11 @@ def open_eviction_policy(name: EvictionPolicyName, ghost_capacity: float) -> Evi
     if name == "lfuda":
         return LfudaEviction()
     return AdaptiveEviction(ghost_capacity)
+
+
+def _since_use(node: Node, clock: int) -> int:
+    """Returns the time since the last use of a node that is not demoted, and whose rank has two parts."""
+    return clock - (node.rank & (1 << _CLOCK_BITS) - 1)
 
 
 def _class(n_hits: int) -> int:

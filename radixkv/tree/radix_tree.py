@@ -27,6 +27,7 @@ from radixkv.tree.node import (
     path_of,
     walk,
 )
+from radixkv.tree.outline import Outline, outline
 from radixkv.tree.retention import Retentions
 from radixkv.tree.shared_runs import SharedLeases, find_shared_runs
 
@@ -421,6 +422,10 @@ class RadixTree:
         return explain_match(
             roots, namespace, tokens, self._page_bytes, self._digest, evicted, contents, max_namespaces
         )
+
+    def outline(self, *, max_nodes: int, max_visited: int) -> Outline:
+        """Returns the nodes with the most pages in and below them; the cost is that of ``outline``."""
+        return outline(self._forest.roots.values(), self._policy.age, max_nodes=max_nodes, max_visited=max_visited)
 
     def reachable_pages(self) -> Iterator[int]:
         """Yields every page that a match can find. O(pages)."""

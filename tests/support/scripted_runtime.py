@@ -37,6 +37,8 @@ from radixkv.wire import (
     Match,
     Matched,
     NewTokens,
+    Outline,
+    Outlined,
     Pin,
     Pinned,
     PromptLogprobs,
@@ -44,8 +46,10 @@ from radixkv.wire import (
     SessionClosed,
     Submit,
     TierMatch,
+    TierOutline,
     TokenLogprobs,
     Tokens,
+    TreeNode,
     pack_tokens,
 )
 
@@ -144,6 +148,7 @@ class ScriptedLoop:
     cancelled: list[str] = field(default_factory=list)
     explained: list[Explain] = field(default_factory=list)
     matched: list[Match] = field(default_factory=list)
+    outlined: list[Outline] = field(default_factory=list)
     invalidated: list[Invalidate] = field(default_factory=list)
     pinned: list[Pin] = field(default_factory=list)
     refuses_pins: bool = False
@@ -176,7 +181,17 @@ class ScriptedLoop:
 
     def receive(
         self,
-        message: Submit | Cancel | Flush | Invalidate | CloseSession | Explain | Match | Pin | GetStats | Drain,
+        message: Submit
+        | Cancel
+        | Flush
+        | Invalidate
+        | CloseSession
+        | Explain
+        | Match
+        | Outline
+        | Pin
+        | GetStats
+        | Drain,
     ) -> list[FromRuntime]:
         match message:
             case Submit():
@@ -213,6 +228,16 @@ class ScriptedLoop:
                 lengths = [len(tokens) // 4 for tokens in message.prompts]
                 found = tuple(TierMatch(n, n // 2, n // 4, n // 8) for n in lengths)
                 return [Matched(message.id, found, len(self.running), 7, 32, 16)]
+            case Outline():
+                self.outlined.append(message)
+                tokens = pack_tokens([67, 72]) if message.contents else b""
+                nodes = (
+                    TreeNode(1, -1, 0, 20, 1, 0, 5, False, n_more=3, n_more_pages=4),
+                    TreeNode(2, 0, 16, 16, 1, 2, 0, True, tokens=tokens),
+                    TreeNode(3, -1, 0, 6, 0, 0, None, False, n_more=1, n_more_pages=6, namespace="5eed0001"),
+                )
+                device = TierOutline(nodes, 30, 4, 0, 0)
+                return [Outlined(message.id, device, None if self.host is None else TierOutline((), 0, 0, 0, 0))]
             case Pin():
                 self.pinned.append(message)
                 n_tokens = len(message.tokens) // 4
