@@ -29,6 +29,7 @@ from radixkv.frontend.api.server_info import add_server_info_routes
 from radixkv.frontend.api.sessions import add_session_routes
 from radixkv.frontend.api.sglang.routes import add_generate_route
 from radixkv.frontend.api.tokenize import add_tokenize_routes
+from radixkv.frontend.api.ui.routes import add_ui_routes
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.auth import ApiKeyRequired, LocalOnly
 from radixkv.frontend.http.body import BodyReader, name_misspelt_fields
@@ -69,7 +70,7 @@ def build_app(
         api_key: the key that clients must send; None admits only programs of this machine.
         allowed_origins: web sites whose pages may use the server.
         metrics_compat: the engine under whose names metrics are exported in addition.
-        explain_contents: whether ``/cache/explain`` reveals which tokens are cached.
+        explain_contents: whether ``/cache/explain`` and ``/cache/tree`` reveal which tokens are cached.
         settings: what ``/server_info`` shows, as ``public_settings`` returns it.
     """
     if api_key is None:
@@ -101,6 +102,7 @@ def build_app(
     add_explain_route(app, client, served_model, body_reader, explain_contents=explain_contents)
     add_match_route(app, client, served_model, body_reader)
     add_doctor_route(app, client, served_model)
+    add_ui_routes(app, client, served_model, explain_contents=explain_contents)
     add_invalidate_route(app, client, served_model, body_reader)
     add_pin_route(app, client, served_model, body_reader)
     add_session_routes(app, client, body_reader)

@@ -40,7 +40,7 @@ from radixkv.wire import (
 
 MAX_OUTLINED_NODES = 400
 """Nodes of an ``Outlined``, in all tiers together."""
-MAX_VISITED_NODES = 1200
+MAX_VISITED_NODES = 800
 """Nodes that an ``Outline`` looks at, in all tiers together: which takes about a millisecond of the loop."""
 MAX_SHOWN_TOKENS = 12
 """Tokens of a node in an ``Outlined``."""

@@ -14,12 +14,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from radixkv.frontend.http.error_response import error_response
 from radixkv.frontend.http.errors import ForbiddenOrigin, Unauthorized
 
-OPEN_PATHS = frozenset({"/health", "/ping"})
-"""Liveness checks, which need no key."""
+OPEN_PATHS = frozenset({"/health", "/ping", "/ui"})
+"""Liveness checks, and the page that asks for the key: they need none."""
 
 
 class ApiKeyRequired:
-    """Refuses requests without the API key, except liveness checks.
+    """Refuses requests without the API key, except those for ``OPEN_PATHS``.
 
     The key is in ``Authorization: Bearer`` or, as Anthropic's clients send it, in ``x-api-key``.
 

@@ -1,0 +1,1 @@
+"""The page ``/ui``, and the routes that it reads the tree from."""

@@ -1,0 +1,494 @@
+"use strict";
+// The page of radixkv's cache. Texts of the server go into the document as text nodes only, never as HTML.
+
+const ROW = 22; // height of a row of the tree, in px
+const MAX_ROWS = 40;
+const HISTORY_S = 600;
+const RATE_S = 10; // rates are means of so many seconds
+const DOCTOR_MS = 5000;
+const RETRY_MS = 2000;
+const SALT_COLOURS = 7; // the eighth colour is for all others
+
+const at = (id) => document.getElementById(id);
+const number = new Intl.NumberFormat("en");
+const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(part < whole && part > 0 ? 1 : 0)}%` : "–");
+
+/** Makes an element; strings among the children become text. */
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element[name] = value;
+  element.append(...children);
+  return element;
+}
+
+function makeSvg(tag, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+// ---------------------------------------------------------------- the server
+
+class NeedsKey extends Error {}
+
+/** Fetches a path of this server with the key of this tab. Throws an Error with the server's text. */
+async function request(path, options = {}) {
+  const headers = { ...options.headers };
+  const key = sessionStorage.getItem("radixkv-key");
+  if (key) headers.Authorization = `Bearer ${key}`;
+  const reply = await fetch(path, { ...options, headers, cache: "no-store" });
+  if (reply.ok) return reply;
+  const text = await reply.json().then((body) => body.error.message, () => `the server answered ${reply.status}`);
+  throw reply.status === 401 ? new NeedsKey(key ? text : "") : new Error(text);
+}
+
+async function post(path, body) {
+  const headers = { "Content-Type": "application/json" };
+  return (await request(path, { method: "POST", headers, body: JSON.stringify(body) })).json();
+}
+
+/** Yields the data of server-sent events. EventSource cannot send the key in a header. */
+async function* events(path, signal) {
+  const reader = (await request(path, { signal })).body.pipeThrough(new TextDecoderStream()).getReader();
+  let buffer = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    buffer += value;
+    const parts = buffer.split("\n\n");
+    buffer = parts.pop();
+    for (const part of parts) {
+      const data = part.split("\n").find((line) => line.startsWith("data: "));
+      if (data) yield JSON.parse(data.slice(6));
+    }
+  }
+}
+
+// ---------------------------------------------------------------- the stream
+
+let stream = null; // AbortController of the open stream
+let latest = null;
+const history = [];
+
+function setState(text, kind = "") {
+  at("state").textContent = text;
+  at("state").className = kind;
+}
+
+/** Follows the stream while the page can be seen; a hidden page costs the server nothing. */
+async function follow() {
+  if (stream) return;
+  const mine = (stream = new AbortController());
+  while (stream === mine) {
+    try {
+      for await (const event of events("cache/tree/events", mine.signal)) {
+        if (event.error) throw new Error(event.error.message);
+        show(event);
+      }
+      setState("the server closed the stream; trying again", "lost");
+    } catch (error) {
+      if (mine.signal.aborted) return;
+      if (error instanceof NeedsKey) return askForKey(error.message);
+      setState(`no connection: ${error.message}; trying again`, "lost");
+    }
+    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+  }
+}
+
+function stop() {
+  stream?.abort();
+  stream = null;
+}
+
+function askForKey(text) {
+  stop();
+  at("main").hidden = true;
+  at("key-form").hidden = false;
+  at("key-error").textContent = text;
+  setState("needs a key");
+  at("key").focus();
+}
+
+function show(snapshot) {
+  latest = snapshot;
+  history.push({ ...snapshot, tiers: sizes(snapshot.tiers) });
+  while (history[0].time < snapshot.time - HISTORY_S) history.shift();
+  at("key-form").hidden = true;
+  if (at("main").hidden) {
+    at("main").hidden = false;
+    showDoctor();
+  }
+  at("model").textContent = snapshot.model;
+  setState("live", "live");
+  showTiles(snapshot);
+  showTree();
+  showCharts();
+}
+
+/** Returns the numbers of the tiers without their nodes, of which the history keeps none. */
+function sizes(tiers) {
+  return Object.fromEntries(Object.entries(tiers).map(([name, { nodes, ...rest }]) => [name, rest]));
+}
+
+// ---------------------------------------------------------------- numbers
+
+/** Returns what a counter grew by, per second and in all, in the last RATE_S before a place in the history. */
+function growth(name, end = history.length - 1) {
+  let start = end;
+  while (start > 0 && history[end].time - history[start].time < RATE_S) start--;
+  const grown = history[end].totals[name] - history[start].totals[name];
+  const seconds = history[end].time - history[start].time;
+  return { grown, perSecond: seconds > 0 && grown >= 0 ? grown / seconds : 0 };
+}
+
+function hitRate(end) {
+  const queries = growth("prefix_queries", end).grown;
+  return queries > 0 ? growth("prefix_hits", end).grown / queries : null;
+}
+
+function showTiles({ load, totals, tiers }) {
+  const { device, host, storage } = tiers;
+  const recent = hitRate();
+  const tiles = [
+    ["Hit rate, last 10 s", recent === null ? "–" : percent(recent, 1), `${percent(totals.prefix_hits, totals.prefix_queries)} since the start`],
+    ["Running", number.format(load.running), `of at most ${number.format(load.max_running)}`],
+    ["Waiting", number.format(load.waiting), `${number.format(totals.preemptions)} preemptions`],
+    ["Answers, tokens a second", number.format(Math.round(growth("generation_tokens").perSecond)), `${number.format(totals.generation_tokens)} in all`],
+    ["Pool in use", percent(device.capacity - device.free - device.evictable, device.capacity), `${number.format(device.capacity)} pages`],
+    ["Pool cached", percent(device.evictable, device.capacity), device.pinned ? `${number.format(device.pinned)} pages pinned` : `${number.format(totals.pages_evicted)} pages evicted`],
+  ];
+  if (host) tiles.push(["Host tier filled", percent(host.capacity - host.free, host.capacity), `${number.format(host.capacity)} pages`]);
+  if (storage) tiles.push(["Disk tier", `${number.format(storage.pages)}`, `pages, ${(storage.bytes / 2 ** 30).toFixed(1)} GiB`]);
+  at("tiles").replaceChildren(...tiles.map(([name, value, note]) =>
+    make("div", { className: "tile" }, make("dt", {}, name), make("dd", {}, value), make("dd", { className: "note" }, note))));
+}
+
+// ---------------------------------------------------------------- the tree
+
+let zoomed = ""; // key of the run that has the whole width
+let selected = "";
+
+/** Returns the tiers as one tree of blocks with key, name, pages and children. */
+function blocks(snapshot) {
+  const top = { key: "", kind: "all", name: "All tiers", children: [], pages: 0 };
+  for (const tier of ["device", "host"]) {
+    const found = snapshot.tiers[tier];
+    if (!found?.nodes) continue;
+    const parent = { key: tier, kind: "tier", tier, name: `${tier}: ${number.format(found.pages)} pages`, pages: found.pages, children: [] };
+    const made = found.nodes.map((node) => ({ key: `${tier}:${node.id}`, kind: "run", tier, ...node, children: [] }));
+    made.forEach((block) => {
+      const above = block.parent < 0 ? parent : made[block.parent];
+      block.salt = block.parent < 0 ? block.namespace : above.salt;
+      if (block.parent < 0) block.kind = "root";
+      block.name = nameOf(block);
+      block.parent = above;
+      above.children.push(block);
+    });
+    for (const block of made) {
+      block.children.sort((a, b) => a.id - b.id); // in the order of creation, so that blocks stay where they are
+      addMore(block, block.more, block.more_pages);
+    }
+    parent.children.sort((a, b) => a.id - b.id);
+    addMore(parent, found.more, found.more_pages);
+    if (found.pages_not_visited > 0) addMore(parent, 0, found.pages_not_visited);
+    parent.parent = top;
+    top.children.push(parent);
+    top.pages += parent.pages;
+  }
+  return top;
+}
+
+function addMore(parent, nodes, pages) {
+  if (!pages) return;
+  const name = nodes ? `${number.format(nodes)} more` : `${number.format(pages)} pages not looked at`;
+  const { tier, salt } = parent;
+  parent.children.push({ key: `${parent.key}+${nodes ? "more" : "rest"}`, kind: "more", tier, salt, name, pages, children: [], parent });
+}
+
+function nameOf(block) {
+  if (block.kind === "root") return block.salt ? `salt ${block.salt}` : "no salt";
+  if (typeof block.starts_with === "string") return block.starts_with.replace(/\s+/g, " ");
+  return `${number.format(block.own_pages)} pages`;
+}
+
+function find(block, key) {
+  if (block.key === key) return block;
+  for (const child of block.children) {
+    const found = find(child, key);
+    if (found) return found;
+  }
+  return null;
+}
+
+const HEATS = [
+  ["in-use", "in use now"],
+  ["heat-1", "at most 10 uses ago"],
+  ["heat-2", "100"],
+  ["heat-3", "1,000"],
+  ["heat-4", "longer ago"],
+  ["demoted", "next to be evicted"],
+];
+
+function heat(block) {
+  if (block.kind !== "run") return "more";
+  if (block.leases) return "in-use";
+  if (block.age === null) return "demoted";
+  return `heat-${block.age <= 10 ? 1 : block.age <= 100 ? 2 : block.age <= 1000 ? 3 : 4}`;
+}
+
+/** Returns a function from blocks to names of colours, and the legend. */
+function colouring(top) {
+  const kind = at("colouring").value;
+  if (kind === "heat") return [heat, HEATS];
+  const colour = { device: "s1", host: "s2" };
+  if (kind === "tier") return [(block) => (block.kind === "more" ? "more" : colour[block.tier]), top.children.map(({ tier }) => [colour[tier], tier])];
+  const pages = new Map();
+  for (const { children } of top.children) {
+    for (const child of children) if (child.kind === "root") pages.set(child.salt, (pages.get(child.salt) ?? 0) + child.pages);
+  }
+  const salts = [...pages.keys()].sort((a, b) => pages.get(b) - pages.get(a) || (a < b ? -1 : 1));
+  const place = new Map(salts.map((salt, index) => [salt, `s${Math.min(index, SALT_COLOURS) + 1}`]));
+  const legend = salts.slice(0, SALT_COLOURS).map((salt) => [place.get(salt), salt ? `salt ${salt}` : "no salt"]);
+  if (salts.length > SALT_COLOURS) legend.push([`s${SALT_COLOURS + 1}`, `${salts.length - SALT_COLOURS} other salts`]);
+  return [(block) => (block.kind === "more" || block.kind === "tier" ? "more" : place.get(block.salt)), legend];
+}
+
+function showTree() {
+  const top = blocks(latest);
+  const focus = find(top, zoomed) ?? top;
+  if (focus === top) zoomed = "";
+  const [colour, legend] = colouring(top);
+  at("legend").replaceChildren(...legend.map(([name, text]) => {
+    const swatch = make("span", { className: "swatch" });
+    swatch.style.background = `var(--${name})`;
+    return make("span", {}, swatch, text);
+  }));
+  showPath(focus);
+  const width = at("icicle").clientWidth;
+  const drawn = [];
+  let nRows = 0;
+  (function place(block, x, share, row) {
+    if (share < 1 || row >= MAX_ROWS) return;
+    nRows = Math.max(nRows, row + 1);
+    drawn.push(bar(block, x, share, row, colour(block)));
+    for (const child of block.children) {
+      const part = block.pages ? (share * child.pages) / block.pages : 0;
+      place(child, x, part, row + 1);
+      x += part;
+    }
+  })(focus, 0, width, 0);
+  const svg = makeSvg("svg", { width, height: nRows * ROW, role: "img", "aria-label": "The tree as bars" }, ...drawn);
+  at("icicle").replaceChildren(svg);
+  if (!top.pages) at("icicle").replaceChildren(make("p", { className: "soft" }, "The cache is empty: no request has filled a page yet."));
+  showDetail(find(top, selected) ?? focus);
+  showLargest(top);
+}
+
+function bar(block, x, width, row, colour) {
+  const rect = makeSvg("rect", { x, y: row * ROW, width, height: ROW, rx: 2 });
+  rect.style.fill = `var(--${colour})`;
+  const group = makeSvg("g", { class: block.key === selected ? "selected" : "" }, rect);
+  const room = Math.floor((width - 8) / 6.2);
+  if (room >= 3) {
+    const name = block.name.length > room ? `${block.name.slice(0, room - 1)}…` : block.name;
+    const text = makeSvg("text", { x: x + 4, y: row * ROW + 15 }, name);
+    text.style.fill = `var(--${colour}-ink)`;
+    group.append(text);
+  }
+  group.addEventListener("click", () => zoom(block.key === zoomed ? block.parent?.key ?? "" : block.kind === "more" ? block.parent.key : block.key, block.key));
+  group.addEventListener("pointerenter", () => {
+    selected = block.key;
+    showDetail(block);
+  });
+  return group;
+}
+
+function zoom(key, select = key) {
+  zoomed = key;
+  selected = select;
+  showTree();
+}
+
+function showPath(focus) {
+  const parts = [];
+  for (let block = focus; block; block = block.parent) {
+    const { key, name } = block;
+    parts.unshift(block === focus ? make("b", { title: name }, name) : make("button", { type: "button", title: name, onclick: () => zoom(key) }, name));
+  }
+  at("path").replaceChildren(...parts.flatMap((part, index) => (index ? [make("span", { className: "soft" }, "›"), part] : [part])));
+}
+
+function lastUse(block) {
+  if (block.leases) return `in use by ${number.format(block.leases)}`;
+  return block.age === null ? "next to be evicted" : `${number.format(block.age)} uses of the cache ago`;
+}
+
+function showDetail(block) {
+  const parts = [`${number.format(block.pages)} pages`, `${number.format(block.pages * latest.page_size)} tokens`];
+  if (block.kind === "run") {
+    parts[0] += ` in and below, ${number.format(block.own_pages)} of them its own`;
+    parts.push(block.tier, lastUse(block));
+    if (block.hits) parts.push(`${number.format(block.hits)} hits`);
+    if (block.is_pinned) parts.push("pinned");
+    parts.push(block.salt ? `salt ${block.salt}` : "no salt");
+  }
+  if (block.kind === "more") parts.push("too small, too many or too deep to be drawn one by one");
+  const shown = [make("code", {}, block.kind === "run" && block.starts_with ? String(block.starts_with) : block.name), make("br"), parts.join(" · ")];
+  at("detail").replaceChildren(...shown);
+}
+
+function showLargest(top) {
+  const runs = [];
+  (function collect(block) {
+    if (block.kind === "run") runs.push(block);
+    block.children.forEach(collect);
+  })(top);
+  runs.sort((a, b) => b.pages - a.pages);
+  at("largest").tBodies[0].replaceChildren(...runs.slice(0, 16).map((run) => make("tr", {},
+    make("td", {}, make("button", { type: "button", onclick: () => zoom(run.key) }, `${run.tier}: ${run.name}`)),
+    make("td", { className: "number" }, number.format(run.pages)),
+    make("td", { className: "number" }, number.format(run.own_pages)),
+    make("td", {}, lastUse(run)),
+    make("td", { className: "number" }, number.format(run.hits ?? 0)),
+    make("td", {}, run.salt || "none"))));
+}
+
+// ---------------------------------------------------------------- charts
+
+function showCharts() {
+  const device = (point) => point.tiers.device;
+  const charts = [
+    ["Pool, pages", [["in use", "s2", (p) => device(p).capacity - device(p).free - device(p).evictable], ["cached", "s1", (p) => device(p).evictable]], device(latest).capacity, true],
+    ["Hit rate, last 10 s", [["of prompt tokens", "s3", (_, index) => hitRate(index)]], 1, false],
+    ["Requests", [["running", "s1", (p) => p.load.running], ["waiting", "s2", (p) => p.load.waiting]], 0, false],
+  ];
+  if (latest.tiers.host) charts.splice(1, 0, ["Host tier, pages", [["filled", "s1", (p) => (p.tiers.host?.capacity ?? 0) - (p.tiers.host?.free ?? 0)]], latest.tiers.host.capacity, true]);
+  if (latest.tiers.storage) charts.splice(2, 0, ["Disk tier, pages", [["filled", "s1", (p) => p.tiers.storage?.pages ?? 0]], 0, true]);
+  at("charts").replaceChildren(...charts.map(([title, series, top, stacked]) => chart(title, series, top, stacked)));
+}
+
+/** Draws series over the time of the history; `stacked` ones as areas on each other. `top` 0: the largest value. */
+function chart(title, series, top, stacked) {
+  const caption = make("figcaption", {}, make("b", {}, title));
+  for (const [name, colour] of series) {
+    const swatch = make("span", { className: "swatch" });
+    swatch.style.background = `var(--${colour})`;
+    caption.append(make("span", {}, swatch, name));
+  }
+  const figure = make("figure", {}, caption);
+  const columns = getComputedStyle(at("charts")).gridTemplateColumns.split(" ");
+  const width = Math.max(120, Math.floor(parseFloat(columns[0])) || 280), height = 110, base = height - 14;
+  const end = latest.time, span = Math.max(60, end - history[0].time);
+  const x = (point) => width - ((end - point.time) / span) * width;
+  const lower = history.map(() => 0);
+  const values = series.map(([, , of]) => history.map((point, index) => of(point, index)));
+  const totals = history.map((_, index) => values.reduce((sum, of) => (stacked ? sum + of[index] : Math.max(sum, of[index] ?? 0)), 0));
+  const most = top || Math.max(4, ...totals);
+  const y = (value) => base - (value / most) * (base - 14);
+  const svg = makeSvg("svg", { width, height, role: "img", "aria-label": title },
+    makeSvg("line", { class: "axis", x1: 0, x2: width, y1: base, y2: base }),
+    makeSvg("line", { class: "axis", x1: 0, x2: width, y1: y(most), y2: y(most) }));
+  series.forEach(([, colour], index) => {
+    for (const run of runsOf(values[index])) {
+      const points = run.map((i) => [x(history[i]), y((stacked ? lower[i] : 0) + values[index][i])]);
+      if (points.length === 1) points.unshift([points[0][0] - 2, points[0][1]]);
+      const line = points.map(([px, py]) => `${px.toFixed(1)},${py.toFixed(1)}`).join(" ");
+      if (stacked) {
+        const back = run.map((i) => `${x(history[i]).toFixed(1)},${y(lower[i]).toFixed(1)}`).reverse().join(" ");
+        const area = makeSvg("polygon", { points: `${line} ${back}`, opacity: 0.75 });
+        area.style.fill = `var(--${colour})`;
+        svg.append(area);
+      } else {
+        const path = makeSvg("polyline", { points: line, "stroke-width": 2, fill: "none" });
+        path.style.stroke = `var(--${colour})`;
+        svg.append(path);
+      }
+    }
+    if (stacked) history.forEach((_, i) => (lower[i] += values[index][i]));
+  });
+  svg.append(
+    makeSvg("text", { class: "label", x: 0, y: 10 }, top === 1 ? "100%" : number.format(most)),
+    makeSvg("text", { class: "label", x: 0, y: height - 2 }, `${Math.round(span)} s ago`),
+    makeSvg("text", { class: "label", x: width, y: height - 2, "text-anchor": "end" }, "now"));
+  figure.append(svg);
+  return figure;
+}
+
+/** Splits the places of a list into runs without null. */
+function runsOf(values) {
+  const runs = [];
+  values.forEach((value, index) => {
+    if (value === null) return;
+    if (index && values[index - 1] !== null && runs.length) runs.at(-1).push(index);
+    else runs.push([index]);
+  });
+  return runs;
+}
+
+// ---------------------------------------------------------------- the doctor, and explanations
+
+async function showDoctor() {
+  if (!stream) return;
+  try {
+    const report = await (await request("cache/doctor")).json();
+    at("doctor-summary").textContent = report.text;
+    at("doctor").replaceChildren(...report.misses.map((miss) => {
+      const share = make("div", { className: "bar" });
+      share.style.width = `${100 * miss.share}%`;
+      return make("li", {}, miss.text, share);
+    }));
+  } catch (error) {
+    at("doctor-summary").textContent = error.message;
+  }
+}
+
+async function explain() {
+  const isChat = at("explain-kind").value === "messages", text = at("explain-text").value, salt = at("explain-salt").value;
+  const prompt = isChat ? { messages: JSON.parse(text) } : { prompt: text };
+  const found = await post("cache/explain", salt ? { ...prompt, cache_salt: salt } : prompt);
+  const shown = [make("p", {}, found.text)];
+  const { count, tokens } = await post("tokenize", prompt);
+  if (count !== found.prompt_tokens) {
+    shown.push(make("p", { className: "soft" }, "The prompt is not shown: the server keeps tokens of its own for answers in the history, or has removed a nonce."));
+    return shown;
+  }
+  const cached = found.cached_tokens, difference = found.first_difference;
+  const differs = difference?.position ?? count;
+  const parts = [[0, Math.min(cached, differs)], [Math.min(cached, differs), differs], [differs, differs + 1], [differs + 1, count]];
+  const texts = await Promise.all(parts.map(async ([from, to]) => (from < to && from < count ? (await post("detokenize", { tokens: tokens.slice(from, to) })).prompt : "")));
+  const box = make("div", { className: "text" }, make("span", { className: "cached", title: "cached" }, texts[0]), texts[1]);
+  if (texts[2]) {
+    const other = difference.cached_token;
+    const title = other ? `token ${differs}; the cache has ${JSON.stringify(other.text ?? other.id)}` : `token ${differs}`;
+    box.append(make("mark", { title }, texts[2]), texts[3]);
+  }
+  shown.push(box);
+  const legend = `Green: the first ${number.format(cached)} tokens, which are cached.`;
+  shown.push(make("p", { className: "hint" }, texts[2] ? `${legend} Red: token ${number.format(differs)}, the first that differs.` : legend));
+  return shown;
+}
+
+async function submitExplain(event) {
+  event.preventDefault();
+  try {
+    at("explained").replaceChildren(...(await explain()));
+  } catch (error) {
+    at("explained").replaceChildren(make("p", { className: "error" }, error.message));
+  }
+}
+
+// ---------------------------------------------------------------- start
+
+at("explain-form").addEventListener("submit", submitExplain);
+at("colouring").addEventListener("change", showTree);
+at("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem("radixkv-key", at("key").value.trim());
+  at("key").value = "";
+  follow();
+});
+document.addEventListener("visibilitychange", () => (document.hidden ? (stop(), setState("paused")) : follow()));
+new ResizeObserver(() => latest && (showTree(), showCharts())).observe(at("icicle"));
+setInterval(showDoctor, DOCTOR_MS);
+follow();

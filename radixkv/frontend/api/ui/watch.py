@@ -1,0 +1,130 @@
+"""What ``/cache/tree`` shows, asked of the runtime once for all who look."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+
+from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.http.sse import EVENT_END, EVENT_START
+from radixkv.frontend.served_model import ServedModel
+from radixkv.stats import Stats
+from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire import Outlined, TierOutline, TreeNode, unpack_tokens
+
+INTERVAL_S = 1.0
+"""The runtime is asked at most so often, and each stream has an event so often."""
+
+
+class CacheWatch:
+    """Asks the runtime for outline and counters while someone looks, and gives all the same answer.
+
+    There is no task of its own: whoever needs an answer and finds none that is new asks, while the others wait.
+
+    Args:
+        client: of the runtime.
+        served_model: its tokenizer gives the texts of nodes.
+        contents: whether to show tokens of clients.
+        interval_s: how old an answer may get, and the time between the events of a stream.
+    """
+
+    def __init__(
+        self, client: RuntimeClient, served_model: ServedModel, *, contents: bool, interval_s: float = INTERVAL_S
+    ) -> None:
+        self._client = client
+        self._served_model = served_model
+        self._contents = contents
+        self._interval_s = interval_s
+        self._asking = asyncio.Lock()
+        self._snapshot = b""
+        self._asked_at = float("-inf")
+
+    async def snapshot(self) -> bytes:
+        """Returns the JSON object of ``/cache/tree``, at most ``interval_s`` old. Raises ``RequestError``."""
+        async with self._asking:
+            now = time.monotonic()
+            if now - self._asked_at >= self._interval_s:
+                outlined, stats = await asyncio.gather(
+                    self._client.outline(contents=self._contents), self._client.stats()
+                )
+                self._snapshot, self._asked_at = msgspec.json.encode(self._fields(outlined, stats)), now
+            return self._snapshot
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yields a server-sent event with each snapshot, until the server shuts down. Raises ``RequestError``."""
+        while self._client.refusal is None:
+            yield EVENT_START + await self.snapshot() + EVENT_END
+            await asyncio.sleep(self._interval_s)
+
+    def _fields(self, outlined: Outlined, stats: Stats) -> dict[str, Any]:
+        ready, tokenizer = self._served_model.ready, self._served_model.tokenizer
+        tiers: dict[str, Any] = {
+            "device": _tree_fields(outlined.device, tokenizer)
+            | {
+                "capacity": stats.n_pages,
+                "free": stats.n_pages_free,
+                "evictable": stats.n_pages_evictable,
+                "pinned": stats.n_pages_pinned,
+            }
+        }
+        if stats.host is not None and outlined.host is not None:
+            tiers["host"] = _tree_fields(outlined.host, tokenizer) | {
+                "capacity": stats.host.n_slots,
+                "free": stats.host.n_slots_free,
+                "pinned": stats.host.n_slots_pinned,
+            }
+        if stats.disk is not None:
+            tiers["storage"] = {"pages": stats.disk.n_pages, "bytes": stats.disk.n_bytes}
+        return {
+            "model": self._served_model.name,
+            "time": time.time(),
+            "page_size": ready.page_size,
+            "has_contents": self._contents,
+            "load": {"running": stats.n_running, "waiting": stats.n_waiting, "max_running": ready.max_num_seqs},
+            "totals": {
+                "prefix_queries": stats.prefix_queries_total,
+                "prefix_hits": stats.prefix_hits_total,
+                "generation_tokens": stats.generation_tokens_total,
+                "pages_evicted": stats.pages_evicted_total,
+                "preemptions": stats.preemptions_total,
+            },
+            "tiers": tiers,
+        }
+
+
+def _tree_fields(outline: TierOutline, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    return {
+        "pages": outline.n_pages,
+        "pages_not_visited": outline.n_not_visited,
+        "more": outline.n_more_roots,
+        "more_pages": outline.n_more_root_pages,
+        "nodes": [_node_fields(node, tokenizer) for node in outline.nodes],
+    }
+
+
+def _node_fields(node: TreeNode, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Returns a node's fields, without those that are zero, false or empty."""
+    fields: dict[str, Any] = {
+        "id": node.serial,
+        "parent": node.parent,
+        "own_pages": node.n_own_pages,
+        "pages": node.n_pages,
+        "age": node.age,
+    }
+    if node.parent < 0:
+        fields["namespace"] = node.namespace
+    if node.tokens:
+        ids = unpack_tokens(node.tokens)
+        fields["starts_with"] = ids if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=False)
+    optional = {
+        "leases": node.n_leases,
+        "hits": node.n_hits,
+        "is_pinned": node.is_pinned,
+        "more": node.n_more,
+        "more_pages": node.n_more_pages,
+    }
+    return fields | {name: value for name, value in optional.items() if value}
