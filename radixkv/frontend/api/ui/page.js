@@ -151,10 +151,10 @@ function showTiles({ load, totals, tiers }) {
   const { device, host, storage } = tiers;
   const recent = hitRate();
   const tiles = [
-    ["Hit rate, last 10 s", recent === null ? "–" : percent(recent, 1), `${percent(totals.prefix_hits, totals.prefix_queries)} since the start`],
+    ["Hit rate, last 10 s", recent === null ? "–" : percent(recent, 1), `${percent(totals.prefix_hits, totals.prefix_queries)} since start`],
     ["Running", number.format(load.running), `of at most ${number.format(load.max_running)}`],
     ["Waiting", number.format(load.waiting), `${number.format(totals.preemptions)} preemptions`],
-    ["Answers, tokens a second", number.format(Math.round(growth("generation_tokens").perSecond)), `${number.format(totals.generation_tokens)} in all`],
+    ["Answers, tokens/s", number.format(Math.round(growth("generation_tokens").perSecond)), `${number.format(totals.generation_tokens)} in all`],
     ["Pool in use", percent(device.capacity - device.free - device.evictable, device.capacity), `${number.format(device.capacity)} pages`],
     ["Pool cached", percent(device.evictable, device.capacity), device.pinned ? `${number.format(device.pinned)} pages pinned` : `${number.format(totals.pages_evicted)} pages evicted`],
   ];
@@ -242,7 +242,7 @@ function colouring(top) {
   const kind = at("colouring").value;
   if (kind === "heat") return [heat, HEATS];
   const colour = { device: "s1", host: "s2" };
-  if (kind === "tier") return [(block) => (block.kind === "more" ? "more" : colour[block.tier]), top.children.map(({ tier }) => [colour[tier], tier])];
+  if (kind === "tier") return [({ kind, tier }) => (kind === "more" || kind === "all" ? "more" : colour[tier]), top.children.map(({ tier }) => [colour[tier], tier])];
   const pages = new Map();
   for (const { children } of top.children) {
     for (const child of children) if (child.kind === "root") pages.set(child.salt, (pages.get(child.salt) ?? 0) + child.pages);
@@ -251,7 +251,7 @@ function colouring(top) {
   const place = new Map(salts.map((salt, index) => [salt, `s${Math.min(index, SALT_COLOURS) + 1}`]));
   const legend = salts.slice(0, SALT_COLOURS).map((salt) => [place.get(salt), salt ? `salt ${salt}` : "no salt"]);
   if (salts.length > SALT_COLOURS) legend.push([`s${SALT_COLOURS + 1}`, `${salts.length - SALT_COLOURS} other salts`]);
-  return [(block) => (block.kind === "more" || block.kind === "tier" ? "more" : place.get(block.salt)), legend];
+  return [({ kind, salt }) => (kind === "run" || kind === "root" ? place.get(salt) : "more"), legend];
 }
 
 function showTree() {
@@ -271,10 +271,10 @@ function showTree() {
   (function place(block, x, share, row) {
     if (share < 1 || row >= MAX_ROWS) return;
     nRows = Math.max(nRows, row + 1);
-    drawn.push(bar(block, x, share, row, colour(block)));
+    if (block !== top) drawn.push(bar(block, x, share, row, colour(block)));
     for (const child of block.children) {
       const part = block.pages ? (share * child.pages) / block.pages : 0;
-      place(child, x, part, row + 1);
+      place(child, x, part, block === top ? row : row + 1);
       x += part;
     }
   })(focus, 0, width, 0);
@@ -464,8 +464,10 @@ async function explain() {
     box.append(make("mark", { title }, texts[2]), texts[3]);
   }
   shown.push(box);
-  const legend = `Green: the first ${number.format(cached)} tokens, which are cached.`;
-  shown.push(make("p", { className: "hint" }, texts[2] ? `${legend} Red: token ${number.format(differs)}, the first that differs.` : legend));
+  const legend = [];
+  if (cached) legend.push(`Green: the first ${number.format(cached)} tokens, which are cached.`);
+  if (texts[2]) legend.push(`Red: token ${number.format(differs)}, the first that differs.`);
+  shown.push(make("p", { className: "hint" }, legend.join(" ")));
   return shown;
 }
 

@@ -1,0 +1,230 @@
+"""``/ui``, ``/cache/tree`` and its events, on a runtime with a fixed tree."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixkv.config import ServerConfig
+from radixkv.errors import Draining
+from radixkv.frontend.api.ui.watch import INTERVAL_S, CacheWatch
+from radixkv.frontend.served_model import ServedModel
+from support.live import wait_for
+from support.running_site import running_site
+from support.scripted_runtime import DISK, HOST, ScriptedLoop, Site
+
+KEY = "the-key"
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture(scope="module")
+def guarded_site(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A site with a key, which therefore shows no contents."""
+    with running_site(served_model, tmp_path_factory.mktemp("s"), ServerConfig(api_key=KEY)) as site:
+        yield site
+
+
+@contextmanager
+def events(site: Site, **headers: str) -> Iterator[Iterator[dict[str, Any]]]:
+    with site.http.stream("GET", "/cache/tree/events", headers=headers) as reply:
+        assert reply.status_code == 200
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        yield (json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: "))
+
+
+def n_tasks(site: Site) -> int:
+    async def count() -> int:
+        return len(asyncio.all_tasks())
+
+    return site.call(count())
+
+
+def test_the_tree_has_what_the_runtime_outlines(site: Site) -> None:
+    reply = site.http.get("/cache/tree")
+    assert reply.status_code == 200, reply.text
+    shown = reply.json()
+    assert shown["tiers"] == {
+        "device": {
+            "pages": 30,
+            "pages_not_visited": 4,
+            "more": 0,
+            "more_pages": 0,
+            "nodes": [
+                {
+                    "id": 1,
+                    "parent": -1,
+                    "own_pages": 0,
+                    "pages": 20,
+                    "age": 5,
+                    "namespace": "",
+                    "leases": 1,
+                    "more": 3,
+                    "more_pages": 4,
+                },
+                {
+                    "id": 2,
+                    "parent": 0,
+                    "own_pages": 16,
+                    "pages": 16,
+                    "age": 0,
+                    "starts_with": "di",
+                    "leases": 1,
+                    "hits": 2,
+                    "is_pinned": True,
+                },
+                {
+                    "id": 3,
+                    "parent": -1,
+                    "own_pages": 0,
+                    "pages": 6,
+                    "age": None,
+                    "namespace": "5eed0001",
+                    "more": 1,
+                    "more_pages": 6,
+                },
+            ],
+            "capacity": 64,
+            "free": 32,
+            "evictable": 16,
+            "pinned": 8,
+        }
+    }
+    assert shown["load"] == {"running": 0, "waiting": 7, "max_running": 256}
+    assert (shown["totals"]["prefix_queries"], shown["totals"]["prefix_hits"]) == (100, 40)
+
+
+def test_each_tier_that_there_is_is_shown(served_model: ServedModel, tmp_path: Path) -> None:
+    ready = ScriptedLoop(host=HOST, disk=DISK).ready
+    with running_site(replace(served_model, ready=ready), tmp_path) as site:
+        site.loop.host, site.loop.disk = HOST, DISK
+        tiers = site.http.get("/cache/tree").json()["tiers"]
+    assert tiers["host"] == {
+        "pages": 0,
+        "pages_not_visited": 0,
+        "more": 0,
+        "more_pages": 0,
+        "nodes": [],
+        "capacity": 200,
+        "free": 150,
+        "pinned": 25,
+    }
+    assert tiers["storage"] == {"pages": 70, "bytes": 77000}
+
+
+def test_viewers_share_an_answer(site: Site, served_model: ServedModel) -> None:
+    n_before = len(site.loop.outlined)
+
+    async def look() -> list[bytes]:
+        watch = CacheWatch(site.client, served_model, contents=True, interval_s=3600.0)
+        streams = [watch.events() for _ in range(3)]
+        seen = await asyncio.gather(watch.snapshot(), *map(anext, streams))
+        for stream in streams:
+            await stream.aclose()
+        return seen
+
+    snapshot, *events = site.call(look())
+    assert all(event == b"data: " + snapshot + b"\n\n" for event in events)
+    assert len(site.loop.outlined) == n_before + 1
+
+
+def test_nobody_asks_the_runtime_after_the_last_viewer(site: Site) -> None:
+    n_before, tasks_before = len(site.loop.outlined), n_tasks(site)
+    with events(site) as stream:
+        first, second = next(stream), next(stream)
+    assert first["time"] < second["time"], "the stream goes on with new answers"
+    assert len(site.loop.outlined) > n_before
+    wait_for(lambda: n_tasks(site) <= tasks_before, "a closed stream leaves a task")
+    n_after = len(site.loop.outlined)
+    time.sleep(1.2 * INTERVAL_S)
+    assert len(site.loop.outlined) == n_after
+
+
+def test_a_viewer_that_leaves_while_it_asks_does_not_stop_the_others(site: Site, served_model: ServedModel) -> None:
+    async def leave_and_look() -> bytes:
+        watch = CacheWatch(site.client, served_model, contents=True)
+        leaving = asyncio.create_task(watch.snapshot())
+        staying = asyncio.create_task(watch.snapshot())
+        await asyncio.sleep(0)
+        leaving.cancel()
+        return await staying
+
+    assert json.loads(site.call(leave_and_look()))["model"] == "echo"
+
+
+def test_a_stream_ends_when_the_server_drains(served_model: ServedModel, tmp_path: Path) -> None:
+    with running_site(served_model, tmp_path) as site, events(site) as stream:
+        next(stream)
+        site.client.refusal = Draining("the server is shutting down")
+        assert len(list(stream)) <= 1
+
+
+def test_a_server_with_a_key_shows_the_tree_to_those_who_have_it(guarded_site: Site) -> None:
+    for path in ("/cache/tree", "/cache/tree/events"):
+        assert guarded_site.http.get(path).status_code == 401
+    shown = guarded_site.http.get("/cache/tree", headers=HEADERS).json()
+    assert shown["has_contents"] is False
+    assert [message.contents for message in guarded_site.loop.outlined] == [False]
+    assert "starts_with" not in json.dumps(shown)
+
+
+def test_the_page_needs_no_key_and_has_no_data(guarded_site: Site, site: Site) -> None:
+    reply = guarded_site.http.get("/ui")
+    assert reply.status_code == 200
+    assert reply.text == site.http.get("/ui").text
+    assert guarded_site.http.head("/ui").status_code == 200
+    assert guarded_site.http.post("/ui").status_code == 405
+
+
+class Elements(HTMLParser):
+    """Collects what a page loads and what its style and script contain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inline: dict[str, str] = {}
+        self.loads: list[str] = []
+        self.handlers: list[str] = []
+        self._inside = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside = tag if tag in ("style", "script") else ""
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href", "action")]
+        self.handlers += [name for name, _ in attrs if name.startswith("on") or name == "style"]
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.inline[self._inside] = self.inline.get(self._inside, "") + data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+
+def test_a_browser_runs_nothing_but_what_the_page_brings(site: Site) -> None:
+    reply = site.http.get("/ui")
+    policy = dict(part.split(" ", 1) for part in reply.headers["content-security-policy"].split("; "))
+    elements = Elements()
+    elements.feed(reply.text)
+    assert policy["default-src"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    for tag in ("style", "script"):
+        digest = base64.b64encode(hashlib.sha256(elements.inline[tag].encode()).digest()).decode()
+        assert policy[f"{tag}-src"] == f"'sha256-{digest}'"
+    assert elements.loads == ["data:,"]
+    assert elements.handlers == [], "the policy forbids inline handlers and styles"
+    assert not re.search("unsafe", reply.headers["content-security-policy"])
+
+
+def test_a_page_of_another_site_cannot_read_the_tree(site: Site) -> None:
+    reply = site.http.get("/cache/tree", headers={"Origin": "https://elsewhere.example"})
+    assert reply.status_code == 403
