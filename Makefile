@@ -1,6 +1,6 @@
 # `make demo` serves and measures the prefix cache. `make test` checks a change. `make test-clients` runs frameworks for
-# agents against a server. `make test-nightly` runs what takes too long for every change, an hour: see
-# tests/property/README.md.
+# agents against a server. `make test-ui` opens the page /ui in Chromium and keeps pictures of it in .venv/ui.
+# `make test-nightly` runs what takes too long for every change, an hour: see tests/property/README.md.
 
 SHELL := /bin/sh
 VENV := .venv
@@ -19,7 +19,7 @@ SEED ?= $(shell date +%Y%m%d)
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
 
-.PHONY: demo test test-clients test-nightly lint types imports tests format clean
+.PHONY: demo test test-clients test-nightly test-ui lint types imports tests format clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/radixkv bench --workload fewshot --num-shots 16 --compare-cache
@@ -38,10 +38,13 @@ imports: $(VENV)/.ready
 
 tests: $(VENV)/.ready $(CLIENTS)
 	$(VENV)/bin/pytest tests/gpu
-	$(VENV)/bin/pytest -m 'not nightly and not clients' --ignore tests/gpu --numprocesses 2 --dist loadfile
+	$(VENV)/bin/pytest -m 'not nightly and not clients and not ui' --ignore tests/gpu --numprocesses 2 --dist loadfile
 
 test-clients: $(VENV)/.ready $(FRAMEWORKS)
 	$(VENV)/bin/pytest tests/clients/frameworks
+
+test-ui: $(VENV)/.ready
+	$(VENV)/bin/pytest tests/ui --screenshots $(VENV)/ui
 
 test-nightly: $(VENV)/.ready $(NIGHTLY)/.ready
 	$(VENV)/bin/pytest -m nightly --ignore tests/gpu --numprocesses 2 --dist load --hypothesis-seed $(SEED)
