@@ -208,7 +208,10 @@ function addMore(parent, nodes, pages) {
 
 function nameOf(block) {
   if (block.kind === "root") return block.salt ? `salt ${block.salt}` : "no salt";
-  if (typeof block.starts_with === "string") return block.starts_with.replace(/\s+/g, " ");
+  if (typeof block.starts_with === "string") {
+    const text = block.starts_with.replace(/\s+/g, " ");
+    return text.replace(/^(<\|?\w{1,24}\|?>)+/, "") || text; // without the mark that begins every text
+  }
   return `${number.format(block.own_pages)} pages`;
 }
 
@@ -288,7 +291,7 @@ function showTree() {
 function bar(block, x, width, row, colour) {
   const rect = makeSvg("rect", { x, y: row * ROW, width, height: ROW, rx: 2 });
   rect.style.fill = `var(--${colour})`;
-  const group = makeSvg("g", { class: block.key === selected ? "selected" : "" }, rect);
+  const group = makeSvg("g", { class: [width < 4 ? "thin" : "", block.key === selected ? "selected" : ""].join(" ") }, rect);
   const room = Math.floor((width - 8) / 6.2);
   if (room >= 3) {
     const name = block.name.length > room ? `${block.name.slice(0, room - 1)}…` : block.name;
