@@ -7,12 +7,23 @@ from dataclasses import dataclass, field
 
 from radixkv.wire import CacheMiss, Done
 
+MISS_REASONS = ("differs", "evicted", "never_seen", "other_namespace", "not_read")
+"""The reasons of ``CacheMiss``."""
 MAX_PLACES = 256
 """Most places that are counted; a new one takes the room of the one with the fewest lost tokens."""
 _MAX_POSITIONS = 16
 """Most positions of first differences that are counted at a place."""
 _MIN_SHARE = 1 / 8
 """Positions with a smaller share of a place's lost tokens are chance: two nonces may begin with equal tokens."""
+
+
+@dataclass(slots=True)
+class MissesOfReason:
+    """Misses for the same reason, wherever the matches end."""
+
+    n_requests: int = 0
+    n_lost: int = 0
+    """Prompt tokens that were computed."""
 
 
 @dataclass(slots=True)
@@ -57,6 +68,8 @@ class MissCounts:
         """Prompt tokens."""
         self.n_lost = 0
         """Prompt tokens that were computed."""
+        self.by_reason = {reason: MissesOfReason() for reason in MISS_REASONS}
+        """Exact, unlike the places."""
         self._places: dict[Hashable, MissesAtPlace] = {}
 
     def add(self, done: Done) -> None:
@@ -69,6 +82,9 @@ class MissCounts:
         self.n_lost += n_lost
         if done.miss is None:
             return
+        of_reason = self.by_reason.setdefault(done.miss.reason, MissesOfReason())
+        of_reason.n_requests += 1
+        of_reason.n_lost += n_lost
         place = self._place(done.miss)
         place.n_requests += 1
         place.n_lost += n_lost

@@ -259,6 +259,7 @@ class Loop:
             InvariantError: a bug in radixkv.
         """
         started, begun = perf_counter(), self._clock()
+        self._steps.look()
         self._pins.expire()
         messages = [*self._admit_compiled(), *self._expire()]
         plan = self._scheduler.schedule()
@@ -404,6 +405,7 @@ class Loop:
             n_prompt_tokens = sum(row.n_tokens for row in step.plan.rows if row.n_tokens > 1)
             self._transfers.cost.add_step(n_prompt_tokens, step.plan.n_tokens, step.seconds)
         self._counters.attention_seconds += step.result.attention_seconds
+        self._counters.device_busy_seconds += step.busy_seconds
         started = perf_counter()
         updates = self._scheduler.complete(step.plan, step.result)
         self._cache.check_counts()

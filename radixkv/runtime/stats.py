@@ -28,6 +28,7 @@ class StepCounters:
     step_seconds: float = 0.0
     schedule_seconds: float = 0.0
     attention_seconds: float = 0.0
+    device_busy_seconds: float = 0.0
 
 
 def make_stats(
@@ -68,6 +69,7 @@ def make_stats(
         n_running_tokens=slots.n_filled,
         n_duplicate_tokens=slots.n_duplicate,
         n_saved_tokens=slots.n_saved,
+        device_busy_seconds=counters.device_busy_seconds,
         start_seconds=dict(start_seconds),
         host=None if transfers is None else _host_stats(scheduler, transfers, counters, pins),
         disk=None if transfers is None or transfers.disk is None else _disk_stats(transfers.disk, counters),

@@ -134,3 +134,27 @@ def test_steps_that_become_much_faster_leave_the_device_idle_only_for_moments() 
         steps.launch(plan_of(8))
         steps.take_result()
     assert idle_s < 10 * moment_s
+
+
+@pytest.mark.parametrize("is_asynchronous", [True, False])
+@pytest.mark.parametrize("host_s", [0.1, 0.8])
+def test_the_time_that_the_device_computes_is_that_of_its_steps(is_asynchronous: bool, host_s: float) -> None:
+    """Whether the device waits for the host or the host for the device, only the device's own time counts."""
+    device, busy_s, n_steps = Device(), 0.0, 20
+    device.is_asynchronous = is_asynchronous
+    steps = LaunchedSteps(device, StepForecast(), clock=lambda: device.now)  # type: ignore[arg-type]
+    for turn in range(n_steps):
+        for _ in range(100):
+            device.now += host_s / 100
+            steps.look()
+        if is_asynchronous:
+            steps.launch(plan_of(8))
+            if turn:
+                busy_s += steps.take_result().busy_seconds
+        else:
+            device.busy_until = device.now  # it computes when it is asked
+            steps.launch(plan_of(8))
+            busy_s += steps.take_result().busy_seconds
+    while len(steps):
+        busy_s += steps.take_result().busy_seconds
+    assert busy_s == pytest.approx(n_steps * device.step_s, abs=n_steps * host_s / 100)

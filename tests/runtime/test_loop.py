@@ -279,6 +279,7 @@ def test_schedule_seconds_include_planning_and_results_but_not_the_device(
     assert stats.schedule_seconds >= 2 * stats.steps_total * slow_s
     assert stats.step_seconds - stats.schedule_seconds >= stats.steps_total * slow_s
     assert 0 < stats.cache_seconds < stats.schedule_seconds
+    assert stats.steps_total * slow_s <= stats.device_busy_seconds < stats.step_seconds
 
 
 def test_attention_seconds_count_only_steps_that_did_not_fail(loop: Loop, device: FakeDevice) -> None:

@@ -36,7 +36,7 @@ def add_admin_routes(
 
     Args:
         app: gets the routes.
-        client: of the runtime.
+        client: of the runtime; counts cache misses.
         served_model: counts answers in the history of chats.
         metrics: shown by ``/metrics``.
         aliases: repeats the metrics under another engine's names; None for no repetition.
@@ -65,7 +65,7 @@ def add_admin_routes(
     @app.get("/metrics", response_class=PlainTextResponse)
     async def render_metrics(request: Request) -> Response:
         """Metrics in Prometheus' text format."""
-        text = metrics.render(await client.stats(), aliases, served_model.kept_answers)
+        text = metrics.render(await client.stats(), aliases, served_model.kept_answers, client.misses)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.api_route("/flush_cache", methods=["GET", "POST"])

@@ -17,6 +17,7 @@ from prometheus_client.utils import floatToGoString
 from radixkv.frontend.kept_answers import KeptAnswers
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.stats_delta import StatsDelta
+from radixkv.frontend.misses import MissCounts
 from radixkv.stats import DiskStats, HostStats, Stats
 
 PREFIX = "radixkv:"
@@ -64,7 +65,11 @@ class Metrics:
         self.stats_delta = stats_delta
 
     def render(
-        self, stats: Stats, aliases: MetricAliases | None = None, kept_answers: KeptAnswers | None = None
+        self,
+        stats: Stats,
+        aliases: MetricAliases | None = None,
+        kept_answers: KeptAnswers | None = None,
+        misses: MissCounts | None = None,
     ) -> bytes:
         """Renders Prometheus' text format. O(series).
 
@@ -72,11 +77,14 @@ class Metrics:
             stats: of the runtime.
             aliases: repeats the metrics under another engine's names; None for no repetition.
             kept_answers: counts answers in the history of chats; None if they are not kept.
+            misses: what requests did not find in the cache; None if nobody counts it.
         """
         durations = (self._first_token, self._next_token, self._whole, self._queue)
         families = [*(each.family() for each in durations), self._ended_family(), *_families(stats)]
         if kept_answers is not None:
             families.append(_history_family(kept_answers))
+        if misses is not None:
+            families += _miss_families(misses)
         if aliases is not None:
             families += [*aliases.families(families), *aliases.derived(stats, self.stats_delta)]
         registry = CollectorRegistry(auto_describe=False)
@@ -96,6 +104,20 @@ def _history_family(kept_answers: KeptAnswers) -> Metric:
     family.add_metric(["same"], kept_answers.n_same)
     family.add_metric(["otherwise"], kept_answers.n_otherwise)
     return family
+
+
+def _miss_families(misses: MissCounts) -> Iterator[Metric]:
+    requests = CounterMetricFamily(
+        PREFIX + "cache_misses", "Requests that lacked a page or more, by the reason.", labels=["reason"]
+    )
+    tokens = CounterMetricFamily(
+        PREFIX + "cache_miss_tokens", "Prompt tokens computed for these requests.", labels=["reason"]
+    )
+    for reason, counts in misses.by_reason.items():
+        requests.add_metric([reason], counts.n_requests)
+        tokens.add_metric([reason], counts.n_lost)
+    yield requests
+    yield tokens
 
 
 class _Durations:
@@ -165,6 +187,10 @@ def _families(stats: Stats) -> Iterator[Metric]:
         "attention_seconds": (
             stats.attention_seconds,
             "Attention on the device; cache_seconds / attention_seconds is the cost of memory management.",
+        ),
+        "device_busy_seconds": (
+            stats.device_busy_seconds,
+            "Time in which the device computed steps; 1 - rate(device_busy_seconds) is the share that it is idle.",
         ),
         "frames_dropped": (stats.frames_dropped_total, "Received frames that were not a valid message."),
     }

@@ -4,8 +4,9 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from radixkv.frontend.metrics.prometheus import Metrics
+from radixkv.frontend.misses import MissCounts
 from radixkv.stats import DiskStats, HostStats, Stats
-from radixkv.wire import GetStats
+from radixkv.wire import CacheMiss, Done, GetStats
 from support.scripted_runtime import DISK, HOST, ScriptedLoop
 
 
@@ -67,6 +68,19 @@ def test_each_stage_of_the_start_has_its_seconds() -> None:
     assert b'radixkv:start_seconds{stage="imports"} 2.5\nradixkv:start_seconds{stage="weights"} 1.0\n' in (
         Metrics().render(stats)
     )
+
+
+def test_misses_are_counted_by_reason() -> None:
+    (stats,) = ScriptedLoop().receive(GetStats(id="g"))
+    assert isinstance(stats, Stats)
+    misses = MissCounts()
+    for miss in (CacheMiss("differs", 32, 7), CacheMiss("differs", 48, 8), CacheMiss("evicted", 0), None):
+        misses.add(Done("r", "stop", 100, 1, 40, 0, 0, 0.0, miss=miss))
+    rendered = Metrics().render(stats, misses=misses).decode()
+    counts = {"differs": 2, "evicted": 1, "never_seen": 0, "other_namespace": 0, "not_read": 0}
+    for reason, count in counts.items():
+        assert f'\nradixkv:cache_misses_total{{reason="{reason}"}} {count}.0\n' in rendered
+        assert f'\nradixkv:cache_miss_tokens_total{{reason="{reason}"}} {60 * count}.0\n' in rendered
 
 
 def test_a_host_tier_adds_its_own() -> None:
