@@ -352,6 +352,7 @@ class ScriptedLoop:
             cache_seconds=0.25,
             attention_seconds=0.75,
             frames_dropped_total=0,
+            start_seconds={"imports": 1.5, "weights": 0.5},
             host=self.host,
             disk=self.disk,
         )
