@@ -345,6 +345,8 @@ class ServerConfig:
     """The format of reasoning, or ``none``; None finds it out from the checkpoint."""
     keep_nonces: bool = False
     """Whether system messages keep texts that are known to differ from request to request."""
+    request_log: str | None = None
+    """A file to which each request that ends adds a line, or ``-`` for standard error; None: there are no lines."""
 
     def __post_init__(self) -> None:
         _check_at_most(65535, "65535", "port", self.port)
@@ -357,6 +359,7 @@ class ServerConfig:
         _check_priority_range(self.priority_range)
         _check_text("served_model_name", self.served_model_name, "a name")
         _check_text("chat_template", self.chat_template, "a file")
+        _check_text("request_log", self.request_log, "a file")
         _check_text("tool_call_parser", self.tool_call_parser, "a name")
         _check_text("reasoning_parser", self.reasoning_parser, "a name")
         if self.metrics_compat not in (None, "vllm", "sglang"):

@@ -122,6 +122,27 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         const=0.0,
         help="log no statistics, the same as --stats-interval 0",
     )
+    requests = http.add_mutually_exclusive_group()
+    requests.add_argument(
+        "--log-requests",
+        "--enable-log-requests",
+        action="store_const",
+        dest="request_log",
+        const="-",
+        help="write a line of JSON to standard error for each request that ends: lengths, times and the finish "
+        "reason, without texts (default: no lines)",
+    )
+    requests.add_argument(
+        "--request-log", metavar="FILE", help="append these lines to a file instead of standard error"
+    )
+    requests.add_argument(
+        "--disable-log-requests",
+        "--no-enable-log-requests",
+        action="store_const",
+        dest="request_log",
+        const=None,
+        help=argparse.SUPPRESS,
+    )
     http.add_argument(
         "--heartbeat-timeout",
         type=number,
@@ -182,6 +203,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
             reasoning_parser=args.reasoning_parser,
             metrics_compat=args.metrics_compat,
             stats_interval_s=args.stats_interval or None,
+            request_log=args.request_log,
             allowed_origins=args.allowed_origins,
             priority_range=args.priority_range,
         )

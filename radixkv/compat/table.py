@@ -93,8 +93,7 @@ UNITS: Mapping[str, int] = {"kv_offloading_size": 1 << 30, "hicache_size": 10**9
 
 ALWAYS_ON_FLAGS: Mapping[Place, str] = {
     Place.FLAG: "enable_chunked_prefill async_scheduling",
-    Place.SERVE_FLAG: "enable_auto_tool_choice enable_metrics enable_cache_report enable_prompt_tokens_details "
-    "disable_log_requests no_enable_log_requests",
+    Place.SERVE_FLAG: "enable_auto_tool_choice enable_metrics enable_cache_report enable_prompt_tokens_details",
 }
 """Flags without a value that turn on what radixkv always does."""
 
@@ -210,7 +209,11 @@ REFUSED = (
     Refused("settings are not read from files", {Place.FLAG: "config"}, "give them as flags"),
     Refused("the log has one level", {ENGINE: 'log_level="info" uvicorn_log_level="info"'}),
     Refused("statistics are not logged", {Place.LLM: "disable_log_stats=true|false"}),
-    Refused("requests are not logged", {ENGINE: "log_requests=false enable_log_requests=false"}),
+    Refused(
+        "only a server logs requests",
+        {Place.LLM: "log_requests=false enable_log_requests=false"},
+        "use radixkv serve --log-requests",
+    ),
     Refused(
         "origins of --allowed-origins may use any method and header",
         {Place.FLAG: "allowed_methods allowed_headers"},

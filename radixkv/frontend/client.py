@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
@@ -18,7 +18,14 @@ import zmq.asyncio
 
 from radixkv.errors import Draining, RequestError, WireError, request_error
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeSilent
-from radixkv.frontend.in_flight import InFlightRequest, RequestMetrics, TokenDelta, WakeUp
+from radixkv.frontend.in_flight import (
+    Arrival,
+    EndedRequest,
+    InFlightRequest,
+    RequestMetrics,
+    TokenDelta,
+    WakeUp,
+)
 from radixkv.frontend.miss_report import without_contents
 from radixkv.frontend.misses import MissCounts
 from radixkv.stats import Stats
@@ -72,7 +79,7 @@ It is far less than ``MAX_PENDING_BYTES``, because no reader runs meanwhile.
 class RequestGroup:
     """The requests in flight of one HTTP request. Leaving the context cancels those that have not ended."""
 
-    def __init__(self, client: RuntimeClient, prompts: Sequence[Submit], arrived: float, streams: bool) -> None:
+    def __init__(self, client: RuntimeClient, prompts: Sequence[Submit], arrived: Arrival, streams: bool) -> None:
         self._client = client
         self._wake = WakeUp()
         self._requests = [
@@ -92,6 +99,7 @@ class RequestGroup:
         self._client.metrics.ended("error" if isinstance(error, Exception) else "abort", self._n_open)
         for request in self._requests:
             self._client.abandon(request)
+            self._client.report_end(request, error)
 
     def end_choice(self, delta: TokenDelta, reason: str) -> None:
         """Counts a choice's end, and cancels the choice if the runtime does not know of the end.
@@ -100,6 +108,7 @@ class RequestGroup:
         """
         self._n_open -= 1
         self._client.metrics.ended(reason)
+        self._requests[delta.prompt].finish_reasons.append(reason)
         if delta.finish_reason is None:
             self._client.cancel(self._requests[delta.prompt], delta.choice)
 
@@ -156,6 +165,8 @@ class RuntimeClient:
         """Frames that the event loop sends in its next turn."""
         self.refusal: RequestError | None = None
         """The error that refuses new requests; None while the server accepts them."""
+        self.on_end: list[Callable[[EndedRequest], None]] = []
+        """Called at the end of each request that a client sent."""
         self._failure: RequestError | None = None
         self.n_frames = 0
         """Frames received; grows while the runtime is alive."""
@@ -180,12 +191,12 @@ class RuntimeClient:
         """Requests that have not received their terminal message."""
         return len(self._requests)
 
-    def submit(self, prompts: Sequence[Submit], *, arrived: float, streams: bool = True) -> RequestGroup:
+    def submit(self, prompts: Sequence[Submit], *, arrived: Arrival, streams: bool = True) -> RequestGroup:
         """Submits the prompts of one HTTP request together. Raises ``refusal`` if it is set.
 
         Args:
             prompts: sent to the runtime all or none.
-            arrived: when the HTTP request arrived, in monotonic seconds.
+            arrived: when and where the HTTP request arrived.
             streams: whether a client reads output as it arrives; one that falls too far behind fails.
         """
         return RequestGroup(self, prompts, arrived, streams)
@@ -295,6 +306,13 @@ class RuntimeClient:
         """Cancels a request and drops its later output."""
         self.cancel(request)
         self._remove(request.id)
+
+    def report_end(self, request: InFlightRequest, error: BaseException | None) -> None:
+        """Reports the end of a request whose group has ended by ``error``, or by none."""
+        if self.on_end and request.is_reported:
+            ended = request.report(error)
+            for report in self.on_end:
+                report(ended)
 
     def drain(self) -> None:
         """Asks the runtime to end once it is idle."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol, Self
 
 import msgspec
+from starlette.requests import Request
 
 from radixkv.errors import RequestError
 from radixkv.wire import Done, NewTokens, PromptLogprobs, Submit, TokenLogprobs
@@ -44,6 +45,41 @@ class RequestMetrics(Protocol):
         The reasons are ``stop``, ``length``, ``abort`` (the client left) and ``error``.
         """
         ...
+
+
+class Arrival(NamedTuple):
+    """When an HTTP request arrived, and where."""
+
+    at: float
+    """In monotonic seconds."""
+    route: str = ""
+    """Its path; empty for requests of the server itself, which are not reported."""
+
+    @classmethod
+    def of(cls, request: Request) -> Self:
+        """Returns that of a request that arrives now."""
+        return cls(time.monotonic(), request.scope["path"])
+
+
+class EndedRequest(NamedTuple):
+    """How a prompt's request to the runtime ended, without any text."""
+
+    prompt: Submit
+    """As it was sent."""
+    arrival: Arrival
+    first_token_at: float | None
+    """In monotonic seconds; None if there was no token. As ``ended_at``."""
+    ended_at: float
+    n_output: int
+    """Tokens of all choices."""
+    done: Done | None
+    """The runtime's terminal message; None if the request failed or the client left first."""
+    finish_reasons: tuple[str, ...]
+    """Of the choices that ended, in order of their ends."""
+    error_code: str | None
+    """Of the error that ended the request."""
+    client_left: bool
+    """Whether it ended because the client disconnected."""
 
 
 class TokenDelta(msgspec.Struct):
@@ -99,11 +135,11 @@ class InFlightRequest:
         index: the prompt's index in the request group.
         prompt: as it is sent.
         wake: set when output arrives.
-        arrived: when the HTTP request arrived, in monotonic seconds.
+        arrived: when and where the HTTP request arrived.
         streams: whether a client reads output as it arrives.
     """
 
-    def __init__(self, index: int, prompt: Submit, wake: WakeUp, arrived: float, *, streams: bool) -> None:
+    def __init__(self, index: int, prompt: Submit, wake: WakeUp, arrived: Arrival, *, streams: bool) -> None:
         self.prompt = prompt
         self.id = prompt.id
         self.streams = streams
@@ -115,9 +151,14 @@ class InFlightRequest:
         """
         self.done: Done | None = None
         self.error: RequestError | None = None
+        self.finish_reasons: list[str] = []
+        """Of the choices that have ended for the client."""
         self._index = index
         self._wake = wake
         self._arrived = arrived
+        self._first_token_at: float | None = None
+        self._ended_at: float | None = None
+        self._n_output = 0
         self._open = set(range(prompt.sampling.n))
         """Choices that have not ended."""
         self._last_token_at: dict[int, float] = {}
@@ -125,9 +166,15 @@ class InFlightRequest:
         self._deltas: dict[int, TokenDelta] = {}
         """Unread output by choice."""
 
+    @property
+    def is_reported(self) -> bool:
+        """Whether a client sent the request, and not the server itself."""
+        return bool(self._arrived.route)
+
     def add_tokens(self, item: NewTokens, metrics: RequestMetrics) -> None:
         """Adds new tokens of a choice, or its end."""
         if item.tokens:
+            self._n_output += len(item.tokens) // 4
             self._measure(item, metrics)
         delta = self._delta_of(item.choice)
         delta.tokens += item.tokens
@@ -148,13 +195,15 @@ class InFlightRequest:
     def end(self, done: Done, metrics: RequestMetrics) -> None:
         """Ends the request as its terminal message says."""
         self.done = done
+        self._ended_at = time.monotonic()
         if not self._open:
-            metrics.done(time.monotonic() - self._arrived, done.queue_time_s)
+            metrics.done(self._ended_at - self._arrived.at, done.queue_time_s)
         self._wake.set()
 
     def fail(self, error: RequestError) -> None:
         """Ends the request with an error."""
         self.error = error
+        self._ended_at = time.monotonic()
         self._wake.set()
 
     def take_deltas(self) -> list[TokenDelta]:
@@ -167,6 +216,27 @@ class InFlightRequest:
         self.n_pending_bytes = 0
         return deltas
 
+    def report(self, error: BaseException | None) -> EndedRequest:
+        """Returns how the request ended.
+
+        Args:
+            error: what ended its request group; None if nothing did before all choices had ended.
+        """
+        own_error = self.error or error
+        is_complete = self.error is None and len(self.finish_reasons) == self.prompt.sampling.n
+        code = own_error.code if isinstance(own_error, RequestError) else RequestError.code
+        return EndedRequest(
+            self.prompt,
+            self._arrived,
+            self._first_token_at,
+            time.monotonic() if self._ended_at is None else self._ended_at,
+            self._n_output,
+            self.done,
+            tuple(self.finish_reasons),
+            None if is_complete or not isinstance(own_error, Exception) else code,
+            client_left=not is_complete and own_error is not None and not isinstance(own_error, Exception),
+        )
+
     def _delta_of(self, choice: int) -> TokenDelta:
         delta = self._deltas.get(choice)
         if delta is None:
@@ -176,7 +246,8 @@ class InFlightRequest:
     def _measure(self, item: NewTokens, metrics: RequestMetrics) -> None:
         now = time.monotonic()
         if not self._last_token_at:
-            metrics.first_token(now - self._arrived)
+            self._first_token_at = now
+            metrics.first_token(now - self._arrived.at)
         elif (last := self._last_token_at.get(item.choice)) is not None:
             metrics.next_tokens(now - last, len(item.tokens) // 4)
         self._last_token_at[item.choice] = now

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.connection import Connection
 from radixkv.frontend.metrics.log import MissLog, StatsLog, log_line
 from radixkv.frontend.metrics.prometheus import Metrics
+from radixkv.frontend.metrics.request_log import RequestLog, open_request_log
 from radixkv.frontend.runtime_process import RuntimeProcess, preflight
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.nonces import NonceFilter
@@ -59,16 +60,19 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     A signal before the server is ready ends the process with 128 plus the signal's number.
 
     Raises:
-        ConfigError: the port is taken, or the settings do not fit the checkpoint.
+        ConfigError: the port is taken, the log of requests cannot be written, or the settings do not fit the
+            checkpoint.
         CheckpointError: the model does not exist or is corrupt.
         RadixKVError: the runtime ended before it was ready.
     """
     raise_file_limit(engine.scheduler.max_queued_requests, engine.scheduler.max_num_seqs)
     with (
         open_listener(server.host, server.port) as listener,
+        contextlib.ExitStack() as files,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        return runner.run(_serve(engine, server, listener))
+        log = None if server.request_log is None else files.enter_context(open_request_log(server.request_log))
+        return runner.run(_serve(engine, server, listener, log))
 
 
 def open_listener(host: str, port: int) -> socket.socket:
@@ -141,7 +145,12 @@ class _Signals:
                 signal.signal(number, handler)
 
 
-async def _serve(engine: EngineConfig, server: ServerConfig, listener: socket.socket) -> int:
+async def _serve(
+    engine: EngineConfig,
+    server: ServerConfig,
+    listener: socket.socket,
+    write_request: Callable[[bytes], object] | None,
+) -> int:
     signals = _Signals()
     signals.install()
     metrics = Metrics()
@@ -156,6 +165,8 @@ async def _serve(engine: EngineConfig, server: ServerConfig, listener: socket.so
         # A thread may wait for the hub without end, and the interpreter would wait for the thread.
         os._exit(128 + signals.first_number)
     runtime, served_model = starting.result()
+    if write_request is not None:
+        runtime.client.on_end.append(RequestLog(served_model.name, write_request).add)
     try:
         body_reader = BodyReader(server.max_body_bytes, log=log_line)
         app = build_app(

@@ -15,7 +15,7 @@ from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.field_names import naming_answer_format
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.sse import EventStream
-from radixkv.frontend.in_flight import TokenDelta, is_slow_to_render
+from radixkv.frontend.in_flight import Arrival, TokenDelta, is_slow_to_render
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
 from radixkv.wire import Done
@@ -28,10 +28,12 @@ class SingleAnswer:
         chat: the conversation, for the names of its fields in errors.
         prompt: its prompt.
         served_model: ends the answer and turns it into text.
-        arrived: when the request arrived, in monotonic seconds.
+        arrived: when and where the request arrived.
     """
 
-    def __init__(self, chat: Chat, prompt: ChatPrompt, served_model: ServedModel, *, arrived: float) -> None:
+    def __init__(self, chat: Chat, prompt: ChatPrompt, served_model: ServedModel, *, arrived: Arrival) -> None:
+        self.id = prompt.submit.id
+        """Identifies the request, also in the log; of hexadecimal digits."""
         self.n_prompt = len(prompt.submit.tokens) // 4
         self.done: Done | None = None
         """How the request ended; None before."""
@@ -127,7 +129,7 @@ async def respond(
     served_model: ServedModel,
     *,
     streams: bool,
-    arrived: float,
+    arrived: Arrival,
 ) -> Response:
     """Answers a conversation once, as a stream or whole. Raises ``RequestError``; a disconnect cancels the request.
 
@@ -138,7 +140,7 @@ async def respond(
         client: runs the prompt.
         served_model: answers.
         streams: whether the client wants a stream.
-        arrived: when the request arrived, in monotonic seconds.
+        arrived: when and where the request arrived.
     """
     prompt = await cancel_on_disconnect(request.receive, chat_prompt(chat, served_model))
     writer = open_writer(SingleAnswer(chat, prompt, served_model, arrived=arrived))

@@ -172,3 +172,23 @@ def test_help_shows_a_single_served_model_name(capsys):
     text = capsys.readouterr().out
     assert "--served-model-name NAME" in text
     assert "NAME [NAME" not in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "path"),
+    [
+        ((), None),
+        (("--log-requests",), "-"),
+        (("--enable-log-requests",), "-"),
+        (("--request-log", "a.jsonl"), "a.jsonl"),
+        (("--no-enable-log-requests",), None),
+    ],
+)
+def test_where_lines_of_requests_go(flags, path):
+    assert server_config(command(add_serve, "serve", *flags)).request_log == path
+
+
+def test_two_places_for_lines_of_requests_are_refused(capsys):
+    assert "not allowed with" in refused(
+        capsys, command, add_serve, "serve", "--log-requests", "--request-log", "a.jsonl"
+    )

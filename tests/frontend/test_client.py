@@ -17,7 +17,7 @@ from radixkv.errors import InvalidRequest, WireError
 from radixkv.frontend import client as client_module
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeSilent
-from radixkv.frontend.in_flight import TokenDelta
+from radixkv.frontend.in_flight import Arrival, TokenDelta
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.process import SLOW_READER_TIMEOUT_MS, open_listener
 from radixkv.runtime.process import RuntimeServer, _bind
@@ -73,13 +73,13 @@ def prompt(n: int) -> Submit:
 
 
 async def gather(client: RuntimeClient, prompts: list[Submit]) -> list[TokenDelta]:
-    async with client.submit(prompts, arrived=0.0) as group:
+    async with client.submit(prompts, arrived=Arrival(0.0)) as group:
         return [delta async for delta in group.deltas()]
 
 
 def test_unread_output_is_merged_into_one_delta(tmp_path: Path) -> None:
     async def test(client: RuntimeClient, server: RuntimeServer) -> None:
-        async with client.submit([prompt(50)], arrived=0.0) as group:
+        async with client.submit([prompt(50)], arrived=Arrival(0.0)) as group:
             await client.idle()
             deltas = [delta async for delta in group.deltas()]
         assert len(deltas) == 1
@@ -127,7 +127,7 @@ def test_a_reader_that_is_too_slow_gets_an_error(tmp_path: Path, monkeypatch: py
     loop = ScriptedLoop()
 
     async def test(client: RuntimeClient, server: RuntimeServer) -> None:
-        async with client.submit([prompt(400)], arrived=0.0) as group:
+        async with client.submit([prompt(400)], arrived=Arrival(0.0)) as group:
             await client.idle()
             with pytest.raises(ClientTooSlow, match="44 bytes"):
                 await anext(group.deltas())
@@ -142,7 +142,7 @@ def test_logprobs_count_towards_the_unread_output(tmp_path: Path, monkeypatch: p
     requested = Submit(uuid.uuid4().hex, pack_tokens([1, 2, 3] * 8), SamplingParams(max_tokens=60, logprobs=20))
 
     async def test(client: RuntimeClient, server: RuntimeServer) -> None:
-        async with client.submit([requested], arrived=0.0) as group:
+        async with client.submit([requested], arrived=Arrival(0.0)) as group:
             await client.idle()
             with pytest.raises(ClientTooSlow):
                 await anext(group.deltas())
@@ -167,7 +167,7 @@ def test_output_that_no_reader_could_have_read_earlier_is_not_limited(
     requested = Submit(uuid.uuid4().hex, pack_tokens([1, 2, 3] * 8), sampling)
 
     async def test(client: RuntimeClient, server: RuntimeServer) -> None:
-        async with client.submit([requested], arrived=0.0, streams=streams) as group:
+        async with client.submit([requested], arrived=Arrival(0.0), streams=streams) as group:
             await client.idle()
             (delta,) = [delta async for delta in group.deltas()]
         assert (len(delta.prompt_logprobs), len(delta.tokens) // 4) == (23, sampling.max_tokens)
@@ -192,7 +192,7 @@ def test_one_choice_can_be_ended_while_the_other_continues(tmp_path: Path) -> No
         requested = Submit(uuid.uuid4().hex, pack_tokens([1, 2, 3]), SamplingParams(max_tokens=30, n=2), priority=5)
         tokens = {0: b"", 1: b""}
         reasons = {}
-        async with client.submit([prompt(3), requested], arrived=0.0) as group:
+        async with client.submit([prompt(3), requested], arrived=Arrival(0.0)) as group:
             async for delta in group.deltas():
                 if delta.prompt == 0:
                     continue
@@ -252,7 +252,7 @@ def test_leaving_a_group_cancels_only_unfinished_requests(tmp_path: Path) -> Non
     loop = ScriptedLoop()
 
     async def test(client: RuntimeClient, server: RuntimeServer) -> None:
-        async with client.submit([prompt(1), prompt(100_000)], arrived=0.0) as group:
+        async with client.submit([prompt(1), prompt(100_000)], arrived=Arrival(0.0)) as group:
             async for delta in group.deltas():
                 if delta.done is not None:
                     break

@@ -15,6 +15,7 @@ import pytest
 from radixkv.config import EngineConfig
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, RuntimeDied, WireError
 from radixkv.frontend import runtime_process as runtime_process_module
+from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.runtime_process import RuntimeProcess, preflight
 from radixkv.sampling import SamplingParams
@@ -69,7 +70,7 @@ async def started(command: list[str]) -> AsyncIterator[RuntimeProcess]:
 async def answer(runtime: RuntimeProcess, ids: list[int], n: int) -> bytes:
     prompt = Submit("a", pack_tokens(ids), SamplingParams(max_tokens=n))
     tokens = b""
-    async with runtime.client.submit([prompt], arrived=time.monotonic()) as group:
+    async with runtime.client.submit([prompt], arrived=Arrival(time.monotonic())) as group:
         async for delta in group.deltas():
             tokens += delta.tokens
     return tokens

@@ -54,6 +54,7 @@ def _call_pieces(draw: st.DrawFn, index: int) -> list[Part]:
 class ScriptedAnswer:
     """Replaces ``SingleAnswer`` with an answer of given deltas."""
 
+    id = "0f"
     n_prompt, n_cached, n_written, n_output, n_reasoning = 40, 16, 16, 7, 3
 
     def __init__(self, deltas: Sequence[OutputDelta[None]], error: RequestError | None = None) -> None:

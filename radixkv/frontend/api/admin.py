@@ -15,6 +15,7 @@ from radixkv.config import MIN_PRIORITY
 from radixkv.errors import RequestError, UnsupportedFeature
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.openapi import DocumentedApp
+from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
@@ -53,7 +54,7 @@ def add_admin_routes(
         """Generates one token before all waiting requests: 200, or 503 if none comes in time."""
         try:
             async with asyncio.timeout(HEALTH_GENERATE_TIMEOUT_S):
-                group = client.submit([_one_token()], arrived=time.monotonic(), streams=False)
+                group = client.submit([_one_token()], arrived=Arrival(time.monotonic()), streams=False)
                 async with group, aclosing(group.deltas()) as deltas:
                     async for delta in deltas:
                         if delta.finish_reason is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -31,7 +30,7 @@ class MessageWriter:
         self._answer = answer
         self._edits: dict[str, Any] = {"context_management": {"applied_edits": []}} if reports_edits else {}
         self._head = {
-            "id": f"msg_{uuid.uuid4().hex}",
+            "id": f"msg_{answer.id}",
             "type": "message",
             "role": "assistant",
             "model": model,

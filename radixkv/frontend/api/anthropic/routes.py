@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -20,6 +18,7 @@ from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
+from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.single_answer import respond
 
@@ -32,7 +31,7 @@ def add_messages_routes(
     @app.post("/v1/messages", openapi_extra=app.json_body(MessagesRequest))
     async def messages(request: Request) -> Response:
         """Anthropic's messages."""
-        arrived = time.monotonic()
+        arrived = Arrival.of(request)
         body = await body_reader.read(request, parse_messages, served_model.max_prompt_and_answer)
         served_model.check_name(body.model)
         reports_edits = body.context_management is not None

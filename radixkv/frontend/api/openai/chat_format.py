@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,9 +18,9 @@ from radixkv.wire import unpack_tokens
 class ChatFormat:
     """OpenAI's ``chat.completion`` and ``chat.completion.chunk`` objects."""
 
-    def __init__(self, request: ChatRequest, model: str) -> None:
+    def __init__(self, request: ChatRequest, model: str, request_id: str) -> None:
         self._request = request
-        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._head = {"id": f"chatcmpl-{request_id}", "created": int(time.time()), "model": model}
 
     @property
     def render_token(self) -> TokenRenderer[RenderedToken]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,11 +19,11 @@ from radixkv.wire import unpack_tokens
 class CompletionFormat:
     """OpenAI's ``text_completion`` objects, with the same fields in a stream and in a whole response."""
 
-    def __init__(self, request: CompletionRequest, model: str) -> None:
+    def __init__(self, request: CompletionRequest, model: str, request_id: str) -> None:
         self._request = request
         self._has_logprobs = request.n_logprobs is not None
         self._head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
+            "id": f"cmpl-{request_id}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": model,

@@ -143,9 +143,10 @@ def _submits(
 ) -> list[Submit]:
     logprobs_field = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
     check_n_prompt_logprobs([(sampling, sum(map(len, encoded)) // 4)], logprobs_field)
+    name = uuid.uuid4().hex
     return [
         Submit(
-            id=uuid.uuid4().hex,
+            id=f"{name}-{index}" if index else name,
             tokens=tokens,
             sampling=clamp_max_tokens(sampling, model, len(tokens) // 4, max_tokens_field, prompt_field),
             cache_salt=request.cache_salt or "",
@@ -154,5 +155,5 @@ def _submits(
             pins=_implicit_pins(request, len(tokens) // 4),
             session_id=request.session_id or "",
         )
-        for tokens in encoded
+        for index, tokens in enumerate(encoded)
     ]

@@ -17,6 +17,7 @@ from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.field_names import naming_answer_format
 from radixkv.frontend.http.sse import EVENT_END, EVENT_START
 from radixkv.frontend.in_flight import (
+    Arrival,
     TokenDelta,
     cached_tokens_details,
     exceeds_inline_work,
@@ -106,7 +107,7 @@ class ResponseWriter:
         echoed: the prompts' texts, if choices begin with them.
         open_parser: returns what splits the text of one choice into parts; None if all of it is text.
         keeper: keeps the answers of a chat for later turns; None if they are not kept.
-        arrived: when the request arrived, in monotonic seconds.
+        arrived: when and where the request arrived.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class ResponseWriter:
         echoed: Sequence[str] | None = None,
         open_parser: Callable[[], AnswerParser | None] = lambda: None,
         keeper: AnswerKeeper | None = None,
-        arrived: float,
+        arrived: Arrival,
     ) -> None:
         self._request = request
         self._format = response_format

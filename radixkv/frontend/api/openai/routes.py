@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 from starlette.requests import Request
@@ -23,6 +22,7 @@ from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.sse import EventStream
+from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.served_model import ServedModel
 
 
@@ -34,22 +34,22 @@ def add_openai_routes(
     @app.post("/v1/completions", openapi_extra=app.json_body(CompletionRequest))
     async def completions(request: Request) -> Response:
         """OpenAI's completions of one or several prompts."""
-        arrived = time.monotonic()
+        arrived = Arrival.of(request)
         body = await body_reader.read(request, parse_completion, served_model.max_prompt_and_answer)
         prompts = await cancel_on_disconnect(request.receive, completion_prompts(body, served_model))
         echoed = await echoed_texts(body, served_model, prompts) if body.echo else None
-        response_format = CompletionFormat(body, served_model.name)
+        response_format = CompletionFormat(body, served_model.name, prompts[0].id)
         writer = ResponseWriter(body, response_format, served_model, prompts, echoed=echoed, arrived=arrived)
         return await _response(request, writer, client, streams=bool(body.stream))
 
     @app.post("/v1/chat/completions", openapi_extra=app.json_body(ChatRequest, ["echo"]))
     async def chat_completions(request: Request) -> Response:
         """OpenAI's chat completions."""
-        arrived = time.monotonic()
+        arrived = Arrival.of(request)
         body = await body_reader.read(request, parse_chat, served_model.max_prompt_and_answer)
         prompt = await cancel_on_disconnect(request.receive, chat_prompt(body, served_model))
         parser = partial(prompt.open_parser, served_model)
-        response_format = ChatFormat(body, served_model.name)
+        response_format = ChatFormat(body, served_model.name, prompt.submit.id)
         writer = ResponseWriter(
             body,
             response_format,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -35,7 +34,7 @@ class ResponsesWriter:
         self._numbers = itertools.count()
         text_format = None if request.text is None else request.text.format
         self._head = {
-            "id": f"resp_{uuid.uuid4().hex}",
+            "id": f"resp_{answer.id}",
             "object": "response",
             "created_at": int(time.time()),
             "model": model,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,6 +11,7 @@ from radixkv.frontend.api.responses.translation import answer_chat
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.openapi import DocumentedApp
+from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.single_answer import respond
 
@@ -25,7 +24,7 @@ def add_responses_route(
     @app.post("/v1/responses", openapi_extra=app.json_body(ResponsesRequest))
     async def responses(request: Request) -> Response:
         """OpenAI's responses, without a store."""
-        arrived = time.monotonic()
+        arrived = Arrival.of(request)
         body = await body_reader.read(request, parse_responses, served_model.max_prompt_and_answer)
         served_model.check_name(body.model)
         return await respond(

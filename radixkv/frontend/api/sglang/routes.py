@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.sse import EventStream, event
-from radixkv.frontend.in_flight import TokenDelta, cached_tokens_details, is_slow_to_render, without_output
+from radixkv.frontend.in_flight import Arrival, TokenDelta, cached_tokens_details, is_slow_to_render, without_output
 from radixkv.frontend.miss_report import miss_fields
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.logprobs import TokenRenderer
@@ -48,7 +47,7 @@ def add_generate_route(
     @app.api_route("/generate", methods=["POST", "PUT"], openapi_extra=body_docs)
     async def generate(request: Request) -> Response:
         """SGLang's generation; each event of a stream has all text so far."""
-        arrived = time.monotonic()
+        arrived = Arrival.of(request)
         body, sampling = await body_reader.read(request, parse_generate, served_model.max_prompt_and_answer)
         prompts = await cancel_on_disconnect(request.receive, generate_prompts(body, sampling, served_model))
         writer = GenerateWriter(body, prompts, served_model, arrived=arrived)
@@ -104,7 +103,7 @@ class GenerateWriter:
         request: the parsed body.
         prompts: the encoded prompts of the request.
         model: ends answers and turns them into text.
-        arrived: when the request arrived, in monotonic seconds.
+        arrived: when and where the request arrived.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class GenerateWriter:
         prompts: Sequence[GeneratePrompt],
         model: GenerationModel,
         *,
-        arrived: float,
+        arrived: Arrival,
     ) -> None:
         self._arrived = arrived
         self._prompts = prompts
@@ -200,7 +199,7 @@ class GenerateWriter:
         if done is not None:
             n_cached, n_loaded = done.n_cached_tokens, done.n_loaded_tokens
             n_fetched = done.n_fetched_tokens if self._has_disk else None
-            meta |= {"cached_tokens": n_cached, "e2e_latency": time.monotonic() - self._arrived}
+            meta |= {"cached_tokens": n_cached, "e2e_latency": time.monotonic() - self._arrived.at}
             if self._has_host_tier:
                 meta["cached_tokens_details"] = cached_tokens_details(n_cached, n_loaded, n_fetched)
             if self._explains_cache and done.miss is not None:
@@ -217,5 +216,5 @@ def _token_renderer(prompt: GeneratePrompt) -> TokenRenderer[RenderedToken] | No
 
 
 def _id(prompt: GeneratePrompt, index: int) -> str:
-    name = prompt.rid or uuid.uuid4().hex
-    return f"{name}_{index}" if prompt.rid and prompt.prompt.sampling.n > 1 else name
+    name = prompt.rid or prompt.prompt.id
+    return f"{name}_{index}" if prompt.prompt.sampling.n > 1 else name

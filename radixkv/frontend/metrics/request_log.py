@@ -1,0 +1,134 @@
+"""The log of requests: one line of JSON for each that has ended, without any text of it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
+import msgspec
+
+from radixkv.errors import ConfigError, shortened
+from radixkv.frontend.in_flight import EndedRequest
+from radixkv.frontend.metrics.log import log_line
+
+STANDARD_ERROR = "-"
+"""The name of standard error instead of a file."""
+_HASH_BYTES = 8
+
+
+class CachedTokens(msgspec.Struct):
+    """Prompt tokens that were not computed, by the tier that they came from."""
+
+    device: int
+    host: int
+    disk: int
+
+
+class RequestLine(msgspec.Struct):
+    """The fields of a line. Times are in seconds, rounded to microseconds."""
+
+    time: str
+    """The end of the request, in ISO 8601."""
+    id: str
+    """The id of the response after its prefix, such as ``chatcmpl-``."""
+    route: str
+    model: str
+    prompt_tokens: int
+    cached_tokens: CachedTokens | None
+    """None if the request failed, or the client left, before the end. As ``queue_s``."""
+    completion_tokens: int
+    """Tokens generated, of all choices."""
+    queue_s: float | None
+    """From the runtime's receipt to the first scheduled row."""
+    ttft_s: float | None
+    """From the HTTP request's arrival to its first token; None if there was none."""
+    e2e_s: float
+    """From the HTTP request's arrival to the end."""
+    finish_reason: str | None
+    """Several choices have their distinct reasons, separated by commas. None if the request did not complete."""
+    error: str | None
+    """The code of the error that ended the request."""
+    client_disconnected: bool
+    priority: int
+    cache_salt_hash: str | None
+    """Equal for requests of one salt, until the server ends; None without a salt."""
+
+
+class RequestLog:
+    """Writes a line for each request that ends.
+
+    Args:
+        model: the served model's name.
+        write: takes the lines. An ``OSError`` of it is logged once, and the line is lost.
+    """
+
+    def __init__(self, model: str, write: Callable[[bytes], object]) -> None:
+        self._model = model
+        self._write = write
+        self._has_failed = False
+        self._salt_key = secrets.token_bytes(16)  # without a key, salts that can be guessed could be found out
+
+    def add(self, ended: EndedRequest) -> None:
+        """Writes the line of a request."""
+        line = msgspec.json.encode(self._line(ended)) + b"\n"
+        try:
+            self._write(line)
+        except OSError as error:
+            if not self._has_failed:
+                log_line(f"the log of requests cannot be written: {error.strerror}; lines are lost")
+            self._has_failed = True
+        else:
+            self._has_failed = False
+
+    def _line(self, ended: EndedRequest) -> RequestLine:
+        prompt, done, arrived_at = ended.prompt, ended.done, ended.arrival.at
+        is_complete = ended.error_code is None and not ended.client_left
+        return RequestLine(
+            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            id=prompt.id,
+            route=ended.arrival.route,
+            model=self._model,
+            prompt_tokens=len(prompt.tokens) // 4,
+            cached_tokens=None
+            if done is None
+            else CachedTokens(
+                device=done.n_cached_tokens - done.n_loaded_tokens,
+                host=done.n_loaded_tokens - done.n_fetched_tokens,
+                disk=done.n_fetched_tokens,
+            ),
+            completion_tokens=ended.n_output,
+            queue_s=None if done is None else round(done.queue_time_s, 6),
+            ttft_s=None if ended.first_token_at is None else round(ended.first_token_at - arrived_at, 6),
+            e2e_s=round(ended.ended_at - arrived_at, 6),
+            finish_reason=",".join(dict.fromkeys(ended.finish_reasons)) if is_complete else None,
+            error=ended.error_code,
+            client_disconnected=ended.client_left,
+            priority=prompt.priority,
+            cache_salt_hash=self._hash(prompt.cache_salt) if prompt.cache_salt else None,
+        )
+
+    def _hash(self, salt: str) -> str:
+        return hashlib.blake2b(salt.encode(), key=self._salt_key, digest_size=_HASH_BYTES).hexdigest()
+
+
+@contextlib.contextmanager
+def open_request_log(path: str) -> Iterator[Callable[[bytes], object]]:
+    """Opens a file to which lines are appended, or standard error for ``-``; yields what writes to it.
+
+    Raises:
+        ConfigError: the file cannot be opened.
+    """
+    is_file = path != STANDARD_ERROR
+    try:
+        # Without a buffer each line is one write, so that several writers and log rotation by copies do no harm.
+        stream = open(path if is_file else sys.stderr.fileno(), "ab", buffering=0, closefd=is_file)  # noqa: SIM115
+    except OSError as error:
+        raise ConfigError(
+            f"request_log {shortened(path)} cannot be written: {error.strerror}; choose another --request-log"
+        ) from None
+    with stream:
+        yield stream.write
