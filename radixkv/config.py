@@ -347,6 +347,8 @@ class ServerConfig:
     """Whether system messages keep texts that are known to differ from request to request."""
     request_log: str | None = None
     """A file to which each request that ends adds a line, or ``-`` for standard error; None: there are no lines."""
+    otlp_traces_endpoint: str | None = None
+    """URL of a collector that gets traces of requests, as OTLP over HTTP; None: there are no traces."""
 
     def __post_init__(self) -> None:
         _check_at_most(65535, "65535", "port", self.port)
@@ -360,6 +362,11 @@ class ServerConfig:
         _check_text("served_model_name", self.served_model_name, "a name")
         _check_text("chat_template", self.chat_template, "a file")
         _check_text("request_log", self.request_log, "a file")
+        if self.otlp_traces_endpoint is not None and not re.match(r"https?://[^/]", str(self.otlp_traces_endpoint)):
+            raise ConfigError(
+                f"otlp_traces_endpoint {shortened(self.otlp_traces_endpoint)} is no URL of a collector; give one "
+                "for HTTP, such as http://127.0.0.1:4318/v1/traces"
+            )
         _check_text("tool_call_parser", self.tool_call_parser, "a name")
         _check_text("reasoning_parser", self.reasoning_parser, "a name")
         if self.metrics_compat not in (None, "vllm", "sglang"):

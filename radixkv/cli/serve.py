@@ -144,6 +144,12 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         help=argparse.SUPPRESS,
     )
     http.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="collector of OpenTelemetry that gets traces of requests by OTLP over HTTP, such as "
+        "http://127.0.0.1:4318/v1/traces; needs radixkv[otel] (default: no traces)",
+    )
+    http.add_argument(
         "--heartbeat-timeout",
         type=number,
         default=defaults.heartbeat_timeout_s,
@@ -204,6 +210,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
             metrics_compat=args.metrics_compat,
             stats_interval_s=args.stats_interval or None,
             request_log=args.request_log,
+            otlp_traces_endpoint=args.otlp_traces_endpoint,
             allowed_origins=args.allowed_origins,
             priority_range=args.priority_range,
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, Self
 
 import msgspec
@@ -16,6 +16,7 @@ from starlette.requests import Request
 from radixkv.errors import RequestError
 from radixkv.wire import Done, NewTokens, PromptLogprobs, Submit, TokenLogprobs
 
+_TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})
 _INLINE_WORK = 256
 """Rendering work done on the event loop, in tokens without logprobs; a thread renders more."""
 _TOKENS_PER_LOGPROB = 8
@@ -54,11 +55,18 @@ class Arrival(NamedTuple):
     """In monotonic seconds."""
     route: str = ""
     """Its path; empty for requests of the server itself, which are not reported."""
+    trace_headers: Mapping[str, str] = {}
+    """Those of W3C Trace Context, ``traceparent`` and ``tracestate``, as far as it has them."""
 
     @classmethod
     def of(cls, request: Request) -> Self:
         """Returns that of a request that arrives now."""
-        return cls(time.monotonic(), request.scope["path"])
+        trace_headers = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in request.scope["headers"]
+            if name in _TRACE_HEADERS
+        }
+        return cls(time.monotonic(), request.scope["path"], trace_headers)
 
 
 class EndedRequest(NamedTuple):
@@ -67,6 +75,8 @@ class EndedRequest(NamedTuple):
     prompt: Submit
     """As it was sent."""
     arrival: Arrival
+    sent_at: float
+    """When it was sent to the runtime, in monotonic seconds."""
     first_token_at: float | None
     """In monotonic seconds; None if there was no token. As ``ended_at``."""
     ended_at: float
@@ -156,6 +166,7 @@ class InFlightRequest:
         self._index = index
         self._wake = wake
         self._arrived = arrived
+        self._sent_at = time.monotonic()
         self._first_token_at: float | None = None
         self._ended_at: float | None = None
         self._n_output = 0
@@ -228,6 +239,7 @@ class InFlightRequest:
         return EndedRequest(
             self.prompt,
             self._arrived,
+            self._sent_at,
             self._first_token_at,
             time.monotonic() if self._ended_at is None else self._ended_at,
             self._n_output,

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,9 +25,11 @@ from radixkv.frontend.app import build_app
 from radixkv.frontend.file_limit import raise_file_limit
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.connection import Connection
+from radixkv.frontend.in_flight import EndedRequest
 from radixkv.frontend.metrics.log import MissLog, StatsLog, log_line
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.metrics.request_log import RequestLog, open_request_log
+from radixkv.frontend.metrics.traces import RequestTraces, open_provider
 from radixkv.frontend.runtime_process import RuntimeProcess, preflight
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.nonces import NonceFilter
@@ -60,8 +62,8 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     A signal before the server is ready ends the process with 128 plus the signal's number.
 
     Raises:
-        ConfigError: the port is taken, the log of requests cannot be written, or the settings do not fit the
-            checkpoint.
+        ConfigError: the port is taken, the log of requests cannot be written, the packages of traces are missing,
+            or the settings do not fit the checkpoint.
         CheckpointError: the model does not exist or is corrupt.
         RadixKVError: the runtime ended before it was ready.
     """
@@ -71,8 +73,14 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
         contextlib.ExitStack() as files,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        log = None if server.request_log is None else files.enter_context(open_request_log(server.request_log))
-        return runner.run(_serve(engine, server, listener, log))
+        reports: list[Callable[[str], Callable[[EndedRequest], None]]] = []
+        if server.request_log is not None:
+            write = files.enter_context(open_request_log(server.request_log))
+            reports.append(lambda model: RequestLog(model, write).add)
+        if server.otlp_traces_endpoint is not None:
+            provider = files.enter_context(open_provider(server.otlp_traces_endpoint))
+            reports.append(lambda model: RequestTraces(model, provider).add)
+        return runner.run(_serve(engine, server, listener, reports))
 
 
 def open_listener(host: str, port: int) -> socket.socket:
@@ -149,7 +157,7 @@ async def _serve(
     engine: EngineConfig,
     server: ServerConfig,
     listener: socket.socket,
-    write_request: Callable[[bytes], object] | None,
+    reports: Sequence[Callable[[str], Callable[[EndedRequest], None]]],
 ) -> int:
     signals = _Signals()
     signals.install()
@@ -165,8 +173,7 @@ async def _serve(
         # A thread may wait for the hub without end, and the interpreter would wait for the thread.
         os._exit(128 + signals.first_number)
     runtime, served_model = starting.result()
-    if write_request is not None:
-        runtime.client.on_end.append(RequestLog(served_model.name, write_request).add)
+    runtime.client.on_end += [open_report(served_model.name) for open_report in reports]
     try:
         body_reader = BodyReader(server.max_body_bytes, log=log_line)
         app = build_app(
