@@ -24,13 +24,14 @@ from gpu import gpu_provenance
 from radixkv import LLM, SamplingParams
 from radixkv.bench.workloads.arithmetic import generate_problems
 from radixkv.bench.workloads.problems import question_prompt, worked_examples
+from radixkv.cache_messages import Flush
 from radixkv.checkpoints import resolve
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import build_loop
 from radixkv.stats import Stats
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import Done, Flush, GetStats, Submit, Tokens
+from radixkv.wire import Done, GetStats, Submit, Tokens
 
 N_EXAMPLES = 3
 POOL_TOKENS = 1 << 17

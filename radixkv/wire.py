@@ -22,6 +22,22 @@ from typing import TypeVar
 
 import msgspec
 
+from radixkv.cache_messages import (
+    CloseSession,
+    Explain,
+    Explained,
+    Flush,
+    Flushed,
+    Invalidate,
+    Invalidated,
+    Match,
+    Matched,
+    Outline,
+    Outlined,
+    Pin,
+    Pinned,
+    SessionClosed,
+)
 from radixkv.config import EngineConfig
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
@@ -109,72 +125,6 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     id: str
     choice: int | None = None
     """The choice to abort; None: all choices."""
-
-
-class Flush(msgspec.Struct, frozen=True, tag=True):
-    """Empties the cache: makes all cached pages unreachable. Answered by ``Flushed``."""
-
-    id: str
-
-
-class Explain(msgspec.Struct, frozen=True, tag=True):
-    """Asks how much of a prompt is cached, and why no more. Answered by ``Explained``; changes nothing."""
-
-    id: str
-    tokens: bytes
-    """The prompt, as little-endian int32 ids."""
-    cache_salt: str = ""
-    contents: bool = True
-    """False: the answer has page granularity only, and says nothing about other salts."""
-
-
-class Match(msgspec.Struct, frozen=True, tag=True):
-    """Asks how much of some prompts each tier has, and for the load. Answered by ``Matched``; changes nothing."""
-
-    id: str
-    prompts: tuple[bytes, ...]
-    """The prompts, each as little-endian int32 ids."""
-    cache_salt: str = ""
-
-
-class Outline(msgspec.Struct, frozen=True, tag=True):
-    """Asks for the largest nodes of each tier's tree. Answered by ``Outlined``; changes nothing."""
-
-    id: str
-    contents: bool = True
-    """False: the answer has no tokens."""
-
-
-class Pin(msgspec.Struct, frozen=True, tag=True):
-    """Pins what is cached of a prompt, so that it is evicted after everything else. Answered by ``Pinned``."""
-
-    id: str
-    tokens: bytes
-    """The prompt, as little-endian int32 ids."""
-    ttl_s: float
-    """How long to pin it, in seconds; 0 ends the pin of exactly this prompt."""
-    cache_salt: str = ""
-
-
-class Invalidate(msgspec.Struct, frozen=True, tag=True):
-    """Drops what is cached of all sequences that begin with some tokens. Answered by ``Invalidated``."""
-
-    id: str
-    tokens: bytes
-    """The beginning, as little-endian int32 ids; at least one page. Empty: everything with this salt."""
-    cache_salt: str = ""
-
-
-class CloseSession(msgspec.Struct, frozen=True, tag=True):
-    """Ends a session: what only it has cached is evicted first. Answered by ``SessionClosed``.
-
-    ``Failed`` with ``session_not_found`` if no request had this id, or the session was closed or forgotten.
-    """
-
-    id: str
-    session_id: str
-    cache_salt: str = ""
-    """That of the session's requests."""
 
 
 class GetStats(msgspec.Struct, frozen=True, tag=True):
@@ -328,167 +278,6 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     code: str
     text: str
     param: str | None = None
-
-
-class Flushed(msgspec.Struct, frozen=True, tag=True):
-    """The answer to ``Flush``."""
-
-    id: str
-    n_pages_freed: int
-    n_pages_leased: int
-    """Unreachable pages that running requests still lease; freed when those requests end."""
-
-
-class Invalidated(msgspec.Struct, frozen=True, tag=True):
-    """The answer to ``Invalidate``: pages that no request finds any more."""
-
-    id: str
-    n_on_device: int
-    n_held: int
-    """Those of the device that are freed later, when requests and copies that hold them end."""
-    n_in_host: int | None = None
-    """None without a host tier."""
-    n_on_disk: int | None = None
-    """None without a disk tier."""
-
-
-class SessionClosed(msgspec.Struct, frozen=True, tag=True):
-    """The answer to ``CloseSession``: pages that are the first to be evicted now."""
-
-    id: str
-    n_on_device: int
-    n_in_host: int | None = None
-    """None without a host tier."""
-
-
-class Explained(msgspec.Struct, frozen=True, tag=True):
-    """The answer to ``Explain``; lengths and positions are in tokens.
-
-    The fields from ``first_difference`` on are None if ``Explain.contents`` is False.
-    """
-
-    id: str
-    n_tokens: int
-    """Length of the prompt."""
-    n_cached: int
-    """Prompt tokens that a request would not compute.
-
-    At most ``n_tokens - 1``, because the last token of a prompt is always computed. Only whole pages if
-    ``Explain.contents`` is False.
-    """
-    reason: str
-    """``whole``, ``differs``, ``evicted``, ``never_seen`` or ``other_namespace``; see ``tree.explain``."""
-    first_difference: int | None = None
-    """Position of the first token that no cached sequence has, if other cached pages follow the match."""
-    token: int | None = None
-    """The prompt's token at ``first_difference``."""
-    cached_token: int | None = None
-    """The token at ``first_difference`` in the cached sequence with the longest match."""
-    n_cached_elsewhere: int | None = None
-    """For ``other_namespace``: the longest cached prefix in any other namespace."""
-    n_in_host: int = 0
-    """Prompt tokens after those on the device that the host tier has. Part of ``n_cached`` if ``is_loaded``."""
-    is_loaded: bool = False
-    """Whether a request would load the tokens that the host tier has; else it would compute them."""
-    min_loaded_tokens: float | None = None
-    """Length above which a load is faster than computing, by measured rates; None without a host tier, or if its
-    setting decides. Infinite: computing is always faster."""
-    n_on_disk: int = 0
-    """Prompt tokens after those on device and host tier that the disk tier lists. A page may turn out to be damaged
-    when it is read, so they are no part of ``n_cached``."""
-    is_demoted: bool = False
-    """Whether the cached tokens are the first to be evicted: their session is closed, or has gone another way."""
-    is_fetched: bool = False
-    """Whether a request would fetch the tokens on disk, and then load them; else it would compute them."""
-    n_pinned: int = 0
-    """Leading tokens of the prompt that are pinned, on the device or in the host tier, whichever has more."""
-    pin_seconds_left: float = 0.0
-    """How long all of them stay pinned; 0 if there are none."""
-
-
-class TierMatch(msgspec.Struct, frozen=True, array_like=True):
-    """How much of a prompt the tiers have, in tokens of whole pages."""
-
-    n_tokens: int
-    """Length of the prompt."""
-    n_on_device: int
-    n_in_host: int
-    """Tokens after those on the device that the host tier has."""
-    n_on_disk: int
-    """Tokens after those on device and host tier that the disk tier lists."""
-
-
-class Matched(msgspec.Struct, frozen=True, tag=True):
-    """The answer to ``Match``: the prompts in their order, and the load."""
-
-    id: str
-    prompts: tuple[TierMatch, ...]
-    n_running: int
-    n_waiting: int
-    n_pages_free: int
-    n_pages_evictable: int
-
-
-class TreeNode(msgspec.Struct, frozen=True, array_like=True):
-    """A node of a tier's tree: a run of pages that continues its parent's run."""
-
-    serial: int
-    """Names the node as long as it is in the tree; a split gives the upper part a new one."""
-    parent: int
-    """Index of the parent in ``TierOutline.nodes``; -1 for the root of a namespace, which has no pages itself."""
-    n_own_pages: int
-    n_pages: int
-    """Pages of the node and of the nodes below it, as far as these were visited."""
-    n_leases: int
-    """Requests and copies that hold it."""
-    n_hits: int
-    """Requests that have found it, as far as the eviction policy counts them."""
-    age: int | None
-    """Uses of the tree since that of the node; None if it is demoted, or if ages do not count."""
-    is_pinned: bool
-    n_more: int = 0
-    """Nodes below it that are below no other node of the outline, and not in it; at least so many."""
-    n_more_pages: int = 0
-    """Pages of those of them that were visited."""
-    namespace: str = ""
-    """In a root: a label of its salt that does not reveal it, the same in all tiers; empty without a salt."""
-    tokens: bytes = b""
-    """The first tokens of the run; none without ``Outline.contents``."""
-
-
-class TierOutline(msgspec.Struct, frozen=True):
-    """The largest nodes of a tier's tree, parents first."""
-
-    nodes: tuple[TreeNode, ...]
-    n_pages: int
-    """Pages of the tree."""
-    n_not_visited: int
-    """The part of them that was not visited, because the tree has too many nodes."""
-    n_more_roots: int
-    """Visited roots that are not among ``nodes``."""
-    n_more_root_pages: int
-    """Pages of those, with the nodes below them."""
-
-
-class Outlined(msgspec.Struct, frozen=True, tag=True):
-    """The answer to ``Outline``."""
-
-    id: str
-    device: TierOutline
-    host: TierOutline | None = None
-    """None without a host tier."""
-
-
-class Pinned(msgspec.Struct, frozen=True, tag=True):
-    """The answer to ``Pin``: what is pinned of the prompt now."""
-
-    id: str
-    n_tokens: int
-    """Length of the prompt."""
-    n_pinned: int
-    """Leading tokens of the prompt that are pinned, on the device or in the host tier, whichever has more."""
-    seconds_left: float
-    """How long all of them stay pinned; 0 if there are none."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

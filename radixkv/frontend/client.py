@@ -16,6 +16,22 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from radixkv.cache_messages import (
+    CloseSession,
+    Explain,
+    Explained,
+    Flush,
+    Flushed,
+    Invalidate,
+    Invalidated,
+    Match,
+    Matched,
+    Outline,
+    Outlined,
+    Pin,
+    Pinned,
+    SessionClosed,
+)
 from radixkv.errors import Draining, RequestError, WireError, request_error
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeSilent
 from radixkv.frontend.in_flight import (
@@ -33,27 +49,13 @@ from radixkv.wire import (
     MAX_FRAME_BYTES,
     WIRE_VERSION,
     Cancel,
-    CloseSession,
     Done,
     Drain,
-    Explain,
-    Explained,
     Failed,
-    Flush,
-    Flushed,
     GetStats,
     Heartbeat,
     Hello,
-    Invalidate,
-    Invalidated,
-    Match,
-    Matched,
-    Outline,
-    Outlined,
-    Pin,
-    Pinned,
     Ready,
-    SessionClosed,
     Submit,
     Tokens,
     ToRuntime,

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from radixkv.cache_messages import Explain, Explained, Flush, Flushed, Invalidate, Invalidated, Pin, Pinned
 from radixkv.checkpoints import resolve, resolve_tokenizer
 from radixkv.compat import attention_backend_name, dtype_name, takes_other_names, write_policy_name
 from radixkv.config import (
@@ -45,20 +46,7 @@ from radixkv.stats import Stats
 from radixkv.terminal_progress import Progress, shown_download
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import (
-    Explain,
-    Explained,
-    Failed,
-    Flush,
-    Flushed,
-    GetStats,
-    Invalidate,
-    Invalidated,
-    Pin,
-    Pinned,
-    Submit,
-    unpack_tokens,
-)
+from radixkv.wire import Failed, GetStats, Submit, unpack_tokens
 
 ReplyT = TypeVar("ReplyT", Flushed, Invalidated, Explained, Pinned, Stats)
 

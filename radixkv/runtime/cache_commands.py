@@ -6,21 +6,10 @@ import os
 from hashlib import blake2b
 from typing import NamedTuple
 
-from radixkv.errors import RequestError, SessionNotFound, shortened
-from radixkv.limits import check_prefix, check_ttl
-from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.cache.pins import Pins
-from radixkv.runtime.cache.transfers import Transfers
-from radixkv.runtime.compiling import CompilingRequests
-from radixkv.runtime.intake import Intake
-from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.tree.node import TOKEN_BYTES, Namespace
-from radixkv.tree.radix_tree import RadixTree
-from radixkv.wire import (
+from radixkv.cache_messages import (
     CloseSession,
     Explain,
     Explained,
-    Failed,
     Flush,
     Flushed,
     Invalidate,
@@ -35,8 +24,18 @@ from radixkv.wire import (
     TierMatch,
     TierOutline,
     TreeNode,
-    unpack_tokens,
 )
+from radixkv.errors import RequestError, SessionNotFound, shortened
+from radixkv.limits import check_prefix, check_ttl
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.pins import Pins
+from radixkv.runtime.cache.transfers import Transfers
+from radixkv.runtime.compiling import CompilingRequests
+from radixkv.runtime.intake import Intake
+from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.tree.radix_tree import RadixTree
+from radixkv.wire import Failed, unpack_tokens
 
 MAX_OUTLINED_NODES = 400
 """Nodes of an ``Outlined``, in all tiers together."""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic, perf_counter
 
+from radixkv.cache_messages import CloseSession, Explain, Flush, Invalidate, Match, Outline, Pin
 from radixkv.config import CacheConfig
 from radixkv.errors import DeviceError, Draining, InvariantError, RequestError, UnsupportedFeature, queue_timeout
-from radixkv.runtime.beam_search import FinishedBeam
 from radixkv.runtime.cache.pins import Pins
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.cache.transfers import Transfers
@@ -35,25 +35,17 @@ from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire import (
     WIRE_VERSION,
     Cancel,
-    CloseSession,
     Done,
     Drain,
-    Explain,
     Failed,
-    Flush,
     FromRuntime,
     GetStats,
-    Invalidate,
-    Match,
     NewTokens,
-    Outline,
-    Pin,
     PromptLogprobs,
     PromptPin,
     Ready,
     Submit,
     Tokens,
-    unpack_tokens,
 )
 
 LOOKAHEAD = 1
@@ -429,10 +421,10 @@ class Loop:
                 self._abort_rest(live)
                 later.append(Failed(request.id, update.error.code, str(update.error), update.error.param))
             elif update.token is not None:
-                items.append(_new_tokens(update, update.token))
+                items.append(update.new_tokens(update.token))
             elif update.beam is not None:
                 # A message of its own: the beams of several searches might not fit into one frame.
-                later.append(Tokens([_whole_choice(update, update.beam)]))
+                later.append(Tokens([update.whole_choice(update.beam)]))
                 self._counters.generation_tokens += len(update.beam.tokens) // TOKEN_BYTES
             if update.finish_reason is not None:
                 live.n_unfinished -= 1
@@ -486,25 +478,3 @@ class Loop:
         for pin in live.pins:
             tokens = bytes(first.tokens[: pin.n_tokens * TOKEN_BYTES])
             self._pins.pin(first.namespace, tokens, pin.ttl_s, uses_tiers=uses_tiers)
-
-
-def _whole_choice(update: Update, beam: FinishedBeam) -> NewTokens:
-    return NewTokens(
-        id=update.request.id,
-        tokens=beam.tokens,
-        choice=update.request.choice,
-        finish_reason=beam.finish_reason,
-        stop_token_id=unpack_tokens(beam.tokens)[-1] if beam.finish_reason == "stop" else None,
-        cumulative_logprob=beam.logprob,
-    )
-
-
-def _new_tokens(update: Update, token: int) -> NewTokens:
-    return NewTokens(
-        id=update.request.id,
-        tokens=token.to_bytes(TOKEN_BYTES, "little"),
-        choice=update.request.choice,
-        finish_reason=update.finish_reason,
-        stop_token_id=token if update.finish_reason == "stop" else None,
-        logprobs=None if update.logprobs is None else [update.logprobs],
-    )

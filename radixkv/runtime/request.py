@@ -20,7 +20,7 @@ from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.sessions import Turn
 from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring
 from radixkv.tree.node import TOKEN_BYTES, Namespace
-from radixkv.wire import CacheMiss, PromptLogprobs, TokenLogprobs
+from radixkv.wire import CacheMiss, NewTokens, PromptLogprobs, TokenLogprobs, unpack_tokens
 
 if TYPE_CHECKING:
     from radixkv.runtime.structured.matcher import Matcher
@@ -365,3 +365,25 @@ class Update(msgspec.Struct, frozen=True):
     beam: FinishedBeam | None = None
     """The whole output, if it was found by beam search."""
     prompt_logprobs: PromptLogprobs | None = None
+
+    def new_tokens(self, token: int) -> NewTokens:
+        """Returns its part of a message about a new token."""
+        return NewTokens(
+            id=self.request.id,
+            tokens=token.to_bytes(TOKEN_BYTES, "little"),
+            choice=self.request.choice,
+            finish_reason=self.finish_reason,
+            stop_token_id=token if self.finish_reason == "stop" else None,
+            logprobs=None if self.logprobs is None else [self.logprobs],
+        )
+
+    def whole_choice(self, beam: FinishedBeam) -> NewTokens:
+        """Returns its part of a message about a whole output, which a beam search has found."""
+        return NewTokens(
+            id=self.request.id,
+            tokens=beam.tokens,
+            choice=self.request.choice,
+            finish_reason=beam.finish_reason,
+            stop_token_id=unpack_tokens(beam.tokens)[-1] if beam.finish_reason == "stop" else None,
+            cumulative_logprob=beam.logprob,
+        )

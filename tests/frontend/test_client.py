@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from radixkv.cache_messages import Invalidate
 from radixkv.errors import InvalidRequest, WireError
 from radixkv.frontend import client as client_module
 from radixkv.frontend.client import RuntimeClient
@@ -27,7 +28,6 @@ from radixkv.wire import (
     Done,
     Failed,
     FromRuntime,
-    Invalidate,
     NewTokens,
     Submit,
     Tokens,

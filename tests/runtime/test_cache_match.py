@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixkv import wire
+from radixkv import cache_messages, wire
 from radixkv.runtime.cache_commands import CacheCommands
 from radixkv.runtime.compiling import CompilingRequests
 from radixkv.runtime.intake import Intake
@@ -29,16 +29,16 @@ def commands(engine: Engine) -> CacheCommands:
     )
 
 
-def match(engine: Engine, *prompts: Sequence[int], salt: str = "") -> wire.Matched:
-    reply = commands(engine).run(wire.Match("m", tuple(token_bytes(one) for one in prompts), salt))
-    assert isinstance(reply, wire.Matched), reply
+def match(engine: Engine, *prompts: Sequence[int], salt: str = "") -> cache_messages.Matched:
+    reply = commands(engine).run(cache_messages.Match("m", tuple(token_bytes(one) for one in prompts), salt))
+    assert isinstance(reply, cache_messages.Matched), reply
     engine.check_invariants()
     return reply
 
 
-def matched(front: Frontend, *prompts: Sequence[int], salt: str = "") -> wire.Matched:
+def matched(front: Frontend, *prompts: Sequence[int], salt: str = "") -> cache_messages.Matched:
     reply = front.match(*prompts, salt=salt)
-    assert isinstance(reply, wire.Matched), reply
+    assert isinstance(reply, cache_messages.Matched), reply
     return reply
 
 
@@ -69,12 +69,14 @@ def test_pages_that_are_still_being_computed_count_as_requests_share_them() -> N
     front.submit("a", PROMPT)
     front.turn()
     (found,) = matched(front, PROMPT).prompts
-    assert found == wire.TierMatch(11, 8, 0, 0)
+    assert found == cache_messages.TierMatch(11, 8, 0, 0)
 
 
 def test_the_load_counts_running_and_waiting_requests_and_pages() -> None:
     front = Frontend(n_pages=64, max_num_seqs=1)
-    assert matched(front, PROMPT) == wire.Matched("m", (wire.TierMatch(11, 0, 0, 0),), 0, 0, 64, 0)
+    assert matched(front, PROMPT) == cache_messages.Matched(
+        "m", (cache_messages.TierMatch(11, 0, 0, 0),), 0, 0, 64, 0
+    )
     front.submit("a", PROMPT)
     front.submit("b", range(30, 41))
     front.turn()
@@ -139,16 +141,16 @@ def test_each_tier_counts_what_it_has_after_those_before_it() -> None:
     for _ in range(4):  # the stores of what it has computed
         engine.turn()
     long = prompt(60)
-    assert match(engine, long).prompts == (wire.TierMatch(60, 40, 0, 0),)
+    assert match(engine, long).prompts == (cache_messages.TierMatch(60, 40, 0, 0),)
     engine.cache.tree.check()
     engine.cache.invalidate(Namespace(), token_bytes(long[:24]))  # the device loses it all
-    assert match(engine, long).prompts == (wire.TierMatch(60, 0, 40, 0),)
+    assert match(engine, long).prompts == (cache_messages.TierMatch(60, 0, 40, 0),)
     engine.add(prompt(8), 1, uses_tiers=False)
     engine.run()
-    assert match(engine, long).prompts == (wire.TierMatch(60, 8, 32, 0),)
+    assert match(engine, long).prompts == (cache_messages.TierMatch(60, 8, 32, 0),)
     engine.host.flush()
-    assert match(engine, long).prompts == (wire.TierMatch(60, 8, 0, 32),)
-    assert match(engine, long, salt="hers").prompts == (wire.TierMatch(60, 0, 0, 0),)
+    assert match(engine, long).prompts == (cache_messages.TierMatch(60, 8, 0, 32),)
+    assert match(engine, long, salt="hers").prompts == (cache_messages.TierMatch(60, 0, 0, 0),)
     request = engine.add(long, 1)
     engine.run()
     assert (request.n_cached, request.n_loaded, request.n_fetched) == (40, 32, 32)

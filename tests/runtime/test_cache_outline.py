@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv import wire
+from radixkv import cache_messages, wire
 from radixkv.runtime import cache_commands
 from radixkv.runtime.cache_commands import MAX_SHOWN_TOKENS, CacheCommands
 from radixkv.runtime.compiling import CompilingRequests
@@ -17,9 +17,9 @@ PAGE_SIZE = 4
 READY = wire.Ready(wire.WIRE_VERSION, 1000, 200, PAGE_SIZE, 64, 8, 64, "fake", "float32")
 
 
-def outlined(front: Frontend, *, contents: bool = True) -> wire.TierOutline:
-    (reply,) = front.loop.receive(wire.Outline("o", contents))
-    assert isinstance(reply, wire.Outlined), reply
+def outlined(front: Frontend, *, contents: bool = True) -> cache_messages.TierOutline:
+    (reply,) = front.loop.receive(cache_messages.Outline("o", contents))
+    assert isinstance(reply, cache_messages.Outlined), reply
     assert (reply.id, reply.host) == ("o", None)
     return reply.device
 
@@ -57,7 +57,7 @@ def test_salts_are_labels_that_differ_and_stay_and_no_salt_has_none() -> None:
     assert len(set(labels)) == 3
     assert labels.count("") == 1
     assert labels == [node.namespace for node in outlined(front).nodes if node.parent < 0]
-    assert b"secret" not in wire.encode(front.loop.receive(wire.Outline("o"))[0])
+    assert b"secret" not in wire.encode(front.loop.receive(cache_messages.Outline("o"))[0])
     assert not set(labels) & {node.namespace for node in outlined(other_start()).nodes if node.namespace}
 
 
@@ -90,8 +90,8 @@ def test_the_tiers_share_the_bound_and_each_has_its_tree(has_host: bool, monkeyp
     commands = CacheCommands(
         engine.cache, intake, engine.scheduler, transfers, engine.pins, CompilingRequests(FakeCompiler, 8)
     )
-    reply = commands.run(wire.Outline("o"))
-    assert isinstance(reply, wire.Outlined)
+    reply = commands.run(cache_messages.Outline("o"))
+    assert isinstance(reply, cache_messages.Outlined)
     engine.check_invariants()
     tiers = [reply.device] if reply.host is None else [reply.device, reply.host]
     assert len(tiers) == 1 + has_host

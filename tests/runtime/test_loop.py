@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from radixkv import wire
+from radixkv import cache_messages, wire
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
@@ -201,8 +201,8 @@ def test_flush_reports_the_pages_that_are_still_leased(loop: Loop) -> None:
     run(loop)
     loop.receive(submit("b", 20))
     loop.turn()
-    (flushed,) = loop.receive(wire.Flush("f"))
-    assert isinstance(flushed, wire.Flushed)
+    (flushed,) = loop.receive(cache_messages.Flush("f"))
+    assert isinstance(flushed, cache_messages.Flushed)
     assert (flushed.n_pages_freed, flushed.n_pages_leased) == (0, 5)
     run(loop)
     loop.receive(submit("c", 16))

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from radixkv import wire
+from radixkv import cache_messages, wire
 from radixkv.runtime.request import Request
 from radixkv.tree.node import Lease
 from support.engine import token_bytes
@@ -126,7 +126,9 @@ def test_explain_reports_how_much_is_cached_and_what_differs() -> None:
     front = Frontend()
     front.submit("a", range(1, 13))
     front.run()
-    assert front.explain(range(1, 13)) == wire.Explained("e", 12, 11, "whole"), "its last token is computed"
+    assert front.explain(range(1, 13)) == cache_messages.Explained("e", 12, 11, "whole"), (
+        "its last token is computed"
+    )
     explained = front.explain([*range(1, 11), 99, 98])
     assert (explained.n_cached, explained.reason, explained.first_difference) == (10, "differs", 10)
     assert (explained.token, explained.cached_token) == (99, 11)
@@ -143,8 +145,8 @@ def test_explain_without_contents_reveals_no_cached_token_and_no_other_salt() ->
     front.submit("a", range(1, 13))
     front.run()
     similar = [*range(1, 11), 99, 98]
-    assert front.explain(similar, contents=False) == wire.Explained("e", 12, 8, "differs")
-    assert front.explain(range(1, 13), "hers", contents=False) == wire.Explained("e", 12, 0, "never_seen")
+    assert front.explain(similar, contents=False) == cache_messages.Explained("e", 12, 8, "differs")
+    assert front.explain(range(1, 13), "hers", contents=False) == cache_messages.Explained("e", 12, 0, "never_seen")
 
 
 def test_an_invalidated_prefix_is_not_found() -> None:
@@ -153,22 +155,24 @@ def test_an_invalidated_prefix_is_not_found() -> None:
     front.run()
     assert front.explain(range(1, 13)).n_cached == 11
     tokens = token_bytes(list(range(1, 11)))
-    assert front.loop.receive(wire.Invalidate("i", tokens, "hers")) == [wire.Invalidated("i", 0, 0)]
-    assert front.loop.receive(wire.Invalidate("i", tokens)) == [wire.Invalidated("i", 3, 0)]
-    assert front.explain(range(1, 13)) == wire.Explained("e", 12, 0, "never_seen")
+    assert front.loop.receive(cache_messages.Invalidate("i", tokens, "hers")) == [
+        cache_messages.Invalidated("i", 0, 0)
+    ]
+    assert front.loop.receive(cache_messages.Invalidate("i", tokens)) == [cache_messages.Invalidated("i", 3, 0)]
+    assert front.explain(range(1, 13)) == cache_messages.Explained("e", 12, 0, "never_seen")
 
 
 def test_explain_and_invalidate_check_their_tokens_and_their_salt() -> None:
     front = Frontend()
     for message, param in (
-        (wire.Explain("e", b""), "prompt"),
-        (wire.Explain("e", b"abc"), "prompt"),
-        (wire.Explain("e", token_bytes([1000])), "prompt"),
-        (wire.Explain("e", token_bytes([1]), "x" * 129), "cache_salt"),
-        (wire.Invalidate("i", b"abc"), "prompt"),
-        (wire.Invalidate("i", token_bytes([1, 2, 3])), "prompt"),
-        (wire.Invalidate("i", token_bytes([1, 2, 3, 1000])), "prompt"),
-        (wire.Invalidate("i", b"", "x" * 129), "cache_salt"),
+        (cache_messages.Explain("e", b""), "prompt"),
+        (cache_messages.Explain("e", b"abc"), "prompt"),
+        (cache_messages.Explain("e", token_bytes([1000])), "prompt"),
+        (cache_messages.Explain("e", token_bytes([1]), "x" * 129), "cache_salt"),
+        (cache_messages.Invalidate("i", b"abc"), "prompt"),
+        (cache_messages.Invalidate("i", token_bytes([1, 2, 3])), "prompt"),
+        (cache_messages.Invalidate("i", token_bytes([1, 2, 3, 1000])), "prompt"),
+        (cache_messages.Invalidate("i", b"", "x" * 129), "cache_salt"),
     ):
         (failed_message,) = front.loop.receive(message)
         assert isinstance(failed_message, wire.Failed)

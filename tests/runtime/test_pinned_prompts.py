@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv import wire
+from radixkv import cache_messages, wire
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt, token_bytes
 from support.loop_frontend import PROMPT, Frontend
@@ -12,9 +12,9 @@ from support.loop_frontend import PROMPT, Frontend
 PAGE_SIZE = 4
 
 
-def explained(front: Frontend, tokens: list[int], salt: str = "") -> wire.Explained:
-    (reply,) = front.loop.receive(wire.Explain("e", token_bytes(tokens), salt))
-    assert isinstance(reply, wire.Explained)
+def explained(front: Frontend, tokens: list[int], salt: str = "") -> cache_messages.Explained:
+    (reply,) = front.loop.receive(cache_messages.Explain("e", token_bytes(tokens), salt))
+    assert isinstance(reply, cache_messages.Explained)
     return reply
 
 
@@ -75,14 +75,14 @@ def test_several_prefixes_have_lifetimes_of_their_own() -> None:
 
 def test_a_message_pins_what_is_cached_and_ends_the_pin() -> None:
     front = Frontend()
-    assert front.pin(PROMPT, 60.0) == wire.Pinned("pin", 11, 0, 0.0)
+    assert front.pin(PROMPT, 60.0) == cache_messages.Pinned("pin", 11, 0, 0.0)
     front.submit("a")
     front.submit("b", salt="s")
     front.run()
-    assert front.pin(PROMPT, 60.0) == wire.Pinned("pin", 11, 8, 60.0)
+    assert front.pin(PROMPT, 60.0) == cache_messages.Pinned("pin", 11, 8, 60.0)
     assert explained(front, PROMPT, "s").n_pinned == 0, "another salt"
-    assert front.pin([*PROMPT, 99, 99, 99], 0.0) == wire.Pinned("pin", 14, 8, 60.0), "another prompt"
-    assert front.pin(PROMPT, 0.0) == wire.Pinned("pin", 11, 0, 0.0)
+    assert front.pin([*PROMPT, 99, 99, 99], 0.0) == cache_messages.Pinned("pin", 14, 8, 60.0), "another prompt"
+    assert front.pin(PROMPT, 0.0) == cache_messages.Pinned("pin", 11, 0, 0.0)
 
 
 def test_a_flush_ends_pins() -> None:
@@ -90,7 +90,7 @@ def test_a_flush_ends_pins() -> None:
     front.submit("a")
     front.run()
     front.pin(PROMPT, 60.0)
-    front.loop.receive(wire.Flush("f"))
+    front.loop.receive(cache_messages.Flush("f"))
     front.submit("b")
     front.run()
     assert (explained(front, PROMPT).n_cached, explained(front, PROMPT).n_pinned) == (10, 0)

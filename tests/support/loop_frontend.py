@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixkv import wire
+from radixkv import cache_messages, wire
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
@@ -87,8 +87,8 @@ class Frontend:
         self.device.now = seconds
 
     def flush(self) -> None:
-        (reply,) = self.loop.receive(wire.Flush("flush"))
-        assert isinstance(reply, wire.Flushed)
+        (reply,) = self.loop.receive(cache_messages.Flush("flush"))
+        assert isinstance(reply, cache_messages.Flushed)
         self.loop.check()
 
     def submit(
@@ -108,9 +108,9 @@ class Frontend:
         )
         self.take(self.loop.receive(message))
 
-    def pin(self, prompt: Iterable[int], ttl_s: float, salt: str = "") -> wire.Pinned | wire.Failed:
-        (reply,) = self.loop.receive(wire.Pin("pin", token_bytes(list(prompt)), ttl_s, salt))
-        assert isinstance(reply, wire.Pinned | wire.Failed)
+    def pin(self, prompt: Iterable[int], ttl_s: float, salt: str = "") -> cache_messages.Pinned | wire.Failed:
+        (reply,) = self.loop.receive(cache_messages.Pin("pin", token_bytes(list(prompt)), ttl_s, salt))
+        assert isinstance(reply, cache_messages.Pinned | wire.Failed)
         self.loop.check()
         return reply
 
@@ -156,14 +156,16 @@ class Frontend:
         assert isinstance(stats, Stats)
         return stats
 
-    def explain(self, prompt: Iterable[int], salt: str = "", *, contents: bool = True) -> wire.Explained:
-        (explained,) = self.loop.receive(wire.Explain("e", token_bytes(list(prompt)), salt, contents))
-        assert isinstance(explained, wire.Explained)
+    def explain(self, prompt: Iterable[int], salt: str = "", *, contents: bool = True) -> cache_messages.Explained:
+        (explained,) = self.loop.receive(cache_messages.Explain("e", token_bytes(list(prompt)), salt, contents))
+        assert isinstance(explained, cache_messages.Explained)
         return explained
 
-    def match(self, *prompts: Iterable[int], salt: str = "") -> wire.Matched | wire.Failed:
-        (reply,) = self.loop.receive(wire.Match("m", tuple(token_bytes(list(one)) for one in prompts), salt))
-        assert isinstance(reply, wire.Matched | wire.Failed)
+    def match(self, *prompts: Iterable[int], salt: str = "") -> cache_messages.Matched | wire.Failed:
+        (reply,) = self.loop.receive(
+            cache_messages.Match("m", tuple(token_bytes(list(one)) for one in prompts), salt)
+        )
+        assert isinstance(reply, cache_messages.Matched | wire.Failed)
         self.loop.check()
         return reply
 

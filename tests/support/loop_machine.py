@@ -7,7 +7,8 @@ import sys
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from radixkv.wire import Pinned, PromptPin
+from radixkv.cache_messages import Pinned
+from radixkv.wire import PromptPin
 from support.fake_grammars import FakeGrammar
 from support.loop_frontend import Frontend
 

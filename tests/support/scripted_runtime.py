@@ -17,39 +17,41 @@ import httpx
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from radixkv.cache_messages import (
+    CloseSession,
+    Explain,
+    Explained,
+    Flush,
+    Flushed,
+    Invalidate,
+    Invalidated,
+    Match,
+    Matched,
+    Outline,
+    Outlined,
+    Pin,
+    Pinned,
+    SessionClosed,
+    TierMatch,
+    TierOutline,
+    TreeNode,
+)
 from radixkv.frontend.client import RuntimeClient
 from radixkv.stats import DiskStats, HostStats, Stats
 from radixkv.wire import (
     WIRE_VERSION,
     Cancel,
-    CloseSession,
     Done,
     Drain,
-    Explain,
-    Explained,
     Failed,
-    Flush,
-    Flushed,
     FromRuntime,
     GetStats,
-    Invalidate,
-    Invalidated,
-    Match,
-    Matched,
     NewTokens,
-    Outline,
-    Outlined,
-    Pin,
-    Pinned,
     PromptLogprobs,
     Ready,
-    SessionClosed,
     Submit,
-    TierMatch,
-    TierOutline,
     TokenLogprobs,
     Tokens,
-    TreeNode,
     pack_tokens,
 )
 

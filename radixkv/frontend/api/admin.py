@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from radixkv.cache_messages import Flushed
 from radixkv.config import MIN_PRIORITY
 from radixkv.errors import RequestError, UnsupportedFeature
 from radixkv.frontend.client import RuntimeClient
@@ -20,7 +21,7 @@ from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
 from radixkv.sampling import SamplingParams
-from radixkv.wire import Flushed, Submit, pack_tokens
+from radixkv.wire import Submit, pack_tokens
 
 HEALTH_GENERATE_TIMEOUT_S = 20.0
 """After this long without a token ``/health_generate`` answers 503; SGLang's value."""

@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from radixkv.cache_messages import Explained
 from radixkv.compat import Place, refusals
 from radixkv.frontend.cache_prompt import CACHE_PROMPT_CHECKS, CachePromptRequest, encode_prompt
 from radixkv.frontend.client import RuntimeClient
@@ -18,7 +19,6 @@ from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import Explained
 
 
 def add_explain_route(

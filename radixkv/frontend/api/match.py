@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from radixkv.cache_messages import Matched, TierMatch
 from radixkv.compat import Place, refusals
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.cache_prompt import CACHE_PROMPT_CHECKS, CachePromptsRequest, encode_cache_prompts
@@ -18,7 +19,7 @@ from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.served_model import ServedModel
 from radixkv.tree.node import TOKEN_BYTES
-from radixkv.wire import Matched, Ready, TierMatch
+from radixkv.wire import Ready
 
 MAX_MATCHED_TOKENS = 1 << 18
 """Most tokens of several prompts together: with a disk tier the runtime's loop digests all of them at once."""

@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from radixkv.cache_messages import Pinned
 from radixkv.compat import Place, refusals
 from radixkv.frontend.cache_prompt import CACHE_PROMPT_CHECKS, CachePromptRequest, encode_prompt
 from radixkv.frontend.client import RuntimeClient
@@ -17,7 +18,6 @@ from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.served_model import ServedModel
 from radixkv.limits import DEFAULT_TTL_S, parse_ttl
-from radixkv.wire import Pinned
 
 
 class PinRequest(CachePromptRequest, kw_only=True):

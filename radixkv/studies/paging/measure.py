@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
+from radixkv.cache_messages import Flush
 from radixkv.checkpoints import resolve
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError, request_error
@@ -48,7 +49,7 @@ from radixkv.studies.paging.study import ResultLine
 from radixkv.studies.paging.workloads import StudyWorkload
 from radixkv.terminal_progress import shown_download
 from radixkv.tree.node import TOKEN_BYTES
-from radixkv.wire import Done, Failed, Flush, FromRuntime, GetStats, Submit, Tokens
+from radixkv.wire import Done, Failed, FromRuntime, GetStats, Submit, Tokens
 
 MEASURABLE = (RESERVE_MAXIMUM, RESERVE_POWER_OF_TWO, ORACLE, PAGED, RADIX)
 """The schemes that the engine can run."""

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from radixkv import __version__
+from radixkv.cache_messages import Flush, Flushed
 from radixkv.config import MIN_PRIORITY, ServerConfig
 from radixkv.errors import Draining, QueueTimeout
 from radixkv.frontend.http.error_response import error_response
 from radixkv.frontend.served_model import ServedModel
-from radixkv.wire import Flush, Flushed
 from support.running_site import running_site
 from support.scripted_runtime import EOS, FAILS_AT_ONCE, MAX_MODEL_LEN, VOCAB_SIZE, ScriptedLoop, Site
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from radixkv.cache_messages import Explained
 from radixkv.config import ServerConfig
 from radixkv.frontend.api.explain import explanation
 from radixkv.frontend.api.tokenize import MAX_CHARACTERS
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import Explained, pack_tokens
+from radixkv.wire import pack_tokens
 from support.running_site import running_site
 from support.scripted_runtime import EOS, VOCAB_SIZE, ScriptedLoop, Site
 

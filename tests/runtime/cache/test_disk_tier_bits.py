@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from radixkv import wire
+from radixkv import cache_messages
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.runtime.cache.tiers import page_file
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier
@@ -179,12 +179,12 @@ def test_a_flush_empties_the_folder(restarts: Restarts) -> None:
         server.add(40, PROMPTS[40], N_TOKENS)
         server.loop.turn()
         assert server.disk.is_busy, "no fetch is in flight"
-        server.loop.receive(wire.Flush("f"))
+        server.loop.receive(cache_messages.Flush("f"))
         server.run()
         server.finish_copies()
         assert server.outputs[40].n_loaded == 0
         assert server.outputs[40].tokens == restarts.cold.outputs[40].tokens
-        server.loop.receive(wire.Flush("f"))
+        server.loop.receive(cache_messages.Flush("f"))
         assert select.select([server.disk.store], [], [], TIMEOUT_S)[0], "the flush does not finish"
         server.loop.advance()
         assert not select.select([server.disk.store], [], [], 0)[0], "an idle server would turn without end"

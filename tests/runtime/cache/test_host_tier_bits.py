@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from radixkv import wire
+from radixkv import cache_messages, wire
 from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.cache.transfers import Load, Transfers
 from radixkv.runtime.device.copy_threads import CopyThreads
@@ -123,7 +123,7 @@ def test_salts_and_forks(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logi
 def test_an_abort_and_a_flush_during_a_load(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) -> None:
     server = tiered(checkpoint, n_pages=60)
     serve_in_turn(server)
-    for message in (wire.Cancel("10"), wire.Flush("f")):
+    for message in (wire.Cancel("10"), cache_messages.Flush("f")):
         evict_all(server.cache)
         server.add(10, PROMPTS[10], N_TOKENS)
         server.loop.turn()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv import wire
+from radixkv import cache_messages, wire
 from radixkv.runtime.events.log import EventLog
 from radixkv.runtime.events.messages import Event, EventBatch, encode_batch
 from radixkv.tree.digest import chained_xxh3_64, namespace_digest
@@ -84,7 +84,7 @@ def test_evicted_and_invalidated_pages_are_removed_once() -> None:
     assert set(removed.block_hashes) < set(hashes(PROMPT))
     assert len(removed.block_hashes) == len(set(removed.block_hashes)) > 0
     second = list(range(30, 50))
-    front.loop.receive(wire.Invalidate("i", wire.pack_tokens(second)))
+    front.loop.receive(cache_messages.Invalidate("i", wire.pack_tokens(second)))
     (removed,) = decoded(log.take())
     assert removed == BlockRemoved(hashes(second), "GPU")
 
@@ -97,7 +97,7 @@ def test_a_flush_clears_all_blocks_even_of_running_requests() -> None:
     for _ in range(3):
         front.turn()
     log.take()
-    front.loop.receive(wire.Flush("f"))
+    front.loop.receive(cache_messages.Flush("f"))
     assert decoded(log.take()) == [AllBlocksCleared()]
     front.run()
     assert log.take() == [], "the running request's pages are detached"

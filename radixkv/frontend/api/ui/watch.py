@@ -9,12 +9,13 @@ from typing import Any
 
 import msgspec
 
+from radixkv.cache_messages import Outlined, TierOutline, TreeNode
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.sse import EVENT_END, EVENT_START
 from radixkv.frontend.served_model import ServedModel
 from radixkv.stats import Stats
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import Outlined, TierOutline, TreeNode, unpack_tokens
+from radixkv.wire import unpack_tokens
 
 INTERVAL_S = 1.0
 """The runtime is asked at most so often, and each stream has an event so often."""
