@@ -17,7 +17,6 @@ from radixkv.runtime.beam_search import BeamSearch
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.load_cost import LoadCost
 from radixkv.runtime.cache.pins import Pins
-from radixkv.runtime.cache.slot_use import count_slot_use
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier
 from radixkv.runtime.cache.tiers.page_keys import chain as chain_keys
 from radixkv.runtime.cache.tiers.page_keys import namespace_key
@@ -29,6 +28,7 @@ from radixkv.runtime.token_masks import fill_masks
 from radixkv.tree.eviction import open_eviction_policy
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire import TokenLogprobs
+from support.engine_invariants import check_pins, check_requests, check_slot_use
 from support.fake_copier import FakeCopier
 from support.fake_device import (
     FakeDevice,
@@ -163,6 +163,8 @@ class Engine:
         """Every choice, by ``name_of``."""
         self.siblings: dict[str, list[Request]] = {}
         """All choices of a request, by its id."""
+        self.prompts: dict[str, list[int]] = {}
+        """By the id of the request."""
         self.ended: dict[str, Ended] = {}
         self.logprobs: dict[str, list[TokenLogprobs]] = {}
         self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
@@ -210,7 +212,7 @@ class Engine:
             Request(
                 id=request_id,
                 namespace=namespace,
-                tokens=bytearray(token_bytes(prompt)),
+                tokens=bytearray() if choice else bytearray(token_bytes(prompt)),
                 n_prompt=len(prompt),
                 max_tokens=max_tokens,
                 choice=choice,
@@ -241,6 +243,7 @@ class Engine:
         if n_prompt_logprobs is not None:
             self.wants_prompt_logprobs.add(request_id)
         self.siblings[request_id] = choices
+        self.prompts[request_id] = list(prompt)
         self.requests |= {name_of(choice): choice for choice in choices}
         return leader
 
@@ -387,72 +390,12 @@ class Engine:
     def check_invariants(self) -> None:
         """Checks every invariant of scheduler and cache; tells the device which pages are free."""
         self.scheduler.check()
-        self.check_requests()
-        self.check_pins()
-        self.check_slot_use()
-        self.device.free_pages = set(self.free_pages)
-
-    def check_pins(self) -> None:
-        """Checks that pins cover no more than their budgets, and end in time."""
+        live = [request for name, request in self.requests.items() if name not in self.ended]
+        check_requests(self.scheduler, live, self.free_pages)
         self.pins.expire()
-        for cache in (self.cache, self.host):
-            retentions = cache.tree.retentions
-            assert retentions.n_pages <= cache.n_pages // 2
-            for namespace in cache.tree.namespaces():
-                assert retentions.n_pages_of(namespace) <= PIN_BUDGET * cache.n_pages
-
-    def check_slot_use(self) -> None:
-        """Checks the counts of used slots against lists of all slots and of the tokens that each stands for."""
-        running = self.scheduler.running
-        tables = [(request, request.blocks) for request in (*running, *running.releasing)]
-        slots: set[tuple[int, int]] = set()
-        contents: dict[tuple[int, int], object] = {}
-        leased: list[int] = []
-        for request, blocks in tables:
-            tokens = unpack(bytes(request.tokens))
-            leased += blocks.pages[: blocks.n_leased]
-            n_filled = max(request.n_scheduled, blocks.n_leased * self.page_size)
-            pages = [*enumerate(blocks.pages)][blocks.n_freed :]
-            for entry, page in [*pages, *((replaced.entry, replaced.page) for replaced in blocks.replaced)]:
-                for offset in range(self.page_size):
-                    slots.add((page, offset))
-                    position = entry * self.page_size + offset
-                    if position < n_filled:
-                        is_compared = blocks.lease is not None and position < len(tokens)
-                        content = request.namespace, *tokens[: position + 1]
-                        contents[page, offset] = content if is_compared else (page, offset)
-        use = count_slot_use(running.tables(), self.page_size)
-        assert (use.n_slots, use.n_filled) == (len(slots), len(contents))
-        assert use.n_saved == (len(leased) - len(set(leased))) * self.page_size
-        n_duplicate = len(contents) - len(set(contents.values()))
-        assert use.n_duplicate <= n_duplicate
-        if not any(blocks.lease and blocks.lease.detached for _, blocks in tables):
-            assert use.n_duplicate == n_duplicate
-
-    def check_requests(self) -> None:
-        live = [r for name, r in self.requests.items() if name not in self.ended]
-        waiting, running = list(self.scheduler.waiting), list(self.scheduler.running)
-        preempted = [r for r in self.scheduler.running.releasing if r.phase is Phase.PREEMPTED]
-        following = [follower for r in live for follower in r.followers]
-        loading = self.scheduler.loading.requests()
-        assert all(r.phase is Phase.LOADING for r in loading)
-        held = [r for r in live if r.phase is Phase.HELD]
-        assert all(r.candidates is not None and r.block_table is None for r in held)
-        placed = (*waiting, *loading, *running, *preempted, *following, *held)
-        assert sorted(r.serial for r in live) == sorted(r.serial for r in placed)
-        assert all(r.phase is Phase.FOLLOWING for r in following)
-        assert [r.order for r in waiting] == sorted(r.order for r in waiting)
-        releasing = self.scheduler.running.releasing
-        for leader in {r.leader for r in (*running, *releasing) if r.leader is not None}:
-            assert leader in (*running, *releasing), "a fork copies from freed pages"
-        for request in running:
-            blocks = request.block_table
-            assert blocks is not None
-            n_committed = blocks.n_leased * self.page_size
-            assert n_committed <= request.n_known, "more KV is committed than tokens are known"
-            assert request.n_scheduled <= len(blocks.pages) * self.page_size, "scheduled KV has no page"
-            free = set(self.free_pages)
-            assert not free & set(blocks.pages[blocks.n_freed :]), "a live table points at a free page"
+        check_pins((self.cache, self.host), PIN_BUDGET)
+        check_slot_use(self.scheduler.running, self.page_size)
+        self.device.free_pages = set(self.free_pages)
 
     def check_outputs(self) -> None:
         """Checks that tokens, logprobs and prompt logprobs of all ended requests are those of the naive model.
@@ -463,7 +406,7 @@ class Engine:
             request, sampling = self.requests[name], self.requests[name].sampling
             if request.search is not None:
                 continue
-            prompt = unpack(bytes(request.tokens))[: request.n_prompt]
+            prompt = self.prompts[request.id]
             expected = expected_output(
                 request.namespace,
                 prompt,
@@ -488,7 +431,7 @@ class Engine:
         for request_id in self.length_penalties:
             self._check_beams(request_id)
         for request_id, (first, *_) in self.siblings.items():
-            prompt = unpack(bytes(first.tokens))[: first.n_prompt]
+            prompt = self.prompts[request_id]
             prompt_logprobs = (
                 expected_prompt_logprobs(first.namespace, prompt)
                 if request_id in self.wants_prompt_logprobs
@@ -504,7 +447,7 @@ class Engine:
             return
         expected = expected_beams(
             first.namespace,
-            unpack(bytes(first.tokens))[: first.n_prompt],
+            self.prompts[request_id],
             len(choices),
             first.max_tokens,
             sorted(first.stop_token_ids),

@@ -1,0 +1,80 @@
+"""What must hold of scheduler and caches between any two halves of a step, beside their own checks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.slot_use import count_slot_use
+from radixkv.runtime.request import Phase, Request
+from radixkv.runtime.scheduler.running import RunningRequests
+from radixkv.runtime.scheduler.scheduler import Scheduler
+from support.fake_device import unpack
+
+
+def check_pins(caches: Iterable[PageCache], budget: float) -> None:
+    """Checks that pins cover no more than their budgets."""
+    for cache in caches:
+        retentions = cache.tree.retentions
+        assert retentions.n_pages <= cache.n_pages // 2
+        for namespace in cache.tree.namespaces():
+            assert retentions.n_pages_of(namespace) <= budget * cache.n_pages
+
+
+def check_slot_use(running: RunningRequests, page_size: int) -> None:
+    """Checks the counts of used slots against lists of all slots and of the tokens that each stands for."""
+    tables = [(request, request.blocks) for request in (*running, *running.releasing)]
+    slots: set[tuple[int, int]] = set()
+    contents: dict[tuple[int, int], object] = {}
+    leased: list[int] = []
+    for request, blocks in tables:
+        tokens = unpack(bytes(request.tokens))
+        leased += blocks.pages[: blocks.n_leased]
+        n_filled = max(request.n_scheduled, blocks.n_leased * page_size)
+        pages = [*enumerate(blocks.pages)][blocks.n_freed :]
+        for entry, page in [*pages, *((replaced.entry, replaced.page) for replaced in blocks.replaced)]:
+            for offset in range(page_size):
+                slots.add((page, offset))
+                position = entry * page_size + offset
+                if position < n_filled:
+                    is_compared = blocks.lease is not None and position < len(tokens)
+                    content = request.namespace, *tokens[: position + 1]
+                    contents[page, offset] = content if is_compared else (page, offset)
+    use = count_slot_use(running.tables(), page_size)
+    assert (use.n_slots, use.n_filled) == (len(slots), len(contents))
+    assert use.n_saved == (len(leased) - len(set(leased))) * page_size
+    n_duplicate = len(contents) - len(set(contents.values()))
+    assert use.n_duplicate <= n_duplicate
+    if not any(blocks.lease and blocks.lease.detached for _, blocks in tables):
+        assert use.n_duplicate == n_duplicate
+
+
+def check_requests(scheduler: Scheduler, live: Sequence[Request], free_pages: Collection[int]) -> None:
+    """Checks that each live request is in one place, and that its pages are those of its phase.
+
+    Args:
+        scheduler: has the requests.
+        live: all choices that have not ended.
+        free_pages: of the device's pool.
+    """
+    waiting, running = list(scheduler.waiting), list(scheduler.running)
+    releasing = scheduler.running.releasing
+    preempted = [r for r in releasing if r.phase is Phase.PREEMPTED]
+    following = [follower for r in live for follower in r.followers]
+    loading = scheduler.loading.requests()
+    assert all(r.phase is Phase.LOADING for r in loading)
+    held = [r for r in live if r.phase is Phase.HELD]
+    assert all(r.candidates is not None and r.block_table is None for r in held)
+    placed = (*waiting, *loading, *running, *preempted, *following, *held)
+    assert sorted(r.serial for r in live) == sorted(r.serial for r in placed)
+    assert all(r.phase is Phase.FOLLOWING for r in following)
+    assert [r.order for r in waiting] == sorted(r.order for r in waiting)
+    for leader in {r.leader for r in (*running, *releasing) if r.leader is not None}:
+        assert leader in (*running, *releasing), "a fork copies from freed pages"
+    free, page_size = set(free_pages), scheduler.cache.page_size
+    for request in running:
+        blocks = request.block_table
+        assert blocks is not None
+        assert blocks.n_leased * page_size <= request.n_known, "more KV is committed than tokens are known"
+        assert request.n_scheduled <= len(blocks.pages) * page_size, "scheduled KV has no page"
+        assert not free & set(blocks.pages[blocks.n_freed :]), "a live table points at a free page"
