@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 
 import msgspec
 
@@ -122,13 +124,17 @@ def open_request_log(path: str) -> Iterator[Callable[[bytes], object]]:
     Raises:
         ConfigError: the file cannot be opened.
     """
-    is_file = path != STANDARD_ERROR
     try:
-        # Without a buffer each line is one write, so that several writers and log rotation by copies do no harm.
-        stream = open(path if is_file else sys.stderr.fileno(), "ab", buffering=0, closefd=is_file)  # noqa: SIM115
+        if path == STANDARD_ERROR:
+            descriptor = os.dup(sys.stderr.fileno())
+        else:
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise ConfigError(
             f"request_log {shortened(path)} cannot be written: {error.strerror}; choose another --request-log"
         ) from None
-    with stream:
-        yield stream.write
+    try:
+        # Each line is one write, so that several writers and log rotation by copies do no harm.
+        yield partial(os.write, descriptor)
+    finally:
+        os.close(descriptor)

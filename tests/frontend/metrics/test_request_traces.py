@@ -7,16 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-from radixkv.frontend.metrics.traces import RequestTraces
-from support.live import LIMIT_S
-from support.scripted_runtime import DISK, FAILS_AFTER_THREE, HOST, Site
-
-pytest.importorskip("opentelemetry.sdk")
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
+
+from radixkv.frontend.metrics.traces import RequestTraces
+from support.live import LIMIT_S
+from support.scripted_runtime import DISK, FAILS_AFTER_THREE, HOST, Site
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 

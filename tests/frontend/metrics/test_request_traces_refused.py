@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ def test_without_opentelemetry_the_error_says_what_to_install(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("endpoint", ["", "127.0.0.1:4317", "grpc://127.0.0.1:4317", "http://", "http:///v1", 7])
-def test_what_is_no_url_of_http_is_refused(endpoint: object) -> None:
+def test_what_is_no_url_of_http_is_refused(endpoint: Any) -> None:
     assert ServerConfig(otlp_traces_endpoint=ENDPOINT).otlp_traces_endpoint == ENDPOINT
     with pytest.raises(ConfigError, match="otlp_traces_endpoint"):
-        ServerConfig(otlp_traces_endpoint=endpoint)  # type: ignore[arg-type]
+        ServerConfig(otlp_traces_endpoint=endpoint)
