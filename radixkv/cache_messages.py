@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
 
 
@@ -233,3 +235,9 @@ class Pinned(msgspec.Struct, frozen=True, tag=True):
     """Leading tokens of the prompt that are pinned, on the device or in the host tier, whichever has more."""
     seconds_left: float
     """How long all of them stay pinned; 0 if there are none."""
+
+
+CacheCommand: TypeAlias = Flush | Invalidate | CloseSession | Explain | Match | Outline | Pin
+"""What the frontend asks of the cache."""
+CacheReply: TypeAlias = Flushed | Invalidated | SessionClosed | Explained | Matched | Outlined | Pinned
+"""The answer to a ``CacheCommand``, unless it is ``Failed``."""

@@ -22,22 +22,7 @@ from typing import TypeVar
 
 import msgspec
 
-from radixkv.cache_messages import (
-    CloseSession,
-    Explain,
-    Explained,
-    Flush,
-    Flushed,
-    Invalidate,
-    Invalidated,
-    Match,
-    Matched,
-    Outline,
-    Outlined,
-    Pin,
-    Pinned,
-    SessionClosed,
-)
+from radixkv.cache_messages import CacheCommand, CacheReply
 from radixkv.config import EngineConfig
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
@@ -284,24 +269,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """A sign of life: the runtime has sent nothing else for half a second."""
 
 
-ToRuntime = (
-    Hello | Submit | Cancel | Flush | Invalidate | CloseSession | Explain | Match | Outline | Pin | GetStats | Drain
-)
-FromRuntime = (
-    Ready
-    | Tokens
-    | Done
-    | Failed
-    | Flushed
-    | Invalidated
-    | SessionClosed
-    | Explained
-    | Matched
-    | Outlined
-    | Pinned
-    | Stats
-    | Heartbeat
-)
+ToRuntime = Hello | Submit | Cancel | CacheCommand | GetStats | Drain
+FromRuntime = Ready | Tokens | Done | Failed | CacheReply | Stats | Heartbeat
 
 MessageT = TypeVar("MessageT")
 

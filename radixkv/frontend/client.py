@@ -17,6 +17,8 @@ import zmq
 import zmq.asyncio
 
 from radixkv.cache_messages import (
+    CacheCommand,
+    CacheReply,
     CloseSession,
     Explain,
     Explained,
@@ -64,8 +66,8 @@ from radixkv.wire import (
     endpoint,
 )
 
-Reply: TypeAlias = Flushed | Invalidated | SessionClosed | Explained | Matched | Outlined | Pinned | Stats
-ReplyT = TypeVar("ReplyT", Flushed, Invalidated, SessionClosed, Explained, Matched, Outlined, Pinned, Stats)
+Reply: TypeAlias = CacheReply | Stats
+ReplyT = TypeVar("ReplyT", bound=Reply)
 
 MAX_PENDING_BYTES = 1 << 20
 """Limit on the unread output of a stream. A stream above it fails when more arrives."""
@@ -331,11 +333,7 @@ class RuntimeClient:
         self._socket.close()
         self._context.term()
 
-    async def _query(
-        self,
-        query: Flush | Invalidate | CloseSession | Explain | Match | Outline | Pin | GetStats,
-        kind: type[ReplyT],
-    ) -> ReplyT:
+    async def _query(self, query: CacheCommand | GetStats, kind: type[ReplyT]) -> ReplyT:
         """Sends a query and returns its reply.
 
         Raises:
@@ -412,21 +410,12 @@ class RuntimeClient:
             case Failed():
                 if (request := self._remove(message.id)) is not None:
                     request.fail(request_error(message.code, message.text, param=message.param))
-            case (
-                Flushed()
-                | Invalidated()
-                | SessionClosed()
-                | Explained()
-                | Matched()
-                | Outlined()
-                | Pinned()
-                | Stats()
-            ):
+            case Heartbeat() | Ready():
+                pass
+            case _:
                 reply = self._queries.get(message.id)
                 if reply is not None and not reply.done():
                     reply.set_result(message)
-            case Heartbeat() | Ready():
-                pass
 
     def _receiver(self, request_id: str) -> InFlightRequest | None:
         """Returns the request that a message is for; None if it was abandoned or its reader is too slow."""

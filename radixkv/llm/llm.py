@@ -8,7 +8,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from radixkv.cache_messages import Explain, Explained, Flush, Flushed, Invalidate, Invalidated, Pin, Pinned
+from radixkv.cache_messages import (
+    CacheCommand,
+    CacheReply,
+    Explain,
+    Explained,
+    Flush,
+    Flushed,
+    Invalidate,
+    Invalidated,
+    Pin,
+    Pinned,
+)
 from radixkv.checkpoints import resolve, resolve_tokenizer
 from radixkv.compat import attention_backend_name, dtype_name, takes_other_names, write_policy_name
 from radixkv.config import (
@@ -48,7 +59,7 @@ from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import Failed, GetStats, Submit, unpack_tokens
 
-ReplyT = TypeVar("ReplyT", Flushed, Invalidated, Explained, Pinned, Stats)
+ReplyT = TypeVar("ReplyT", bound=CacheReply | Stats)
 
 
 class LLM:
@@ -428,7 +439,7 @@ class LLM:
             raise ConfigError("this LLM was shut down; create a new one")
         return self._loop
 
-    def _ask(self, query: Flush | Invalidate | Explain | Pin | GetStats, kind: type[ReplyT]) -> ReplyT:
+    def _ask(self, query: CacheCommand | GetStats, kind: type[ReplyT]) -> ReplyT:
         """Returns the loop's immediate reply to a query. Raises ``RequestError`` if the loop refuses it."""
         (reply,) = self._open_loop.receive(query)
         if isinstance(reply, Failed):

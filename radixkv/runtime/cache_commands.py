@@ -7,6 +7,8 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from radixkv.cache_messages import (
+    CacheCommand,
+    CacheReply,
     CloseSession,
     Explain,
     Explained,
@@ -74,9 +76,7 @@ class CacheCommands:
         self._compiling = compiling
         self._label_key = os.urandom(16)
 
-    def run(
-        self, message: Flush | Invalidate | CloseSession | Explain | Match | Outline | Pin
-    ) -> Flushed | Invalidated | SessionClosed | Explained | Matched | Outlined | Pinned | Failed:
+    def run(self, message: CacheCommand) -> CacheReply | Failed:
         """Carries out a message; returns its answer.
 
         O(tokens) for ``Explain``, ``Match`` and ``Pin``, O(``MAX_VISITED_NODES``) for ``Outline``, else O(pages).

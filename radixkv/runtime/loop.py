@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic, perf_counter
 
-from radixkv.cache_messages import CloseSession, Explain, Flush, Invalidate, Match, Outline, Pin
+from radixkv.cache_messages import CacheCommand
 from radixkv.config import CacheConfig
 from radixkv.errors import DeviceError, Draining, InvariantError, RequestError, UnsupportedFeature, queue_timeout
 from radixkv.runtime.cache.pins import Pins
@@ -190,20 +190,7 @@ class Loop:
         """Waits until one of ``descriptors`` is readable, at most ``timeout_s``."""
         wait_readable(self.descriptors, timeout_s)
 
-    def receive(
-        self,
-        message: Submit
-        | Cancel
-        | Flush
-        | Invalidate
-        | CloseSession
-        | Explain
-        | Match
-        | Outline
-        | Pin
-        | GetStats
-        | Drain,
-    ) -> list[FromRuntime]:
+    def receive(self, message: Submit | Cancel | CacheCommand | GetStats | Drain) -> list[FromRuntime]:
         """Takes a message; returns its immediate answers.
 
         O(tokens) for ``Submit``, ``Explain``, ``Match`` and ``Pin``.
@@ -213,8 +200,6 @@ class Loop:
                 return self._submit(message)
             case Cancel():
                 return self._cancel(message)
-            case Flush() | Invalidate() | CloseSession() | Explain() | Match() | Outline() | Pin():
-                return [self._cache_commands.run(message)]
             case GetStats():
                 return [
                     make_stats(
@@ -231,6 +216,8 @@ class Loop:
             case Drain():
                 self.is_draining = True
                 return []
+            case _:
+                return [self._cache_commands.run(message)]
 
     @property
     def seconds_for_arrivals(self) -> float:
