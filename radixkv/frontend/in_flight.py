@@ -91,6 +91,14 @@ class EndedRequest(NamedTuple):
     client_left: bool
     """Whether it ended because the client disconnected."""
 
+    @property
+    def cached_tokens(self) -> dict[str, int] | None:
+        """Prompt tokens that were not computed, by the tier that they came from; None as ``done``."""
+        done = self.done
+        if done is None:
+            return None
+        return cached_tokens_details(done.n_cached_tokens, done.n_loaded_tokens, done.n_fetched_tokens)
+
 
 class TokenDelta(msgspec.Struct):
     """New output of one choice since its reader last took any. The reader owns it."""

@@ -22,14 +22,6 @@ STANDARD_ERROR = "-"
 _HASH_BYTES = 8
 
 
-class CachedTokens(msgspec.Struct):
-    """Prompt tokens that were not computed, by the tier that they came from."""
-
-    device: int
-    host: int
-    disk: int
-
-
 class RequestLine(msgspec.Struct):
     """The fields of a line. Times are in seconds, rounded to microseconds."""
 
@@ -40,8 +32,9 @@ class RequestLine(msgspec.Struct):
     route: str
     model: str
     prompt_tokens: int
-    cached_tokens: CachedTokens | None
-    """None if the request failed, or the client left, before the end. As ``queue_s``."""
+    cached_tokens: dict[str, int] | None
+    """By tier: ``device``, ``host`` and ``storage``. None if the request failed, or the client left, before the end.
+    As ``queue_s``."""
     completion_tokens: int
     """Tokens generated, of all choices."""
     queue_s: float | None
@@ -95,13 +88,7 @@ class RequestLog:
             route=ended.arrival.route,
             model=self._model,
             prompt_tokens=len(prompt.tokens) // 4,
-            cached_tokens=None
-            if done is None
-            else CachedTokens(
-                device=done.n_cached_tokens - done.n_loaded_tokens,
-                host=done.n_loaded_tokens - done.n_fetched_tokens,
-                disk=done.n_fetched_tokens,
-            ),
+            cached_tokens=ended.cached_tokens,
             completion_tokens=ended.n_output,
             queue_s=None if done is None else round(done.queue_time_s, 6),
             ttft_s=None if ended.first_token_at is None else round(ended.first_token_at - arrived_at, 6),

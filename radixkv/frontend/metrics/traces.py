@@ -92,10 +92,9 @@ class RequestTraces:
             attributes |= {
                 "gen_ai.latency.time_in_queue": done.queue_time_s,
                 "gen_ai.usage.cache_read.input_tokens": done.n_cached_tokens,
-                "radixkv.cached_tokens.device": done.n_cached_tokens - done.n_loaded_tokens,
-                "radixkv.cached_tokens.host": done.n_loaded_tokens - done.n_fetched_tokens,
-                "radixkv.cached_tokens.disk": done.n_fetched_tokens,
             }
+        for tier, n_tokens in (ended.cached_tokens or {}).items():
+            attributes[f"radixkv.cached_tokens.{tier}"] = n_tokens
         return attributes
 
 

@@ -60,7 +60,7 @@ def test_a_line_has_what_the_reply_has(site: Site, lines: Lines, monkeypatch: py
         "route": "/v1/completions",
         "model": "echo",
         "prompt_tokens": 10,
-        "cached_tokens": {"device": 4, "host": 0, "disk": 1},
+        "cached_tokens": {"device": 4, "host": 0, "storage": 1},
         "completion_tokens": 4,
         "queue_s": 0.25,
         "finish_reason": "length",

@@ -88,7 +88,7 @@ def test_a_request_has_a_span_with_its_phases(site: Site, spans: Spans, monkeypa
         "gen_ai.response.finish_reasons": ("length",),
         "radixkv.cached_tokens.device": 4,
         "radixkv.cached_tokens.host": 0,
-        "radixkv.cached_tokens.disk": 1,
+        "radixkv.cached_tokens.storage": 1,
         "radixkv.priority": 0,
     }
 
