@@ -33,8 +33,8 @@ class RequestLine(msgspec.Struct):
     model: str
     prompt_tokens: int
     cached_tokens: dict[str, int] | None
-    """By tier: ``device``, ``host`` and ``storage``. None if the request failed, or the client left, before the end.
-    As ``queue_s``."""
+    """By tier: ``device``, ``host`` and ``storage``. None, like ``queue_s``, if the request failed, or the client
+    left before the end."""
     completion_tokens: int
     """Tokens generated, of all choices."""
     queue_s: float | None
