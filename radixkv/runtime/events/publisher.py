@@ -108,9 +108,9 @@ class EventPublisher:
             return
         if self._snapshot_clients and time.monotonic() >= self._next_snapshot:
             self._begin_snapshots(take_snapshot())
-        n_left = _MAX_SENDS_PER_TURN
+        share = _MAX_SENDS_PER_TURN // max(1, len(self._replays))
         for client, replay in list(self._replays.items()):
-            n_left -= self._send(self.replay_socket, client, replay, n_left)
+            self._send(self.replay_socket, client, replay, share)
 
     def close(self) -> None:
         """Closes the sockets. What is not sent yet is lost. Call once."""
@@ -156,8 +156,8 @@ class EventPublisher:
         self._snapshot_clients.clear()
         self._next_snapshot = now + SNAPSHOT_INTERVAL_S
 
-    def _send(self, replay_socket: zmq.Socket[bytes], client: bytes, replay: _Replay, n_most: int) -> int:
-        """Sends at most ``n_most`` messages of a replay; returns how many."""
+    def _send(self, replay_socket: zmq.Socket[bytes], client: bytes, replay: _Replay, n_most: int) -> None:
+        """Sends at most ``n_most`` messages of a replay."""
         n_sent = 0
         try:
             while n_sent < n_most and replay.messages:
@@ -171,9 +171,8 @@ class EventPublisher:
         now = time.monotonic()
         if n_sent:
             replay.sent_at = now
-        if not replay.messages or (n_most and now - replay.sent_at > REPLAY_TIMEOUT_S):
+        if not replay.messages or now - replay.sent_at > REPLAY_TIMEOUT_S:
             del self._replays[client]
-        return n_sent
 
 
 def _bind(bound: zmq.Socket[bytes], name: str, endpoint: str) -> None:

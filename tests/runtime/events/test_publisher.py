@@ -201,6 +201,23 @@ def test_a_client_that_does_not_read_stops_neither_the_publisher_nor_others(
     assert numbers[-1] - numbers[0] > len(numbers), "no batch was lost, so this test shows nothing"
 
 
+def test_a_long_replay_holds_back_no_short_one(open_publisher: Open, tmp_path: Path) -> None:
+    publisher = open_publisher(buffer_steps=20_000)
+    for value in range(20_000):
+        publisher.publish(number(value))
+    with (
+        Client(zmq.DEALER, f"ipc://{tmp_path}/replays", RCVHWM=0) as first,
+        Client(zmq.DEALER, f"ipc://{tmp_path}/replays") as second,
+    ):
+        first.ask(number(0))
+        publisher.serve_replays(list)
+        while not first.socket.poll(1):
+            publisher.serve_replays(list)
+        second.ask(number(19_999))
+        assert second.replay(publisher) == [(number(19_999), number(19_999))]
+        assert publisher.is_replaying, "that of the first client is over, too"
+
+
 def test_a_replay_whose_client_leaves_or_never_reads_is_given_up(
     open_publisher: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
