@@ -128,7 +128,9 @@ class ModelRunner:
     def capture(self, sizes: Sequence[int]) -> int:
         """Captures decode graphs over the pool for these numbers of rows, if attention supports graphs. Takes up
         to seconds. Returns the number of graphs."""
-        return self._graphs.capture(sizes, self._attention.variants, self._stage_padding, self._decode)
+        return self._graphs.capture(
+            sizes, self._attention.variants, self._stage_padding, self._warm_up_decode, self._decode
+        )
 
     def capture_piecewise(self, sizes: Sequence[int]) -> int:
         """Captures piecewise graphs over the pool for these numbers of tokens. Takes up to a second. Returns the
@@ -252,6 +254,12 @@ class ModelRunner:
         decode: DecodeStep = self._attention.plan_decode(staged, no_rows, no_rows, bucket=bucket, variant=variant)
         self._staging.send(staged)
         return decode
+
+    def _warm_up_decode(self, step: DecodeStep) -> None:
+        """Enqueues the kernels that ``_decode`` does, those of like layers once."""
+        self._batch.update(step.n_rows)
+        inputs = self._batch.prepare_decode(step.n_rows)
+        self._compute_argmax(self._decoder.run_distinct(inputs, self.pool, self._timed_attention(step, None)))
 
     def _decode(self, step: DecodeStep) -> None:
         """Enqueues what a decode graph captures."""

@@ -73,6 +73,7 @@ class DecodeGraphs:
         sizes: Sequence[int],
         variants: Callable[[int], Sequence[VariantT]],
         prepare: Callable[[int, VariantT], PlanT],
+        warm_up: Callable[[PlanT], None],
         body: Callable[[PlanT], None],
     ) -> int:
         """Captures a graph for each bucket and variant; takes seconds. Returns the number of graphs.
@@ -83,13 +84,15 @@ class DecodeGraphs:
             sizes: the buckets.
             variants: returns a bucket's variants; a bucket without any gets no graph.
             prepare: stages a valid step of a bucket and variant on the device, and returns its plan.
+            warm_up: enqueues each kernel of a planned step at least once. The first call of libraries and compilers
+                does work that cannot be captured.
             body: enqueues a planned step: the same kernels on the same addresses each time.
         """
         begun = time.monotonic()
         for bucket in sorted(sizes, reverse=True):
             for variant in variants(bucket):
                 plan = prepare(bucket, variant)
-                body(plan)  # the first call of libraries and compilers does work that cannot be captured
+                warm_up(plan)
                 self._graphs[bucket, variant] = capture_graph(partial(body, plan), self._stream, self._memory)
         self._buckets = {bucket for bucket, _ in self._graphs}
         logger.info("captured %d decode graphs in %.1f s", len(self._graphs), time.monotonic() - begun)

@@ -70,7 +70,8 @@ class PiecewiseGraphs:
                 partial(self._decoder.run_between_attentions, index, activations, bucket_inputs, pool)
                 for index in range(self._decoder.n_layers - 1)
             ]
-            for piece in pieces:  # the first call of libraries and compilers does work that cannot be captured
+            # The first call of libraries and compilers does work that cannot be captured.
+            for piece in [pieces[0], *(pieces[1 + index] for index in self._decoder.distinct_layers)]:
                 piece()
             self._graphs[bucket] = [capture_graph(piece, self._stream, memory) for piece in pieces]
         n_graphs = sum(map(len, self._graphs.values()))

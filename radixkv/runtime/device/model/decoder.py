@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, is_dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -96,6 +97,11 @@ class Decoder:
         head = self._embedding if config.tied_head else weights.head()
         self._head = operations.linear(LinearWeights(head))
 
+        kinds = list(pairwise(layer.kind for layer in self._layers))
+        self.distinct_layers = [index for index, kind in enumerate(kinds) if kinds.index(kind) == index]
+        """Layers before the last whose attention and ``run_between_attentions`` launch all kernels that those of
+        any layer do."""
+
     @property
     def sinks(self) -> list[Tensor | None]:
         """[layers]: attention's sinks, [heads] each; None for layers without."""
@@ -127,9 +133,26 @@ class Decoder:
             attention: of the step.
             output_tokens: the tokens whose states are returned, [n, hidden]; None for all.
         """
+        return self._run(range(self.n_layers - 1), inputs, pool, attention, output_tokens)
+
+    def run_distinct(self, inputs: TokenInputs, pool: LayerCaches, attention: LayerAttention) -> Tensor:
+        """Runs ``distinct_layers`` and the last layer, so that all kernels of a step are compiled and loaded.
+
+        Takes what ``__call__`` takes. The states that it returns, and K and V that it stores, have no meaning.
+        """
+        return self._run(self.distinct_layers, inputs, pool, attention, None)
+
+    def _run(
+        self,
+        layers: Iterable[int],
+        inputs: TokenInputs,
+        pool: LayerCaches,
+        attention: LayerAttention,
+        output_tokens: OutputTokens | None,
+    ) -> Tensor:
         activations = self.empty_activations(len(inputs.ids))
         self.run_before_first_attention(activations, inputs, pool)
-        for index in range(self.n_layers - 1):
+        for index in layers:
             attention.run(index, activations.q, *pool.layer(index), activations.attention_out)
             self.run_between_attentions(index, activations, inputs, pool)
         return self.run_from_last_attention(activations, pool, attention, output_tokens)
@@ -205,6 +228,8 @@ class _Layer:
     mlp: Mlp
     norms_after: tuple[Norm, Norm] | None
     """Norms of the outputs of attention and MLP, before these are added to the residual stream."""
+    kind: Hashable
+    """Equal for layers that launch the same kernels."""
 
     @classmethod
     def build(
@@ -230,7 +255,18 @@ class _Layer:
             norms_after=None
             if after[0] is None or after[1] is None
             else (operations.norm(after[0]), operations.norm(after[1])),
+            kind=(config.windows[index], scales.k == 1, scales.v == 1, _kind(weights)),
         )
+
+
+def _kind(weights: object) -> Hashable:
+    """Returns types, shapes, dtypes and alignments of all that ``weights`` consists of: kernels depend on these."""
+    if isinstance(weights, Tensor):
+        return weights.shape, weights.dtype, weights.data_ptr() % 16
+    if is_dataclass(weights):
+        return type(weights), *map(_kind, vars(weights).values())
+    assert weights is None or isinstance(weights, int), "weights have tensors, sizes and optional parts"
+    return weights
 
 
 def _mlp(config: DecoderConfig, index: int, weights: LayerWeights, operations: Operations) -> Mlp:
