@@ -13,7 +13,7 @@ from radixkv.config import AttentionBackend, LoadFormat
 from radixkv.runtime.device import machine_cuda
 from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
-from radixkv.runtime.device.attention.cuda.flashinfer import not_compiled
+from radixkv.runtime.device.attention.cuda.flashinfer_modules import not_compiled
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention
 from radixkv.runtime.device.executor_cuda import CudaExecutor
 from radixkv.runtime.device.graphs.decode import decode_buckets

@@ -6,63 +6,35 @@ arguments. ``machine_cuda.PACKAGES`` limits FlashInfer to the releases for which
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
+from radixkv.runtime.device.attention.cuda.flashinfer_modules import FlashInferKernel, load
 from radixkv.runtime.device.attention.cuda.work_items import Fa2Fields
 from radixkv.runtime.device.kv_dtype import FP8, LayerScales
 
-FlashInferKernel = Literal["fa2", "fa3"]
-
 _NHD = 0
 _MASKS = {False: 0, True: 1}
-_NO_ROTATION = (1.0, 1e4, 0, 0)
-"""The last arguments of ``paged_run``: scale and theta of a rotation that is off, and two unused sizes."""
-
-
-def load(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool) -> Any:
-    """Loads FlashInfer's module. Compiling takes minutes where it is not prebuilt.
-
-    With K and V of 8 bits, FA2 converts them to the queries' dtype, and FA3 takes queries of 8 bits.
-    """
-    from flashinfer.prefill import get_batch_prefill_module
-
-    return get_batch_prefill_module(backend, *_module(backend, shape, is_windowed))
-
-
-def not_compiled(shape: AttentionShape, windows: Sequence[int | None], capability: tuple[int, ...]) -> list[str]:
-    """Returns the names of modules that ``load`` would compile for layers with these windows on such a GPU."""
-    from flashinfer.jit import gen_batch_prefill_module
-
-    backend = backend_of(capability)
-    kinds = sorted({window is not None for window in windows})
-    specs = [gen_batch_prefill_module(backend, *_module(backend, shape, is_windowed)) for is_windowed in kinds]
-    return [spec.name for spec in specs if not spec.is_compiled]
-
-
-def backend_of(capability: tuple[int, ...]) -> FlashInferKernel:
-    """Returns the backend of prompts and of large tiles: FA3 on Hopper, which alone supports it, else FA2.
-
-    With K and V of 8 bits FA3 rounds queries and weights of the softmax to 8 bits too. FA2 does not, but converts K
-    and V, for which an 8B model's prompts take twice as long.
-    """
-    return "fa3" if capability == (9, 0) else "fa2"
+_FA2_NOTHING = (None,) * 8
+"""Masks, slopes, prefixes and scales of blocks."""
+_FA3_NOTHING = (None,) * 4
+"""Prefixes, and scales of V's heads."""
+_NO_SCALES = (None,) * 3
+"""Scales of the heads of Q, K and V."""
+_NO_CAP = 0.0
+_NO_ROTATION = (1.0, 1e-4)
+"""Reciprocals of scale and theta of a rotation that is off."""
+_NO_ITEMS = 0
+"""Length of positions within items of a prompt, with a mask that is off."""
 
 
 def fa2_tile(head_dim: int) -> int:
     """Returns the (query, head) pairs of one KV head in a tile of the FA2 kernel."""
     return 64 if head_dim > 128 else 128
-
-
-def _module(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool) -> tuple[Any, ...]:
-    query_dtype = shape.kv_dtype if backend == "fa3" else shape.dtype
-    dim = shape.head_dim
-    return query_dtype, shape.kv_dtype, shape.dtype, torch.int32, dim, dim, 0, is_windowed, False, False
 
 
 @dataclass(frozen=True)
@@ -103,11 +75,12 @@ class PartialResults:
 class FlashInferLaunch:
     """A planned kernel call, with the arguments that are the same for all layers."""
 
+    backend: FlashInferKernel
     module: Any
     workspaces: tuple[Any, ...]
     positions: tuple[Any, ...]
     options: tuple[Any, ...]
-    """From ``maybe_lse`` to ``logits_soft_cap``."""
+    """From ``maybe_lse`` to ``enable_pdl``."""
     scale: float
     """Multiplier of the scores."""
     is_merged: bool
@@ -124,12 +97,14 @@ class FlashInferLaunch:
         """
         value_scale = 1.0 if self.is_merged else scales.v
         takes_scales = q.dtype == FP8
-        factors = (
-            (self.scale, 1.0, scales.k, value_scale) if takes_scales else (self.scale * scales.k, None, None, None)
-        )
-        self.module.paged_run(
-            *self.workspaces, q, k_cache, v_cache, *self.positions, out, *self.options, *factors, *_NO_ROTATION
-        )
+        last: tuple[Any, ...]
+        if takes_scales:
+            last = *_NO_SCALES, self.scale, 1.0, scales.k, value_scale
+        elif self.backend == "fa3":
+            last = *_FA3_NOTHING, _NO_CAP, self.scale * scales.k, 1.0, _NO_ITEMS
+        else:
+            last = *_FA2_NOTHING, _NO_CAP, self.scale * scales.k, *_NO_ROTATION, _NO_ITEMS
+        self.module.paged_run(*self.workspaces, q, k_cache, v_cache, *self.positions, out, *self.options, *last)
         if not takes_scales and value_scale != 1.0:
             out.mul_(value_scale)
 
@@ -201,6 +176,7 @@ class Fa2Kernel:
         )
         workspace = self._unused if results is None else results.workspace
         return FlashInferLaunch(
+            "fa2",
             self._module,
             (workspace, staged, plan),
             positions,
@@ -245,6 +221,7 @@ class Fa3Kernel:
         positions = (staged, staged, self._entries, staged)
         options = (lse, _MASKS[is_causal], *self._options)
         return FlashInferLaunch(
+            "fa3",
             self._module,
             (self._unused, staged, plan),
             positions,
@@ -255,10 +232,8 @@ class Fa3Kernel:
 
 
 def _options(window: int | None) -> tuple[Any, ...]:
-    """Returns ``paged_run``'s arguments from ``layout`` to ``logits_soft_cap``, with custom masks off."""
-    window_left, soft_cap = -1 if window is None else window - 1, 0.0
+    """Returns ``paged_run``'s arguments from ``layout`` to ``enable_pdl``."""
     # FlashInfer 0.6.12's FA2 kernel returns from padding before it waits for the previous kernel, so that the next
     # kernel could overtake both.
     has_early_start = False
-    nothing = (None,) * 6
-    return _NHD, window_left, has_early_start, *nothing, soft_cap
+    return _NHD, -1 if window is None else window - 1, has_early_start

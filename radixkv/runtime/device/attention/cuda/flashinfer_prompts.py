@@ -14,10 +14,10 @@ from radixkv.runtime.device.attention.cuda.fa3_prefill import Fa3Schedule, tile_
 from radixkv.runtime.device.attention.cuda.flashinfer import (
     Fa2Kernel,
     Fa3Kernel,
-    FlashInferKernel,
     FlashInferLaunch,
     fa2_tile,
 )
+from radixkv.runtime.device.attention.cuda.flashinfer_modules import FlashInferKernel
 from radixkv.runtime.device.attention.cuda.prompts import PromptLaunches, PromptRows, causal_tiles
 from radixkv.runtime.device.attention.cuda.sinks import apply_sinks
 from radixkv.runtime.device.attention.cuda.work_items import Fa2Fields

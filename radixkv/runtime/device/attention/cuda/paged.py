@@ -14,13 +14,8 @@ from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, Dec
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.fa3_prefill import tile_queries
 from radixkv.runtime.device.attention.cuda.fa3_shared import Fa3Fields
-from radixkv.runtime.device.attention.cuda.flashinfer import (
-    Fa2Kernel,
-    Fa3Kernel,
-    PartialResults,
-    backend_of,
-    fa2_tile,
-)
+from radixkv.runtime.device.attention.cuda.flashinfer import Fa2Kernel, Fa3Kernel, PartialResults, fa2_tile
+from radixkv.runtime.device.attention.cuda.flashinfer_modules import backend_of
 from radixkv.runtime.device.attention.cuda.flashinfer_prompts import FlashInferPrompts
 from radixkv.runtime.device.attention.cuda.layer_launches import (
     DecodeLaunch,

@@ -1,0 +1,110 @@
+"""Loading of FlashInfer's modules. Those that are built are loaded without FlashInfer's Python package.
+
+The import of that package takes half a second. Names of modules and the folders of built ones are not part of
+FlashInfer's public interface; ``machine_cuda.PACKAGES`` limits FlashInfer to the releases for which both were read.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from radixkv.runtime.device.attention.cuda.base import AttentionShape
+from radixkv.runtime.device.kv_dtype import FP8
+
+FlashInferKernel = Literal["fa2", "fa3"]
+
+_DTYPE_NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", FP8: "e4m3"}
+
+
+def load(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool) -> Any:
+    """Loads the module of a kernel, a ``tvm_ffi.Module``. Compiling takes minutes where it is not built.
+
+    With K and V of 8 bits, FA2 converts them to the queries' dtype, and FA3 takes queries of 8 bits.
+    """
+    built = _built(_name(backend, shape, is_windowed), torch.cuda.get_device_capability())
+    if built is None:
+        return _spec(backend, shape, is_windowed).build_and_load()
+    import tvm_ffi
+
+    return tvm_ffi.load_module(str(built))
+
+
+def not_compiled(shape: AttentionShape, windows: Sequence[int | None], capability: tuple[int, ...]) -> list[str]:
+    """Returns the names of modules that ``load`` would compile for layers with these windows on such a GPU."""
+    backend = backend_of(capability)
+    kinds = sorted({window is not None for window in windows})
+    missing = [kind for kind in kinds if _built(_name(backend, shape, kind), capability) is None]
+    specs = [_spec(backend, shape, kind) for kind in missing]
+    return [spec.name for spec in specs if not spec.is_compiled]
+
+
+def backend_of(capability: tuple[int, ...]) -> FlashInferKernel:
+    """Returns the backend of prompts and of large tiles: FA3 on Hopper, which alone supports it, else FA2.
+
+    With K and V of 8 bits FA3 rounds queries and weights of the softmax to 8 bits too. FA2 does not, but converts K
+    and V, for which an 8B model's prompts take twice as long.
+    """
+    return "fa3" if capability == (9, 0) else "fa2"
+
+
+def _spec(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool) -> Any:
+    from flashinfer.jit import gen_batch_prefill_module
+
+    dim = shape.head_dim
+    return gen_batch_prefill_module(
+        backend,
+        _query_dtype(backend, shape),
+        shape.kv_dtype,
+        shape.dtype,
+        torch.int32,
+        dim,
+        dim,
+        0,
+        is_windowed,
+        False,
+        False,
+    )
+
+
+def _name(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool) -> str:
+    dtypes = _query_dtype(backend, shape), shape.kv_dtype, shape.dtype
+    q, kv, o = (_DTYPE_NAMES[dtype] for dtype in dtypes)
+    dim, suffix = shape.head_dim, "_sm90" if backend == "fa3" else ""
+    return (
+        f"batch_prefill_with_kv_cache_dtype_q_{q}_dtype_kv_{kv}_dtype_o_{o}_dtype_idx_i32_head_dim_qk_{dim}_"
+        f"head_dim_vo_{dim}_posenc_0_use_swa_{is_windowed}_use_logits_cap_False_f16qk_False{suffix}"
+    )
+
+
+def _query_dtype(backend: FlashInferKernel, shape: AttentionShape) -> torch.dtype:
+    return shape.kv_dtype if backend == "fa3" else shape.dtype
+
+
+def _built(name: str, capability: tuple[int, ...]) -> Path | None:
+    """Returns the module's file; None if FlashInfer itself must say whether there is one."""
+    candidates = (folder / name / f"{name}.so" for folder in _module_folders(capability))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _module_folders(capability: tuple[int, ...]) -> list[Path]:
+    """Returns where FlashInfer has prebuilt modules, then where it builds them for such a GPU."""
+    cache = importlib.util.find_spec("flashinfer_jit_cache")
+    package = importlib.util.find_spec("flashinfer")
+    assert package is not None, "checked by machine_cuda"
+    if cache is not None:
+        folders = [Path(folder, "jit_cache") for folder in cache.submodule_search_locations or ()]
+    else:
+        folders = [Path(folder, "data", "aot") for folder in package.submodule_search_locations or ()]
+    architecture = {8: "8{}", 9: "9{}a"}.get(capability[0])
+    if architecture is not None:
+        base = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home(), ".cache", "flashinfer")
+        version = importlib.metadata.version("flashinfer-python")
+        folders.append(base / version / architecture.format(capability[1]) / "cached_ops")
+    return folders
