@@ -93,7 +93,7 @@ def _parser(arguments: Sequence[str]) -> Parser:
     """Returns a parser for ``arguments``; commands of other packages have flags only if ``arguments`` name them."""
     # Imported here, so that Ctrl-C during the imports is handled by main.
     from radixkv.arguments import Parser
-    from radixkv.cli import chat, doctor, explain, generate, serve
+    from radixkv.cli import chat, doctor, explain, generate, serve, top
 
     parser = Parser(
         prog="radixkv",
@@ -103,7 +103,7 @@ def _parser(arguments: Sequence[str]) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"radixkv {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    for command in (serve, chat, generate, explain, doctor):
+    for command in (serve, chat, generate, explain, doctor, top):
         command.add(commands)
     for name, summary, add in (
         ("bench", "measure a server and the effect of its prefix cache", _add_bench),

@@ -1,0 +1,123 @@
+"""Tests of ``radixkv top`` with a fake server, and of its numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixkv.cli import main
+from radixkv.cli.top import Node, TreeResponse, largest_runs, load_text, tier_lines
+from support.fake_openai import FakeServer
+
+TREE: dict[str, Any] = {
+    "model": "llama",
+    "time": 100.0,
+    "page_size": 16,
+    "load": {"running": 3, "waiting": 12, "max_running": 256},
+    "totals": {
+        "prefix_queries": 1000,
+        "prefix_hits": 870,
+        "generation_tokens": 5000,
+        "pages_evicted": 40,
+        "preemptions": 2,
+    },
+    "tiers": {
+        "device": {
+            "capacity": 400,
+            "free": 100,
+            "pages": 200,
+            "nodes": [
+                {"id": 0, "parent": -1, "own_pages": 0, "pages": 200, "age": 0, "namespace": "salt 1"},
+                {"id": 1, "parent": 0, "own_pages": 200, "pages": 200, "age": 5, "starts_with": "You are"},
+                {"id": 2, "parent": 1, "own_pages": 50, "pages": 50, "age": 9, "leases": 2, "is_pinned": True},
+            ],
+        },
+        "host": {"capacity": 1000, "free": 1000, "pages": 0, "nodes": []},
+        "storage": {"pages": 12, "bytes": 3_000_000_000},
+    },
+}
+DOCTOR = {"text": "87% of 1,000 tokens were cached", "misses": [{"text": f"reason {i}"} for i in range(9)]}
+
+
+@pytest.fixture
+def server(fake: FakeServer) -> FakeServer:
+    fake.responses = {"/cache/tree": lambda _: TREE, "/cache/doctor": lambda _: DOCTOR}
+    return fake
+
+
+def test_once(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--once", "--base-url", server.address, "--api-key", "secret"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("llama: 3 of 256 running, 12 waiting, 87.0% of prompt tokens cached")
+    assert [line.split()[0] for line in lines if "█" in line or "░" in line] == ["device", "host"]
+    assert any(line.split() == ["200", "100.0%", "5", "uses", "ago", "'You", "are'"] for line in lines)
+    assert any(line.split() == ["50", "25.0%", "in", "use", "2", "…", "(pinned)"] for line in lines)
+    assert [line.strip() for line in lines if "reason" in line] == [f"reason {i}" for i in range(5)]
+    assert {key for _, _, key in server.requests} == {"Bearer secret"}
+
+
+def test_a_pipe_is_refused(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--base-url", server.address]) == 1
+    assert "give --once" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "inf", "soon"])
+def test_intervals_that_are_none(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["top", f"--interval={interval}"])
+    assert "--interval" in capsys.readouterr().err
+
+
+def test_a_server_without_a_tree(fake: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--once", "--base-url", fake.address]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_rates_are_those_since_the_state_before() -> None:
+    totals = TREE["totals"] | {"prefix_queries": 1200, "prefix_hits": 970, "generation_tokens": 5600}
+    before = msgspec.convert(TREE, TreeResponse)
+    text = load_text(msgspec.convert(TREE | {"time": 102.0, "totals": totals}, TreeResponse), before)
+    assert "80.8% of prompt tokens cached (50.0% now), 300 tokens/s" in text
+
+
+def test_rates_of_a_server_that_was_started_again_are_left_out() -> None:
+    totals = dict.fromkeys(TREE["totals"], 0)
+    before = msgspec.convert(TREE, TreeResponse)
+    text = load_text(msgspec.convert(TREE | {"time": 102.0, "totals": totals}, TreeResponse), before)
+    assert text.startswith("3 of 256 running, 12 waiting, - of prompt tokens cached, 0 pages evicted")
+
+
+def test_bars_show_used_pages() -> None:
+    device, host, storage = tier_lines(msgspec.convert(TREE, TreeResponse).tiers)
+    assert (device.count("█"), host.count("█")) == (22, 0)
+    assert "75.0% of 400 pages used, 200 cached" in device
+    assert storage == "storage  12 pages, 3.00 GB"
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[Node]:
+    """Nodes with parents before children, each with the pages of all below it."""
+    parents = [draw(st.integers(-1, index - 1)) for index in range(draw(st.integers(0, 20)))]
+    pages = [draw(st.integers(0, 3)) for _ in parents]
+    for index in reversed(range(len(parents))):
+        if parents[index] >= 0:
+            pages[parents[index]] += pages[index]
+    return [Node(parent, 0, n_pages) for parent, n_pages in zip(parents, pages, strict=True)]
+
+
+@given(trees(), st.integers(1, 25))
+def test_the_largest_runs_stand_below_their_parents(nodes: list[Node], most: int) -> None:
+    lines = largest_runs(nodes, most)
+    assert len(lines) == min(most, len(nodes))
+    shown = [next(i for i, node in enumerate(nodes) if node is line) for _, line in lines]
+    left = [node.pages for i, node in enumerate(nodes) if i not in shown]
+    assert min((node.pages for _, node in lines), default=0) >= max(left, default=0)
+    path: list[int] = []
+    for (depth, node), index in zip(lines, shown, strict=True):
+        del path[depth:]
+        assert node.parent == (path[-1] if path else -1)
+        path.append(index)
