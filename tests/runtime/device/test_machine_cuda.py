@@ -201,7 +201,7 @@ def test_triton_computes_prompts_where_flashinfer_cannot_be_had(
     """One line says why, and what to install. FlashInfer is not imported where nothing can be built."""
     assert chosen(changes, missing) == "triton"
     (line,) = caplog.messages
-    assert re.search(f"prompts .*slower.*{reason}.* for full speed", line)
+    assert re.search(f"prompts .*times as long.*{reason}.* for full speed", line)
     assert "\n" not in line
     with pytest.raises(
         ConfigError, match=f"attention_backend is flashinfer.*{reason}.*attention_backend to triton"
