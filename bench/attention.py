@@ -19,9 +19,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from result_lines import add_gpu_flags, report, script_parser
+from torch import Tensor
 
 from gpu import gpu_provenance
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
+from radixkv.runtime.device.attention.cuda.decode_plan import DecodeStep
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention, PromptKernel
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharingCosts
@@ -112,6 +114,43 @@ def prompt_cases() -> list[Case]:
     ]
 
 
+def attention_over(
+    shape: AttentionShape,
+    tables: Tensor,
+    *,
+    kernel: PromptKernel | None = None,
+    costs: SharingCosts | None = None,
+    shared_kernel: SharedKernel | None = None,
+) -> tuple[PagedAttention, Staging]:
+    """Builds attention of one layer over block tables, [rows + 1, width] int32; the last row is for padding."""
+    layout, device = StagingLayout(), torch.device("cuda")
+    attention = PagedAttention(
+        shape,
+        [None],
+        max_rows=len(tables) - 1,
+        layout=layout,
+        device=device,
+        costs=costs,
+        prompt_kernel=kernel,
+        shared_kernel=shared_kernel,
+    )
+    staging = Staging(layout, device)
+    attention.connect(staging, tables)
+    torch.cuda.synchronize()
+    return attention, staging
+
+
+def planned(
+    attention: PagedAttention, staging: Staging, lengths: Sequence[int], runs: Sequence[SharedRun] = ()
+) -> DecodeStep:
+    """Plans decode rows of these lengths in the variant that the planner chooses, and sends the plan."""
+    staged, n_rows = staging.stage(), len(lengths)
+    slots = np.arange(n_rows, dtype=np.int32)
+    step = attention.plan_decode(staged, slots, np.array(lengths, dtype=np.int32), runs, n_rows)
+    staging.send(staged)
+    return step
+
+
 class LayerBench:
     """One layer with random K and V."""
 
@@ -132,18 +171,6 @@ class LayerBench:
     ) -> tuple[PagedAttention, Staging, list[SharedRun]]:
         """Builds attention with block tables for the case, over scattered pages."""
         size, n_rows = self.shape.page_size, len(case.lengths)
-        layout, device = StagingLayout(), torch.device("cuda")
-        attention = PagedAttention(
-            self.shape,
-            [None],
-            max_rows=n_rows,
-            layout=layout,
-            device=device,
-            costs=costs,
-            prompt_kernel=kernel,
-            shared_kernel=shared_kernel,
-        )
-        staging = Staging(layout, device)
         free = np.random.default_rng(0).permutation(self.n_pages).astype(np.int32)
         width = -(-max(case.lengths) // size)
         tables = np.full((n_rows + 1, width), self.n_pages, np.int32)
@@ -157,8 +184,9 @@ class LayerBench:
             begin, end = first // size, (first + n_tokens) // size
             tables[list(rows), begin:end] = tables[rows[0], begin:end]
             runs.append(SharedRun(tuple(rows), begin, end - begin))
-        attention.connect(staging, torch.from_numpy(tables).cuda())
-        torch.cuda.synchronize()
+        attention, staging = attention_over(
+            self.shape, torch.from_numpy(tables).cuda(), kernel=kernel, costs=costs, shared_kernel=shared_kernel
+        )
         return attention, staging, runs
 
     def time(self, body: Callable[[], None]) -> float:
@@ -174,11 +202,8 @@ class LayerBench:
     def decode_layer(self, case: Case) -> Callable[[], None]:
         """Returns what enqueues a decode case in the variant that the planner chooses."""
         attention, staging, runs = self.attention(case)
-        n_rows = len(case.lengths)
-        q = torch.randn(n_rows, self.shape.n_heads, self.shape.head_dim, device="cuda").to(self.shape.dtype)
-        staged, lengths = staging.stage(), np.array(case.lengths, dtype=np.int32)
-        step = attention.plan_decode(staged, np.arange(n_rows, dtype=np.int32), lengths, runs, n_rows)
-        staging.send(staged)
+        step = planned(attention, staging, case.lengths, runs)
+        q = torch.randn(step.n_rows, self.shape.n_heads, self.shape.head_dim, device="cuda").to(self.shape.dtype)
         return partial(attention.step(step, None).run, 0, q, self.k, self.v, torch.empty_like(q))
 
     def decode(self, case: Case) -> dict[str, object]:
