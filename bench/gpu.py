@@ -15,7 +15,7 @@ import torch
 
 from radixkv.bench.environment import environment
 
-PACKAGES = ("triton", "flashinfer-python", "transformers")
+PACKAGES = ("triton", "flashinfer-python", "cuda-bindings", "transformers")
 QUERY = ("nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "250")
 
 
