@@ -281,7 +281,7 @@ def _draw_page_sizes(lines: Sequence[ResultLine], caption: str) -> Figure:
 
 def _draw_throughput(lines: Sequence[ResultLine]) -> Figure:
     lengths = sorted({line["length"] for line in lines})
-    figure = new_figure(5.6 * len(lengths), 4.6)
+    figure = new_figure(max(5.6 * len(lengths), 9.4), 4.6)  # the title needs as much
     panels = figure.subplots(1, len(lengths), squeeze=False)[0]
     for axes, length in zip(panels, lengths, strict=True):
         style(axes, title=f"{length:,} tokens a sequence", x_title="batch size (sequences at once)")
