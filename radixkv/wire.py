@@ -28,7 +28,7 @@ from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
 from radixkv.stats import Stats
 
-WIRE_VERSION = 15
+WIRE_VERSION = 16
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -38,7 +38,10 @@ MAX_SOCKET_PATH_BYTES = 107
 
 SOCKET_NAME = "runtime.sock"
 LOCK_NAME = "runtime.lock"
-"""A file beside the socket; the runtime locks it before it binds."""
+"""A file beside the socket; the runtime locks it before it binds.
+
+It holds the number of the next batch of cache events, in 8 bytes, big-endian; nothing before the first batch.
+"""
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -50,6 +53,8 @@ class Start(msgspec.Struct, frozen=True):
     socket_path: str
     tokenizer_folder: str = ""
     """Path of the folder with the tokenizer; empty: ``folder``."""
+    first_event_number: int = 0
+    """Number of the first batch of cache events. Above 0: a runtime before this one has published those before."""
 
 
 class Fatal(msgspec.Struct, frozen=True):

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 import zmq
 
-from radixkv.config import KVEventsConfig
 from radixkv.errors import ConfigError, RadixKVError, RequestError, WireError
 from radixkv.runtime.events.publisher import EventPublisher
 from radixkv.stats import Stats
@@ -118,7 +117,7 @@ def _preflight(start: Start) -> None:
     logging.disable()  # the serving process logs the same again
     machine = look_at_machine(start.engine.model.device)
     resolve_config(start.engine, resolve(start.folder, load_format="dummy"), machine)
-    with _publisher(start.engine.kv_events):
+    with _publisher(start):
         pass  # the endpoints are free
 
 
@@ -139,7 +138,7 @@ def _remove_socket(socket_path: Path) -> None:
 
 def _serve(start: Start) -> None:
     socket_path = Path(start.socket_path)
-    with _lock(socket_path), _bind(socket_path) as socket, _publisher(start.engine.kv_events) as publisher:
+    with _lock(socket_path) as lock, _bind(socket_path) as socket, _publisher(start, lock) as publisher:
         # Started only with the lock held: the thread removes the socket, which might be another runtime's.
         threading.Thread(target=_exit_with_frontend, args=(socket_path,), daemon=True).start()
         # Imported here because it takes seconds: a taken lock or a vanished frontend is noticed before.
@@ -180,12 +179,20 @@ def _serve(start: Start) -> None:
 
 
 @contextlib.contextmanager
-def _publisher(config: KVEventsConfig | None) -> Iterator[EventPublisher | None]:
-    """Binds the endpoints of cache events, before the model is loaded. Raises ``ConfigError`` if one is taken."""
-    if config is None:
+def _publisher(start: Start, lock: BinaryIO | None = None) -> Iterator[EventPublisher | None]:
+    """Binds the endpoints of cache events, before the model is loaded. Raises ``ConfigError`` if one is taken.
+
+    The lock's file gets the number of the next batch, which the frontend reads there when this process is dead.
+    """
+    if start.engine.kv_events is None:
         yield None
         return
-    publisher = EventPublisher(config)
+
+    def keep_number(number: int) -> None:
+        if lock is not None:
+            os.pwrite(lock.fileno(), number.to_bytes(8, "big"), 0)
+
+    publisher = EventPublisher(start.engine.kv_events, start.first_event_number, keep_number)
     try:
         yield publisher
     finally:
@@ -193,8 +200,10 @@ def _publisher(config: KVEventsConfig | None) -> Iterator[EventPublisher | None]
 
 
 @contextlib.contextmanager
-def _lock(socket_path: Path) -> Iterator[None]:
+def _lock(socket_path: Path) -> Iterator[BinaryIO]:
     """Locks the socket's path: a second runtime's ZeroMQ bind would succeed and take the traffic.
+
+    Yields the lock's file, which is empty.
 
     Raises:
         ConfigError: another runtime has the lock, other users may open the folder, or it has other files under the
@@ -212,7 +221,7 @@ def _lock(socket_path: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"another runtime already serves {socket_path}; use another path") from None
-        yield
+        yield lock
 
 
 def _check_kind(path: Path, kind: int) -> None:

@@ -19,12 +19,15 @@ class KVEvents:
 
     Args:
         log: of the loop's tiers.
-        publisher: has published nothing yet.
+        publisher: has published nothing yet. If its first number is not 0, an earlier runtime has published: then
+            the first batch says that what that one had is gone.
     """
 
     def __init__(self, log: EventLog, publisher: EventPublisher) -> None:
         self._log = log
         self._publisher = publisher
+        if publisher.next_number:
+            publisher.publish(encode_batch(EventBatch(time.time(), [AllBlocksCleared()])))
 
     @property
     def replay_socket(self) -> zmq.Socket[bytes] | None:

@@ -49,14 +49,22 @@ class EventPublisher:
 
     Args:
         config: the endpoints, which the publisher binds.
+        first_number: number of the first batch.
+        keep_number: called before each batch is sent, with the number after it.
 
     Raises:
         ConfigError: an endpoint is taken, or cannot be bound.
     """
 
-    def __init__(self, config: KVEventsConfig) -> None:
-        self.next_number = 0
+    def __init__(
+        self,
+        config: KVEventsConfig,
+        first_number: int = 0,
+        keep_number: Callable[[int], None] | None = None,
+    ) -> None:
+        self.next_number = first_number
         """Number of the next batch."""
+        self._keep_number = keep_number
         self.replay_socket: zmq.Socket[bytes] | None = None
         """Readable when a replay is asked for; None without an endpoint for replays."""
         self._topic = config.topic.encode()
@@ -91,9 +99,11 @@ class EventPublisher:
     def publish(self, batch: bytes) -> None:
         """Publishes a batch. O(size)."""
         number = self.next_number.to_bytes(8, "big")
+        self.next_number += 1
+        if self._keep_number is not None:
+            self._keep_number(self.next_number)  # before it is sent, so that a number never comes twice
         self._publishing.send_multipart((self._topic, number, batch), zmq.NOBLOCK)
         self._buffer.append(batch)
-        self.next_number += 1
 
     def serve_replays(self, take_snapshot: Callable[[], list[bytes]]) -> None:
         """Takes requests for replays, and goes on with those in progress. O(1) if there are none.
