@@ -349,6 +349,8 @@ class ServerConfig:
     """A file to which each request that ends adds a line, or ``-`` for standard error; None: there are no lines."""
     otlp_traces_endpoint: str | None = None
     """URL of a collector that gets traces of requests, as OTLP over HTTP; None: there are no traces."""
+    restart_runtime: bool = False
+    """Whether a runtime process that dies or hangs is started again; otherwise the server ends."""
 
     def __post_init__(self) -> None:
         _check_at_most(65535, "65535", "port", self.port)
@@ -358,6 +360,7 @@ class ServerConfig:
         if self.explain_contents is not None:
             _check_bool("explain_contents", self.explain_contents)
         _check_bool("keep_nonces", self.keep_nonces)
+        _check_bool("restart_runtime", self.restart_runtime)
         _check_priority_range(self.priority_range)
         _check_text("served_model_name", self.served_model_name, "a name")
         _check_text("chat_template", self.chat_template, "a file")

@@ -157,6 +157,13 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         help="seconds without a sign of life after which the runtime process counts as hung (default: %(default)s)",
     )
     http.add_argument(
+        "--restart-runtime",
+        action="store_true",
+        help="start the runtime process again when it dies or hangs: requests in flight fail, and new ones get a "
+        "503 until it is ready; the server ends when it dies after 5 restarts without 10 minutes of service "
+        "(default: the server ends at once)",
+    )
+    http.add_argument(
         "--max-body-bytes",
         type=whole_number,
         default=defaults.max_body_bytes,
@@ -200,6 +207,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
             port=args.port,
             served_model_name=args.served_model_name,
             heartbeat_timeout_s=args.heartbeat_timeout,
+            restart_runtime=args.restart_runtime,
             max_body_bytes=args.max_body_bytes,
             api_key=_api_key(args),
             explain_contents=args.explain_contents,

@@ -132,19 +132,16 @@ class RequestGroup:
 class RuntimeClient:
     """Sends requests to the runtime and distributes its output. Created and used inside one event loop.
 
+    ``connect`` and ``handshake`` connect it to a runtime, and after ``fail`` to another one.
+
     Args:
-        socket_path: the runtime's Unix socket.
         metrics: records latencies and finish reasons.
         shows_contents: False leaves out what would show what other clients have sent: of misses everything but
             whole pages of their own salt, and of all counts of cached tokens those that were copied from a part of
             a page.
-
-    Raises:
-        ConfigError: the socket's path is too long.
     """
 
-    def __init__(self, socket_path: str, metrics: RequestMetrics, *, shows_contents: bool = True) -> None:
-        address = endpoint(socket_path)
+    def __init__(self, metrics: RequestMetrics, *, shows_contents: bool = True) -> None:
         self.metrics = metrics
         """Records latencies and finish reasons."""
         self.misses = MissCounts()
@@ -152,14 +149,8 @@ class RuntimeClient:
         self._recent_misses = MissCounts()
         self._shows_contents = shows_contents
         self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        # No high-water mark: a send never blocks or drops. The output of the requests that the runtime admitted is
-        # the bound of what can pile up.
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        self._socket.connect(address)
+        self._socket: zmq.asyncio.Socket | None = None
+        """That of the present runtime."""
         self._requests: dict[str, InFlightRequest] = {}
         self._queries: dict[str, asyncio.Future[Reply]] = {}
         self._idle = asyncio.Event()
@@ -172,12 +163,33 @@ class RuntimeClient:
         self.on_end: list[Callable[[EndedRequest], None]] = []
         """Called at the end of each request that a client sent."""
         self._failure: RequestError | None = None
+        """The error that refuses everything, since the runtime ended or is about to."""
+        self.n_restarts = 0
+        """How often another runtime has taken the place of one that had died."""
         self.n_frames = 0
         """Frames received; grows while the runtime is alive."""
         self._n_frames_dropped = 0
 
+    async def connect(self, socket_path: str) -> None:
+        """Connects to the runtime behind a Unix socket, instead of the one before. It may bind the socket later.
+
+        Raises:
+            ConfigError: the socket's path is too long.
+        """
+        address = endpoint(socket_path)
+        await self._disconnect()
+        self._socket = self._context.socket(zmq.DEALER)
+        # No high-water mark: a send never blocks or drops. The output of the requests that the runtime admitted is
+        # the bound of what can pile up.
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        self._socket.connect(address)
+
     async def handshake(self) -> Ready:
         """Waits until the runtime has loaded its model. Raises ``WireError`` for another version."""
+        assert self._socket is not None, "connect comes first"
         self._send(Hello(version=WIRE_VERSION))
         message = decode_from_runtime((await self._socket.recv_multipart())[0])
         if not isinstance(message, Ready):
@@ -187,7 +199,7 @@ class RuntimeClient:
                 f"the runtime speaks wire version {message.version} and the frontend {WIRE_VERSION}; "
                 "both must come from the same installation"
             )
-        self._receiving = asyncio.create_task(self._receive())
+        self._receiving = asyncio.create_task(self._receive(self._socket))
         return message
 
     @property
@@ -279,9 +291,9 @@ class RuntimeClient:
             stats, frames_dropped_total=n_dropped, prefix_hits_total=n_hits, prefix_hits_copied_total=n_copied
         )
 
-    def fail(self, error: RequestError) -> None:
-        """Ends everything in flight with ``error``, and refuses later requests with it."""
-        self.refusal = self._failure = error
+    def fail(self, error: RequestError, refusal: RequestError | None = None) -> None:
+        """Ends everything in flight with ``error``; ``refusal``, or the same error, refuses what comes later."""
+        self.refusal = self._failure = refusal or error
         for request in self._requests.values():
             self.cancel(request)
             request.fail(error)
@@ -290,6 +302,13 @@ class RuntimeClient:
                 reply.set_exception(error)
         self._requests.clear()
         self._idle.set()
+
+    def resume(self) -> None:
+        """Accepts requests again, after ``fail``, for the runtime that has shaken hands since."""
+        if self.refusal is self._failure:  # else the server shuts down meanwhile
+            self.refusal = None
+        self._failure = None
+        self.n_restarts += 1
 
     def send_requests(self, requests: Sequence[InFlightRequest]) -> None:
         """Sends all prompts or none; the requests then receive tokens."""
@@ -325,13 +344,20 @@ class RuntimeClient:
     async def close(self) -> None:
         """Fails everything in flight, then ends the receiving task and closes the socket."""
         self.fail(self._failure or Draining("the server shut down before the answer was complete"))
+        await self._disconnect()
+        self._context.term()
+
+    async def _disconnect(self) -> None:
+        """Ends the receiving task and closes the socket, if there are any."""
         if self._receiving is not None:
             self._receiving.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._receiving
+            self._receiving = None
         self._flush_outgoing()
-        self._socket.close()
-        self._context.term()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
     async def _query(self, query: CacheCommand | GetStats, kind: type[ReplyT]) -> ReplyT:
         """Sends a query and returns its reply.
@@ -368,15 +394,16 @@ class RuntimeClient:
     def _flush_outgoing(self) -> None:
         frames, self._outgoing = self._outgoing, []
         for frame in frames:
+            assert self._socket is not None, "connect comes first"
             self._socket.send(frame, zmq.NOBLOCK)
 
-    async def _receive(self) -> None:
+    async def _receive(self, socket: zmq.asyncio.Socket) -> None:
         while True:
             n_bytes = 0
             while n_bytes < MAX_BYTES_PER_TURN:
                 # Frames that have already arrived need no turn of the loop and are applied before any reader wakes.
                 # So a request's last tokens and its end form one delta, as does the backlog of a slow reader.
-                frames = await self._socket.recv_multipart()
+                frames = await socket.recv_multipart()
                 n_bytes += sum(map(len, frames))
                 self.n_frames += len(frames)
                 for frame in frames:

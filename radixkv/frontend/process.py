@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import functools
 import gc
 import os
 import signal
@@ -22,6 +24,7 @@ from radixkv.config import EngineConfig, ServerConfig
 from radixkv.errors import ConfigError, Draining, RuntimeDied
 from radixkv.frontend.api.server_info import public_settings
 from radixkv.frontend.app import build_app
+from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.file_limit import raise_file_limit
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.connection import Connection
@@ -32,11 +35,13 @@ from radixkv.frontend.metrics.request_log import RequestLog, open_request_log
 from radixkv.frontend.metrics.traces import RequestTraces, open_provider
 from radixkv.frontend.runtime_process import RuntimeProcess, preflight
 from radixkv.frontend.served_model import ServedModel
+from radixkv.frontend.supervisor import Supervisor
 from radixkv.generation.nonces import NonceFilter
 from radixkv.generation.parsers.answer_format import AnswerFormat
 from radixkv.terminal_progress import Progress
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire import Ready
 
 SLOW_READER_TIMEOUT_MS = 30_000
 """How long a client may read nothing before the kernel closes its connection."""
@@ -52,12 +57,12 @@ GC_THRESHOLD = 20_000
 Requests leave almost no cycles. At Python's default of 700 the collector took 5% of the time and more.
 """
 DEATH_NOTICE_PERIOD_S = 2.0
-"""How long ``/health`` answers 503 after the runtime died, before the server exits."""
+"""How long ``/health`` answers 503 after the runtime died for good, before the server exits."""
 _END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def serve(engine: EngineConfig, server: ServerConfig) -> int:
-    """Serves until a signal or the runtime's death; returns the process's exit code.
+    """Serves until a signal or the runtime's death, if it is not started again; returns the process's exit code.
 
     A signal before the server is ready ends the process with 128 plus the signal's number.
 
@@ -162,53 +167,58 @@ async def _serve(
     signals = _Signals()
     signals.install()
     metrics = Metrics()
-    starting = asyncio.create_task(_start(engine, server, metrics, signals))
-    signalled = asyncio.create_task(signals.first.wait())
-    await asyncio.wait({starting, signalled}, return_when=asyncio.FIRST_COMPLETED)
-    signalled.cancel()
-    if not starting.done():
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        log_line(f"{signals.first_number.name} ended the start")
-        # A thread may wait for the hub without end, and the interpreter would wait for the thread.
-        os._exit(128 + signals.first_number)
-    runtime, served_model = starting.result()
-    runtime.client.on_end += [open_report(served_model.name) for open_report in reports]
+    client = RuntimeClient(metrics, shows_contents=server.may_explain_contents)
     try:
-        body_reader = BodyReader(server.max_body_bytes, log=log_line)
-        app = build_app(
-            runtime.client,
-            served_model,
-            metrics,
-            body_reader,
-            api_key=server.api_key,
-            allowed_origins=server.allowed_origins,
-            metrics_compat=server.metrics_compat,
-            explain_contents=server.may_explain_contents,
-            settings=public_settings(engine, server),
-        )
-        async with _logging_stats(runtime, served_model, metrics, server.stats_interval_s):
-            return await _serve_until_end(
-                runtime, served_model, body_reader, _uvicorn(app), listener, server.heartbeat_timeout_s, signals
+        starting = asyncio.create_task(_start(engine, server, client, signals))
+        signalled = asyncio.create_task(signals.first.wait())
+        await asyncio.wait({starting, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        signalled.cancel()
+        if not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            log_line(f"{signals.first_number.name} ended the start")
+            # A thread may wait for the hub without end, and the interpreter would wait for the thread.
+            os._exit(128 + signals.first_number)
+        supervisor, served_model = starting.result()
+        client.on_end += [open_report(served_model.name) for open_report in reports]
+        try:
+            body_reader = BodyReader(server.max_body_bytes, log=log_line)
+            app = build_app(
+                client,
+                served_model,
+                metrics,
+                body_reader,
+                api_key=server.api_key,
+                allowed_origins=server.allowed_origins,
+                metrics_compat=server.metrics_compat,
+                explain_contents=server.may_explain_contents,
+                settings=public_settings(engine, server),
             )
+            async with _logging_stats(client, served_model, metrics, server.stats_interval_s):
+                return await _serve_until_end(
+                    supervisor,
+                    client,
+                    served_model,
+                    body_reader,
+                    _uvicorn(app),
+                    listener,
+                    server.heartbeat_timeout_s,
+                    signals,
+                )
+        finally:
+            await supervisor.stop()
     finally:
-        await runtime.stop()
+        await client.close()
 
 
 async def _start(
-    engine: EngineConfig, server: ServerConfig, metrics: Metrics, signals: _Signals
-) -> tuple[RuntimeProcess, ServedModel]:
+    engine: EngineConfig, server: ServerConfig, client: RuntimeClient, signals: _Signals
+) -> tuple[Supervisor, ServedModel]:
     """Gets the model and starts the runtime with it. If cancelled, leaves no process and no folder."""
     checkpoint, texts_folder, template = await _get_model(engine, server.chat_template)
     with Progress(f"loading {checkpoint.folder}", is_log=True):
         starting = asyncio.create_task(
-            RuntimeProcess.start(
-                engine,
-                checkpoint.folder,
-                metrics,
-                tokenizer_folder=texts_folder,
-                shows_contents=server.may_explain_contents,
-            )
+            RuntimeProcess.start(engine, checkpoint.folder, client, tokenizer_folder=texts_folder)
         )
         try:
             # The tokenizers package holds the GIL while it reads a file: seconds for millions of tokens.
@@ -238,7 +248,22 @@ async def _start(
         pins_prompts=engine.cache.enable_prefix_caching and engine.cache.pin_budget > 0,
         nonce_filter=None if server.keep_nonces else NonceFilter(),
     )
-    return runtime, served_model
+    start_again = functools.partial(
+        RuntimeProcess.start,
+        _with_pool_of(runtime.ready, engine),
+        checkpoint.folder,
+        client,
+        tokenizer_folder=texts_folder,
+    )
+    return Supervisor(runtime, client, start_again, restarts=server.restart_runtime), served_model
+
+
+def _with_pool_of(ready: Ready, engine: EngineConfig) -> EngineConfig:
+    """Returns the settings with the size of a pool that was measured: another runtime might measure another one."""
+    cache = dataclasses.replace(
+        engine.cache, max_total_tokens=ready.n_pages * ready.page_size, kv_cache_memory_bytes=None
+    )
+    return dataclasses.replace(engine, cache=cache)
 
 
 async def _get_model(
@@ -287,14 +312,14 @@ def _uvicorn(app: ASGIApp) -> uvicorn.Server:
 
 @contextlib.asynccontextmanager
 async def _logging_stats(
-    runtime: RuntimeProcess, served_model: ServedModel, metrics: Metrics, interval_s: float | None
+    client: RuntimeClient, served_model: ServedModel, metrics: Metrics, interval_s: float | None
 ) -> AsyncIterator[None]:
     """Logs statistics every ``interval_s`` seconds inside the context, and cache misses; nothing if it is None."""
     if interval_s is None:
         yield
         return
-    stats_log = StatsLog(runtime.client, interval_s, metrics.set_stats_delta)
-    miss_log = MissLog(runtime.client, served_model.tokenizer)
+    stats_log = StatsLog(client, interval_s, metrics.set_stats_delta)
+    miss_log = MissLog(client, served_model.tokenizer)
     logging = [asyncio.create_task(stats_log.run()), asyncio.create_task(miss_log.run())]
     try:
         yield
@@ -313,7 +338,8 @@ def _load_tokenizer(folder: Path) -> tuple[Tokenizer | None, int | None]:
 
 
 async def _serve_until_end(
-    runtime: RuntimeProcess,
+    supervisor: Supervisor,
+    client: RuntimeClient,
     served_model: ServedModel,
     body_reader: BodyReader,
     http: uvicorn.Server,
@@ -321,8 +347,8 @@ async def _serve_until_end(
     heartbeat_timeout_s: float,
     signals: _Signals,
 ) -> int:
-    """Serves HTTP until a signal or the runtime's death; returns the exit code."""
-    death = asyncio.create_task(runtime.watch(heartbeat_timeout_s))
+    """Serves HTTP until a signal or until the supervisor gives up; returns the exit code."""
+    death = asyncio.create_task(supervisor.run(heartbeat_timeout_s))
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     signalled = asyncio.create_task(signals.first.wait())
     try:
@@ -333,7 +359,8 @@ async def _serve_until_end(
         _announce(served_model, listener)
         await asyncio.wait({death, serving, signalled}, return_when=asyncio.FIRST_COMPLETED)
         if signalled.done() and not death.done():
-            await _drain(runtime, body_reader, signals, death)
+            supervisor.restarts = False
+            await _drain(supervisor, client, body_reader, signals, death)
         http.force_exit = signals.second.is_set()
         if not death.done():
             return 0
@@ -352,11 +379,14 @@ async def _serve_until_end(
 
 
 async def _drain(
-    runtime: RuntimeProcess, body_reader: BodyReader, signals: _Signals, death: asyncio.Task[RuntimeDied]
+    supervisor: Supervisor,
+    client: RuntimeClient,
+    body_reader: BodyReader,
+    signals: _Signals,
+    death: asyncio.Task[RuntimeDied],
 ) -> None:
     """Refuses new requests and waits for running ones, up to ``DRAIN_TIMEOUT_S`` or a second signal."""
     log_line(f"{signals.first_number.name} ends the server")
-    client = runtime.client
     client.refusal = Draining("the server is shutting down; send the request elsewhere")
     body_reader.refuse(client.refusal)
     idle = asyncio.create_task(client.idle())
@@ -376,7 +406,7 @@ async def _drain(
     if not death.done():
         client.fail(Draining("the server shut down before the answer was complete"))
         if not is_idle:
-            runtime.kill()
+            supervisor.kill()
 
 
 def _announce(served_model: ServedModel, listener: socket.socket) -> None:

@@ -11,6 +11,7 @@ import signal
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -20,9 +21,8 @@ import msgspec
 
 from radixkv.child_process import ChildProcess
 from radixkv.config import EngineConfig
-from radixkv.errors import RadixKVError, RuntimeDied
+from radixkv.errors import RadixKVError
 from radixkv.frontend.client import RuntimeClient
-from radixkv.frontend.in_flight import RequestMetrics
 from radixkv.wire import LOCK_NAME, SOCKET_NAME, Fatal, Ready, Start
 
 FOLDER_PREFIX = "radixkv-"
@@ -36,12 +36,25 @@ STOP_TIMEOUT_S = 8.0
 
 
 class RuntimeProcess:
-    """The runtime process and the client connected to it. Use ``start`` to create one."""
+    """A runtime process that a client is connected to. Use ``start`` to create one."""
 
-    def __init__(self, process: ChildProcess, client: RuntimeClient, ready: Ready, cleanup: AsyncExitStack) -> None:
-        self.client = client
+    def __init__(
+        self,
+        process: ChildProcess,
+        client: RuntimeClient,
+        ready: Ready,
+        started_at: float,
+        folder: Path,
+        cleanup: AsyncExitStack,
+    ) -> None:
         self.ready = ready
+        self.ready_at = time.monotonic()
+        """When it was ready, in monotonic seconds."""
+        self.start_s = self.ready_at - started_at
+        """How long its start took."""
         self._process = process
+        self._client = client
+        self._folder = folder
         self._cleanup = cleanup
 
     @classmethod
@@ -49,44 +62,66 @@ class RuntimeProcess:
         cls,
         engine: EngineConfig,
         checkpoint_folder: Path,
-        metrics: RequestMetrics,
+        client: RuntimeClient,
         *,
         tokenizer_folder: Path | None = None,
-        shows_contents: bool = True,
+        first_event_number: int = 0,
         command: Sequence[str] = RUNTIME,
         timeout_s: float = START_TIMEOUT_S,
     ) -> Self:
-        """Spawns the process and waits until it has loaded the model, which takes seconds.
+        """Spawns the process, connects the client and waits until the model is loaded, which takes seconds.
 
-        ``shows_contents`` is that of ``RuntimeClient``.
+        Args:
+            engine: the settings.
+            checkpoint_folder: has the model.
+            client: is connected to this process, instead of one before.
+            tokenizer_folder: has the tokenizer; None: ``checkpoint_folder``.
+            first_event_number: number of the first batch of cache events.
+            command: starts the process.
+            timeout_s: how long it may take.
 
         Raises:
             ConfigError, CheckpointError, WireError: the runtime reported this error.
             RadixKVError: the process ended for another reason, or was killed, as it was not ready within
                 ``timeout_s``.
         """
+        started_at = time.monotonic()
         _remove_stale_folders(Path(tempfile.gettempdir()))
         async with AsyncExitStack() as cleanup:
             folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
             cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
             socket_path = str(folder / SOCKET_NAME)
-            client = RuntimeClient(socket_path, metrics, shows_contents=shows_contents)
-            cleanup.push_async_callback(client.close)
-            start = Start(engine, str(checkpoint_folder), socket_path, str(tokenizer_folder or checkpoint_folder))
+            await client.connect(socket_path)
+            start = Start(
+                engine,
+                str(checkpoint_folder),
+                socket_path,
+                str(tokenizer_folder or checkpoint_folder),
+                first_event_number,
+            )
             process = await _spawn(command, start)
             cleanup.push_async_callback(process.close)
             ready = await _wait_until_ready(process, client, timeout_s)
-            return cls(process, client, ready, cleanup.pop_all())
+            return cls(process, client, ready, started_at, folder, cleanup.pop_all())
 
     @property
     def pid(self) -> int:
         """The process id."""
         return self._process.pid
 
-    async def watch(self, heartbeat_timeout_s: float) -> RuntimeDied:
+    @property
+    def next_event_number(self) -> int | None:
+        """Number of the next batch of cache events; None if no batch was published. Read it before ``stop``."""
+        try:
+            number = (self._folder / LOCK_NAME).read_bytes()
+        except FileNotFoundError:
+            return None
+        return int.from_bytes(number, "big") if number else None
+
+    async def watch(self, heartbeat_timeout_s: float) -> str:
         """Waits until the process dies, or kills it after ``heartbeat_timeout_s`` without a frame.
 
-        Fails all requests in flight with the error that it returns.
+        Returns the reason, as a clause.
         """
         dead = asyncio.create_task(self._process.wait())
         silence = asyncio.create_task(self._wait_for_silence(heartbeat_timeout_s))
@@ -102,18 +137,16 @@ class RuntimeProcess:
         finally:
             dead.cancel()
             silence.cancel()
-        error = RuntimeDied(f"{reason}; start the server again")
-        self.client.fail(error)
-        return error
+        return reason
 
     def kill(self) -> None:
         """Kills the process in the middle of its work; ``stop`` must follow."""
         self._process.kill()
 
     async def stop(self) -> None:
-        """Ends the process: by a drain if it is idle, by a kill otherwise."""
-        if self._process.return_code is None and self.client.n_in_flight == 0:
-            self.client.drain()
+        """Ends the process: by a drain if it is idle, by a kill otherwise. The client stays open."""
+        if self._process.return_code is None and self._client.n_in_flight == 0:
+            self._client.drain()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_TIMEOUT_S):
                     await self._process.wait()
@@ -129,8 +162,8 @@ class RuntimeProcess:
         silent_s, seen = 0.0, -1
         while silent_s < limit_s:
             await asyncio.sleep(wait_s)
-            silent_s = silent_s + wait_s if seen == self.client.n_frames else 0.0
-            seen = self.client.n_frames
+            silent_s = silent_s + wait_s if seen == self._client.n_frames else 0.0
+            seen = self._client.n_frames
 
 
 async def preflight(

@@ -192,3 +192,9 @@ def test_two_places_for_lines_of_requests_are_refused(capsys):
     assert "not allowed with" in refused(
         capsys, command, add_serve, "serve", "--log-requests", "--request-log", "a.jsonl"
     )
+
+
+def test_a_restart_of_the_runtime_must_be_asked_for(capsys):
+    assert not server_config(command(add_serve, "serve")).restart_runtime
+    assert server_config(command(add_serve, "serve", "--restart-runtime", "some/model")).restart_runtime
+    assert "--restart-runtime" in refused(capsys, command, add_serve, "serve", "--restart-runtime=3")

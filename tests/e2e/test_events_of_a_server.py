@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
 import zmq
 
+from support.event_subscriber import event_flags, following
 from support.failed_start import failed_start_error
 from support.live import LIMIT_S, LiveServer, wait_for
-from support.paths import ROOT
 
 Start = Callable[..., AbstractContextManager[LiveServer]]
 STORY = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many eggs does he get in a month? " * 3
@@ -28,43 +23,6 @@ def endpoints(tmp_path: Path) -> tuple[str, str]:
     return f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replays"
 
 
-def flags(endpoints: tuple[str, str], **fields: object) -> tuple[str, str]:
-    config = {"enable_kv_cache_events": True, "endpoint": endpoints[0], "replay_endpoint": endpoints[1], **fields}
-    return "--kv-events-config", json.dumps(config)
-
-
-@dataclass
-class Lines:
-    """What a subscriber prints while it runs."""
-
-    path: Path
-
-    def counts(self) -> dict[str, int]:
-        """Returns the pages of each tier after the last batch."""
-        last = self.path.read_text().splitlines()[-1]
-        return {name: int(n_pages) for name, n_pages in re.findall(r"(\w+)=(\d+)", last)}
-
-    def numbers(self) -> list[int]:
-        return [int(number) for number in re.findall(r"^(\d+) ", self.path.read_text(), re.M)]
-
-
-@contextmanager
-def following(endpoints: tuple[str, str], folder: Path) -> Iterator[Lines]:
-    """Runs the subscriber of the documentation."""
-    (program,) = re.findall(
-        r"^```python\n(import sys.*?)^```$", (ROOT / "docs" / "events.md").read_text(), re.M | re.S
-    )
-    output = folder / f"lines{len(list(folder.iterdir()))}"
-    with output.open("w") as file:
-        process = subprocess.Popen([sys.executable, "-c", program, *endpoints], stdout=file)
-        try:
-            wait_for(lambda: "following" in output.read_text(), "the subscriber does not start")
-            yield Lines(output)
-        finally:
-            process.kill()
-            process.wait()
-
-
 def pages_of(server: LiveServer, prompt: str) -> dict[str, int]:
     (found,) = server.http.post("/cache/match", json={"prompt": prompt}).json()["prompts"]
     return {tier: n_tokens // 16 for tier, n_tokens in found["matched_tokens"].items()}
@@ -72,7 +30,10 @@ def pages_of(server: LiveServer, prompt: str) -> dict[str, int]:
 
 def test_subscribers_know_what_each_tier_has(start: Start, endpoints: tuple[str, str], tmp_path: Path) -> None:
     cache = str(tmp_path / "cache")
-    with start(*TIERS, "--cache-dir", cache, *flags(endpoints)) as server, following(endpoints, tmp_path) as first:
+    with (
+        start(*TIERS, "--cache-dir", cache, *event_flags(endpoints)) as server,
+        following(endpoints, tmp_path) as first,
+    ):
         assert server.http.get("/server_info").json()["kv_events"]["endpoint"] == endpoints[0]
         server.complete(prompt=STORY, max_tokens=1)
         n_pages = pages_of(server, STORY)["device"]
@@ -104,14 +65,14 @@ def test_a_subscriber_notices_a_restart_and_topics_are_sent(
         events = stack.enter_context(context.socket(zmq.SUB))
         events.setsockopt(zmq.SUBSCRIBE, b"kv@")
         events.connect(endpoints[0])
-        with start(*flags(endpoints, topic="kv@x")) as server:
+        with start(*event_flags(endpoints, topic="kv@x")) as server:
             subscriber = stack.enter_context(following(endpoints, tmp_path))
             server.complete(prompt=STORY, max_tokens=1)
             n_pages = pages_of(server, STORY)["device"]
             wait_for(lambda: subscriber.counts().get("GPU") == n_pages, "the pages are not known")
             assert events.poll(1000 * LIMIT_S)
             assert events.recv_multipart()[0] == b"kv@x"
-        with start(*flags(endpoints)) as server:
+        with start(*event_flags(endpoints)) as server:
             server.complete(prompt=STORY[:150], max_tokens=1)
             n_fewer = pages_of(server, STORY)["device"]
             assert 0 < n_fewer < n_pages

@@ -50,7 +50,8 @@ def run(
     """Runs ``test`` with a client and a runtime in a thread."""
 
     async def limited() -> None:
-        client = RuntimeClient(str(path / "r.sock"), Metrics(), shows_contents=shows_contents)
+        client = RuntimeClient(Metrics(), shows_contents=shows_contents)
+        await client.connect(str(path / "r.sock"))
         try:
             async with asyncio.timeout(LIMIT_S):
                 await client.handshake()

@@ -6,74 +6,17 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from radixkv.config import EngineConfig
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, RuntimeDied, WireError
 from radixkv.frontend import runtime_process as runtime_process_module
-from radixkv.frontend.in_flight import Arrival
-from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.runtime_process import RuntimeProcess, preflight
-from radixkv.sampling import SamplingParams
-from radixkv.wire import Submit, pack_tokens
-from support import scripted_runtime as scripted
+from radixkv.wire import pack_tokens
 from support.live import children
+from support.scripted_process import ENDLESS, ENGINE, NOWHERE, answer, changed, command, connecting, run, started
 from support.scripted_runtime import KILLS
-
-ENGINE = EngineConfig()
-SCRIPT = scripted.__file__
-ENDLESS = 1_000_000
-"""Tokens of an answer that outlasts a test, at a hundredth of a second or more each."""
-
-
-def command(step_s: float = 0.01) -> list[str]:
-    return [sys.executable, SCRIPT, str(step_s)]
-
-
-def failing(body: str) -> list[str]:
-    """Returns the command of a runtime that runs ``body`` during its start."""
-    source = f"""
-import sys
-sys.path.insert(0, {str(Path(SCRIPT).parents[1])!r})
-from radixkv import errors
-from support import scripted_runtime as scripted
-class Loop(scripted.ScriptedLoop):
-    @property
-    def ready(self):
-        {body}
-sys.exit(scripted.run_as_process(Loop()))
-"""
-    return [sys.executable, "-c", source]
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(120):
-            await test()
-
-    asyncio.run(limited())
-
-
-@asynccontextmanager
-async def started(command: list[str]) -> AsyncIterator[RuntimeProcess]:
-    runtime = await RuntimeProcess.start(ENGINE, Path("/nowhere"), Metrics(), command=command)
-    try:
-        yield runtime
-    finally:
-        await runtime.stop()
-
-
-async def answer(runtime: RuntimeProcess, ids: list[int], n: int) -> bytes:
-    prompt = Submit("a", pack_tokens(ids), SamplingParams(max_tokens=n))
-    tokens = b""
-    async with runtime.client.submit([prompt], arrived=Arrival(time.monotonic())) as group:
-        async for delta in group.deltas():
-            tokens += delta.tokens
-    return tokens
 
 
 def is_alive(pid: int) -> bool:
@@ -88,8 +31,8 @@ def test_a_runtime_starts_answers_and_leaves_nothing(tmp_path: Path, monkeypatch
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     async def test() -> None:
-        async with started(command()) as runtime:
-            assert await answer(runtime, [1, 2], 3) == pack_tokens([1, 2, 1])
+        async with started(command()) as (runtime, client):
+            assert await answer(client, [1, 2], 3) == pack_tokens([1, 2, 1])
             pid, (folder,) = runtime.pid, tmp_path.iterdir()
             assert folder.stat().st_mode & 0o777 == 0o700
         assert not is_alive(pid)
@@ -100,49 +43,33 @@ def test_a_runtime_starts_answers_and_leaves_nothing(tmp_path: Path, monkeypatch
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_killed_runtime_fails_running_and_later_requests() -> None:
+@pytest.mark.parametrize(("ids", "reason"), [([1, 2], "code -9"), ([KILLS], "RuntimeError: scripted death")])
+def test_the_end_of_a_runtime_is_noticed_with_its_reason(ids: list[int], reason: str) -> None:
     async def test() -> None:
-        async with started(command()) as runtime:
-            watching = asyncio.create_task(runtime.watch(3600))
-            asking = asyncio.create_task(answer(runtime, [1, 2], ENDLESS))
-            await asyncio.sleep(0.2)
-            os.kill(runtime.pid, signal.SIGKILL)
-            with pytest.raises(RuntimeDied, match="code -9"):
-                await asking
-            assert "code -9" in str(await watching)
-            with pytest.raises(RuntimeDied):
-                await answer(runtime, [1, 2], 3)
-            with pytest.raises(RuntimeDied):
-                await runtime.client.stats()
-
-    run(test)
-
-
-def test_a_runtime_that_fails_reports_the_reason() -> None:
-    async def test() -> None:
-        async with started(command()) as runtime:
+        async with started(command()) as (runtime, client):
             watching = asyncio.create_task(runtime.watch(60))
-            with pytest.raises(RuntimeDied, match="RuntimeError: scripted death"):
-                await answer(runtime, [KILLS], 400)
-            await watching
+            asking = asyncio.create_task(answer(client, ids, 400))
+            await asyncio.sleep(0.2)
+            if ids != [KILLS]:
+                os.kill(runtime.pid, signal.SIGKILL)
+            assert reason in await watching
+            client.fail(RuntimeDied("gone"))
+            with pytest.raises(RuntimeDied):
+                await asking
 
     run(test)
 
 
 def test_a_silent_runtime_is_killed_at_the_heartbeat_limit() -> None:
     async def test() -> None:
-        async with started(command()) as runtime:
+        async with started(command()) as (runtime, _):
             watching = asyncio.create_task(runtime.watch(4.0))
             await asyncio.sleep(5.0)
             assert not watching.done()
-            asking = asyncio.create_task(answer(runtime, [1, 2], ENDLESS))
-            await asyncio.sleep(0.1)
             stopped_at = time.monotonic()
             os.kill(runtime.pid, signal.SIGSTOP)
-            with pytest.raises(RuntimeDied, match="silent for 4 s"):
-                await asking
+            assert "silent for 4 s" in await watching
             assert time.monotonic() - stopped_at > 1.0
-            await watching
             pid = runtime.pid
         assert not is_alive(pid)
 
@@ -175,7 +102,8 @@ def test_a_failed_start_reports_the_reason(
 
     async def test() -> None:
         with pytest.raises(RadixKVError, match=text) as caught:
-            await RuntimeProcess.start(ENGINE, Path("/nowhere"), Metrics(), command=failing(body))
+            async with connecting() as client:
+                await RuntimeProcess.start(ENGINE, NOWHERE, client, command=changed(body))
         assert type(caught.value) is kind
 
     run(test)
@@ -184,12 +112,13 @@ def test_a_failed_start_reports_the_reason(
 
 def test_a_hanging_start_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    hanging = failing("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
+    hanging = changed("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
     before = children(os.getpid())
 
     async def test() -> None:
         with pytest.raises(RadixKVError, match="not ready within 3 s"):
-            await RuntimeProcess.start(ENGINE, Path("/nowhere"), Metrics(), command=hanging, timeout_s=3.0)
+            async with connecting() as client:
+                await RuntimeProcess.start(ENGINE, NOWHERE, client, command=hanging, timeout_s=3.0)
 
     run(test)
     assert children(os.getpid()) == before
@@ -198,23 +127,23 @@ def test_a_hanging_start_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_preflight_reports_its_result() -> None:
     async def test() -> None:
-        await preflight(ENGINE, Path("/nowhere"), command=[sys.executable, "-c", "input()"])
+        await preflight(ENGINE, NOWHERE, command=[sys.executable, "-c", "input()"])
         says = """input(); print('{"kind": "ConfigError", "text": "no GPU"}'); raise SystemExit(1)"""
         with pytest.raises(ConfigError, match=r"^no GPU$"):
-            await preflight(ENGINE, Path("/nowhere"), command=[sys.executable, "-c", says])
+            await preflight(ENGINE, NOWHERE, command=[sys.executable, "-c", says])
         with pytest.raises(RadixKVError, match="ended with code -9"):
-            await preflight(ENGINE, Path("/nowhere"), command=["sh", "-c", "kill -9 $$"])
+            await preflight(ENGINE, NOWHERE, command=["sh", "-c", "kill -9 $$"])
 
     run(test)
 
 
 def test_ctrl_c_of_a_terminal_reaches_neither_process() -> None:
     async def test() -> None:
-        async with started(command()) as runtime:
+        async with started(command()) as (runtime, _):
             assert os.getpgid(runtime.pid) != os.getpgid(0)
         says = """import os; print('{"kind": "ConfigError", "text": "%d"}' % os.getpgid(0))"""
         with pytest.raises(ConfigError) as caught:
-            await preflight(ENGINE, Path("/nowhere"), command=[sys.executable, "-c", says])
+            await preflight(ENGINE, NOWHERE, command=[sys.executable, "-c", says])
         assert int(str(caught.value)) != os.getpgid(0)
 
     run(test)
@@ -225,7 +154,7 @@ def test_a_hanging_preflight_times_out() -> None:
 
     async def test() -> None:
         with pytest.raises(RadixKVError, match="took longer than 0.5 s"):
-            await preflight(ENGINE, Path("/nowhere"), command=["sleep", "3600"], timeout_s=0.5)
+            await preflight(ENGINE, NOWHERE, command=["sleep", "3600"], timeout_s=0.5)
 
     run(test)
     assert children(os.getpid()) == before
@@ -283,7 +212,8 @@ def test_a_folder_of_another_user_stays(tmp_path: Path, monkeypatch: pytest.Monk
 
     async def test() -> None:
         with pytest.raises(RadixKVError):
-            await RuntimeProcess.start(ENGINE, Path("/nowhere"), Metrics(), command=["false"])
+            async with connecting() as client:
+                await RuntimeProcess.start(ENGINE, NOWHERE, client, command=["false"])
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "getuid", lambda: mine + 1)
@@ -297,10 +227,10 @@ def test_a_kill_does_not_wait_for_a_step(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(runtime_process_module, "STOP_TIMEOUT_S", 3600.0)
 
     async def test() -> None:
-        async with started(command(step_s=3600.0)) as runtime:
-            asking = asyncio.create_task(answer(runtime, [1, 2], ENDLESS))
+        async with started(command(step_s=3600.0)) as (runtime, client):
+            asking = asyncio.create_task(answer(client, [1, 2], ENDLESS))
             await asyncio.sleep(0.2)
-            runtime.client.fail(RuntimeDied("hurry"))
+            client.fail(RuntimeDied("hurry"))
             runtime.kill()
             await asyncio.gather(asking, return_exceptions=True)
 
@@ -314,7 +244,8 @@ def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path, monkeyp
 
     async def test() -> None:
         with pytest.raises(ConfigError, match="set TMPDIR to a shorter folder"):
-            await RuntimeProcess.start(ENGINE, Path("/nowhere"), Metrics(), command=command())
+            async with connecting() as client:
+                await RuntimeProcess.start(ENGINE, NOWHERE, client, command=command())
 
     run(test)
 
@@ -323,8 +254,8 @@ def test_stop_does_not_wait_for_running_work(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(runtime_process_module, "STOP_TIMEOUT_S", 3600.0)
 
     async def test() -> None:
-        async with started(command(step_s=3600.0)) as runtime:
-            asking = asyncio.create_task(answer(runtime, [1, 2], ENDLESS))
+        async with started(command(step_s=3600.0)) as (_, client):
+            asking = asyncio.create_task(answer(client, [1, 2], ENDLESS))
             await asyncio.sleep(0.2)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)

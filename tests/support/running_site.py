@@ -69,7 +69,8 @@ def running_site(
 
     async def serve_http() -> None:
         metrics, stop = Metrics(), asyncio.Event()
-        client = RuntimeClient(str(path), metrics)
+        client = RuntimeClient(metrics)
+        await client.connect(str(path))
         await client.handshake()
         app = make_app(client, served_model, server, metrics, body_limit_s)
         config = uvicorn.Config(app, http=connection, ws="none", lifespan="off", log_config=None, log_level="error")

@@ -15,6 +15,7 @@ from radixkv.cache_messages import Flushed
 from radixkv.config import MIN_PRIORITY
 from radixkv.errors import RequestError, UnsupportedFeature
 from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.http.error_response import retry_after
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.metrics.aliases import MetricAliases
@@ -45,10 +46,14 @@ def add_admin_routes(
     """
 
     @app.api_route("/ping", methods=["GET", "HEAD", "POST"])
+    @app.api_route("/ready", methods=["GET", "HEAD"])
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health(request: Request) -> Response:
-        """200, or 503 while the server shuts down; needs no key."""
-        return Response(status_code=200 if client.refusal is None else 503)
+        """200, or 503 with the reason while requests are refused; needs no key."""
+        refusal = client.refusal
+        if refusal is None:
+            return Response(status_code=200)
+        return JSONResponse({"status": refusal.code}, 503, headers=retry_after(refusal))
 
     @app.get("/health_generate")
     async def health_generate(request: Request) -> Response:
@@ -67,7 +72,9 @@ def add_admin_routes(
     @app.get("/metrics", response_class=PlainTextResponse)
     async def render_metrics(request: Request) -> Response:
         """Metrics in Prometheus' text format."""
-        text = metrics.render(await client.stats(), aliases, served_model.kept_answers, client.misses)
+        text = metrics.render(
+            await client.stats(), aliases, served_model.kept_answers, client.misses, client.n_restarts
+        )
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.api_route("/flush_cache", methods=["GET", "POST"])

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from radixkv.frontend.http.error_response import error_response
 from radixkv.frontend.http.errors import ForbiddenOrigin, Unauthorized
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/ui"})
-"""Liveness checks, and the page that asks for the key: they need none."""
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/ui"})
+"""Health checks, and the page that asks for the key: they need none."""
 
 
 class ApiKeyRequired:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import time
 
 import msgspec
 from starlette.responses import Response
@@ -11,10 +13,12 @@ from starlette.types import Receive, Scope, Send
 
 from radixkv.errors import RequestError
 from radixkv.frontend.http.connection import CONNECTION, Connection
-from radixkv.frontend.http.errors import error_body, status_of
+from radixkv.frontend.http.errors import RuntimeRestarting, error_body, status_of
 
 RETRY_AFTER_S = 1
-"""Value of Retry-After in a 503."""
+"""Value of Retry-After in a 503, unless a runtime that is started again takes longer."""
+MAX_RETRY_AFTER_S = 60
+"""Clients of OpenAI ignore a Retry-After above this."""
 DISCARD_TIMEOUT_S = 4.0
 """How long the rest of a body is read; less than the server gives connections when it shuts down."""
 MAX_DISCARD_BYTES = 64 << 20
@@ -24,7 +28,6 @@ _HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
     408: {"Connection": "close"},
     413: {"Connection": "close"},
-    503: {"Retry-After": str(RETRY_AFTER_S)},
 }
 
 
@@ -36,9 +39,15 @@ def error_response(error: RequestError, path: str) -> Response:
     status = status_of(error)
     # A 503 before the body has arrived comes from a server that shuts down, which does not wait for uploads.
     kind = Response if status == 503 else EarlyResponse
-    headers = _HEADERS.get(status, {})
+    headers = retry_after(error) if status == 503 else _HEADERS.get(status, {})
     body = msgspec.json.encode(error_body(error, path))
     return kind(body, status, headers=headers, media_type="application/json")
+
+
+def retry_after(error: RequestError) -> dict[str, str]:
+    """Returns the header of a 503 that says when to try again."""
+    left_s = error.ready_at - time.monotonic() if isinstance(error, RuntimeRestarting) else 0.0
+    return {"Retry-After": str(min(max(RETRY_AFTER_S, math.ceil(left_s)), MAX_RETRY_AFTER_S))}
 
 
 class EarlyResponse(Response):

@@ -61,6 +61,21 @@ class RuntimeSilent(RequestError):
     code: ClassVar[str] = "runtime_silent"
 
 
+class RuntimeRestarting(RequestError):
+    """The runtime process has died and is started again.
+
+    Args:
+        message: the text of the error.
+        ready_at: when the process is expected to be ready, in monotonic seconds.
+    """
+
+    code: ClassVar[str] = "runtime_restarting"
+
+    def __init__(self, message: str, *, ready_at: float = 0.0) -> None:
+        super().__init__(message)
+        self.ready_at = ready_at
+
+
 class ClientTooSlow(RequestError):
     """The client read its stream too slowly."""
 
@@ -93,7 +108,9 @@ _ANTHROPIC_TYPES = {
 }
 """By status; ``invalid_request_error`` for all others."""
 
-_UNAVAILABLE = frozenset({"queue_full", "queue_timeout", "draining", "runtime_died", "runtime_silent"})
+_UNAVAILABLE = frozenset(
+    {"queue_full", "queue_timeout", "draining", "runtime_died", "runtime_restarting", "runtime_silent"}
+)
 
 
 def status_of(error: RequestError) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +24,11 @@ _MIN_MISS_SHARE, _MIN_MISS_TOKENS = 0.25, 10_000
 
 class StatsSource(Protocol):
     """Provider of the runtime's counters."""
+
+    @property
+    def n_restarts(self) -> int:
+        """How often another runtime, whose counters began anew, has taken the place of one that had died."""
+        ...
 
     async def stats(self) -> Stats:
         """Returns the counters as of now. Raises ``RequestError``."""
@@ -83,7 +87,7 @@ class StatsLog:
     Args:
         source: queried once per interval.
         interval_s: seconds between queries.
-        on_delta: called with each ``StatsDelta``, even without work.
+        on_delta: called with each ``StatsDelta``, even without work, and with None if a new runtime has none yet.
         write: takes the lines.
     """
 
@@ -91,7 +95,7 @@ class StatsLog:
         self,
         source: StatsSource,
         interval_s: float,
-        on_delta: Callable[[StatsDelta], None],
+        on_delta: Callable[[StatsDelta | None], None],
         *,
         write: Callable[[str], None] = log_line,
     ) -> None:
@@ -101,21 +105,26 @@ class StatsLog:
         self._write = write
 
     async def run(self) -> None:
-        """Logs until the runtime has died."""
-        before, begun = None, 0.0
-        with contextlib.suppress(RequestError):
-            while True:
-                try:
-                    after, now = await self._source.stats(), time.monotonic()
-                except RuntimeSilent:
-                    continue  # a long step; the next reply covers its time
-                if before is not None:
-                    stats_delta = StatsDelta(before, after, now - begun)
-                    self._on_delta(stats_delta)
-                    if stats_delta.has_work:
-                        self._write(_line(stats_delta))
-                before, begun = after, now
+        """Logs until it is cancelled."""
+        before, begun, n_restarts = None, 0.0, 0
+        while True:
+            try:
+                after, now = await self._source.stats(), time.monotonic()
+            except RuntimeSilent:
+                continue  # a long step; the next reply covers its time
+            except RequestError:  # the runtime is dead
                 await asyncio.sleep(self._interval_s)
+                continue
+            if self._source.n_restarts != n_restarts:
+                before, n_restarts = None, self._source.n_restarts
+                self._on_delta(None)
+            if before is not None:
+                stats_delta = StatsDelta(before, after, now - begun)
+                self._on_delta(stats_delta)
+                if stats_delta.has_work:
+                    self._write(_line(stats_delta))
+            before, begun = after, now
+            await asyncio.sleep(self._interval_s)
 
 
 def _line(stats_delta: StatsDelta) -> str:

@@ -36,7 +36,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.stats_delta: StatsDelta | None = None
-        """The latest statistics delta; None if the server does not log statistics."""
+        """The latest statistics delta; None if the server does not log statistics, or its runtime is new."""
         self._n_ended = dict.fromkeys(FINISH_REASONS, 0)
         self._first_token = _Durations("time_to_first_token_seconds", "Arrival to first token.", _LONG)
         self._next_token = _Durations("inter_token_latency_seconds", "Between tokens of an answer.", _SHORT)
@@ -60,8 +60,8 @@ class Metrics:
         """Counts ``count`` choices that ended by ``reason``."""
         self._n_ended[reason] += count
 
-    def set_stats_delta(self, stats_delta: StatsDelta) -> None:
-        """Sets the latest statistics delta."""
+    def set_stats_delta(self, stats_delta: StatsDelta | None) -> None:
+        """Sets the latest statistics delta; None if there is none."""
         self.stats_delta = stats_delta
 
     def render(
@@ -70,6 +70,7 @@ class Metrics:
         aliases: MetricAliases | None = None,
         kept_answers: KeptAnswers | None = None,
         misses: MissCounts | None = None,
+        n_restarts: int = 0,
     ) -> bytes:
         """Renders Prometheus' text format. O(series).
 
@@ -78,9 +79,13 @@ class Metrics:
             aliases: repeats the metrics under another engine's names; None for no repetition.
             kept_answers: counts answers in the history of chats; None if they are not kept.
             misses: what requests did not find in the cache; None if nobody counts it.
+            n_restarts: how often the runtime was started again.
         """
         durations = (self._first_token, self._next_token, self._whole, self._queue)
         families = [*(each.family() for each in durations), self._ended_family(), *_families(stats)]
+        families += _numbers(
+            {}, {"runtime_restarts": (n_restarts, "Runtime processes started in place of dead ones.")}
+        )
         if kept_answers is not None:
             families.append(_history_family(kept_answers))
         if misses is not None:

@@ -25,25 +25,43 @@ def counters(**changes: Any) -> Stats:
 
 
 class Script:
-    """Returns or raises the readings in turn, then fails as a dead runtime does."""
+    """Returns or raises the readings in turn, then sets ``is_over``. ``RESTART`` is a new runtime."""
 
     def __init__(self, readings: Sequence[Stats | RequestError]) -> None:
         self._looks = list(readings)
+        self.is_over = asyncio.Event()
+        self.n_restarts = 0
 
     async def stats(self) -> Stats:
         if not self._looks:
-            raise RuntimeDied("gone")
+            self.is_over.set()
+            await asyncio.Event().wait()
         reading = self._looks.pop(0)
+        if reading is RESTART:
+            self.n_restarts += 1
+            return await self.stats()
         if isinstance(reading, RequestError):
             raise reading
         return reading
 
 
+RESTART = RequestError("another runtime answers from here on")
+
+
 def lines(readings: Sequence[Stats | RequestError]) -> tuple[list[str], list[StatsDelta]]:
     written: list[str] = []
-    deltas: list[StatsDelta] = []
-    asyncio.run(StatsLog(Script(readings), 0.001, deltas.append, write=written.append).run())
-    return written, deltas
+    deltas: list[StatsDelta | None] = []
+
+    async def log() -> None:
+        script = Script(readings)
+        logging = asyncio.create_task(StatsLog(script, 0.001, deltas.append, write=written.append).run())
+        await script.is_over.wait()
+        logging.cancel()
+        await asyncio.gather(logging, return_exceptions=True)
+
+    asyncio.run(log())
+    assert deltas.count(None) == readings.count(RESTART)
+    return written, [delta for delta in deltas if delta is not None]
 
 
 def test_idle_is_silent() -> None:
@@ -124,3 +142,12 @@ def test_without_prompts_there_is_no_hit_rate() -> None:
 def test_a_runtime_in_a_long_step_is_queried_again() -> None:
     written, deltas = lines([counters(), RuntimeSilent("busy"), counters(steps_total=10)])
     assert len(written) == len(deltas) == 1
+
+
+def test_counters_of_two_runtimes_are_not_compared() -> None:
+    """Whether the log asked while there was none, or never noticed that."""
+    old, new = counters(steps_total=100), counters(steps_total=3)
+    for between in ([RESTART], [RuntimeDied("gone"), RuntimeDied("gone"), RESTART]):
+        written, deltas = lines([old, *between, new, msgspec.structs.replace(new, steps_total=8)])
+        assert len(written) == 1
+        assert [(delta.before.steps_total, delta.after.steps_total) for delta in deltas] == [(3, 8)]

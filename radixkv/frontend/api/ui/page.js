@@ -84,7 +84,8 @@ async function follow() {
     try {
       for await (const event of events("cache/tree/events", mine.signal)) {
         if (event.error) throw new Error(event.error.message);
-        show(event);
+        if (event.type === "restarting") setState(event.message, "lost");
+        else show(event);
       }
       setState("the server closed the stream; trying again", "lost");
     } catch (error) {
@@ -136,7 +137,8 @@ function sizes(tiers) {
 /** Returns what a counter grew by, per second and in all, in the last RATE_S before a place in the history. */
 function growth(name, end = history.length - 1) {
   let start = end;
-  while (start > 0 && history[end].time - history[start].time < RATE_S) start--;
+  const isOlder = (at) => history[at - 1].totals.prefix_queries <= history[at].totals.prefix_queries; // no restart
+  while (start > 0 && history[end].time - history[start].time < RATE_S && isOlder(start)) start--;
   const grown = history[end].totals[name] - history[start].totals[name];
   const seconds = history[end].time - history[start].time;
   return { grown, perSecond: seconds > 0 && grown >= 0 ? grown / seconds : 0 };

@@ -10,8 +10,10 @@ from typing import Any
 import msgspec
 
 from radixkv.cache_messages import Outlined, TierOutline, TreeNode
+from radixkv.errors import RequestError
 from radixkv.frontend.client import RuntimeClient
-from radixkv.frontend.http.sse import EVENT_END, EVENT_START
+from radixkv.frontend.http.errors import RuntimeRestarting
+from radixkv.frontend.http.sse import EVENT_END, EVENT_START, typed_event
 from radixkv.frontend.served_model import ServedModel
 from radixkv.stats import Stats
 from radixkv.text.tokenizer import Tokenizer
@@ -56,10 +58,23 @@ class CacheWatch:
             return self._snapshot
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yields a server-sent event with each snapshot, until the server shuts down. Raises ``RequestError``."""
-        while self._client.refusal is None:
-            yield EVENT_START + await self.snapshot() + EVENT_END
+        """Yields a server-sent event with each snapshot, until the server shuts down. Raises ``RequestError``.
+
+        While the runtime is started again, there are events of the type ``restarting`` instead.
+        """
+        while self._client.refusal is None or self._is_restarting:
+            try:
+                event = EVENT_START + await self.snapshot() + EVENT_END
+            except RequestError:
+                if not self._is_restarting:
+                    raise
+                event = typed_event({"type": "restarting", "message": str(self._client.refusal)})
+            yield event
             await asyncio.sleep(self._interval_s)
+
+    @property
+    def _is_restarting(self) -> bool:
+        return isinstance(self._client.refusal, RuntimeRestarting)
 
     def _fields(self, outlined: Outlined, stats: Stats) -> dict[str, Any]:
         ready, tokenizer = self._served_model.ready, self._served_model.tokenizer

@@ -1,0 +1,118 @@
+"""Keeps the server's runtime process running."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+from radixkv.errors import RadixKVError, RuntimeDied
+from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.http.errors import RuntimeRestarting
+from radixkv.frontend.metrics.log import log_line
+from radixkv.frontend.runtime_process import RuntimeProcess
+
+MAX_RESTARTS = 5
+"""How often a runtime is started again before the server gives up."""
+SETTLED_S = 600.0
+"""A runtime that has served for so long makes the count of restarts begin anew, as in Kubernetes."""
+FIRST_DELAY_S = 1.0
+"""Wait before the second restart in a row; each further one waits twice as long, and the first one not at all."""
+
+
+class StartRuntime(Protocol):
+    """Starts a runtime process for the server's client."""
+
+    async def __call__(self, *, first_event_number: int) -> RuntimeProcess:
+        """Returns the process once it is ready. Raises ``RadixKVError`` if it fails, and ``OSError``."""
+        ...
+
+
+class Supervisor:
+    """Watches the runtime process, and starts it again when it dies, unless that happens too often.
+
+    Nothing is sent to the new process that the dead one had: requests in flight fail.
+
+    Args:
+        process: the process.
+        client: connected to it.
+        start: starts another one.
+        restarts: whether to start another one at all.
+    """
+
+    def __init__(
+        self, process: RuntimeProcess, client: RuntimeClient, start: StartRuntime, *, restarts: bool
+    ) -> None:
+        self.restarts = restarts
+        """Whether a process that dies from now on is started again."""
+        self._process = process
+        self._client = client
+        self._start = start
+        self._ready = process.ready
+        """Sizes that every process must have: those that requests are checked against."""
+        self._start_s = process.start_s
+        self._next_event_number = 0
+        self._n_restarts = 0
+        """In a row, without a process that has served for ``SETTLED_S``."""
+
+    async def run(self, heartbeat_timeout_s: float) -> RuntimeDied:
+        """Supervises until the process is dead and not started again; returns the error that ends the server.
+
+        All requests have then failed with that error.
+
+        Args:
+            heartbeat_timeout_s: a process that sends nothing for longer is killed.
+        """
+        while True:
+            reason: str | None = await self._process.watch(heartbeat_timeout_s)
+            if time.monotonic() - self._process.ready_at >= SETTLED_S:
+                self._n_restarts = 0
+            while reason is not None:
+                if not self.restarts or self._n_restarts == MAX_RESTARTS:
+                    return self._give_up(reason)
+                reason = await self._restart(reason)
+
+    def kill(self) -> None:
+        """Kills the process in the middle of its work; ``stop`` must follow."""
+        self._process.kill()
+
+    async def stop(self) -> None:
+        """Ends the process: by a drain if it is idle, by a kill otherwise. ``run`` must have ended."""
+        await self._process.stop()
+
+    async def _restart(self, reason: str) -> str | None:
+        """Starts a process in place of the one that died for ``reason``.
+
+        Returns None once it is ready, or the reason why it failed.
+        """
+        delay_s = FIRST_DELAY_S * 2 ** (self._n_restarts - 1) if self._n_restarts else 0.0
+        self._n_restarts += 1
+        log_line(f"{reason}; it is started again (restart {self._n_restarts} of at most {MAX_RESTARTS})")
+        self._client.fail(
+            RuntimeDied(f"{reason}; it is being started again, without this request: send the request again"),
+            RuntimeRestarting(
+                "the runtime process died and is being started again; try again later",
+                ready_at=time.monotonic() + delay_s + self._start_s,
+            ),
+        )
+        self._next_event_number = self._process.next_event_number or self._next_event_number
+        await self._process.stop()
+        await asyncio.sleep(delay_s)
+        try:
+            process = await self._start(first_event_number=self._next_event_number)
+        except (RadixKVError, OSError) as error:
+            return str(error)
+        self._process = process
+        if process.ready != self._ready:
+            return f"the runtime process that was started again has other sizes: {process.ready}, not {self._ready}"
+        self._start_s = process.start_s
+        self._client.resume()
+        log_line(f"the runtime process is ready again after {process.start_s:.1f} s")
+        return None
+
+    def _give_up(self, reason: str) -> RuntimeDied:
+        if self._n_restarts == MAX_RESTARTS:
+            reason += f", after {MAX_RESTARTS} restarts without {SETTLED_S:g} s of service"
+        error = RuntimeDied(f"{reason}; start the server again")
+        self._client.fail(error)
+        return error

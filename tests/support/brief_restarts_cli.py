@@ -1,0 +1,13 @@
+"""``radixkv``'s command line with one restart of the runtime, and a short notice of its death."""
+
+from __future__ import annotations
+
+import sys
+
+from radixkv import cli
+from radixkv.frontend import process, supervisor
+
+if __name__ == "__main__":
+    supervisor.MAX_RESTARTS = 1
+    process.DEATH_NOTICE_PERIOD_S = 0.1
+    sys.exit(cli.main())
