@@ -100,10 +100,11 @@ def test_steps_are_timed(tmp_path: Path) -> None:
     assert all(line["ms_per_step"] > line["launch_ms"] > 0 for line in lines)
 
 
+@pytest.mark.nightly
 def test_a_soak_adds_up(tmp_path: Path) -> None:
-    (line,) = run("gpu_soak.py", tmp_path, "--requests", "20", "--every", "10")
-    assert sum(line["ends"].values()) == line["requests"] == 20
-    assert [sample["requests"] for sample in line["samples"]] == [10, 20]
+    (line,) = run("gpu_soak.py", tmp_path, "--requests", "60", "--every", "30")
+    assert sum(line["ends"].values()) == line["requests"] == 60
+    assert [sample["requests"] for sample in line["samples"]] == [30, 60]
 
 
 def test_a_running_server_is_asked_without_torch_at_a_share_of_its_rate(tmp_path: Path) -> None:
