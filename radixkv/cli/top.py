@@ -121,8 +121,9 @@ def run(args: argparse.Namespace) -> int:
         parser.error(f"--interval {args.interval:g} must be above 0 and at most {LONGEST_INTERVAL_S:g}")
     from rich.console import Console
     from rich.live import Live
+    from rich.text import Text
 
-    from radixkv.cli.server_client import ServerClient
+    from radixkv.cli.server_client import ServerClient, ServerError
 
     console = Console()
     if not args.once and not console.is_terminal:
@@ -133,10 +134,17 @@ def run(args: argparse.Namespace) -> int:
         if args.once:
             console.print(picture(tree, None, doctor))
             return 0
-        with Live(picture(tree, None, doctor), console=console, screen=True, auto_refresh=False) as live:
+        before: TreeResponse | None = None
+        with Live(picture(tree, before, doctor), console=console, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(args.interval)
-                before, tree = tree, client.get("/cache/tree", TreeResponse)
+                try:
+                    latest = client.get("/cache/tree", TreeResponse)
+                except ServerError as error:  # while the server starts its runtime again, say
+                    live.update(Text(str(error)), refresh=True)
+                    continue
+                if latest.time != tree.time:  # the server looks once a second
+                    before, tree = tree, latest
                 if time.monotonic() - asked_at >= DOCTOR_PERIOD_S:
                     doctor, asked_at = client.get("/cache/doctor", DoctorResponse), time.monotonic()
                 live.update(picture(tree, before, doctor), refresh=True)

@@ -6,7 +6,6 @@ There is one DEALER socket. The prompts of an HTTP request form a ``RequestGroup
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
@@ -35,7 +34,7 @@ from radixkv.cache_messages import (
     SessionClosed,
 )
 from radixkv.errors import Draining, RequestError, WireError, request_error
-from radixkv.frontend.http.errors import ClientTooSlow, RuntimeSilent
+from radixkv.frontend.http.errors import ClientTooSlow, RuntimeRestarting, RuntimeSilent
 from radixkv.frontend.in_flight import (
     Arrival,
     EndedRequest,
@@ -305,7 +304,7 @@ class RuntimeClient:
 
     def resume(self) -> None:
         """Accepts requests again, after ``fail``, for the runtime that has shaken hands since."""
-        if self.refusal is self._failure:  # else the server shuts down meanwhile
+        if isinstance(self.refusal, RuntimeRestarting):  # else the server shuts down meanwhile
             self.refusal = None
         self._failure = None
         self.n_restarts += 1
@@ -351,8 +350,7 @@ class RuntimeClient:
         """Ends the receiving task and closes the socket, if there are any."""
         if self._receiving is not None:
             self._receiving.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._receiving
+            await asyncio.gather(self._receiving, return_exceptions=True)
             self._receiving = None
         self._flush_outgoing()
         if self._socket is not None:

@@ -134,6 +134,7 @@ class RuntimeProcess:
             else:
                 reason = f"the runtime process was silent for {heartbeat_timeout_s:g} s and was killed"
                 self.kill()
+                await dead
         finally:
             dead.cancel()
             silence.cancel()

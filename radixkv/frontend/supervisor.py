@@ -101,6 +101,7 @@ class Supervisor:
         try:
             process = await self._start(first_event_number=self._next_event_number)
         except (RadixKVError, OSError) as error:
+            self._next_event_number += 1  # it may have published that the cache is empty
             return str(error)
         self._process = process
         if process.ready != self._ready:

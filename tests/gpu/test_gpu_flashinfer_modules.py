@@ -1,4 +1,4 @@
-"""FlashInfer's modules by the names that FlashInfer gives them, and built ones without FlashInfer's package."""
+"""FlashInfer's modules by the names that FlashInfer gives them, and prebuilt ones without FlashInfer's package."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def test_names(backend, dtype, has_8_bits, is_windowed):
     assert modules._name(backend, shape, is_windowed) == modules._spec(backend, shape, is_windowed).name
 
 
-def test_a_built_module_is_loaded_without_the_package():
+def test_a_prebuilt_module_is_loaded_without_the_package():
     shape = AttentionShape(32, 8, 128, 16, torch.bfloat16, 128**-0.5, torch.bfloat16)
     backend = modules.backend_of(torch.cuda.get_device_capability())
-    modules.load(backend, shape, False)  # builds it where it is not
+    if modules._prebuilt(modules._name(backend, shape, False)) is None:
+        pytest.skip("this machine has no prebuilt module")
     script = (
         "import sys, torch\n"
         "from radixkv.runtime.device.attention.cuda import flashinfer_modules as modules\n"

@@ -68,6 +68,7 @@ def test_engine_counts_the_tokens_of_the_workloads(tmp_path: Path, workloads: st
     assert 1 < off["distinct_last_tokens"] <= 8
 
 
+@pytest.mark.nightly
 def test_pressure_and_long_context_run_only_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = ("--small", "--workloads", "pressure,long_context", "--setting", "max_total_tokens=320")
     line, long = run("engine.py", tmp_path, *flags)

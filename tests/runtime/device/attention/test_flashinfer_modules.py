@@ -1,4 +1,4 @@
-"""Where built modules of FlashInfer are found. What FlashInfer itself says is tested on a GPU."""
+"""Where prebuilt modules of FlashInfer are found. What FlashInfer itself says is tested on a GPU."""
 
 from __future__ import annotations
 
@@ -31,12 +31,9 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     package = tmp_path / "site" / "flashinfer"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise AssertionError('imported')")
-    about = tmp_path / "site" / "flashinfer_python-0.6.12.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: flashinfer-python\nVersion: 0.6.12\n")
+    add_metadata(tmp_path / "site", "flashinfer-python", "0.6.12")
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("FLASHINFER_WORKSPACE_BASE", raising=False)
 
     def build(folder: str, name: str) -> None:
         target = tmp_path / folder / name
@@ -46,36 +43,46 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     return build
 
 
-@pytest.mark.parametrize(
-    ("folder", "name", "capability"),
-    [
-        ("site/flashinfer/data/aot", FA3, HOPPER),
-        (".cache/flashinfer/0.6.12/90a/cached_ops", FA3, HOPPER),
-        (".cache/flashinfer/0.6.12/80/cached_ops", FA2, AMPERE),
-    ],
-)
-def test_built_modules_are_found(build: Build, folder: str, name: str, capability: tuple[int, ...]) -> None:
-    build(folder, name)
+@pytest.mark.parametrize(("name", "capability"), [(FA3, HOPPER), (FA2, AMPERE)])
+def test_prebuilt_modules_are_found(build: Build, name: str, capability: tuple[int, ...]) -> None:
+    build("site/flashinfer/data/aot", name)
     assert not_compiled(SHAPE, [None, None], capability) == []
 
 
 def test_the_package_of_prebuilt_modules_comes_first(build: Build, tmp_path: Path) -> None:
     build("site/flashinfer_jit_cache/jit_cache", FA3)
-    (tmp_path / "site" / "flashinfer_jit_cache" / "__init__.py").write_text("raise AssertionError('imported')")
+    add_jit_cache(tmp_path / "site", "0.6.12+cu130")
     assert not_compiled(SHAPE, [None], HOPPER) == []
+
+
+def test_prebuilt_modules_of_another_release_are_none(build: Build, tmp_path: Path) -> None:
+    build("site/flashinfer_jit_cache/jit_cache", FA3)
+    add_jit_cache(tmp_path / "site", "0.5.0+cu130")
+    with pytest.raises(AssertionError, match="imported"):
+        not_compiled(SHAPE, [None], HOPPER)
 
 
 @pytest.mark.parametrize(
     ("folder", "name"),
     [
-        (".cache/flashinfer/0.6.12/80/cached_ops", FA3),
-        (".cache/flashinfer/0.6.11/90a/cached_ops", FA3),
-        (".cache/flashinfer/0.6.12/90a/cached_ops", FA2),
-        (".cache/flashinfer/0.6.12/90a/cached_ops", FA3.replace("swa_False", "swa_True")),
+        (".cache/flashinfer/0.6.12/90a/cached_ops", FA3),
+        ("site/flashinfer/data/aot", FA2),
+        ("site/flashinfer/data/aot", FA3.replace("swa_False", "swa_True")),
     ],
 )
 def test_flashinfer_is_asked_for_others(build: Build, folder: str, name: str) -> None:
-    """A module for another architecture, of another release, or of another kernel is none."""
+    """FlashInfer locks what it builds itself, so only it loads that."""
     build(folder, name)
     with pytest.raises(AssertionError, match="imported"):
         not_compiled(SHAPE, [None], HOPPER)
+
+
+def add_jit_cache(site: Path, release: str) -> None:
+    (site / "flashinfer_jit_cache" / "__init__.py").write_text("raise AssertionError('imported')")
+    add_metadata(site, "flashinfer-jit-cache", release)
+
+
+def add_metadata(site: Path, name: str, release: str) -> None:
+    about = site / f"{name.replace('-', '_')}-{release}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {release}\n")

@@ -1,14 +1,14 @@
-"""Loading of FlashInfer's modules. Those that are built are loaded without FlashInfer's Python package.
+"""Loading of FlashInfer's modules. Prebuilt ones are loaded without FlashInfer's Python package.
 
-The import of that package takes half a second. Names of modules and the folders of built ones are not part of
-FlashInfer's public interface; ``machine_cuda.PACKAGES`` limits FlashInfer to the releases for which both were read.
+The import of that package takes half a second. Modules that FlashInfer has built itself need it: it locks them, and
+builds them again where their sources changed. Names of modules and the folder of prebuilt ones are not part of its
+public interface; ``machine_cuda.PACKAGES`` limits FlashInfer to releases for which both were read.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -28,19 +28,19 @@ def load(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool) ->
 
     With K and V of 8 bits, FA2 converts them to the queries' dtype, and FA3 takes queries of 8 bits.
     """
-    built = _built(_name(backend, shape, is_windowed), torch.cuda.get_device_capability())
-    if built is None:
+    prebuilt = _prebuilt(_name(backend, shape, is_windowed))
+    if prebuilt is None:
         return _spec(backend, shape, is_windowed).build_and_load()
     import tvm_ffi
 
-    return tvm_ffi.load_module(str(built))
+    return tvm_ffi.load_module(str(prebuilt))
 
 
 def not_compiled(shape: AttentionShape, windows: Sequence[int | None], capability: tuple[int, ...]) -> list[str]:
     """Returns the names of modules that ``load`` would compile for layers with these windows on such a GPU."""
     backend = backend_of(capability)
     kinds = sorted({window is not None for window in windows})
-    missing = [kind for kind in kinds if _built(_name(backend, shape, kind), capability) is None]
+    missing = [kind for kind in kinds if _prebuilt(_name(backend, shape, kind)) is None]
     specs = [_spec(backend, shape, kind) for kind in missing]
     return [spec.name for spec in specs if not spec.is_compiled]
 
@@ -87,24 +87,20 @@ def _query_dtype(backend: FlashInferKernel, shape: AttentionShape) -> torch.dtyp
     return shape.kv_dtype if backend == "fa3" else shape.dtype
 
 
-def _built(name: str, capability: tuple[int, ...]) -> Path | None:
-    """Returns the module's file; None if FlashInfer itself must say whether there is one."""
-    candidates = (folder / name / f"{name}.so" for folder in _module_folders(capability))
+def _prebuilt(name: str) -> Path | None:
+    """Returns the file of a prebuilt module; None if FlashInfer itself must say whether it is built."""
+    candidates = (folder / name / f"{name}.so" for folder in _prebuilt_folders())
     return next((path for path in candidates if path.is_file()), None)
 
 
-def _module_folders(capability: tuple[int, ...]) -> list[Path]:
-    """Returns where FlashInfer has prebuilt modules, then where it builds them for such a GPU."""
+def _prebuilt_folders() -> list[Path]:
+    """Returns where FlashInfer looks for prebuilt modules; none if these are of another release than FlashInfer."""
     cache = importlib.util.find_spec("flashinfer_jit_cache")
     package = importlib.util.find_spec("flashinfer")
     assert package is not None, "checked by machine_cuda"
-    if cache is not None:
-        folders = [Path(folder, "jit_cache") for folder in cache.submodule_search_locations or ()]
-    else:
-        folders = [Path(folder, "data", "aot") for folder in package.submodule_search_locations or ()]
-    architecture = {8: "8{}", 9: "9{}a"}.get(capability[0])
-    if architecture is not None:
-        base = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home(), ".cache", "flashinfer")
-        version = importlib.metadata.version("flashinfer-python")
-        folders.append(base / version / architecture.format(capability[1]) / "cached_ops")
-    return folders
+    if cache is None:
+        return [Path(folder, "data", "aot") for folder in package.submodule_search_locations or ()]
+    release = importlib.metadata.version("flashinfer-python")
+    if not importlib.metadata.version("flashinfer-jit-cache").startswith(release):
+        return []
+    return [Path(folder, "jit_cache") for folder in cache.submodule_search_locations or ()]
