@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
+
+Tier = Literal["device", "host", "storage"]
+"""The tiers of the cache, from the uppermost down."""
 
 
 class Flush(msgspec.Struct, frozen=True, tag=True):
@@ -62,6 +65,8 @@ class Invalidate(msgspec.Struct, frozen=True, tag=True):
     tokens: bytes
     """The beginning, as little-endian int32 ids; at least one page. Empty: everything with this salt."""
     cache_salt: str = ""
+    lowest_tier: Tier = "storage"
+    """The tiers below it keep what they have."""
 
 
 class CloseSession(msgspec.Struct, frozen=True, tag=True):

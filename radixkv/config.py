@@ -351,6 +351,9 @@ class ServerConfig:
     """URL of a collector that gets traces of requests, as OTLP over HTTP; None: there are no traces."""
     restart_runtime: bool = False
     """Whether a runtime process that dies or hangs is started again; otherwise the server ends."""
+    canary_interval_s: float | None = None
+    """Interval at which a known prompt is answered from the cache and without it, to compare the answers; None:
+    never."""
 
     def __post_init__(self) -> None:
         _check_at_most(65535, "65535", "port", self.port)
@@ -375,6 +378,7 @@ class ServerConfig:
         if self.metrics_compat not in (None, "vllm", "sglang"):
             raise ConfigError(f"metrics_compat {shortened(self.metrics_compat)} is unknown; use vllm or sglang")
         _check_seconds("stats_interval_s", self.stats_interval_s)
+        _check_seconds("canary_interval_s", self.canary_interval_s)
         if not self.heartbeat_timeout_s >= MIN_HEARTBEAT_TIMEOUT_S:  # also catches NaN
             raise ConfigError(
                 f"heartbeat_timeout_s {self.heartbeat_timeout_s:g} must be at least {MIN_HEARTBEAT_TIMEOUT_S:g}: "

@@ -28,7 +28,7 @@ from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
 from radixkv.stats import Stats
 
-WIRE_VERSION = 16
+WIRE_VERSION = 17
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -104,6 +104,9 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     """Prefixes of the prompt to pin when the request ends, unless it failed or had no token of its answer yet."""
     session_id: str = ""
     """The conversation that the request is a turn of; empty for none."""
+    is_canary: bool = False
+    """The server's own check of the cache: no statistics count it. If it does not read the cache, it is computed
+    without the tree: on pages of its own, which no tier gets."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

@@ -154,7 +154,7 @@ def test_every_setting_has_a_flag():
     assert len(fields(ModelConfig)) == 11
     assert len(fields(CacheConfig)) == 14
     assert len(fields(SchedulerConfig)) == 8
-    assert len(fields(ServerConfig)) == 18
+    assert len(fields(ServerConfig)) == 19
 
 
 @pytest.mark.parametrize(

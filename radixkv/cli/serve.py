@@ -164,6 +164,13 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         "(default: the server ends at once)",
     )
     http.add_argument(
+        "--canary-interval",
+        type=number,
+        metavar="SECONDS",
+        help="seconds between two checks of the cache: a known prompt is answered from it and without it, and an "
+        "answer that differs is logged and counted, and its pages are dropped (default: no checks)",
+    )
+    http.add_argument(
         "--max-body-bytes",
         type=whole_number,
         default=defaults.max_body_bytes,
@@ -193,6 +200,8 @@ def run(args: argparse.Namespace) -> int:
     """Serves until a termination signal; returns the exit code."""
     engine = _with_events(engine_config(args, model=args.positional_model, seed=args.seed), args)
     server = server_config(args)
+    if server.canary_interval_s is not None and not engine.cache.enable_prefix_caching:
+        args.parser.error("canary_interval_s needs enable_prefix_caching: there is no cache to check without it")
     from radixkv.frontend.process import serve  # imported here because other commands need no web server
 
     return serve(engine, server)
@@ -208,6 +217,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
             served_model_name=args.served_model_name,
             heartbeat_timeout_s=args.heartbeat_timeout,
             restart_runtime=args.restart_runtime,
+            canary_interval_s=args.canary_interval,
             max_body_bytes=args.max_body_bytes,
             api_key=_api_key(args),
             explain_contents=args.explain_contents,

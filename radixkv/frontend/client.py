@@ -32,6 +32,7 @@ from radixkv.cache_messages import (
     Pin,
     Pinned,
     SessionClosed,
+    Tier,
 )
 from radixkv.errors import Draining, RequestError, WireError, request_error
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeRestarting, RuntimeSilent
@@ -89,7 +90,7 @@ class RequestGroup:
             InFlightRequest(index, prompt, self._wake, arrived, streams=streams)
             for index, prompt in enumerate(prompts)
         ]
-        self._n_open = sum(prompt.sampling.n for prompt in prompts)
+        self._n_open = sum(prompt.sampling.n for prompt in prompts if not prompt.is_canary)
         """Choices whose finish reason is not counted yet."""
         client.send_requests(self._requests)
 
@@ -229,14 +230,15 @@ class RuntimeClient:
         """Makes every cached prefix unreachable."""
         return await self._query(Flush(id=uuid.uuid4().hex), Flushed)
 
-    async def invalidate(self, tokens: bytes, cache_salt: str) -> Invalidated:
+    async def invalidate(self, tokens: bytes, cache_salt: str, *, lowest_tier: Tier = "storage") -> Invalidated:
         """Drops what is cached of all sequences that begin with ``tokens``.
 
         Args:
             tokens: little-endian int32 ids, at least one page; none for everything with this salt.
             cache_salt: the namespace of the cache.
+            lowest_tier: the tiers below it keep what they have.
         """
-        return await self._query(Invalidate(uuid.uuid4().hex, tokens, cache_salt), Invalidated)
+        return await self._query(Invalidate(uuid.uuid4().hex, tokens, cache_salt, lowest_tier), Invalidated)
 
     async def close_session(self, session_id: str, cache_salt: str) -> SessionClosed:
         """Ends a session: what only it has cached is evicted first. Raises ``SessionNotFound``."""
@@ -425,9 +427,11 @@ class RuntimeClient:
             case Done():
                 if not self._shows_contents:
                     message = without_contents(message)
-                self.misses.add(message)
-                self._recent_misses.add(message)
-                if (request := self._remove(message.id)) is not None:
+                request = self._remove(message.id)
+                if request is None or not request.prompt.is_canary:
+                    self.misses.add(message)
+                    self._recent_misses.add(message)
+                if request is not None:
                     request.end(message, self.metrics)
             case Failed() if (query := self._queries.get(message.id)) is not None:
                 if not query.done():

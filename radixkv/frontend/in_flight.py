@@ -191,8 +191,8 @@ class InFlightRequest:
         return bool(self._arrived.route)
 
     def add_tokens(self, item: NewTokens, metrics: RequestMetrics) -> None:
-        """Adds new tokens of a choice, or its end."""
-        if item.tokens:
+        """Adds new tokens of a choice, or its end. Those of a canary are not measured."""
+        if item.tokens and not self.prompt.is_canary:
             self._n_output += len(item.tokens) // 4
             self._measure(item, metrics)
         delta = self._delta_of(item.choice)
@@ -215,7 +215,7 @@ class InFlightRequest:
         """Ends the request as its terminal message says."""
         self.done = done
         self._ended_at = time.monotonic()
-        if not self._open:
+        if not self._open and not self.prompt.is_canary:
             metrics.done(self._ended_at - self._arrived.at, done.queue_time_s)
         self._wake.set()
 

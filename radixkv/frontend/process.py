@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from radixkv.config import EngineConfig, ServerConfig
 from radixkv.errors import ConfigError, Draining, RuntimeDied
 from radixkv.frontend.api.server_info import public_settings
 from radixkv.frontend.app import build_app
+from radixkv.frontend.canary import Canary
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.file_limit import raise_file_limit
 from radixkv.frontend.http.body import BodyReader
@@ -194,7 +195,7 @@ async def _serve(
                 explain_contents=server.may_explain_contents,
                 settings=public_settings(engine, server),
             )
-            async with _logging_stats(client, served_model, metrics, server.stats_interval_s):
+            async with _background_tasks(client, served_model, metrics, server):
                 return await _serve_until_end(
                     supervisor,
                     client,
@@ -311,22 +312,27 @@ def _uvicorn(app: ASGIApp) -> uvicorn.Server:
 
 
 @contextlib.asynccontextmanager
-async def _logging_stats(
-    client: RuntimeClient, served_model: ServedModel, metrics: Metrics, interval_s: float | None
+async def _background_tasks(
+    client: RuntimeClient, served_model: ServedModel, metrics: Metrics, server: ServerConfig
 ) -> AsyncIterator[None]:
-    """Logs statistics every ``interval_s`` seconds inside the context, and cache misses; nothing if it is None."""
-    if interval_s is None:
-        yield
-        return
-    stats_log = StatsLog(client, interval_s, metrics.set_stats_delta)
-    miss_log = MissLog(client, served_model.tokenizer)
-    logging = [asyncio.create_task(stats_log.run()), asyncio.create_task(miss_log.run())]
+    """Logs statistics and cache misses, and runs the canary, inside the context, as the settings say.
+
+    Raises:
+        ConfigError: the context is too short for the canary.
+    """
+    runs: list[Coroutine[None, None, None]] = []
+    if server.canary_interval_s is not None:
+        runs.append(Canary(client, served_model, metrics, server.canary_interval_s).run())
+    if server.stats_interval_s is not None:
+        runs.append(StatsLog(client, server.stats_interval_s, metrics.set_stats_delta).run())
+        runs.append(MissLog(client, served_model.tokenizer).run())
+    tasks = [asyncio.create_task(run) for run in runs]
     try:
         yield
     finally:
-        for task in logging:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*logging, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _load_tokenizer(folder: Path) -> tuple[Tokenizer | None, int | None]:

@@ -114,7 +114,8 @@ class CacheCommands:
             self._intake.check_prompt(message.tokens)
             check_prefix(n_tokens, page_size)
         whole_pages = message.tokens[: (n_tokens - n_tokens % page_size) * TOKEN_BYTES]
-        dropped, transfers = self._scheduler.invalidate(namespace, whole_pages), self._transfers
+        dropped = self._scheduler.invalidate(namespace, whole_pages, message.lowest_tier)
+        transfers = self._transfers
         return Invalidated(
             id=message.id,
             n_on_device=dropped.n_on_device,

@@ -88,7 +88,9 @@ class Intake:
                 stop_token_ids=ends,
                 search=search,
                 reads_cache=message.reads_cache,
+                bypasses_tree=message.is_canary and not message.reads_cache,
                 uses_tiers=message.reads_cache,
+                is_canary=message.is_canary,
                 priority=message.priority,
                 received_at=received_at,
             )

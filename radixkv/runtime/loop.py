@@ -395,6 +395,7 @@ class Loop:
         items: list[NewTokens] = []
         prompt_logprobs: list[PromptLogprobs] = []
         later: list[FromRuntime] = []
+        n_of_canaries = 0
         for update in updates:
             request = update.request
             live = self._live.get(request.id)
@@ -409,6 +410,7 @@ class Loop:
                 later.append(Failed(request.id, update.error.code, str(update.error), update.error.param))
             elif update.token is not None:
                 items.append(update.new_tokens(update.token))
+                n_of_canaries += request.is_canary
             elif update.beam is not None:
                 # A message of its own: the beams of several searches might not fit into one frame.
                 later.append(Tokens([update.whole_choice(update.beam)]))
@@ -417,11 +419,13 @@ class Loop:
                 live.n_unfinished -= 1
                 if not live.n_unfinished:
                     later.append(self._finish(live, update.finish_reason))
-        self._counters.generation_tokens += len(items)
+        self._counters.generation_tokens += len(items) - n_of_canaries
         return [Tokens(items, prompt_logprobs), *later] if items or prompt_logprobs else later
 
     def _count_prompt(self, live: _LiveRequest, request: Request) -> None:
         live.is_counted = True
+        if request.is_canary:
+            return
         self._counters.prompt_tokens += request.n_prompt
         self._counters.prefix_hits += live.n_cached
         self._counters.prefix_hits_copied += live.n_copied

@@ -79,6 +79,8 @@ class Request:
     """Tokens that end the output, end-of-sequence tokens included."""
     reads_cache: bool = True
     """False computes every prompt token once, without the cache; its pages are still added to the tree."""
+    is_canary: bool = False
+    """Whether it is a check of the cache, which no statistics count."""
     priority: int = 0
     """Scheduling priority; a lower value goes first. It falls when a request ages in the waiting queue."""
     uses_tiers: bool = True
@@ -123,7 +125,7 @@ class Request:
     discards_results: bool = False
     """Whether to ignore the results of its launched rows."""
     bypasses_tree: bool = False
-    """Whether it is computed without the tree, after a row with non-finite values."""
+    """Whether it is computed without the tree: a canary's, or after a row with non-finite values."""
     is_retried: bool = False
     """Whether it runs in steps of its own: a step with a row of it failed, and it has not decoded a token since."""
     n_passed_over: int = 0

@@ -198,3 +198,15 @@ def test_a_restart_of_the_runtime_must_be_asked_for(capsys):
     assert not server_config(command(add_serve, "serve")).restart_runtime
     assert server_config(command(add_serve, "serve", "--restart-runtime", "some/model")).restart_runtime
     assert "--restart-runtime" in refused(capsys, command, add_serve, "serve", "--restart-runtime=3")
+
+
+def test_the_canary_has_an_interval_and_needs_the_cache(capsys):
+    assert server_config(command(add_serve, "serve")).canary_interval_s is None
+    assert server_config(command(add_serve, "serve", "--canary-interval", "30")).canary_interval_s == 30.0
+    for value in ("0", "-1", "1e400"):
+        args = command(add_serve, "serve", "--canary-interval", value)
+        assert "canary_interval_s" in refused(capsys, server_config, args)
+    for value in ("often", "nan"):
+        assert "--canary-interval" in refused(capsys, command, add_serve, "serve", "--canary-interval", value)
+    without = command(add_serve, "serve", "--canary-interval", "30", "--no-enable-prefix-caching")
+    assert "canary_interval_s needs enable_prefix_caching" in refused(capsys, without.run, without)

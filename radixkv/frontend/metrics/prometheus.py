@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -14,6 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from radixkv.cache_messages import Tier
 from radixkv.frontend.kept_answers import KeptAnswers
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.stats_delta import StatsDelta
@@ -38,6 +40,8 @@ class Metrics:
         self.stats_delta: StatsDelta | None = None
         """The latest statistics delta; None if the server does not log statistics, or its runtime is new."""
         self._n_ended = dict.fromkeys(FINISH_REASONS, 0)
+        self._n_canary_rounds = dict.fromkeys(get_args(Tier), 0)
+        self._n_canary_failures = dict.fromkeys(get_args(Tier), 0)
         self._first_token = _Durations("time_to_first_token_seconds", "Arrival to first token.", _LONG)
         self._next_token = _Durations("inter_token_latency_seconds", "Between tokens of an answer.", _SHORT)
         self._whole = _Durations("e2e_request_latency_seconds", "Arrival to last token.", _LONG)
@@ -59,6 +63,16 @@ class Metrics:
     def ended(self, reason: str, count: int = 1) -> None:
         """Counts ``count`` choices that ended by ``reason``."""
         self._n_ended[reason] += count
+
+    def count_canary(self, tier: Tier, *, has_failed: bool) -> None:
+        """Counts a comparison of an answer from the cache with one without it.
+
+        Args:
+            tier: the lowest one that the cached tokens came from.
+            has_failed: whether they differ.
+        """
+        self._n_canary_rounds[tier] += 1
+        self._n_canary_failures[tier] += has_failed
 
     def set_stats_delta(self, stats_delta: StatsDelta | None) -> None:
         """Sets the latest statistics delta; None if there is none."""
@@ -86,6 +100,7 @@ class Metrics:
         families += _numbers(
             {}, {"runtime_restarts": (n_restarts, "Runtime processes started in place of dead ones.")}
         )
+        families += self._canary_families()
         if kept_answers is not None:
             families.append(_history_family(kept_answers))
         if misses is not None:
@@ -95,6 +110,16 @@ class Metrics:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collected(families))
         return generate_latest(registry)
+
+    def _canary_families(self) -> Iterator[Metric]:
+        for name, text, counts in (
+            ("canary_checks", "Answers of the canary from the cache that were compared.", self._n_canary_rounds),
+            ("canary_failures", "Part of canary_checks that differed without the cache.", self._n_canary_failures),
+        ):
+            family = CounterMetricFamily(PREFIX + name, text, labels=["tier"])
+            for tier, count in counts.items():
+                family.add_metric([tier], count)
+            yield family
 
     def _ended_family(self) -> Metric:
         family = CounterMetricFamily(PREFIX + "requests", "Answers that have ended.", labels=["finish_reason"])

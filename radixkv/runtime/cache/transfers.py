@@ -350,7 +350,7 @@ class Transfers:
         # After the copies, so that what they have stored is written even if no other event follows.
         return (self.disk is not None and self.disk.advance()) or has_loaded
 
-    def invalidate(self, namespace: Namespace, tokens: bytes) -> tuple[int, int]:
+    def invalidate(self, namespace: Namespace, tokens: bytes, *, drops_disk: bool = True) -> tuple[int, int]:
         """Drops every sequence that begins with ``tokens`` from host tier and disk tier, and from copies in flight.
 
         Call it once the device's pages are detached. What is offered needs no care: an offer only names tokens.
@@ -358,12 +358,13 @@ class Transfers:
         Args:
             namespace: namespace of the sequences.
             tokens: whole pages; none for the whole namespace.
+            drops_disk: False leaves what is on disk.
 
         Returns:
             The number of pages that the host tier, and those that the disk tier has dropped.
         """
         n_in_host, _ = self.host.invalidate(namespace, tokens)
-        return n_in_host, 0 if self.disk is None else self.disk.invalidate(namespace, tokens)
+        return n_in_host, self.disk.invalidate(namespace, tokens) if self.disk is not None and drops_disk else 0
 
     def flush(self) -> None:
         """Detaches everything that the host tier has, empties the disk tier, and drops the offers.

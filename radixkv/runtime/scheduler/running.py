@@ -107,7 +107,8 @@ class RunningRequests:
         if is_loaded:
             self._loading.take(request)
         else:
-            self._cache.count_hit(blocks)
+            if not request.is_canary:
+                self._cache.count_hit(blocks)
             if self._transfers is not None and request.uses_tiers and blocks.n_leased:
                 n_bytes = blocks.n_leased * self._cache.page_size * TOKEN_BYTES
                 self._transfers.offer_used(request.namespace, request.key[:n_bytes])

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import NamedTuple
 
+from radixkv.cache_messages import Tier
 from radixkv.config import SchedulePolicy, SchedulerConfig
 from radixkv.errors import GrammarFailure, InvariantError, QueueFull, queue_timeout
 from radixkv.runtime.cache.cache import ComputedRow, PageCache
@@ -194,8 +195,8 @@ class Scheduler:
         self._beams.forget_failed(updates)
         return updates
 
-    def invalidate(self, namespace: Namespace, tokens: bytes) -> InvalidatedPages:
-        """Drops every cached sequence that begins with ``tokens`` from all tiers.
+    def invalidate(self, namespace: Namespace, tokens: bytes, lowest_tier: Tier = "storage") -> InvalidatedPages:
+        """Drops every cached sequence that begins with ``tokens`` from all tiers, or from the upper ones.
 
         The prefix's own pages go too, back to where another cached sequence branches off. Copies in flight add
         nothing of it to any tier. Running requests keep what they hold until they end; that, and what they compute
@@ -206,11 +207,14 @@ class Scheduler:
         Args:
             namespace: namespace of the sequences.
             tokens: whole pages; none for the whole namespace.
+            lowest_tier: the tiers below it keep what they have.
         """
         n_on_device, n_held = self.cache.invalidate(namespace, tokens)
         n_in_host, n_on_disk = 0, 0
-        if self._transfers is not None:
-            n_in_host, n_on_disk = self._transfers.invalidate(namespace, tokens)
+        if self._transfers is not None and lowest_tier != "device":
+            n_in_host, n_on_disk = self._transfers.invalidate(
+                namespace, tokens, drops_disk=lowest_tier == "storage"
+            )
         return InvalidatedPages(n_on_device, n_held, n_in_host, n_on_disk)
 
     def schedule(self) -> StepPlan | None:
