@@ -28,6 +28,10 @@ class Feed:
     """That after the last batch, if the last turn was asked for one."""
     wants_snapshot: bool = False
 
+    @property
+    def next_number(self) -> int:
+        return len(self.batches)
+
     def publish(self, batch: bytes) -> None:
         self.batches.append(batch)
 
