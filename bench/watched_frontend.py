@@ -11,6 +11,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from radixkv import cli
 from radixkv.frontend import process
@@ -57,5 +58,5 @@ class LoopWatch:
 
 
 if __name__ == "__main__":
-    process.RuntimeProcess = _NullRuntimeProcess  # type: ignore[misc]
-    sys.exit(cli.main(["serve", *sys.argv[3:]]))
+    with patch.object(process, "RuntimeProcess", _NullRuntimeProcess):
+        sys.exit(cli.main(["serve", *sys.argv[3:]]))
