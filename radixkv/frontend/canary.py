@@ -82,7 +82,7 @@ class Canary:
         self._metrics = metrics
         self._interval_s = interval_s
         self._write = write
-        self.prompt = _prompt(served_model)
+        self.prompt = known_prompt(served_model)
         """The known prompt, as little-endian int32 ids."""
         self._tolerance = tolerance(ready)
         self._dropped = itertools.cycle([None, *tiers[: len(tiers) - 1 + ready.has_disk]])
@@ -187,10 +187,13 @@ def _gap(found: TokenLogprobs, other: int) -> float:
     return found.logprob - array("f", found.top_logprobs)[ids.index(other)]
 
 
-def _prompt(served_model: ServedModel) -> bytes:
-    """Returns the prompt's tokens: whole pages and a part of one more.
+def known_prompt(served_model: ServedModel) -> bytes:
+    """Returns the prompt's tokens, as little-endian int32 ids: whole pages and a part of one more.
 
     With pages of 16 tokens the answer fills that page, so that the next round may copy its part of the prompt.
+
+    Raises:
+        ConfigError: the context does not hold a page of a prompt and an answer.
     """
     page_size = served_model.ready.page_size
     max_tokens = served_model.max_prompt_and_answer - N_ANSWER_TOKENS

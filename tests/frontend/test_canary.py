@@ -18,7 +18,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from radixkv.checkpoints import resolve
 from radixkv.config import CacheConfig, EngineConfig
 from radixkv.errors import ConfigError, QueueFull
-from radixkv.frontend.canary import N_ANSWER_TOKENS, N_PAGES, SALT, Answer, Canary, find_difference, tolerance
+from radixkv.frontend.canary import (
+    N_ANSWER_TOKENS,
+    N_PAGES,
+    SALT,
+    Answer,
+    Canary,
+    find_difference,
+    known_prompt,
+    tolerance,
+)
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.metrics.prometheus import Metrics
@@ -288,14 +297,13 @@ READY = ScriptedLoop().ready
 )
 def test_the_prompt_fits_the_context(max_model_len: int, n_tokens: int) -> None:
     ready = msgspec.structs.replace(READY, max_model_len=max_model_len, page_size=PAGE_SIZE, n_pages=1000)
-    canary = Canary(None, served(ready), Metrics(), 1.0)  # type: ignore[arg-type]
-    assert len(canary.prompt) == 4 * n_tokens
+    assert len(known_prompt(served(ready))) == 4 * n_tokens
 
 
 def test_a_context_without_room_for_a_page_is_refused() -> None:
     ready = msgspec.structs.replace(READY, max_model_len=PAGE_SIZE + N_ANSWER_TOKENS, page_size=PAGE_SIZE)
     with pytest.raises(ConfigError, match="at least 25 tokens"):
-        Canary(None, served(ready), Metrics(), 1.0)  # type: ignore[arg-type]
+        known_prompt(served(ready))
 
 
 @pytest.mark.parametrize(
