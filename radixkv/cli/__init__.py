@@ -23,6 +23,7 @@ examples:
   radixkv generate "The dress of Kenji is green. Question: What colour is the dress of Kenji? Answer:"
                                                   answer one prompt without a server
   radixkv explain --file prompt.txt               show how much of a prompt a server has cached, and why no more
+  radixkv top                                     show what a server's cache holds, live
   radixkv bench --workload fewshot --compare-cache
                                                   measure the prefix cache
   radixkv simulate --trace FILE --capacity 0.5M,5M,15M

@@ -140,13 +140,13 @@ def run(args: argparse.Namespace) -> int:
                 time.sleep(args.interval)
                 try:
                     latest = client.get("/cache/tree", TreeResponse)
+                    if time.monotonic() - asked_at >= DOCTOR_PERIOD_S:
+                        doctor, asked_at = client.get("/cache/doctor", DoctorResponse), time.monotonic()
                 except ServerError as error:  # while the server starts its runtime again, say
                     live.update(Text(str(error)), refresh=True)
                     continue
                 if latest.time != tree.time:  # the server looks once a second
                     before, tree = tree, latest
-                if time.monotonic() - asked_at >= DOCTOR_PERIOD_S:
-                    doctor, asked_at = client.get("/cache/doctor", DoctorResponse), time.monotonic()
                 live.update(picture(tree, before, doctor), refresh=True)
 
 

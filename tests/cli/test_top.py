@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.cli import main
+from radixkv.cli import main, top
 from radixkv.cli.top import Node, TreeResponse, largest_runs, load_text, tier_lines
 from support.fake_openai import FakeServer
 
@@ -63,6 +63,32 @@ def test_once(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_pipe_is_refused(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--base-url", server.address]) == 1
     assert "give --once" in capsys.readouterr().err
+
+
+def test_the_picture_survives_a_restart_of_the_runtime(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says what the server says, goes on, and ends at Ctrl-C. The doctor may be the one that is refused."""
+    answers = iter([TREE, {"error": "restarting"}, TREE | {"time": 101.0}])
+
+    def next_tree(_: object) -> dict[str, Any]:
+        if (answer := next(answers, None)) is None:
+            raise AssertionError("asked again after Ctrl-C")
+        return answer
+
+    naps = iter([None, None, KeyboardInterrupt])
+
+    def sleep(_: float) -> None:
+        if (end := next(naps)) is not None:
+            raise end
+
+    server.responses["/cache/tree"] = next_tree
+    monkeypatch.setattr(top.time, "sleep", sleep)
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    assert main(["top", "--base-url", server.address]) == 130
+    shown = capsys.readouterr().out
+    assert "restarting" in shown
+    assert shown.rindex("llama: 3 of 256 running") > shown.index("restarting")
 
 
 @pytest.mark.parametrize("interval", ["0", "-1", "inf", "soon"])
