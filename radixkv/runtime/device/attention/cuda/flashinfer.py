@@ -26,6 +26,7 @@ _FA3_NOTHING = (None,) * 4
 _NO_SCALES = (None,) * 3
 """Scales of the heads of Q, K and V."""
 _NO_CAP = 0.0
+"""Soft cap of the scores, off."""
 _NO_ROTATION = (1.0, 1e-4)
 """Reciprocals of scale and theta of a rotation that is off."""
 _NO_ITEMS = 0
