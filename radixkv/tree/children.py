@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Container, Iterable
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Container, Iterable, Sequence
 from typing import TypeVar
 
-_BUCKET_SIZE = 256
+_BUCKET_SIZE = 16
 
 _Child = TypeVar("_Child")
 
@@ -14,7 +14,7 @@ _Child = TypeVar("_Child")
 class Children(dict[bytes, _Child]):
     """Maps a child's first page (the bytes of its tokens) to the child.
 
-    Up to 512 children ``neighbours`` scans the dictionary; beyond that an index of ordered buckets is kept. See
+    Up to 32 children ``neighbours`` scans the dictionary; beyond that an index of ordered buckets is kept. See
     docs/decisions/0004-order-of-children.md.
     """
 
@@ -42,7 +42,7 @@ class Children(dict[bytes, _Child]):
         """Returns the greatest first page below ``page`` and the smallest one above it, in byte order.
 
         No child shares a longer prefix with ``page`` than the better of these two. ``page`` itself must not be a
-        key. O(log children), and a scan of a few hundred keys.
+        key. O(log children).
         """
         if self._buckets is not None:
             return self._buckets.neighbours(page, self)
@@ -54,7 +54,7 @@ class Children(dict[bytes, _Child]):
 
 
 class _Buckets:
-    """Keys partitioned by range into unsorted buckets.
+    """Keys partitioned by range into sorted buckets.
 
     A removed key stays in its bucket until half of the bucket's keys are removed ones. A removal therefore touches
     only the lower bounds, which fit the processor's caches, and not the keys, which do not: four times faster than
@@ -68,14 +68,14 @@ class _Buckets:
     def __init__(self, keys: Iterable[bytes]) -> None:
         self._lower_bounds = [b""]
         """``_buckets[i]`` contains the keys from ``_lower_bounds[i]`` to below ``_lower_bounds[i + 1]``."""
-        self._buckets = [list(keys)]
+        self._buckets = [sorted(keys)]
         self._n_removed = [0]
         """Removed keys that are still in each bucket."""
 
     def add(self, key: bytes, live: Container[bytes]) -> None:
         index = bisect_right(self._lower_bounds, key) - 1
         bucket = self._buckets[index]
-        bucket.append(key)
+        insort(bucket, key)
         if len(bucket) > 2 * _BUCKET_SIZE:
             self._rebalance(index, live)
 
@@ -87,12 +87,13 @@ class _Buckets:
 
     def neighbours(self, key: bytes, live: Container[bytes]) -> tuple[bytes | None, bytes | None]:
         index = bisect_right(self._lower_bounds, key) - 1
-        bucket = [other for other in self._buckets[index] if other in live]
-        below, above = _nearest_below(bucket, key), _nearest_above(bucket, key)
+        bucket = self._buckets[index]
+        position = bisect_left(bucket, key)
+        below, above = _last_of(bucket[:position], live), _first_of(bucket[position:], live)
         if below is None and index > 0:
-            below = max(other for other in self._buckets[index - 1] if other in live)
+            below = _last_of(self._buckets[index - 1], live)
         if above is None and index + 1 < len(self._buckets):
-            above = min(other for other in self._buckets[index + 1] if other in live)
+            above = _first_of(self._buckets[index + 1], live)
         return below, above
 
     def covers(self, live: Iterable[bytes]) -> bool:
@@ -123,6 +124,14 @@ class _Buckets:
             del self._buckets[index]
             del self._n_removed[index]
             del self._lower_bounds[max(index, 1)]
+
+
+def _last_of(keys: Sequence[bytes], live: Container[bytes]) -> bytes | None:
+    return next((key for key in reversed(keys) if key in live), None)
+
+
+def _first_of(keys: Iterable[bytes], live: Container[bytes]) -> bytes | None:
+    return next((key for key in keys if key in live), None)
 
 
 def _nearest_below(keys: Iterable[bytes], page: bytes) -> bytes | None:

@@ -29,32 +29,35 @@ class Neighbours(NamedTuple):
     @property
     def nearest(self) -> Neighbour | None:
         """The one that shares more leading tokens."""
-        return self._choose(is_computed=False)
+        return _nearer(self.below, self.above)
 
     @property
     def nearest_computed(self) -> Neighbour | None:
         """The same among those whose KV is computed."""
-        return self._choose(is_computed=True)
+        below, above = self
+        return _nearer(
+            below if below is not None and below.is_computed else None,
+            above if above is not None and above.is_computed else None,
+        )
 
-    def _choose(self, *, is_computed: bool) -> Neighbour | None:
-        found = [one for one in self if one is not None and (one.is_computed or not is_computed)]
-        # Of equals, the one that is a node of its own already: a lease on it splits nothing.
-        return max(found, key=lambda one: (one.n_common, len(one.node.pages) == 1, one.tokens), default=None)
 
-
-def find_neighbours(node: Node, n_pages: int, page: bytes, page_bytes: int) -> Neighbours:
+def find_neighbours(node: Node, n_pages: int, page: bytes, page_bytes: int, *, min_common: int = 0) -> Neighbours:
     """Returns the neighbours of ``page`` among the cached pages that continue the first ``n_pages`` of a node.
 
-    O(log children), and a scan of a few hundred keys.
+    O(log children).
 
     Args:
         node: where the match ends.
         n_pages: pages of the node that match.
         page: the tokens after the match, at most a page of them; no cached page that continues the match equals it.
         page_bytes: bytes of a whole page's tokens.
+        min_common: neighbours that share fewer leading tokens are left out.
     """
+    start = page[: min_common * TOKEN_BYTES]
     if n_pages < len(node.pages):
         following = bytes(node.key[n_pages * page_bytes : (n_pages + 1) * page_bytes])
+        if not following.startswith(start):
+            return Neighbours(None, None)
         only = Neighbour(node, following, n_common_tokens(page, following), node.n_computed > n_pages)
         return Neighbours(only, None) if following < page else Neighbours(None, only)
     children = node.children
@@ -64,21 +67,24 @@ def find_neighbours(node: Node, n_pages: int, page: bytes, page_bytes: int) -> N
     return Neighbours(
         *(
             None
-            if key is None
+            if key is None or not key.startswith(start)
             else Neighbour(children[key], key, n_common_tokens(page, key), children[key].n_computed > 0)
             for key in (below, above)
         )
     )
 
 
+def _nearer(first: Neighbour | None, second: Neighbour | None) -> Neighbour | None:
+    if first is None or second is None:
+        return first or second
+    # Of equals, the one that is a node of its own already: a lease on it splits nothing.
+    return max(first, second, key=lambda one: (one.n_common, len(one.node.pages) == 1, one.tokens))
+
+
 def n_common_tokens(first: bytes, second: bytes) -> int:
-    """Returns how many leading tokens two sequences have in common. O(bytes), by binary search."""
-    n_common, limit = 0, min(len(first), len(second)) // TOKEN_BYTES
-    while n_common < limit:
-        middle = (n_common + limit + 1) // 2
-        part = slice(n_common * TOKEN_BYTES, middle * TOKEN_BYTES)
-        if first[part] == second[part]:
-            n_common = middle
-        else:
-            limit = middle - 1
-    return n_common
+    """Returns how many leading tokens two sequences have in common. O(bytes)."""
+    n_bytes = min(len(first), len(second))
+    # In little-endian numbers the first bytes are the lowest, so the lowest bit that differs ends what is common.
+    difference = int.from_bytes(first[:n_bytes], "little") ^ int.from_bytes(second[:n_bytes], "little")
+    lowest_bit = difference & -difference
+    return ((lowest_bit.bit_length() - 1) // 8 if difference else n_bytes) // TOKEN_BYTES

@@ -184,8 +184,8 @@ class RadixTree:
         """Holds the computed page after the end of the lease that shares the most leading tokens with a request.
 
         The lease is neither a use nor a hit of the page: the request soon has its tokens in a page of its own. The
-        first lease on the first page of a longer run splits its node. O(edges + log children), a scan of a few
-        hundred keys, and O(pages of the split node). See docs/decisions/0026-part-of-a-page.md.
+        first lease on the first page of a longer run splits its node. O(edges + log children), and O(pages of the
+        split node). See docs/decisions/0026-part-of-a-page.md.
 
         Args:
             lease: an open lease.
@@ -200,8 +200,9 @@ class RadixTree:
         end = lease.node
         if end.children is None or tokens in end.children or max_tokens < min_tokens:
             return None
-        source = find_neighbours(end, len(end.pages), tokens, self._page_bytes).nearest_computed
-        if source is None or source.n_common < min_tokens:
+        neighbours = find_neighbours(end, len(end.pages), tokens, self._page_bytes, min_common=min_tokens)
+        source = neighbours.nearest_computed
+        if source is None:
             return None
         node = source.node if len(source.node.pages) == 1 else self._forest.split(source.node, 1)
         held = self.fork(lease)
