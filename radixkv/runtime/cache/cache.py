@@ -478,9 +478,9 @@ class PageCache:
     def _evict_if_short(self, n_pages: int) -> None:
         n_short = n_pages - len(self._free)
         if n_short > 0:
-            # Evicting pages one by one takes several times as long per page, and losing 1/256 of the pages hardly
+            # Evicting pages one by one takes several times as long per page, and losing 1/128 of the pages hardly
             # matters.
-            for run in self.tree.evict(max(n_short, self.n_pages >> 8)):
+            for run in self.tree.evict(max(n_short, self.n_pages >> 7)):
                 self.n_evicted += len(run.pages)
                 self._free += run.pages
         assert len(self._free) >= n_pages, "the tree evicted fewer pages than it counts as evictable"

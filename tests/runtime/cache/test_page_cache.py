@@ -26,7 +26,7 @@ def full_cache(n_pages: int) -> PageCache:
     return cache
 
 
-@pytest.mark.parametrize(("n_pages", "n_at_a_time"), [(100, 1), (1024, 4)])
+@pytest.mark.parametrize(("n_pages", "n_at_a_time"), [(100, 1), (1024, 8)])
 def test_a_large_pool_evicts_several_pages_at_a_time(n_pages: int, n_at_a_time: int) -> None:
     cache = full_cache(n_pages)
     blocks = cache.open(Namespace(), b"")
