@@ -294,7 +294,8 @@ class Scheduler:
             if not request.n_pending_copies:
                 if blocks.replaced:
                     self.cache.free_replaced(blocks, plan.step)
-                if blocks.lease is None:  # after the forks of a leader, which read one position further back
+                if blocks.lease is None and self.cache.window is not None:
+                    # After the forks of a leader, which read one position further back.
                     self.cache.free_behind(blocks, row.start + row.n_tokens)
         self.running.release()
         return updates + self._beams.advance(launched.requests)
