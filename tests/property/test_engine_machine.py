@@ -12,14 +12,14 @@ from support.engine_machine import (
     WindowedEngineMachine,
 )
 
-EngineMachine.TestCase.settings = settings(max_examples=500, stateful_step_count=50, deadline=None)
+EngineMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)
 TestEngineMachine = EngineMachine.TestCase
 
-DiskEngineMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+DiskEngineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 TestDiskEngineMachine = DiskEngineMachine.TestCase
 
-CopyingEngineMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+CopyingEngineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 TestCopyingEngineMachine = CopyingEngineMachine.TestCase
 
-WindowedEngineMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+WindowedEngineMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 TestWindowedEngineMachine = WindowedEngineMachine.TestCase

@@ -95,6 +95,7 @@ def test_engine_names_an_unknown_workload() -> None:
     assert done.stderr.strip() == f"no workload chess; there are {known}"
 
 
+@pytest.mark.nightly
 def test_steps_are_timed(tmp_path: Path) -> None:
     lines = run("profile_step.py", tmp_path, "--small", "--no-profile", "--steps", "3")
     assert [line["tokens"] for line in lines] == [4, 4, 64, 52]
@@ -108,6 +109,7 @@ def test_a_soak_adds_up(tmp_path: Path) -> None:
     assert [sample["requests"] for sample in line["samples"]] == [30, 60]
 
 
+@pytest.mark.nightly
 def test_a_running_server_is_asked_without_torch_at_a_share_of_its_rate(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('there is no torch')", encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
