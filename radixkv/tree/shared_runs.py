@@ -24,22 +24,24 @@ def find_shared_runs(leases: Sequence[Lease | None]) -> list[SharedLeases]:
     Ordered by first lease, then by first page. Runs nest: a run of more leases comes before the runs that some of
     those leases share after it. None stands for a request without a lease, and shares nothing.
     """
-    leases_of: dict[Node, list[int]] = {}
-    """In order of each node's first lease, parents before children."""
+    leases_by_end: dict[Node, list[int]] = {}
+    """By the last node of each lease that others hold, too: the node's leases, in order of their first one."""
     for index, lease in enumerate(leases):
         if lease is None:
             continue
         node = lease.node
         while node.n_leases == 1 and node.parent is not None:
             node = node.parent
-        if node.parent is None:
-            continue  # shares no page
-        if node not in leases_of:
-            for new_node in _path_to(node):
-                leases_of.setdefault(new_node, [])
-        while node.parent is not None:
-            leases_of[node].append(index)
-            node = node.parent
+        if node in leases_by_end:
+            leases_by_end[node].append(index)
+        elif node.parent is not None:  # a root has no page to share
+            leases_by_end[node] = [index]
+
+    leases_of: dict[Node, list[int]] = {}
+    """In order of each node's first lease, parents before children."""
+    for end_node, indices in leases_by_end.items():
+        for node in _path_to(end_node):
+            leases_of.setdefault(node, []).extend(indices)
 
     starts: list[tuple[tuple[int, ...], int]] = []
     ends: list[int] = []
@@ -53,7 +55,7 @@ def find_shared_runs(leases: Sequence[Lease | None]) -> list[SharedLeases]:
         if node.parent is previous and len(sharers) == n_previous:
             ends[-1] = end
         else:
-            starts.append((tuple(sharers), first_page))
+            starts.append((tuple(sorted(sharers)), first_page))
             ends.append(end)
         previous, n_previous = node, len(sharers)
     return [
