@@ -94,17 +94,13 @@ def test_prompts_of_ragged_rows(kv_dtype, page_size, heads, kernel):
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("heads", [(8, 2, 64), LLAMA, (8, 4, 256)])
-@pytest.mark.parametrize(("window", "has_sinks"), [(None, False), (200, False), (None, True), (200, True)])
-def test_prompts_with_queries_of_8_bits(window, has_sinks, heads, page_size):
-    """FA3 over K and V of 8 bits. The oracle rounds the queries too; what it cannot round are softmax weights.
-
-    Pages behind the window are not finite, as if other requests had them.
-    """
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_prompts_with_queries_of_8_bits(has_sinks, heads, page_size):
+    """FA3 over K and V of 8 bits. The oracle rounds the queries too; what it cannot round are softmax weights."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("FA3 is Hopper's alone")
     world = World(
         shape_of(heads, page_size, torch.float8_e4m3fn),
-        [window],
         width=4096 // page_size,
         n_pages=32768 // page_size,
         prompt_kernel="fa3",
@@ -116,13 +112,28 @@ def test_prompts_with_queries_of_8_bits(window, has_sinks, heads, page_size):
         world.fill(int(batch_slot), int(start + n))
     q = world.queries(int(n_tokens.sum()))
     expected = world.expected(batch_slots, starts + n_tokens, n_tokens, q.to(torch.float8_e4m3fn).float())
-    if window is not None:
-        for batch_slot, start in zip(batch_slots, starts, strict=True):
-            world.poison(int(batch_slot), max(int(start) + 1 - window, 0) // page_size)
     out = torch.full_like(q, math.nan)
     prompts = world.attention.plan_prompts(batch_slots, starts, n_tokens)
     world.attention.step(None, prompts).run(0, q, world.k, world.v, out)
     assert_close_in_8_bits(out, expected)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("heads", [(8, 2, 64), LLAMA])
+def test_the_kernel_of_choice_ends_prompts_that_are_longer_than_windows(heads, kv_dtype):
+    """With K and V of 8 bits FA3 would not end. Pages behind the window are not finite, as if others had them."""
+    world = World(shape_of(heads, kv_dtype=kv_dtype), [200], width=256, n_pages=4096)
+    starts, n_tokens, batch_slots = ints([0, 0, 1536, 2000]), ints([1, 1500, 700, 33]), ints([3, 9, 30, 63])
+    for batch_slot, start, n in zip(batch_slots, starts, n_tokens, strict=True):
+        world.fill(int(batch_slot), int(start + n))
+    q = world.queries(int(n_tokens.sum()))
+    expected = world.expected(batch_slots, starts + n_tokens, n_tokens, q)
+    for batch_slot, start in zip(batch_slots, starts, strict=True):
+        world.poison(int(batch_slot), max(int(start) + 1 - 200, 0) // 16)
+    out = torch.full_like(q, math.nan)
+    prompts = world.attention.plan_prompts(batch_slots, starts, n_tokens)
+    world.attention.step(None, prompts).run(0, q, world.k, world.v, out)
+    assert_close(out, expected)
 
 
 @pytest.mark.parametrize(

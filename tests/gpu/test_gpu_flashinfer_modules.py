@@ -26,7 +26,7 @@ def test_names(backend, dtype, has_8_bits, is_windowed):
 
 def test_a_prebuilt_module_is_loaded_without_the_package():
     shape = AttentionShape(32, 8, 128, 16, torch.bfloat16, 128**-0.5, torch.bfloat16)
-    backend = modules.backend_of(torch.cuda.get_device_capability())
+    backend = modules.backend_of(torch.cuda.get_device_capability(), torch.bfloat16, [None])
     if modules._prebuilt(modules._name(backend, shape, False)) is None:
         pytest.skip("this machine has no prebuilt module")
     script = (

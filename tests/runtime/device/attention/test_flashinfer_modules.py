@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.flashinfer_modules import not_compiled
+from radixkv.runtime.device.kv_dtype import FP8
 
 SHAPE = AttentionShape(32, 8, 128, 16, torch.bfloat16, 128**-0.5, torch.bfloat16)
 FA3 = (
@@ -47,6 +49,15 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
 def test_prebuilt_modules_are_found(build: Build, name: str, capability: tuple[int, ...]) -> None:
     build("site/flashinfer/data/aot", name)
     assert not_compiled(SHAPE, [None, None], capability) == []
+
+
+def test_windows_over_8_bits_need_fa2(build: Build) -> None:
+    """FlashInfer's FA3 kernel never ends there."""
+    shape = replace(SHAPE, kv_dtype=FP8)
+    of_8_bits = FA2.replace("dtype_kv_bf16", "dtype_kv_e4m3")
+    build("site/flashinfer/data/aot", of_8_bits)
+    build("site/flashinfer/data/aot", of_8_bits.replace("swa_False", "swa_True"))
+    assert not_compiled(shape, [128, None], HOPPER) == []
 
 
 def test_the_package_of_prebuilt_modules_comes_first(build: Build, tmp_path: Path) -> None:

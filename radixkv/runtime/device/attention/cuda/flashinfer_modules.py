@@ -38,19 +38,24 @@ def load(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool) ->
 
 def not_compiled(shape: AttentionShape, windows: Sequence[int | None], capability: tuple[int, ...]) -> list[str]:
     """Returns the names of modules that ``load`` would compile for layers with these windows on such a GPU."""
-    backend = backend_of(capability)
+    backend = backend_of(capability, shape.kv_dtype, windows)
     kinds = sorted({window is not None for window in windows})
     missing = [kind for kind in kinds if _prebuilt(_name(backend, shape, kind)) is None]
     specs = [_spec(backend, shape, kind) for kind in missing]
     return [spec.name for spec in specs if not spec.is_compiled]
 
 
-def backend_of(capability: tuple[int, ...]) -> FlashInferKernel:
+def backend_of(
+    capability: tuple[int, ...], kv_dtype: torch.dtype, windows: Sequence[int | None]
+) -> FlashInferKernel:
     """Returns the backend of prompts and of large tiles: FA3 on Hopper, which alone supports it, else FA2.
 
     With K and V of 8 bits FA3 rounds queries and weights of the softmax to 8 bits too. FA2 does not, but converts K
-    and V, for which an 8B model's prompts take twice as long.
+    and V, for which an 8B model's prompts take twice as long. Models with windows over K and V of 8 bits take FA2
+    everywhere: FA3 of FlashInfer 0.6.12 never ends there (flashinfer-ai/flashinfer#3578).
     """
+    if kv_dtype == FP8 and any(window is not None for window in windows):
+        return "fa2"
     return "fa3" if capability == (9, 0) else "fa2"
 
 
