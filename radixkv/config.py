@@ -8,15 +8,24 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from radixkv.checks import (
+    MAX_PRIORITY,
+    MIN_PRIORITY,
+    check_api_key,
+    check_at_least,
+    check_at_most,
+    check_bool,
+    check_priority_range,
+    check_seconds,
+    check_text,
+    is_number,
+)
 from radixkv.errors import ConfigError, shortened
 
 MAX_SEED = (1 << 63) - 1
-MIN_PRIORITY, MAX_PRIORITY = -(1 << 31), (1 << 31) - 1
 MIN_HEARTBEAT_TIMEOUT_S = 2.0
 """Four times the interval at which a healthy runtime sends heartbeats."""
 
-MAX_KEY_CHARACTERS = 1024
-_API_KEY_PATTERN = re.compile(rf"[!-~]{{1,{MAX_KEY_CHARACTERS}}}")
 _TCP_ENDPOINT = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]*]+):([0-9]{1,5})")
 _ORIGIN_PATTERN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._\[\]:-]+")
 """An origin as browsers send it: in lower case, without a path."""
@@ -31,42 +40,6 @@ KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
 MetricsCompat = Literal["vllm", "sglang"]
 GrammarBackend = Literal["xgrammar", "none"]
 AttentionBackend = Literal["auto", "flashinfer", "triton"]
-
-
-def _check_integer(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name} {shortened(value)} must be a whole number")
-    return value
-
-
-def _check_at_least(minimum: int, name: str, value: object) -> None:
-    if _check_integer(name, value) < minimum:
-        raise ConfigError(f"{name} {shortened(value)} must be at least {minimum}")
-
-
-def _check_at_most(maximum: int, shown: str, name: str, value: object) -> None:
-    if not 0 <= _check_integer(name, value) <= maximum:
-        raise ConfigError(f"{name} {shortened(value)} is not between 0 and {shown}")
-
-
-def _check_bool(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} {shortened(value)} must be True or False")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _check_seconds(name: str, value: float | None, unit: str = "seconds") -> None:
-    if value is not None and not (_is_number(value) and 0 < value < math.inf):  # also catches NaN
-        raise ConfigError(f"{name} {shortened(value)} must be a number of {unit} above 0")
-
-
-def _check_text(name: str, value: str | None, what: str) -> None:
-    if value is not None and (not isinstance(value, str) or not value):
-        is_what = "empty" if value == "" else shortened(value)
-        raise ConfigError(f"{name} is {is_what}; give {what}, or leave it out")
 
 
 @dataclass(frozen=True)
@@ -117,12 +90,12 @@ class ModelConfig:
                 f"attention_backend {shortened(self.attention_backend)} is not supported; use auto, flashinfer or "
                 "triton"
             )
-        _check_bool("enforce_eager", self.enforce_eager)
-        _check_text("quantization", self.quantization, "fp8")
-        _check_text("revision", self.revision, "a branch, tag or commit")
-        _check_text("tokenizer", self.tokenizer, "a folder or a hub name")
+        check_bool("enforce_eager", self.enforce_eager)
+        check_text("quantization", self.quantization, "fp8")
+        check_text("revision", self.revision, "a branch, tag or commit")
+        check_text("tokenizer", self.tokenizer, "a folder or a hub name")
         if self.max_model_len is not None:
-            _check_at_least(1, "max_model_len", self.max_model_len)
+            check_at_least(1, "max_model_len", self.max_model_len)
 
 
 @dataclass(frozen=True)
@@ -164,28 +137,28 @@ class CacheConfig:
     which a pool of the same size holds twice the tokens of 16 bits. CUDA needs compute capability 8.9 for it."""
 
     def __post_init__(self) -> None:
-        _check_at_least(1, "page_size", self.page_size)
+        check_at_least(1, "page_size", self.page_size)
         if self.kv_cache_memory_bytes is not None:
-            _check_at_least(1, "kv_cache_memory_bytes", self.kv_cache_memory_bytes)
+            check_at_least(1, "kv_cache_memory_bytes", self.kv_cache_memory_bytes)
         if self.max_total_tokens is not None:
-            _check_at_least(1, "max_total_tokens", self.max_total_tokens)
+            check_at_least(1, "max_total_tokens", self.max_total_tokens)
         if self.kv_cache_dtype not in get_args(KVCacheDtype):
             raise ConfigError(
                 f"kv_cache_dtype {shortened(self.kv_cache_dtype)} is not supported; use auto, fp8 or fp8_e4m3"
             )
-        _check_bool("enable_prefix_caching", self.enable_prefix_caching)
+        check_bool("enable_prefix_caching", self.enable_prefix_caching)
         share = self.gpu_memory_utilization
-        if share is not None and not (_is_number(share) and 0 < share <= 1):  # also catches NaN
+        if share is not None and not (is_number(share) and 0 < share <= 1):  # also catches NaN
             raise ConfigError(f"gpu_memory_utilization {shortened(share)} must be above 0 and at most 1")
         if self.host_memory_bytes is not None:
-            _check_at_least(1, "host_memory_bytes", self.host_memory_bytes)
+            check_at_least(1, "host_memory_bytes", self.host_memory_bytes)
             if not self.enable_prefix_caching:
                 raise ConfigError(
                     "host_memory_bytes needs enable_prefix_caching: the host tier keeps pages of the prefix cache"
                 )
-        _check_text("cache_dir", self.cache_dir, "a folder")
+        check_text("cache_dir", self.cache_dir, "a folder")
         if self.cache_dir_bytes is not None:
-            _check_at_least(1, "cache_dir_bytes", self.cache_dir_bytes)
+            check_at_least(1, "cache_dir_bytes", self.cache_dir_bytes)
             if self.cache_dir is None:
                 raise ConfigError(
                     f"cache_dir_bytes {self.cache_dir_bytes} needs cache_dir: without a folder there is no disk "
@@ -208,9 +181,9 @@ class CacheConfig:
             raise ConfigError(
                 f"eviction_policy {shortened(self.eviction_policy)} is unknown; use 'lru', 'lfuda' or 'adaptive'"
             )
-        if not (_is_number(self.ghost_capacity) and 0 <= self.ghost_capacity < math.inf):  # also catches NaN
+        if not (is_number(self.ghost_capacity) and 0 <= self.ghost_capacity < math.inf):  # also catches NaN
             raise ConfigError(f"ghost_capacity {shortened(self.ghost_capacity)} must be a number of at least 0")
-        if not (_is_number(self.pin_budget) and 0 <= self.pin_budget <= 1):  # also catches NaN
+        if not (is_number(self.pin_budget) and 0 <= self.pin_budget <= 1):  # also catches NaN
             raise ConfigError(f"pin_budget {shortened(self.pin_budget)} must be a number between 0 and 1")
 
 
@@ -239,14 +212,14 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         if self.max_num_seqs is not None:
-            _check_at_least(1, "max_num_seqs", self.max_num_seqs)
+            check_at_least(1, "max_num_seqs", self.max_num_seqs)
         if self.max_num_batched_tokens is not None:
-            _check_at_least(1, "max_num_batched_tokens", self.max_num_batched_tokens)
-        _check_at_least(1, "max_queued_requests", self.max_queued_requests)
-        _check_at_least(1, "lpm_window", self.lpm_window)
-        _check_at_least(1, "lpm_max_passes", self.lpm_max_passes)
-        _check_seconds("queue_timeout_s", self.queue_timeout_s)
-        _check_seconds("target_itl_ms", self.target_itl_ms, "milliseconds")
+            check_at_least(1, "max_num_batched_tokens", self.max_num_batched_tokens)
+        check_at_least(1, "max_queued_requests", self.max_queued_requests)
+        check_at_least(1, "lpm_window", self.lpm_window)
+        check_at_least(1, "lpm_max_passes", self.lpm_max_passes)
+        check_seconds("queue_timeout_s", self.queue_timeout_s)
+        check_seconds("target_itl_ms", self.target_itl_ms, "milliseconds")
         if self.schedule_policy not in ("lpm", "fcfs"):
             raise ConfigError(f"schedule_policy {shortened(self.schedule_policy)} is unknown; use 'lpm' or 'fcfs'")
 
@@ -271,15 +244,15 @@ class KVEventsConfig:
     """Whether events of prompts with a ``cache_salt`` have their tokens, too."""
 
     def __post_init__(self) -> None:
-        _check_bool("allow_remote", self.allow_remote)
-        _check_bool("salted_token_ids", self.salted_token_ids)
+        check_bool("allow_remote", self.allow_remote)
+        check_bool("salted_token_ids", self.salted_token_ids)
         _check_endpoint("endpoint", self.endpoint, allow_remote=self.allow_remote)
         if self.replay_endpoint is not None:
             _check_endpoint("replay_endpoint", self.replay_endpoint, allow_remote=self.allow_remote)
         if self.endpoint == self.replay_endpoint:
             raise ConfigError(f"replay_endpoint {shortened(self.endpoint)} is the endpoint, too; give it another")
-        _check_at_least(1, "buffer_steps", self.buffer_steps)
-        _check_at_least(1, "hwm", self.hwm)
+        check_at_least(1, "buffer_steps", self.buffer_steps)
+        check_at_least(1, "hwm", self.hwm)
         if not isinstance(self.topic, str):
             raise ConfigError(f"topic {shortened(self.topic)} must be a text")
 
@@ -297,7 +270,7 @@ class EngineConfig:
     """None: no events are published. Only the runtime process publishes them."""
 
     def __post_init__(self) -> None:
-        _check_at_most(MAX_SEED, "2**63 - 1", "seed", self.seed)
+        check_at_most(MAX_SEED, "2**63 - 1", "seed", self.seed)
         if self.kv_events is not None and not self.cache.enable_prefix_caching:
             raise ConfigError(
                 "kv_events_config needs enable_prefix_caching: events are about pages of the prefix cache"
@@ -356,35 +329,35 @@ class ServerConfig:
     never."""
 
     def __post_init__(self) -> None:
-        _check_at_most(65535, "65535", "port", self.port)
-        _check_api_key(self.api_key)
+        check_at_most(65535, "65535", "port", self.port)
+        check_api_key(self.api_key)
         _check_host(self.host, has_key=self.api_key is not None)
         _check_origins(self.allowed_origins, has_key=self.api_key is not None)
         if self.explain_contents is not None:
-            _check_bool("explain_contents", self.explain_contents)
-        _check_bool("keep_nonces", self.keep_nonces)
-        _check_bool("restart_runtime", self.restart_runtime)
-        _check_priority_range(self.priority_range)
-        _check_text("served_model_name", self.served_model_name, "a name")
-        _check_text("chat_template", self.chat_template, "a file")
-        _check_text("request_log", self.request_log, "a file")
+            check_bool("explain_contents", self.explain_contents)
+        check_bool("keep_nonces", self.keep_nonces)
+        check_bool("restart_runtime", self.restart_runtime)
+        check_priority_range(self.priority_range)
+        check_text("served_model_name", self.served_model_name, "a name")
+        check_text("chat_template", self.chat_template, "a file")
+        check_text("request_log", self.request_log, "a file")
         if self.otlp_traces_endpoint is not None and not re.match(r"https?://[^/]", str(self.otlp_traces_endpoint)):
             raise ConfigError(
                 f"otlp_traces_endpoint {shortened(self.otlp_traces_endpoint)} is no URL of a collector; give one "
                 "for HTTP, such as http://127.0.0.1:4318/v1/traces"
             )
-        _check_text("tool_call_parser", self.tool_call_parser, "a name")
-        _check_text("reasoning_parser", self.reasoning_parser, "a name")
+        check_text("tool_call_parser", self.tool_call_parser, "a name")
+        check_text("reasoning_parser", self.reasoning_parser, "a name")
         if self.metrics_compat not in (None, "vllm", "sglang"):
             raise ConfigError(f"metrics_compat {shortened(self.metrics_compat)} is unknown; use vllm or sglang")
-        _check_seconds("stats_interval_s", self.stats_interval_s)
-        _check_seconds("canary_interval_s", self.canary_interval_s)
+        check_seconds("stats_interval_s", self.stats_interval_s)
+        check_seconds("canary_interval_s", self.canary_interval_s)
         if not self.heartbeat_timeout_s >= MIN_HEARTBEAT_TIMEOUT_S:  # also catches NaN
             raise ConfigError(
                 f"heartbeat_timeout_s {self.heartbeat_timeout_s:g} must be at least {MIN_HEARTBEAT_TIMEOUT_S:g}: "
                 "a healthy runtime sends a heartbeat every half second"
             )
-        _check_at_least(1, "max_body_bytes", self.max_body_bytes)
+        check_at_least(1, "max_body_bytes", self.max_body_bytes)
 
     @property
     def may_explain_contents(self) -> bool:
@@ -397,29 +370,6 @@ class ServerConfig:
         if self.priority_range is not None:
             return self.priority_range
         return (0, 0) if self.api_key is None else (MIN_PRIORITY, MAX_PRIORITY)
-
-
-def _check_priority_range(priorities: object) -> None:
-    if priorities is None:
-        return
-    if not isinstance(priorities, tuple) or len(priorities) != 2:
-        raise ConfigError(
-            f"priority_range {shortened(priorities)} must be a pair: the lowest and the highest priority"
-        )
-    lowest, highest = (_check_integer("priority_range", priority) for priority in priorities)
-    if not MIN_PRIORITY <= lowest <= 0 <= highest <= MAX_PRIORITY:
-        raise ConfigError(
-            f"priority_range {shortened(priorities)} must contain 0, the priority of requests that set none, and "
-            "lie between -2**31 and 2**31 - 1"
-        )
-
-
-def _check_api_key(key: str | None) -> None:
-    """Refuses a key that no client can send. The error does not contain the key."""
-    if key is not None and not (isinstance(key, str) and _API_KEY_PATTERN.fullmatch(key)):
-        raise ConfigError(
-            f"api_key must be 1 to {MAX_KEY_CHARACTERS} visible ASCII characters, without spaces; choose another"
-        )
 
 
 def _check_host(host: str, *, has_key: bool) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from radixkv.cache_messages import Invalidated, Tier
-from radixkv.config import MAX_PRIORITY
+from radixkv.checks import MAX_PRIORITY
 from radixkv.errors import ConfigError, RequestError
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.in_flight import Arrival

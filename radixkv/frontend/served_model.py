@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from radixkv.config import MAX_PRIORITY, MIN_PRIORITY
+from radixkv.checks import MAX_PRIORITY, MIN_PRIORITY
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.batch_tokenizer import BatchTokenizer
 from radixkv.frontend.http.errors import ModelNotFound

@@ -13,7 +13,8 @@ from time import monotonic
 import numpy as np
 from msgspec.structs import replace
 
-from radixkv.config import MAX_PRIORITY, MAX_SEED, MIN_PRIORITY
+from radixkv.checks import MAX_PRIORITY, MIN_PRIORITY
+from radixkv.config import MAX_SEED
 from radixkv.errors import InvalidRequest, shortened
 from radixkv.limits import MAX_PINS, check_cache_salt, check_ids, check_length, check_session_id, check_ttl
 from radixkv.runtime.beam_search import BeamSearch

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from radixkv.cache_messages import Flushed
-from radixkv.config import MIN_PRIORITY
+from radixkv.checks import MIN_PRIORITY
 from radixkv.errors import RequestError, UnsupportedFeature
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.error_response import retry_after

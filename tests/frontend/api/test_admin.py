@@ -11,7 +11,8 @@ import pytest
 
 from radixkv import __version__
 from radixkv.cache_messages import Flush, Flushed
-from radixkv.config import MIN_PRIORITY, ServerConfig
+from radixkv.checks import MIN_PRIORITY
+from radixkv.config import ServerConfig
 from radixkv.errors import Draining, QueueTimeout
 from radixkv.frontend.http.error_response import error_response
 from radixkv.frontend.served_model import ServedModel

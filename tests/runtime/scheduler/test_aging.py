@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv.config import MIN_PRIORITY
+from radixkv.checks import MIN_PRIORITY
 from radixkv.runtime.request import Phase, Request
 from support.engine import Engine, prompt
 

@@ -1,0 +1,79 @@
+"""Checks of the values of settings; each raises ``ConfigError`` with the setting's name."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from radixkv.errors import ConfigError, shortened
+
+MIN_PRIORITY, MAX_PRIORITY = -(1 << 31), (1 << 31) - 1
+MAX_KEY_CHARACTERS = 1024
+_API_KEY_PATTERN = re.compile(rf"[!-~]{{1,{MAX_KEY_CHARACTERS}}}")
+
+
+def check_integer(name: str, value: object) -> int:
+    """Returns the value. Refuses what is no whole number."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} {shortened(value)} must be a whole number")
+    return value
+
+
+def check_at_least(minimum: int, name: str, value: object) -> None:
+    """Refuses what is no whole number of at least ``minimum``."""
+    if check_integer(name, value) < minimum:
+        raise ConfigError(f"{name} {shortened(value)} must be at least {minimum}")
+
+
+def check_at_most(maximum: int, shown: str, name: str, value: object) -> None:
+    """Refuses what is no whole number from 0 to ``maximum``, which the error names as ``shown``."""
+    if not 0 <= check_integer(name, value) <= maximum:
+        raise ConfigError(f"{name} {shortened(value)} is not between 0 and {shown}")
+
+
+def check_bool(name: str, value: object) -> None:
+    """Refuses what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} {shortened(value)} must be True or False")
+
+
+def is_number(value: object) -> bool:
+    """Returns whether the value is a number, which may be NaN or infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_seconds(name: str, value: float | None, unit: str = "seconds") -> None:
+    """Refuses what is neither None nor a finite number above 0."""
+    if value is not None and not (is_number(value) and 0 < value < math.inf):  # also catches NaN
+        raise ConfigError(f"{name} {shortened(value)} must be a number of {unit} above 0")
+
+
+def check_text(name: str, value: str | None, what: str) -> None:
+    """Refuses an empty text, and what is neither text nor None. ``what`` says what to give instead."""
+    if value is not None and (not isinstance(value, str) or not value):
+        is_what = "empty" if value == "" else shortened(value)
+        raise ConfigError(f"{name} is {is_what}; give {what}, or leave it out")
+
+
+def check_priority_range(priorities: object) -> None:
+    """Refuses what is neither None nor a pair of priorities around 0."""
+    if priorities is None:
+        return
+    if not isinstance(priorities, tuple) or len(priorities) != 2:
+        raise ConfigError(
+            f"priority_range {shortened(priorities)} must be a pair: the lowest and the highest priority"
+        )
+    lowest, highest = (check_integer("priority_range", priority) for priority in priorities)
+    if not MIN_PRIORITY <= lowest <= 0 <= highest <= MAX_PRIORITY:
+        raise ConfigError(
+            f"priority_range {shortened(priorities)} must contain 0, the priority of requests that set none, and "
+            "lie between -2**31 and 2**31 - 1"
+        )
+
+
+def check_api_key(key: str | None) -> None:
+    """Refuses a key that no client can send. The error does not contain the key."""
+    if key is not None and not (isinstance(key, str) and _API_KEY_PATTERN.fullmatch(key)):
+        raise ConfigError(
+            f"api_key must be 1 to {MAX_KEY_CHARACTERS} visible ASCII characters, without spaces; choose another"
+        )
