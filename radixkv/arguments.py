@@ -267,7 +267,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_flags(config: EngineConfig) -> list[str]:
-    """Returns flags that reproduce a configuration, without events; settings with default values are left out."""
+    """Returns flags that reproduce a configuration, but for events and tenants. Default values are left out."""
     model, cache, scheduler = config.model, config.cache, config.scheduler
     defaults = EngineConfig()
     values = (

@@ -28,6 +28,7 @@ class Explain(msgspec.Struct, frozen=True, tag=True):
     cache_salt: str = ""
     contents: bool = True
     """False: the answer has page granularity only, and says nothing about other salts."""
+    tenant: str = ""
 
 
 class Match(msgspec.Struct, frozen=True, tag=True):
@@ -37,6 +38,7 @@ class Match(msgspec.Struct, frozen=True, tag=True):
     prompts: tuple[bytes, ...]
     """The prompts, each as little-endian int32 ids."""
     cache_salt: str = ""
+    tenant: str = ""
 
 
 class Outline(msgspec.Struct, frozen=True, tag=True):
@@ -56,6 +58,7 @@ class Pin(msgspec.Struct, frozen=True, tag=True):
     ttl_s: float
     """How long to pin it, in seconds; 0 ends the pin of exactly this prompt."""
     cache_salt: str = ""
+    tenant: str = ""
 
 
 class Invalidate(msgspec.Struct, frozen=True, tag=True):
@@ -67,6 +70,7 @@ class Invalidate(msgspec.Struct, frozen=True, tag=True):
     cache_salt: str = ""
     lowest_tier: Tier = "storage"
     """The tiers below it keep what they have."""
+    tenant: str = ""
 
 
 class CloseSession(msgspec.Struct, frozen=True, tag=True):
@@ -78,7 +82,8 @@ class CloseSession(msgspec.Struct, frozen=True, tag=True):
     id: str
     session_id: str
     cache_salt: str = ""
-    """That of the session's requests."""
+    """That of the session's requests, as ``tenant``."""
+    tenant: str = ""
 
 
 class Flushed(msgspec.Struct, frozen=True, tag=True):

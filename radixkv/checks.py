@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import TypeGuard
 
 from radixkv.errors import ConfigError, shortened
 
@@ -37,7 +38,7 @@ def check_bool(name: str, value: object) -> None:
         raise ConfigError(f"{name} {shortened(value)} must be True or False")
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Returns whether the value is a number, which may be NaN or infinite."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 

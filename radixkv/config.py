@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -21,6 +22,7 @@ from radixkv.checks import (
     is_number,
 )
 from radixkv.errors import ConfigError, shortened
+from radixkv.tenants import TenantConfig, check_tenants
 
 MAX_SEED = (1 << 63) - 1
 MIN_HEARTBEAT_TIMEOUT_S = 2.0
@@ -268,8 +270,11 @@ class EngineConfig:
     """Seed of the generator that draws seeds for requests without one."""
     kv_events: KVEventsConfig | None = None
     """None: no events are published. Only the runtime process publishes them."""
+    tenants: tuple[TenantConfig, ...] = ()
+    """Who may use a server, the operator included; none: all clients are one. Only a server has tenants."""
 
     def __post_init__(self) -> None:
+        check_tenants(self.tenants)
         check_at_most(MAX_SEED, "2**63 - 1", "seed", self.seed)
         if self.kv_events is not None and not self.cache.enable_prefix_caching:
             raise ConfigError(
@@ -297,7 +302,8 @@ class ServerConfig:
     max_body_bytes: int = 8 << 20
     """Maximum size of a request body."""
     api_key: str | None = field(default=None, repr=False)
-    """Clients must send it as ``Authorization: Bearer``. None: no key, and ``host`` must be a loopback address."""
+    """Clients must send it as ``Authorization: Bearer``. None: no key, and ``host`` must be a loopback address.
+    With ``tenant_keys`` it is the operator's, and None: nobody may use the operator's routes."""
     chat_template: str | None = None
     """A file with a chat template to use instead of the tokenizer's own."""
     metrics_compat: MetricsCompat | None = None
@@ -327,12 +333,16 @@ class ServerConfig:
     canary_interval_s: float | None = None
     """Interval at which a known prompt is answered from the cache and without it, to compare the answers; None:
     never."""
+    tenant_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The name of the tenant that has a key, by key. Empty: there are no tenants."""
 
     def __post_init__(self) -> None:
         check_at_most(65535, "65535", "port", self.port)
         check_api_key(self.api_key)
-        _check_host(self.host, has_key=self.api_key is not None)
-        _check_origins(self.allowed_origins, has_key=self.api_key is not None)
+        _check_host(self.host, has_key=self.needs_key)
+        _check_origins(self.allowed_origins, has_key=self.needs_key)
+        if self.tenant_keys:
+            self._check_beside_tenants(self.tenant_keys)
         if self.explain_contents is not None:
             check_bool("explain_contents", self.explain_contents)
         check_bool("keep_nonces", self.keep_nonces)
@@ -360,16 +370,30 @@ class ServerConfig:
         check_at_least(1, "max_body_bytes", self.max_body_bytes)
 
     @property
+    def needs_key(self) -> bool:
+        """Whether clients must send a key: the server's, or that of a tenant."""
+        return self.api_key is not None or bool(self.tenant_keys)
+
+    @property
     def may_explain_contents(self) -> bool:
         """``explain_contents`` with its default filled in."""
-        return self.api_key is None if self.explain_contents is None else self.explain_contents
+        return not self.needs_key if self.explain_contents is None else self.explain_contents
 
     @property
     def allowed_priorities(self) -> tuple[int, int]:
         """``priority_range`` with its default filled in."""
         if self.priority_range is not None:
             return self.priority_range
-        return (0, 0) if self.api_key is None else (MIN_PRIORITY, MAX_PRIORITY)
+        return (MIN_PRIORITY, MAX_PRIORITY) if self.needs_key else (0, 0)
+
+    def _check_beside_tenants(self, tenant_keys: Mapping[str, str]) -> None:
+        """Refuses settings that contradict tenants. The error contains no key."""
+        if self.api_key is not None and (name := tenant_keys.get(self.api_key)) is not None:
+            raise ConfigError(f"api_key is also a key of tenant {name!r}; the operator needs a key of its own")
+        if self.explain_contents:
+            raise ConfigError("explain_contents shows tenants what others have cached; leave it out with tenants")
+        if self.priority_range is not None:
+            raise ConfigError("priority_range is each tenant's own with tenants; set it in their file")
 
 
 def _check_host(host: str, *, has_key: bool) -> None:

@@ -28,7 +28,7 @@ from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
 from radixkv.stats import Stats
 
-WIRE_VERSION = 17
+WIRE_VERSION = 18
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -107,6 +107,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     is_canary: bool = False
     """The server's own check of the cache: no statistics count it. If it does not read the cache, it is computed
     without the tree: on pages of its own, which no tier gets."""
+    tenant: str = ""
+    """Who sent it; empty for the operator, and without tenants."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

@@ -148,13 +148,20 @@ def test_engine_flags_reproduce_the_configuration(config):
 def test_every_setting_has_a_flag():
     """A new field of a configuration must appear in ``engines`` above, and so in ``engine_flags``.
 
-    Not the events, which only a server has.
+    Not events and tenants, which only a server has.
     """
-    assert {field.name for field in fields(EngineConfig)} == {"model", "cache", "scheduler", "seed", "kv_events"}
+    assert {field.name for field in fields(EngineConfig)} == {
+        "model",
+        "cache",
+        "scheduler",
+        "seed",
+        "kv_events",
+        "tenants",
+    }
     assert len(fields(ModelConfig)) == 11
     assert len(fields(CacheConfig)) == 14
     assert len(fields(SchedulerConfig)) == 8
-    assert len(fields(ServerConfig)) == 19
+    assert len(fields(ServerConfig)) == 20
 
 
 @pytest.mark.parametrize(

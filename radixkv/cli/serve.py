@@ -18,6 +18,7 @@ from radixkv.compat import Place
 from radixkv.compat_flags import add_always_on_flags, spellings
 from radixkv.config import EngineConfig, KVEventsConfig, ServerConfig
 from radixkv.errors import ConfigError, RadixKVError, shortened
+from radixkv.tenants import OPERATOR, TenantConfig, Tenants, read_tenants
 
 _KEY_VARIABLE = "RADIXKV_API_KEY"
 
@@ -60,6 +61,14 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     key.add_argument(
         "--api-key-file", metavar="FILE", help="file with the key instead; a final line break is ignored"
+    )
+    http.add_argument(
+        "--tenants",
+        type=_tenants,
+        default=Tenants(),
+        metavar="FILE",
+        help="TOML file of tenants with their keys, weights and shares of rows and pages, see docs/tenants.md; "
+        "--api-key is then the operator's key (default: none)",
     )
     http.add_argument(
         "--allowed-origins",
@@ -198,8 +207,8 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until a termination signal; returns the exit code."""
-    engine = _with_events(engine_config(args, model=args.positional_model, seed=args.seed), args)
     server = server_config(args)
+    engine = _with_server_settings(engine_config(args, model=args.positional_model, seed=args.seed), args, server)
     if server.canary_interval_s is not None and not engine.cache.enable_prefix_caching:
         args.parser.error("canary_interval_s needs enable_prefix_caching: there is no cache to check without it")
     from radixkv.frontend.process import serve  # imported here because other commands need no web server
@@ -231,6 +240,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
             otlp_traces_endpoint=args.otlp_traces_endpoint,
             allowed_origins=args.allowed_origins,
             priority_range=args.priority_range,
+            tenant_keys=args.tenants.names,
         )
     except RadixKVError as error:
         parser.error(str(error))
@@ -301,12 +311,23 @@ def _origins(text: str) -> tuple[str, ...]:
         ) from None
 
 
-def _with_events(engine: EngineConfig, args: argparse.Namespace) -> EngineConfig:
+def _with_server_settings(engine: EngineConfig, args: argparse.Namespace, server: ServerConfig) -> EngineConfig:
+    """Returns the configuration with what only a server has: events and tenants."""
     parser: Parser = args.parser
+    tenants: tuple[TenantConfig, ...] = args.tenants.configs
+    if tenants and server.api_key is not None:
+        tenants += (TenantConfig(OPERATOR, cache_salt="request"),)
     try:
-        return replace(engine, kv_events=args.kv_events_config)
+        return replace(engine, kv_events=args.kv_events_config, tenants=tenants)
     except RadixKVError as error:
         parser.error(str(error))
+
+
+def _tenants(path: str) -> Tenants:
+    try:
+        return read_tenants(path)
+    except RadixKVError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _kv_events(text: str) -> KVEventsConfig | None:

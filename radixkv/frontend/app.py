@@ -55,6 +55,7 @@ def build_app(
     body_reader: BodyReader,
     *,
     api_key: str | None,
+    tenant_keys: Mapping[str, str],
     allowed_origins: Sequence[str],
     metrics_compat: MetricsCompat | None,
     explain_contents: bool,
@@ -67,16 +68,18 @@ def build_app(
         served_model: the one model.
         metrics: what ``/metrics`` and ``/v1/loads`` show.
         body_reader: reads all request bodies.
-        api_key: the key that clients must send; None admits only programs of this machine.
+        api_key: the key that clients must send, or with tenants the operator's.
+        tenant_keys: the name of the tenant that has a key, by key. Without any key only programs of this machine
+            are admitted.
         allowed_origins: web sites whose pages may use the server.
         metrics_compat: the engine under whose names metrics are exported in addition.
         explain_contents: whether ``/cache/explain`` and ``/cache/tree`` reveal which tokens are cached.
         settings: what ``/server_info`` shows, as ``public_settings`` returns it.
     """
-    if api_key is None:
+    if api_key is None and not tenant_keys:
         access_check = Middleware(LocalOnly, origins=allowed_origins)
     else:
-        access_check = Middleware(ApiKeyRequired, key=api_key)
+        access_check = Middleware(ApiKeyRequired, key=api_key, tenant_keys=tenant_keys)
     page_size = served_model.ready.page_size
     aliases = None if metrics_compat is None else MetricAliases(metrics_compat, served_model.name, page_size)
     app = DocumentedApp(

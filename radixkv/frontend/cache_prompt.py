@@ -29,14 +29,14 @@ CACHE_PROMPT_CHECKS = {"prompt": check_prompt, "messages": check_messages, "tool
 """The checks of its long fields, for a ``BodyDecoder``."""
 
 
-async def encode_prompt(request: CachePromptRequest, served_model: ServedModel) -> bytes:
+async def encode_prompt(request: CachePromptRequest, served_model: ServedModel, tenant: str) -> bytes:
     """Returns what ``encode_cache_prompts`` does, of the only prompt."""
-    (tokens,) = await encode_cache_prompts(request, served_model)
+    (tokens,) = await encode_cache_prompts(request, served_model, tenant)
     return tokens
 
 
 async def encode_cache_prompts(
-    request: CachePromptRequest | CachePromptsRequest, served_model: ServedModel
+    request: CachePromptRequest | CachePromptsRequest, served_model: ServedModel, tenant: str
 ) -> list[bytes]:
     """Checks the request; returns each prompt's little-endian int32 ids, as a completion or a chat would send them.
 
@@ -52,7 +52,12 @@ async def encode_cache_prompts(
     if request.prompt is None:
         text = await render_messages(request, served_model)
         encoded = await encode_conversation(
-            text, request.cache_salt or "", served_model, "messages", adds_special_tokens=adds_special_tokens
+            text,
+            request.cache_salt or "",
+            served_model,
+            "messages",
+            tenant=tenant,
+            adds_special_tokens=adds_special_tokens,
         )
         return [encoded.tokens]
     prompts = split_prompts(request.prompt if isinstance(request.prompt, str) else list(request.prompt))

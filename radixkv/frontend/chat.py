@@ -92,24 +92,24 @@ async def chat_text(chat: Chat, tools: ToolUse, served_model: ServedModel) -> st
         )
 
 
-async def chat_tokens(text: str, chat: Chat, served_model: ServedModel) -> EncodedConversation:
+async def chat_tokens(text: str, chat: Chat, served_model: ServedModel, tenant: str) -> EncodedConversation:
     """Returns the tokens of ``chat_text``. Raises ``InvalidRequest``, also if there are none."""
     field_name = chat.field_name("messages")
-    encoded = await encode_conversation(text, chat.cache_salt, served_model, field_name)
+    encoded = await encode_conversation(text, chat.cache_salt, served_model, field_name, tenant=tenant)
     if not encoded.tokens:
         raise InvalidRequest("the chat template renders the messages as an empty text", param=field_name)
     return encoded
 
 
-async def count_tokens(chat: Chat, served_model: ServedModel) -> int:
+async def count_tokens(chat: Chat, served_model: ServedModel, tenant: str) -> int:
     """Returns the length of a conversation's prompt in tokens. Raises ``InvalidRequest``."""
     check_cache_salt(chat.cache_salt)
     text = await chat_text(chat, chat.tool_use(), served_model)
-    encoded = await chat_tokens(text, chat, served_model)
+    encoded = await chat_tokens(text, chat, served_model, tenant)
     return len(encoded.tokens) // 4
 
 
-async def chat_prompt(chat: Chat, served_model: ServedModel) -> ChatPrompt:
+async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> ChatPrompt:
     """Checks a conversation and returns its prompt; long ones are rendered and encoded in a thread.
 
     Raises:
@@ -126,7 +126,7 @@ async def chat_prompt(chat: Chat, served_model: ServedModel) -> ChatPrompt:
     text = await chat_text(chat, tools, served_model)
     with naming_fields(chat.field_name):
         sampling = served_model.constrained(sampling, text, tools)
-    encoded = await chat_tokens(text, chat, served_model)
+    encoded = await chat_tokens(text, chat, served_model, tenant)
     max_tokens_field = None if chat.max_tokens is None else chat.field_name("max_tokens")
     n_prompt, messages_field = len(encoded.tokens) // 4, chat.field_name("messages")
     prompt = Submit(
@@ -137,11 +137,11 @@ async def chat_prompt(chat: Chat, served_model: ServedModel) -> ChatPrompt:
         priority=chat.priority,
         session_id=chat.session_id,
     )
-    prompt = await _with_pins(prompt, chat, text, served_model)
+    prompt = await _with_pins(prompt, chat, text, served_model, tenant)
     return ChatPrompt(prompt, text, tools, splits_reasoning=True, keeper=encoded.open_keeper())
 
 
-async def _with_pins(prompt: Submit, chat: Chat, text: str, served_model: ServedModel) -> Submit:
+async def _with_pins(prompt: Submit, chat: Chat, text: str, served_model: ServedModel, tenant: str) -> Submit:
     """Returns the prompt with the pins of the conversation, or as it is where nothing can be pinned."""
     if not served_model.pins_prompts:
         return prompt
@@ -153,6 +153,7 @@ async def _with_pins(prompt: Submit, chat: Chat, text: str, served_model: Served
         served_model,
         default_ttl_s=0.0,
         cache_salt=chat.cache_salt,
+        tenant=tenant,
         max_pins=MAX_PINS - len(whole),
     )
     return msgspec.structs.replace(prompt, pins=(*pins, *whole))

@@ -47,6 +47,7 @@ from radixkv.frontend.in_flight import (
 from radixkv.frontend.miss_report import without_contents
 from radixkv.frontend.misses import MissCounts
 from radixkv.stats import Stats
+from radixkv.tenants import OPERATOR
 from radixkv.wire import (
     MAX_FRAME_BYTES,
     WIRE_VERSION,
@@ -212,9 +213,11 @@ class RuntimeClient:
 
         Args:
             prompts: sent to the runtime all or none.
-            arrived: when and where the HTTP request arrived.
+            arrived: when and where the HTTP request arrived, and whose it is.
             streams: whether a client reads output as it arrives; one that falls too far behind fails.
         """
+        if arrived.tenant != OPERATOR:
+            prompts = [msgspec.structs.replace(prompt, tenant=arrived.tenant) for prompt in prompts]
         return RequestGroup(self, prompts, arrived, streams)
 
     def take_recent_misses(self) -> MissCounts:
@@ -230,38 +233,44 @@ class RuntimeClient:
         """Makes every cached prefix unreachable."""
         return await self._query(Flush(id=uuid.uuid4().hex), Flushed)
 
-    async def invalidate(self, tokens: bytes, cache_salt: str, *, lowest_tier: Tier = "storage") -> Invalidated:
+    async def invalidate(
+        self, tokens: bytes, cache_salt: str, *, tenant: str, lowest_tier: Tier = "storage"
+    ) -> Invalidated:
         """Drops what is cached of all sequences that begin with ``tokens``.
 
         Args:
             tokens: little-endian int32 ids, at least one page; none for everything with this salt.
-            cache_salt: the namespace of the cache.
+            cache_salt: the namespace of the cache, with ``tenant``.
+            tenant: who asks for it.
             lowest_tier: the tiers below it keep what they have.
         """
-        return await self._query(Invalidate(uuid.uuid4().hex, tokens, cache_salt, lowest_tier), Invalidated)
+        query = Invalidate(uuid.uuid4().hex, tokens, cache_salt, lowest_tier, tenant)
+        return await self._query(query, Invalidated)
 
-    async def close_session(self, session_id: str, cache_salt: str) -> SessionClosed:
+    async def close_session(self, session_id: str, cache_salt: str, *, tenant: str) -> SessionClosed:
         """Ends a session: what only it has cached is evicted first. Raises ``SessionNotFound``."""
-        return await self._query(CloseSession(uuid.uuid4().hex, session_id, cache_salt), SessionClosed)
+        return await self._query(CloseSession(uuid.uuid4().hex, session_id, cache_salt, tenant), SessionClosed)
 
-    async def explain(self, tokens: bytes, cache_salt: str, *, contents: bool) -> Explained:
+    async def explain(self, tokens: bytes, cache_salt: str, *, tenant: str, contents: bool) -> Explained:
         """Asks how long the cached prefix of ``tokens`` is and why it ends there.
 
         Args:
             tokens: little-endian int32 ids.
-            cache_salt: the namespace of the cache.
+            cache_salt: the namespace of the cache, with ``tenant``.
+            tenant: who asks.
             contents: whether the reply may tell tokens of other clients; without it, it is exact to pages only.
         """
-        return await self._query(Explain(uuid.uuid4().hex, tokens, cache_salt, contents), Explained)
+        return await self._query(Explain(uuid.uuid4().hex, tokens, cache_salt, contents, tenant), Explained)
 
-    async def match(self, prompts: Sequence[bytes], cache_salt: str) -> Matched:
+    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str) -> Matched:
         """Asks how much of each prompt every tier has, and for the load.
 
         Args:
             prompts: little-endian int32 ids of each.
-            cache_salt: the namespace of the cache.
+            cache_salt: the namespace of the cache, with ``tenant``.
+            tenant: who asks.
         """
-        return await self._query(Match(uuid.uuid4().hex, tuple(prompts), cache_salt), Matched)
+        return await self._query(Match(uuid.uuid4().hex, tuple(prompts), cache_salt, tenant), Matched)
 
     async def outline(self, *, contents: bool) -> Outlined:
         """Asks for the largest nodes of each tier's tree.
@@ -271,15 +280,16 @@ class RuntimeClient:
         """
         return await self._query(Outline(uuid.uuid4().hex, contents), Outlined)
 
-    async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float) -> Pinned:
+    async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float, *, tenant: str) -> Pinned:
         """Pins what is cached of ``tokens``, or ends their pin. Raises ``RequestError`` if pins are off.
 
         Args:
             tokens: little-endian int32 ids.
-            cache_salt: the namespace of the cache.
+            cache_salt: the namespace of the cache, with ``tenant``.
             ttl_s: for how long, in seconds; 0 ends the pin.
+            tenant: who asks for it.
         """
-        return await self._query(Pin(uuid.uuid4().hex, tokens, ttl_s, cache_salt), Pinned)
+        return await self._query(Pin(uuid.uuid4().hex, tokens, ttl_s, cache_salt, tenant), Pinned)
 
     async def stats(self) -> Stats:
         """Returns the runtime's counters as of now; dropped frames are summed over both processes."""

@@ -14,6 +14,8 @@ import msgspec
 from starlette.requests import Request
 
 from radixkv.errors import RequestError
+from radixkv.frontend.tenant import tenant_of
+from radixkv.tenants import OPERATOR
 from radixkv.wire import Done, NewTokens, PromptLogprobs, Submit, TokenLogprobs
 
 _TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})
@@ -57,6 +59,8 @@ class Arrival(NamedTuple):
     """Its path; empty for requests of the server itself, which are not reported."""
     trace_headers: Mapping[str, str] = {}
     """Those of W3C Trace Context, ``traceparent`` and ``tracestate``, as far as it has them."""
+    tenant: str = OPERATOR
+    """Who sent it."""
 
     @classmethod
     def of(cls, request: Request) -> Self:
@@ -66,7 +70,7 @@ class Arrival(NamedTuple):
             for name, value in request.scope["headers"]
             if name in _TRACE_HEADERS
         }
-        return cls(time.monotonic(), request.scope["path"], trace_headers)
+        return cls(time.monotonic(), request.scope["path"], trace_headers, tenant_of(request))
 
 
 class EndedRequest(NamedTuple):

@@ -94,10 +94,11 @@ class KeptAnswers:
         separators = tokenizer.separators(eos_token_ids)
         return cls(tokenizer, separators) if separators else None
 
-    def look_up(self, text: str, cache_salt: str) -> History:
+    def look_up(self, text: str, cache_salt: str, tenant: str) -> History:
         """Finds the kept answers in a rendered conversation. O(text), some 2 µs for 1,000 characters."""
-        # The salt's own digest has a fixed length, so no salt and text can be those of another pair.
-        digest = xxhash.xxh3_128(xxhash.xxh3_128_digest(cache_salt.encode()))
+        # This digest has a fixed length, so no salt and text can be those of another pair. No tenant's name has a
+        # zero character.
+        digest = xxhash.xxh3_128(xxhash.xxh3_128_digest(f"{tenant}\0{cache_salt}".encode()))
         pieces: list[str | bytes] = []
         separator: int | None = None
         start = n_plain = n_same = n_otherwise = 0

@@ -75,15 +75,23 @@ class EncodedConversation(NamedTuple):
 
 
 async def encode_conversation(
-    text: str, cache_salt: str, served_model: ServedModel, field: str, *, adds_special_tokens: bool = False
+    text: str,
+    cache_salt: str,
+    served_model: ServedModel,
+    field: str,
+    *,
+    tenant: str,
+    adds_special_tokens: bool = False,
 ) -> EncodedConversation:
     """Encodes a rendered conversation, with the tokens in which the model wrote its earlier answers.
+
+    Those are answers to the same tenant, with the same salt.
 
     Raises:
         InvalidRequest: as ``encode_texts``.
     """
     kept_answers = None if adds_special_tokens else served_model.kept_answers
-    history = None if kept_answers is None else kept_answers.look_up(text, cache_salt)
+    history = None if kept_answers is None else kept_answers.look_up(text, cache_salt, tenant)
     if history is not None and history.has_kept_tokens:
         if (tokens := await _encode_history(history, served_model, field)) is not None:
             return EncodedConversation(tokens, kept_answers, history)

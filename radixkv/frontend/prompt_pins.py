@@ -39,6 +39,7 @@ async def breakpoint_pins(
     *,
     default_ttl_s: float,
     cache_salt: str,
+    tenant: str,
     max_pins: int = MAX_PINS,
     adds_special_tokens: bool = False,
 ) -> list[PromptPin]:
@@ -54,7 +55,8 @@ async def breakpoint_pins(
         tokens: the ids of the prompt.
         served_model: has the tokenizer.
         default_ttl_s: lifetime of a breakpoint that names none, in seconds.
-        cache_salt: of the prompt, to find its earlier answers.
+        cache_salt: of the prompt, to find its earlier answers; as ``tenant``.
+        tenant: who sent the prompt.
         max_pins: most pins; the latest breakpoints win.
         adds_special_tokens: whether the prompt was encoded with the tokenizer's special tokens.
 
@@ -72,7 +74,12 @@ async def breakpoint_pins(
     pinned = []
     for position, ttl_s in latest:
         prefix = await encode_conversation(
-            text[:position], cache_salt, served_model, "messages", adds_special_tokens=adds_special_tokens
+            text[:position],
+            cache_salt,
+            served_model,
+            "messages",
+            tenant=tenant,
+            adds_special_tokens=adds_special_tokens,
         )
         pinned.append(PromptPin(n_common_tokens(prefix.tokens, tokens), ttl_s))
     return pinned

@@ -140,9 +140,9 @@ async def respond(
         client: runs the prompt.
         served_model: answers.
         streams: whether the client wants a stream.
-        arrived: when and where the request arrived.
+        arrived: when and where the request arrived, and whose it is.
     """
-    prompt = await cancel_on_disconnect(request.receive, chat_prompt(chat, served_model))
+    prompt = await cancel_on_disconnect(request.receive, chat_prompt(chat, served_model, arrived.tenant))
     writer = open_writer(SingleAnswer(chat, prompt, served_model, arrived=arrived))
     if streams:
         return EventStream(writer.events(client), end=b"")

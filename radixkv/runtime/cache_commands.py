@@ -108,7 +108,8 @@ class CacheCommands:
         return Flushed(message.id, n_freed, n_leased)
 
     def _invalidate(self, message: Invalidate) -> Invalidated:
-        namespace, page_size = self._intake.namespace(message.cache_salt), self._cache.page_size
+        self._intake.check_owns_cache(message.tenant)
+        namespace, page_size = self._intake.namespace(message.tenant, message.cache_salt), self._cache.page_size
         n_tokens = len(message.tokens) // TOKEN_BYTES
         if message.tokens:
             self._intake.check_prompt(message.tokens)
@@ -125,7 +126,7 @@ class CacheCommands:
         )
 
     def _close_session(self, message: CloseSession) -> SessionClosed:
-        namespace = self._intake.namespace(message.cache_salt)
+        namespace = self._intake.namespace(message.tenant, message.cache_salt)
         demoted = self._scheduler.sessions.close(namespace, message.session_id)
         if demoted is None:
             raise SessionNotFound(
@@ -138,7 +139,7 @@ class CacheCommands:
 
     def _explain(self, message: Explain) -> Explained:
         self._intake.check_prompt(message.tokens)
-        namespace = self._intake.namespace(message.cache_salt)
+        namespace = self._intake.namespace(message.tenant, message.cache_salt)
         n_tokens = len(message.tokens) // TOKEN_BYTES
         hits = _TierHits() if self._transfers is None else _look(self._transfers, namespace, message.tokens)
         cache = self._transfers.host if self._transfers is not None and hits.is_loaded else self._cache
@@ -167,7 +168,7 @@ class CacheCommands:
         )
 
     def _match(self, message: Match) -> Matched:
-        namespace = self._intake.namespace(message.cache_salt)
+        namespace = self._intake.namespace(message.tenant, message.cache_salt)
         for tokens in message.prompts:
             self._intake.check_prompt(tokens)
         return Matched(
@@ -226,7 +227,7 @@ class CacheCommands:
 
     def _pin(self, message: Pin) -> Pinned:
         self._intake.check_prompt(message.tokens)
-        namespace = self._intake.namespace(message.cache_salt)
+        namespace = self._intake.namespace(message.tenant, message.cache_salt)
         check_ttl(message.ttl_s, "ttl")
         self._pins.check_available("ttl")
         if message.ttl_s:

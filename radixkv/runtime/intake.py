@@ -21,6 +21,7 @@ from radixkv.runtime.beam_search import BeamSearch
 from radixkv.runtime.request import GREEDY, Request
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.sampling import SamplingParams
+from radixkv.tenants import OPERATOR, TenantConfig
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire import PromptPin, Ready, Submit
 
@@ -30,6 +31,7 @@ class Intake:
 
     Args:
         ready: the sizes of model and pool.
+        tenants: who may send requests; none: all clients are one.
         eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
         seed: seed of the generator that draws seeds for requests without one.
         clock: seconds, monotonic.
@@ -39,11 +41,15 @@ class Intake:
         self,
         ready: Ready,
         *,
+        tenants: Sequence[TenantConfig] = (),
         eos_token_ids: frozenset[int] = frozenset(),
         seed: int = 0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._ready = ready
+        self._tenants = {
+            tenant.name: tenant for tenant in tenants or (TenantConfig(OPERATOR, cache_salt="request"),)
+        }
         self._eos_token_ids = eos_token_ids
         self._seeds = random.Random(seed)
         self._clock = clock
@@ -59,14 +65,11 @@ class Intake:
         self.check_prompt(message.tokens)
         check_ids(sampling.stop_token_ids, self._ready.vocab_size, "stop_token_ids")
         check_ids(sampling.logit_bias, self._ready.vocab_size, "logit_bias")
-        if not MIN_PRIORITY <= message.priority <= MAX_PRIORITY:
-            raise InvalidRequest(
-                f"priority is {shortened(message.priority)}; it must be between -2**31 and 2**31 - 1",
-                param="priority",
-            )
+        self._check_priority(message)
         self._check_pins(message.pins, n_prompt)
         check_session_id(message.session_id)
-        namespace, max_tokens = self.namespace(message.cache_salt), self._max_tokens(n_prompt, sampling.max_tokens)
+        namespace = self.namespace(message.tenant, message.cache_salt)
+        max_tokens = self._max_tokens(n_prompt, sampling.max_tokens)
         stop_token_ids = frozenset(sampling.stop_token_ids)
         seed = self._seeds.randint(0, MAX_SEED) if sampling.seed is None else sampling.seed
         received_at = self._clock()
@@ -83,6 +86,7 @@ class Intake:
                 tokens=bytearray() if choice else bytearray(message.tokens),
                 n_prompt=n_prompt,
                 max_tokens=max_tokens,
+                tenant=message.tenant,
                 choice=choice,
                 sampling=replace(row_sampling, seed=(seed + choice) & MAX_SEED),
                 min_tokens=sampling.min_tokens,
@@ -111,10 +115,48 @@ class Intake:
         ids = np.frombuffer(tokens, dtype="<i4")
         check_ids((int(ids.min()), int(ids.max())), self._ready.vocab_size, "prompt")
 
-    def namespace(self, salt: str) -> Namespace:
-        """Returns the namespace of a cache salt. Raises ``InvalidRequest`` if the salt is too long."""
+    def namespace(self, tenant: str, salt: str) -> Namespace:
+        """Returns the namespace in which a tenant's requests with a cache salt share pages.
+
+        Raises:
+            InvalidRequest: there is no such tenant, it may use no salt, or the salt is too long.
+        """
         check_cache_salt(salt)
+        isolation = self._tenant(tenant).cache_salt
+        if isolation == "tenant":
+            return Namespace(tenant, salt)
+        if isolation == "shared" and salt:
+            raise InvalidRequest(
+                f"tenant {tenant!r} shares the cache of all tenants, without salts; leave cache_salt out",
+                param="cache_salt",
+            )
         return Namespace(salt=salt)
+
+    def check_owns_cache(self, tenant: str) -> None:
+        """Raises ``InvalidRequest`` if a tenant's cached pages are also others', and it is not the operator."""
+        if tenant != OPERATOR and self._tenant(tenant).cache_salt != "tenant":
+            raise InvalidRequest(
+                f"tenant {tenant!r} shares its cache with others; only the operator's key may invalidate it"
+            )
+
+    def _tenant(self, name: str) -> TenantConfig:
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            raise InvalidRequest(f"there is no tenant {shortened(name)}")
+        return tenant
+
+    def _check_priority(self, message: Submit) -> None:
+        priority, allowed = message.priority, self._tenant(message.tenant).priority_range
+        if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
+            raise InvalidRequest(
+                f"priority is {shortened(priority)}; it must be between -2**31 and 2**31 - 1", param="priority"
+            )
+        if allowed is not None and not allowed[0] <= priority <= allowed[1]:
+            lowest, highest = allowed
+            shown = f"{lowest} to {highest}" if lowest < highest else f"only {lowest}"
+            raise InvalidRequest(
+                f"priority is {priority}; tenant {message.tenant!r} may use {shown}", param="priority"
+            )
 
     def _check_pins(self, pins: Sequence[PromptPin], n_prompt: int) -> None:
         if len(pins) > MAX_PINS:

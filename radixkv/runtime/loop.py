@@ -7,7 +7,7 @@ The runtime process drives it with messages from a socket, ``LLM`` with messages
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic, perf_counter
 
@@ -31,6 +31,7 @@ from radixkv.runtime.step.forecast import StepForecast
 from radixkv.runtime.structured.grammars import Grammars
 from radixkv.runtime.token_masks import fill_masks
 from radixkv.sampling import SamplingParams
+from radixkv.tenants import TenantConfig
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire import (
     WIRE_VERSION,
@@ -100,6 +101,7 @@ class Loop:
         cache: the scheduler's cache, with as many pages as the executor's pool.
         scheduler: plans the steps.
         executor: the device.
+        tenants: the scheduler's; none: all clients are one.
         transfers: the scheduler's, which copy pages to and from the host tier; None without one.
         open_grammars: opens what compiles structured outputs, when it is needed first; raises
             ``UnsupportedFeature`` if there is none.
@@ -118,6 +120,7 @@ class Loop:
         scheduler: Scheduler,
         executor: Executor,
         *,
+        tenants: Sequence[TenantConfig] = (),
         transfers: Transfers | None = None,
         open_grammars: Callable[[], Grammars] = _refuse_grammars,
         max_model_len: int,
@@ -153,7 +156,7 @@ class Loop:
             holds_whole_requests=not cache.holds_any_length(scheduler.max_num_batched_tokens),
         )
         """The message that tells a frontend the sizes of model, pool and steps."""
-        self._intake = Intake(self.ready, eos_token_ids=eos_token_ids, seed=seed, clock=clock)
+        self._intake = Intake(self.ready, tenants=tenants, eos_token_ids=eos_token_ids, seed=seed, clock=clock)
         self._pins = Pins(cache, transfers, budget=pin_budget, clock=clock)
         self._cache_commands = CacheCommands(cache, self._intake, scheduler, transfers, self._pins, self._compiling)
         self._live: dict[str, _LiveRequest] = {}

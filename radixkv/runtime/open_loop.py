@@ -106,6 +106,7 @@ def open_loop(
             cache,
             scheduler,
             executor,
+            tenants=resolved.tenants,
             transfers=transfers,
             open_grammars=open_grammars if warm is None else lambda: warm,
             max_model_len=resolved.max_model_len,

@@ -19,6 +19,7 @@ from radixkv.runtime.beam_search import BeamSearch, FinishedBeam
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.sessions import Turn
 from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring
+from radixkv.tenants import OPERATOR
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire import CacheMiss, NewTokens, PromptLogprobs, TokenLogprobs, unpack_tokens
 
@@ -68,6 +69,8 @@ class Request:
     """Tokens of the prompt."""
     max_tokens: int
     """Maximum number of output tokens."""
+    tenant: str = OPERATOR
+    """Who has sent it."""
     choice: int = 0
     """Index of the choice in its request."""
     sampling: RowSampling = GREEDY

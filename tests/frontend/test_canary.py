@@ -87,7 +87,7 @@ class World:
 
     async def n_on_device(self) -> int:
         """Returns how many tokens of the canary's prompt a request with its salt would find on the device."""
-        (matched,) = (await self.client.match([self.canary.prompt], SALT)).prompts
+        (matched,) = (await self.client.match([self.canary.prompt], SALT, tenant="")).prompts
         return matched.n_on_device
 
     async def settle(self) -> None:

@@ -79,13 +79,15 @@ class Server:
         assert self.model.kept_answers is not None
         self.kept = self.model.kept_answers
 
-    def tokens(self, text: str, salt: str = "") -> list[int]:
-        encoded = asyncio.run(encode_conversation(text, salt, self.model, "messages"))
+    def tokens(self, text: str, salt: str = "", tenant: str = "") -> list[int]:
+        encoded = asyncio.run(encode_conversation(text, salt, self.model, "messages", tenant=tenant))
         return unpack_tokens(encoded.tokens)
 
-    def answer(self, text: str, answer: Sequence[int], salt: str = "", groups: Sequence[int] = ()) -> list[int]:
+    def answer(
+        self, text: str, answer: Sequence[int], salt: str = "", groups: Sequence[int] = (), tenant: str = ""
+    ) -> list[int]:
         """Answers a prompt with tokens that arrive in groups; returns the prompt's tokens."""
-        encoded = asyncio.run(encode_conversation(text, salt, self.model, "messages"))
+        encoded = asyncio.run(encode_conversation(text, salt, self.model, "messages", tenant=tenant))
         keeper = encoded.open_keeper()
         assert keeper is not None
         cuts = [0, *sorted({cut for cut in groups if cut < len(answer)} - {0}), len(answer)]
@@ -232,7 +234,7 @@ def test_the_bytes_of_two_tokens_are_not_the_end_of_a_segment() -> None:
     rest = [eos << 16, 0]
     assert pack_tokens([eos]) in pack_tokens(rest)
     server = Server()
-    history = server.kept.look_up(QUESTION, "")
+    history = server.kept.look_up(QUESTION, "", "")
     keeper = server.kept.open_keeper(history, pack_tokens([*ids("<user>he"), eos, *rest]))
     keeper.add(TokenDelta(0, 0, bytearray(pack_tokens([eos])), [], "stop", eos))
     assert server.tokens(QUESTION + "<eos>") == [*ids("<user>he"), eos, *rest, eos]
@@ -274,3 +276,13 @@ def test_long_conversations_are_encoded_around_answers() -> None:
 )
 def test_models_without_use_for_answers_keep_none(changes: dict[str, object]) -> None:
     assert replace(model(), **changes).kept_answers is None
+
+
+def test_answers_to_a_tenant_are_kept_for_it_alone() -> None:
+    server = Server()
+    answer = letters("hell") + ids("<eos>")
+    server.answer(QUESTION, answer, "s", tenant="a")
+    whole = QUESTION + "hell<eos>"
+    assert server.tokens(whole, "s", tenant="a") == ids(QUESTION) + answer != ids(whole)
+    for tenant, salt in (("b", "s"), ("", "s"), ("a", ""), ("", "a"), ("", "as"), ("s", "a")):
+        assert server.tokens(whole, salt, tenant=tenant) == ids(whole)

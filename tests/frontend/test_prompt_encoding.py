@@ -81,7 +81,7 @@ def test_only_completions_get_the_tokenizers_own_special_tokens() -> None:
 
     def ids(request: CompletionRequest | ChatRequest) -> list[int]:
         if isinstance(request, ChatRequest):
-            return unpack_tokens(asyncio.run(chat_prompt(request, served_model)).submit.tokens)
+            return unpack_tokens(asyncio.run(chat_prompt(request, served_model, "")).submit.tokens)
         return unpack_tokens(asyncio.run(completion_prompts(request, served_model))[0].tokens)
 
     (x,) = ids(CompletionRequest(prompt="x", add_special_tokens=False))
@@ -100,6 +100,6 @@ def test_the_loop_runs_while_a_long_conversation_is_rendered(tokenizer: Tokenize
     request = ChatRequest(messages=[{"role": "user", "content": "hello"}] * 400)
 
     async def render() -> None:
-        assert (await chat_prompt(request, served_model)).submit.tokens == tokenizer.encode("the end")
+        assert (await chat_prompt(request, served_model, "")).submit.tokens == tokenizer.encode("the end")
 
     assert turns_during(render()) >= MIN_TURNS

@@ -18,6 +18,7 @@ from radixkv.frontend.http.body_decoder import BodyDecoder
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.served_model import ServedModel
+from radixkv.frontend.tenant import tenant_of
 from radixkv.text.tokenizer import Tokenizer
 
 
@@ -34,9 +35,10 @@ def add_explain_route(
     @app.post("/cache/explain", openapi_extra=app.json_body(CachePromptRequest))
     async def explain(request: Request) -> Response:
         """How much of a prompt is cached, and why not more."""
+        tenant = tenant_of(request)
         body = await body_reader.read(request, _explain.decode, served_model.max_prompt_and_answer)
-        tokens = await cancel_on_disconnect(request.receive, encode_prompt(body, served_model))
-        explained = await client.explain(tokens, body.cache_salt or "", contents=explain_contents)
+        tokens = await cancel_on_disconnect(request.receive, encode_prompt(body, served_model, tenant))
+        explained = await client.explain(tokens, body.cache_salt or "", tenant=tenant, contents=explain_contents)
         return Response(
             msgspec.json.encode(explanation(explained, served_model.tokenizer, contents=explain_contents)),
             media_type="application/json",

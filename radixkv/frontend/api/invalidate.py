@@ -17,6 +17,7 @@ from radixkv.frontend.http.body_decoder import BodyDecoder
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.served_model import ServedModel
+from radixkv.frontend.tenant import tenant_of
 from radixkv.limits import check_cache_salt, check_prefix
 
 
@@ -38,18 +39,19 @@ def add_invalidate_route(
     @app.post("/cache/invalidate", openapi_extra=app.json_body(InvalidateRequest))
     async def invalidate(request: Request) -> Response:
         """Drops what is cached of a prefix and of all that continues it, or everything with a salt."""
+        tenant = tenant_of(request)
         body = await body_reader.read(request, _invalidate.decode, served_model.max_prompt_and_answer)
-        tokens = await cancel_on_disconnect(request.receive, _encode(body, served_model))
-        return JSONResponse(_report(await client.invalidate(tokens, body.cache_salt or "")))
+        tokens = await cancel_on_disconnect(request.receive, _encode(body, served_model, tenant))
+        return JSONResponse(_report(await client.invalidate(tokens, body.cache_salt or "", tenant=tenant)))
 
 
 _invalidate = BodyDecoder(InvalidateRequest, CACHE_PROMPT_CHECKS, refusals(Place.TEXT))
 
 
-async def _encode(body: InvalidateRequest, served_model: ServedModel) -> bytes:
+async def _encode(body: InvalidateRequest, served_model: ServedModel, tenant: str) -> bytes:
     """Returns the tokens of the prefix; none for everything with the body's salt."""
     if body.prompt is not None or body.messages is not None:
-        tokens = await encode_prompt(body, served_model)
+        tokens = await encode_prompt(body, served_model, tenant)
         check_prefix(len(tokens) // 4, served_model.ready.page_size)
         return tokens
     served_model.check_name(body.model)

@@ -18,6 +18,7 @@ from radixkv.frontend.http.body_decoder import BodyDecoder
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.served_model import ServedModel
+from radixkv.frontend.tenant import tenant_of
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire import Ready
 
@@ -33,10 +34,12 @@ def add_match_route(
     @app.post("/cache/match", openapi_extra=app.json_body(CachePromptsRequest))
     async def match(request: Request) -> Response:
         """What each tier has of one or several prompts, and the load; changes nothing."""
+        tenant = tenant_of(request)
         body = await body_reader.read(request, _match.decode, served_model.max_prompt_and_answer)
-        prompts = await cancel_on_disconnect(request.receive, encode_cache_prompts(body, served_model))
+        prompts = await cancel_on_disconnect(request.receive, encode_cache_prompts(body, served_model, tenant))
         _check_total(prompts)
-        return JSONResponse(_report(await client.match(prompts, body.cache_salt or ""), served_model.ready))
+        matched = await client.match(prompts, body.cache_salt or "", tenant=tenant)
+        return JSONResponse(_report(matched, served_model.ready))
 
 
 def _check_total(prompts: Sequence[bytes]) -> None:

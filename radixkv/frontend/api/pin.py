@@ -17,6 +17,7 @@ from radixkv.frontend.http.body_decoder import BodyDecoder
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.served_model import ServedModel
+from radixkv.frontend.tenant import tenant_of
 from radixkv.limits import DEFAULT_TTL_S, parse_ttl
 
 
@@ -39,10 +40,11 @@ def add_pin_route(
     @app.post("/cache/pin", openapi_extra=app.json_body(PinRequest))
     async def pin(request: Request) -> Response:
         """Keeps what is cached of a prompt from eviction for some time, as long as anything else can be evicted."""
+        tenant = tenant_of(request)
         body = await body_reader.read(request, _pin.decode, served_model.max_prompt_and_answer)
         ttl_s = DEFAULT_TTL_S if body.ttl is None else parse_ttl(body.ttl, "ttl")
-        tokens = await cancel_on_disconnect(request.receive, encode_prompt(body, served_model))
-        return JSONResponse(_report(await client.pin(tokens, body.cache_salt or "", ttl_s)))
+        tokens = await cancel_on_disconnect(request.receive, encode_prompt(body, served_model, tenant))
+        return JSONResponse(_report(await client.pin(tokens, body.cache_salt or "", ttl_s, tenant=tenant)))
 
 
 def _report(pinned: Pinned) -> dict[str, Any]:

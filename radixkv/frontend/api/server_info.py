@@ -22,11 +22,12 @@ from radixkv.version import __version__
 
 
 def public_settings(engine: EngineConfig, server: ServerConfig) -> dict[str, Any]:
-    """Returns all settings that clients may see, by their names in ``config``: not the API key."""
-    settings = {"model_path": engine.model.model, "seed": engine.seed, "needs_api_key": server.api_key is not None}
+    """Returns all settings that clients may see, by their names in ``config``: no API key."""
+    settings = {"model_path": engine.model.model, "seed": engine.seed, "needs_api_key": server.needs_key}
     for part in (engine.model, engine.cache, engine.scheduler, server):
         settings |= asdict(part)
-    del settings["model"], settings["api_key"]
+    del settings["model"], settings["api_key"], settings["tenant_keys"]
+    settings["tenants"] = [asdict(tenant) for tenant in engine.tenants]
     settings["kv_events"] = None if engine.kv_events is None else asdict(engine.kv_events)
     return settings | {"explain_contents": server.may_explain_contents, "priority_range": server.allowed_priorities}
 

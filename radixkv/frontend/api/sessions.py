@@ -10,6 +10,7 @@ from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.body_decoder import BodyDecoder
 from radixkv.frontend.http.openapi import DocumentedApp
+from radixkv.frontend.tenant import tenant_of
 from radixkv.limits import check_cache_salt, check_session_id
 
 
@@ -34,7 +35,7 @@ def add_session_routes(app: DocumentedApp, client: RuntimeClient, body_reader: B
             body = await body_reader.read(request, _close.decode, 0)
         check_session_id(session_id)
         check_cache_salt(body.cache_salt or "")
-        closed = await client.close_session(session_id, body.cache_salt or "")
+        closed = await client.close_session(session_id, body.cache_salt or "", tenant=tenant_of(request))
         tiers = {"device": closed.n_on_device, "host": closed.n_in_host}
         pages = {tier: n_pages for tier, n_pages in tiers.items() if n_pages is not None}
         return JSONResponse({"session_id": session_id, "pages_demoted": pages})

@@ -3,51 +3,81 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from radixkv.errors import InvalidRequest
 from radixkv.frontend.http.error_response import error_response
-from radixkv.frontend.http.errors import ForbiddenOrigin, Unauthorized
+from radixkv.frontend.http.errors import ForbiddenOrigin, OperatorOnly, Unauthorized
+from radixkv.frontend.tenant import set_tenant
+from radixkv.tenants import OPERATOR
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/ui"})
 """Health checks, and the page that asks for the key: they need none."""
+OPERATOR_PATHS = frozenset(
+    {
+        "/cache/doctor",
+        "/cache/tree",
+        "/cache/tree/events",
+        "/flush_cache",
+        "/get_server_info",
+        "/health_generate",
+        "/metrics",
+        "/reset_prefix_cache",
+        "/server_info",
+        "/v1/loads",
+    }
+)
+"""What shows or changes what all tenants have: for the operator's key only."""
 
 
 class ApiKeyRequired:
-    """Refuses requests without the API key, except those for ``OPEN_PATHS``.
+    """Refuses requests without an API key, except those for ``OPEN_PATHS``, and notes whose key it is.
 
     The key is in ``Authorization: Bearer`` or, as Anthropic's clients send it, in ``x-api-key``.
 
     It ignores Host and Origin: a browser does not add the key by itself, and pages of other sites do not know it.
+
+    Args:
+        app: gets the other requests.
+        key: the server's key, or that of its operator; None: there is none.
+        tenant_keys: the name of the tenant that has a key, by key. Tenants may not use ``OPERATOR_PATHS``.
     """
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    def __init__(self, app: ASGIApp, key: str | None, tenant_keys: Mapping[str, str]) -> None:
         self._app = app
-        self._digest = _digest(key)
+        # A look-up among digests takes as long for a key that is nearly right as for any other.
+        self._tenants = {_digest(key): name for key, name in tenant_keys.items()}
+        if key is not None:
+            self._tenants[_digest(key)] = OPERATOR
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on or answers it with 401."""
-        needs_key = scope["type"] == "http" and scope["path"] not in OPEN_PATHS
-        if needs_key and (error := self._refusal(Headers(scope=scope))) is not None:
-            await error_response(error, scope["path"])(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+        """Passes the request on or answers it with 401 or 403."""
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            tenant = self._tenant(Headers(scope=scope), scope["path"])
+            if isinstance(tenant, InvalidRequest):
+                await error_response(tenant, scope["path"])(scope, receive, send)
+                return
+            set_tenant(scope, tenant)
+        await self._app(scope, receive, send)
 
-    def _refusal(self, headers: Headers) -> Unauthorized | None:
+    def _tenant(self, headers: Headers, path: str) -> str | Unauthorized | OperatorOnly:
+        """Returns the tenant that sends a request, or why it is refused."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             key = headers.get("x-api-key", "")  # as Anthropic's clients send it
         if not key.strip():
             return Unauthorized("this server needs its key: send the header 'Authorization: Bearer KEY'")
-        # Digests have equal lengths, so that the time of the comparison does not reveal the key's length.
-        if not hmac.compare_digest(_digest(key.strip()), self._digest):
+        tenant = self._tenants.get(_digest(key.strip()))
+        if tenant is None:
             return Unauthorized("the key of this request is not this server's; send the right one")
-        return None
+        if tenant != OPERATOR and path in OPERATOR_PATHS:
+            return OperatorOnly("this path is for the server's operator: it needs the key of --api-key")
+        return tenant
 
 
 def _digest(key: str) -> bytes:

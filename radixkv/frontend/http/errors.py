@@ -43,6 +43,12 @@ class ForbiddenOrigin(InvalidRequest):
     code: ClassVar[str] = "forbidden"
 
 
+class OperatorOnly(InvalidRequest):
+    """The path is for the operator's key, and the request has that of a tenant."""
+
+    code: ClassVar[str] = "forbidden"
+
+
 class RouteNotFound(InvalidRequest):
     """No route has this path."""
 
@@ -122,7 +128,7 @@ def status_of(error: RequestError) -> int:
             return 405
         case Unauthorized():
             return 401
-        case ForbiddenOrigin():
+        case ForbiddenOrigin() | OperatorOnly():
             return 403
         case BodyTooSlow():
             return 408

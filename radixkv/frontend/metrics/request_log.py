@@ -49,6 +49,8 @@ class RequestLine(msgspec.Struct):
     """The code of the error that ended the request."""
     client_disconnected: bool
     priority: int
+    tenant: str | None
+    """Whose key it had; None for the operator's, and without tenants."""
     cache_salt_hash: str | None
     """Equal for requests of one salt, until the server ends; None without a salt."""
 
@@ -97,6 +99,7 @@ class RequestLog:
             error=ended.error_code,
             client_disconnected=ended.client_left,
             priority=prompt.priority,
+            tenant=prompt.tenant or None,
             cache_salt_hash=self._hash(prompt.cache_salt) if prompt.cache_salt else None,
         )
 

@@ -18,6 +18,7 @@ from radixkv.config import (
 )
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.machine_cuda import Machine
+from radixkv.tenants import TenantConfig
 
 _MAX_NUM_SEQS: dict[Device, int] = {"cpu": 256, "cuda": 512}
 _MAX_NUM_BATCHED_TOKENS: dict[Device, int] = {"cpu": 2048, "cuda": 8192}
@@ -71,6 +72,7 @@ class ResolvedConfig:
     target_itl_ms: float | None
     """None: no target."""
     seed: int
+    tenants: tuple[TenantConfig, ...]
 
 
 def with_defaults(
@@ -130,6 +132,7 @@ def with_defaults(
         queue_timeout_s=scheduler.queue_timeout_s,
         target_itl_ms=scheduler.target_itl_ms,
         seed=config.seed,
+        tenants=config.tenants,
     )
 
 

@@ -39,7 +39,8 @@ class EventLog:
     Args:
         device: the device's page cache; empty.
         transfers: copy pages to and from the other tiers, which are empty as well; None without one.
-        shows_salted_tokens: whether events of prompts with a ``cache_salt`` have their tokens.
+        shows_salted_tokens: whether events of prompts with a ``cache_salt``, or of a tenant's own, have their
+            tokens.
     """
 
     def __init__(self, device: PageCache, transfers: Transfers | None, *, shows_salted_tokens: bool) -> None:
@@ -75,7 +76,7 @@ class EventLog:
                 yield self._stored(medium, pages)
 
     def _stored(self, medium: Medium, pages: StoredPages) -> BlockStored:
-        is_shown = self._shows_salted_tokens or not pages.namespace.salt
+        is_shown = self._shows_salted_tokens or not (pages.namespace.salt or pages.namespace.tenant)
         tokens = unpack_tokens(pages.tokens) if is_shown else []
         return BlockStored(_hashes(pages.digests), pages.parent_digest, tokens, self._page_size, medium)
 

@@ -67,6 +67,7 @@ def test_a_line_has_what_the_reply_has(site: Site, lines: Lines, monkeypatch: py
         "error": None,
         "client_disconnected": False,
         "priority": 0,
+        "tenant": None,
         "cache_salt_hash": None,
     }
 

@@ -21,6 +21,7 @@ from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.single_answer import respond
+from radixkv.frontend.tenant import tenant_of
 
 
 def add_messages_routes(
@@ -50,7 +51,8 @@ def add_messages_routes(
         """The number of tokens that the prompt of a message would have."""
         body = await body_reader.read(request, parse_count_tokens, served_model.max_prompt_and_answer)
         served_model.check_name(body.model)
-        n_tokens = await cancel_on_disconnect(request.receive, count_tokens(prompt_chat(body), served_model))
+        counting = count_tokens(prompt_chat(body), served_model, tenant_of(request))
+        n_tokens = await cancel_on_disconnect(request.receive, counting)
         edits = (
             {} if body.context_management is None else {"context_management": {"original_input_tokens": n_tokens}}
         )

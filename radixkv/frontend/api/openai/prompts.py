@@ -50,7 +50,7 @@ async def completion_prompts(request: CompletionRequest, served_model: ServedMod
     return _submits(request, encoded, sampling, served_model, max_tokens_field, "prompt")
 
 
-async def chat_prompt(request: ChatRequest, served_model: ServedModel) -> ChatPrompt:
+async def chat_prompt(request: ChatRequest, served_model: ServedModel, tenant: str) -> ChatPrompt:
     """Checks the request, applies the chat template and encodes the text, long ones in a thread.
 
     Raises:
@@ -75,6 +75,7 @@ async def chat_prompt(request: ChatRequest, served_model: ServedModel) -> ChatPr
         request.cache_salt or "",
         served_model,
         "messages",
+        tenant=tenant,
         adds_special_tokens=bool(request.add_special_tokens),
     )
     if not encoded.tokens:
@@ -87,6 +88,7 @@ async def chat_prompt(request: ChatRequest, served_model: ServedModel) -> ChatPr
         served_model,
         default_ttl_s=request.breakpoint_ttl_s,
         cache_salt=request.cache_salt or "",
+        tenant=tenant,
         max_pins=MAX_PINS - len(prompt.pins),
         adds_special_tokens=bool(request.add_special_tokens),
     )

@@ -47,7 +47,7 @@ def add_openai_routes(
         """OpenAI's chat completions."""
         arrived = Arrival.of(request)
         body = await body_reader.read(request, parse_chat, served_model.max_prompt_and_answer)
-        prompt = await cancel_on_disconnect(request.receive, chat_prompt(body, served_model))
+        prompt = await cancel_on_disconnect(request.receive, chat_prompt(body, served_model, arrived.tenant))
         parser = partial(prompt.open_parser, served_model)
         response_format = ChatFormat(body, served_model.name, prompt.submit.id)
         writer = ResponseWriter(

@@ -60,5 +60,5 @@ def test_a_field_reaches_the_runtime(
     assert prompt.sampling.structured_outputs == wanted
 
     chat = parse_chat(json.dumps({"messages": [{"role": "user", "content": "a"}], **fields}).encode(), 100)
-    prompt = asyncio.run(chat_prompt(chat, served_model)).submit
+    prompt = asyncio.run(chat_prompt(chat, served_model, "")).submit
     assert prompt.sampling.structured_outputs == wanted

@@ -1,0 +1,130 @@
+"""One real server with an operator and tenants, each with keys of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.live import LIMIT_S, LiveServer, serving
+
+OPERATOR = "operator-key"
+TENANTS = """
+[[tenants]]
+name = "search"
+keys = ["search-1", "search-2"]
+priority_range = [0, 5]
+
+[[tenants]]
+name = "batch"
+keys = ["batch-1"]
+
+[[tenants]]
+name = "open-a"
+keys = ["open-a-1"]
+cache_salt = "shared"
+
+[[tenants]]
+name = "open-b"
+keys = ["open-b-1"]
+cache_salt = "shared"
+"""
+PROMPT = "The quick brown fox jumps over the lazy dog, and the dog does not mind at all. " * 4
+
+
+@pytest.fixture(scope="module")
+def server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("s")
+    (folder / "tenants.toml").write_text(TENANTS)
+    with serving(sensitive, folder / "errors", "--tenants", str(folder / "tenants.toml"), key=OPERATOR) as live:
+        yield live
+
+
+def send(server: LiveServer, key: str, path: str = "/v1/completions", **body: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.post(server.base_url + path, json=body, headers=headers, timeout=LIMIT_S)
+
+
+def cached_tokens(server: LiveServer, key: str, **body: Any) -> int:
+    reply = send(server, key, **{"prompt": PROMPT, "max_tokens": 1, "temperature": 0} | body)
+    assert reply.status_code == 200, reply.text
+    return int(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_a_tenant_finds_its_own_prompts_and_nobody_elses(server: LiveServer) -> None:
+    assert cached_tokens(server, "search-1") == 0
+    found = cached_tokens(server, "search-2")
+    assert found > 64, "both keys are one tenant's"
+    assert cached_tokens(server, "batch-1") == 0
+    assert cached_tokens(server, OPERATOR) == 0
+    assert cached_tokens(server, "search-1", cache_salt="a user") == 0, "its own salts divide it further"
+    assert cached_tokens(server, "batch-1") == found
+    for key in ("search-1", "batch-1"):
+        reply = send(server, key, "/cache/explain", prompt=PROMPT)
+        assert reply.json()["cached_tokens"] >= found
+
+
+def test_nothing_tells_a_prompt_of_another_tenant_from_one_that_nobody_has_sent(server: LiveServer) -> None:
+    sent, unsent = ("The secret of the tenant search is " + word * 60 for word in ("green ", "brown "))
+    for _ in range(2):
+        cached_tokens(server, "search-1", prompt=sent)
+
+    def answers(prompt: str) -> list[Any]:
+        explained = send(server, "batch-1", "/cache/explain", prompt=prompt).json()
+        matched = send(server, "batch-1", "/cache/match", prompt=prompt).json()["prompts"]
+        pinned = send(server, "batch-1", "/cache/pin", prompt=prompt).json()["pinned_tokens"]
+        return [explained, matched, pinned, cached_tokens(server, "batch-1", prompt=prompt, explain_cache=True)]
+
+    assert answers(sent) == answers(unsent)
+
+
+def test_tenants_with_a_shared_cache_find_each_others_prompts(server: LiveServer) -> None:
+    prompt = "A system prompt that the teams of one company have in common, of several pages of tokens. " * 4
+    assert cached_tokens(server, "open-a-1", prompt=prompt) == 0
+    assert cached_tokens(server, "open-b-1", prompt=prompt) > 64
+    reply = send(server, "open-a-1", prompt=prompt, cache_salt="mine")
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "cache_salt")
+    reply = send(server, "open-a-1", "/cache/invalidate", prompt=prompt)
+    assert reply.status_code == 400
+    assert "only the operator's key" in reply.json()["error"]["message"]
+    assert send(server, OPERATOR, "/cache/invalidate", prompt=prompt).status_code == 200
+    assert cached_tokens(server, "open-b-1", prompt=prompt) == 0
+
+
+def test_a_tenant_invalidates_only_what_is_its_own(server: LiveServer) -> None:
+    prompt = "A prompt that both tenants send, each for itself, and that one of them takes back. " * 4
+    for key in ("search-1", "batch-1"):
+        cached_tokens(server, key, prompt=prompt)
+    assert send(server, "batch-1", "/cache/invalidate", cache_salt="").json()["pages_dropped"]["device"] > 0
+    assert cached_tokens(server, "batch-1", prompt=prompt) == 0
+    assert cached_tokens(server, "search-1", prompt=prompt) > 64
+
+
+def test_only_known_keys_are_let_in(server: LiveServer) -> None:
+    for key in ("search-3", "search", "Search-1", "search-1x", "batch"):
+        reply = send(server, key, prompt="x")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert httpx.get(server.base_url + "/v1/models", headers={"x-api-key": "search-1"}).status_code == 200
+
+
+def test_the_operators_routes_are_for_its_key_only(server: LiveServer) -> None:
+    for path in ("/metrics", "/flush_cache", "/server_info", "/v1/loads", "/cache/doctor", "/cache/tree"):
+        headers = {"Authorization": "Bearer search-1"}
+        reply = httpx.get(server.base_url + path, headers=headers, timeout=LIMIT_S)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (403, "forbidden"), path
+        assert server.http.get(path).status_code == 200
+    info = server.http.get("/server_info").text
+    assert "search" in info
+    assert not any(key in info for key in ("search-1", "batch-1", OPERATOR))
+
+
+def test_a_priority_beyond_the_tenants_range_is_refused(server: LiveServer) -> None:
+    assert send(server, "search-1", prompt="x", max_tokens=1, priority=5).status_code == 200
+    for priority in (-1, 6):
+        reply = send(server, "search-1", prompt="x", max_tokens=1, priority=priority)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "priority")
+        assert "'search' may use 0 to 5" in reply.json()["error"]["message"]
+    assert send(server, "batch-1", prompt="x", max_tokens=1, priority=-5).status_code == 200

@@ -1,0 +1,124 @@
+"""Which routes a tenant's key opens, and that the runtime is told whose request each is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from radixkv.cache_messages import CloseSession, Explain, Invalidate, Match, Pin
+from radixkv.compat import Place, refusals
+from radixkv.config import ServerConfig
+from radixkv.frontend.http.auth import OPEN_PATHS, OPERATOR_PATHS
+from radixkv.frontend.served_model import ServedModel
+from radixkv.wire import Submit
+from support.running_site import make_app, running_site
+from support.scripted_runtime import Site
+
+KEYS = ServerConfig(api_key="operator", tenant_keys={"key-a": "a", "key-b": "b"})
+MESSAGES = [{"role": "user", "content": "ab"}]
+TENANT_PATHS = {
+    "/cache/explain",
+    "/cache/invalidate",
+    "/cache/match",
+    "/cache/pin",
+    "/detokenize",
+    "/docs",
+    "/generate",
+    "/get_model_info",
+    "/model_info",
+    "/openapi.json",
+    "/sessions/{id:path}/close",
+    "/tokenize",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/models",
+    "/v1/models/{name:path}",
+    "/v1/responses",
+    "/version",
+}
+"""What a tenant's key opens: none of these shows or changes what is another tenant's."""
+
+
+@pytest.fixture(scope="module")
+def shared(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with running_site(served_model, tmp_path_factory.mktemp("s"), KEYS) as site:
+        yield site
+
+
+def key(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}"}
+
+
+def test_each_route_is_a_tenants_the_operators_or_open(shared: Site, served_model: ServedModel) -> None:
+    app = make_app(shared.client, served_model, KEYS)
+    assert isinstance(app, FastAPI)
+    paths = {route.path for route in app.routes if isinstance(route, Route)} - refusals(Place.ROUTE).keys()
+    assert paths == TENANT_PATHS | OPERATOR_PATHS | OPEN_PATHS
+    assert len(paths) == len(TENANT_PATHS) + len(OPERATOR_PATHS) + len(OPEN_PATHS)
+
+
+@pytest.mark.parametrize("path", sorted(OPERATOR_PATHS))
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "DELETE"])
+def test_an_operators_route_is_closed_to_tenants(shared: Site, path: str, method: str) -> None:
+    reply = shared.http.request(method, path, headers=key("key-a"))
+    assert reply.status_code == 403
+    if method != "HEAD":
+        error = reply.json()["error"]
+        assert (error["type"], error["code"]) == ("PermissionDeniedError", "forbidden")
+    assert shared.http.request(method, path, headers=key("wrong")).status_code == 401
+
+
+def test_without_an_operator_nobody_opens_its_routes(
+    served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with running_site(served_model, tmp_path_factory.mktemp("s"), ServerConfig(tenant_keys={"key-a": "a"})) as site:
+        assert site.http.get("/metrics").status_code == 401
+        assert site.http.get("/metrics", headers=key("key-a")).status_code == 403
+        assert site.http.get("/version", headers=key("key-a")).status_code == 200
+        assert site.http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        ("/v1/completions", {"prompt": ["ab", "cd"], "max_tokens": 2}, Submit),
+        ("/v1/completions", {"prompt": "ab", "max_tokens": 2, "stream": True}, Submit),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2}, Submit),
+        ("/v1/responses", {"input": "ab", "max_output_tokens": 16}, Submit),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 2, "model": "echo"}, Submit),
+        ("/generate", {"text": "ab", "sampling_params": {"max_new_tokens": 2}}, Submit),
+        ("/cache/explain", {"prompt": "ab"}, Explain),
+        ("/cache/match", {"prompt": "ab"}, Match),
+        ("/cache/pin", {"prompt": "ab"}, Pin),
+        ("/cache/invalidate", {"cache_salt": "s"}, Invalidate),
+        ("/sessions/s/close", {}, CloseSession),
+    ],
+)
+def test_the_runtime_is_told_whose_request_it_is(
+    shared: Site, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], kind: type
+) -> None:
+    received: list[Any] = []
+    receive = shared.loop.receive
+    monkeypatch.setattr(shared.loop, "receive", lambda message: (received.append(message), receive(message))[1])
+    for name, tenant in (("key-a", "a"), ("key-b", "b"), ("operator", "")):
+        received.clear()
+        reply = shared.http.post(path, json=body, headers=key(name))
+        assert reply.status_code in (200, 404), reply.text  # there is no such session
+        messages = [message for message in received if isinstance(message, kind)]
+        assert messages
+        assert {message.tenant for message in messages} == {tenant}
+
+
+def test_a_body_cannot_name_a_tenant(shared: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[Any] = []
+    receive = shared.loop.receive
+    monkeypatch.setattr(shared.loop, "receive", lambda message: (received.append(message), receive(message))[1])
+    body = {"prompt": "ab", "max_tokens": 1, "tenant": "b"}
+    assert shared.http.post("/v1/completions", json=body, headers=key("key-a")).status_code == 200
+    assert [message.tenant for message in received if isinstance(message, Submit)] == ["a"]
