@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Sequence
@@ -57,8 +56,8 @@ class TenantConfig:
             raise ConfigError(f"tenant {self.name!r}: {error}") from None
 
     def _check(self) -> None:
-        if not (is_number(self.weight) and 0 < self.weight < math.inf):  # also catches NaN
-            raise ConfigError(f"weight {shortened(self.weight)} must be a number above 0")
+        if not (is_number(self.weight) and 1e-3 <= self.weight <= 1e3):  # also catches NaN
+            raise ConfigError(f"weight {shortened(self.weight)} must be a number from 0.001 to 1000")
         check_priority_range(self.priority_range)
         if self.cache_salt not in get_args(CacheIsolation):
             raise ConfigError(

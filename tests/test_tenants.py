@@ -78,7 +78,7 @@ def test_a_file_gives_tenants_and_their_keys(write: Write) -> None:
         (tenant(keys='["open sesame"]'), "tenant 'a': each of keys must be 1 to 1024 visible"),
         (tenant(keys="[5]"), "tenant 'a': each of keys must be"),
         ('[[tenants]\nname = "sesame"', "is not TOML (at line 1, column 10)"),
-        (tenant(weight=0), "tenant 'a': weight 0 must be a number above 0"),
+        (tenant(weight=0), "tenant 'a': weight 0 must be a number from 0.001 to 1000"),
         (tenant(weight="nan"), "weight nan"),
         (tenant(priority_range="[1, 5]"), "tenant 'a': priority_range (1, 5) must contain 0"),
         (

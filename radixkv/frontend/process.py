@@ -73,7 +73,8 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
         CheckpointError: the model does not exist or is corrupt.
         RadixKVError: the runtime ended before it was ready.
     """
-    raise_file_limit(engine.scheduler.max_queued_requests, engine.scheduler.max_num_seqs)
+    n_queues = max(1, len(engine.tenants))
+    raise_file_limit(n_queues * engine.scheduler.max_queued_requests, engine.scheduler.max_num_seqs)
     with (
         open_listener(server.host, server.port) as listener,
         contextlib.ExitStack() as files,

@@ -97,6 +97,7 @@ def open_loop(
             lpm_max_passes=resolved.lpm_max_passes,
             max_queued_requests=resolved.max_queued_requests,
             queue_timeout_s=resolved.queue_timeout_s,
+            tenants=resolved.tenants,
             target_itl_ms=resolved.target_itl_ms,
             forecast=forecast,
             transfers=transfers,

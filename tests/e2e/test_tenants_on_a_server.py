@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,8 @@ PROMPT = "The quick brown fox jumps over the lazy dog, and the dog does not mind
 def server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("s")
     (folder / "tenants.toml").write_text(TENANTS)
-    with serving(sensitive, folder / "errors", "--tenants", str(folder / "tenants.toml"), key=OPERATOR) as live:
+    flags = ("--tenants", str(folder / "tenants.toml"), "--max-num-seqs", "2", "--max-queued-requests", "16")
+    with serving(sensitive, folder / "errors", *flags, key=OPERATOR) as live:
         yield live
 
 
@@ -128,3 +131,33 @@ def test_a_priority_beyond_the_tenants_range_is_refused(server: LiveServer) -> N
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "priority")
         assert "'search' may use 0 to 5" in reply.json()["error"]["message"]
     assert send(server, "batch-1", prompt="x", max_tokens=1, priority=-5).status_code == 200
+
+
+def test_a_flood_of_one_tenant_delays_and_refuses_only_its_own_requests(server: LiveServer) -> None:
+    answered: list[tuple[str, int]] = []
+
+    async def ask(client: httpx.AsyncClient, key: str, number: int) -> None:
+        body = {"prompt": [number, *range(40)], "max_tokens": 4, "ignore_eos": True}
+        headers = {"Authorization": f"Bearer {key}"}
+        reply = await client.post("/v1/completions", json=body, headers=headers)
+        answered.append((key, reply.status_code))
+
+    async def flood() -> None:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=server.base_url, timeout=LIMIT_S, limits=limits) as client:
+            flooding = [asyncio.create_task(ask(client, "batch-1", number)) for number in range(30)]
+            while ("batch-1", 200) not in answered:
+                await asyncio.sleep(0.001)
+            for number in range(3):
+                await ask(client, "search-1", number)
+            await asyncio.gather(*flooding)
+
+    asyncio.run(flood())
+    flood_replies = Counter(status for key, status in answered if key == "batch-1")
+    assert flood_replies.keys() == {200, 503}
+    assert 16 <= flood_replies[200] < 30
+    single = [index for index, (key, _) in enumerate(answered) if key == "search-1"]
+    assert all(answered[index][1] == 200 for index in single)
+    n_before = Counter(answered[: single[-1]])["batch-1", 200]
+    assert n_before < 12, "two rows: each of three requests waits for about two of the flood's"
+    assert server.is_idle()

@@ -189,6 +189,7 @@ class Engine:
         max_tokens: int = 4,
         *,
         namespace: Namespace = Namespace(),
+        tenant: str = "",
         reads_cache: bool = True,
         uses_tiers: bool = True,
         stop: Sequence[int] = (),
@@ -215,6 +216,7 @@ class Engine:
                 tokens=bytearray() if choice else bytearray(token_bytes(prompt)),
                 n_prompt=len(prompt),
                 max_tokens=max_tokens,
+                tenant=tenant,
                 choice=choice,
                 sampling=replace(
                     sampling, seed=sampling.seed + choice, banned=tuple(stop), is_masked=grammar is not None

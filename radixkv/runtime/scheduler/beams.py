@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from radixkv.runtime.beam_search import BeamSearch, Continuation
 from radixkv.runtime.request import Phase, Request, Update
+from radixkv.runtime.scheduler.fair_queue import Queue
 from radixkv.runtime.scheduler.running import RunningRequests
-from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire import TokenLogprobs
 
@@ -25,7 +25,7 @@ class BeamGroups:
         waiting: where beams without pages go.
     """
 
-    def __init__(self, running: RunningRequests, waiting: WaitingQueue) -> None:
+    def __init__(self, running: RunningRequests, waiting: Queue) -> None:
         self._running = running
         self._waiting = waiting
         self._members: dict[BeamSearch, list[Request]] = {}

@@ -9,7 +9,7 @@ from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.tiers.disk_tier import Fetch
 from radixkv.runtime.cache.transfers import Load, Transfers
 from radixkv.runtime.request import Phase, Request
-from radixkv.runtime.scheduler.waiting import WaitingQueue
+from radixkv.runtime.scheduler.fair_queue import Queue
 from radixkv.tree.node import TOKEN_BYTES
 
 
@@ -36,7 +36,7 @@ class LoadingRequests:
         transfers: makes the copies; None: no request is ever loaded.
     """
 
-    def __init__(self, cache: PageCache, waiting: WaitingQueue, transfers: Transfers | None) -> None:
+    def __init__(self, cache: PageCache, waiting: Queue, transfers: Transfers | None) -> None:
         self._cache = cache
         self._waiting = waiting
         self._transfers = transfers

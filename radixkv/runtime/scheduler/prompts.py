@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Phase, Request
+from radixkv.runtime.scheduler.fair_queue import FairQueue, Queue
 from radixkv.runtime.scheduler.loading import LoadingRequests
 from radixkv.runtime.scheduler.misses import find_miss
 from radixkv.runtime.scheduler.running import RunningRequests
-from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.runtime.step.plan import Row
 
 
@@ -35,13 +35,14 @@ class PromptRows:
     def __init__(
         self,
         cache: PageCache,
-        waiting: WaitingQueue,
+        waiting: Queue,
         loading: LoadingRequests,
         running: RunningRequests,
         clock: Callable[[], float],
     ) -> None:
         self._cache = cache
         self._waiting = waiting
+        self._fair = waiting if isinstance(waiting, FairQueue) else None
         self._loading = loading
         self._running = running
         self._clock = clock
@@ -82,8 +83,7 @@ class PromptRows:
             share = min(_fair_share(n_left, budget), budget - self._cache.page_size)  # a chunk is at least a page
             unfinished = [one for one in prefilling if one.n_known - one.n_scheduled > share]
             shortest = min(one.n_known - one.n_scheduled for one in unfinished)
-            max_priority = min(one.priority for one in unfinished)
-            admitted = self._admit(self._overtaking(shortest // 2, max_priority), share, step)
+            admitted = self._admit(self._overtaking(shortest // 2, unfinished), share, step)
             rows = admitted + self.chunks(prefilling, budget - _n_tokens(admitted), step)
         if admitted:
             self._waiting.count_passes([request for request, _ in admitted])
@@ -118,10 +118,10 @@ class PromptRows:
         if self._waiting and not self._is_blocked():
             yield from self._waiting.candidates()
 
-    def _overtaking(self, n_tokens: int, max_priority: int) -> Iterator[Request]:
+    def _overtaking(self, n_tokens: int, unfinished: Sequence[Request]) -> Iterator[Request]:
         """Yields waiting requests that have at most ``n_tokens`` to compute; none while the queue is blocked."""
         if self._waiting and not self._is_blocked():
-            yield from self._waiting.short(n_tokens, max_priority)
+            yield from self._waiting.short(n_tokens, unfinished)
 
     def _admit(
         self, candidates: Iterable[Request], budget: int, step: int, prefilling: list[Request] | None = None
@@ -146,6 +146,8 @@ class PromptRows:
                 continue  # it has overtaken a candidate, or is the one that others overtake
             if request.phase is Phase.LOADING and not self._loading.is_loaded(request):
                 continue  # its load began as it tried to overtake a candidate
+            if not self._running.has_row_for(request):
+                continue
             if request.phase is Phase.WAITING and self._loading.begin(
                 request, self._running.n_room(request, prefilling)
             ):
@@ -155,7 +157,7 @@ class PromptRows:
                 break
             n_left = request.n_known - request.blocks.n_leased * self._cache.page_size
             if n_left > budget and not request.is_retried:  # a retried request stays alone
-                overtaking = self._overtaking(n_left // 2, request.priority)
+                overtaking = self._overtaking(n_left // 2, [request])
                 share = min(budget // 2, budget - self._cache.page_size)  # a chunk is at least a page
                 short = self._admit(overtaking, share, step, [*prefilling, request])
                 admitted += short
@@ -223,6 +225,8 @@ class PromptRows:
         if request.scheduled_at is None:
             request.scheduled_at = self._clock()
             request.miss = miss
+        if self._fair is not None:
+            self._fair.charge(request, end - start)
         return request.make_row(start, end, write_start, step)
 
 

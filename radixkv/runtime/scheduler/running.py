@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from radixkv.runtime.cache.block_table import BlockTable
@@ -10,8 +11,9 @@ from radixkv.runtime.cache.sessions import Sessions
 from radixkv.runtime.cache.slot_use import TableUse
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import Phase, Request
+from radixkv.runtime.scheduler.fair_queue import Queue
 from radixkv.runtime.scheduler.loading import LoadingRequests
-from radixkv.runtime.scheduler.waiting import WaitingQueue
+from radixkv.runtime.scheduler.row_shares import RowShares
 from radixkv.tree.node import TOKEN_BYTES
 
 _HEADROOM_TOKENS = 16
@@ -32,8 +34,9 @@ class RunningRequests:
     def __init__(
         self,
         cache: PageCache,
-        waiting: WaitingQueue,
+        waiting: Queue,
         loading: LoadingRequests,
+        rows: RowShares,
         n_batch_slots: int,
         max_row_tokens: int,
         transfers: Transfers | None,
@@ -42,6 +45,7 @@ class RunningRequests:
         self._cache = cache
         self._waiting = waiting
         self._loading = loading
+        self._rows = rows
         self._transfers = transfers
         self._sessions = sessions
         self._free_batch_slots = list(range(n_batch_slots - 1, -1, -1))
@@ -70,8 +74,12 @@ class RunningRequests:
 
     @property
     def has_free_batch_slot(self) -> bool:
-        """Whether another request can be allocated a batch slot."""
+        """Whether another request can be allocated a batch slot, if its tenant may have one."""
         return bool(self._free_batch_slots)
+
+    def has_row_for(self, request: Request) -> bool:
+        """Whether a request can be allocated a batch slot now. O(1)."""
+        return self._rows.may_take(request.tenant)
 
     def prefilling(self) -> list[Request]:
         """Active requests that have more to compute than the token sampled last. O(running)."""
@@ -142,6 +150,7 @@ class RunningRequests:
         self._cache.close(request.blocks)
         request.block_table = None
         self._free_batch_slots.append(request.batch_slot)
+        self._rows.give_back(request.tenant)
         request.batch_slot = -1
         request.n_scheduled = 0
 
@@ -204,8 +213,8 @@ class RunningRequests:
     def make_room(self, request: Request, n_tokens: int) -> bool:
         """Gives the request pages for ``n_tokens``; False if it cannot.
 
-        Evicts from the tree first, then takes the pages of loaded requests, then preempts running requests from the
-        last in order on. The first in order is never preempted, so one request always makes progress. A request
+        Evicts from the tree first, then takes the pages of loaded requests, then preempts running requests, see
+        ``_next_victim``. Some request is never preempted, so that one always makes progress. A request
         with pages behind its windows preempts nothing: it frees them, as soon as no launched row and no fork reads
         them.
         """
@@ -225,7 +234,7 @@ class RunningRequests:
                 continue
             if len(self) < 2:
                 return False
-            victim = max(self, key=lambda running: running.order)
+            victim = self._next_victim()
             self.n_preemptions += 1
             self.preempt(victim, discards_results=False)
             self.release()
@@ -274,9 +283,22 @@ class RunningRequests:
         if request.turn is not None:
             self._sessions.end(request.turn, bytes(request.tokens))
 
+    def _next_victim(self) -> Request:
+        """Returns the running request to preempt: of the tenant with the most rows, the last in order. O(running).
+
+        Of tenants with equally many it is the one with the youngest request. So the oldest request of all is
+        preempted only for one of its own tenant that goes before it.
+        """
+        n_rows = Counter(request.tenant for request in self._active)
+        tenant = max(self._active, key=lambda one: (n_rows[one.tenant], one.serial)).tenant
+        return max((one for one in self._active if one.tenant == tenant), key=lambda one: one.order)
+
     def _n_needed_ahead(self, request: Request, prefilling: Iterable[Request]) -> int:
-        """Pages that the prefilling requests with precedence over ``request`` still need. O(prefilling)."""
-        ahead = (one for one in prefilling if one.order < request.order)
+        """Pages that the prefilling requests with precedence over ``request`` still need. O(prefilling).
+
+        None has precedence over a prefilling request of another tenant.
+        """
+        ahead = (one for one in prefilling if one.tenant != request.tenant or one.order < request.order)
         return sum(self._n_missing(one, one.blocks) for one in ahead)
 
     def _n_missing(self, request: Request, blocks: BlockTable) -> int:
@@ -289,7 +311,7 @@ class RunningRequests:
 
     def _can_fork(self, leader: Request, follower: Request, n_needed_ahead: int) -> bool:
         """Whether a follower can start now, beside the pages that prefilling requests ahead still need. O(1)."""
-        if leader.phase is not Phase.RUNNING or not self.has_free_batch_slot:
+        if leader.phase is not Phase.RUNNING or not self.has_row_for(follower):
             return False
         first = self._cache.first_copied(leader.blocks, follower.n_known - 1)
         return self._cache.pages_for(follower.n_known) - first <= self._n_room(n_needed_ahead)
@@ -307,6 +329,7 @@ class RunningRequests:
     def _assign(self, request: Request, blocks: BlockTable) -> None:
         request.block_table = blocks
         request.batch_slot = self._free_batch_slots.pop()
+        self._rows.take(request.tenant)
         request.needs_history = request.sampling.has_penalties
 
     def _n_room(self, n_needed: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
@@ -20,15 +21,18 @@ from radixkv.runtime.cache.sessions import Sessions
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.beams import BeamGroups
+from radixkv.runtime.scheduler.fair_queue import FairQueue
 from radixkv.runtime.scheduler.loading import LoadingRequests
 from radixkv.runtime.scheduler.prompts import PlannedRow, PromptRows
 from radixkv.runtime.scheduler.recovery import RetryQueue, recompute_without_tree, undo_steps
+from radixkv.runtime.scheduler.row_shares import RowShares
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.shared_prefixes import MIN_SHARED_TOKENS, SharedPrefixes
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.runtime.step.forecast import StepForecast
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import StepResult
+from radixkv.tenants import TenantConfig
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace
 from radixkv.wire import TokenLogprobs
 
@@ -68,7 +72,8 @@ class Scheduler:
         max_num_seqs: maximum rows of a step.
         max_num_batched_tokens: maximum tokens of a step.
         schedule_policy, lpm_window, lpm_max_passes: the order of admission, as in ``SchedulerConfig``.
-        max_queued_requests, queue_timeout_s: the limits of the queue, as in ``SchedulerConfig``.
+        max_queued_requests, queue_timeout_s: the limits of the queue, as in ``SchedulerConfig``; of each tenant's.
+        tenants: who may send requests; none: all requests are of one, and no order but theirs counts.
         target_itl_ms: as in ``SchedulerConfig``.
         forecast: of the time of steps, for that.
         transfers: copies pages to and from the host tier; None without one.
@@ -88,6 +93,7 @@ class Scheduler:
         lpm_max_passes: int = SchedulerConfig.lpm_max_passes,
         max_queued_requests: int = SchedulerConfig.max_queued_requests,
         queue_timeout_s: float | None = None,
+        tenants: Sequence[TenantConfig] = (),
         target_itl_ms: float | None = None,
         forecast: StepForecast | None = None,
         transfers: Transfers | None = None,
@@ -96,13 +102,26 @@ class Scheduler:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.cache = cache
-        self.waiting = WaitingQueue(cache, policy=schedule_policy, window=lpm_window, max_passes=lpm_max_passes)
+        open_queue = partial(
+            WaitingQueue, cache, policy=schedule_policy, window=lpm_window, max_passes=lpm_max_passes
+        )
+        self.rows = RowShares(tenants, max_num_seqs)
+        self.fair_queue = FairQueue(tenants, open_queue, self.rows) if tenants else None
+        """The waiting requests by tenant; None without tenants."""
+        self.waiting = open_queue() if self.fair_queue is None else self.fair_queue
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.loading = LoadingRequests(cache, self.waiting, transfers)
         self.sessions = Sessions(cache, None if transfers is None else transfers.host)
         self.running = RunningRequests(
-            cache, self.waiting, self.loading, max_num_seqs, max_num_batched_tokens, transfers, self.sessions
+            cache,
+            self.waiting,
+            self.loading,
+            self.rows,
+            max_num_seqs,
+            max_num_batched_tokens,
+            transfers,
+            self.sessions,
         )
         self._shared_prefixes = SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None
         self._transfers = transfers
@@ -142,10 +161,10 @@ class Scheduler:
         """Queues a new request: the leading choice, and the choices that fork from it. O(log waiting + tokens).
 
         Raises:
-            QueueFull: ``max_queued_requests`` requests wait for their first step. Followers and preempted requests
-                do not count.
+            QueueFull: ``max_queued_requests`` requests of its tenant wait for their first step. Followers and
+                preempted requests do not count.
         """
-        if (n_waiting := self.waiting.n_unstarted) >= self.max_queued_requests:
+        if (n_waiting := self.waiting.n_unstarted_beside(leader)) >= self.max_queued_requests:
             raise QueueFull(f"the queue is full: {n_waiting} requests wait for their first step; try later")
         leader.set_followers(followers)
         for choice in (leader, *followers):
@@ -396,6 +415,9 @@ class Scheduler:
             if has_pages or (request.phase is Phase.RUNNING and self.running.make_room(request, start + 1)):
                 requests.append(request)
                 rows.append(request.make_row(start, start + 1, start, self._n_steps))
+        if self.fair_queue is not None:
+            for request in requests:
+                self.fair_queue.charge(request, 1)
         return requests, rows
 
     def _offer(self, transfers: Transfers, launched: LaunchedPlan) -> None:

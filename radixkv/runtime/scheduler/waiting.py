@@ -7,6 +7,7 @@ from itertools import islice
 
 from sortedcontainers import SortedDict
 
+from radixkv.checks import MAX_PRIORITY
 from radixkv.config import SchedulePolicy
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
@@ -51,6 +52,10 @@ class WaitingQueue:
         """Requests that wait for their first step; the others were preempted, or are forks. O(1)."""
         return len(self._unstarted)
 
+    def n_unstarted_beside(self, request: Request) -> int:
+        """Requests that wait for their first step, whoever has sent ``request``. O(1)."""
+        return self.n_unstarted
+
     def take_received_before(self, time_s: float) -> list[Request]:
         """Removes and returns the requests that have not started and were received before that time, oldest first.
 
@@ -91,14 +96,16 @@ class WaitingQueue:
         self._match(window)
         return sorted(window, key=self._rank)
 
-    def short(self, n_tokens: int, max_priority: int) -> list[Request]:
+    def short(self, n_tokens: int, unfinished: Sequence[Request]) -> list[Request]:
         """Requests that have at most ``n_tokens`` to compute, oldest first, at most about twice ``window`` of them.
 
-        All have the priority of the first request in order; none if that is above ``max_priority``. Finds any short
-        prompt, and of long ones those in the window whose cached prefix leaves little to compute.
+        All have the priority of the first request in order; none if one of the ``unfinished`` requests, which they
+        are to overtake, has a better one. Finds any short prompt, and of long ones those in the window whose cached
+        prefix leaves little to compute.
 
-        O(log n + window), and a match for each request in the window.
+        O(unfinished + log n + window), and a match for each request in the window.
         """
+        max_priority = min((request.priority for request in unfinished), default=MAX_PRIORITY)
         window = list(self._first_in_order())
         if not window or window[0].priority > max_priority:
             return []

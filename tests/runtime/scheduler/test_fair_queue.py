@@ -1,0 +1,288 @@
+"""Tenants in the queue: tokens in proportion to weights, a bound on waiting, and shares of rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixkv.checks import MIN_PRIORITY
+from radixkv.errors import ConfigError, QueueFull
+from radixkv.runtime.request import Phase, Request
+from radixkv.runtime.scheduler import fair_queue
+from radixkv.runtime.scheduler.fair_queue import FairQueue
+from radixkv.tenants import TenantConfig
+from radixkv.tree.node import Namespace
+from support.engine import Engine, prompt
+
+N_ROWS = 4
+
+
+def make_engine(tenants: Sequence[TenantConfig], n_pages: int = 400, **settings: object) -> Engine:
+    defaults = {"max_num_seqs": N_ROWS, "max_num_batched_tokens": 32, "max_queued_requests": 1000}
+    return Engine(n_pages, 4, tenants=tenants, **(defaults | settings))
+
+
+def add(engine: Engine, tenant: str, n_prompt: int = 8, max_tokens: int = 4, **options: int) -> Request:
+    first = len(engine.requests)
+    tokens = [first, *prompt(n_prompt - 1, first)]
+    return engine.add(tokens, max_tokens, namespace=Namespace(tenant), tenant=tenant, **options)
+
+
+def turns_until_started(engine: Engine, request: Request) -> int:
+    for n_turns in range(1000):
+        if request.scheduled_at is not None:
+            return n_turns
+        engine.turn()
+    raise AssertionError("it is not started")
+
+
+def finish(engine: Engine) -> None:
+    engine.run()
+    engine.check_outputs()
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
+@pytest.mark.parametrize("urgent", [False, True])
+def test_one_request_does_not_wait_behind_another_tenants_flood(policy: str, urgent: bool) -> None:
+    engine = make_engine([TenantConfig("flood"), TenantConfig("one")], schedule_policy=policy)
+    for _ in range(60):
+        add(engine, "flood", priority=MIN_PRIORITY if urgent else 0)
+    for _ in range(10):
+        engine.turn()
+    waits = [turns_until_started(engine, add(engine, "one")) for _ in range(4)]
+    assert len(engine.scheduler.waiting) > 10
+    assert max(waits) <= 6, "at most until a row is free: an answer has four tokens"
+
+
+@pytest.mark.parametrize("weight", [1, 3])
+@pytest.mark.parametrize(("n_prompt", "max_tokens"), [(8, 4), (60, 2), (6, 12), (200, 2)])
+def test_tenants_that_wait_get_tokens_by_their_weights(weight: int, n_prompt: int, max_tokens: int) -> None:
+    """Whatever the sizes of their requests are: those of the other tenant have 12 tokens."""
+    engine = make_engine([TenantConfig("a", weight), TenantConfig("b")])
+    queue = engine.scheduler.fair_queue
+    assert queue is not None
+    n_computed = queue.n_computed
+    while sum(n_computed.values()) < 1800:
+        while queue.n_waiting("a") < 8:
+            add(engine, "a", n_prompt, max_tokens)
+        while queue.n_waiting("b") < 8:
+            add(engine, "b")
+        engine.turn()
+    assert n_computed["a"] / n_computed["b"] == pytest.approx(weight, rel=0.25)
+
+
+def fill(engine: Engine, *tenants: str, n: int = 8) -> FairQueue:
+    """Adds requests until so many of each tenant wait."""
+    queue = engine.scheduler.fair_queue
+    assert queue is not None
+    for tenant in tenants:
+        while queue.n_waiting(tenant) < n:
+            add(engine, tenant)
+    return queue
+
+
+def owe(engine: Engine) -> None:
+    """Lets four long answers of "early" run while a request of "late" waits."""
+    for _ in range(N_ROWS):
+        add(engine, "early", max_tokens=60)
+    engine.turn()
+    fill(engine, "late", n=1)
+    for _ in range(50):
+        engine.turn()
+
+
+def test_what_a_tenant_used_is_forgotten_once_nobody_waits() -> None:
+    engine = make_engine([TenantConfig("early"), TenantConfig("late")])
+    owe(engine)
+    engine.run()
+    queue = fill(engine, "early", "late")
+    before = Counter(queue.n_computed)
+    while queue.n_computed["late"] - before["late"] < 100:
+        engine.turn()
+        fill(engine, "early", "late")
+    assert queue.n_computed["early"] - before["early"] > 60
+
+
+def test_what_a_tenant_used_is_paid_back_while_others_are_served() -> None:
+    engine = make_engine([TenantConfig("early"), TenantConfig("late")])
+    owe(engine)
+    queue = fill(engine, "late")
+    before = Counter(queue.n_computed)
+    while queue.n_computed["late"] - before["late"] < 500:
+        engine.turn()
+        fill(engine, "late")
+    assert turns_until_started(engine, add(engine, "early")) <= 6
+
+
+def test_short_prompts_overtake_anothers_long_one_only_in_their_own_turns() -> None:
+    engine = make_engine([TenantConfig("long", 9), TenantConfig("short")], n_pages=1000)
+    queue = fill(engine, "short", n=1)
+    while sum(queue.n_computed.values()) < 2000:
+        if not queue.n_waiting("long"):
+            add(engine, "long", n_prompt=600, max_tokens=1)
+        while queue.n_waiting("short") < 8:
+            add(engine, "short", n_prompt=4, max_tokens=1)
+        engine.turn()
+    assert queue.n_computed["long"] / queue.n_computed["short"] == pytest.approx(9, rel=0.25)
+
+
+def test_a_short_prompt_overtakes_another_tenants_long_one() -> None:
+    engine = make_engine([TenantConfig("long"), TenantConfig("short")])
+    for _ in range(3):
+        add(engine, "long", n_prompt=300, priority=-1)
+    engine.turn()
+    assert turns_until_started(engine, add(engine, "short")) <= 2
+    finish(engine)
+
+
+def test_a_full_queue_is_its_tenants_own() -> None:
+    engine = make_engine([TenantConfig("flood"), TenantConfig("one")], max_queued_requests=3)
+    for _ in range(3):
+        add(engine, "flood")
+    with pytest.raises(QueueFull):
+        add(engine, "flood")
+    add(engine, "one")
+    finish(engine)
+
+
+def test_requests_of_all_tenants_time_out_in_the_order_of_their_arrival() -> None:
+    engine = make_engine([TenantConfig("a"), TenantConfig("b")], queue_timeout_s=5.0)
+    requests = []
+    for tenant in ("b", "a", "b"):
+        requests.append(add(engine, tenant))
+        engine.now += 1.0
+    engine.now += 3.5
+    engine.expire()
+    assert list(engine.ended) == [request.id for request in requests[:2]]
+    finish(engine)
+
+
+def test_the_floor_of_rows_is_kept_free_of_others() -> None:
+    engine = make_engine([TenantConfig("flood"), TenantConfig("sure", min_row_share=0.5)])
+    for _ in range(20):
+        add(engine, "flood")
+    for _ in range(10):
+        engine.turn()
+        assert len(engine.scheduler.running) <= 2
+    for _ in range(2):
+        assert turns_until_started(engine, add(engine, "sure", max_tokens=30)) <= 1
+    finish(engine)
+
+
+def test_the_cap_of_rows_leaves_rows_to_others() -> None:
+    engine = make_engine([TenantConfig("flood", max_row_share=0.5), TenantConfig("one")])
+    for _ in range(8):
+        add(engine, "flood", max_tokens=30)
+    for _ in range(10):
+        engine.turn()
+        assert engine.scheduler.rows.n_rows("flood") <= 2
+    assert turns_until_started(engine, add(engine, "one", max_tokens=30)) <= 1
+    assert turns_until_started(engine, add(engine, "one", max_tokens=30)) <= 1
+    finish(engine)
+
+
+def test_forks_count_as_rows() -> None:
+    engine = make_engine([TenantConfig("a", max_row_share=0.5), TenantConfig("b")])
+    add(engine, "a", max_tokens=12, n=4)
+    for _ in range(8):
+        engine.turn()
+        assert engine.scheduler.rows.n_rows("a") <= 2
+    assert turns_until_started(engine, add(engine, "b")) <= 1
+    finish(engine)
+
+
+@pytest.mark.parametrize(("share", "n_rows"), [(0.5, 2), (0.01, 1), (0.75, 3), (1.0, 4)])
+def test_a_cap_is_at_least_one_row(share: float, n_rows: int) -> None:
+    engine = make_engine([TenantConfig("a", max_row_share=share)])
+    for _ in range(8):
+        add(engine, "a", max_tokens=9)
+    for _ in range(6):
+        engine.turn()
+    assert engine.scheduler.rows.n_rows("a") == n_rows
+
+
+def test_floors_that_leave_a_tenant_no_row_are_refused() -> None:
+    tenants = [TenantConfig("a", min_row_share=0.5), TenantConfig("b", min_row_share=0.5), TenantConfig("c")]
+    with pytest.raises(ConfigError, match="leave tenant 'c' none of the 4 rows of a step"):
+        make_engine(tenants)
+    make_engine(tenants[:2])
+    with pytest.raises(ConfigError, match="leave the operator none"):
+        make_engine([*tenants[:2], TenantConfig("", cache_salt="request")])
+
+
+def test_a_tenants_many_rows_are_preempted_before_anothers_only_one() -> None:
+    engine = make_engine([TenantConfig("flood"), TenantConfig("one")], n_pages=24)
+    for _ in range(6):
+        add(engine, "flood", n_prompt=16, max_tokens=40, priority=-5)
+    engine.turn()
+    one = add(engine, "one", n_prompt=12, max_tokens=40)
+    turns_until_started(engine, one)
+    n_before = engine.scheduler.n_preemptions
+    while one.phase is Phase.RUNNING:
+        engine.turn()
+    assert engine.scheduler.n_preemptions > n_before
+    assert one.phase is Phase.FINISHED or len(engine.scheduler.running) == 1, (
+        "it is younger than the only other one"
+    )
+    finish(engine)
+
+
+request = st.tuples(st.sampled_from("aab"), st.integers(1, 40), st.integers(1, 8), st.integers(-1, 1))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    arrivals=st.lists(st.tuples(st.integers(0, 2), st.lists(request, max_size=6)), min_size=5, max_size=25),
+    weights=st.tuples(st.sampled_from((0.5, 1, 2)), st.sampled_from((1, 2))),
+    cap=st.sampled_from((0.5, 1.0)),
+    floor=st.sampled_from((0.0, 0.25, 0.5)),
+    policy=st.sampled_from(("lpm", "fcfs")),
+)
+def test_any_arrivals_are_served_by_weights_floors_and_caps(
+    arrivals: list[tuple[int, list[tuple[str, int, int, int]]]],
+    weights: tuple[float, float],
+    cap: float,
+    floor: float,
+    policy: str,
+) -> None:
+    """While two tenants wait and may have rows, neither gets more tokens by its weight than the other, but for the
+    quantum of a round and what the requests cost that have rows."""
+    quantum, max_cost = 8, 40 + 8
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fair_queue, "_QUANTUM_TOKENS", quantum)
+        tenants = [
+            TenantConfig("a", weights[0], max_row_share=cap),
+            TenantConfig("b", weights[1], min_row_share=floor),
+        ]
+        engine = make_engine(tenants, n_pages=800, schedule_policy=policy)
+        queue, rows = engine.scheduler.fair_queue, engine.scheduler.rows
+        assert queue is not None
+        begun: Counter[str] | None = None
+        for n_turns, requests in [*arrivals, (30, [])]:
+            for tenant, n_prompt, max_tokens, priority in requests:
+                add(engine, tenant, n_prompt, max_tokens, priority=priority)
+            for _ in range(n_turns):
+                engine.turn()
+                assert rows.n_rows("a") <= max(1, cap * N_ROWS)
+                assert rows.n_rows("a") <= N_ROWS - floor * N_ROWS
+                assert rows.n_rows("b") <= N_ROWS
+                active = [*engine.scheduler.running, *engine.scheduler.running.releasing]
+                assert Counter(request.tenant for request in active) == {
+                    name: rows.n_rows(name) for name in "ab" if rows.n_rows(name)
+                }
+                if not all(queue.n_waiting(name) and rows.n_rows(name) < N_ROWS * cap for name in "ab"):
+                    begun = None
+                    continue
+                begun = Counter(queue.n_computed) if begun is None else begun
+                served = [
+                    (queue.n_computed[name] - begun[name]) / weight
+                    for name, weight in zip("ab", weights, strict=True)
+                ]
+                bound = sum((quantum * weight + N_ROWS * max_cost) / weight for weight in weights)
+                assert abs(served[0] - served[1]) <= bound
+        finish(engine)
