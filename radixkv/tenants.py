@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ OPERATOR = ""
 """Name of the tenant that has the key of ``--api-key``. Unlike those of a file, it may use all routes."""
 _NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ROUNDING = 1e-9
-"""By how much shares may exceed 1 together, because decimal fractions are rounded."""
+"""Decimal fractions are rounded by less."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,32 @@ class TenantConfig:
         """Whether it has a floor or a cap of pages."""
         return self.min_page_share > 0 or self.max_page_share < 1
 
+    def min_rows(self, n_rows: int) -> int:
+        """Returns its floor of ``n_rows`` rows."""
+        return _whole(self.min_row_share * n_rows)
+
+    def max_rows(self, n_rows: int) -> int:
+        """Returns its cap of ``n_rows`` rows, at least one."""
+        return max(1, _whole(self.max_row_share * n_rows))
+
+    def min_pages(self, n_pages: int) -> int:
+        """Returns its floor of ``n_pages`` pages."""
+        return _whole(self.min_page_share * n_pages)
+
+    def max_pages(self, n_pages: int) -> int:
+        """Returns its cap of ``n_pages`` pages."""
+        return _whole(self.max_page_share * n_pages)
+
+    @property
+    def title(self) -> str:
+        """What errors call it."""
+        return "the operator" if self.name == OPERATOR else f"tenant {self.name!r}"
+
+
+def _whole(number: float) -> int:
+    """Rounds down. Floors of shares that are 1 together are all that there is, at most."""
+    return math.floor(number + _ROUNDING)
+
 
 def check_tenants(tenants: Sequence[TenantConfig]) -> None:
     """Refuses tenants of one name, and floors that cannot all be kept."""
@@ -88,6 +115,17 @@ def check_tenants(tenants: Sequence[TenantConfig]) -> None:
             raise ConfigError(
                 f"the min_{what}_share of all tenants are {share:g} together, and cannot all be kept; "
                 "lower them to 1 or less"
+            )
+
+
+def check_rows(tenants: Sequence[TenantConfig], n_rows: int) -> None:
+    """Refuses floors that leave a tenant without a floor none of the ``n_rows`` rows of a step."""
+    n_floors = sum(tenant.min_rows(n_rows) for tenant in tenants)
+    for tenant in tenants:
+        if n_rows - n_floors + tenant.min_rows(n_rows) < 1:
+            raise ConfigError(
+                f"the min_row_share of others leave {tenant.title} none of the {n_rows} rows of a step; lower "
+                "them, or raise max_num_seqs"
             )
 
 

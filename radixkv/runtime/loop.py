@@ -15,6 +15,7 @@ from radixkv.cache_messages import CacheCommand
 from radixkv.config import CacheConfig
 from radixkv.errors import DeviceError, Draining, InvariantError, RequestError, UnsupportedFeature, queue_timeout
 from radixkv.runtime.cache.pins import Pins
+from radixkv.runtime.cache.tenant_pages import check_longest_request
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.cache_commands import CacheCommands
@@ -112,6 +113,9 @@ class Loop:
         start_seconds: of each stage of the start, for ``Stats``.
         forecast: the scheduler's, which learns from the steps.
         clock: seconds, monotonic.
+
+    Raises:
+        ConfigError: a tenant could not have the pages of the longest request.
     """
 
     def __init__(
@@ -156,6 +160,10 @@ class Loop:
             holds_whole_requests=not cache.holds_any_length(scheduler.max_num_batched_tokens),
         )
         """The message that tells a frontend the sizes of model, pool and steps."""
+        n_longest = cache.pages_for(self.ready.max_prompt_and_answer - 1)  # the last token needs no KV
+        if not self.ready.holds_whole_requests:
+            n_longest = cache.max_private_pages(scheduler.max_num_batched_tokens) or n_longest
+        check_longest_request(tenants, cache.n_pages, n_longest, cache.page_size)
         self._intake = Intake(self.ready, tenants=tenants, eos_token_ids=eos_token_ids, seed=seed, clock=clock)
         self._pins = Pins(cache, transfers, budget=pin_budget, clock=clock)
         self._cache_commands = CacheCommands(cache, self._intake, scheduler, transfers, self._pins, self._compiling)

@@ -81,6 +81,7 @@ def open_loop(
             shares=resolved.enable_prefix_caching,
             window=executor.window,
             policy=open_eviction_policy(resolved.eviction_policy, resolved.ghost_capacity),
+            tenants=resolved.tenants,
         )
         transfers = None
         if resolved.host_memory_bytes is not None:

@@ -33,7 +33,7 @@ def open_tiers(
         ConfigError: a tier does not fit the machine, or the folder cannot be used.
     """
     policy = open_eviction_policy(resolved.eviction_policy, resolved.ghost_capacity)
-    host, cost = PageCache(0, resolved.page_size, policy=policy), LoadCost()
+    host, cost = PageCache(0, resolved.page_size, policy=policy, tenants=resolved.tenants), LoadCost()
     with ExitStack() as on_failure:
         copier = executor.open_copier(host_memory_bytes)
         on_failure.callback(copier.close)

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from heapq import merge
 from operator import attrgetter
 
 from sortedcontainers import SortedKeyList
 
 from radixkv.tree.node import Node
 
+_KEY = attrgetter("rank", "serial")
+OTHERS = ""
+"""Group of the leaves that belong to no tenant apart."""
+
 
 class EvictableLeaves:
-    """The leaves without a lease, smallest rank first; those that a retention covers come after all others."""
+    """The leaves without a lease, smallest rank first; those that a retention covers come after all others.
 
-    def __init__(self) -> None:
-        self._ordinary = SortedKeyList(key=attrgetter("rank", "serial"))
-        self._retained = SortedKeyList(key=attrgetter("rank", "serial"))
+    Args:
+        tenants: those whose leaves are apart, so that they can be evicted alone, or spared.
+    """
+
+    def __init__(self, tenants: Collection[str] = ()) -> None:
+        groups = (OTHERS, *tenants)
+        self._ordinary = {group: SortedKeyList(key=_KEY) for group in groups}
+        self._retained = {group: SortedKeyList(key=_KEY) for group in groups}
+        self._is_divided = bool(tenants)
 
     def __len__(self) -> int:
-        return len(self._ordinary) + len(self._retained)
+        return sum(map(len, self._ordinary.values())) + sum(map(len, self._retained.values()))
 
     def __iter__(self) -> Iterator[Node]:
-        yield from self._ordinary
-        yield from self._retained
+        yield from merge(*self._ordinary.values(), key=_KEY)
+        yield from merge(*self._retained.values(), key=_KEY)
 
     def add(self, leaf: Node) -> None:
         """Adds a leaf. O(log leaves)."""
@@ -32,9 +43,27 @@ class EvictableLeaves:
         """Removes a leaf, before its rank or the count of its retentions changes. O(log leaves)."""
         self._leaves_like(leaf).remove(leaf)
 
-    def candidates(self) -> SortedKeyList:
-        """Returns the leaves of which the next one is evicted: the retained ones only if there are no others."""
-        return self._ordinary or self._retained
+    def group_of(self, leaf: Node) -> str:
+        """Returns the tenant of a leaf if its leaves are apart, or else ``""``. O(1)."""
+        return leaf.namespace.tenant if self._is_divided and leaf.namespace.tenant in self._ordinary else OTHERS
+
+    def candidates(self, quotas: Mapping[str, int] | None = None) -> SortedKeyList:
+        """Returns the leaves of which the next one is evicted: the retained ones only if there are no others.
+
+        Of several groups it is the one whose first leaf has the smallest rank. O(1), or O(groups).
+
+        Args:
+            quotas: the pages that may be evicted of each group; groups without any are left out. None: all may be.
+        """
+        if quotas is None and not self._is_divided:
+            return self._ordinary[OTHERS] or self._retained[OTHERS]
+        for leaves in (self._ordinary, self._retained):
+            groups = [
+                leaves[group] for group in leaves if leaves[group] and (quotas is None or quotas.get(group, 0) > 0)
+            ]
+            if groups:
+                return min(groups, key=lambda group: _KEY(group[0]))
+        return SortedKeyList(key=_KEY)
 
     def _leaves_like(self, leaf: Node) -> SortedKeyList:
-        return self._retained if leaf.n_retentions else self._ordinary
+        return (self._retained if leaf.n_retentions else self._ordinary)[self.group_of(leaf)]

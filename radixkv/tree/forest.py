@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from radixkv.tree.changes import ChangeLog
 from radixkv.tree.children import Children
@@ -20,18 +20,25 @@ class Forest:
 
     Every page is in one of three states: leased, evictable, or detached. All pages of a reachable node without a
     lease are computed and can be evicted, leaves first. A detached node has a lease, and is dropped with the last.
+
+    Args:
+        page_bytes: bytes of one page's tokens.
+        digest: names pages.
+        tenants: those whose evictable pages are counted apart.
     """
 
-    def __init__(self, page_bytes: int, digest: Digest) -> None:
+    def __init__(self, page_bytes: int, digest: Digest, tenants: Collection[str] = ()) -> None:
         self.page_bytes = page_bytes
         """Bytes of one page's tokens."""
         self.roots: dict[Namespace, Node] = {}
-        self.evictable = EvictableLeaves()
+        self.evictable = EvictableLeaves(tenants)
         """Leaves without a lease; contains no root."""
         self.n_leased = 0
         """Reachable pages that a lease holds."""
         self.n_evictable = 0
         """Reachable pages without a lease."""
+        self.n_evictable_of = dict.fromkeys(tenants, 0)
+        """Those of each of ``tenants``."""
         self.n_detached = 0
         """Unreachable pages that a lease holds."""
         self.n_retained = 0
@@ -58,7 +65,7 @@ class Forest:
         """Adds a lease to the reference count of a node. O(log leaves)."""
         if not node.n_leases and node.parent is not None:
             n_pages = len(node.pages)
-            self.n_evictable -= n_pages
+            self._count_evictable(node, -n_pages)
             self.n_leased += n_pages
             if node.children is None:
                 self.evictable.remove(node)
@@ -83,7 +90,7 @@ class Forest:
             node.unlink()
             return freed
         self.n_leased -= n_pages
-        self.n_evictable += n_pages
+        self._count_evictable(node, n_pages)
         if node.n_computed == n_pages:
             self._make_evictable(node)
             return []
@@ -171,7 +178,7 @@ class Forest:
         self.version += 1
         if self.changes.is_on:
             self.changes.add_removed(leaf, n_kept, leaf.n_computed)
-        self.n_evictable -= len(leaf.pages) - n_kept
+        self._count_evictable(leaf, n_kept - len(leaf.pages))
         if leaf.n_retentions:
             self._count_retained(leaf.namespace, n_kept - len(leaf.pages))
         if n_kept == 0:
@@ -222,7 +229,7 @@ class Forest:
                 self.n_leased -= len(node.pages)
                 self.n_detached += len(node.pages)
             else:
-                self.n_evictable -= len(node.pages)
+                self._count_evictable(node, -len(node.pages))
                 freed += node.pages
                 node.unlink()
         return freed
@@ -293,6 +300,11 @@ class Forest:
         self._count_retained(node.namespace, len(node.pages) if n_retentions else -len(node.pages))
         if is_evictable:
             self.evictable.add(node)
+
+    def _count_evictable(self, node: Node, n_pages: int) -> None:
+        self.n_evictable += n_pages
+        if self.n_evictable_of and node.namespace.tenant in self.n_evictable_of:
+            self.n_evictable_of[node.namespace.tenant] += n_pages
 
     def _count_retained(self, namespace: Namespace, n_pages: int) -> None:
         self.n_retained += n_pages

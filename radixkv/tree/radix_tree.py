@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import groupby
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from radixkv.errors import InvariantError
 from radixkv.tree.changes import StoredPages
 from radixkv.tree.demotions import Demotions
 from radixkv.tree.digest import Digest, RecentDigests, chained_xxh3_64, digest_at
+from radixkv.tree.evict import EvictedRun, evict_leaves
 from radixkv.tree.eviction import EvictionPolicy, LruEviction
 from radixkv.tree.explain import Explanation, explain_match
 from radixkv.tree.forest import Forest
@@ -35,18 +37,6 @@ _MAX_REMEMBERED_EVICTIONS = 1 << 14
 """Evicted runs that ``explain`` can still recognise."""
 
 
-class EvictedRun(NamedTuple):
-    """Consecutive pages that were evicted together."""
-
-    namespace: Namespace
-    parent_digest: int
-    """Chained digest of everything before the run."""
-    tokens: bytes
-    """The run's tokens, little-endian int32."""
-    pages: list[int]
-    """Indices of the freed pages, in token order."""
-
-
 class PartialPage(NamedTuple):
     """A cached page of which a request can use the first tokens only."""
 
@@ -69,7 +59,12 @@ class RadixTree:
     """
 
     def __init__(
-        self, page_size: int, *, digest: Digest = chained_xxh3_64, policy: EvictionPolicy | None = None
+        self,
+        page_size: int,
+        *,
+        digest: Digest = chained_xxh3_64,
+        policy: EvictionPolicy | None = None,
+        tenants: Collection[str] = (),
     ) -> None:
         """Creates an empty tree.
 
@@ -77,12 +72,13 @@ class RadixTree:
             page_size: tokens per page.
             digest: digest function that names evicted pages. Sharing does not depend on it.
             policy: decides which leaf ``evict`` takes; a new object for each tree. None: the least recently used.
+            tenants: those whose evictable pages are counted apart, for the quotas of ``evict``.
         """
         self._page_size = page_size
         self._page_bytes = TOKEN_BYTES * page_size
         self._digest = digest
         self._policy = LruEviction() if policy is None else policy
-        self._forest = Forest(self._page_bytes, digest)
+        self._forest = Forest(self._page_bytes, digest, tenants)
         self.retentions = Retentions(self._forest, self._page_bytes)
         """The prefixes that are evicted after everything else."""
         self.demotions = Demotions(self._forest, self._page_bytes)
@@ -101,6 +97,10 @@ class RadixTree:
     def n_pages_evictable(self) -> int:
         """Reachable pages without a lease, all of which ``evict`` can free. O(1)."""
         return self._forest.n_evictable
+
+    def n_pages_evictable_of(self, tenant: str) -> int:
+        """Returns how many evictable pages a tenant that is counted apart has. O(1)."""
+        return self._forest.n_evictable_of[tenant]
 
     @property
     def n_pages_leased(self) -> int:
@@ -376,29 +376,21 @@ class RadixTree:
             return []
         return self._forest.detach(first_without_branch(top))
 
-    def evict(self, n_pages: int) -> list[EvictedRun]:
-        """Frees ``n_pages`` pages, or all evictable ones if there are fewer.
+    def evict(self, n_pages: int, quotas: Mapping[str, int] | None = None) -> list[EvictedRun]:
+        """Frees ``n_pages`` pages, or all that can be evicted if there are fewer.
 
         Takes the leaves in the order of the eviction policy, retained ones last, and the pages of a leaf from its
-        end. O(pages + log leaves) a run, and a digest of each page before it that has none yet.
+        end. O(pages + log leaves + tenants) a run, and a digest of each page before it that has none yet.
+
+        Args:
+            n_pages: how many pages to free.
+            quotas: the most pages to take of each tenant that is counted apart, and of all others together under
+                ``""``; who is left out loses none. None: there is no limit.
         """
-        forest, policy = self._forest, self._policy
         runs: list[EvictedRun] = []
-        while n_pages > 0 and forest.n_evictable:
-            leaves = forest.evictable.candidates()
-            index = policy.victim(leaves)
-            leaf: Node = leaves[index]
-            namespace = leaf.namespace
-            n_kept = max(0, len(leaf.pages) - n_pages)
-            parent_digest = digest_at(self._digest, leaf, n_kept, self._page_bytes)
-            if policy.remembers:
-                policy.remember(leaf, self._digests(leaf, n_kept), self.n_pages_reachable)
-            if not n_kept:
-                leaves.pop(index)
-            tokens, pages = forest.truncate(leaf, n_kept)
-            n_pages -= len(pages)
-            self._evicted.add(self._digest(parent_digest, tokens[: self._page_bytes]))
-            runs.append(EvictedRun(namespace, parent_digest, tokens, pages))
+        for run in evict_leaves(self._forest, self._policy, self._digest, n_pages, quotas):
+            self._evicted.add(self._digest(run.parent_digest, run.tokens[: self._page_bytes]))
+            runs.append(run)
         return runs
 
     def shared_runs(self, leases: Sequence[Lease | None]) -> list[SharedLeases]:
@@ -435,13 +427,15 @@ class RadixTree:
 
     def detached_pages(self) -> Iterator[int]:
         """Yields every unreachable page that a lease holds. O(edges of the leases + pages)."""
-        seen: set[Node] = set()
-        for lease in self._leases:
-            node: Node | None = lease.node
-            while node is not None and node.detached and node not in seen:
-                seen.add(node)
-                yield from node.pages
-                node = node.parent
+        for node in self._detached_nodes():
+            yield from node.pages
+
+    def pages_by_tenant(self) -> Counter[str]:
+        """Returns how many pages the namespaces of each tenant have, with detached ones. O(nodes)."""
+        n_pages: Counter[str] = Counter()
+        for node in (*self._forest.reachable(), *self._detached_nodes()):
+            n_pages[node.namespace.tenant] += len(node.pages)
+        return n_pages
 
     def check(self, *, deep: bool = True) -> None:
         """Checks the consistency of the tree. O(pages + edges of the leases), and a sort of the evictable leaves.
@@ -472,12 +466,6 @@ class RadixTree:
             lease.node = self._forest.append(lease.node, run_tokens, pages[first:last], n_hits)
             first = last
 
-    def _digests(self, node: Node, first_page: int) -> Sequence[int]:
-        """Returns the digests of a node's pages from ``first_page`` on."""
-        digest_at(self._digest, node, len(node.pages), self._page_bytes)
-        assert node.digests is not None
-        return node.digests[first_page:]
-
     def _advance(self, lease: Lease, tokens: bytes) -> list[Node]:
         """Extends the lease over the cached prefix of the tokens after its end; returns the nodes it gained."""
         path, end, partial, n_pages = walk(lease.node, tokens, self._page_bytes)
@@ -492,6 +480,15 @@ class RadixTree:
             if lease.is_hit:
                 self._policy.hit(path)
         return path
+
+    def _detached_nodes(self) -> Iterator[Node]:
+        seen: set[Node] = set()
+        for lease in self._leases:
+            node: Node | None = lease.node
+            while node is not None and node.detached and node not in seen:
+                seen.add(node)
+                yield node
+                node = node.parent
 
     @staticmethod
     def _require_open(lease: Lease) -> None:

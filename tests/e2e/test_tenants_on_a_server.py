@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from support.failed_start import failed_start_error
 from support.live import LIMIT_S, LiveServer, serving
 
 OPERATOR = "operator-key"
@@ -19,10 +20,13 @@ TENANTS = """
 name = "search"
 keys = ["search-1", "search-2"]
 priority_range = [0, 5]
+min_page_share = 0.2
+min_row_share = 0.5
 
 [[tenants]]
 name = "batch"
 keys = ["batch-1"]
+max_page_share = 0.6
 
 [[tenants]]
 name = "open-a"
@@ -41,7 +45,16 @@ PROMPT = "The quick brown fox jumps over the lazy dog, and the dog does not mind
 def server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("s")
     (folder / "tenants.toml").write_text(TENANTS)
-    flags = ("--tenants", str(folder / "tenants.toml"), "--max-num-seqs", "2", "--max-queued-requests", "16")
+    flags = (
+        "--tenants",
+        str(folder / "tenants.toml"),
+        "--max-num-seqs",
+        "2",
+        "--max-queued-requests",
+        "16",
+        "--max-model-len",
+        "2048",
+    )
     with serving(sensitive, folder / "errors", *flags, key=OPERATOR) as live:
         yield live
 
@@ -161,3 +174,21 @@ def test_a_flood_of_one_tenant_delays_and_refuses_only_its_own_requests(server: 
     n_before = Counter(answered[: single[-1]])["batch-1", 200]
     assert n_before < 12, "two rows: each of three requests waits for about two of the flood's"
     assert server.is_idle()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ("min_row_share = 1", "the min_row_share of others leave tenant 'b' none of the 16 rows of a step"),
+        ("min_page_share = 0.95", "tenant 'b' may have "),
+    ],
+)
+def test_shares_that_cannot_be_kept_end_the_start(
+    sensitive: Path, tmp_path: Path, shares: str, message: str
+) -> None:
+    file = tmp_path / "tenants.toml"
+    file.write_text(f'[[tenants]]\nname = "a"\nkeys = ["1"]\n{shares}\n[[tenants]]\nname = "b"\nkeys = ["2"]\n')
+    (tmp_path / "empty").mkdir()
+    flags = ("--tenants", str(file), "--max-num-seqs", "16", "--max-total-tokens", "8192")
+    assert message in failed_start_error(tmp_path / "empty", str(sensitive), *flags)

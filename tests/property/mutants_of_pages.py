@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 import pytest
 from msgspec.structs import replace
 
-from radixkv.runtime.cache.block_table import BlockTable
-from radixkv.runtime.cache.cache import ComputedRow, PageCache
+from radixkv.runtime.cache.block_table import BlockTable, ComputedRow
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request, Update
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.scheduler import Scheduler

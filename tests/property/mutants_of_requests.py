@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -80,8 +81,8 @@ def share_the_partial_page_of_a_fork(patch: Patch) -> None:
 def send_the_history_once_only(patch: Patch) -> None:
     allocate = RunningRequests.allocate
 
-    def mutant(self: RunningRequests, request: Request, prefilling: Iterable[Request]) -> bool:
-        is_allocated = allocate(self, request, prefilling)
+    def mutant(self: RunningRequests, request: Request, *args: Any, **options: Any) -> bool:
+        is_allocated = allocate(self, request, *args, **options)
         request.needs_history = request.needs_history and not request.n_outputs
         return is_allocated
 

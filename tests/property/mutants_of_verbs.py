@@ -12,8 +12,9 @@ from radixkv.runtime.request import Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import StepResult
+from radixkv.tree.evict import EvictedRun
 from radixkv.tree.node import Namespace
-from radixkv.tree.radix_tree import EvictedRun, RadixTree
+from radixkv.tree.radix_tree import RadixTree
 
 Patch = pytest.MonkeyPatch
 
@@ -24,7 +25,7 @@ def ignore_the_namespace(patch: Patch) -> None:
 
 
 def evict_a_leased_or_inner_node(patch: Patch) -> None:
-    def mutant(self: RadixTree, n_pages: int) -> list[EvictedRun]:
+    def mutant(self: RadixTree, n_pages: int, quotas: object = None) -> list[EvictedRun]:
         pages = list(self.reachable_pages())[:n_pages]
         return [EvictedRun(Namespace(), 0, b"", pages)]
 

@@ -9,6 +9,7 @@ from support.engine_machine import (
     CopyingEngineMachine,
     DiskEngineMachine,
     EngineMachine,
+    TenantEngineMachine,
     WindowedEngineMachine,
 )
 
@@ -20,6 +21,9 @@ TestDiskEngineMachine = DiskEngineMachine.TestCase
 
 CopyingEngineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 TestCopyingEngineMachine = CopyingEngineMachine.TestCase
+
+TenantEngineMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=50, deadline=None)
+TestTenantEngineMachine = TenantEngineMachine.TestCase
 
 WindowedEngineMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 TestWindowedEngineMachine = WindowedEngineMachine.TestCase

@@ -8,7 +8,12 @@ from __future__ import annotations
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine
 
-from support.engine_machine import CopyingEngineMachine, EngineMachine, WindowedEngineMachine
+from support.engine_machine import (
+    CopyingEngineMachine,
+    EngineMachine,
+    TenantEngineMachine,
+    WindowedEngineMachine,
+)
 from support.histories import run_histories
 from support.loop_machine import LoopMachine
 from support.publishing_machine import PublishingMachine
@@ -26,6 +31,7 @@ N_BLOCKS = 20
         (EngineMachine, 1000, 120),
         (CopyingEngineMachine, 500, 100),
         (WindowedEngineMachine, 500, 100),
+        (TenantEngineMachine, 500, 100),
         (LoopMachine, 500, 100),
         (PublishingMachine, 300, 100),
         (TreeMachine, 200, 200),

@@ -12,6 +12,7 @@ from radixkv.errors import QueueFull
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import GREEDY, Phase, Request
 from radixkv.runtime.step.plan import RowSampling
+from radixkv.tenants import TenantConfig
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from support.engine import Engine, name_of, token_bytes
 from support.fake_device import KVValue, unpack
@@ -71,7 +72,12 @@ class Actions:
         has_disk: bool = False,
         write_policy: WritePolicy = "through",
         eviction_policy: EvictionPolicyName = "lru",
+        tenants: Sequence[TenantConfig] = (),
     ) -> None:
+        self.tenants = tenants
+        self.namespaces = NAMESPACES
+        if tenants:
+            self.namespaces = tuple(Namespace(one.name if one.cache_salt == "tenant" else "") for one in tenants)
         self.engine = Engine(
             n_pages,
             page_size,
@@ -81,6 +87,7 @@ class Actions:
             has_disk=has_disk,
             write_policy=write_policy,
             eviction_policy=eviction_policy,
+            tenants=tenants,
             finishes_copies=False,
             max_num_seqs=4,
             max_num_batched_tokens=24,
@@ -99,7 +106,9 @@ class Actions:
     def add(self, base: int, cut: int, suffix: Sequence[int], options: RequestOptions, *, twice: bool) -> None:
         """Adds a request whose prompt starts with a known sequence: random prompts would never hit the cache."""
         sequence = self.known[base % len(self.known)]
-        max_prompt = min(40, self.engine.n_pages * self.engine.page_size - options.max_tokens)
+        namespace = self.namespaces[options.namespace % len(self.namespaces)]
+        tenant = self.tenants[options.namespace % len(self.tenants)].name if self.tenants else ""
+        max_prompt = min(40, self.n_pages_of_a_request * self.engine.page_size - options.max_tokens)
         if self.engine.cache.holds_any_length(self.engine.scheduler.max_num_batched_tokens):
             max_prompt = 120
         prompt = (sequence[: cut % (len(sequence) + 1)] + list(suffix))[:max_prompt] or [1]
@@ -109,7 +118,8 @@ class Actions:
                     self.engine.add(
                         prompt,
                         options.max_tokens,
-                        namespace=NAMESPACES[options.namespace % len(NAMESPACES)],
+                        namespace=namespace,
+                        tenant=tenant,
                         reads_cache=options.reads_cache,
                         stop=BEAM_STOP,
                         n=options.beam_width,
@@ -122,7 +132,8 @@ class Actions:
                 self.engine.add(
                     prompt,
                     options.max_tokens,
-                    namespace=NAMESPACES[options.namespace % len(NAMESPACES)],
+                    namespace=namespace,
+                    tenant=tenant,
                     reads_cache=options.reads_cache,
                     stop=STOP,
                     n=options.n,
@@ -136,6 +147,14 @@ class Actions:
             except QueueFull:
                 return
             self.known = [*self.known, prompt][-12:]
+
+    @property
+    def n_pages_of_a_request(self) -> int:
+        """The most pages of which every tenant can be sure."""
+        n_pages = self.engine.n_pages
+        floors = [one.min_pages(n_pages) for one in self.tenants]
+        caps = [one.max_pages(n_pages) for one in self.tenants]
+        return min([n_pages, *(n_pages - sum(floors) + floor for floor in floors), *caps])
 
     def new_token(self) -> int:
         """Returns a token that no prompt has."""
@@ -200,9 +219,9 @@ class Actions:
         self._evict(self.engine.host, n_slots)
 
     def _evict(self, cache: PageCache, n_pages: int) -> None:
-        n_pages = min(n_pages, cache.tree.n_pages_evictable)
+        n_pages = min(cache.n_free + n_pages, cache.n_available_to(""))
         blocks = cache.open(Namespace(), b"", bypasses_tree=True)
-        assert cache.reserve(blocks, cache.n_free + n_pages)
+        assert cache.reserve(blocks, n_pages)
         cache.close(blocks)
         self.engine.check_invariants()
 
@@ -223,12 +242,12 @@ class Actions:
         sequence = self.known[base % len(self.known)]
         tokens = token_bytes(sequence[: cut % (len(sequence) + 1)])
         if ttl_s:
-            self.engine.pins.pin(NAMESPACES[namespace], tokens, ttl_s)
+            self.engine.pins.pin(self.namespaces[namespace], tokens, ttl_s)
         else:
-            self.engine.pins.unpin(NAMESPACES[namespace], tokens)
+            self.engine.pins.unpin(self.namespaces[namespace], tokens)
 
     def close_session(self, session_id: str) -> None:
-        for namespace in NAMESPACES:
+        for namespace in self.namespaces:
             self.engine.scheduler.sessions.close(namespace, session_id)
         self.engine.check_invariants()
 
@@ -239,13 +258,15 @@ class Actions:
 
     def detach(self, base: int, cut: int, namespace: int) -> None:
         """Detaches a prefix on the device only, as a step does that has failed."""
-        freed = self.engine.cache.tree.detach(NAMESPACES[namespace], self._prefix(base, cut))
+        space = self.namespaces[namespace]
+        freed = self.engine.cache.tree.detach(space, self._prefix(base, cut))
         self.engine.free_pages += freed
+        self.engine.cache.tenants.add(space.tenant, -len(freed))
         self.engine.check_invariants()
 
     def invalidate(self, base: int, cut: int, namespace: int, *, is_live: bool) -> None:
         """Invalidates the beginning of a known sequence, or of a live request, or a whole namespace."""
-        space, prefix = NAMESPACES[namespace], self._prefix(base, cut)
+        space, prefix = self.namespaces[namespace], self._prefix(base, cut)
         if is_live and (live := self.live):
             request = live[base % len(live)]
             n_pages = request.n_known // self.engine.page_size

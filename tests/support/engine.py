@@ -25,6 +25,7 @@ from radixkv.runtime.request import GREEDY, Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import RowSampling, StepPlan
 from radixkv.runtime.token_masks import fill_masks
+from radixkv.tenants import TenantConfig
 from radixkv.tree.eviction import open_eviction_policy
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire import TokenLogprobs
@@ -106,6 +107,7 @@ class Engine:
         write_policy: the host tier's, as ``load_policy``.
         eviction_policy: that of both tiers.
         min_copied_tokens: fewest tokens for which a part of a page is copied.
+        tenants: who may send requests; none: all are of one.
         finishes_copies: whether each turn finishes all copies and transfers in flight; else the test does.
         settings: those of ``Scheduler``.
     """
@@ -123,6 +125,7 @@ class Engine:
         load_policy: LoadPolicy = "always",
         eviction_policy: EvictionPolicyName = "lru",
         min_copied_tokens: int = 1,
+        tenants: Sequence[TenantConfig] = (),
         finishes_copies: bool = True,
         **settings: Any,
     ) -> None:
@@ -136,11 +139,13 @@ class Engine:
             shares=shares,
             window=window,
             policy=open_eviction_policy(eviction_policy, GHOST_CAPACITY),
+            tenants=tenants,
             min_copied_tokens=min_copied_tokens,
             free_pages=self.free_pages,
         )
         self.copier = FakeCopier(self.device, n_slots)
-        self.host = PageCache(0, page_size, policy=open_eviction_policy(eviction_policy, GHOST_CAPACITY))
+        host_policy = open_eviction_policy(eviction_policy, GHOST_CAPACITY)
+        self.host = PageCache(0, page_size, policy=host_policy, tenants=tenants)
         self.store = FakeStore(self.copier)
         cost = LoadCost()
         disk = DiskTier(self.host, self.store, ROOT_KEY, self.copier.buffer, cost) if has_disk else None
@@ -155,6 +160,7 @@ class Engine:
             "max_num_seqs": 8,
             "max_num_batched_tokens": 64,
             "transfers": transfers,
+            "tenants": tenants,
             "finds_shared_runs": True,
             "min_shared_tokens": 1,
         }

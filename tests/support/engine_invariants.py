@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from radixkv.runtime.cache.cache import PageCache
@@ -71,6 +72,8 @@ def check_requests(scheduler: Scheduler, live: Sequence[Request], free_pages: Co
     assert [r.order for r in waiting] == sorted(r.order for r in waiting)
     for leader in {r.leader for r in (*running, *releasing) if r.leader is not None}:
         assert leader in (*running, *releasing), "a fork copies from freed pages"
+    n_rows = Counter(r.tenant for r in (*running, *releasing))
+    assert all(scheduler.rows.n_rows(r.tenant) == n_rows[r.tenant] for r in live), "rows are counted wrongly"
     free, page_size = set(free_pages), scheduler.cache.page_size
     for request in running:
         blocks = request.block_table

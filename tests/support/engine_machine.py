@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from radixkv.config import EvictionPolicyName, WritePolicy
 from radixkv.runtime.request import GREEDY
+from radixkv.tenants import CacheIsolation, TenantConfig
 from support.actions import PENALISED, PLAIN, Actions, RequestOptions
 from support.fake_grammars import FakeGrammar
 
@@ -208,6 +209,43 @@ class WindowedEngineMachine(EngineMachine):
     def add_long(self, n_tokens: int, options: RequestOptions) -> None:
         """Adds a prompt that may be longer than the pool."""
         self.actions.add(0, 0, [token % 7 for token in range(n_tokens)], options, twice=False)
+
+
+SHARES = ((0.0, 1.0), (0.0, 0.4), (0.25, 0.5), (0.3, 1.0))
+"""Floors and caps."""
+
+
+class TenantEngineMachine(EngineMachine):
+    """An engine whose requests are those of three tenants, two of them with shares of rows and pages."""
+
+    @initialize(
+        page_size=st.sampled_from((1, 2, 4)),
+        n_pages=st.sampled_from((40, 60, 100)),
+        policy=st.sampled_from(("lpm", "fcfs")),
+        n_slots=st.sampled_from((0, 0, 40)),
+        page_shares=st.tuples(st.sampled_from(SHARES), st.sampled_from(SHARES)),
+        row_shares=st.tuples(st.sampled_from(SHARES), st.sampled_from(SHARES)),
+        weight=st.sampled_from((1.0, 0.2)),
+        third=st.sampled_from(("tenant", "shared")),
+    )
+    def start(  # type: ignore[override]
+        self,
+        page_size: int,
+        n_pages: int,
+        policy: str,
+        n_slots: int,
+        page_shares: tuple[tuple[float, float], ...],
+        row_shares: tuple[tuple[float, float], ...],
+        weight: float,
+        third: CacheIsolation,
+    ) -> None:
+        (rows_a, pages_a), (rows_b, pages_b) = zip(row_shares, page_shares, strict=True)
+        tenants = (
+            TenantConfig("a", weight, None, "tenant", *rows_a, *pages_a),
+            TenantConfig("b", 1.0, None, "tenant", *rows_b, *pages_b),
+            TenantConfig("c", cache_salt=third),
+        )
+        self.actions = Actions(n_pages, page_size, policy=policy, n_slots=n_slots, tenants=tenants)
 
 
 class TieredEngineMachine(EngineMachine):

@@ -25,9 +25,13 @@ class TreeMachine(RuleBasedStateMachine):
         super().__init__()
         self.caught_before = sys.exc_info()[1]
 
-    @initialize(page_size=st.sampled_from((1, 2, 4)), policy=st.sampled_from(("lru", "lfuda", "adaptive")))
-    def begin(self, page_size: int, policy: EvictionPolicyName) -> None:
-        self.world = World(page_size, policy)
+    @initialize(
+        page_size=st.sampled_from((1, 2, 4)),
+        policy=st.sampled_from(("lru", "lfuda", "adaptive")),
+        tenants=st.sampled_from(((), ("t",))),
+    )
+    def begin(self, page_size: int, policy: EvictionPolicyName, tenants: tuple[str, ...]) -> None:
+        self.world = World(page_size, policy, tenants)
         self.seen = self.world.tree.version, dict(self.world.cached)
 
     def prompt(self, index: int, fraction: int, suffix: bytes) -> bytes:
@@ -163,6 +167,10 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(n_pages=st.integers(0, 8))
     def evict(self, n_pages):
         self.world.evict(n_pages)
+
+    @rule(n_pages=st.integers(0, 8), quotas=st.dictionaries(st.sampled_from(("", "t")), st.integers(0, 6)))
+    def evict_by_quotas(self, n_pages, quotas):
+        self.world.evict(n_pages, {group: quotas.get(group, 0) for group in ("", *self.world.tenants)})
 
     @invariant()
     def tree_and_model_agree(self):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations, takewhile
@@ -15,7 +16,13 @@ from radixkv.tree.node import Lease, Namespace, Retention
 from radixkv.tree.radix_tree import RadixTree
 from support.eviction_models import GHOST_CAPACITY, MODELS, LruModel
 
-NAMESPACES = (Namespace(), Namespace(salt="a"), Namespace(adapter="a"), Namespace(epoch=1))
+NAMESPACES = (
+    Namespace(),
+    Namespace(salt="a"),
+    Namespace(adapter="a"),
+    Namespace(epoch=1),
+    Namespace("t"),
+)
 N_PAGES = 64
 
 Prefix = tuple[Namespace, bytes]
@@ -51,6 +58,8 @@ class World:
 
     page_size: int
     policy: EvictionPolicyName = "lru"
+    tenants: tuple[str, ...] = ()
+    """Those whose pages are counted apart."""
     tree: RadixTree = field(init=False)
     free: list[int] = field(default_factory=lambda: list(range(N_PAGES)))
     cached: dict[Prefix, int] = field(default_factory=dict)
@@ -63,7 +72,8 @@ class World:
     """By digest, the parent's digest and the tokens of each page that is stored by the tree's recorded changes."""
 
     def __post_init__(self) -> None:
-        self.tree = RadixTree(self.page_size, policy=open_eviction_policy(self.policy, GHOST_CAPACITY))
+        policy = open_eviction_policy(self.policy, GHOST_CAPACITY)
+        self.tree = RadixTree(self.page_size, policy=policy, tenants=self.tenants)
         self.tree.changes.is_on = True
         self.model = MODELS[self.policy]()
 
@@ -242,9 +252,19 @@ class World:
         assert n_demoted == self.model.demoted(pages)
         assert self.tree.demotions.reach_end(namespace, tokens[: n * self.page_bytes]) or not pages
 
-    def evict(self, n_pages: int) -> None:
-        n_evictable = self.tree.n_pages_evictable
-        runs = self.tree.evict(n_pages)
+    def group_of(self, namespace: Namespace) -> str:
+        return namespace.tenant if namespace.tenant in self.tenants else ""
+
+    def n_evictable_by_group(self) -> Counter[str]:
+        leased = {page for tracked in self.leases for page in tracked.pages}
+        return Counter(
+            self.group_of(namespace) for (namespace, _), page in self.cached.items() if page not in leased
+        )
+
+    def evict(self, n_pages: int, quotas: dict[str, int] | None = None) -> None:
+        left = self.n_evictable_by_group() if quotas is None else Counter(quotas)
+        n_evictable = (left & self.n_evictable_by_group()).total()
+        runs = self.tree.evict(n_pages, quotas)
         assert sum(len(run.pages) for run in runs) == min(n_pages, n_evictable)
         leased = {page for tracked in self.leases for page in tracked.pages}
         prefix_of = {page: prefix for prefix, page in self.cached.items()}
@@ -255,7 +275,17 @@ class World:
             assert last.endswith(run.tokens)
             assert len(run.tokens) == self.page_bytes * len(run.pages)
             inner = {(ns, tokens[: -self.page_bytes]) for ns, tokens in self.cached}
-            leaves = [page for prefix, page in self.cached.items() if prefix not in inner and page not in leased]
+            groups = [group for group in ("", *self.tenants) if left[group] > 0]
+            group = self.group_of(namespace)
+            assert group in groups
+            if self.policy == "adaptive":  # it compares the leaves of the group with the smallest rank
+                groups = [group]
+            left[group] -= len(run.pages)
+            leaves = [
+                page
+                for prefix, page in self.cached.items()
+                if prefix not in inner and page not in leased and self.group_of(prefix[0]) in groups
+            ]
             retained = self.retained_pages()
             self.model.check_victim(run.pages[-1], [page for page in leaves if page not in retained] or leaves)
             self.model.evicted(run.pages, [prefix_of[page] for page in run.pages], n_cached)
@@ -307,6 +337,9 @@ class World:
         assert self.tree.n_pages_leased == len(leased.intersection(reachable))
         assert self.tree.n_pages_evictable == len(set(reachable) - leased)
         assert self.tree.n_pages_reachable == len(reachable)
+        n_evictable = self.n_evictable_by_group()
+        for tenant in self.tenants:
+            assert self.tree.n_pages_evictable_of(tenant) == n_evictable[tenant]
         assert self.tree.n_pages_detached == len(detached)
         assert self.tree.retentions.n_pages == len(self.retained_pages())
         for namespace in NAMESPACES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from radixkv.tenants import OPERATOR
 from radixkv.tree.node import Lease
 
 
@@ -38,6 +39,8 @@ class BlockTable:
     """Duplicates that are to be freed once no launched step reads them."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Page copies (source, destination) that the plan of its next row must carry."""
+    tenant: str = OPERATOR
+    """Who owns its private pages."""
     source: Lease | None = None
     """Holds the source of ``copies`` until the copy is done, if the source belongs to the tree."""
 
@@ -55,3 +58,14 @@ class BlockTable:
     def is_computed(self) -> bool:
         """Whether the KV of all leased pages is computed, by finished rows with finite values."""
         return self.lease is None or self.lease.node.n_computed == len(self.lease.node.pages)
+
+
+class ComputedRow(NamedTuple):
+    """A finished row with finite values: the KV of its request's first ``n_tokens`` tokens is computed."""
+
+    blocks: BlockTable
+    tokens: bytearray
+    """All tokens of the request, little-endian int32."""
+    n_tokens: int
+    last_step: int
+    """The newest launched step with a row of the request, which may still read the block table as it is."""

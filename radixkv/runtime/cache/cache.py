@@ -7,12 +7,15 @@ The device's KV pool has one page cache, and the host tier another, whose pages 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableSequence, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
 
 from radixkv.errors import InvariantError
-from radixkv.runtime.cache.block_table import BlockTable, ReplacedPage
+from radixkv.runtime.cache.block_table import BlockTable, ComputedRow, ReplacedPage
+from radixkv.runtime.cache.checks import check_pages
+from radixkv.runtime.cache.tenant_pages import TenantPages
+from radixkv.tenants import OPERATOR, TenantConfig
 from radixkv.tree.eviction import EvictionPolicy
 from radixkv.tree.explain import Explanation
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
@@ -26,17 +29,6 @@ _MAX_NAMESPACES = 16
 """With more namespaces, ``PageCache.explain`` does not search them: it runs for each prompt with a miss."""
 _NO_STEP = -1
 """Number of no step: pages with it were used by none."""
-
-
-class ComputedRow(NamedTuple):
-    """A finished row with finite values: the KV of its request's first ``n_tokens`` tokens is computed."""
-
-    blocks: BlockTable
-    tokens: bytearray
-    """All tokens of the request, little-endian int32."""
-    n_tokens: int
-    last_step: int
-    """The newest launched step with a row of the request, which may still read the block table as it is."""
 
 
 class PageCache:
@@ -53,6 +45,7 @@ class PageCache:
         window: the most positions that a token attends to in any layer, its own included; None if a layer has no
             window. Requests without a lease then free pages while they run, see ``free_behind``.
         policy: decides which pages are evicted; a new object for each cache. None: the least recently used.
+        tenants: whose pages are counted; those without a share of pages have neither floor nor cap.
         min_copied_tokens: fewest tokens for which a part of a page is copied, at least 1; with ``page_size`` only
             whole pages are shared.
         free_pages: the pool's page ids as a stack: pages are taken from its end, freed pages are added with ``+=``.
@@ -67,6 +60,7 @@ class PageCache:
         shares: bool = True,
         window: int | None = None,
         policy: EvictionPolicy | None = None,
+        tenants: Sequence[TenantConfig] = (),
         min_copied_tokens: int = MIN_COPIED_TOKENS,
         free_pages: MutableSequence[int] | None = None,
     ) -> None:
@@ -75,7 +69,9 @@ class PageCache:
         self.shares = shares
         self.window = window
         self.min_copied_tokens = min_copied_tokens
-        self.tree = RadixTree(page_size, policy=policy)
+        self.tree = RadixTree(page_size, policy=policy, tenants=[one.name for one in tenants if one.has_page_share])
+        self.tenants = TenantPages(tenants, n_pages, self.tree)
+        """The pages of tenants with a share of them."""
         self.n_evicted = 0
         """Pages evicted since the creation of the cache."""
         self._free = list(range(n_pages - 1, -1, -1)) if free_pages is None else free_pages
@@ -92,11 +88,19 @@ class PageCache:
         """Pages that can be allocated now: free or evictable. O(1)."""
         return len(self._free) + self.tree.n_pages_evictable
 
+    def n_available_to(self, tenant: str) -> int:
+        """Returns how many pages a tenant can get now, beside what is reserved for others, and below its cap.
+
+        Negative if others lack reserved pages. O(tenants with a share of pages).
+        """
+        return self.tenants.n_available(tenant, self.n_available) if self.tenants.n_owned else self.n_available
+
     def add_pages(self, pages: range) -> None:
-        """Adds pages to the pool, whose indices continue those that it has. O(new pages)."""
+        """Adds pages to the pool, whose indices continue those that it has. O(new pages + tenants)."""
         assert pages.start == self.n_pages, "new pages continue the pool's"
         self.n_pages = pages.stop
         self._free += reversed(pages)
+        self.tenants.resize(self.n_pages)
 
     def pages_for(self, n_tokens: int) -> int:
         """Returns the number of pages that ``n_tokens`` tokens need."""
@@ -132,10 +136,10 @@ class PageCache:
                 start: see ``count_hit``.
         """
         if bypasses_tree or not self.shares:
-            return BlockTable(None, [], 0)
+            return BlockTable(None, [], 0, tenant=namespace.tenant)
         lease = self.tree.lease(namespace, tokens if reads else b"", is_use=is_use, is_hit=is_hit)
         pages = self.tree.pages(lease)
-        return BlockTable(lease, pages, len(pages))
+        return BlockTable(lease, pages, len(pages), tenant=namespace.tenant)
 
     def count_hit(self, blocks: BlockTable) -> None:
         """Counts a hit of the leased pages, which were opened without. ``RadixTree.count_hit``."""
@@ -195,7 +199,7 @@ class PageCache:
     def release_sources(self, sources: Iterable[Lease]) -> None:
         """Lets go of pages whose copies are done, or were undone. O(edges + log leaves) each."""
         for source in sources:
-            self._free += self.tree.release(source)
+            self._give_back(source.namespace.tenant, self.tree.release(source))
 
     def reserve(self, blocks: BlockTable, n_pages: int) -> bool:
         """Grows a block table to at least ``n_pages`` pages, evicting as needed.
@@ -203,12 +207,12 @@ class PageCache:
         O(new pages), and O(log leaves) a leaf evicted.
 
         Returns:
-            False, without any change, if there are too few free and evictable pages.
+            False, without any change, if there are too few free and evictable pages for its tenant.
         """
         n_missing = n_pages - len(blocks.pages)
-        if n_missing > self.n_available:
-            return False
         if n_missing > 0:
+            if n_missing > self.n_available_to(blocks.tenant):
+                return False
             self._allocate(blocks, n_missing)
         return True
 
@@ -220,9 +224,14 @@ class PageCache:
         Returns:
             False, without any change, if there are too few free and evictable pages.
         """
+        if self.tenants.n_owned:
+            has_room = self.tenants.have_room(Counter(one.tenant for one in block_tables), self.n_available)
+            for blocks in block_tables if has_room else ():
+                self._allocate(blocks, 1)
+            return has_room
         if len(block_tables) > self.n_available:
             return False
-        self._evict_if_short(len(block_tables))
+        self._make_free(OPERATOR, len(block_tables))
         for blocks in block_tables:
             blocks.pages.append(self._free.pop())
         self._n_private += len(block_tables)
@@ -242,7 +251,9 @@ class PageCache:
         """
         lease = None if blocks.lease is None else self.tree.fork(blocks.lease)
         first, last = self.first_copied(blocks, n_tokens), self.pages_for(n_tokens)
-        second = BlockTable(lease, blocks.pages[:first], blocks.n_leased, first - blocks.n_leased)
+        second = BlockTable(
+            lease, blocks.pages[:first], blocks.n_leased, first - blocks.n_leased, tenant=blocks.tenant
+        )
         if n_pages > first:
             self._allocate(second, n_pages - first)
         second.copies = list(zip(blocks.pages[first:last], second.pages[first:last], strict=True))
@@ -267,7 +278,7 @@ class PageCache:
         """
         last = self.n_behind(blocks, n_tokens)
         if last > blocks.n_freed:
-            self._free += blocks.pages[blocks.n_freed : last]
+            self._give_back(blocks.tenant, blocks.pages[blocks.n_freed : last])
             self._n_private -= last - blocks.n_freed
             blocks.n_freed = last
 
@@ -334,7 +345,7 @@ class PageCache:
         """Frees the replaced duplicates that no step after ``step`` reads. O(replaced pages)."""
         freed = [replaced.page for replaced in blocks.replaced if replaced.last_step <= step]
         blocks.replaced = [replaced for replaced in blocks.replaced if replaced.last_step > step]
-        self._free += freed
+        self._give_back(blocks.tenant, freed)
         self._n_private -= len(freed)
 
     def detach_uncomputed(self, blocks: BlockTable) -> Node | None:
@@ -346,7 +357,7 @@ class PageCache:
         """
         if blocks.lease is None:
             return None
-        self._free += self.tree.detach_uncomputed(blocks.lease)
+        self._give_back(blocks.tenant, self.tree.detach_uncomputed(blocks.lease))
         return self.tree.first_uncomputed(blocks.lease)
 
     def passes_through(self, blocks: BlockTable, nodes: AbstractSet[Node]) -> bool:
@@ -361,8 +372,8 @@ class PageCache:
         """Releases the lease and frees the private pages. No launched step may still use them. O(pages)."""
         private = blocks.private_pages
         if blocks.lease is not None:
-            self._free += self.tree.release(blocks.lease)
-        self._free += private
+            self._give_back(blocks.tenant, self.tree.release(blocks.lease))
+        self._give_back(blocks.tenant, private)
         self._n_private -= len(private)
         blocks.pages = []
         blocks.replaced = []
@@ -377,7 +388,7 @@ class PageCache:
         """
         n_before = self.n_free
         for namespace in self.tree.namespaces():
-            self._free += self.tree.detach(namespace)
+            self._give_back(namespace.tenant, self.tree.detach(namespace))
         return self.n_free - n_before, self.tree.n_pages_detached
 
     def invalidate(self, namespace: Namespace, tokens: bytes) -> tuple[int, int]:
@@ -387,7 +398,7 @@ class PageCache:
             The number of pages that can be found no more, and how many of them block tables still hold.
         """
         n_reachable, n_detached = self.tree.n_pages_reachable, self.tree.n_pages_detached
-        self._free += self.tree.detach(namespace, tokens)
+        self._give_back(namespace.tenant, self.tree.detach(namespace, tokens))
         return n_reachable - self.tree.n_pages_reachable, self.tree.n_pages_detached - n_detached
 
     def demote(self, namespace: Namespace, tokens: bytes, n_kept: int) -> int:
@@ -428,25 +439,10 @@ class PageCache:
         """
         self.tree.check()
         self.check_counts()
-        owners: dict[int, str] = {}
-        _claim(owners, "the free list", self._free)
-        _claim(owners, "the tree", self.tree.reachable_pages())
-        _claim(owners, "a detached path", self.tree.detached_pages())
-        n_private = 0
-        for index, blocks in enumerate(block_tables):
-            private = blocks.private_pages
-            _claim(owners, f"block table {index}", private)
-            n_private += len(private)
-            leased = [] if blocks.lease is None else self.tree.pages(blocks.lease)
-            if blocks.pages[: blocks.n_leased] != leased:
-                raise InvariantError(
-                    f"block table {index} starts with {blocks.pages[: blocks.n_leased]}, "
-                    f"but its lease holds {leased}"
-                )
-        if n_private != self._n_private:
-            raise InvariantError(f"{n_private} pages are private, but {self._n_private} were counted")
-        if owners.keys() != set(range(self.n_pages)):
-            raise InvariantError(f"pages without an owner: {sorted(set(range(self.n_pages)) - owners.keys())[:8]}")
+        n_private = check_pages(self, self._free, block_tables)
+        if n_private.total() != self._n_private:
+            raise InvariantError(f"{n_private.total()} pages are private, but {self._n_private} were counted")
+        self.tenants.check(n_private)
 
     def _commit(self, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
         first, last = blocks.n_leased, n_tokens // self.page_size
@@ -475,25 +471,30 @@ class PageCache:
             n_tokens = min(n_tokens, first_replaced * self.page_size)
         self.tree.mark_computed(blocks.lease, n_tokens)
 
-    def _evict_if_short(self, n_pages: int) -> None:
+    def _make_free(self, tenant: str, n_pages: int) -> None:
+        """Evicts what is missing of ``n_pages`` free pages for a tenant, which can get them."""
+        if n_over := self.tenants.n_over_cap(tenant, n_pages):
+            self._evict(n_over, {tenant: n_over})
         n_short = n_pages - len(self._free)
         if n_short > 0:
-            # Evicting pages one by one takes several times as long per page, and losing 1/128 of the pages hardly
-            # matters.
-            for run in self.tree.evict(max(n_short, self.n_pages >> 7)):
-                self.n_evicted += len(run.pages)
-                self._free += run.pages
+            # Evicting pages one by one takes several times as long, and losing 1/128 of the pages hardly matters.
+            quotas = self.tenants.quotas(tenant) if self.tenants.n_owned else None
+            self._evict(max(n_short, self.n_pages >> 7), quotas)
         assert len(self._free) >= n_pages, "the tree evicted fewer pages than it counts as evictable"
 
+    def _evict(self, n_pages: int, quotas: Mapping[str, int] | None) -> None:
+        for run in self.tree.evict(n_pages, quotas):
+            self.n_evicted += len(run.pages)
+            self._give_back(run.namespace.tenant, run.pages)
+
     def _allocate(self, blocks: BlockTable, n_missing: int) -> None:
-        self._evict_if_short(n_missing)
+        self._make_free(blocks.tenant, n_missing)
         blocks.pages += self._free[-n_missing:]
         del self._free[-n_missing:]
         self._n_private += n_missing
+        self.tenants.add(blocks.tenant, n_missing)
 
-
-def _claim(owners: dict[int, str], owner: str, pages: Iterable[int]) -> None:
-    for page in pages:
-        if page in owners:
-            raise InvariantError(f"page {page} is owned by {owners[page]} and by {owner}")
-        owners[page] = owner
+    def _give_back(self, tenant: str, pages: list[int]) -> None:
+        """Frees pages that a tenant has owned."""
+        self._free += pages
+        self.tenants.add(tenant, -len(pages))

@@ -307,7 +307,7 @@ class Transfers:
         blocks = self.device.open(namespace, tokens, is_hit=False)
         first, last = blocks.n_leased, source.n_leased
         # Counted now, because the lease on the device's prefix makes its pages unavailable.
-        has_room = max(n_pages, last) - first <= self.device.n_available - n_kept
+        has_room = max(n_pages, last) - first <= self.device.n_available_to(namespace.tenant) - n_kept
         if last <= first or not has_room or not self.device.reserve(blocks, last):
             self.host.close(source)
             self.device.close(blocks)

@@ -29,6 +29,7 @@ from radixkv.runtime.device.preflight_cuda import check_for_cuda
 from radixkv.runtime.device.resolved_config import ResolvedConfig, with_defaults
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.step.executor import Executor
+from radixkv.tenants import check_rows
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     resolved = with_defaults(config, device, limit, machine)
     if resolved.max_model_len > limit:
         raise ConfigError(f"max_model_len {resolved.max_model_len} must be between 1 and the checkpoint's {limit}")
+    check_rows(resolved.tenants, resolved.max_num_seqs)
     if resolved.host_memory_bytes is not None:
         require_host_memory(resolved.host_memory_bytes)
     if device == "cuda":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
@@ -109,7 +110,8 @@ class LoadingRequests:
             if cached.n_beyond_device:
                 transfers.count_declined()
             return False
-        n_pages, n_kept = self._cache.pages_for(request.n_known), self._cache.n_available - n_available
+        n_pages = self._cache.pages_for(request.n_known)
+        n_kept = self._cache.n_available_to(request.namespace.tenant) - n_available
         load = transfers.begin_load(request.namespace, request.key, n_pages, n_kept)
         if load is None:
             return False
@@ -158,9 +160,13 @@ class LoadingRequests:
         loading = self._loads.get(request)
         return self.n_promised - (0 if loading is None else loading.n_missing)
 
-    def retract_last(self) -> bool:
-        """Returns the last loaded request in order to the waiting queue; False if there is none. O(loads)."""
-        loaded = [request for request, (load, _) in self._loads.items() if load.is_done]
+    def retract_last(self, may_give: Callable[[Request], bool]) -> bool:
+        """Returns the last loaded request in order to the waiting queue; False if there is none. O(loads).
+
+        Args:
+            may_give: whether the pages of a request are of use.
+        """
+        loaded = [request for request, (load, _) in self._loads.items() if load.is_done and may_give(request)]
         if not loaded:
             return False
         self.retract(max(loaded, key=lambda request: request.order))

@@ -124,9 +124,18 @@ class PromptRows:
             yield from self._waiting.short(n_tokens, unfinished)
 
     def _admit(
-        self, candidates: Iterable[Request], budget: int, step: int, prefilling: list[Request] | None = None
+        self,
+        candidates: Iterable[Request],
+        budget: int,
+        step: int,
+        prefilling: list[Request] | None = None,
+        *,
+        only_reserved: bool = False,
     ) -> list[PlannedRow]:
         """Admits candidates in order until one does not fit, beside what prefilling requests still need.
+
+        With tenants, candidates of others follow it: they may take any pages if it does not fit because of its
+        tenant's cap, else those that are reserved for their own tenant.
 
         Half of what is left of the budget for a prompt that it does not finish goes to shorter prompts.
 
@@ -135,6 +144,7 @@ class PromptRows:
             budget: maximum tokens of the rows.
             step: number of the step.
             prefilling: the prefilling requests; None for those that are running.
+            only_reserved: whether a request that came before waits for the pages that are reserved for nobody.
         """
         admitted: list[PlannedRow] = []
         if budget <= 0 or not self._running.has_free_batch_slot:
@@ -149,17 +159,22 @@ class PromptRows:
             if not self._running.has_row_for(request):
                 continue
             if request.phase is Phase.WAITING and self._loading.begin(
-                request, self._running.n_room(request, prefilling)
+                request, self._running.n_room(request, prefilling, only_reserved=only_reserved)
             ):
                 continue
-            if not self._running.allocate(request, prefilling):
+            if not self._running.allocate(request, prefilling, only_reserved=only_reserved):
                 self._blocked = (self._cache.n_available, len(self._running), self._waiting.version)
-                break
+                if self._fair is None:
+                    break
+                is_capped = self._cache.tenants.is_capped(request.namespace.tenant, self._cache.n_available)
+                only_reserved = only_reserved or not is_capped
+                continue
             n_left = request.n_known - request.blocks.n_leased * self._cache.page_size
             if n_left > budget and not request.is_retried:  # a retried request stays alone
                 overtaking = self._overtaking(n_left // 2, [request])
                 share = min(budget // 2, budget - self._cache.page_size)  # a chunk is at least a page
-                short = self._admit(overtaking, share, step, [*prefilling, request])
+                beside = [*prefilling, request]
+                short = self._admit(overtaking, share, step, beside, only_reserved=only_reserved)
                 admitted += short
                 budget -= _n_tokens(short)
                 prefilling = self._running.prefilling()

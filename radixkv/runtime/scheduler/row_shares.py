@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
-from radixkv.errors import ConfigError
-from radixkv.tenants import OPERATOR, TenantConfig
-
-_ROUNDING = 1e-9
+from radixkv.tenants import TenantConfig
 
 
 class RowShares:
@@ -20,29 +16,15 @@ class RowShares:
     Args:
         tenants: with their shares; requests of others have neither floor nor cap.
         n_rows: maximum rows of a step.
-
-    Raises:
-        ConfigError: the floors of others leave a tenant no row.
     """
 
     def __init__(self, tenants: Sequence[TenantConfig], n_rows: int) -> None:
         self._n_free = n_rows
         self._n_rows: Counter[str] = Counter()
-        self._floors = {one.name: math.floor(one.min_row_share * n_rows + _ROUNDING) for one in tenants}
-        self._caps = {
-            one.name: max(1, math.floor(one.max_row_share * n_rows + _ROUNDING))
-            for one in tenants
-            if one.max_row_share < 1
-        }
+        self._floors = {one.name: one.min_rows(n_rows) for one in tenants}
+        self._caps = {one.name: one.max_rows(n_rows) for one in tenants}
         self._n_reserved = sum(self._floors.values())
         """Rows that are kept free: what the floors exceed the rows of their tenants by."""
-        for name, floor in self._floors.items():
-            if n_rows - (self._n_reserved - floor) < 1:
-                who = "the operator" if name == OPERATOR else f"tenant {name!r}"
-                raise ConfigError(
-                    f"the min_row_share of others leave {who} none of the {n_rows} rows of a step; lower them, or "
-                    "raise max_num_seqs"
-                )
 
     def n_rows(self, tenant: str) -> int:
         """Returns how many rows a tenant has."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
@@ -94,7 +94,7 @@ class RunningRequests:
         """The block tables of all active and releasing requests. O(running)."""
         return [request.blocks for request in (*self._active, *self._releasing)]
 
-    def allocate(self, request: Request, prefilling: Iterable[Request]) -> bool:
+    def allocate(self, request: Request, prefilling: Iterable[Request], *, only_reserved: bool = False) -> bool:
         """Gives a waiting or loaded request a batch slot and a lease on its cached prefix, if there is room for all
         its known tokens: ``n_room`` of pages beyond the prefix.
 
@@ -108,7 +108,7 @@ class RunningRequests:
             blocks = self._cache.open(
                 request.namespace, request.key, request.reads_cache, request.bypasses_tree, is_hit=False
             )
-        if self._n_missing(request, blocks) > self.n_room(request, prefilling):
+        if self._n_missing(request, blocks) > self.n_room(request, prefilling, only_reserved=only_reserved):
             if not is_loaded:
                 self._cache.close(blocks)
             return False
@@ -123,15 +123,28 @@ class RunningRequests:
         self._assign(request, blocks)
         return True
 
-    def n_room(self, request: Request, prefilling: Iterable[Request]) -> int:
+    def n_room(self, request: Request, prefilling: Iterable[Request], *, only_reserved: bool = False) -> int:
         """Returns how many pages a request may take at its admission; negative if others need more than there are.
 
         These are the available pages beyond those that the ``prefilling`` requests ahead of it still need, the
-        headroom of the active ones, and those promised to loading requests. No room is kept for ``max_tokens``,
-        which says little about the length of an output: the whole queue would wait behind it. O(prefilling).
+        headroom of the active ones, and those promised to loading requests; or those reserved for its tenant beyond
+        what the tenant's own requests need, if they are more. No room is kept for ``max_tokens``, which says little
+        about the length of an output: the whole queue would wait behind it. O(prefilling).
+
+        Args:
+            request: a waiting or loaded request.
+            prefilling: the requests whose prompts are being prefilled.
+            only_reserved: whether another request waits for the pages that are reserved for nobody.
         """
         n_promised = self._loading.n_promised_to_others(request)
-        return self._n_room(self._n_needed_ahead(request, prefilling) + n_promised)
+        n_reserved = self._cache.tenants.n_reserved(request.namespace.tenant)
+        if n_reserved or only_reserved:
+            own = [one for one in prefilling if one.tenant == request.tenant]
+            n_reserved -= self._n_needed_ahead(request, own) + n_promised
+        if only_reserved:
+            return n_reserved
+        room = self._n_room(request, self._n_needed_ahead(request, prefilling) + n_promised)
+        return max(room, n_reserved) if n_reserved > 0 else room
 
     def start(self, request: Request) -> None:
         """Makes an allocated request active."""
@@ -230,11 +243,11 @@ class RunningRequests:
                     return False
                 self._cache.free_behind(blocks, request.n_scheduled)
                 continue
-            if self._loading.retract_last():
+            if self._loading.retract_last(self._may_give(request)):
                 continue
             if len(self) < 2:
                 return False
-            victim = self._next_victim()
+            victim = self._next_victim(request)
             self.n_preemptions += 1
             self.preempt(victim, discards_results=False)
             self.release()
@@ -283,15 +296,27 @@ class RunningRequests:
         if request.turn is not None:
             self._sessions.end(request.turn, bytes(request.tokens))
 
-    def _next_victim(self) -> Request:
-        """Returns the running request to preempt: of the tenant with the most rows, the last in order. O(running).
+    def _next_victim(self, request: Request) -> Request:
+        """Returns the running request to preempt: of the tenant with the most rows, the last in order.
 
-        Of tenants with equally many it is the one with the youngest request. So the oldest request of all is
-        preempted only for one of its own tenant that goes before it.
+        Of tenants with equally many it is the one with the youngest request. Those whose pages are of no use to
+        ``request`` are left out. O(running + tenants).
         """
-        n_rows = Counter(request.tenant for request in self._active)
-        tenant = max(self._active, key=lambda one: (n_rows[one.tenant], one.serial)).tenant
-        return max((one for one in self._active if one.tenant == tenant), key=lambda one: one.order)
+        candidates = list(filter(self._may_give(request), self._active))
+        n_rows = Counter(one.tenant for one in candidates)
+        tenant = max(candidates, key=lambda one: (n_rows[one.tenant], one.serial)).tenant
+        return max((one for one in candidates if one.tenant == tenant), key=lambda one: one.order)
+
+    def _may_give(self, request: Request) -> Callable[[Request], bool]:
+        """Returns what says of another request whether ``request`` could get its pages. O(tenants)."""
+        own, tenants = request.namespace.tenant, self._cache.tenants
+        is_capped = tenants.is_capped(own, self._cache.n_available)
+
+        def may_give(other: Request) -> bool:
+            tenant = other.namespace.tenant
+            return tenant == own or (not is_capped and tenants.has_more_than_floor(tenant))
+
+        return may_give
 
     def _n_needed_ahead(self, request: Request, prefilling: Iterable[Request]) -> int:
         """Pages that the prefilling requests with precedence over ``request`` still need. O(prefilling).
@@ -314,7 +339,7 @@ class RunningRequests:
         if leader.phase is not Phase.RUNNING or not self.has_row_for(follower):
             return False
         first = self._cache.first_copied(leader.blocks, follower.n_known - 1)
-        return self._cache.pages_for(follower.n_known) - first <= self._n_room(n_needed_ahead)
+        return self._cache.pages_for(follower.n_known) - first <= self._n_room(follower, n_needed_ahead)
 
     def _fork(self, leader: Request, follower: Request) -> None:
         n_tokens = follower.n_known - 1
@@ -332,7 +357,7 @@ class RunningRequests:
         self._rows.take(request.tenant)
         request.needs_history = request.sampling.has_penalties
 
-    def _n_room(self, n_needed: int) -> int:
-        """Returns the available pages beyond ``n_needed`` and the headroom of the active requests. O(1)."""
+    def _n_room(self, request: Request, n_needed: int) -> int:
+        """Returns the pages for a request beyond ``n_needed`` and the headroom of the active ones. O(tenants)."""
         n_headroom = min(self._cache.pages_for(_HEADROOM_TOKENS * len(self._active)), self._max_headroom_pages)
-        return self._cache.n_available - n_headroom - n_needed
+        return self._cache.n_available_to(request.namespace.tenant) - n_headroom - n_needed

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from radixkv.cache_messages import Tier
 from radixkv.config import SchedulePolicy, SchedulerConfig
 from radixkv.errors import GrammarFailure, InvariantError, QueueFull, queue_timeout
-from radixkv.runtime.cache.cache import ComputedRow, PageCache
+from radixkv.runtime.cache.block_table import ComputedRow
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.sessions import Sessions
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import Phase, Request, Update

@@ -5,7 +5,7 @@ The reference runs each choice as a request of its own, with its own seed, alone
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,8 +212,8 @@ def test_the_comparison_fails_if_the_history_is_sent_once_only(
 ) -> None:
     allocate = RunningRequests.allocate
 
-    def mutant(self: RunningRequests, request: Request, prefilling: Iterable[Request]) -> bool:
-        is_allocated = allocate(self, request, prefilling)
+    def mutant(self: RunningRequests, request: Request, *args: Any, **options: Any) -> bool:
+        is_allocated = allocate(self, request, *args, **options)
         request.needs_history = request.needs_history and not request.n_outputs
         return is_allocated
 

@@ -14,7 +14,7 @@ from radixkv.errors import ConfigError, QueueFull
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler import fair_queue
 from radixkv.runtime.scheduler.fair_queue import FairQueue
-from radixkv.tenants import TenantConfig
+from radixkv.tenants import TenantConfig, check_rows
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt
 
@@ -209,10 +209,11 @@ def test_a_cap_is_at_least_one_row(share: float, n_rows: int) -> None:
 def test_floors_that_leave_a_tenant_no_row_are_refused() -> None:
     tenants = [TenantConfig("a", min_row_share=0.5), TenantConfig("b", min_row_share=0.5), TenantConfig("c")]
     with pytest.raises(ConfigError, match="leave tenant 'c' none of the 4 rows of a step"):
-        make_engine(tenants)
-    make_engine(tenants[:2])
+        check_rows(tenants, 4)
+    check_rows(tenants, 5)
+    check_rows(tenants[:2], 4)
     with pytest.raises(ConfigError, match="leave the operator none"):
-        make_engine([*tenants[:2], TenantConfig("", cache_salt="request")])
+        check_rows([*tenants[:2], TenantConfig("", cache_salt="request")], 4)
 
 
 def test_a_tenants_many_rows_are_preempted_before_anothers_only_one() -> None:

@@ -1,0 +1,55 @@
+"""Checks that every page of a cache is in exactly one place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from radixkv.errors import InvariantError
+from radixkv.runtime.cache.block_table import BlockTable
+
+if TYPE_CHECKING:
+    from radixkv.runtime.cache.cache import PageCache
+
+
+def check_pages(cache: PageCache, free: Iterable[int], block_tables: Iterable[BlockTable]) -> Counter[str]:
+    """Checks that every page has one owner, and that block tables start with their leased pages.
+
+    O(pages + length of all block tables).
+
+    Args:
+        cache: the cache.
+        free: its free pages.
+        block_tables: all open block tables.
+
+    Returns:
+        The number of private pages by tenant.
+
+    Raises:
+        InvariantError: a bug in radixkv.
+    """
+    owners: dict[int, str] = {}
+    _claim(owners, "the free list", free)
+    _claim(owners, "the tree", cache.tree.reachable_pages())
+    _claim(owners, "a detached path", cache.tree.detached_pages())
+    n_private: Counter[str] = Counter()
+    for index, blocks in enumerate(block_tables):
+        private = blocks.private_pages
+        _claim(owners, f"block table {index}", private)
+        n_private[blocks.tenant] += len(private)
+        leased = [] if blocks.lease is None else cache.tree.pages(blocks.lease)
+        if blocks.pages[: blocks.n_leased] != leased:
+            raise InvariantError(
+                f"block table {index} starts with {blocks.pages[: blocks.n_leased]}, but its lease holds {leased}"
+            )
+    if owners.keys() != set(range(cache.n_pages)):
+        raise InvariantError(f"pages without an owner: {sorted(set(range(cache.n_pages)) - owners.keys())[:8]}")
+    return n_private
+
+
+def _claim(owners: dict[int, str], owner: str, pages: Iterable[int]) -> None:
+    for page in pages:
+        if page in owners:
+            raise InvariantError(f"page {page} is owned by {owners[page]} and by {owner}")
+        owners[page] = owner
