@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -22,7 +21,7 @@ from radixkv.checks import (
     is_number,
 )
 from radixkv.errors import ConfigError, shortened
-from radixkv.tenants import TenantConfig, check_tenants
+from radixkv.tenants import TenantConfig, Tenants, check_tenants
 
 MAX_SEED = (1 << 63) - 1
 MIN_HEARTBEAT_TIMEOUT_S = 2.0
@@ -303,7 +302,7 @@ class ServerConfig:
     """Maximum size of a request body."""
     api_key: str | None = field(default=None, repr=False)
     """Clients must send it as ``Authorization: Bearer``. None: no key, and ``host`` must be a loopback address.
-    With ``tenant_keys`` it is the operator's, and None: nobody may use the operator's routes."""
+    With ``tenants`` it is the operator's, and None: nobody may use the operator's routes."""
     chat_template: str | None = None
     """A file with a chat template to use instead of the tokenizer's own."""
     metrics_compat: MetricsCompat | None = None
@@ -333,16 +332,16 @@ class ServerConfig:
     canary_interval_s: float | None = None
     """Interval at which a known prompt is answered from the cache and without it, to compare the answers; None:
     never."""
-    tenant_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The name of the tenant that has a key, by key. Empty: there are no tenants."""
+    tenants: Tenants = field(default_factory=Tenants)
+    """Who may use the server, by their keys; none: all who have ``api_key``."""
 
     def __post_init__(self) -> None:
         check_at_most(65535, "65535", "port", self.port)
         check_api_key(self.api_key)
         _check_host(self.host, has_key=self.needs_key)
         _check_origins(self.allowed_origins, has_key=self.needs_key)
-        if self.tenant_keys:
-            self._check_beside_tenants(self.tenant_keys)
+        if self.tenants.names:
+            self._check_beside_tenants()
         if self.explain_contents is not None:
             check_bool("explain_contents", self.explain_contents)
         check_bool("keep_nonces", self.keep_nonces)
@@ -372,7 +371,7 @@ class ServerConfig:
     @property
     def needs_key(self) -> bool:
         """Whether clients must send a key: the server's, or that of a tenant."""
-        return self.api_key is not None or bool(self.tenant_keys)
+        return self.api_key is not None or bool(self.tenants.names)
 
     @property
     def may_explain_contents(self) -> bool:
@@ -386,9 +385,9 @@ class ServerConfig:
             return self.priority_range
         return (MIN_PRIORITY, MAX_PRIORITY) if self.needs_key else (0, 0)
 
-    def _check_beside_tenants(self, tenant_keys: Mapping[str, str]) -> None:
+    def _check_beside_tenants(self) -> None:
         """Refuses settings that contradict tenants. The error contains no key."""
-        if self.api_key is not None and (name := tenant_keys.get(self.api_key)) is not None:
+        if self.api_key is not None and (name := self.tenants.names.get(self.api_key)) is not None:
             raise ConfigError(f"api_key is also a key of tenant {name!r}; the operator needs a key of its own")
         if self.explain_contents:
             raise ConfigError("explain_contents shows tenants what others have cached; leave it out with tenants")

@@ -53,6 +53,19 @@ class DiskStats(msgspec.Struct, frozen=True):
     """Moving average; None before the first read."""
 
 
+class TenantStats(msgspec.Struct, frozen=True):
+    """Counters and gauges of one tenant."""
+
+    n_running: int
+    """Rows that its requests have."""
+    n_waiting: int
+    """Its choices that wait for a step."""
+    computed_tokens_total: int
+    """Tokens that steps have computed for it, those of prompts and those of answers."""
+    n_pages: int | None = None
+    """Pages on the device that it has, cached or in use; None without a share of pages."""
+
+
 class Stats(msgspec.Struct, frozen=True, tag=True):
     """Counters since the start (``*_total``, ``*_seconds``) and current gauges."""
 
@@ -102,3 +115,5 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     """None without a host tier."""
     disk: DiskStats | None = None
     """None without a disk tier."""
+    tenants: dict[str, TenantStats] = {}
+    """By name, without the operator."""

@@ -144,7 +144,7 @@ def read_tenants(path: str) -> Tenants:
     Raises:
         ConfigError: the file cannot be read or says something that cannot be. The error contains no key.
     """
-    source = shortened(path)
+    source = f"--tenants {shortened(path)}"
     try:
         content = tomllib.loads(Path(path).expanduser().read_text("utf-8"))
     except OSError as error:

@@ -105,8 +105,9 @@ def test_a_file_gives_tenants_and_their_keys(write: Write) -> None:
 def test_what_cannot_be_is_one_line(
     write: Write, capsys: pytest.CaptureFixture[str], text: str, message: str
 ) -> None:
-    error = refused(capsys, command, add_serve, "serve", "--tenants", write(text))
-    assert "argument --tenants" in error
+    args = command(add_serve, "serve", "--tenants", write(text))
+    error = refused(capsys, lambda: server_config(args))
+    assert "error: --tenants '" in error
     assert message in error
     assert "sesame" not in error
 
@@ -114,7 +115,8 @@ def test_what_cannot_be_is_one_line(
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "latin").write_bytes(b"name = '\xe4'")
     for name, message in (("missing", "cannot be read: No such file"), (".", "Is a directory"), ("latin", "TOML")):
-        assert message in refused(capsys, command, add_serve, "serve", "--tenants", str(tmp_path / name))
+        args = command(add_serve, "serve", "--tenants", str(tmp_path / name))
+        assert message in refused(capsys, lambda args=args: server_config(args))
 
 
 def test_shares_whose_decimals_are_rounded_may_be_all() -> None:

@@ -64,8 +64,6 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     http.add_argument(
         "--tenants",
-        type=_tenants,
-        default=Tenants(),
         metavar="FILE",
         help="TOML file of tenants with their keys, weights and shares of rows and pages, see docs/tenants.md; "
         "--api-key is then the operator's key (default: none)",
@@ -240,7 +238,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
             otlp_traces_endpoint=args.otlp_traces_endpoint,
             allowed_origins=args.allowed_origins,
             priority_range=args.priority_range,
-            tenant_keys=args.tenants.names,
+            tenants=Tenants() if args.tenants is None else read_tenants(args.tenants),
         )
     except RadixKVError as error:
         parser.error(str(error))
@@ -314,20 +312,13 @@ def _origins(text: str) -> tuple[str, ...]:
 def _with_server_settings(engine: EngineConfig, args: argparse.Namespace, server: ServerConfig) -> EngineConfig:
     """Returns the configuration with what only a server has: events and tenants."""
     parser: Parser = args.parser
-    tenants: tuple[TenantConfig, ...] = args.tenants.configs
+    tenants = server.tenants.configs
     if tenants and server.api_key is not None:
         tenants += (TenantConfig(OPERATOR, cache_salt="request"),)
     try:
         return replace(engine, kv_events=args.kv_events_config, tenants=tenants)
     except RadixKVError as error:
         parser.error(str(error))
-
-
-def _tenants(path: str) -> Tenants:
-    try:
-        return read_tenants(path)
-    except RadixKVError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _kv_events(text: str) -> KVEventsConfig | None:

@@ -19,7 +19,12 @@ _EncodeResult = bytes | BaseException
 class _EncodeRequest:
     texts: Sequence[str]
     adds_special_tokens: bool
+    tenant: str
     encoded: asyncio.Future[list[bytes]]
+
+    @property
+    def options(self) -> tuple[bool, str]:
+        return self.adds_special_tokens, self.tenant
 
     @property
     def n_characters(self) -> int:
@@ -53,14 +58,14 @@ class BatchTokenizer:
         self._waiting: deque[_EncodeRequest] = deque()
         self._working: asyncio.Task[None] | None = None
 
-    async def encode(self, texts: Sequence[str], *, adds_special_tokens: bool) -> list[bytes]:
-        """Returns the little-endian int32 ids of each text.
+    async def encode(self, texts: Sequence[str], *, adds_special_tokens: bool, tenant: str) -> list[bytes]:
+        """Returns the little-endian int32 ids of each text, which ``tenant`` has sent.
 
         Raises:
             InvalidRequest: ``Tokenizer.encode`` refuses a text; the error is that of the first.
         """
         encoded: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_EncodeRequest(texts, adds_special_tokens, encoded))
+        self._waiting.append(_EncodeRequest(texts, adds_special_tokens, tenant, encoded))
         if self._working is None:
             self._working = asyncio.create_task(self._work())
         return await encoded
@@ -85,7 +90,7 @@ class BatchTokenizer:
             request = self._waiting[0]
             if not request.encoded.done():
                 room -= request.n_characters
-                if batch and (room < 0 or request.adds_special_tokens != batch[0].adds_special_tokens):
+                if batch and (room < 0 or request.options != batch[0].options):
                     break
                 batch.append(request)
             self._waiting.popleft()
@@ -94,15 +99,17 @@ class BatchTokenizer:
     async def _encode_batch(self, batch: Sequence[_EncodeRequest]) -> Sequence[_EncodeResult]:
         texts = [text for request in batch for text in request.texts]
         try:
-            return await asyncio.to_thread(self._encode_all, texts, batch[0].adds_special_tokens)
+            return await asyncio.to_thread(self._encode_all, texts, *batch[0].options)
         except Exception as error:  # no thread could be started; later requests try again
             return [error] * len(texts)
 
-    def _encode_all(self, texts: Sequence[str], adds_special_tokens: bool) -> Sequence[_EncodeResult]:
+    def _encode_all(self, texts: Sequence[str], adds_special_tokens: bool, tenant: str) -> Sequence[_EncodeResult]:
         try:
-            return self._tokenizer.encode_batch(texts, self._limit, adds_special_tokens=adds_special_tokens)
+            return self._tokenizer.encode_batch(
+                texts, self._limit, adds_special_tokens=adds_special_tokens, namespace=tenant
+            )
         except BaseException as error:  # a panic of the tokenizers package is not an Exception
             # One of the texts cannot be encoded; the others must still get their ids.
             if len(texts) == 1:
                 return [error]
-            return [result for text in texts for result in self._encode_all([text], adds_special_tokens)]
+            return [result for text in texts for result in self._encode_all([text], adds_special_tokens, tenant)]

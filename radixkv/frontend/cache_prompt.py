@@ -61,4 +61,4 @@ async def encode_cache_prompts(
         )
         return [encoded.tokens]
     prompts = split_prompts(request.prompt if isinstance(request.prompt, str) else list(request.prompt))
-    return await encode_prompts(prompts, served_model, adds_special_tokens=adds_special_tokens)
+    return await encode_prompts(prompts, served_model, tenant=tenant, adds_special_tokens=adds_special_tokens)

@@ -191,7 +191,7 @@ async def _serve(
                 metrics,
                 body_reader,
                 api_key=server.api_key,
-                tenant_keys=server.tenant_keys,
+                tenant_keys=server.tenants.names,
                 allowed_origins=server.allowed_origins,
                 metrics_compat=server.metrics_compat,
                 explain_contents=server.may_explain_contents,

@@ -41,13 +41,19 @@ def split_prompts(prompt: str | Sequence[str | int | Sequence[int]]) -> list[str
 
 
 async def encode_prompts(
-    prompts: Sequence[str | Sequence[int]], served_model: ServedModel, *, adds_special_tokens: bool = True
+    prompts: Sequence[str | Sequence[int]],
+    served_model: ServedModel,
+    *,
+    tenant: str,
+    adds_special_tokens: bool = True,
 ) -> list[bytes]:
     """Encodes prompts, all texts or all token ids, to little-endian int32 ids. Raises ``InvalidRequest``."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
     if texts:
-        encoded = await encode_texts(texts, served_model, "prompt", adds_special_tokens=adds_special_tokens)
+        encoded = await encode_texts(
+            texts, served_model, "prompt", tenant=tenant, adds_special_tokens=adds_special_tokens
+        )
     elif sum(map(len, ids)) <= _MAX_INLINE_IDS:
         encoded = [encode_ids(each, served_model) for each in ids]
     else:
@@ -93,18 +99,24 @@ async def encode_conversation(
     kept_answers = None if adds_special_tokens else served_model.kept_answers
     history = None if kept_answers is None else kept_answers.look_up(text, cache_salt, tenant)
     if history is not None and history.has_kept_tokens:
-        if (tokens := await _encode_history(history, served_model, field)) is not None:
+        if (tokens := await _encode_history(history, served_model, field, tenant)) is not None:
             return EncodedConversation(tokens, kept_answers, history)
         history = None  # the tokenizer's own encoding may fit: it is often shorter than what the model wrote
-    (tokens,) = await encode_texts([text], served_model, field, adds_special_tokens=adds_special_tokens)
+    (tokens,) = await encode_texts(
+        [text], served_model, field, tenant=tenant, adds_special_tokens=adds_special_tokens
+    )
     return EncodedConversation(tokens, kept_answers, history)
 
 
-async def _encode_history(history: History, served_model: ServedModel, field: str) -> bytes | None:
+async def _encode_history(history: History, served_model: ServedModel, field: str, tenant: str) -> bytes | None:
     """Returns the tokens of a conversation with kept ones in their places; None if there are too many."""
     texts = [piece for piece in history.pieces if isinstance(piece, str)]
     try:
-        encoded = iter(await encode_texts(texts, served_model, field, adds_special_tokens=False) if texts else ())
+        encoded = iter(
+            await encode_texts(texts, served_model, field, tenant=tenant, adds_special_tokens=False)
+            if texts
+            else ()
+        )
     except ContextLengthExceeded:
         return None
     tokens = b"".join([next(encoded) if isinstance(piece, str) else piece for piece in history.pieces])
@@ -112,7 +124,7 @@ async def _encode_history(history: History, served_model: ServedModel, field: st
 
 
 async def encode_texts(
-    texts: Sequence[str], served_model: ServedModel, field: str, *, adds_special_tokens: bool
+    texts: Sequence[str], served_model: ServedModel, field: str, *, tenant: str, adds_special_tokens: bool
 ) -> list[bytes]:
     """Encodes texts to little-endian int32 ids. Raises ``InvalidRequest`` with ``field`` as ``param``."""
     tokenizer, limit = served_model.require_tokenizer(field), served_model.max_prompt_and_answer
@@ -124,13 +136,20 @@ async def encode_texts(
     n_characters = sum(map(len, texts))
     try:
         if n_characters <= _MAX_INLINE_CHARACTERS:
-            return [tokenizer.encode_inline(text, limit, adds_special_tokens=adds_special_tokens) for text in texts]
+            encode_inline = partial(
+                tokenizer.encode_inline, adds_special_tokens=adds_special_tokens, namespace=tenant
+            )
+            return [encode_inline(text, limit) for text in texts]
         if n_characters <= _MAX_BATCHED_CHARACTERS:
-            return await served_model.batch_tokenizer.encode(texts, adds_special_tokens=adds_special_tokens)
+            return await served_model.batch_tokenizer.encode(
+                texts, adds_special_tokens=adds_special_tokens, tenant=tenant
+            )
         encoded: list[bytes] = []
         # One call for each group, so that a client's disconnect cancels the remaining ones.
         for group in batches(texts, _MAX_BATCHED_CHARACTERS):
-            encode = partial(tokenizer.encode_batch, group, limit, adds_special_tokens=adds_special_tokens)
+            encode = partial(
+                tokenizer.encode_batch, group, limit, adds_special_tokens=adds_special_tokens, namespace=tenant
+            )
             for result in await served_model.serial.run(encode):
                 if isinstance(result, InvalidRequest):
                     raise result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,8 +31,8 @@ class CompilingRequests:
 
     Args:
         open_grammars: opens the compiler when it is needed first; raises ``UnsupportedFeature`` without one.
-        max_requests: most requests that wait here. Only slow grammars make so many wait, and those that wait here
-            take no room of others in the queue.
+        max_requests: most requests of a tenant that wait here. Only slow grammars make so many wait, and those that
+            wait here take no room of others in the queue.
     """
 
     def __init__(self, open_grammars: Callable[[], Grammars], max_requests: int) -> None:
@@ -40,6 +41,8 @@ class CompilingRequests:
         self._grammars: Grammars | None = None
         self._choices: dict[int, list[Request]] = {}
         """By ticket: all choices of a request."""
+        self._n_waiting: Counter[str] = Counter()
+        """Requests by tenant."""
         self._cancelled: set[Request] = set()
 
     def __len__(self) -> int:
@@ -66,14 +69,16 @@ class CompilingRequests:
         Raises:
             UnsupportedFeature: this engine has no grammars.
             InvalidRequest: the grammar was refused a short time ago.
-            QueueFull: ``max_requests`` wait for theirs.
+            QueueFull: ``max_requests`` of its tenant wait for theirs.
         """
         if (grammar := self.grammars.get(specification)) is not None:
             _give(choices, grammar)
             return True
-        if len(self._choices) >= self._max_requests:
-            raise QueueFull(f"the queue is full: {len(self._choices)} requests wait for their grammar; try later")
+        tenant = choices[0].tenant
+        if (n_waiting := self._n_waiting[tenant]) >= self._max_requests:
+            raise QueueFull(f"the queue is full: {n_waiting} requests wait for their grammar; try later")
         self._choices[self.grammars.request(specification)] = list(choices)
+        self._n_waiting[tenant] += 1
         for choice in choices:
             choice.phase = Phase.COMPILING
         return False
@@ -132,7 +137,9 @@ class CompilingRequests:
         self._forget(ticket)
 
     def _forget(self, ticket: int) -> None:
-        self._cancelled.difference_update(self._choices.pop(ticket))
+        choices = self._choices.pop(ticket)
+        self._n_waiting[choices[0].tenant] -= 1
+        self._cancelled.difference_update(choices)
 
 
 def _give(choices: Sequence[Request], grammar: Grammar) -> None:

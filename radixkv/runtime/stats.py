@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,8 +11,10 @@ from radixkv.runtime.cache.slot_use import count_slot_use
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.cache.transfers import Transfers
+from radixkv.runtime.scheduler.fair_queue import FairQueue
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.stats import DiskStats, HostStats, Stats
+from radixkv.stats import DiskStats, HostStats, Stats, TenantStats
+from radixkv.tenants import OPERATOR
 
 
 @dataclass(slots=True)
@@ -73,7 +76,22 @@ def make_stats(
         start_seconds=dict(start_seconds),
         host=None if transfers is None else _host_stats(scheduler, transfers, counters, pins),
         disk=None if transfers is None or transfers.disk is None else _disk_stats(transfers.disk, counters),
+        tenants={} if scheduler.fair_queue is None else _tenant_stats(scheduler, scheduler.fair_queue),
     )
+
+
+def _tenant_stats(scheduler: Scheduler, queue: FairQueue) -> dict[str, TenantStats]:
+    n_loading = Counter(request.tenant for request in scheduler.loading.requests())
+    return {
+        tenant: TenantStats(
+            n_running=scheduler.rows.n_rows(tenant),
+            n_waiting=queue.n_waiting(tenant) + n_loading[tenant],
+            computed_tokens_total=n_tokens,
+            n_pages=scheduler.cache.tenants.n_owned.get(tenant),
+        )
+        for tenant, n_tokens in queue.n_computed.items()
+        if tenant != OPERATOR
+    }
 
 
 def _host_stats(scheduler: Scheduler, transfers: Transfers, steps: StepCounters, pins: Pins) -> HostStats:

@@ -61,7 +61,8 @@ class SegmentCache:
         self._needs_text_before = needs_text_before
         self._added_ids = added_ids
         self._lock = threading.Lock()
-        self._ids: OrderedDict[str, bytes] = OrderedDict()
+        self._ids: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        """By namespace and segment."""
         self._n_characters = 0
 
     @classmethod
@@ -76,29 +77,37 @@ class SegmentCache:
             return None
         return cls(backend, needs_text_before=needs_text_before, added_ids=added_ids)
 
-    def encode_batch(self, texts: Sequence[str], *, adds_special_tokens: bool) -> list[bytes]:
+    def encode_batch(self, texts: Sequence[str], *, adds_special_tokens: bool, namespace: str = "") -> list[bytes]:
         """Returns the little-endian int32 ids of each text. O(length).
 
         Uses all processors. Concurrent calls take turns, ``MAX_BATCH_CHARACTERS`` at a time.
-        """
-        return self._encode(texts, adds_special_tokens, MAX_BATCH_CHARACTERS)
 
-    def encode_inline(self, text: str, *, adds_special_tokens: bool) -> bytes:
+        Args:
+            texts: the texts.
+            adds_special_tokens: whether the tokenizer adds its special tokens.
+            namespace: only segments of texts with the same one are found, so that nobody can tell by the time what
+                others have sent.
+        """
+        return self._encode(texts, adds_special_tokens, MAX_BATCH_CHARACTERS, namespace)
+
+    def encode_inline(self, text: str, *, adds_special_tokens: bool, namespace: str = "") -> bytes:
         """Returns the little-endian int32 ids of one text, without waiting for other threads' calls. O(length)."""
         # The tokenizers package runs a batch of one on the calling thread, a larger one on its own thread pool.
-        return self._encode([text], adds_special_tokens, 1)[0]
+        return self._encode([text], adds_special_tokens, 1, namespace)[0]
 
-    def _encode(self, texts: Sequence[str], adds_special_tokens: bool, max_batch_characters: int) -> list[bytes]:
+    def _encode(
+        self, texts: Sequence[str], adds_special_tokens: bool, max_batch_characters: int, namespace: str
+    ) -> list[bytes]:
         split_texts = [self._split(text) for text in texts]
         distinct = list(dict.fromkeys(segment for segments in split_texts for segment in segments))
-        ids_by_segment = self._lookup(distinct)
+        ids_by_segment = self._lookup(distinct, namespace)
         for new in batches(
             [segment for segment in distinct if segment not in ids_by_segment], max_batch_characters
         ):
             # Only the package's batch methods release the GIL.
             encodings = self._backend.encode_batch_fast(new, add_special_tokens=False)
             encoded = {segment: pack_ids(encoding.ids) for segment, encoding in zip(new, encodings, strict=True)}
-            self._insert(encoded)
+            self._insert(encoded, namespace)
             ids_by_segment |= encoded
         before, after = self._added_ids if adds_special_tokens else (b"", b"")
         return [
@@ -118,21 +127,25 @@ class SegmentCache:
             cut = text.find("\n", max(cut, start + MIN_SEGMENT_CHARACTERS - 1)) + 1
         return [*segments, text[start:]]
 
-    def _lookup(self, distinct: Sequence[str]) -> dict[str, bytes]:
+    def _lookup(self, distinct: Sequence[str], namespace: str) -> dict[str, bytes]:
+        ids_by_segment: dict[str, bytes] = {}
         with self._lock:
-            ids_by_segment = {segment: self._ids[segment] for segment in distinct if segment in self._ids}
-            for segment in ids_by_segment:
-                self._ids.move_to_end(segment)
+            for segment in distinct:
+                key = namespace, segment
+                if (ids := self._ids.get(key)) is not None:
+                    ids_by_segment[segment] = ids
+                    self._ids.move_to_end(key)
         return ids_by_segment
 
-    def _insert(self, encoded: Mapping[str, bytes]) -> None:
+    def _insert(self, encoded: Mapping[str, bytes], namespace: str) -> None:
         with self._lock:
             for segment, ids in encoded.items():
-                if len(segment) <= MAX_CACHED_SEGMENT_CHARACTERS and segment not in self._ids:
-                    self._ids[segment] = ids
+                key = namespace, segment
+                if len(segment) <= MAX_CACHED_SEGMENT_CHARACTERS and key not in self._ids:
+                    self._ids[key] = ids
                     self._n_characters += _charged_characters(segment)
             while self._n_characters > MAX_CACHED_CHARACTERS:
-                oldest, _ = self._ids.popitem(last=False)
+                (_, oldest), _ = self._ids.popitem(last=False)
                 self._n_characters -= _charged_characters(oldest)
 
 

@@ -82,7 +82,9 @@ class Tokenizer:
         )
         return max(map(len, vocabulary)) if is_complete else None
 
-    def encode(self, text: str, limit: int | None = None, *, adds_special_tokens: bool = True) -> bytes:
+    def encode(
+        self, text: str, limit: int | None = None, *, adds_special_tokens: bool = True, namespace: str = ""
+    ) -> bytes:
         """Returns the text's little-endian int32 ids. Releases the GIL. O(length).
 
         Names of special tokens in the text become those tokens.
@@ -92,28 +94,36 @@ class Tokenizer:
             limit: maximum number of tokens.
             adds_special_tokens: whether the tokenizer adds its special tokens, such as the beginning of sequence. A
                 chat template has written them already.
+            namespace: texts with the same one are encoded sooner if they have parts in common.
 
         Raises:
             InvalidRequest: the text contains a lone surrogate, which is not a character.
             ContextLengthExceeded: there are more than ``limit`` tokens.
         """
-        (encoded,) = self.encode_batch([text], limit, adds_special_tokens=adds_special_tokens)
+        (encoded,) = self.encode_batch([text], limit, adds_special_tokens=adds_special_tokens, namespace=namespace)
         return _raise_if_error(encoded)
 
-    def encode_inline(self, text: str, limit: int | None = None, *, adds_special_tokens: bool = True) -> bytes:
+    def encode_inline(
+        self, text: str, limit: int | None = None, *, adds_special_tokens: bool = True, namespace: str = ""
+    ) -> bytes:
         """Does what ``encode`` does, on the calling thread and without waiting for texts of other threads.
 
         Use it for short texts. For long texts ``encode_batch`` is faster: it uses all processors.
         """
         if self._segment_cache is None:
-            return self.encode(text, limit, adds_special_tokens=adds_special_tokens)
+            return self.encode(text, limit, adds_special_tokens=adds_special_tokens, namespace=namespace)
         if (error := _lone_surrogate(text)) is not None:
             raise error
-        ids = self._segment_cache.encode_inline(text, adds_special_tokens=adds_special_tokens)
+        ids = self._segment_cache.encode_inline(text, adds_special_tokens=adds_special_tokens, namespace=namespace)
         return _raise_if_error(_check_limit(ids, limit))
 
     def encode_batch(
-        self, texts: Sequence[str], limit: int | None = None, *, adds_special_tokens: bool = True
+        self,
+        texts: Sequence[str],
+        limit: int | None = None,
+        *,
+        adds_special_tokens: bool = True,
+        namespace: str = "",
     ) -> list[bytes | InvalidRequest]:
         """Returns for each text what ``encode`` returns, or the error that it raises. Uses all processors."""
         errors = [_lone_surrogate(text) for text in texts]
@@ -123,7 +133,10 @@ class Tokenizer:
             encodings = self._backend.encode_batch_fast(whole, add_special_tokens=adds_special_tokens)
             encoded = iter([pack_ids(encoding.ids) for encoding in encodings])
         else:
-            encoded = iter(self._segment_cache.encode_batch(whole, adds_special_tokens=adds_special_tokens))
+            cached = self._segment_cache.encode_batch(
+                whole, adds_special_tokens=adds_special_tokens, namespace=namespace
+            )
+            encoded = iter(cached)
         return [_check_limit(next(encoded), limit) if error is None else error for error in errors]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

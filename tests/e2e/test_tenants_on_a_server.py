@@ -137,6 +137,21 @@ def test_the_operators_routes_are_for_its_key_only(server: LiveServer) -> None:
     assert not any(key in info for key in ("search-1", "batch-1", OPERATOR))
 
 
+def test_metrics_have_the_tenants_of_the_file(server: LiveServer) -> None:
+    for key in ("search-1", OPERATOR):
+        cached_tokens(server, key, prompt="A prompt for the metrics, as long as a page of tokens.")
+    lines = [line for line in server.http.get("/metrics").text.splitlines() if line.startswith("radixkv:tenant_")]
+    values = {tuple(line.rsplit(" ", 1)[0].split("{")): float(line.rsplit(" ", 1)[1]) for line in lines}
+    assert {labels for _, labels in values} == {
+        f'tenant="{name}"}}' for name in ("search", "batch", "open-a", "open-b")
+    }
+    assert values["radixkv:tenant_computed_tokens_total", 'tenant="search"}'] > 10
+    assert {labels for name, labels in values if name == "radixkv:tenant_kv_pages"} == {
+        'tenant="search"}',
+        'tenant="batch"}',
+    }
+
+
 def test_a_priority_beyond_the_tenants_range_is_refused(server: LiveServer) -> None:
     assert send(server, "search-1", prompt="x", max_tokens=1, priority=5).status_code == 200
     for priority in (-1, 6):

@@ -36,11 +36,16 @@ class RecordingTokenizer(Tokenizer):
         self.released.set()
 
     def encode_batch(
-        self, texts: Sequence[str], limit: int | None = None, *, adds_special_tokens: bool = True
+        self,
+        texts: Sequence[str],
+        limit: int | None = None,
+        *,
+        adds_special_tokens: bool = True,
+        namespace: str = "",
     ) -> list[bytes | InvalidRequest]:
         self.calls.append(list(texts))
         assert self.released.wait(LIMIT_S)
-        return super().encode_batch(texts, limit, adds_special_tokens=adds_special_tokens)
+        return super().encode_batch(texts, limit, adds_special_tokens=adds_special_tokens, namespace=namespace)
 
 
 @pytest.fixture
@@ -70,9 +75,9 @@ def served_by(tokenizer: Tokenizer) -> ServedModel:
 
 
 def encode_request(
-    texts: list[str], served_model: ServedModel, *, adds: bool = True
+    texts: list[str], served_model: ServedModel, *, adds: bool = True, tenant: str = ""
 ) -> Coroutine[Any, Any, list[bytes]]:
-    return encode_texts(texts, served_model, "prompt", adds_special_tokens=adds)
+    return encode_texts(texts, served_model, "prompt", tenant=tenant, adds_special_tokens=adds)
 
 
 def run_together(*work: Coroutine[Any, Any, ResultT]) -> list[ResultT | BaseException]:

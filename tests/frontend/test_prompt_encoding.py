@@ -38,7 +38,7 @@ def test_the_loop_runs_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> Non
 
     async def encode() -> None:
         with pytest.raises(ContextLengthExceeded, match="600000"):
-            await completion_prompts(request, served_model)
+            await completion_prompts(request, served_model, "")
 
     assert turns_during(encode()) >= MIN_TURNS
 
@@ -82,7 +82,7 @@ def test_only_completions_get_the_tokenizers_own_special_tokens() -> None:
     def ids(request: CompletionRequest | ChatRequest) -> list[int]:
         if isinstance(request, ChatRequest):
             return unpack_tokens(asyncio.run(chat_prompt(request, served_model, "")).submit.tokens)
-        return unpack_tokens(asyncio.run(completion_prompts(request, served_model))[0].tokens)
+        return unpack_tokens(asyncio.run(completion_prompts(request, served_model, ""))[0].tokens)
 
     (x,) = ids(CompletionRequest(prompt="x", add_special_tokens=False))
     assert ids(CompletionRequest(prompt="x")) == [bos, x]

@@ -32,7 +32,7 @@ from radixkv.sampling import (
 )
 from support.paths import ROOT
 from support.running_site import make_app
-from support.scripted_runtime import DISK, HOST, Site
+from support.scripted_runtime import DISK, HOST, TENANTS, Site
 
 TEXT = (ROOT / "docs" / "server.md").read_text()
 
@@ -115,6 +115,7 @@ def _below(kind: type[RequestError]) -> list[type[RequestError]]:
 def test_every_metric_is_documented(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site.loop, "host", HOST)
     monkeypatch.setattr(site.loop, "disk", DISK)
+    monkeypatch.setattr(site.loop, "tenants", TENANTS)
     types = re.findall(r"^# TYPE radixkv:(\w+) (\w+)$", site.http.get("/metrics").text, re.M)
     shown = {name for name, _ in types if not name.endswith("_created")}
     assert names(section("Metrics")) - {"sglang"} == shown

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from radixkv.compat import Place, refusals
 from radixkv.config import ServerConfig
 from radixkv.frontend.http.auth import OPEN_PATHS, OPERATOR_PATHS
 from radixkv.frontend.served_model import ServedModel
+from radixkv.tenants import Tenants
+from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import Submit
 from support.running_site import make_app, running_site
 from support.scripted_runtime import Site
 
-KEYS = ServerConfig(api_key="operator", tenant_keys={"key-a": "a", "key-b": "b"})
+KEYS = ServerConfig(api_key="operator", tenants=Tenants(names={"key-a": "a", "key-b": "b"}))
 MESSAGES = [{"role": "user", "content": "ab"}]
 TENANT_PATHS = {
     "/cache/explain",
@@ -77,7 +80,9 @@ def test_an_operators_route_is_closed_to_tenants(shared: Site, path: str, method
 def test_without_an_operator_nobody_opens_its_routes(
     served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with running_site(served_model, tmp_path_factory.mktemp("s"), ServerConfig(tenant_keys={"key-a": "a"})) as site:
+    with running_site(
+        served_model, tmp_path_factory.mktemp("s"), ServerConfig(tenants=Tenants(names={"key-a": "a"}))
+    ) as site:
         assert site.http.get("/metrics").status_code == 401
         assert site.http.get("/metrics", headers=key("key-a")).status_code == 403
         assert site.http.get("/version", headers=key("key-a")).status_code == 200
@@ -113,6 +118,44 @@ def test_the_runtime_is_told_whose_request_it_is(
         messages = [message for message in received if isinstance(message, kind)]
         assert messages
         assert {message.tenant for message in messages} == {tenant}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "ab", "max_tokens": 1}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}),
+        ("/v1/responses", {"input": "ab", "max_output_tokens": 16}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1, "model": "echo"}),
+        ("/v1/messages/count_tokens", {"messages": MESSAGES, "model": "echo"}),
+        ("/generate", {"text": "ab", "sampling_params": {"max_new_tokens": 1}}),
+        ("/tokenize", {"prompt": "ab"}),
+        ("/tokenize", {"messages": MESSAGES}),
+        ("/cache/explain", {"prompt": "ab"}),
+        ("/cache/match", {"messages": MESSAGES}),
+    ],
+)
+@pytest.mark.parametrize("text", ["ab", "a longer text " * 80], ids=["inline", "in a thread"])
+def test_texts_are_tokenized_apart(
+    shared: Site, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], text: str
+) -> None:
+    """So that nobody can tell by the time whether another tenant has sent a text."""
+    namespaces: list[str] = []
+
+    def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
+        def encode(*args: Any, namespace: str, **options: Any) -> Any:
+            namespaces.append(namespace)
+            return original(*args, namespace=namespace, **options)
+
+        return encode
+
+    for name in ("encode_inline", "encode_batch"):
+        monkeypatch.setattr(Tokenizer, name, recorded(getattr(Tokenizer, name)))
+    body = json.loads(json.dumps(body).replace("ab", text))
+    for name, tenant in (("key-a", "a"), ("operator", "")):
+        namespaces.clear()
+        shared.http.post(path, json=body, headers=key(name))
+        assert set(namespaces) == {tenant}
 
 
 def test_a_body_cannot_name_a_tenant(shared: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def make_app(
         metrics or Metrics(),
         BodyReader(100_000, body_limit_s),
         api_key=server.api_key,
-        tenant_keys=server.tenant_keys,
+        tenant_keys=server.tenants.names,
         allowed_origins=server.allowed_origins,
         metrics_compat=server.metrics_compat,
         explain_contents=server.may_explain_contents,

@@ -37,7 +37,7 @@ from radixkv.cache_messages import (
     TreeNode,
 )
 from radixkv.frontend.client import RuntimeClient
-from radixkv.stats import DiskStats, HostStats, Stats
+from radixkv.stats import DiskStats, HostStats, Stats, TenantStats
 from radixkv.wire import (
     WIRE_VERSION,
     Cancel,
@@ -85,6 +85,8 @@ DISK = DiskStats(
     fetch_seconds_per_token=0.002,
 )
 """Counters of a disk tier."""
+TENANTS = {"search": TenantStats(2, 1, 500, 20), "batch": TenantStats(1, 6, 250)}
+"""Counters of tenants, of which the second has no share of pages."""
 EOS = 256
 VOCAB_SIZE = 300
 MAX_MODEL_LEN = 512
@@ -161,6 +163,8 @@ class ScriptedLoop:
     """Counters of a host tier, from which every request has loaded one token; None: there is no host tier."""
     disk: DiskStats | None = None
     """Counters of a disk tier, from which that token came; None: there is no disk tier."""
+    tenants: dict[str, TenantStats] = field(default_factory=dict)
+    """Counters of tenants."""
     is_waiting: bool = False
     seconds_for_arrivals: float = 0.0
     descriptors: tuple[int, ...] = ()
@@ -357,6 +361,7 @@ class ScriptedLoop:
             start_seconds={"imports": 1.5, "weights": 0.5},
             host=self.host,
             disk=self.disk,
+            tenants=self.tenants,
         )
 
 

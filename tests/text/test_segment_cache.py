@@ -167,6 +167,19 @@ def test_shared_segments_are_encoded_once(backend: tokenizers.Tokenizer) -> None
     assert counting.n_characters - before < 10 * (segment_cache.MIN_SEGMENT_CHARACTERS + 100)
 
 
+def test_segments_are_found_in_their_namespace_only(backend: tokenizers.Tokenizer) -> None:
+    cache, counting = counting_cache(backend)
+    expected = encode_whole(backend, EXAMPLES, adds_special=False)
+    for namespace in ("", "a", "b"):
+        before = counting.n_characters
+        assert cache.encode_batch([EXAMPLES], adds_special_tokens=False, namespace=namespace) == [expected]
+        assert counting.n_characters - before == len(EXAMPLES), "as if nobody had sent it before"
+        assert cache.encode_inline(EXAMPLES, adds_special_tokens=False, namespace=namespace) == expected
+        assert counting.n_characters - before == len(EXAMPLES)
+    odd = f"a\0{EXAMPLES}"
+    assert cache.encode_batch([odd], adds_special_tokens=False) == [encode_whole(backend, odd, adds_special=False)]
+
+
 def test_the_cache_is_bounded(backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_cache, "MAX_CACHED_CHARACTERS", 5 * len(EXAMPLES) // 2)
     cache, counting = counting_cache(backend)

@@ -26,7 +26,7 @@ def public_settings(engine: EngineConfig, server: ServerConfig) -> dict[str, Any
     settings = {"model_path": engine.model.model, "seed": engine.seed, "needs_api_key": server.needs_key}
     for part in (engine.model, engine.cache, engine.scheduler, server):
         settings |= asdict(part)
-    del settings["model"], settings["api_key"], settings["tenant_keys"]
+    del settings["model"], settings["api_key"], settings["tenants"]
     settings["tenants"] = [asdict(tenant) for tenant in engine.tenants]
     settings["kv_events"] = None if engine.kv_events is None else asdict(engine.kv_events)
     return settings | {"explain_contents": server.may_explain_contents, "priority_range": server.allowed_priorities}

@@ -17,6 +17,7 @@ from radixkv.frontend.http.body_decoder import BodyDecoder, check_messages, chec
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.served_model import ServedModel
+from radixkv.frontend.tenant import tenant_of
 from radixkv.limits import check_ids
 from radixkv.wire import unpack_tokens
 
@@ -50,7 +51,7 @@ def add_tokenize_routes(app: DocumentedApp, served_model: ServedModel, body_read
         """The token ids of a prompt or of messages."""
         body = await body_reader.read(request, _tokenize.decode, MAX_CHARACTERS)
         return Response(
-            await cancel_on_disconnect(request.receive, _tokenized(body, served_model)),
+            await cancel_on_disconnect(request.receive, _tokenized(body, served_model, tenant_of(request))),
             media_type="application/json",
         )
 
@@ -81,7 +82,7 @@ _tokenize = BodyDecoder(
 _detokenize = BodyDecoder(DetokenizeRequest, {"tokens": _check_tokens}, {})
 
 
-async def _tokenized(body: TokenizeRequest, served_model: ServedModel) -> bytes:
+async def _tokenized(body: TokenizeRequest, served_model: ServedModel, tenant: str) -> bytes:
     check_text_request(body, body.prompt, served_model)
     text = body.prompt if body.prompt is not None else await render_messages(body, served_model)
     if len(text) > MAX_CHARACTERS:
@@ -91,7 +92,7 @@ async def _tokenized(body: TokenizeRequest, served_model: ServedModel) -> bytes:
     tokenizer, has_names = served_model.require_tokenizer("prompt"), bool(body.return_token_strs)
 
     def tokenized(encode: Callable[..., bytes]) -> bytes:
-        ids = unpack_tokens(encode(text, adds_special_tokens=body.adds_special_tokens()))
+        ids = unpack_tokens(encode(text, adds_special_tokens=body.adds_special_tokens(), namespace=tenant))
         fields = {
             "count": len(ids),
             "max_model_len": served_model.max_prompt_and_answer,

@@ -20,7 +20,7 @@ from radixkv.frontend.kept_answers import KeptAnswers
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.frontend.misses import MissCounts
-from radixkv.stats import DiskStats, HostStats, Stats
+from radixkv.stats import DiskStats, HostStats, Stats, TenantStats
 
 PREFIX = "radixkv:"
 FINISH_REASONS = ("stop", "tool_calls", "length", "abort", "error")
@@ -233,6 +233,8 @@ def _families(stats: Stats) -> Iterator[Metric]:
         yield from _host_families(stats.host)
     if stats.disk is not None:
         yield from _disk_families(stats.disk)
+    if stats.tenants:
+        yield from _tenant_families(stats.tenants)
 
 
 def _host_families(host: HostStats) -> Iterator[Metric]:
@@ -282,6 +284,28 @@ def _disk_families(disk: DiskStats) -> Iterator[Metric]:
         "disk_write_seconds": (disk.write_seconds, "Time of the copies to disk."),
     }
     yield from _numbers(gauges, counters)
+
+
+def _tenant_families(tenants: Mapping[str, TenantStats]) -> Iterator[Metric]:
+    running = GaugeMetricFamily(PREFIX + "tenant_num_requests_running", "Rows of a tenant.", labels=["tenant"])
+    waiting = GaugeMetricFamily(
+        PREFIX + "tenant_num_requests_waiting", "Choices of a tenant that wait for a step.", labels=["tenant"]
+    )
+    pages = GaugeMetricFamily(
+        PREFIX + "tenant_kv_pages", "Pages of a tenant with a share of them, cached or in use.", labels=["tenant"]
+    )
+    computed = CounterMetricFamily(
+        PREFIX + "tenant_computed_tokens",
+        "Tokens computed for a tenant.",
+        labels=["tenant"],
+    )
+    for name, one in tenants.items():
+        running.add_metric([name], one.n_running)
+        waiting.add_metric([name], one.n_waiting)
+        computed.add_metric([name], one.computed_tokens_total)
+        if one.n_pages is not None:
+            pages.add_metric([name], one.n_pages)
+    yield from (running, waiting, pages, computed)
 
 
 def _numbers(gauges: _Values, counters: _Values) -> Iterator[Metric]:

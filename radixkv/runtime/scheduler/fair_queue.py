@@ -88,9 +88,8 @@ class FairQueue:
         if not queue:
             self._leave(request.tenant)
 
-    def charge(self, request: Request, n_tokens: int) -> None:
-        """Counts tokens that a step computes for a request. O(1)."""
-        tenant = request.tenant
+    def charge(self, tenant: str, n_tokens: int) -> None:
+        """Counts tokens that a step computes for a tenant. O(1)."""
         self.n_computed[tenant] += n_tokens
         if self._turns:
             self._deficits[tenant] = deficit = self._deficit(tenant) - n_tokens

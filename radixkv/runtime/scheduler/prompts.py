@@ -241,7 +241,7 @@ class PromptRows:
             request.scheduled_at = self._clock()
             request.miss = miss
         if self._fair is not None:
-            self._fair.charge(request, end - start)
+            self._fair.charge(request.tenant, end - start)
         return request.make_row(start, end, write_start, step)
 
 

@@ -7,7 +7,7 @@ on the device.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
@@ -417,8 +417,8 @@ class Scheduler:
                 requests.append(request)
                 rows.append(request.make_row(start, start + 1, start, self._n_steps))
         if self.fair_queue is not None:
-            for request in requests:
-                self.fair_queue.charge(request, 1)
+            for tenant, n_tokens in Counter(request.tenant for request in requests).items():
+                self.fair_queue.charge(tenant, n_tokens)
         return requests, rows
 
     def _offer(self, transfers: Transfers, launched: LaunchedPlan) -> None:

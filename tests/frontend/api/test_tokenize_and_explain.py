@@ -85,7 +85,9 @@ def test_special_tokens_are_added_as_requested(
 ) -> None:
     options = []
 
-    def encode(self: Tokenizer, text: str, limit: int | None = None, *, adds_special_tokens: bool = True) -> bytes:
+    def encode(
+        self: Tokenizer, text: str, limit: int | None = None, *, adds_special_tokens: bool, namespace: str
+    ) -> bytes:
         options.append(adds_special_tokens)
         return pack_tokens([1])
 

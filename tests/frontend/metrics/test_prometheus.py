@@ -7,7 +7,7 @@ from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.misses import MissCounts
 from radixkv.stats import DiskStats, HostStats, Stats
 from radixkv.wire import CacheMiss, Done, GetStats
-from support.scripted_runtime import DISK, HOST, ScriptedLoop
+from support.scripted_runtime import DISK, HOST, TENANTS, ScriptedLoop
 
 
 def samples(
@@ -124,6 +124,23 @@ def test_a_disk_tier_adds_its_own() -> None:
     assert {name: values[name, ""] for name, _ in values.keys() - samples(Metrics(), HOST).keys()} == {
         f"radixkv:{name}": value for name, value in expected.items()
     }
+
+
+def test_tenants_add_their_own() -> None:
+    (stats,) = ScriptedLoop(tenants=TENANTS).receive(GetStats(id="g"))
+    assert isinstance(stats, Stats)
+    rendered = Metrics().render(stats).decode()
+    found = {line for line in rendered.splitlines() if line.startswith("radixkv:tenant_")}
+    assert found == {
+        'radixkv:tenant_num_requests_running{tenant="search"} 2.0',
+        'radixkv:tenant_num_requests_running{tenant="batch"} 1.0',
+        'radixkv:tenant_num_requests_waiting{tenant="search"} 1.0',
+        'radixkv:tenant_num_requests_waiting{tenant="batch"} 6.0',
+        'radixkv:tenant_kv_pages{tenant="search"} 20.0',
+        'radixkv:tenant_computed_tokens_total{tenant="search"} 500.0',
+        'radixkv:tenant_computed_tokens_total{tenant="batch"} 250.0',
+    }
+    assert b"tenant" not in Metrics().render(msgspec.structs.replace(stats, tenants={}))
 
 
 def test_rates_are_missing_until_they_are_measured() -> None:

@@ -29,7 +29,7 @@ from radixkv.sampling import SamplingParams
 from radixkv.wire import PromptPin, Submit, unpack_tokens
 
 
-async def completion_prompts(request: CompletionRequest, served_model: ServedModel) -> list[Submit]:
+async def completion_prompts(request: CompletionRequest, served_model: ServedModel, tenant: str) -> list[Submit]:
     """Checks the request and encodes its prompts, long ones in a thread.
 
     Raises:
@@ -44,7 +44,10 @@ async def completion_prompts(request: CompletionRequest, served_model: ServedMod
         n_prompt_logprobs = max(sampling.logprobs, sampling.prompt_logprobs or 0)
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=n_prompt_logprobs)
     encoded = await encode_prompts(
-        split_prompts(request.prompt), served_model, adds_special_tokens=request.add_special_tokens is not False
+        split_prompts(request.prompt),
+        served_model,
+        tenant=tenant,
+        adds_special_tokens=request.add_special_tokens is not False,
     )
     max_tokens_field = None if request.max_tokens is None else "max_tokens"
     return _submits(request, encoded, sampling, served_model, max_tokens_field, "prompt")

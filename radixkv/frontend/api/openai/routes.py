@@ -36,7 +36,9 @@ def add_openai_routes(
         """OpenAI's completions of one or several prompts."""
         arrived = Arrival.of(request)
         body = await body_reader.read(request, parse_completion, served_model.max_prompt_and_answer)
-        prompts = await cancel_on_disconnect(request.receive, completion_prompts(body, served_model))
+        prompts = await cancel_on_disconnect(
+            request.receive, completion_prompts(body, served_model, arrived.tenant)
+        )
         echoed = await echoed_texts(body, served_model, prompts) if body.echo else None
         response_format = CompletionFormat(body, served_model.name, prompts[0].id)
         writer = ResponseWriter(body, response_format, served_model, prompts, echoed=echoed, arrived=arrived)

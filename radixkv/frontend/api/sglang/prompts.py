@@ -54,7 +54,10 @@ class GeneratePrompt:
 
 
 async def generate_prompts(
-    request: GenerateRequest, sampling: SamplingFields | list[SamplingFields], served_model: ServedModel
+    request: GenerateRequest,
+    sampling: SamplingFields | list[SamplingFields],
+    served_model: ServedModel,
+    tenant: str,
 ) -> list[GeneratePrompt]:
     """Checks the request and encodes its prompts, long ones in a thread.
 
@@ -62,6 +65,7 @@ async def generate_prompts(
         request: the body.
         sampling: its ``sampling_params``, one for all prompts or a list.
         served_model: the model of the request.
+        tenant: who has sent it.
 
     Raises:
         InvalidRequest: a field cannot be served; ``param`` is SGLang's name of it.
@@ -80,7 +84,7 @@ async def generate_prompts(
         _sampling(fields, *options, served_model) for fields, options in zip(settings, logprob_options, strict=True)
     ]
     with _sglang_names({"prompt": request.prompt_field}):
-        encoded = await encode_prompts(prompts, served_model)
+        encoded = await encode_prompts(prompts, served_model, tenant=tenant)
     n_tokens = [len(tokens) // 4 for tokens in encoded]
     check_n_prompt_logprobs(zip(samplings, n_tokens, strict=True), "top_logprobs_num")
     return [

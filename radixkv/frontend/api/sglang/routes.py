@@ -49,7 +49,8 @@ def add_generate_route(
         """SGLang's generation; each event of a stream has all text so far."""
         arrived = Arrival.of(request)
         body, sampling = await body_reader.read(request, parse_generate, served_model.max_prompt_and_answer)
-        prompts = await cancel_on_disconnect(request.receive, generate_prompts(body, sampling, served_model))
+        encoding = generate_prompts(body, sampling, served_model, arrived.tenant)
+        prompts = await cancel_on_disconnect(request.receive, encoding)
         writer = GenerateWriter(body, prompts, served_model, arrived=arrived)
         if body.stream:
             return EventStream(writer.events(client))

@@ -56,7 +56,7 @@ def test_a_field_reaches_the_runtime(
     served_model: ServedModel, fields: dict[str, Any], wanted: StructuredOutputs | None
 ) -> None:
     completion = parse_completion(json.dumps({"prompt": "a", **fields}).encode(), 100)
-    (prompt,) = asyncio.run(completion_prompts(completion, served_model))
+    (prompt,) = asyncio.run(completion_prompts(completion, served_model, ""))
     assert prompt.sampling.structured_outputs == wanted
 
     chat = parse_chat(json.dumps({"messages": [{"role": "user", "content": "a"}], **fields}).encode(), 100)

@@ -407,7 +407,7 @@ def test_a_format_of_the_answer_reaches_the_runtime(
 ) -> None:
     body = json.dumps({"text": "a", "sampling_params": given}).encode()
     request, sampling = parse_generate(body, 100, {})
-    (prompt,) = asyncio.run(generate_prompts(request, sampling, served_model))
+    (prompt,) = asyncio.run(generate_prompts(request, sampling, served_model, ""))
     wanted = prompt.prompt.sampling.structured_outputs
 
     assert wanted is not None
