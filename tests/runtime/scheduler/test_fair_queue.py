@@ -60,14 +60,14 @@ def test_one_request_does_not_wait_behind_another_tenants_flood(policy: str, urg
 
 
 @pytest.mark.parametrize("weight", [1, 3])
-@pytest.mark.parametrize(("n_prompt", "max_tokens"), [(8, 4), (60, 2), (6, 12), (200, 2)])
+@pytest.mark.parametrize(("n_prompt", "max_tokens"), [(8, 4), (6, 12), (200, 2)])
 def test_tenants_that_wait_get_tokens_by_their_weights(weight: int, n_prompt: int, max_tokens: int) -> None:
     """Whatever the sizes of their requests are: those of the other tenant have 12 tokens."""
     engine = make_engine([TenantConfig("a", weight), TenantConfig("b")])
     queue = engine.scheduler.fair_queue
     assert queue is not None
     n_computed = queue.n_computed
-    while sum(n_computed.values()) < 1800:
+    while sum(n_computed.values()) < 1500:
         while queue.n_waiting("a") < 8:
             add(engine, "a", n_prompt, max_tokens)
         while queue.n_waiting("b") < 8:
@@ -122,7 +122,7 @@ def test_what_a_tenant_used_is_paid_back_while_others_are_served() -> None:
 def test_short_prompts_overtake_anothers_long_one_only_in_their_own_turns() -> None:
     engine = make_engine([TenantConfig("long", 9), TenantConfig("short")], n_pages=1000)
     queue = fill(engine, "short", n=1)
-    while sum(queue.n_computed.values()) < 2000:
+    while sum(queue.n_computed.values()) < 1500:
         if not queue.n_waiting("long"):
             add(engine, "long", n_prompt=600, max_tokens=1)
         while queue.n_waiting("short") < 8:
@@ -236,7 +236,7 @@ def test_a_tenants_many_rows_are_preempted_before_anothers_only_one() -> None:
 request = st.tuples(st.sampled_from("aab"), st.integers(1, 40), st.integers(1, 8), st.integers(-1, 1))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     arrivals=st.lists(st.tuples(st.integers(0, 2), st.lists(request, max_size=6)), min_size=5, max_size=25),
     weights=st.tuples(st.sampled_from((0.5, 1, 2)), st.sampled_from((1, 2))),

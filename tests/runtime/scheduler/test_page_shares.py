@@ -227,7 +227,7 @@ shares = st.sampled_from(((0.0, 1.0), (0.0, 0.5), (0.25, 0.5), (0.25, 1.0), (0.4
 request = st.tuples(st.integers(0, 2), st.integers(1, 40), st.integers(1, 12), st.integers(0, 3))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     arrivals=st.lists(st.tuples(st.integers(0, 8), st.lists(request, max_size=5)), min_size=5, max_size=25),
     shares=st.tuples(shares, shares),

@@ -40,7 +40,8 @@ async function request(path, options = {}) {
   const reply = await fetch(path, { ...options, headers, cache: "no-store" });
   if (reply.ok) return reply;
   const text = await reply.json().then((body) => body.error.message, () => `the server answered ${reply.status}`);
-  throw reply.status === 401 ? new NeedsKey(key ? text : "") : new Error(text);
+  const needsKey = reply.status === 401 || (key && reply.status === 403); // 403: a key, but not the operator's
+  throw needsKey ? new NeedsKey(key ? text : "") : new Error(text);
 }
 
 async function post(path, body) {
