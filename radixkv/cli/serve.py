@@ -313,7 +313,7 @@ def _with_server_settings(engine: EngineConfig, args: argparse.Namespace, server
     """Returns the configuration with what only a server has: events and tenants."""
     parser: Parser = args.parser
     tenants = server.tenants.configs
-    if tenants and server.api_key is not None:
+    if tenants and (server.api_key is not None or server.canary_interval_s is not None):
         tenants += (TenantConfig(OPERATOR, cache_salt="request"),)
     try:
         return replace(engine, kv_events=args.kv_events_config, tenants=tenants)
