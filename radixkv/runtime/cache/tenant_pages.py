@@ -51,6 +51,10 @@ class TenantPages:
         floor = self._floors.get(tenant, 0)
         return max(0, floor - self.n_held(tenant)) if floor else 0
 
+    def n_reserved_beside(self, tenant: str) -> int:
+        """Returns how many pages all others hold less than their floors. O(tenants)."""
+        return sum(self.n_reserved(name) for name in self._floors if name != tenant)
+
     def has_more_than_floor(self, tenant: str) -> bool:
         """Returns whether others would have more pages if the tenant held fewer. O(1)."""
         floor = self._floors.get(tenant, 0)
@@ -63,7 +67,7 @@ class TenantPages:
 
     def n_available(self, tenant: str, n_available: int) -> int:
         """Returns how many of the free and evictable pages a tenant can get. O(tenants)."""
-        n_pages = n_available - self._n_reserved_beside(tenant)
+        n_pages = n_available - self.n_reserved_beside(tenant)
         n_below_cap = self.n_below_cap(tenant)
         return n_pages if n_below_cap is None else min(n_pages, n_below_cap)
 
@@ -75,7 +79,7 @@ class TenantPages:
             n_available: free and evictable pages.
         """
         n_below_cap = self.n_below_cap(tenant)
-        return n_below_cap is not None and n_below_cap < n_available - self._n_reserved_beside(tenant)
+        return n_below_cap is not None and n_below_cap < n_available - self.n_reserved_beside(tenant)
 
     def have_room(self, n_needed: Mapping[str, int], n_available: int) -> bool:
         """Returns whether each tenant can get so many pages, all together. O(tenants).
@@ -120,9 +124,6 @@ class TenantPages:
             if self.n_owned[name] > cap:
                 raise InvariantError(f"tenant {name!r} owns {self.n_owned[name]} pages, more than its cap of {cap}")
 
-    def _n_reserved_beside(self, tenant: str) -> int:
-        return sum(self.n_reserved(name) for name in self._floors if name != tenant)
-
 
 def check_longest_request(tenants: Sequence[TenantConfig], n_pages: int, n_longest: int, page_size: int) -> None:
     """Refuses shares with which a tenant could not have the pages of the longest request.
@@ -140,8 +141,8 @@ def check_longest_request(tenants: Sequence[TenantConfig], n_pages: int, n_longe
     for tenant in tenants:
         n_most = min(n_pages - n_floors + tenant.min_pages(n_pages), tenant.max_pages(n_pages))
         if n_most < n_longest:
-            raise ConfigError(
             shorter = f", or set max_model_len to {n_most * page_size} or less" if n_most > 0 else ""
+            raise ConfigError(
                 f"{tenant.title} may have {n_most} of the {n_pages} pages, and the longest request needs "
                 f"{n_longest}: raise its max_page_share or lower the min_page_share of others{shorter}"
             )

@@ -47,7 +47,7 @@ class PromptRows:
         self._running = running
         self._clock = clock
         self._refused: Request | None = None
-        """The retried request that last did not fit; no other is admitted before it."""
+        """The retried request that last did not fit."""
         self._blocked: tuple[int, int, int] | None = None
         """(available pages, running requests, queue version) when a waiting request last did not fit.
 
@@ -57,9 +57,16 @@ class PromptRows:
         """Makes the row of a request that is retried alone; none if it does not fit. O(tokens + new pages)."""
         if request.phase is Phase.RUNNING:
             return self.chunks([request], budget, step)
+        blocked = self._blocked
         rows = self._admit([request], budget, step)
-        self._refused = None if rows else request
+        self._refused, self._blocked = None if rows else request, blocked
         return rows
+
+    @property
+    def refused(self) -> Request | None:
+        """The waiting request that is retried alone and did not fit: no other of its tenant is admitted before it,
+        or they would take each page that becomes free, and it would never start."""
+        return self._refused if self._refused is not None and self._refused.phase is Phase.WAITING else None
 
     def unblock(self) -> None:
         """Notes that a waiting request may fit now, though neither pages nor requests have become fewer."""
@@ -151,9 +158,14 @@ class PromptRows:
             return admitted
         if prefilling is None:
             prefilling = self._running.prefilling()
+        refused = self.refused
         for request in candidates:
             if request.block_table is not None:
                 continue  # it has overtaken a candidate, or is the one that others overtake
+            if refused is not None and request is not refused and request.phase is Phase.WAITING:
+                if request.tenant == refused.tenant:
+                    continue
+                only_reserved = only_reserved or self._lacks_common_pages(refused)
             if request.phase is Phase.LOADING and not self._loading.is_loaded(request):
                 continue  # its load began as it tried to overtake a candidate
             if not self._running.has_row_for(request):
@@ -164,10 +176,11 @@ class PromptRows:
                 continue
             if not self._running.allocate(request, prefilling, only_reserved=only_reserved):
                 self._blocked = (self._cache.n_available, len(self._running), self._waiting.version)
-                if self._fair is None:
+                if not self._lacks_common_pages(request):
+                    continue
+                if not self._cache.tenants.n_reserved_beside(request.namespace.tenant):
                     break
-                is_capped = self._cache.tenants.is_capped(request.namespace.tenant, self._cache.n_available)
-                only_reserved = only_reserved or not is_capped
+                only_reserved = True
                 continue
             n_left = request.n_known - request.blocks.n_leased * self._cache.page_size
             if n_left > budget and not request.is_retried:  # a retried request stays alone
@@ -198,14 +211,20 @@ class PromptRows:
                 break
         return admitted
 
+    def _lacks_common_pages(self, request: Request) -> bool:
+        """Whether a request that does not fit could use pages that are reserved for nobody: it lacks no row, and
+        its tenant is not at its cap of pages. O(tenants)."""
+        is_capped = self._cache.tenants.is_capped(request.namespace.tenant, self._cache.n_available)
+        return self._running.has_row_for(request) and not is_capped
+
     def _is_blocked(self) -> bool:
         """Whether a waiting request did not fit, and nothing has changed since that could let one in.
 
         Such changes are: more available pages, fewer running requests, a prompt that is fully planned, another
         queue. Without them the queue is not ranked again. A change of the tree that would let one in is missed.
         """
-        if self._refused is not None and self._refused.phase is Phase.WAITING:
-            return True  # others would take each page that becomes free, and it would never start
+        if self._fair is None and self.refused is not None:
+            return True
         if self._blocked is None:
             return False
         n_available, n_running, version = self._blocked

@@ -261,7 +261,7 @@ class Scheduler:
 
     def _plan(self) -> StepPlan | None:
         """Makes the next plan; None if no request fits into one now."""
-        retried = self._retried.next()
+        retried = self._retried.next(self._prompts.refused)
         if retried is None:
             return self._plan_together()
         if self._launched:

@@ -114,6 +114,43 @@ def test_a_tenant_at_its_cap_evicts_its_own_pages_and_preempts_its_own_requests(
     finish(engine)
 
 
+@pytest.mark.parametrize("is_in_failed_step", [False, True])
+def test_the_floor_is_there_while_requests_of_a_failed_step_wait_for_pages(is_in_failed_step: bool) -> None:
+    """Requests that are tried again alone hold back others, but not from what is reserved for them."""
+    engine = make_engine(FLOOD, KEPT, TenantConfig("other"))
+    for _ in range(8):
+        add(engine, "flood", n_prompt=8, max_tokens=100)
+    while engine.cache.n_available_to("flood"):
+        engine.turn()
+    kept = [add(engine, "kept", n_prompt=40, max_tokens=20)] if is_in_failed_step else []
+    engine.turn()
+    engine.device.fail_steps = {engine.pending[0][0].step}
+    for _ in range(56):
+        engine.turn()
+    assert any(one.is_retried and one.tenant == "flood" for one in engine.scheduler.waiting)
+    assert not any(one.is_retried or one.phase is Phase.WAITING for one in kept)
+    other, kept = add(engine, "other"), [add(engine, "kept", n_prompt=40, max_tokens=20) for _ in range(2)]
+    for request in kept:
+        assert turns_until_started(engine, request) <= 4
+    assert other.phase is Phase.WAITING
+    finish(engine)
+
+
+@pytest.mark.parametrize("n_turns", [1, 2])
+def test_a_request_of_a_failed_step_that_waits_for_its_tenants_row_holds_back_nobody_else(n_turns: int) -> None:
+    """It lost its only row to another one of its tenant, in one of the two cases."""
+    engine = make_engine(TenantConfig("capped", max_row_share=1 / 16), TenantConfig("other"))
+    add(engine, "capped", max_tokens=8)
+    add(engine, "capped", max_tokens=60)
+    for _ in range(n_turns):
+        engine.turn()
+    engine.device.fail_steps = {engine.pending[0][0].step}
+    for _ in range(8):
+        engine.turn()
+        assert turns_until_started(engine, add(engine, "other", max_tokens=2)) <= 4
+    finish(engine)
+
+
 def test_all_pages_of_the_floor_are_there_beside_a_full_pool() -> None:
     engine = make_engine(FLOOD, TenantConfig("kept", min_page_share=0.25))
     for _ in range(12):
@@ -227,7 +264,7 @@ shares = st.sampled_from(((0.0, 1.0), (0.0, 0.5), (0.25, 0.5), (0.25, 1.0), (0.4
 request = st.tuples(st.integers(0, 2), st.integers(1, 40), st.integers(1, 12), st.integers(0, 3))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     arrivals=st.lists(st.tuples(st.integers(0, 8), st.lists(request, max_size=5)), min_size=5, max_size=25),
     shares=st.tuples(shares, shares),
