@@ -204,12 +204,16 @@ class RunningRequests:
         del self._active[request]
         self.free(request)
 
-    def make_way(self) -> bool:
+    def make_way(self, tenant: str | None = None) -> bool:
         """Preempts the last in order of the beams that only wait for others of their group; False if there is none.
 
         They have no row that could preempt others, and the others may need their pages or batch slots. O(running).
+
+        Args:
+            tenant: whose beam to preempt; None: anyone's.
         """
-        victim = max((r for r in self._active if r.candidates is not None), key=lambda r: r.order, default=None)
+        held = (r for r in self._active if r.candidates is not None and tenant in (None, r.tenant))
+        victim = max(held, key=lambda r: r.order, default=None)
         if victim is None:
             return False
         self.n_preemptions += 1

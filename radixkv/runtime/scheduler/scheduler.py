@@ -252,7 +252,19 @@ class Scheduler:
         plan = self._plan()
         while plan is None and not self._is_delayed and self.running.make_way():
             plan = self._plan()
+        if self.fair_queue is not None and self._beams:
+            self._make_way_for_beams(self.fair_queue)
         return plan
+
+    def _make_way_for_beams(self, queue: FairQueue) -> None:
+        """Makes way within each tenant whose rows all wait for beams without one. O(running).
+
+        Its shares may let it have no row more, while steps of others never leave the plan empty.
+        """
+        n_held = Counter(request.tenant for request in self.running if request.candidates is not None)
+        for tenant, n_rows in n_held.items():
+            if n_rows == self.rows.n_rows(tenant) and queue.n_waiting(tenant):
+                self.running.make_way(tenant)
 
     @property
     def _is_delayed(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +27,7 @@ def make_engine(tenants: Sequence[TenantConfig], n_pages: int = 400, **settings:
     return Engine(n_pages, 4, tenants=tenants, **(defaults | settings))
 
 
-def add(engine: Engine, tenant: str, n_prompt: int = 8, max_tokens: int = 4, **options: int) -> Request:
+def add(engine: Engine, tenant: str, n_prompt: int = 8, max_tokens: int = 4, **options: Any) -> Request:
     first = len(engine.requests)
     tokens = [first, *prompt(n_prompt - 1, first)]
     return engine.add(tokens, max_tokens, namespace=Namespace(tenant), tenant=tenant, **options)
@@ -207,6 +208,19 @@ def test_a_cap_is_at_least_one_row(share: float, n_rows: int) -> None:
 
 
 def test_floors_that_leave_a_tenant_no_row_are_refused() -> None:
+def test_beams_that_have_not_enough_rows_end_beside_another_tenants_flood() -> None:
+    """Beams that wait for the others of their group give way to them, though steps are never empty."""
+    engine = make_engine([TenantConfig("beams", max_row_share=0.5), TenantConfig("flood")])
+    fill(engine, "flood")
+    search = add(engine, "beams", max_tokens=6, n=4, is_beam_search=True)
+    for _ in range(100):
+        engine.turn()
+        fill(engine, "flood")
+        assert engine.scheduler.rows.n_rows("beams") <= 2
+    assert search.phase is Phase.FINISHED
+    finish(engine)
+
+
     tenants = [TenantConfig("a", min_row_share=0.5), TenantConfig("b", min_row_share=0.5), TenantConfig("c")]
     with pytest.raises(ConfigError, match="leave tenant 'c' none of the 4 rows of a step"):
         check_rows(tenants, 4)
