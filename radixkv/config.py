@@ -21,7 +21,7 @@ from radixkv.checks import (
     is_number,
 )
 from radixkv.errors import ConfigError, shortened
-from radixkv.tenants import TenantConfig, Tenants, check_tenants
+from radixkv.tenants import TenantConfig, Tenants, check_rows, check_tenants
 
 MAX_SEED = (1 << 63) - 1
 MIN_HEARTBEAT_TIMEOUT_S = 2.0
@@ -274,6 +274,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_tenants(self.tenants)
+        if self.scheduler.max_num_seqs is not None:  # else the device has a default, and the runtime checks it
+            check_rows(self.tenants, self.scheduler.max_num_seqs)
         check_at_most(MAX_SEED, "2**63 - 1", "seed", self.seed)
         if self.kv_events is not None and not self.cache.enable_prefix_caching:
             raise ConfigError(

@@ -119,9 +119,14 @@ def check_tenants(tenants: Sequence[TenantConfig]) -> None:
 
 
 def check_rows(tenants: Sequence[TenantConfig], n_rows: int) -> None:
-    """Refuses floors that leave a tenant without a floor none of the ``n_rows`` rows of a step."""
+    """Refuses floors of less than one of the ``n_rows`` rows of a step, and floors that leave a tenant none."""
     n_floors = sum(tenant.min_rows(n_rows) for tenant in tenants)
     for tenant in tenants:
+        if tenant.min_row_share > 0 and not tenant.min_rows(n_rows):
+            raise ConfigError(
+                f"{tenant.title}: min_row_share {tenant.min_row_share} is less than one of the {n_rows} rows of a "
+                "step; raise it or max_num_seqs, or leave it out"
+            )
         if n_rows - n_floors + tenant.min_rows(n_rows) < 1:
             raise ConfigError(
                 f"the min_row_share of others leave {tenant.title} none of the {n_rows} rows of a step; lower "

@@ -235,6 +235,8 @@ def test_a_tenants_many_rows_are_preempted_before_anothers_only_one() -> None:
     for _ in range(6):
         add(engine, "flood", n_prompt=16, max_tokens=40, priority=-5)
     engine.turn()
+    with pytest.raises(ConfigError, match=r"tenant 'd': min_row_share 0\.2 is less than one of the 4 rows"):
+        check_rows([TenantConfig("d", min_row_share=0.2)], 4)
     one = add(engine, "one", n_prompt=12, max_tokens=40)
     turns_until_started(engine, one)
     n_before = engine.scheduler.n_preemptions
