@@ -13,7 +13,7 @@ from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.tenants import TenantConfig
 
 _QUANTUM_TOKENS = 16
-"""Tokens that a tenant of weight 1 gets in a round."""
+"""Tokens that the tenant with the largest weight gets in a round; the others get less, in proportion."""
 
 
 class FairQueue:
@@ -22,7 +22,7 @@ class FairQueue:
     Each tenant has a *deficit*: the tokens that a step may still compute for it in this round. Every computed token
     of its requests is subtracted, those of prompts and those of answers, and may make it negative. Tenants with a
     deficit above 0 are served in turn. When none of those who could be served has one, a round begins, which adds
-    ``_QUANTUM_TOKENS`` times its weight to each deficit; so while tenants wait for each other, they get tokens in
+    to each deficit in proportion to the tenant's weight; so while tenants wait for each other, they get tokens in
     proportion to their weights. The rounds of others pay back what a tenant without waiting requests owes, but it
     saves nothing up. While nobody waits, nobody owes anything.
 
@@ -36,7 +36,8 @@ class FairQueue:
         self, tenants: Sequence[TenantConfig], open_queue: Callable[[], WaitingQueue], rows: RowShares
     ) -> None:
         self._queues = {tenant.name: open_queue() for tenant in tenants}
-        self._quanta = {tenant.name: _QUANTUM_TOKENS * tenant.weight for tenant in tenants}
+        max_weight = max(tenant.weight for tenant in tenants)
+        self._quanta = {tenant.name: _QUANTUM_TOKENS * tenant.weight / max_weight for tenant in tenants}
         self._rows = rows
         self._turns: dict[str, None] = {}
         """The tenants with waiting requests, the next one first."""
@@ -153,7 +154,7 @@ class FairQueue:
         able = [tenant for tenant in self._turns if tenant not in refused and self._rows.may_take(tenant)]
         if not able:
             return None
-        if all(self._deficit(tenant) <= 0 for tenant in (*able, *prefilling)):
+        while all(self._deficit(tenant) <= 0 for tenant in (*able, *prefilling)):  # twice where it rounds to 0
             self._begin_rounds({*able, *prefilling})
         return next((tenant for tenant in able if self._deficit(tenant) > 0), None)
 

@@ -49,8 +49,10 @@ def finish(engine: Engine) -> None:
 
 @pytest.mark.parametrize("policy", ["lpm", "fcfs"])
 @pytest.mark.parametrize("urgent", [False, True])
-def test_one_request_does_not_wait_behind_another_tenants_flood(policy: str, urgent: bool) -> None:
-    engine = make_engine([TenantConfig("flood"), TenantConfig("one")], schedule_policy=policy)
+@pytest.mark.parametrize("weight", [1, 1000])
+def test_one_request_does_not_wait_behind_another_tenants_flood(policy: str, urgent: bool, weight: float) -> None:
+    """Weights are proportions: it makes no difference if all are a thousand times as large."""
+    engine = make_engine([TenantConfig("flood", weight), TenantConfig("one", weight)], schedule_policy=policy)
     for _ in range(60):
         add(engine, "flood", priority=MIN_PRIORITY if urgent else 0)
     for _ in range(10):
@@ -75,6 +77,15 @@ def test_tenants_that_wait_get_tokens_by_their_weights(weight: int, n_prompt: in
             add(engine, "b")
         engine.turn()
     assert n_computed["a"] / n_computed["b"] == pytest.approx(weight, rel=0.25)
+
+
+@pytest.mark.parametrize("weight", [0.001, 0.2, 0.3, 1.0])
+def test_no_step_is_empty_while_a_request_could_run(weight: float) -> None:
+    """Whatever the tenant owes: here it is a fraction that sums of floats may miss."""
+    engine = make_engine([TenantConfig("a", weight), TenantConfig("b")], max_num_seqs=1)
+    for n_prompt in range(1, 80):
+        add(engine, "a", n_prompt, max_tokens=1)
+    finish(engine)
 
 
 def fill(engine: Engine, *tenants: str, n: int = 8) -> FairQueue:
@@ -197,17 +208,6 @@ def test_forks_count_as_rows() -> None:
     finish(engine)
 
 
-@pytest.mark.parametrize(("share", "n_rows"), [(0.5, 2), (0.01, 1), (0.75, 3), (1.0, 4)])
-def test_a_cap_is_at_least_one_row(share: float, n_rows: int) -> None:
-    engine = make_engine([TenantConfig("a", max_row_share=share)])
-    for _ in range(8):
-        add(engine, "a", max_tokens=9)
-    for _ in range(6):
-        engine.turn()
-    assert engine.scheduler.rows.n_rows("a") == n_rows
-
-
-def test_floors_that_leave_a_tenant_no_row_are_refused() -> None:
 def test_beams_that_have_not_enough_rows_end_beside_another_tenants_flood() -> None:
     """Beams that wait for the others of their group give way to them, though steps are never empty."""
     engine = make_engine([TenantConfig("beams", max_row_share=0.5), TenantConfig("flood")])
@@ -221,9 +221,22 @@ def test_beams_that_have_not_enough_rows_end_beside_another_tenants_flood() -> N
     finish(engine)
 
 
+@pytest.mark.parametrize(("share", "n_rows"), [(0.5, 2), (0.01, 1), (0.75, 3), (1.0, 4)])
+def test_a_cap_is_at_least_one_row(share: float, n_rows: int) -> None:
+    engine = make_engine([TenantConfig("a", max_row_share=share)])
+    for _ in range(8):
+        add(engine, "a", max_tokens=9)
+    for _ in range(6):
+        engine.turn()
+    assert engine.scheduler.rows.n_rows("a") == n_rows
+
+
+def test_floors_that_leave_a_tenant_no_row_are_refused() -> None:
     tenants = [TenantConfig("a", min_row_share=0.5), TenantConfig("b", min_row_share=0.5), TenantConfig("c")]
     with pytest.raises(ConfigError, match="leave tenant 'c' none of the 4 rows of a step"):
         check_rows(tenants, 4)
+    with pytest.raises(ConfigError, match=r"tenant 'd': min_row_share 0\.2 is less than one of the 4 rows"):
+        check_rows([TenantConfig("d", min_row_share=0.2)], 4)
     check_rows(tenants, 5)
     check_rows(tenants[:2], 4)
     with pytest.raises(ConfigError, match="leave the operator none"):
@@ -235,8 +248,6 @@ def test_a_tenants_many_rows_are_preempted_before_anothers_only_one() -> None:
     for _ in range(6):
         add(engine, "flood", n_prompt=16, max_tokens=40, priority=-5)
     engine.turn()
-    with pytest.raises(ConfigError, match=r"tenant 'd': min_row_share 0\.2 is less than one of the 4 rows"):
-        check_rows([TenantConfig("d", min_row_share=0.2)], 4)
     one = add(engine, "one", n_prompt=12, max_tokens=40)
     turns_until_started(engine, one)
     n_before = engine.scheduler.n_preemptions
@@ -252,7 +263,7 @@ def test_a_tenants_many_rows_are_preempted_before_anothers_only_one() -> None:
 request = st.tuples(st.sampled_from("aab"), st.integers(1, 40), st.integers(1, 8), st.integers(-1, 1))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     arrivals=st.lists(st.tuples(st.integers(0, 2), st.lists(request, max_size=6)), min_size=5, max_size=25),
     weights=st.tuples(st.sampled_from((0.5, 1, 2)), st.sampled_from((1, 2))),
