@@ -10,8 +10,11 @@ collector is disabled.
     churn               admit_by_prefix with the search for pages that rows share, as for a GPU: the rows change in
                         each step; also reports the milliseconds of the search, and its share of all
     blocked_by_memory   batch slots are free, but the pool is full: the queue is ranked and no request fits
+    floors              admit_by_prefix with tenants that have half of the pages as floors, and half of the rows
     generate            all of `LLM.generate` around such a device: 128 tokens for each row, from prompts of 512
                         token ids; also reports the total time per token
+
+With ``--tenants`` the requests are those of so many tenants, each with prefixes of its own.
 
 With ``--workloads-file`` (in the format of ``bench/engine.py``) runs its workloads instead, from an empty cache,
 with the pool and the limits of an H200. Reports milliseconds of the cache, and of the scheduler including the
@@ -27,6 +30,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import lcm
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -46,6 +50,7 @@ from radixkv.runtime.scheduler.shared_prefixes import SharedPrefixes
 from radixkv.runtime.step.plan import SharedRun, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.sampling import SamplingParams
+from radixkv.tenants import OPERATOR, TenantConfig
 from radixkv.tree.node import Namespace
 from radixkv.wire import FromRuntime
 
@@ -63,6 +68,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--tenants", type=int, default=0, help="tenants of the server (default: 0, none)")
     parser.add_argument("--case", action="append", choices=[*CASES, "generate"], help="a case to run; default: all")
     parser.add_argument(
         "--workloads-file", type=Path, help="Python file with ALL: name -> function that returns phases"
@@ -89,14 +95,14 @@ def main() -> None:
         else:
             gc.collect()
             gc.disable()
-            scheduler = CASES[name](arguments.rows, arguments.waiting)
+            scheduler = CASES[name](arguments.rows, arguments.waiting, arguments.tenants)
             with timed_search() as search_ms:
                 times_ms = measure(scheduler, arguments.steps)
             gc.enable()
             if search_ms:
                 metrics["shared_runs_ms"] = round(median(search_ms), 4)
                 metrics["shared_runs_pct"] = round(100 * sum(search_ms) / sum(times_ms), 1)
-            metrics["waiting"] = arguments.waiting
+            metrics |= {"waiting": arguments.waiting, "tenants": arguments.tenants}
         metrics |= {
             "ms_per_step": round(median(times_ms), 4),
             "us_per_row": round(median(times_ms) * 1e3 / arguments.rows, 3),
@@ -107,32 +113,46 @@ def main() -> None:
         report(arguments.output_file, metrics, provenance())
 
 
-def decode_only(n_rows: int, n_waiting: int) -> Scheduler:
-    return _scheduler_with_requests(n_rows, n_waiting, n_pages=60_000, max_tokens=1_000)
+def decode_only(n_rows: int, n_waiting: int, n_tenants: int) -> Scheduler:
+    return _scheduler_with_requests(n_rows, n_waiting, n_tenants, max_tokens=1_000)
 
 
-def admit_by_prefix(n_rows: int, n_waiting: int) -> Scheduler:
-    return _scheduler_with_requests(n_rows, n_waiting, n_pages=60_000, max_tokens=256, staggered=True)
+def admit_by_prefix(n_rows: int, n_waiting: int, n_tenants: int) -> Scheduler:
+    return _scheduler_with_requests(n_rows, n_waiting, n_tenants, max_tokens=256, staggered=True)
 
 
-def churn(n_rows: int, n_waiting: int) -> Scheduler:
+def churn(n_rows: int, n_waiting: int, n_tenants: int) -> Scheduler:
     return _scheduler_with_requests(
-        n_rows, n_waiting, n_pages=60_000, max_tokens=256, staggered=True, finds_shared_runs=True
+        n_rows, n_waiting, n_tenants, max_tokens=256, staggered=True, finds_shared_runs=True
     )
 
 
-def blocked_by_memory(n_rows: int, n_waiting: int) -> Scheduler:
-    n_shared, n_own = 8 * PREFIX_TOKENS // PAGE_SIZE, QUESTION_TOKENS // PAGE_SIZE + 64
+def blocked_by_memory(n_rows: int, n_waiting: int, n_tenants: int) -> Scheduler:
+    n_shared = lcm(8, max(1, n_tenants)) * PREFIX_TOKENS // PAGE_SIZE
+    n_own = QUESTION_TOKENS // PAGE_SIZE + 64
     return _scheduler_with_requests(
-        n_rows, n_waiting, n_pages=n_shared + n_rows * n_own, max_tokens=1_000, n_batch_slots=n_rows + 64
+        n_rows,
+        n_waiting,
+        n_tenants,
+        n_pages=n_shared + n_rows * n_own,
+        max_tokens=1_000,
+        n_batch_slots=n_rows + 64,
     )
 
 
-CASES: dict[str, Callable[[int, int], Scheduler]] = {
+def floors(n_rows: int, n_waiting: int, n_tenants: int) -> Scheduler:
+    share = 0.5 / max(1, n_tenants)
+    return _scheduler_with_requests(
+        n_rows, n_waiting, n_tenants, max_tokens=256, staggered=True, min_page_share=share, min_row_share=share
+    )
+
+
+CASES: dict[str, Callable[[int, int, int], Scheduler]] = {
     "decode_only": decode_only,
     "admit_by_prefix": admit_by_prefix,
     "churn": churn,
     "blocked_by_memory": blocked_by_memory,
+    "floors": floors,
 }
 
 
@@ -276,32 +296,38 @@ def run_workload(phases: Phases) -> tuple[float, float, int]:
 def _scheduler_with_requests(
     n_rows: int,
     n_waiting: int,
+    n_tenants: int,
     *,
-    n_pages: int,
+    n_pages: int = 60_000,
     max_tokens: int,
     staggered: bool = False,
     n_batch_slots: int | None = None,
     finds_shared_runs: bool = False,
+    **shares: float,
 ) -> Scheduler:
     rng = Random(1)
     prefixes = [[rng.randrange(10, 30_000) for _ in range(PREFIX_TOKENS)] for _ in range(8)]
+    tenants = [TenantConfig(f"t{number}", **shares) for number in range(n_tenants)]
     scheduler = Scheduler(
-        PageCache(n_pages, PAGE_SIZE),
+        PageCache(n_pages, PAGE_SIZE, tenants=tenants),
         max_num_seqs=n_batch_slots or n_rows,
         max_num_batched_tokens=2048,
         max_queued_requests=n_rows + n_waiting,
         finds_shared_runs=finds_shared_runs,
+        tenants=tenants,
     )
     for number in range(n_rows + n_waiting):
         prompt = prefixes[number % 8] + [rng.randrange(10, 30_000) for _ in range(QUESTION_TOKENS)]
         n_output = 1 + number % max_tokens if staggered else max_tokens
+        tenant = tenants[number % n_tenants].name if tenants else OPERATOR
         scheduler.add(
             Request(
                 id=str(number),
-                namespace=Namespace(),
+                namespace=Namespace(tenant),
                 tokens=bytearray(array("i", prompt).tobytes()),
                 n_prompt=len(prompt),
                 max_tokens=n_output,
+                tenant=tenant,
             )
         )
         if number == n_rows - 1:
