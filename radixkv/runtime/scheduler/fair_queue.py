@@ -12,6 +12,8 @@ from radixkv.runtime.scheduler.row_shares import RowShares
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.tenants import TenantConfig
 
+_MIN_WINDOW = 4
+"""Fewest requests of a tenant that are ranked, however many tenants wait."""
 _QUANTUM_TOKENS = 16
 """Tokens that the tenant with the largest weight gets in a round; the others get less, in proportion."""
 
@@ -30,15 +32,17 @@ class FairQueue:
         tenants: all of them.
         open_queue: makes the queue of one tenant, which has the order within it.
         rows: of the tenants; those who may not have one more wait.
+        window: how many requests are ranked in all; the tenants that wait have equal parts of it.
     """
 
     def __init__(
-        self, tenants: Sequence[TenantConfig], open_queue: Callable[[], WaitingQueue], rows: RowShares
+        self, tenants: Sequence[TenantConfig], open_queue: Callable[[], WaitingQueue], rows: RowShares, window: int
     ) -> None:
         self._queues = {tenant.name: open_queue() for tenant in tenants}
         max_weight = max(tenant.weight for tenant in tenants)
         self._quanta = {tenant.name: _QUANTUM_TOKENS * tenant.weight / max_weight for tenant in tenants}
         self._rows = rows
+        self._window = window
         self._turns: dict[str, None] = {}
         """The tenants with waiting requests, the next one first."""
         self._deficits: dict[str, float] = {}
@@ -135,6 +139,7 @@ class FairQueue:
         ordered: dict[str, Iterator[Request]] = {}
         while (tenant := self._next(refused, prefilling)) is not None:
             if tenant not in ordered:
+                self._queues[tenant].window = max(_MIN_WINDOW, self._window // len(self._turns))
                 ordered[tenant] = iter(in_order(tenant))
             request = next(ordered[tenant], None)
             if request is None:

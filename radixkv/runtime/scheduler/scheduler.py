@@ -107,7 +107,7 @@ class Scheduler:
             WaitingQueue, cache, policy=schedule_policy, window=lpm_window, max_passes=lpm_max_passes
         )
         self.rows = RowShares(tenants, max_num_seqs)
-        self.fair_queue = FairQueue(tenants, open_queue, self.rows) if tenants else None
+        self.fair_queue = FairQueue(tenants, open_queue, self.rows, lpm_window) if tenants else None
         """The waiting requests by tenant; None without tenants."""
         self.waiting = open_queue() if self.fair_queue is None else self.fair_queue
         self.max_num_seqs = max_num_seqs

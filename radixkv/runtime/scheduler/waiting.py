@@ -30,7 +30,8 @@ class WaitingQueue:
     def __init__(self, cache: PageCache, *, policy: SchedulePolicy, window: int, max_passes: int) -> None:
         self._cache = cache
         self._policy = policy
-        self._window = window
+        self.window = window
+        """How many requests are ranked."""
         self._max_passes = max_passes
         self._in_order: SortedDict[tuple[int, int], Request] = SortedDict()
         self._by_length: SortedDict[tuple[int, int, int], Request] = SortedDict()
@@ -113,7 +114,7 @@ class WaitingQueue:
         self._match(window)
         found = {r for r in window if r.priority == priority and r.n_known - r.n_matched <= n_tokens}
         lengths = self._by_length.irange((priority,), (priority, n_tokens + 1), inclusive=(True, False))
-        found.update(islice((self._by_length[key] for key in lengths), self._window))
+        found.update(islice((self._by_length[key] for key in lengths), self.window))
         return sorted((request for request in found if not request.is_retried), key=lambda request: request.serial)
 
     def count_passes(self, admitted: Sequence[Request]) -> None:
@@ -136,7 +137,7 @@ class WaitingQueue:
 
     def _first_in_order(self) -> Iterator[Request]:
         """Yields the first ``window`` requests by priority and age, without those that are retried alone."""
-        return islice((one for one in self._in_order.values() if not one.is_retried), self._window)
+        return islice((one for one in self._in_order.values() if not one.is_retried), self.window)
 
     def _age(self) -> None:
         """Gives the oldest request and its followers the priority of the first request in order. O(waiting)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -150,6 +150,29 @@ def test_a_short_prompt_overtakes_another_tenants_long_one() -> None:
     engine.turn()
     assert turns_until_started(engine, add(engine, "short")) <= 2
     finish(engine)
+
+
+def test_all_tenants_together_rank_no_more_requests_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here 20 tenants have 8 requests each, none of which can overtake the long prompt."""
+    names = [f"t{number}" for number in range(20)]
+    engine = make_engine([TenantConfig(name) for name in ("long", *names)], n_pages=2000, lpm_window=80)
+    add(engine, "long", n_prompt=600)
+    engine.turn()
+    for name in names * 8:
+        add(engine, name, n_prompt=400)
+    n_ranked = [0]
+    matches = engine.cache.matches
+
+    def counted(prompts: Iterable[tuple[Namespace, bytes]]) -> list[int]:
+        found = matches(prompts)
+        n_ranked[-1] += len(found)
+        return found
+
+    monkeypatch.setattr(engine.cache, "matches", counted)
+    for _ in range(12):
+        engine.turn()
+        n_ranked.append(0)
+    assert 40 <= max(n_ranked) <= 80
 
 
 def test_a_full_queue_is_its_tenants_own() -> None:
