@@ -99,7 +99,8 @@ def explain_match(
     if not contents:
         return Explanation(reason, end // TOKEN_BYTES)
     elsewhere, n_elsewhere = None, None
-    searches_others = len(roots) > 1 and (max_namespaces is None or len(roots) <= max_namespaces)
+    n_others = len(roots) - (root is not None)
+    searches_others = n_others > 0 and (max_namespaces is None or len(roots) <= max_namespaces)
     if searches_others and reason in ("differs", "never_seen"):
         longest = _longest_elsewhere(roots, tokens, page_bytes, end)
         if longest is not None:
