@@ -159,6 +159,8 @@ class Request:
     """Those of the loaded tokens that came from disk before."""
     uses_disk: bool = True
     """Whether its pages may be fetched from disk; False after that has failed, so that it is not tried for ever."""
+    is_looked_up: bool = False
+    """Whether a store that servers share was asked for its pages."""
     prompt_logprobs_end: int = 1
     """First prompt position whose logprobs were not reported yet; the first token has none."""
     miss: CacheMiss | None = None

@@ -7,7 +7,7 @@ from itertools import count
 
 from radixkv.errors import InvariantError
 from radixkv.runtime.cache.tiers.file_index import FileIndex, IndexedFile
-from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, Removal
+from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, Removal, StoreHealth
 from radixkv.runtime.step.page_copier import FinishedCopy
 
 
@@ -85,6 +85,15 @@ class InstantStore:
     def n_bytes(self) -> int:
         """See ``PageStore``."""
         return self._index.n_bytes
+
+    @property
+    def health(self) -> StoreHealth | None:
+        """See ``PageStore``."""
+        return None
+
+    def look_up(self, keys: Sequence[bytes]) -> int | None:
+        """See ``PageStore``."""
+        return None
 
     def run(self, keys: Sequence[bytes]) -> int:
         """See ``PageStore``."""

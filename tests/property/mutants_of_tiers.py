@@ -9,10 +9,11 @@ import pytest
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.tier_copies import Load
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier, Fetch
 from radixkv.runtime.cache.tiers.page_keys import KeyChain
 from radixkv.runtime.cache.tiers.page_store import FinishedTransfer
-from radixkv.runtime.cache.transfers import Load, Transfers
+from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.scheduler.loading import LoadingRequests
 from radixkv.runtime.step.page_copier import FinishedCopy
 from radixkv.tree.node import TOKEN_BYTES, Namespace
@@ -149,6 +150,19 @@ def believe_in_a_lost_page(patch: Patch) -> None:
     patch.setattr(DiskTier, "_end_fetch", mutant)
 
 
+def forget_the_end_of_a_lookup(patch: Patch) -> None:
+    advance = DiskTier.advance
+
+    def mutant(self: DiskTier) -> bool:
+        lookups = list(self._lookups.values())
+        has_fetched = advance(self)
+        for lookup in lookups:
+            lookup.is_done = False
+        return has_fetched
+
+    patch.setattr(DiskTier, "advance", mutant)
+
+
 def leave_the_namespace_out_of_keys(patch: Patch) -> None:
     keys = KeyChain.keys
     patch.setattr(KeyChain, "keys", lambda self, namespace, tokens: keys(self, Namespace(), tokens))
@@ -168,6 +182,7 @@ OF_TIERS: tuple[Callable[[Patch], None], ...] = (
 OF_DISK: tuple[Callable[[Patch], None], ...] = (
     write_slots_without_a_lease,
     believe_in_a_lost_page,
+    forget_the_end_of_a_lookup,
     leave_the_namespace_out_of_keys,
     keep_a_fetch_of_what_was_invalidated,
 )

@@ -237,6 +237,10 @@ class Actions:
         """Loses a page on disk."""
         self.engine.store.lose(which)
 
+    def make_unknown(self, which: int) -> None:
+        """Has some pages of a store that servers share be another server's, which this one never saw."""
+        self.engine.store.make_unknown(which)
+
     def pin(self, base: int, cut: int, namespace: int, ttl_s: float) -> None:
         """Pins the start of a known sequence, or ends its pin."""
         sequence = self.known[base % len(self.known)]

@@ -269,15 +269,20 @@ class TieredEngineMachine(EngineMachine):
 
 
 class DiskEngineMachine(TieredEngineMachine):
-    """An engine with a disk tier behind a host tier that is small enough for pages to come back from disk."""
+    """An engine with a disk tier, or a store that servers share, behind a host tier that is small enough for pages
+    to come back from there."""
 
     @initialize(
         page_size=st.sampled_from((1, 2, 4)),
         n_slots=st.sampled_from((12, 30, 60)),
         write_policy=st.sampled_from(("through", "through", "selective")),
+        is_shared=st.booleans(),
     )
-    def start(self, page_size: int, n_slots: int, write_policy: WritePolicy) -> None:  # type: ignore[override]
+    def start(  # type: ignore[override]
+        self, page_size: int, n_slots: int, write_policy: WritePolicy, is_shared: bool
+    ) -> None:
         self.actions = Actions(40, page_size, n_slots=n_slots, has_disk=True, write_policy=write_policy)
+        self.actions.engine.store.is_shared = is_shared
 
     @rule(n_transfers=st.integers(1, 4), which=small)
     def finish_transfers(self, n_transfers: int, which: int) -> None:
@@ -291,6 +296,10 @@ class DiskEngineMachine(TieredEngineMachine):
     @rule(which=small)
     def lose(self, which: int) -> None:
         self.actions.lose(which)
+
+    @rule(which=small)
+    def make_unknown(self, which: int) -> None:
+        self.actions.make_unknown(which)
 
     @rule(base=small)
     def return_after_an_eviction(self, base: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from radixkv.runtime.cache.tiers.page_keys import DIGEST_BYTES
-from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, Removal
+from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, Removal, StoreHealth
 from support.fake_copier import PAGE_BYTES, FakeCopier, slot_of
 from support.fake_device import POISON, KVValue
 
@@ -31,6 +31,7 @@ class Transfer(NamedTuple):
     sources: list[list[KVValue | str | None]] | None
     """For a store, what the slots had when it began; None for a load."""
     n_removals: int
+    is_look_up: bool = False
 
 
 @dataclass
@@ -38,7 +39,11 @@ class FakeStore:
     """A ``PageStore`` with pages in a dict, of the order in which they were stored."""
 
     copier: FakeCopier
+    is_shared: bool = False
+    """Whether ``run`` has to be told by ``look_up`` what other servers have stored."""
     page_bytes: int = PAGE_BYTES
+    unknown: set[bytes] = field(default_factory=set)
+    """Keys of pages that another server has stored."""
     pages: dict[bytes, StoredPage] = field(default_factory=dict)
     in_flight: list[Transfer] = field(default_factory=list)
     _finished: list[FinishedTransfer] = field(default_factory=list)
@@ -58,8 +63,22 @@ class FakeStore:
     def n_bytes(self) -> int:
         return len(self.pages) * self.page_bytes
 
+    @property
+    def health(self) -> StoreHealth | None:
+        return StoreHealth(0, is_away=False) if self.is_shared else None
+
+    def look_up(self, keys: Sequence[bytes]) -> int | None:
+        if not self.is_shared:
+            return None
+        self._n_tickets += 1
+        assert self.run(keys) < len(keys), "a lookup of what is known"
+        self.in_flight.append(
+            Transfer(self._n_tickets, list(keys), [], [], None, self._n_removals, is_look_up=True)
+        )
+        return self._n_tickets
+
     def run(self, keys: Sequence[bytes]) -> int:
-        return next((n for n, key in enumerate(keys) if key not in self.pages), len(keys))
+        return next((n for n, key in enumerate(keys) if key not in self.pages or key in self.unknown), len(keys))
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         for buffer in buffers:
@@ -125,6 +144,13 @@ class FakeStore:
         while self.in_flight:
             self.finish()
 
+    def make_unknown(self, which: int) -> None:
+        """Has a page, and those that the store got after it, be another server's, which this one never saw."""
+        if self.is_shared and self.pages:
+            keys = list(self.pages)
+            self.unknown.update(keys[which % len(keys) :])
+            self._removed += keys[which % len(keys) :]
+
     def lose(self, which: int) -> None:
         """Loses a page."""
         if self.pages:
@@ -147,6 +173,9 @@ class FakeStore:
         return self._n_tickets
 
     def _finish_page(self, transfer: Transfer, index: int) -> bool:
+        if transfer.is_look_up:
+            self.unknown.discard(transfer.keys[index])
+            return transfer.keys[index] in self.pages
         key, tokens, slot = transfer.keys[index], transfer.tokens[index], transfer.slots[index]
         if transfer.sources is None:
             if (page := self.pages.get(key)) is None:
@@ -160,6 +189,7 @@ class FakeStore:
         values = self.copier.slots[slot]
         assert POISON not in values, f"slot {slot} is written, and not filled"
         assert values == transfer.sources[index], f"slot {slot} has changed while it was written"
+        self.unknown.discard(key)
         self.pages.setdefault(key, StoredPage(tokens, list(values)))
         self.all_written.setdefault(key, tokens)
         return True

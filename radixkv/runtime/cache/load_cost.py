@@ -41,7 +41,7 @@ class LoadCost:
     """
 
     def __init__(self) -> None:
-        self._load, self._fetch, self._compute = _Average(), _Average(), _Average()
+        self._load, self._fetch, self._compute, self._look_up = _Average(), _Average(), _Average(), _Average()
         self._fastest_store: float | None = None
 
     @property
@@ -67,7 +67,12 @@ class LoadCost:
             return 0.0
         return _TURNS_S / (compute - load) if compute > load else float("inf")
 
-    def is_load_faster(self, n_host: int, n_disk: int = 0) -> bool:
+    @property
+    def look_up_s(self) -> float | None:
+        """Time of a lookup in a store that servers share, in seconds."""
+        return self._look_up.value
+
+    def is_load_faster(self, n_host: int, n_disk: int = 0, *, looks_up: bool = False) -> bool:
         """Returns whether loading is faster than computing. O(1).
 
         With tokens on disk, whether it is also faster to load them than to load those of the host tier alone and
@@ -76,12 +81,15 @@ class LoadCost:
         Args:
             n_host: tokens to load from the host tier.
             n_disk: tokens after them to fetch from disk before, and to load then.
+            looks_up: whether those on disk must be looked up before.
         """
         load, fetch, compute = self.load_s_per_token, self.fetch_s_per_token, self.compute_s_per_token
         if load is None or compute is None:
             return True
         n_tokens = n_host + n_disk
         load_s = _TURNS_S + n_tokens * load + n_disk * (fetch or 0.0)
+        if looks_up:
+            load_s += _TURNS_S + (self.look_up_s or 0.0)
         if n_disk and load_s >= _TURNS_S + n_host * load + n_disk * compute:
             return False
         return load_s < n_tokens * compute
@@ -99,6 +107,10 @@ class LoadCost:
     def add_fetch(self, n_tokens: int, seconds: float) -> None:
         """Takes the measured time of a fetch into account. O(1)."""
         self._fetch.add(seconds / n_tokens)
+
+    def add_look_up(self, seconds: float) -> None:
+        """Takes the measured time of a lookup into account. O(1)."""
+        self._look_up.add(seconds)
 
     def add_step(self, n_prompt_tokens: int, n_tokens: int, seconds: float) -> None:
         """Takes the measured time of a step into account, if it mostly computed prompts. O(1)."""

@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import NamedTuple
 
 from radixkv.config import LoadPolicy, WritePolicy
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.load_cost import LoadCost
-from radixkv.runtime.cache.tiers.disk_tier import DiskTier, Fetch
+from radixkv.runtime.cache.tier_copies import CachedPrefixes, Load, Offer
+from radixkv.runtime.cache.tiers.disk_tier import DiskTier, Fetch, Lookup
 from radixkv.runtime.finished import wait_readable
 from radixkv.runtime.step.page_copier import FinishedCopy, PageCopier
 from radixkv.tree.node import TOKEN_BYTES, Namespace
@@ -25,60 +25,9 @@ MAX_OFFERS = 4096
 them again."""
 _MAX_DECLINED = 32
 """After so many prompts that are computed because that is faster, one is loaded, to measure its rate anew. As many
-are not fetched from disk before one is."""
+are not fetched from disk before one is, or not looked up in a shared store."""
 _MAX_OFFERS_PER_TURN = 32
 """Offers looked at in one turn, which bounds its length: a batch of requests may offer all its prompts at once."""
-
-
-class Offer(NamedTuple):
-    """A sequence whose cached pages are worth a copy in the host tier."""
-
-    namespace: Namespace
-    tokens: bytes
-    """Whole pages of tokens, little-endian int32."""
-    on_stored: Callable[[Namespace, bytes], None] | None = None
-    """Called with namespace and tokens once the host tier has the sequence's computed pages."""
-
-
-class CachedPrefixes(NamedTuple):
-    """Lengths of a prompt's cached prefixes in each tier, in tokens of whole pages."""
-
-    n_device: int
-    n_host: int
-    n_disk: int = 0
-    """In host tier and disk together; 0 if the disk was not looked at."""
-
-    @property
-    def n_beyond_device(self) -> int:
-        """Tokens that the host tier has after those on the device."""
-        return max(0, self.n_host - self.n_device)
-
-    @property
-    def n_beyond_host(self) -> int:
-        """Tokens that the disk has after those on the device and in the host tier."""
-        return max(0, self.n_disk - max(self.n_host, self.n_device))
-
-
-@dataclass(slots=True, eq=False)
-class Load:
-    """A copy of a sequence's pages from the host tier to the device, for one request and those that join it."""
-
-    tokens: bytearray
-    """Tokens of the pages that the device will have, from the start of the sequence."""
-    blocks: BlockTable
-    """The request's block table. Its pages after the leased ones belong to the copy until it has finished."""
-    source: BlockTable
-    """Lease on the host tier's pages of the same tokens."""
-    n_pages: int
-    """Pages to copy."""
-    is_done: bool = False
-    """Whether the copy has finished; ``source`` is closed then."""
-    has_failed: bool = False
-    """Whether the copy has failed."""
-    is_lost: bool = False
-    """Whether the device has only the pages before it: the copy has failed, or its source was detached."""
-    is_wanted: bool = True
-    """Whether the request still waits for it. If not, ``blocks`` is closed when the copy has finished."""
 
 
 @dataclass(slots=True, eq=False)
@@ -148,6 +97,8 @@ class Transfers:
     """Prompts computed since the last load because that is faster."""
     _n_fetches_declined: int = 0
     """Prompts that were not fetched from disk since the last fetch because computing is faster."""
+    _n_lookups_declined: int = 0
+    """Prompts that were not looked up in a shared store since the last lookup because computing is faster."""
     _offers: deque[Offer] = field(default_factory=deque)
     _postponed: deque[Offer] = field(default_factory=deque)
     """Offers whose next page is being stored for another one, or that wait for slots whose memory is not ready."""
@@ -246,7 +197,9 @@ class Transfers:
         self.counters.n_computed += 1
         self._n_declined += 1
 
-    def find_fetch(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> Fetch | None:
+    def find_fetch(
+        self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes, *, looks_up: bool = False
+    ) -> Fetch | Lookup | None:
         """Returns a fetch from disk that the prompt should wait for: one in flight, or a new one.
 
         O(1) without a disk tier or if it has no page, else O(tokens).
@@ -255,11 +208,15 @@ class Transfers:
             namespace: the prompt's.
             tokens: the prompt.
             cached: what ``match`` has returned for the prompt.
+            looks_up: whether to ask a store that servers share for pages that it is not known to have. Then the
+                prompt may have to wait for that.
         """
         if self.disk is None:
             return None
         if (fetch := self.disk.find_fetch(namespace, tokens, cached.n_host)) is not None:
             return fetch
+        if looks_up and (lookup := self._look_up(namespace, tokens, cached)) is not None:
+            return lookup
         cached = self.match_disk(namespace, tokens, cached)
         if not cached.n_beyond_host:
             return None
@@ -270,6 +227,27 @@ class Transfers:
         if fetch is not None:
             self._n_fetches_declined = 0
         return fetch
+
+    def _look_up(self, namespace: Namespace, tokens: bytes, cached: CachedPrefixes) -> Lookup | None:
+        """Begins a lookup, unless computing the whole prompt is faster than to look it up, fetch it and load it."""
+        assert self.disk is not None
+        if self.disk.store.health is None or self.load_policy == "never":
+            return None
+        page_bytes = self.device.page_size * TOKEN_BYTES
+        best = cached._replace(n_disk=len(tokens) // page_bytes * self.device.page_size)
+        if not best.n_beyond_host:
+            return None
+        if not (
+            self.load_policy == "always"
+            or self._n_lookups_declined >= _MAX_DECLINED
+            or self.cost.is_load_faster(best.n_beyond_device, best.n_beyond_host, looks_up=True)
+        ):
+            self._n_lookups_declined += 1
+            return None
+        lookup = self.disk.look_up(namespace, tokens, cached.n_host)
+        if lookup is not None:
+            self._n_lookups_declined = 0
+        return lookup
 
     def find_load(self, namespace: Namespace, tokens: bytes, n_device: int) -> Load | None:
         """Returns a load in flight that copies the page of the prompt after those on the device, if there is one.

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.cache.tiers.disk_tier import Fetch
-from radixkv.runtime.cache.transfers import Load, Transfers
+from radixkv.runtime.cache.tier_copies import Load
+from radixkv.runtime.cache.tiers.disk_tier import Fetch, Lookup
+from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.fair_queue import Queue
 from radixkv.tree.node import TOKEN_BYTES
@@ -26,7 +27,8 @@ class LoadingRequests:
     A *loading* request has a load in flight. Once the copy is done it is *loaded*: it keeps the pages, and is
     admitted before all waiting requests. A request that needs pages which are being loaded for another one *joins*
     that load, and returns to the waiting queue when the copy is done. So does a request whose pages are fetched
-    from disk into the host tier; it is loaded from there then.
+    from disk into the host tier; it is loaded from there then. A store that servers share is asked before
+    which of them it has.
 
     The pages that loading and loaded requests still need beside the loaded ones are *promised*: nobody else is
     admitted into them, so that a load is not for nothing.
@@ -43,8 +45,8 @@ class LoadingRequests:
         self._transfers = transfers
         self._loads: dict[Request, _Loading] = {}
         """Of the loading and loaded requests, in the order in which their loads began."""
-        self._joined: dict[Request, Load | Fetch] = {}
-        """Of the requests that wait for a load of another one, or for pages from disk."""
+        self._joined: dict[Request, Load | Fetch | Lookup] = {}
+        """Of the requests that wait for a load of another one, or for pages from disk or a shared store."""
         self.n_promised = 0
         """Pages that the loading and loaded requests still need."""
 
@@ -101,7 +103,7 @@ class LoadingRequests:
         if n_missing > n_available:
             return False
         if request.uses_disk:
-            fetch = transfers.find_fetch(request.namespace, request.key, cached)
+            fetch = transfers.find_fetch(request.namespace, request.key, cached, looks_up=not request.is_looked_up)
             if fetch is not None:
                 self._take(request)
                 self._joined[request] = fetch
@@ -135,6 +137,7 @@ class LoadingRequests:
         has_finished = self._transfers.advance()
         for request, copy in list(self._joined.items()):
             if copy.is_done:
+                request.is_looked_up |= isinstance(copy, Lookup)
                 if isinstance(copy, Fetch):
                     request.uses_disk = not copy.has_failed
                     if request.n_cached is None:

@@ -15,7 +15,7 @@ import pytest
 
 from radixkv import cache_messages
 from radixkv.checkpoints import Checkpoint, resolve
-from radixkv.runtime.cache.tiers import page_file
+from radixkv.runtime.cache.tiers import page_value
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier
 from radixkv.runtime.cache.tiers.page_keys import KeyChain
 from radixkv.tree.node import Namespace
@@ -202,13 +202,15 @@ def test_a_host_tier_smaller_than_a_prompt(restarts: Restarts) -> None:
 
 
 def ignore_the_checksum(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(page_file, "_checksum", lambda header, page: bytes(16))
+    patch.setattr(page_value, "_checksum", lambda header, page: bytes(16))
 
 
 def ignore_the_key_and_tokens(patch: pytest.MonkeyPatch) -> None:
-    known = page_file.PageFormat._known_header
+    known = page_value.PageHeader._without_checksum
     patch.setattr(
-        page_file.PageFormat, "_known_header", lambda self, key, tokens: known(self, bytes(64), bytes(len(tokens)))
+        page_value.PageHeader,
+        "_without_checksum",
+        lambda self, key, tokens: known(self, bytes(64), bytes(len(tokens))),
     )
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from radixkv import cache_messages, wire
 from radixkv.checkpoints import Checkpoint
-from radixkv.runtime.cache.transfers import Load, Transfers
+from radixkv.runtime.cache.tier_copies import Load
+from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.device.copy_threads import CopyThreads
 from radixkv.runtime.device.host_slots_cpu import CpuHostSlots
 from support.cold_answers import ColdAnswers

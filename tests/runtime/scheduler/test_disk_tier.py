@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from radixkv.runtime.cache.load_cost import LoadCost
-from radixkv.runtime.cache.transfers import CachedPrefixes
+from radixkv.runtime.cache.tier_copies import CachedPrefixes
 from radixkv.runtime.request import Phase, Request
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt, token_bytes

@@ -1,4 +1,4 @@
-"""The disk tier: pages of the host tier that a page store keeps, and that come back through the host tier."""
+"""The disk tier or a shared store: pages of the host tier that a page store keeps, until they are fetched back."""
 
 from __future__ import annotations
 
@@ -50,6 +50,15 @@ class Fetch:
 
 
 @dataclass(slots=True, eq=False)
+class Lookup:
+    """A question to a store that servers share: which pages of a sequence it has."""
+
+    key: bytes
+    """Of the sequence's last page, by which another prompt with the same pages finds the lookup."""
+    is_done: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class _Write:
     offer: _Offer
     """What it writes, with the pages that the store has already."""
@@ -68,11 +77,15 @@ class DiskCounters:
     n_pages_written: int = 0
     fetch_seconds: float = 0.0
     write_seconds: float = 0.0
+    n_lookups: int = 0
+    look_up_seconds: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
 class DiskTier:
     """Writes the pages that enter the host tier to a page store, and fetches them into free slots.
+
+    What other servers have written to a store that they share is looked up, once for each prompt.
 
     The store knows pages by keys, which chain over everything that a page's KV depends on. So what it holds after a
     restart matches only the same model on the same kind of device.
@@ -92,6 +105,7 @@ class DiskTier:
     cost: LoadCost
     counters: DiskCounters = field(default_factory=DiskCounters)
     _offers: deque[_Offer] = field(default_factory=deque)
+    _lookups: dict[int, Lookup] = field(default_factory=dict)
     _fetches: dict[int, Fetch] = field(default_factory=dict)
     _writes: dict[int, _Write] = field(default_factory=dict)
     _n_pages_in_write: int = 0
@@ -105,13 +119,13 @@ class DiskTier:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a fetch or a write is in flight."""
-        return bool(self._fetches or self._writes)
+        """Whether a lookup, a fetch or a write is in flight."""
+        return bool(self._lookups or self._fetches or self._writes)
 
     @property
     def is_fetching(self) -> bool:
-        """Whether a fetch is in flight."""
-        return bool(self._fetches)
+        """Whether a lookup or a fetch is in flight."""
+        return bool(self._lookups or self._fetches)
 
     @property
     def n_offers(self) -> int:
@@ -143,6 +157,31 @@ class DiskTier:
             return n_host
         first = n_host // self.host.page_size
         return n_host + self.store.run(self._chain.keys(namespace, tokens)[first:]) * self.host.page_size
+
+    def look_up(self, namespace: Namespace, tokens: bytes, n_host: int) -> Lookup | None:
+        """Asks a store that servers share for a prompt's pages that it is not known to have. O(tokens).
+
+        Args:
+            namespace: the prompt's.
+            tokens: the prompt.
+            n_host: length of its prefix in the host tier, in tokens of whole pages.
+
+        Returns:
+            The lookup, which may be that of another prompt with the same pages. None if there is nothing to ask.
+        """
+        keys = self._chain.keys(namespace, tokens)
+        first = n_host // self.host.page_size
+        first += self.store.run(keys[first:])
+        if first >= len(keys):
+            return None
+        for lookup in self._lookups.values():
+            if lookup.key == keys[-1]:
+                return lookup
+        ticket = self.store.look_up(keys[first:])
+        if ticket is None:
+            return None
+        self._lookups[ticket] = lookup = Lookup(keys[-1])
+        return lookup
 
     def find_fetch(self, namespace: Namespace, tokens: bytes, n_host: int) -> Fetch | None:
         """Returns a fetch in flight of the page after the prompt's first ``n_host`` tokens, if there is one."""
@@ -180,13 +219,18 @@ class DiskTier:
         O(1) if nothing was offered and nothing has finished, else O(tokens of a bounded number of offers).
 
         Returns:
-            Whether a fetch has finished.
+            Whether a lookup or a fetch has finished.
         """
         has_fetched = False
         for finished in self.store.take_finished():
             if (fetch := self._fetches.pop(finished.ticket, None)) is not None:
                 self._end_fetch(fetch, finished)
                 has_fetched = True
+            elif (lookup := self._lookups.pop(finished.ticket, None)) is not None:
+                lookup.is_done = has_fetched = True
+                self.counters.n_lookups += 1
+                self.counters.look_up_seconds += finished.seconds
+                self.cost.add_look_up(finished.seconds)
             elif (write := self._writes.pop(finished.ticket, None)) is not None:
                 self._end_write(write, finished)
         if self._offers:
@@ -218,7 +262,7 @@ class DiskTier:
         return removal.n_pages
 
     def flush(self) -> None:
-        """Removes all pages from the store, also those of other models. O(pages in the store)."""
+        """Removes all pages from the store, also those of other models, unless servers share it. O(its pages)."""
         self._offers.clear()
         self.store.clear()
 

@@ -14,14 +14,16 @@ from pathlib import Path
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.cache.tiers.file_index import FileIndex, IndexedFile
-from radixkv.runtime.cache.tiers.page_file import DamagedPage, PageFormat, file_bytes
+from radixkv.runtime.cache.tiers.page_file import PageFormat, file_bytes
 from radixkv.runtime.cache.tiers.page_folder import (
     TEMPORARY_SUFFIX,
     PageFolder,
     name_of,
     unusable,
 )
-from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, Removal
+from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, Removal, StoreHealth
+from radixkv.runtime.cache.tiers.page_value import DamagedPage
+from radixkv.runtime.cache.tiers.rare_warnings import RareWarnings
 from radixkv.runtime.cache.tiers.transfer_threads import TransferThreads, Urgency
 
 logger = logging.getLogger(__name__)
@@ -82,7 +84,7 @@ class FileStore:
         """End of the pause, on ``time.monotonic``."""
         self._names = threading.Lock()
         """Guards the fields above and the index; held while files get and lose their names."""
-        self._read_warnings, self._write_warnings = _Warnings(), _Warnings()
+        self._read_warnings, self._write_warnings = RareWarnings(PAUSE_S), RareWarnings(PAUSE_S)
         with contextlib.ExitStack() as on_failure:
             self._folder = PageFolder(path)
             on_failure.callback(self._folder.close)
@@ -110,9 +112,18 @@ class FileStore:
         """See ``PageStore``."""
         return self._index.n_bytes
 
+    @property
+    def health(self) -> StoreHealth | None:
+        """See ``PageStore``: no other server uses the folder."""
+        return None
+
     def run(self, keys: Sequence[bytes]) -> int:
         """See ``PageStore``."""
         return self._index.run(keys)
+
+    def look_up(self, keys: Sequence[bytes]) -> int | None:
+        """See ``PageStore``: ``run`` knows all files."""
+        return None
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``."""
@@ -295,23 +306,3 @@ class FileStore:
     def _unlink(self, key: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name_of(key), dir_fd=self._folder.descriptor)
-
-
-class _Warnings:
-    """Warnings of one kind, at most one in ``PAUSE_S``; the next one counts those that were left out."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._next = 0.0
-        self._n_left_out = 0
-
-    def add(self, text: str, error: DamagedPage | OSError) -> None:
-        with self._lock:
-            now = time.monotonic()
-            if now < self._next:
-                self._n_left_out += 1
-                return
-            self._next, n_left_out, self._n_left_out = now + PAUSE_S, self._n_left_out, 0
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        more = f" ({n_left_out} more since the last warning)" if n_left_out else ""
-        logger.warning("%s: %s%s", text, reason, more)

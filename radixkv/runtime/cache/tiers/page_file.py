@@ -1,4 +1,4 @@
-"""The format of a page's file, with its reading and writing."""
+"""Reading and writing of a page's file."""
 
 from __future__ import annotations
 
@@ -6,44 +6,23 @@ import contextlib
 import ctypes
 import mmap
 import os
-import struct
 
-from xxhash import xxh3_128
-
-from radixkv.errors import RadixKVError
-from radixkv.runtime.cache.tiers.page_keys import KEY_BYTES
-
-BLOCK_BYTES = 4096
-"""Direct I/O moves multiples of this many bytes, from and to addresses that are multiples of it."""
-
-_MAGIC = b"radixkv\n"
-_FORMAT_VERSION = 1
-_FIELDS = struct.Struct(f"<8sIIQ{KEY_BYTES}s")
-_CHECKSUM_BYTES = 16
-
-
-class DamagedPage(RadixKVError):
-    """A file that is not the whole page that its name promises."""
+from radixkv.runtime.cache.tiers.page_value import BLOCK_BYTES, DamagedPage, PageHeader, header_bytes
 
 
 class PageFormat:
-    """Reads and writes files of one page each, in any thread.
-
-    A file is a header and the page. The header, a multiple of ``BLOCK_BYTES``, has magic, format version, sizes,
-    key and the page's tokens; its last 16 bytes are the xxh3_128 of all other bytes of the file. A reader knows
-    everything in the header but the checksum, so it compares the header as a whole.
+    """Reads and writes files of one page each, in any thread. A file is a header and the page.
 
     Args:
         page_bytes: size of a page.
         page_token_bytes: bytes of a page's tokens.
-        is_direct: whether the file system takes direct I/O, which is used for pages that are aligned.
+        is_direct: whether the file system takes direct I/O, which is used for pages that are aligned: it moves
+            multiples of ``BLOCK_BYTES``, from and to addresses that are multiples of it.
     """
 
     def __init__(self, page_bytes: int, page_token_bytes: int, *, is_direct: bool) -> None:
-        self._page_bytes = page_bytes
-        self._page_token_bytes = page_token_bytes
+        self._header = PageHeader(page_bytes, page_token_bytes)
         self._is_direct = is_direct and page_bytes % BLOCK_BYTES == 0
-        self._header_bytes = _header_bytes(page_token_bytes)
 
     def write(self, folder: int, name: str, key: bytes, tokens: bytes, page: memoryview, tick: int) -> None:
         """Makes a file, whose modification time becomes ``tick``, in nanoseconds.
@@ -54,8 +33,7 @@ class PageFormat:
             OSError: the file exists, or cannot be written. What is there of it remains.
         """
         header = self._empty_header()
-        header[:-_CHECKSUM_BYTES] = known = self._known_header(key, tokens)
-        header[-_CHECKSUM_BYTES:] = _checksum(known, page)
+        header[:] = self._header.make(key, tokens, page)
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | self._flags(page), 0o600, dir_fd=folder)
         try:
             n_written, n_bytes = os.writev(descriptor, [header, page]), len(header) + page.nbytes
@@ -78,23 +56,14 @@ class PageFormat:
             n_read, n_bytes = os.readv(descriptor, [header, page]), len(header) + page.nbytes
             if n_read < n_bytes:
                 raise DamagedPage(f"it has {n_read} bytes, not {n_bytes}")
-            known = self._known_header(key, tokens)
-            if header[:-_CHECKSUM_BYTES] != known:
-                raise DamagedPage("its header is that of another page or format")
-            if header[-_CHECKSUM_BYTES:] != _checksum(known, page):
-                raise DamagedPage("its checksum is wrong")
+            self._header.check(header, key, tokens, page)
             with contextlib.suppress(OSError):
                 os.utime(descriptor, ns=(tick, tick))
         finally:
             os.close(descriptor)
 
     def _empty_header(self) -> memoryview:
-        return memoryview(mmap.mmap(-1, self._header_bytes))  # mapped memory is aligned, as direct I/O needs it
-
-    def _known_header(self, key: bytes, tokens: bytes) -> bytes:
-        """Returns the header without the checksum."""
-        fields = _FIELDS.pack(_MAGIC, _FORMAT_VERSION, self._page_token_bytes, self._page_bytes, key)
-        return (fields + tokens).ljust(self._header_bytes - _CHECKSUM_BYTES, b"\0")
+        return memoryview(mmap.mmap(-1, self._header.n_bytes))  # mapped memory is aligned, as direct I/O needs it
 
     def _flags(self, page: memoryview) -> int:
         is_aligned = ctypes.addressof(ctypes.c_char.from_buffer(page)) % BLOCK_BYTES == 0
@@ -108,14 +77,4 @@ def round_up_to_blocks(n_bytes: int) -> int:
 
 def file_bytes(page_bytes: int, page_token_bytes: int) -> int:
     """Returns the bytes that the file of a page occupies on disk."""
-    return round_up_to_blocks(_header_bytes(page_token_bytes) + page_bytes)
-
-
-def _header_bytes(page_token_bytes: int) -> int:
-    return round_up_to_blocks(_FIELDS.size + page_token_bytes + _CHECKSUM_BYTES)
-
-
-def _checksum(known_header: bytes, page: memoryview) -> bytes:
-    checksum = xxh3_128(known_header)
-    checksum.update(page)
-    return checksum.digest()
+    return round_up_to_blocks(header_bytes(page_token_bytes) + page_bytes)

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.cache.tiers.file_index import IndexedFile
-from radixkv.runtime.cache.tiers.page_file import BLOCK_BYTES, round_up_to_blocks
+from radixkv.runtime.cache.tiers.page_file import round_up_to_blocks
 from radixkv.runtime.cache.tiers.page_keys import KEY_BYTES
+from radixkv.runtime.cache.tiers.page_value import BLOCK_BYTES
 
 _LOCK = "radixkv.lock"
 _SUBFOLDERS = frozenset(f"{byte:02x}" for byte in range(256))

@@ -7,13 +7,13 @@ from typing import NamedTuple, Protocol
 
 
 class FinishedTransfer(NamedTuple):
-    """The outcome of one ``load``, ``store``, ``remove`` or ``clear``."""
+    """The outcome of one ``look_up``, ``load``, ``store``, ``remove`` or ``clear``."""
 
     ticket: int
     """What the call returned."""
     n_pages: int
-    """Leading pages that a load has read correctly, or that are in the store after a ``store``; for ``remove`` and
-    ``clear``, pages that were removed."""
+    """Leading pages that a ``look_up`` has found, that a load has read correctly, or that are in the store after a
+    ``store``; for ``remove`` and ``clear``, pages that were removed."""
     seconds: float
     """Time from the start of the first page to the end of the last, without the time in the queue."""
 
@@ -27,12 +27,22 @@ class Removal(NamedTuple):
     """Pages that are removed."""
 
 
+class StoreHealth(NamedTuple):
+    """How well a store that several servers use can be reached."""
+
+    n_failures: int
+    """Lookups, loads, stores and removals that have failed or taken too long."""
+    is_away: bool
+    """Whether the last one has, so that the store is left alone for a while."""
+
+
 class PageStore(Protocol):
     """Keeps pages of KV by key, outside the process's memory.
 
     The value of a key is one page: K and V of all layers, contiguous, ``page_bytes`` long. ``page_keys`` makes the
     keys. A store compares the page's tokens and a checksum of all bytes, so that it gives the right page or none.
-    It may lose any page at any time. Its errors are misses and warnings in the log, never exceptions.
+    It may lose any page at any time, and other servers may use the same one. Its errors are misses and warnings in
+    the log, never exceptions.
 
     All methods belong to one thread; transfers run in the background, in any order, loads before stores. The caller
     leaves a transfer's buffers alone until the transfer has finished.
@@ -45,7 +55,7 @@ class PageStore(Protocol):
 
     @property
     def n_pages(self) -> int:
-        """Pages in the store, with those of other models."""
+        """Pages in the store, with those of other models; of a store that several servers use, those it knows."""
         ...
 
     @property
@@ -53,8 +63,21 @@ class PageStore(Protocol):
         """Bytes that these pages occupy."""
         ...
 
+    @property
+    def health(self) -> StoreHealth | None:
+        """How well the store can be reached; None if no other server uses it."""
+        ...
+
     def run(self, keys: Sequence[bytes]) -> int:
-        """Returns the number of leading keys that the store has. Reads nothing; O(that number)."""
+        """Returns the number of leading keys that the store is known to have. Reads nothing; O(that number)."""
+        ...
+
+    def look_up(self, keys: Sequence[bytes]) -> int | None:
+        """Starts to look for leading keys that other servers have stored; ``run`` knows what was found.
+
+        Returns:
+            A ticket. None if there is nothing to look for: no other server uses the store, or it is away.
+        """
         ...
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
@@ -76,7 +99,7 @@ class PageStore(Protocol):
         ...
 
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
-        """Removes all pages of a namespace, or a page and those that continue it.
+        """Removes all pages of a namespace, or a page and those that continue it, as far as ``run`` knows them.
 
         ``run`` finds none of them any more, and stores that have not finished are dropped, whatever their keys. A
         restart finds none of them once the ticket has finished. O(pages in the store).
@@ -89,7 +112,10 @@ class PageStore(Protocol):
         ...
 
     def clear(self) -> int:
-        """Removes all pages, also those of other models, as ``remove`` does; returns a ticket."""
+        """Removes all pages, also those of other models, as ``remove`` does; returns a ticket.
+
+        A store that several servers use keeps them, and only forgets that it has them.
+        """
         ...
 
     def take_removed(self) -> list[bytes]:
