@@ -1,5 +1,6 @@
 # `make demo` serves and measures the prefix cache. `make test` checks a change. `make test-clients` runs frameworks for
 # agents against a server. `make test-ui` opens the page /ui in Chromium and keeps pictures of it in .venv/ui.
+# `make test-stores` runs servers that share their cache, beside moto and Mooncake, which needs the library libibverbs1.
 # `make test-nightly` runs what takes too long for every change, an hour: see tests/property/README.md.
 
 SHELL := /bin/sh
@@ -9,6 +10,8 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -q
 CLIENTS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcard tests/clients/*.txt))
 # Those of frameworks take 1.8 GB, so only `make test-clients` makes them.
 FRAMEWORKS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcard tests/clients/frameworks/*.txt))
+# An environment for the tests of stores that servers share.
+STORES := $(VENV)/stores
 # An environment for the tests of the CUDA kernels in Triton's interpreter.
 NIGHTLY := $(VENV)/nightly
 KERNEL_TESTS := $(NIGHTLY)/bin/python -m pytest --noconftest --numprocesses 2 --dist loadfile \
@@ -19,7 +22,14 @@ SEED ?= $(shell date +%Y%m%d)
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
 
-.PHONY: demo test test-clients test-nightly test-ui lint types imports tests format clean
+# Makes the packages of VENV importable in another environment, after its own.
+define share_packages
+site=$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	echo "import site; site.addsitedir('$$site')" \
+	> "$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
+endef
+
+.PHONY: demo test test-clients test-nightly test-stores test-ui lint types imports tests format clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/radixkv bench --workload fewshot --num-shots 16 --compare-cache
@@ -38,13 +48,16 @@ imports: $(VENV)/.ready
 
 tests: $(VENV)/.ready $(CLIENTS)
 	$(VENV)/bin/pytest tests/gpu
-	$(VENV)/bin/pytest -m 'not nightly and not clients and not ui' --ignore tests/gpu --numprocesses 2 --dist loadfile
+	$(VENV)/bin/pytest -m 'not nightly and not clients and not ui and not stores' --ignore tests/gpu --numprocesses 2 --dist loadfile
 
 test-clients: $(VENV)/.ready $(FRAMEWORKS)
 	$(VENV)/bin/pytest tests/clients/frameworks
 
 test-ui: $(VENV)/.ready
 	$(VENV)/bin/pytest tests/ui --screenshots $(VENV)/ui
+
+test-stores: $(VENV)/.ready $(STORES)/.ready
+	$(STORES)/bin/python -m pytest tests/stores
 
 test-nightly: $(VENV)/.ready $(NIGHTLY)/.ready
 	$(VENV)/bin/pytest -m nightly --ignore tests/gpu --numprocesses 2 --dist load --hypothesis-seed $(SEED)
@@ -74,9 +87,14 @@ $(VENV)/clients/%/.ready: tests/clients/%.txt $(VENV)/.ready
 $(NIGHTLY)/.ready: pyproject.toml $(VENV)/.ready
 	$(VENV)/bin/python -m venv --without-pip $(@D)
 	$(PIP) --python $(@D)/bin/python install --no-compile 'numpy<2.4'
-	site=$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
-		echo "import site; site.addsitedir('$$site')" \
-		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
+	$(call share_packages,$(@D))
+	@touch $@
+
+# The packages of VENV, with the clients of the stores and a server that speaks S3.
+$(STORES)/.ready: tests/stores/requirements.txt $(VENV)/.ready
+	$(VENV)/bin/python -m venv --without-pip $(@D)
+	$(PIP) --python $(@D)/bin/python install --no-compile -r $<
+	$(call share_packages,$(@D))
 	@touch $@
 
 clean:

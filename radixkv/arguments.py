@@ -236,6 +236,7 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
                 host_memory_bytes=args.host_memory,
                 cache_dir=args.cache_dir,
                 cache_dir_bytes=args.cache_dir_size,
+                cache_url=args.cache_url,
                 write_policy=args.write_policy,
                 load_policy=args.load_policy,
                 eviction_policy=args.eviction_policy,
@@ -289,6 +290,7 @@ def engine_flags(config: EngineConfig) -> list[str]:
         ("--host-memory", cache.host_memory_bytes, defaults.cache.host_memory_bytes),
         ("--cache-dir", cache.cache_dir, defaults.cache.cache_dir),
         ("--cache-dir-size", cache.cache_dir_bytes, defaults.cache.cache_dir_bytes),
+        ("--cache-url", cache.cache_url, defaults.cache.cache_url),
         ("--write-policy", cache.write_policy, defaults.cache.write_policy),
         ("--load-policy", cache.load_policy, defaults.cache.load_policy),
         ("--eviction-policy", cache.eviction_policy, defaults.cache.eviction_policy),
@@ -376,6 +378,12 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
         type=byte_size,
         metavar="SIZE",
         help="maximum size of the files in --cache-dir (default: 64GiB)",
+    )
+    group.add_argument(
+        "--cache-url",
+        metavar="URL",
+        help="a store in which servers share KV, instead of --cache-dir: s3://BUCKET/PREFIX (needs radixkv[s3]) or "
+        "mooncake://HOST:PORT (needs radixkv[mooncake]); it holds the prompts' tokens (default: none)",
     )
     group.add_argument(
         *spellings("write_policy"),

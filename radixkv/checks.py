@@ -10,6 +10,9 @@ from radixkv.errors import ConfigError, shortened
 
 MIN_PRIORITY, MAX_PRIORITY = -(1 << 31), (1 << 31) - 1
 MAX_KEY_CHARACTERS = 1024
+_CACHE_URL = re.compile(
+    r"(s3://[A-Za-z0-9._-]+|mooncake://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5})(/[^?#@\s]*)?", re.ASCII
+)
 _API_KEY_PATTERN = re.compile(rf"[!-~]{{1,{MAX_KEY_CHARACTERS}}}")
 
 
@@ -78,3 +81,10 @@ def check_api_key(key: str | None) -> None:
         raise ConfigError(
             f"api_key must be 1 to {MAX_KEY_CHARACTERS} visible ASCII characters, without spaces; choose another"
         )
+
+
+def check_cache_url(url: object) -> None:
+    """Refuses what is no store that servers share. The error does not contain a password."""
+    if url is not None and not (isinstance(url, str) and _CACHE_URL.fullmatch(url)):
+        what = "has a user or password (S3: use AWS_*)" if "@" in str(url) else f"{shortened(url)} is no store"
+        raise ConfigError(f"cache_url {what}; use s3://BUCKET/PREFIX or mooncake://HOST:PORT")

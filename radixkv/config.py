@@ -15,6 +15,7 @@ from radixkv.checks import (
     check_at_least,
     check_at_most,
     check_bool,
+    check_cache_url,
     check_priority_range,
     check_seconds,
     check_text,
@@ -119,6 +120,9 @@ class CacheConfig:
     """A folder for the disk tier, which keeps what enters the host tier over restarts; None: no disk tier."""
     cache_dir_bytes: int | None = None
     """Maximum size of the files in ``cache_dir``. None: 64 GiB."""
+    cache_url: str | None = None
+    """A store that several servers share, instead of ``cache_dir``: ``s3://BUCKET/PREFIX`` or
+    ``mooncake://HOST:PORT``; None: no shared store."""
     write_policy: WritePolicy = "through"
     """Which pages the host tier gets: ``through``: all computed ones; ``selective``: those that a second request
     has used."""
@@ -165,11 +169,14 @@ class CacheConfig:
                     f"cache_dir_bytes {self.cache_dir_bytes} needs cache_dir: without a folder there is no disk "
                     "tier; set --cache-dir"
                 )
-        if self.cache_dir is not None and self.host_memory_bytes is None:
-            raise ConfigError(
-                f"cache_dir {shortened(self.cache_dir)} needs host_memory_bytes: pages go to disk and come back "
-                "through the host tier; set --host-memory"
-            )
+        check_cache_url(self.cache_url)
+        if self.cache_url is not None and self.cache_dir is not None:
+            places = f"cache_url {shortened(self.cache_url)} and cache_dir {shortened(self.cache_dir)}"
+            raise ConfigError(f"{places} are both for what is behind the host tier; give one of them")
+        for name, place in (("cache_dir", self.cache_dir), ("cache_url", self.cache_url)):
+            if place is not None and self.host_memory_bytes is None:
+                why = "pages go there and come back through the host tier; set --host-memory"
+                raise ConfigError(f"{name} {shortened(place)} needs host_memory_bytes: {why}")
         if self.write_policy not in ("through", "selective"):
             raise ConfigError(
                 f"write_policy {shortened(self.write_policy)} is unknown; use 'through' or 'selective'"

@@ -34,10 +34,10 @@ class HostStats(msgspec.Struct, frozen=True):
 
 
 class DiskStats(msgspec.Struct, frozen=True):
-    """Counters and gauges of the disk tier."""
+    """Counters and gauges of the disk tier, or of a store that servers share."""
 
     n_pages: int
-    """Pages in the folder, with those of other models."""
+    """Pages in the folder, with those of other models; of a shared store, those that it is known to have."""
     n_bytes: int
     """Bytes that they occupy."""
     prefix_hits_total: int
@@ -51,6 +51,19 @@ class DiskStats(msgspec.Struct, frozen=True):
     write_seconds: float
     fetch_seconds_per_token: float | None
     """Moving average; None before the first read."""
+    shared: SharedStoreStats | None = None
+    """None for a disk tier."""
+
+
+class SharedStoreStats(msgspec.Struct, frozen=True):
+    """Counters and gauges that only a store has which servers share."""
+
+    is_away: bool
+    """Whether the last lookup, read or write has failed or taken too long."""
+    failures_total: int
+    """Lookups, reads, writes and removals that have."""
+    lookups_total: int
+    look_up_seconds: float
 
 
 class TenantStats(msgspec.Struct, frozen=True):

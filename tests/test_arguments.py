@@ -124,7 +124,11 @@ engines = st.builds(
         cache_dir=st.sampled_from(["folder", "/folder with space"]),
         cache_dir_bytes=st.none() | positive,
     )
-    | st.builds(CacheConfig, host_memory_bytes=positive),
+    | st.builds(
+        CacheConfig,
+        host_memory_bytes=positive,
+        cache_url=st.sampled_from(["s3://bucket", "s3://bucket/a/b", "mooncake://[::1]:50051/x"]),
+    ),
     scheduler=st.builds(
         SchedulerConfig,
         max_num_seqs=st.none() | st.integers(1, 64),
@@ -159,7 +163,7 @@ def test_every_setting_has_a_flag():
         "tenants",
     }
     assert len(fields(ModelConfig)) == 11
-    assert len(fields(CacheConfig)) == 14
+    assert len(fields(CacheConfig)) == 15
     assert len(fields(SchedulerConfig)) == 8
     assert len(fields(ServerConfig)) == 20
 
@@ -228,6 +232,15 @@ def test_a_model_that_is_given_twice_is_refused(capsys, flag):
         (("--host-memory", "1GiB", "--hicache-write-policy", "write_back"), ["--hicache-write-policy", "through"]),
         (("--cache-dir", "/tmp/kv"), ["cache_dir '/tmp/kv'", "--host-memory"]),
         (("--host-memory", "1GiB", "--cache-dir", ""), ["cache_dir is empty"]),
+        (("--cache-url", "s3://kv"), ["cache_url 's3://kv'", "--host-memory"]),
+        (("--host-memory", "1GiB", "--cache-url", "s3://kv", "--cache-dir", "/tmp/kv"), ["'s3://kv'", "'/tmp/kv'"]),
+        (("--host-memory", "1GiB", "--cache-url", "redis://kv:1"), ["'redis://kv:1'", "mooncake://"]),
+        (("--host-memory", "1GiB", "--cache-url", "/tmp/kv"), ["'/tmp/kv'", "s3://BUCKET/PREFIX"]),
+        (("--host-memory", "1GiB", "--cache-url", "s3:///kv"), ["'s3:///kv'"]),
+        (("--host-memory", "1GiB", "--cache-url", "mooncake://host"), ["'mooncake://host'", "HOST:PORT"]),
+        (("--host-memory", "1GiB", "--cache-url", "mooncake://host:x"), ["cache_url", "HOST:PORT"]),
+        (("--host-memory", "1GiB", "--cache-url", "s3://kv?region=x"), ["'s3://kv?region=x'"]),
+        (("--host-memory", "1GiB", "--cache-url", "s3://key:secret@kv"), ["password", "AWS_*"]),
         (("--cache-dir-size", "1GiB"), ["cache_dir_bytes 1073741824", "--cache-dir"]),
         (("--host-memory", "1GiB", "--cache-dir-size", "64GiB"), ["cache_dir_bytes 68719476736", "--cache-dir"]),
         (("--host-memory", "1GiB", "--cache-dir", "/tmp/kv", "--cache-dir-size", "0"), ["cache_dir_bytes 0"]),

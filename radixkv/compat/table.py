@@ -111,8 +111,13 @@ REFUSED = (
         {ENGINE: 'disaggregation_mode="null"', BODIES: "bootstrap_host bootstrap_port bootstrap_room"},
     ),
     Refused(
-        "servers do not exchange KV",
-        {ENGINE: "kv_transfer_config", OPENAI: "kv_transfer_params ec_transfer_params"},
+        "servers do not send KV to each other",
+        {OPENAI: "kv_transfer_params ec_transfer_params"},
+    ),
+    Refused(
+        "servers share KV through a store",
+        {ENGINE: "kv_transfer_config"},
+        "use cache_url (--cache-url s3://BUCKET/PREFIX or mooncake://HOST:PORT)",
     ),
     Refused(
         "a size turns the host tier on",
@@ -126,9 +131,9 @@ REFUSED = (
         "use host_memory_bytes (--host-memory)",
     ),
     Refused(
-        "pages go to disk in one way, to files in a folder that you name",
+        "the place behind the host tier has a name, from which its kind follows",
         {ENGINE: "hicache_storage_backend"},
-        "use cache_dir (--cache-dir FOLDER)",
+        "use cache_dir (--cache-dir FOLDER), or cache_url (--cache-url URL) for a store that servers share",
     ),
     Refused("pages are copied in one way", {ENGINE: 'kv_offloading_backend="native"'}),
     Refused(

@@ -52,6 +52,7 @@ from radixkv.llm.prompts import Message, Prompt, as_conversation_list, as_prompt
 from radixkv.runtime.device.factory import look_at_machine, resolve_config
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import open_loop
+from radixkv.runtime.tiers import check_shared_store
 from radixkv.sampling import BeamSearchParams, SamplingParams
 from radixkv.stats import Stats
 from radixkv.terminal_progress import Progress, shown_download
@@ -89,6 +90,8 @@ class LLM:
         host_memory_bytes: size of the host tier, host memory that keeps copies of pages; None: no host tier.
         cache_dir: folder of the disk tier, which keeps pages, and their tokens, over restarts; None: no disk tier.
         cache_dir_bytes: maximum size of the files there; None: 64 GiB.
+        cache_url: a store that several engines share, instead of ``cache_dir``: ``s3://BUCKET/PREFIX`` or
+            ``mooncake://HOST:PORT``; None: no shared store.
         write_policy: the host tier gets ``through`` all computed pages, ``selective`` those used a second time.
         load_policy: pages of the host tier are loaded ``always``, ``never`` or, by ``auto``, if that is faster.
         eviction_policy: ``lru``, ``lfuda`` (fewest uses first, aging) or ``adaptive`` (fewest expected hits).
@@ -132,6 +135,7 @@ class LLM:
         host_memory_bytes: int | None = None,
         cache_dir: str | Path | None = None,
         cache_dir_bytes: int | None = None,
+        cache_url: str | None = None,
         write_policy: WritePolicy = "through",
         load_policy: LoadPolicy = "auto",
         eviction_policy: EvictionPolicyName = "lru",
@@ -166,6 +170,7 @@ class LLM:
                 host_memory_bytes,
                 None if cache_dir is None else str(cache_dir),
                 cache_dir_bytes,
+                cache_url,
                 write_policy_name(write_policy),
                 load_policy,
                 eviction_policy,
@@ -185,6 +190,7 @@ class LLM:
         template = ChatTemplate.load(folder, None if chat_template is None else Path(chat_template))
         loaded_tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
         if load_format == "auto" and not checkpoint.has_weights:
+            check_shared_store(cache_url)
             with shown_download(model, show_download) as show:
                 checkpoint = resolve(model, revision, show_download=show)  # the weights, so only after all checks
         self._default_sampling = default_sampling_params(checkpoint.default_sampling)

@@ -20,7 +20,7 @@ from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.forecast import StepForecast
 from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
 from radixkv.runtime.structured.vocabulary import read_vocabulary
-from radixkv.runtime.tiers import open_tiers
+from radixkv.runtime.tiers import open_objects, open_tiers
 from radixkv.tree.eviction import open_eviction_policy
 
 logger = logging.getLogger(__name__)
@@ -73,6 +73,10 @@ def open_loop(
             with suppress(UnsupportedFeature):  # each request with structured outputs is told why
                 warm = open_grammars()  # beside the model
                 on_failure.callback(warm.close)
+        objects = None
+        if resolved.cache_url is not None:
+            objects = open_objects(resolved.cache_url)  # before the model, which takes longer
+            on_failure.callback(objects.close)
         executor = open_executor(resolved, checkpoint, times)
         on_failure.callback(executor.close)
         cache = TimedPageCache(
@@ -85,7 +89,7 @@ def open_loop(
         )
         transfers = None
         if resolved.host_memory_bytes is not None:
-            transfers = open_tiers(resolved, checkpoint, executor, cache, resolved.host_memory_bytes)
+            transfers = open_tiers(resolved, checkpoint, executor, cache, resolved.host_memory_bytes, objects)
             on_failure.callback(transfers.close, timeout_s=0.0)
             times.end("tiers")
         forecast = StepForecast()

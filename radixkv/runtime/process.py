@@ -113,10 +113,12 @@ def _read_start() -> Start:
 def _preflight(start: Start) -> None:
     from radixkv.checkpoints import resolve
     from radixkv.runtime.device.factory import look_at_machine, resolve_config
+    from radixkv.runtime.tiers import check_shared_store
 
     logging.disable()  # the serving process logs the same again
     machine = look_at_machine(start.engine.model.device)
     resolve_config(start.engine, resolve(start.folder, load_format="dummy"), machine)
+    check_shared_store(start.engine.cache.cache_url)
     with _publisher(start):
         pass  # the endpoints are free
 

@@ -13,7 +13,7 @@ from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.scheduler.fair_queue import FairQueue
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.stats import DiskStats, HostStats, Stats, TenantStats
+from radixkv.stats import DiskStats, HostStats, SharedStoreStats, Stats, TenantStats
 from radixkv.tenants import OPERATOR
 
 
@@ -116,14 +116,24 @@ def _host_stats(scheduler: Scheduler, transfers: Transfers, steps: StepCounters,
 
 
 def _disk_stats(disk: DiskTier, steps: StepCounters) -> DiskStats:
+    counters, health = disk.counters, disk.store.health
+    shared = None
+    if health is not None:
+        shared = SharedStoreStats(
+            is_away=health.is_away,
+            failures_total=health.n_failures,
+            lookups_total=counters.n_lookups,
+            look_up_seconds=counters.look_up_seconds,
+        )
     return DiskStats(
         n_pages=disk.store.n_pages,
         n_bytes=disk.store.n_bytes,
         prefix_hits_total=steps.prefix_hits_fetched,
-        pages_fetched_total=disk.counters.n_pages_fetched,
-        pages_written_total=disk.counters.n_pages_written,
-        pages_lost_total=disk.counters.n_pages_lost,
-        fetch_seconds=disk.counters.fetch_seconds,
-        write_seconds=disk.counters.write_seconds,
+        pages_fetched_total=counters.n_pages_fetched,
+        pages_written_total=counters.n_pages_written,
+        pages_lost_total=counters.n_pages_lost,
+        fetch_seconds=counters.fetch_seconds,
+        write_seconds=counters.write_seconds,
         fetch_seconds_per_token=disk.cost.fetch_s_per_token,
+        shared=shared,
     )

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.checkpoints.fingerprint import fingerprint
+from radixkv.errors import ConfigError, shortened
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.load_cost import LoadCost
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier
 from radixkv.runtime.cache.tiers.file_store import FileStore
+from radixkv.runtime.cache.tiers.object_store import ObjectStore
 from radixkv.runtime.cache.tiers.page_keys import KVIdentity, root_key
+from radixkv.runtime.cache.tiers.page_store import PageStore
+from radixkv.runtime.cache.tiers.shared_store import SharedStore
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.step.executor import Executor
@@ -24,10 +29,58 @@ _MEASURED_TOKENS = 512
 """Tokens of the steps that measure how fast the device computes prompts."""
 
 
+def open_objects(url: str) -> ObjectStore:
+    """Opens the objects of a store that servers share.
+
+    Args:
+        url: the setting ``cache_url``.
+
+    Raises:
+        ConfigError: its package is missing, or the store cannot be used.
+    """
+    if url.startswith("s3:"):
+        _require("obstore", "s3", url)
+        from radixkv.runtime.cache.tiers.s3_objects import S3Objects
+
+        return S3Objects(url)
+    _require("mooncake", "mooncake", url)
+    from radixkv.runtime.cache.tiers.mooncake_objects import MooncakeObjects
+
+    return MooncakeObjects(url)
+
+
+def check_shared_store(url: str | None) -> None:
+    """Opens the objects of a store that servers share, if there is to be one, and closes them.
+
+    Raises:
+        ConfigError: as ``open_objects``.
+    """
+    if url is not None:
+        open_objects(url).close()
+
+
+def _require(package: str, extra: str, url: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"cache_url {shortened(url)} needs {package}; install radixkv[{extra}]")
+
+
 def open_tiers(
-    resolved: ResolvedConfig, checkpoint: Checkpoint, executor: Executor, cache: PageCache, host_memory_bytes: int
+    resolved: ResolvedConfig,
+    checkpoint: Checkpoint,
+    executor: Executor,
+    cache: PageCache,
+    host_memory_bytes: int,
+    objects: ObjectStore | None = None,
 ) -> Transfers:
-    """Opens the host tier, and the disk tier if there is to be one. Leaves nothing open if that fails.
+    """Opens the host tier, and the disk tier or shared store if there is to be one; nothing if that fails.
+
+    Args:
+        resolved: the settings.
+        checkpoint: the model.
+        executor: the device, with its pool.
+        cache: the page cache of the pool.
+        host_memory_bytes: size of the host tier.
+        objects: those of the shared store, which closes them; None: no shared store.
 
     Raises:
         ConfigError: a tier does not fit the machine, or the folder cannot be used.
@@ -38,16 +91,11 @@ def open_tiers(
         copier = executor.open_copier(host_memory_bytes)
         on_failure.callback(copier.close)
         disk = None
-        if resolved.cache_dir is not None:
+        if objects is not None or resolved.cache_dir is not None:
             max_tokens = min(resolved.max_num_batched_tokens, resolved.max_model_len)
             _measure_compute(executor, resolved.page_size, max_tokens, cost)
             root = root_key(_kv_identity(resolved, checkpoint, executor))
-            store = FileStore(
-                Path(resolved.cache_dir),
-                page_bytes=copier.page_bytes,
-                page_token_bytes=resolved.page_size * TOKEN_BYTES,
-                max_bytes=resolved.cache_dir_bytes,
-            )
+            store = _open_store(resolved, copier.page_bytes, objects)
             on_failure.callback(store.close, timeout_s=0.0)
             disk = DiskTier(host, store, root, copier.buffer, cost)
         transfers = Transfers(
@@ -61,6 +109,20 @@ def open_tiers(
         )
         on_failure.pop_all()
     return transfers
+
+
+def _open_store(resolved: ResolvedConfig, page_bytes: int, objects: ObjectStore | None) -> PageStore:
+    page_token_bytes = resolved.page_size * TOKEN_BYTES
+    if objects is not None:
+        name = f"the shared store {resolved.cache_url}"
+        return SharedStore(objects, name, page_bytes=page_bytes, page_token_bytes=page_token_bytes)
+    assert resolved.cache_dir is not None
+    return FileStore(
+        Path(resolved.cache_dir),
+        page_bytes=page_bytes,
+        page_token_bytes=page_token_bytes,
+        max_bytes=resolved.cache_dir_bytes,
+    )
 
 
 def _measure_compute(executor: Executor, page_size: int, max_tokens: int, cost: LoadCost) -> None:

@@ -57,7 +57,7 @@ def test_a_prompt_is_cached_after_a_restart(start: Start, folder: Path, flags: t
         explained = server.http.post("/cache/explain", json={"prompt": PROMPTS[0]}).json()
         assert explained["storage"] == {"tokens": explained["storage"]["tokens"], "is_fetched": True}
         assert explained["cached_tokens"] == 0
-        assert "the disk tier has" in explained["text"]
+        assert "the store behind the host tier has" in explained["text"]
         again, n_cached = ask(server, PROMPTS[0])
         assert again == answer
         assert n_cached == explained["storage"]["tokens"] > 64

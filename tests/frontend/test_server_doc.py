@@ -32,7 +32,7 @@ from radixkv.sampling import (
 )
 from support.paths import ROOT
 from support.running_site import make_app
-from support.scripted_runtime import DISK, HOST, TENANTS, Site
+from support.scripted_runtime import DISK, HOST, SHARED_STORE, TENANTS, Site
 
 TEXT = (ROOT / "docs" / "server.md").read_text()
 
@@ -114,9 +114,11 @@ def _below(kind: type[RequestError]) -> list[type[RequestError]]:
 
 def test_every_metric_is_documented(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site.loop, "host", HOST)
-    monkeypatch.setattr(site.loop, "disk", DISK)
     monkeypatch.setattr(site.loop, "tenants", TENANTS)
-    types = re.findall(r"^# TYPE radixkv:(\w+) (\w+)$", site.http.get("/metrics").text, re.M)
+    types = []
+    for behind_the_host_tier in (DISK, SHARED_STORE):
+        monkeypatch.setattr(site.loop, "disk", behind_the_host_tier)
+        types += re.findall(r"^# TYPE radixkv:(\w+) (\w+)$", site.http.get("/metrics").text, re.M)
     shown = {name for name, _ in types if not name.endswith("_created")}
     assert names(section("Metrics")) - {"sglang"} == shown
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from radixkv import LLM, SamplingParams
+from radixkv.errors import ConfigError
 from radixkv.runtime import open_loop, tiers
 from radixkv.runtime.cache.tiers import file_store
 
@@ -24,6 +25,18 @@ def test_a_disk_tier_with_pages_of_any_size(tmp_path: Path, page_size: int, max_
     (output,) = llm.generate(["hello"], SamplingParams(max_tokens=3, ignore_eos=True))
     assert len(output.outputs[0].token_ids) == 3
     llm.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("url", "package", "extra"),
+    [("s3://kv/x", "obstore", "s3"), ("mooncake://127.0.0.1:50051", "mooncake", "mooncake")],
+)
+def test_a_shared_store_whose_package_is_missing(
+    monkeypatch: pytest.MonkeyPatch, url: str, package: str, extra: str
+) -> None:
+    monkeypatch.setattr(tiers.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=rf"cache_url '{url}' needs {package}; install radixkv\[{extra}\]"):
+        LLM(host_memory_bytes=1 << 20, cache_url=url, max_total_tokens=640)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -37,7 +38,7 @@ from radixkv.cache_messages import (
     TreeNode,
 )
 from radixkv.frontend.client import RuntimeClient
-from radixkv.stats import DiskStats, HostStats, Stats, TenantStats
+from radixkv.stats import DiskStats, HostStats, SharedStoreStats, Stats, TenantStats
 from radixkv.wire import (
     WIRE_VERSION,
     Cancel,
@@ -87,6 +88,10 @@ DISK = DiskStats(
 """Counters of a disk tier."""
 TENANTS = {"search": TenantStats(2, 1, 500, 20), "batch": TenantStats(1, 6, 250)}
 """Counters of tenants, of which the second has no share of pages."""
+SHARED_STORE = msgspec.structs.replace(
+    DISK, shared=SharedStoreStats(is_away=True, failures_total=3, lookups_total=11, look_up_seconds=0.125)
+)
+"""Counters of a store that servers share."""
 EOS = 256
 VOCAB_SIZE = 300
 MAX_MODEL_LEN = 512

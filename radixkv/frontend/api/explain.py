@@ -96,7 +96,7 @@ def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) 
         )
     if explained.n_on_disk:
         then = "fetches and loads" if explained.is_fetched else "computes"
-        how_much += f"; the disk tier has {explained.n_on_disk} more, which a request {then}"
+        how_much += f"; the store behind the host tier has {explained.n_on_disk} more, which a request {then}"
     if explained.n_pinned:
         how_much += f"; the first {explained.n_pinned} are pinned for {explained.pin_seconds_left:.0f} s more"
     if explained.is_demoted:

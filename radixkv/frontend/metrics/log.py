@@ -165,4 +165,7 @@ def _disk_tier(stats_delta: StatsDelta) -> str:
         return ""
     n_fetched = after.pages_fetched_total - before.pages_fetched_total
     n_written = after.pages_written_total - before.pages_written_total
-    return f"disk tier {after.n_bytes / 2**30:.1f} GiB, {n_fetched} pages fetched and {n_written} written, "
+    copied = f"{n_fetched} pages fetched and {n_written} written, "
+    if after.shared is not None:
+        return f"shared store {'away' if after.shared.is_away else 'in use'}, {copied}"
+    return f"disk tier {after.n_bytes / 2**30:.1f} GiB, {copied}"

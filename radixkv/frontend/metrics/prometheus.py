@@ -20,7 +20,7 @@ from radixkv.frontend.kept_answers import KeptAnswers
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.frontend.misses import MissCounts
-from radixkv.stats import DiskStats, HostStats, Stats, TenantStats
+from radixkv.stats import DiskStats, HostStats, SharedStoreStats, Stats, TenantStats
 
 PREFIX = "radixkv:"
 FINISH_REASONS = ("stop", "tool_calls", "length", "abort", "error")
@@ -266,6 +266,9 @@ def _host_families(host: HostStats) -> Iterator[Metric]:
 
 
 def _disk_families(disk: DiskStats) -> Iterator[Metric]:
+    if disk.shared is not None:
+        yield from _shared_store_families(disk, disk.shared)
+        return
     gauges: dict[str, tuple[float, str]] = {
         "disk_pages": (disk.n_pages, "Pages in the cache folder, with those of other models."),
         "disk_bytes": (disk.n_bytes, "Bytes that these pages occupy."),
@@ -306,6 +309,34 @@ def _tenant_families(tenants: Mapping[str, TenantStats]) -> Iterator[Metric]:
         if one.n_pages is not None:
             pages.add_metric([name], one.n_pages)
     yield from (running, waiting, pages, computed)
+
+
+def _shared_store_families(disk: DiskStats, shared: SharedStoreStats) -> Iterator[Metric]:
+    gauges: dict[str, tuple[float, str]] = {
+        "store_is_away": (shared.is_away, "1 while the shared store fails or is slow; prompts are computed then."),
+        "store_pages": (disk.n_pages, "Pages that the shared store is known to have."),
+        "store_bytes": (disk.n_bytes, "Bytes of these pages."),
+    }
+    if disk.fetch_seconds_per_token is not None:
+        gauges["fetch_seconds_per_token"] = (disk.fetch_seconds_per_token, "Fetching a token from the store.")
+    counters = {
+        "store_prefix_cache_hits": (
+            disk.prefix_hits_total,
+            "Part of host_prefix_cache_hits: came from the shared store.",
+        ),
+        "store_pages_fetched": (disk.pages_fetched_total, "Pages copied from the shared store to the host tier."),
+        "store_pages_written": (disk.pages_written_total, "Pages copied from the host tier to the shared store."),
+        "store_pages_missed": (
+            disk.pages_lost_total,
+            "Pages that the shared store had, but that could not be read, and were computed.",
+        ),
+        "store_fetch_seconds": (disk.fetch_seconds, "Time of the copies from the shared store."),
+        "store_write_seconds": (disk.write_seconds, "Time of the copies to the shared store."),
+        "store_lookups": (shared.lookups_total, "Prompts for which the shared store was asked."),
+        "store_lookup_seconds": (shared.look_up_seconds, "Time of these lookups; each prompt waits for its own."),
+        "store_failures": (shared.failures_total, "Calls of the shared store that failed or took too long."),
+    }
+    yield from _numbers(gauges, counters)
 
 
 def _numbers(gauges: _Values, counters: _Values) -> Iterator[Metric]:

@@ -54,6 +54,8 @@ class ResolvedConfig:
     """Folder of the disk tier; None: no disk tier."""
     cache_dir_bytes: int
     """Maximum size of the files in ``cache_dir``."""
+    cache_url: str | None
+    """The store that several servers share; None: no shared store."""
     write_policy: WritePolicy
     load_policy: LoadPolicy
     eviction_policy: EvictionPolicyName
@@ -117,6 +119,7 @@ def with_defaults(
         host_memory_bytes=cache.host_memory_bytes,
         cache_dir=cache.cache_dir,
         cache_dir_bytes=_CACHE_DIR_BYTES if cache.cache_dir_bytes is None else cache.cache_dir_bytes,
+        cache_url=cache.cache_url,
         write_policy=cache.write_policy,
         load_policy=cache.load_policy,
         eviction_policy=cache.eviction_policy,

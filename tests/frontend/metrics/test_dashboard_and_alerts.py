@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.paths import ROOT
 from support.promql import parse, unknown_names
-from support.scripted_runtime import DISK, HOST, TENANTS, Site
+from support.scripted_runtime import DISK, HOST, SHARED_STORE, TENANTS, Site
 
 DASHBOARD = json.loads((ROOT / "deploy/grafana/radixkv.json").read_text())
 RULES = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())
@@ -26,14 +26,16 @@ Series = dict[str, list[dict[str, str]]]
 
 @pytest.fixture
 def series(site: Site, monkeypatch: pytest.MonkeyPatch) -> Series:
-    """Returns the labels of every series of a server with all tiers and with tenants, by metric."""
+    """Returns the labels of every series of servers with tenants, all tiers or a shared store, by metric."""
     monkeypatch.setattr(site.loop, "host", HOST)
-    monkeypatch.setattr(site.loop, "disk", DISK)
     monkeypatch.setattr(site.loop, "tenants", TENANTS)
     series: Series = defaultdict(list, {"up": [SCRAPED]})
-    for family in text_string_to_metric_families(site.http.get("/metrics").text):
-        for sample in family.samples:
-            series[sample.name].append(sample.labels | SCRAPED)
+    for behind_the_host_tier in (SHARED_STORE, DISK):
+        monkeypatch.setattr(site.loop, "disk", behind_the_host_tier)
+        for family in text_string_to_metric_families(site.http.get("/metrics").text):
+            for sample in family.samples:
+                if (labels := sample.labels | SCRAPED) not in series[sample.name]:
+                    series[sample.name].append(labels)
     return dict(series)
 
 

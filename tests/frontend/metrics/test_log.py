@@ -15,7 +15,7 @@ from radixkv.frontend.metrics.log import StatsLog
 from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.stats import Stats
 from radixkv.wire import GetStats
-from support.scripted_runtime import DISK, HOST, ScriptedLoop
+from support.scripted_runtime import DISK, HOST, SHARED_STORE, ScriptedLoop
 
 
 def counters(**changes: Any) -> Stats:
@@ -130,6 +130,9 @@ def test_a_line_says_what_the_disk_tier_did() -> None:
     )
     (line,), _ = lines([counters(host=HOST, disk=DISK), counters(steps_total=10, host=HOST, disk=later)])
     assert "disk tier 1.5 GiB, 7 pages fetched and 9 written" in line
+    stats = [counters(host=HOST, disk=SHARED_STORE), counters(steps_total=10, host=HOST, disk=SHARED_STORE)]
+    (line,), _ = lines(stats)
+    assert "shared store away, 0 pages fetched and 0 written" in line
     (line,), _ = lines([counters(host=HOST), counters(steps_total=10, host=HOST)])
     assert "disk tier" not in line
 

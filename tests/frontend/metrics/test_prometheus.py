@@ -7,7 +7,7 @@ from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.misses import MissCounts
 from radixkv.stats import DiskStats, HostStats, Stats
 from radixkv.wire import CacheMiss, Done, GetStats
-from support.scripted_runtime import DISK, HOST, TENANTS, ScriptedLoop
+from support.scripted_runtime import DISK, HOST, SHARED_STORE, TENANTS, ScriptedLoop
 
 
 def samples(
@@ -141,6 +141,28 @@ def test_tenants_add_their_own() -> None:
         'radixkv:tenant_computed_tokens_total{tenant="batch"} 250.0',
     }
     assert b"tenant" not in Metrics().render(msgspec.structs.replace(stats, tenants={}))
+
+
+def test_a_shared_store_adds_its_own() -> None:
+    values = samples(Metrics(), HOST, SHARED_STORE)
+    expected = {
+        "store_is_away": 1,
+        "store_pages": 70,
+        "store_bytes": 77000,
+        "fetch_seconds_per_token": 0.002,
+        "store_prefix_cache_hits_total": 20,
+        "store_pages_fetched_total": 5,
+        "store_pages_written_total": 8,
+        "store_pages_missed_total": 2,
+        "store_fetch_seconds_total": 0.25,
+        "store_write_seconds_total": 1.25,
+        "store_lookups_total": 11,
+        "store_lookup_seconds_total": 0.125,
+        "store_failures_total": 3,
+    }
+    assert {name: values[name, ""] for name, _ in values.keys() - samples(Metrics(), HOST).keys()} == {
+        f"radixkv:{name}": value for name, value in expected.items()
+    }
 
 
 def test_rates_are_missing_until_they_are_measured() -> None:

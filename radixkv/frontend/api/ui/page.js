@@ -162,7 +162,7 @@ function showTiles({ load, totals, tiers }) {
     ["Pool cached", percent(device.evictable, device.capacity), device.pinned ? `${number.format(device.pinned)} pages pinned` : `${number.format(totals.pages_evicted)} pages evicted`],
   ];
   if (host) tiles.push(["Host tier filled", percent(host.capacity - host.free, host.capacity), `${number.format(host.capacity)} pages`]);
-  if (storage) tiles.push(["Disk tier", `${number.format(storage.pages)}`, `pages, ${(storage.bytes / 2 ** 30).toFixed(1)} GiB`]);
+  if (storage) tiles.push(["Storage tier", `${number.format(storage.pages)}`, `pages, ${(storage.bytes / 2 ** 30).toFixed(1)} GiB`]);
   at("tiles").replaceChildren(...tiles.map(([name, value, note]) =>
     make("div", { className: "tile" }, make("dt", {}, name), make("dd", {}, value), make("dd", { className: "note" }, note))));
 }
@@ -370,7 +370,7 @@ function showCharts() {
     ["Requests", [["running", "s1", (p) => p.load.running], ["waiting", "s2", (p) => p.load.waiting]], 0, false],
   ];
   if (latest.tiers.host) charts.splice(1, 0, ["Host tier, pages", [["filled", "s1", (p) => (p.tiers.host?.capacity ?? 0) - (p.tiers.host?.free ?? 0)]], latest.tiers.host.capacity, true]);
-  if (latest.tiers.storage) charts.splice(2, 0, ["Disk tier, pages", [["filled", "s1", (p) => p.tiers.storage?.pages ?? 0]], 0, true]);
+  if (latest.tiers.storage) charts.splice(2, 0, ["Storage tier, pages", [["filled", "s1", (p) => p.tiers.storage?.pages ?? 0]], 0, true]);
   at("charts").replaceChildren(...charts.map(([title, series, top, stacked]) => chart(title, series, top, stacked)));
 }
 

@@ -1,0 +1,313 @@
+"""Stores of two servers over the same objects against a dict; lookups, failures, hanging calls and damage."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from radixkv.runtime.cache.tiers import shared_store as shared_store_module
+from radixkv.runtime.cache.tiers.shared_store import N_NAMES, SharedStore
+from support.fake_objects import PAGE_BYTES, FakeObjects, shared_store
+from support.page_files import (
+    PAGE_TOKEN_BYTES,
+    START,
+    TIMEOUT_S,
+    buffers,
+    keys_of,
+    load_run,
+    page_of,
+    store_run,
+    tokens_of,
+    wait,
+)
+
+RUNS = st.lists(st.integers(0, 2), min_size=1, max_size=5)
+SERVERS = st.integers(0, 1)
+
+
+def look_up(store: SharedStore, pages: Sequence[int]) -> int:
+    """Looks a run of pages up; returns how many of them were found."""
+    ticket = store.look_up(keys_of(pages))
+    assert ticket is not None
+    return wait(store, ticket).n_pages
+
+
+class SharedMachine(RuleBasedStateMachine):
+    """Two stores over the same objects beside a dict. A store may know less, but what it gives is right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.objects: dict[str, bytes] = {}
+        self.networks = [FakeObjects(self.objects), FakeObjects(self.objects)]
+        self.stores = [
+            SharedStore(each, "the store", page_bytes=PAGE_BYTES, page_token_bytes=PAGE_TOKEN_BYTES)
+            for each in self.networks
+        ]
+        self.believed: list[set[bytes]] = [set(), set()]
+        """Keys that each store has by what it has reported."""
+        for store in self.stores:
+            assert store.take_removed() == []
+
+    def has(self, key: bytes) -> bool:
+        return key[:32].hex() in self.objects
+
+    def n_there(self, run: Sequence[int]) -> int:
+        return next((n for n, key in enumerate(keys_of(run)) if not self.has(key)), len(run))
+
+    @rule(server=SERVERS, run=RUNS)
+    def store(self, server: int, run: Sequence[int]) -> None:
+        n_stored = store_run(self.stores[server], run)
+        assert self.stores[server].run(keys_of(run)) == n_stored
+        if not self.networks[server].fails:
+            assert n_stored == len(run)
+        self.believed[server] |= set(keys_of(run)[:n_stored])
+
+    @rule(server=SERVERS, run=RUNS)
+    def look_up(self, server: int, run: Sequence[int]) -> None:
+        n_found = look_up(self.stores[server], run)
+        keys = keys_of(run)
+        if self.networks[server].fails:
+            assert n_found == 0
+            return
+        assert n_found == 0 or self.has(keys[n_found - 1])
+        assert n_found == len(run) or not self.has(keys[n_found])
+        assert self.stores[server].run(keys) >= n_found
+        self.believed[server] |= set(keys[: self.stores[server].run(keys)])
+
+    @rule(server=SERVERS, run=RUNS)
+    def load(self, server: int, run: Sequence[int]) -> None:
+        loaded = load_run(self.stores[server], run)
+        assert loaded == [page_of(key, PAGE_BYTES) for key in keys_of(run)[: len(loaded)]]
+        if not self.networks[server].fails:
+            assert len(loaded) == self.n_there(run)
+            self.believed[server] |= {key for key in keys_of(run) if self.stores[server].run((key,))}
+
+    @rule(server=SERVERS, run=RUNS, with_leading=st.booleans())
+    def remove_pages(self, server: int, run: Sequence[int], with_leading: bool) -> None:
+        *leading, key = keys_of(run)
+        store = self.stores[server]
+        is_known = store.run((key,))
+        removal = store.remove(key, leading if with_leading else ())
+        finished = wait(store, removal.ticket)
+        assert not store.run((key,))
+        if not self.networks[server].fails:
+            assert finished.n_pages == removal.n_pages
+            assert not (is_known and self.has(key))
+
+    @rule(server=SERVERS)
+    def clear(self, server: int) -> None:
+        before = dict(self.objects)
+        wait(self.stores[server], self.stores[server].clear())
+        assert self.stores[server].n_pages == 0
+        assert self.objects == before
+
+    @rule(run=RUNS)
+    def lose(self, run: Sequence[int]) -> None:
+        self.objects.pop(keys_of(run)[-1][:32].hex(), None)
+
+    @rule(run=RUNS, at=st.integers(-600, 600), is_cut=st.booleans())
+    def damage(self, run: Sequence[int], at: int, is_cut: bool) -> None:
+        name = keys_of(run)[-1][:32].hex()
+        if name not in self.objects or any(network.fails for network in self.networks):
+            return
+        value = bytearray(self.objects[name])
+        at %= len(value)
+        if is_cut:
+            del value[at:]
+        else:
+            value[at] ^= 1
+        self.objects[name] = bytes(value)
+        assert len(load_run(self.stores[0], run)) < len(run)
+        if self.n_there(run[:-1]) == len(run) - 1:
+            assert name not in self.objects
+        self.objects.pop(name, None)
+
+    @rule(server=SERVERS, fails=st.booleans())
+    def fail(self, server: int, fails: bool) -> None:
+        self.networks[server].fails = fails
+
+    @invariant()
+    def what_leaves_a_store_is_reported(self) -> None:
+        for store, believed in zip(self.stores, self.believed, strict=True):
+            for key in store.take_removed():
+                if not store.run((key,)):
+                    believed.discard(key)
+            assert all(store.run((key,)) for key in believed)
+            assert store.n_bytes == PAGE_BYTES * store.n_pages
+
+    def teardown(self) -> None:
+        for store in self.stores:
+            store.close(TIMEOUT_S)
+
+
+def test_two_stores_over_the_same_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_store_module, "PAUSE_S", 0.0)
+    run = SharedMachine.TestCase
+    run.settings = settings(max_examples=40, stateful_step_count=25)
+    run().runTest()
+
+
+@settings(max_examples=60)
+@given(n_pages=st.integers(1, 700), share=st.floats(0, 1))
+def test_a_lookup_finds_the_end_of_a_prefix_with_few_questions(n_pages: int, share: float) -> None:
+    run = list(range(n_pages))
+    n_there = round(share * n_pages)
+    objects = FakeObjects({key[:32].hex(): b"" for key in keys_of(run)[:n_there]})
+    with shared_store(objects) as store:
+        assert look_up(store, run) == n_there == store.run(keys_of(run))
+    assert len(objects.questions) <= (1 if n_there in (0, n_pages) else 4)
+    assert max(map(len, objects.questions)) <= N_NAMES
+
+
+def test_a_store_that_fails_is_left_alone_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    objects = FakeObjects()
+    with shared_store(objects) as store:
+        assert store_run(store, [1, 2]) == 2
+        assert (store.health.n_failures, store.health.is_away) == (0, False)
+        objects.fails = True
+        assert load_run(store, [1, 2]) == []
+        n_calls = objects.n_calls
+        assert (store.health.n_failures, store.health.is_away) == (1, True)
+        assert store.run(keys_of([1, 2])) == store.n_pages == 0
+        assert store.look_up(keys_of([1, 2])) is None
+        assert load_run(store, [1, 2]) == []
+        assert store_run(store, [3]) == 0
+        assert objects.n_calls == n_calls
+        monkeypatch.setattr(store, "_resumes", 0.0)
+        assert look_up(store, [1, 2]) == 0
+        assert (store.health.n_failures, store.health.is_away) == (2, True)
+        objects.fails = False
+        monkeypatch.setattr(store, "_resumes", 0.0)
+        assert look_up(store, [1, 2]) == 2
+        assert (store.health.n_failures, store.health.is_away) == (2, False)
+        assert len(load_run(store, [1, 2])) == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "the shared store is away, so prompts are computed; it is tried again every 10 s: the network is down",
+        "the shared store is back",
+    ]
+
+
+@pytest.mark.parametrize("call", ["look_up", "load", "store"])
+def test_a_call_that_hangs_ends_in_time(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    for name in ("LOOK_UP_TIMEOUT_S", "LOAD_TIMEOUT_S", "STORE_TIMEOUT_S"):
+        monkeypatch.setattr(shared_store_module, name, 0.05)
+    objects = FakeObjects()
+    with shared_store(objects) as store:
+        store_run(store, [1, 2])
+        objects.is_open.clear()
+        slots = buffers(2, PAGE_BYTES)
+        started = time.monotonic()
+        if call == "look_up":
+            ticket = store.look_up(keys_of([1, 2]))
+            assert ticket is not None
+        else:
+            run = [1, 2] if call == "load" else [3, 4]
+            ticket = getattr(store, call)(keys_of(run), tokens_of(run), slots)
+        assert wait(store, ticket).n_pages == 0
+        assert time.monotonic() - started < 5
+        assert store.health.is_away
+        objects.is_open.set()
+        time.sleep(0.02)
+        assert not any(map(any, slots))  # nobody has written to a buffer since
+
+
+def test_pages_that_arrived_before_a_failure_count() -> None:
+    objects = FakeObjects()
+    with shared_store(objects) as store:
+        store_run(store, [1, 2, 3])
+        objects.objects.pop(keys_of([1, 2, 3])[-1][:32].hex())
+        assert len(load_run(store, [1, 2, 3])) == 2
+        assert store.run(keys_of([1, 2, 3])) == 2
+        assert not store.health.is_away
+        assert store_run(store, [1, 2, 3]) == 3
+
+
+def test_a_full_store_is_not_away(caplog: pytest.LogCaptureFixture) -> None:
+    objects = FakeObjects()
+    with shared_store(objects) as store:
+        store_run(store, [1])
+        objects.is_full = True
+        assert store_run(store, [1, 2]) == 1
+        assert not store.health.is_away
+        assert len(load_run(store, [1])) == 1
+    assert "a page is not stored: the shared store is full" in caplog.text
+
+
+def test_a_removal_drops_a_store_that_is_under_way() -> None:
+    objects = FakeObjects()
+    with shared_store(objects) as store:
+        objects.is_open.clear()
+        ticket = store.store(keys_of([1, 2]), tokens_of([1, 2]), buffers(2, PAGE_BYTES))
+        while not objects.n_calls:
+            time.sleep(0.001)
+        removal = store.remove(START)
+        objects.is_open.set()
+        finished = {}
+        while len(finished) < 2:
+            finished |= {each.ticket: each.n_pages for each in store.take_finished()}
+        assert finished == {ticket: 0, removal.ticket: 0}
+        assert objects.objects == {}
+        assert store.n_pages == 0
+
+
+def test_pages_that_are_being_removed_are_not_found() -> None:
+    objects = FakeObjects()
+    objects.n_parallel = 16
+    with shared_store(objects) as store:
+        store_run(store, [1, 2, 3])
+        objects.delete = hanging = Hanging()  # type: ignore[method-assign]
+        *leading, key = keys_of([1, 2, 3])
+        removal = store.remove(key, leading)
+        assert removal.n_pages == 3
+        assert look_up(store, [1, 2, 3]) == 0
+        assert store_run(store, [1, 2, 3]) == 0
+        hanging.is_open.set()
+        assert wait(store, removal.ticket).n_pages == 3
+        assert store_run(store, [1, 2, 3]) == 3
+
+
+class Hanging:
+    """A ``delete`` that waits."""
+
+    def __init__(self) -> None:
+        self.is_open = threading.Event()
+
+    async def __call__(self, name: str) -> None:
+        while not self.is_open.is_set():
+            await asyncio.sleep(0.001)
+
+
+def test_known_pages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_store_module, "MAX_KNOWN_PAGES", 5)
+    with shared_store(FakeObjects()) as store:
+        store_run(store, list(range(9)))
+        assert store.n_pages == 5
+        assert len(load_run(store, list(range(9)))) == 9  # they are in the store all the same
+        assert store.n_pages == 5
+
+
+def test_closing_finishes_stores_and_leaves_no_thread() -> None:
+    threads = set(threading.enumerate())
+    objects = FakeObjects()
+    with shared_store(objects) as store:
+        store.store(keys_of([1, 2]), tokens_of([1, 2]), buffers(2, PAGE_BYTES))
+    assert len(objects.objects) == 2
+    assert set(threading.enumerate()) == threads
+
+    objects.is_open.clear()
+    started = time.monotonic()
+    with shared_store(objects) as store:
+        store.load(keys_of([1, 2]), tokens_of([1, 2]), buffers(2, PAGE_BYTES))
+    assert time.monotonic() - started < 5
+    assert set(threading.enumerate()) == threads
