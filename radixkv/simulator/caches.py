@@ -34,6 +34,14 @@ class Capacity(NamedTuple):
     disk: int | None = None
     """None: no disk tier, which needs a host tier."""
 
+    def times(self, factor: int) -> Capacity:
+        """Returns the capacities of that many servers together."""
+        return Capacity(
+            factor * self.device,
+            None if self.host is None else factor * self.host,
+            None if self.disk is None else factor * self.disk,
+        )
+
 
 class CostModel(NamedTuple):
     """Time of a token in microseconds.

@@ -15,10 +15,13 @@ from radixkv.terminal_progress import Progress
 
 if TYPE_CHECKING:
     from radixkv.simulator.caches import Capacity, Policy
+    from radixkv.simulator.routers import Routing
     from radixkv.simulator.simulation import Result
 
 POLICIES: tuple[Policy, ...] = ("lru", "lfuda", "adaptive", "oracle")
 DEFAULT_POLICIES: tuple[Policy, ...] = ("lru", "oracle")
+ROUTINGS: tuple[Routing, ...] = ("round-robin", "prefix", "events")
+MAX_SERVERS = 10_000
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _CAPACITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([kmg]?)")
@@ -32,6 +35,7 @@ examples:
   radixkv simulate --trace mooncake.jsonl --capacity 5M --eviction-policy lru,adaptive --ends-known 0.5
   radixkv simulate --trace mooncake.jsonl --capacity device=0.5M,host=5M --eviction-policy lru
   radixkv simulate --trace mooncake.jsonl --capacity device=0.5M,host=5M,disk=50M --fetch-us-per-token 5.5
+  radixkv simulate --trace mooncake.jsonl --capacity 1.5M --servers 4,16 --routing round-robin,prefix
   radixkv simulate --trace requests.jsonl --tokenizer ./my-model --capacity 100k,1M --eviction-policy lru
   radixkv simulate --trace token_ids.jsonl --capacity 1M --model ./my-model --plot pictures
 """
@@ -88,7 +92,8 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         type=_policies,
         metavar="NAME,...",
         help="eviction policies of device and host: lru, lfuda and adaptive are the server's; oracle evicts the "
-        "page whose next use is furthest in the future (default: lru,oracle; lru with --concurrency above 1)",
+        "page whose next use is furthest in the future (default: lru,oracle; lru with --concurrency or "
+        "--servers above 1)",
     )
     cache.add_argument(
         "--ghost-capacity",
@@ -153,6 +158,29 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         metavar="TOKENS",
         help="maximum number of tokens in a step, with --concurrency above 1 (default: 8192)",
     )
+    servers = parser.add_argument_group("servers")
+    servers.add_argument(
+        "--servers",
+        type=_server_counts,
+        default=(1,),
+        metavar="N,...",
+        help="number of servers behind a router, each with caches of --capacity. One server with the capacity of "
+        "all of them is shown, too (default: 1)",
+    )
+    servers.add_argument(
+        "--routing",
+        type=_routings,
+        metavar="NAME,...",
+        help="what the router knows. round-robin: nothing; prefix: the prompts that it sent itself, and not what "
+        "servers evict; events: which pages each server has, from its cache events (default: all three)",
+    )
+    servers.add_argument(
+        "--events-delay",
+        type=whole_number,
+        metavar="REQUESTS",
+        help="requests that --routing events sends on before it learns what the events of one say (default: 0, as "
+        "if the router asked all servers)",
+    )
     size = cache.add_mutually_exclusive_group()
     size.add_argument(
         "--model", metavar="MODEL", help="also show capacities in bytes, for the 16-bit KV pages of this model"
@@ -188,7 +216,9 @@ def run(args: argparse.Namespace) -> int:
         parser.error(
             "--max-num-batched-tokens needs several requests in flight; give --concurrency, or leave it out"
         )
-    policies = args.eviction_policy or (DEFAULT_POLICIES if is_serial else ("lru",))
+    has_servers = max(args.servers) > 1
+    policies = args.eviction_policy or (DEFAULT_POLICIES if is_serial and not has_servers else ("lru",))
+    routings = args.routing or ROUTINGS
     if not is_serial and ("oracle" in policies or args.ends_known):
         flag = "--eviction-policy oracle" if "oracle" in policies else "--ends-known"
         parser.error(
@@ -196,6 +226,7 @@ def run(args: argparse.Namespace) -> int:
             "--eviction-policy lru with --concurrency"
         )
     _check_tier_flags(parser, args, policies)
+    _check_server_flags(parser, args, policies, routings)
     from radixkv.bench.output import check_outputs
     from radixkv.simulator.caches import COSTS, GHOST_CAPACITY, CostModel
     from radixkv.simulator.concurrent_replay import MAX_NUM_BATCHED_TOKENS
@@ -230,10 +261,13 @@ def run(args: argparse.Namespace) -> int:
         ),
         concurrency=args.concurrency,
         max_num_batched_tokens=args.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS,
+        servers=args.servers,
+        routings=routings,
+        events_delay=args.events_delay or 0,
         show_progress=True,
     )
     provenance = _provenance(args)
-    table = Table(has_host=_has_tier(args, "host"), has_disk=_has_tier(args, "disk"), has_bytes=n_bytes is not None)
+    table = Table(_has_tier(args, "host"), _has_tier(args, "disk"), n_bytes is not None, has_servers)
     print(title(recording, args.concurrency, args.ends_known))
     print(table.format_row([column.title for column in table.columns]), flush=True)
     results: list[Result] = []
@@ -277,6 +311,34 @@ def _check_tier_flags(parser: Parser, args: argparse.Namespace, policies: Sequen
                 parser.error(f"{flag} needs a host tier; give --capacity device=...,host=..., or leave it out")
             if not 0 < value < math.inf:
                 parser.error(f"{name} {value:g} must be above 0")
+
+
+def _check_server_flags(
+    parser: Parser, args: argparse.Namespace, policies: Sequence[Policy], routings: Sequence[Routing]
+) -> None:
+    """Refuses what several servers exclude, and flags that change nothing."""
+    has_servers = max(args.servers) > 1
+    for name in ("routing", "events_delay"):
+        if vars(args)[name] is not None and not has_servers:
+            flag = f"--{name.replace('_', '-')}"
+            parser.error(f"{flag} needs several servers; give --servers, or leave it out")
+    if args.events_delay is not None:
+        if "events" not in routings:
+            parser.error("--events-delay is for --routing events; give that, or leave it out")
+        if args.events_delay < 0:
+            parser.error(f"events_delay {args.events_delay} must be at least 0")
+    if not has_servers:
+        return
+    if args.concurrency > 1:
+        parser.error("--concurrency is for one server; each of several has one request in flight, so leave it out")
+    if "oracle" in policies or args.ends_known:
+        flag = "--eviction-policy oracle" if "oracle" in policies else "--ends-known"
+        parser.error(
+            f"{flag} supports only one server, because it needs to know which requests a server gets; leave it "
+            "out, or leave --servers out"
+        )
+    if args.plot is not None:
+        parser.error("--plot draws one server only; leave it out, or leave --servers out")
 
 
 def _provenance(args: argparse.Namespace) -> dict[str, object]:
@@ -349,4 +411,24 @@ def _policies(text: str) -> tuple[Policy, ...]:
         if policy is None:
             raise argparse.ArgumentTypeError(f"{name!r} is not a policy; use {', '.join(POLICIES)}, or several")
         named.append(policy)
+    return tuple(dict.fromkeys(named))
+
+
+def _server_counts(text: str) -> tuple[int, ...]:
+    counts: list[int] = []
+    for part in text.split(","):
+        n_servers = whole_number(part.strip())
+        if not 1 <= n_servers <= MAX_SERVERS:
+            raise argparse.ArgumentTypeError(f"{n_servers} servers are not 1 to {MAX_SERVERS:,}; give such numbers")
+        counts.append(n_servers)
+    return tuple(dict.fromkeys(counts))
+
+
+def _routings(text: str) -> tuple[Routing, ...]:
+    named: list[Routing] = []
+    for name in text.split(","):
+        routing = next((routing for routing in ROUTINGS if routing == name.strip().lower()), None)
+        if routing is None:
+            raise argparse.ArgumentTypeError(f"{name!r} is not a routing; use {', '.join(ROUTINGS)}, or several")
+        named.append(routing)
     return tuple(dict.fromkeys(named))

@@ -75,6 +75,8 @@ class InstantStore:
         self._index = FileIndex()
         self._tickets, self._ticks = count(), count()
         self._finished: list[FinishedTransfer] = []
+        self._removed: list[bytes] | None = None
+        """Keys for ``take_removed``; None before its first call."""
 
     @property
     def n_pages(self) -> int:
@@ -115,22 +117,25 @@ class InstantStore:
                 continue
             if self.n_pages == self._max_pages and (first := self._index.first_to_go()) is not None:
                 self._index.remove(first.key)
+                self._note_removed(first.key)
             self._index.add(IndexedFile(key, self.page_bytes, tick))
         return self._finish(len(keys))
 
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
         """See ``PageStore``."""
-        n_pages = len(self._index.remove_below(key, leading))
-        return Removal(self._finish(n_pages), n_pages)
+        files = self._index.remove_below(key, leading)
+        self._note_removed(*(file.key for file in files))
+        return Removal(self._finish(len(files)), len(files))
 
     def clear(self) -> int:
-        """See ``PageStore``."""
+        """See ``PageStore``. Not recorded for ``take_removed``: a replay only clears the store at its end."""
         n_pages, self._index = self.n_pages, FileIndex()
         return self._finish(n_pages)
 
     def take_removed(self) -> list[bytes]:
-        """Raises ``InvariantError``: nobody asks for events."""
-        raise InvariantError("a replay records no events")
+        """See ``PageStore``."""
+        removed, self._removed = self._removed or [], []
+        return removed
 
     def take_finished(self) -> list[FinishedTransfer]:
         """See ``PageStore``."""
@@ -143,6 +148,10 @@ class InstantStore:
 
     def close(self, timeout_s: float) -> None:
         """Does nothing."""
+
+    def _note_removed(self, *keys: bytes) -> None:
+        if self._removed is not None:
+            self._removed += keys
 
     def _finish(self, n_pages: int) -> int:
         ticket = next(self._tickets)

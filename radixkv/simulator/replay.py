@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from random import Random
 
 from radixkv.runtime.cache.block_table import BlockTable
+from radixkv.runtime.events.log import EventLog
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.result import StepResult
@@ -73,7 +74,10 @@ class Replay:
             transfers=self._caches.transfers,
         )
         self._namespace = Namespace()
-        self._n_loaded_tokens = self._n_fetched_tokens = 0
+        self.n_loaded_tokens = 0
+        """Tokens loaded from the host tier so far."""
+        self.n_fetched_tokens = 0
+        """Those of them that were fetched from disk before."""
 
     def run(self, progress: Progress | None = None) -> ReplayResult:
         """Replays all prompts and flushes the caches. About 0.1 ms per prompt, plus O(pages).
@@ -91,11 +95,11 @@ class Replay:
             cached.append(n_cached_tokens or 0)
             n_too_large += n_cached_tokens is None
             max_cached_pages = max(max_cached_pages, self.cache.tree.n_pages_reachable)
-        self._caches.flush()
+        self.flush()
         return ReplayResult(
             cached,
-            self._n_loaded_tokens,
-            self._n_fetched_tokens,
+            self.n_loaded_tokens,
+            self.n_fetched_tokens,
             n_too_large,
             self.cache.n_evicted,
             max_cached_pages,
@@ -135,9 +139,19 @@ class Replay:
         if self._n_extra_pages:
             self._evict_to_capacity()
         n_cached, n_loaded, n_fetched = self._caches.cached_tokens(index, request)
-        self._n_loaded_tokens += n_loaded
-        self._n_fetched_tokens += n_fetched
+        self.n_loaded_tokens += n_loaded
+        self.n_fetched_tokens += n_fetched
         return n_cached
+
+    def flush(self) -> None:
+        """Empties the caches, which frees their memory. O(pages)."""
+        self._caches.flush()
+
+    def open_event_log(self) -> EventLog:
+        """Returns the log of what the tiers get and lose from now on, which is before the first prompt."""
+        log = EventLog(self.cache, self._caches.transfers, shows_salted_tokens=False)
+        log.take()  # a page store records what it removes from the first call on
+        return log
 
     def _set_next_use(self, prompt: int) -> None:
         for oracle in self._oracles:

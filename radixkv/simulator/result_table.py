@@ -29,6 +29,8 @@ class Table(NamedTuple):
     """Whether a capacity has a disk tier."""
     has_bytes: bool
     """Whether the KV bytes per token are known."""
+    has_servers: bool = False
+    """Whether there are several servers."""
 
     @property
     def columns(self) -> Sequence[Column]:
@@ -38,7 +40,10 @@ class Table(NamedTuple):
             columns.append(Column("host", 10))
         if self.has_disk:
             columns.append(Column("disk", 10))
-        columns += [Column("policy", 10), Column("hit rate", 10)]
+        columns.append(Column("policy", 10))
+        if self.has_servers:
+            columns += [Column("servers", 9), Column("routing", 13), Column("busiest", 9)]
+        columns.append(Column("hit rate", 10))
         if self.has_host:
             columns.append(Column("saved", 10))
         columns += [Column("of infinite", 13), Column("cached tokens", 15)]
@@ -58,7 +63,11 @@ class Table(NamedTuple):
             texts.append(_format_capacity(result.host_capacity_tokens))
         if self.has_disk:
             texts.append(_format_capacity(result.disk_capacity_tokens))
-        texts += ["-" if result.capacity_tokens is None else result.policy, f"{result.hit_rate_pct:.1f}%"]
+        texts.append("-" if result.capacity_tokens is None else result.policy)
+        if self.has_servers:
+            busiest = "-" if result.busiest_server is None else f"{result.busiest_server:.2f}x"
+            texts += [str(result.servers), result.routing or "-", busiest]
+        texts.append(f"{result.hit_rate_pct:.1f}%")
         if self.has_host:
             texts.append(f"{three_digits(result.saved_seconds)} s")
         texts.append("n/a" if result.of_infinite_pct is None else f"{result.of_infinite_pct:.1f}%")

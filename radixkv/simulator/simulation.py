@@ -12,6 +12,8 @@ from radixkv.simulator.caches import COSTS, GHOST_CAPACITY, Capacity, CostModel,
 from radixkv.simulator.concurrent_replay import MAX_NUM_BATCHED_TOKENS, ConcurrentReplay, check_concurrent_replay
 from radixkv.simulator.recording import Recording
 from radixkv.simulator.replay import Replay
+from radixkv.simulator.routed_replay import RoutedReplay
+from radixkv.simulator.routers import Routing
 from radixkv.terminal_progress import Progress
 
 
@@ -28,14 +30,20 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Requests in flight."""
     max_num_batched_tokens: int | None
     """Maximum tokens per step; None with one request in flight, whose prompt takes one step."""
+    servers: int
+    """Servers, each with caches of these capacities."""
+    routing: str | None
+    """What the router before several servers knows; None with one server."""
+    events_delay: int | None
+    """Requests that the router sends on before it learns what the events of one say; None with other routing."""
     capacity_tokens: int | None
-    """Requested capacity of the device; None if infinite."""
+    """Requested capacity of a server's device; None if infinite."""
     capacity_pages: int | None
-    """Capacity of the device in whole pages; None if infinite."""
+    """Capacity of a server's device in whole pages; None if infinite."""
     host_capacity_tokens: int | None
-    """Requested capacity of the host tier; None without one."""
+    """Requested capacity of a server's host tier; None without one."""
     disk_capacity_tokens: int | None
-    """Requested capacity of the disk tier; None without one."""
+    """Requested capacity of a server's disk tier; None without one."""
     policy: str
     """Eviction policy of device and host tier.
 
@@ -62,10 +70,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     fetch_us_per_token: float
     compute_us_per_token: float
     n_evicted_pages: int
-    """Pages evicted from the device."""
+    """Pages evicted from the devices."""
     n_evicted_tokens: int
     most_cached_tokens: int
-    """Maximum number of tokens that the device had cached, in whole pages, sampled after each request or step."""
+    """Maximum number of tokens that all devices had cached, in whole pages, sampled after each request or step."""
+    busiest_server: float | None
+    """Prompt tokens that the busiest server computed, as a multiple of the mean; None with one server."""
     n_too_large: int
     """Requests larger than the capacity: they are refused and count as not cached."""
     n_bad_lines: int
@@ -73,6 +83,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int | None
     """None if unknown; then all values in bytes are None."""
     capacity_bytes: int | None
+    """Of one server's device."""
     evicted_bytes: int | None
     most_cached_bytes: int | None
     seconds: float
@@ -92,11 +103,15 @@ def simulate(
     costs: CostModel = COSTS,
     concurrency: int = 1,
     max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS,
+    servers: Sequence[int] = (1,),
+    routings: Sequence[Routing] = (),
+    events_delay: int = 0,
     show_progress: bool = False,
 ) -> Iterator[Result]:
     """Replays a recording with each capacity and policy, and yields the infinite capacity last.
 
-    Takes about 0.1 ms per request and replay.
+    Before the results of several servers comes that of one server with the capacity of all of them. Takes about
+    0.1 ms per request and replay, and with routing 2 µs per request and server.
 
     Args:
         recording: the recorded requests.
@@ -110,12 +125,17 @@ def simulate(
         concurrency: requests in flight.
         max_num_batched_tokens: maximum tokens per step; ignored with one request in flight, whose prompt takes one
             step.
+        servers: numbers of servers, each at least 1. More than one need a single request in flight, and no policy
+            that knows the future.
+        routings: what the router before several servers knows, one replay each.
+        events_delay: requests that the routing ``events`` sends on before it learns what the events of one say.
         show_progress: show the progress of each replay on standard error.
 
     Raises:
         ConfigError: a capacity is smaller than a page or has a disk tier without a host tier, the step size is not
-            a multiple of the page size, there is no policy, or what needs the future is asked for with several
-            requests in flight. Raised before anything runs.
+            a multiple of the page size, there is no policy, what needs the future is asked for with several
+            requests in flight or several servers, or several servers are asked for without a routing or with
+            several requests in flight. Raised before anything runs.
     """
     if not policies:
         raise ConfigError("policies is empty; give one or more")
@@ -136,6 +156,8 @@ def simulate(
                 raise ConfigError(f"capacity {n_tokens} holds no page of {page_size} tokens; give more")
     if concurrency > 1:
         check_concurrent_replay(recording.traffic, max_num_batched_tokens)
+    if max(servers) > 1:
+        _check_servers(policies, ends_known, concurrency, routings)
     simulation = _Simulation(
         recording,
         kv_bytes_per_token,
@@ -144,9 +166,27 @@ def simulate(
         costs,
         concurrency,
         max_num_batched_tokens,
+        events_delay,
         show_progress,
     )
-    return simulation.results(capacities, policies)
+    return simulation.results(capacities, policies, servers, routings)
+
+
+def _check_servers(
+    policies: Sequence[Policy], ends_known: float, concurrency: int, routings: Sequence[Routing]
+) -> None:
+    if not routings:
+        raise ConfigError("routings is empty; give one or more for several servers")
+    if concurrency > 1:
+        raise ConfigError(
+            f"concurrency {concurrency} is for one server; each of several has one request in flight: leave it out"
+        )
+    if "oracle" in policies or ends_known:
+        what = "policy oracle" if "oracle" in policies else f"ends_known {ends_known:g}"
+        raise ConfigError(
+            f"{what} needs to know which requests a server gets, which depends on the routing; leave it out, or "
+            "replay with one server"
+        )
 
 
 class _Simulation:
@@ -159,6 +199,7 @@ class _Simulation:
         costs: CostModel,
         concurrency: int,
         max_num_batched_tokens: int,
+        events_delay: int,
         show_progress: bool,
     ) -> None:
         self._recording = recording
@@ -169,20 +210,44 @@ class _Simulation:
         self._costs = costs
         self._concurrency = concurrency
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._events_delay = events_delay
 
-    def results(self, capacities: Sequence[Capacity], policies: Sequence[Policy]) -> Iterator[Result]:
+    def results(
+        self,
+        capacities: Sequence[Capacity],
+        policies: Sequence[Policy],
+        servers: Sequence[int],
+        routings: Sequence[Routing],
+    ) -> Iterator[Result]:
         infinite = self._result(None, policies[0], None)
+        n_cached = infinite.n_cached_tokens
         for capacity in capacities:
             for policy in policies:
-                yield self._result(capacity, policy, infinite.n_cached_tokens)
+                for n_servers in servers:
+                    yield self._result(capacity.times(n_servers), policy, n_cached)
+                    for routing in routings if n_servers > 1 else ():
+                        yield self._result(capacity, policy, n_cached, n_servers, routing)
         yield infinite
 
-    def _result(self, capacity: Capacity | None, policy: Policy, n_cached_tokens_infinite: int | None) -> Result:
+    def _result(
+        self,
+        capacity: Capacity | None,
+        policy: Policy,
+        n_cached_tokens_infinite: int | None,
+        n_servers: int = 1,
+        routing: Routing | None = None,
+    ) -> Result:
         traffic, started, started_cpu = self._recording.traffic, perf_counter(), thread_time()
         page_size = traffic.page_size
         tiers: tuple[int | None, ...] = (None, None, None) if capacity is None else capacity
         n_pages, host_pages, disk_pages = (None if n is None else n // page_size for n in tiers)
-        replay_result = self._replay(n_pages, host_pages, disk_pages, policy)
+        computed: Sequence[int] = ()
+        if routing is None or n_pages is None:
+            replay_result = self._replay(n_pages, host_pages, disk_pages, policy)
+        else:
+            replay_result, computed = self._routed_replay(
+                n_pages, host_pages, disk_pages, policy, n_servers, routing
+            )
         n_cached, n_prompt = sum(replay_result.n_cached_tokens), sum(traffic.n_tokens)
         n_cached_infinite = n_cached if n_cached_tokens_infinite is None else n_cached_tokens_infinite
         n_evicted = replay_result.n_evicted_pages * page_size
@@ -194,6 +259,9 @@ class _Simulation:
             page_size=page_size,
             concurrency=self._concurrency,
             max_num_batched_tokens=None if self._concurrency == 1 else self._max_num_batched_tokens,
+            servers=n_servers,
+            routing=routing,
+            events_delay=self._events_delay if routing == "events" else None,
             capacity_tokens=None if capacity is None else capacity.device,
             capacity_pages=n_pages,
             host_capacity_tokens=None if capacity is None else capacity.host,
@@ -218,6 +286,7 @@ class _Simulation:
             n_evicted_pages=replay_result.n_evicted_pages,
             n_evicted_tokens=n_evicted,
             most_cached_tokens=max_cached,
+            busiest_server=round(max(computed) * n_servers / sum(computed), 3) if any(computed) else None,
             n_too_large=replay_result.n_too_large,
             n_bad_lines=self._recording.n_bad_lines,
             kv_bytes_per_token=self._kv_bytes_per_token,
@@ -232,9 +301,7 @@ class _Simulation:
         self, n_pages: int | None, host_pages: int | None, disk_pages: int | None, policy: Policy
     ) -> ReplayResult:
         traffic = self._recording.traffic
-        capacity = "infinite" if n_pages is None else f"{n_pages * traffic.page_size:,} tokens"
-        activity = f"replaying {self._recording.name}, capacity {capacity}, policy {policy}"
-        with Progress(activity, enabled=self._show_progress) as progress:
+        with Progress(self._activity(n_pages, policy), enabled=self._show_progress) as progress:
             if self._concurrency == 1:
                 return Replay(
                     traffic,
@@ -257,6 +324,37 @@ class _Simulation:
                 ghost_capacity=self._ghost_capacity,
                 costs=self._costs,
             ).run(progress)
+
+    def _routed_replay(
+        self,
+        n_pages: int,
+        host_pages: int | None,
+        disk_pages: int | None,
+        policy: Policy,
+        n_servers: int,
+        routing: Routing,
+    ) -> tuple[ReplayResult, Sequence[int]]:
+        """Returns the counts, and the prompt tokens that each server computed."""
+        activity = f"{self._activity(n_pages, policy)}, {n_servers} servers, routing {routing}"
+        with Progress(activity, enabled=self._show_progress) as progress:
+            replay = RoutedReplay(
+                self._recording.traffic,
+                n_pages,
+                policy,
+                n_servers,
+                routing,
+                events_delay=self._events_delay,
+                host_pages=host_pages,
+                disk_pages=disk_pages,
+                ghost_capacity=self._ghost_capacity,
+                costs=self._costs,
+            )
+            return replay.run(progress), replay.n_computed_tokens
+
+    def _activity(self, n_pages: int | None, policy: Policy) -> str:
+        page_size = self._recording.traffic.page_size
+        capacity = "infinite" if n_pages is None else f"{n_pages * page_size:,} tokens"
+        return f"replaying {self._recording.name}, capacity {capacity}, policy {policy}"
 
     def _bytes(self, n_tokens: int) -> int | None:
         return None if self._kv_bytes_per_token is None else n_tokens * self._kv_bytes_per_token

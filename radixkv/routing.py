@@ -1,0 +1,63 @@
+"""The rule by which a router chooses a server for a prompt."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Mapping
+from typing import Generic, TypeVar
+
+MIN_MATCHED_SHARE = 0.3
+"""Share of a prompt that a server must have for the prompt to go there; the default of smg."""
+MAX_RELATIVE_LOAD = 1.5
+"""A server gets no prompt for its match beyond this multiple of the mean load; the default of smg."""
+MIN_EXCESS_REQUESTS = 4
+"""A server is not called busy before it has so many requests more than the mean."""
+RECENT_REQUESTS = 32
+"""Requests for each server that a router remembers."""
+
+Server = TypeVar("Server", bound=Hashable)
+
+
+class ServerChoice(Generic[Server]):
+    """Chooses servers by what they have of a prompt and by their load.
+
+    The server with the most of the prompt gets it, if it has at least 30% and is not busy: a busy one has more than
+    1.5 times the mean load, and more than 4 requests above the mean. Otherwise the server with the least load gets
+    it.
+
+    The load of a server is the number of its requests in flight, plus those that it got of the last 32 requests for
+    each server. Requests that have ended count as well, because a server that gets most of the traffic, as it does
+    when all prompts begin alike, has to cache most of it.
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[Server] = deque()
+        self._n_recent: dict[Server, int] = {}
+
+    def choose(self, n_tokens: int, matched: Mapping[Server, int], in_flight: Mapping[Server, int]) -> Server:
+        """Returns the server for a prompt, and counts it as sent there. O(servers).
+
+        Args:
+            n_tokens: of the prompt.
+            matched: tokens of the prompt that each server has; the servers to choose from, at least one. Of equal
+                servers the first one is chosen.
+            in_flight: requests that each server has; one that is missing has none.
+        """
+        loads = {server: in_flight.get(server, 0) + self._n_recent.get(server, 0) for server in matched}
+        mean = sum(loads.values()) / len(loads)
+        limit = max(MAX_RELATIVE_LOAD * mean, mean + MIN_EXCESS_REQUESTS)
+        ready = [server for server in matched if loads[server] <= limit]
+        chosen = max(ready, key=lambda server: (matched[server], -loads[server]))
+        if matched[chosen] < MIN_MATCHED_SHARE * n_tokens or not matched[chosen]:
+            chosen = min(ready, key=loads.__getitem__)
+        self._count(chosen, RECENT_REQUESTS * len(matched))
+        return chosen
+
+    def _count(self, server: Server, n_kept: int) -> None:
+        self._recent.append(server)
+        self._n_recent[server] = self._n_recent.get(server, 0) + 1
+        while len(self._recent) > n_kept:
+            oldest = self._recent.popleft()
+            self._n_recent[oldest] -= 1
+            if not self._n_recent[oldest]:
+                del self._n_recent[oldest]
