@@ -1,4 +1,4 @@
-"""A ``radixkv serve`` process that lives as long as a benchmark."""
+"""A ``radixkv serve`` process that lives as long as a block of code."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import IO
 
 from radixkv.child_process import ChildProcess
@@ -30,7 +31,7 @@ HEAD_BYTES = 1 << 20
 TAIL_BYTES = 1 << 16
 """Bytes at the end of the server's log that are searched for its last line."""
 
-_ADDRESS = re.compile(rb"http://127\.0\.0\.1:[1-9]\d*(?=\D)")
+_ADDRESS = re.compile(rb"radixkv ready on (http://\S+:[1-9]\d*) ")
 
 
 class ServerFailed(RadixKVError):
@@ -38,18 +39,31 @@ class ServerFailed(RadixKVError):
 
 
 @asynccontextmanager
-async def running_server(flags: Sequence[str], *, start_limit_s: float = START_LIMIT_S) -> AsyncIterator[str]:
-    """Runs ``radixkv serve`` with these flags on a free local port and yields its address once it is ready.
+async def running_server(
+    flags: Sequence[str],
+    *,
+    host: str = "127.0.0.1",
+    environment: Mapping[str, str] = MappingProxyType({}),
+    start_limit_s: float = START_LIMIT_S,
+) -> AsyncIterator[str]:
+    """Runs ``radixkv serve`` with these flags on a free port and yields its address once it is ready.
 
     Stops the server on exit, and kills it if that takes longer than ``STOP_LIMIT_S``. The server also ends if this
-    process is killed. Must be used in the main thread: the kernel ends the server when the starting thread ends.
+    process is killed. The starting thread must live as long as the server: the kernel ends it with that thread.
+
+    Args:
+        flags: all but ``--host`` and ``--port``.
+        host: the address to listen on.
+        environment: variables beside those of this process.
+        start_limit_s: limit of the time until it is ready.
 
     Raises:
         ServerFailed: the server ended, or was not ready in time; the text has the last line of its log.
     """
-    serve = [sys.executable, "-m", "radixkv.cli", "serve", *flags, "--host", "127.0.0.1", "--port", "0"]
+    serve = [sys.executable, "-m", "radixkv.cli", "serve", *flags, "--host", host, "--port", "0"]
     with tempfile.TemporaryFile() as log:
-        process = await ChildProcess.start(serve, output=log, environment={**os.environ, "PYTHONUNBUFFERED": "1"})
+        variables = {**os.environ, **environment, "PYTHONUNBUFFERED": "1"}
+        process = await ChildProcess.start(serve, output=log, environment=variables)
         try:
             with Progress("starting the server") as progress:
                 address = await _wait_until_ready(process, log, start_limit_s, progress)
@@ -67,8 +81,8 @@ async def _wait_until_ready(process: ChildProcess, log: IO[bytes], limit_s: floa
         if process.return_code is not None:
             raise ServerFailed(f"the server ended before it was ready: {_last_line(log)}")
         match = _ADDRESS.search(_read_log(log, 0, HEAD_BYTES))
-        if match and await _is_healthy(match[0].decode()):
-            return match[0].decode()
+        if match and await _is_healthy(match[1].decode()):
+            return match[1].decode()
         progress.show(_last_line(log, "").removeprefix("radixkv: "))
         await asyncio.sleep(0.05)
     raise ServerFailed(f"the server was not ready within {limit_s:g} s: {_last_line(log)}")

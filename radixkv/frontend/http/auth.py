@@ -101,23 +101,25 @@ class LocalOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on or answers it with 403."""
-        if scope["type"] == "http" and (error := self._refusal(Headers(scope=scope))) is not None:
+        if scope["type"] == "http" and (error := foreign_refusal(Headers(scope=scope), self._origins)) is not None:
             await error_response(error, scope["path"])(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _refusal(self, headers: Headers) -> ForbiddenOrigin | None:
-        host, origin = headers.get("host"), headers.get("origin")
-        if host is not None and not _is_local(f"//{host}"):
-            return ForbiddenOrigin("the Host header names another machine; use localhost or 127.0.0.1")
-        if origin is None:
-            # A browser sends no Origin when a page only loads something, such as an image.
-            is_foreign = headers.get("sec-fetch-site") == "cross-site"
-        else:
-            is_foreign = not _is_local(origin) and origin not in self._origins
-        if not is_foreign:
-            return None
-        return ForbiddenOrigin("pages of other sites may not use this server; allow a site with --allowed-origins")
+
+def foreign_refusal(headers: Headers, origins: Collection[str]) -> ForbiddenOrigin | None:
+    """Returns the error of a request that is for another machine, or of a page of a site not in ``origins``."""
+    host, origin = headers.get("host"), headers.get("origin")
+    if host is not None and not _is_local(f"//{host}"):
+        return ForbiddenOrigin("the Host header names another machine; use localhost or 127.0.0.1")
+    if origin is None:
+        # A browser sends no Origin when a page only loads something, such as an image.
+        is_foreign = headers.get("sec-fetch-site") == "cross-site"
+    else:
+        is_foreign = not _is_local(origin) and origin not in origins
+    if not is_foreign:
+        return None
+    return ForbiddenOrigin("pages of other sites may not use this server; allow a site with --allowed-origins")
 
 
 def _is_local(url: str) -> bool:

@@ -31,7 +31,7 @@ def typed_event(data: dict[str, Any]) -> bytes:
     return b"event: " + kind.encode() + b"\n" + event(data)
 
 
-def _error_event(error: RequestError, path: str) -> bytes:
+def error_event(error: RequestError, path: str) -> bytes:
     """Encodes an error in the middle of a stream. Clients find one with a ``type`` by the name of its event."""
     body = error_body(error, path)
     return typed_event(body) if "type" in body else event(body)
@@ -77,6 +77,6 @@ class EventStream(Response):
                     if connection.is_full:
                         await connection.drain()
             except RequestError as error:
-                connection.write_part(_error_event(error, scope["path"]))
+                connection.write_part(error_event(error, scope["path"]))
         with connection.one_write():
             await send({"type": "http.response.body", "body": self._end, "more_body": False})
