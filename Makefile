@@ -1,6 +1,7 @@
 # `make demo` serves and measures the prefix cache. `make test` checks a change. `make test-clients` runs frameworks for
 # agents against a server. `make test-ui` opens the page /ui in Chromium and keeps pictures of it in .venv/ui.
 # `make test-stores` runs servers that share their cache, beside moto and Mooncake, which needs the library libibverbs1.
+# `make test-routing` puts servers behind smg and Ray Serve.
 # `make test-nightly` runs what takes too long for every change, an hour: see tests/property/README.md.
 
 SHELL := /bin/sh
@@ -29,7 +30,7 @@ site=$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purel
 	> "$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
 endef
 
-.PHONY: demo test test-clients test-nightly test-stores test-ui lint types imports tests format clean
+.PHONY: demo test test-clients test-nightly test-routing test-stores test-ui lint types imports tests format clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/radixkv bench --workload fewshot --num-shots 16 --compare-cache
@@ -48,7 +49,7 @@ imports: $(VENV)/.ready
 
 tests: $(VENV)/.ready $(CLIENTS)
 	$(VENV)/bin/pytest tests/gpu
-	$(VENV)/bin/pytest -m 'not nightly and not clients and not ui and not stores' --ignore tests/gpu --numprocesses 2 --dist loadfile
+	$(VENV)/bin/pytest -m 'not nightly and not clients and not ui and not stores and not routing' --ignore tests/gpu --numprocesses 2 --dist loadfile
 
 test-clients: $(VENV)/.ready $(FRAMEWORKS)
 	$(VENV)/bin/pytest tests/clients/frameworks
@@ -58,6 +59,9 @@ test-ui: $(VENV)/.ready
 
 test-stores: $(VENV)/.ready $(STORES)/.ready
 	$(STORES)/bin/python -m pytest tests/stores
+
+test-routing: $(VENV)/.ready $(VENV)/routing/.ready
+	$(VENV)/bin/pytest tests/routing -s
 
 test-nightly: $(VENV)/.ready $(NIGHTLY)/.ready
 	$(VENV)/bin/pytest -m nightly --ignore tests/gpu --numprocesses 2 --dist load --hypothesis-seed $(SEED)
@@ -92,6 +96,13 @@ $(NIGHTLY)/.ready: pyproject.toml $(VENV)/.ready
 
 # The packages of VENV, with the clients of the stores and a server that speaks S3.
 $(STORES)/.ready: tests/stores/requirements.txt $(VENV)/.ready
+	$(VENV)/bin/python -m venv --without-pip $(@D)
+	$(PIP) --python $(@D)/bin/python install --no-compile -r $<
+	$(call share_packages,$(@D))
+	@touch $@
+
+# Routers, with the packages of VENV behind their own.
+$(VENV)/routing/.ready: tests/routing/requirements.txt $(VENV)/.ready
 	$(VENV)/bin/python -m venv --without-pip $(@D)
 	$(PIP) --python $(@D)/bin/python install --no-compile -r $<
 	$(call share_packages,$(@D))
