@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from radixkv.checkpoints.files import read_object
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.weights.headers import Header
 
@@ -93,6 +93,8 @@ class SafetensorsFiles:
         self._folder = folder
         self._stored: dict[str, _StoredTensor] = {}
         for path in _paths(folder):
+            if not path.is_file():  # opening a pipe may never end
+                raise CheckpointError(f"{path} is not a regular file; fetch the checkpoint again")
             try:
                 file = stack.enter_context(safe_open(path, framework="pt"))
                 tensors = list(file.keys())
@@ -217,16 +219,15 @@ def _paths(folder: Path) -> list[Path]:
     """Returns the safetensors files of a folder, as its index lists them if there is one."""
     index = folder / "model.safetensors.index.json"
     single = folder / "model.safetensors"
-    if not index.exists():
+    if (content := read_object(index)) is None:
         if not single.exists():
             raise CheckpointError(
                 f"{folder} has neither {single.name} nor {index.name}; weights must be safetensors"
             )
         return [single]
     try:
-        weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
-        file_names = sorted(set(weight_map.values()))
-    except (OSError, ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
+        file_names = sorted(set(content["weight_map"].values()))
+    except (KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{index} is not a safetensors index: {error!r}") from error
     present = set(os.listdir(folder))
     for file_name in file_names:
