@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from radixkv.errors import RequestError
@@ -36,8 +37,9 @@ class StatsSource(Protocol):
 
 
 def log_line(text: str) -> None:
-    """Prints one line to standard error."""
-    print(f"radixkv: {text}", file=sys.stderr, flush=True)
+    """Prints one line to standard error. It is lost if that cannot be written, as on a full disk."""
+    with suppress(OSError):
+        print(f"radixkv: {text}", file=sys.stderr, flush=True)
 
 
 class MissSource(Protocol):

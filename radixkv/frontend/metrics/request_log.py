@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from functools import partial
 
 import msgspec
 
@@ -124,7 +124,24 @@ def open_request_log(path: str) -> Iterator[Callable[[bytes], object]]:
             f"request_log {shortened(path)} cannot be written: {error.strerror}; choose another --request-log"
         ) from None
     try:
-        # Each line is one write, so that several writers and log rotation by copies do no harm.
-        yield partial(os.write, descriptor)
+        yield _LineWriter(descriptor).write
     finally:
         os.close(descriptor)
+
+
+class _LineWriter:
+    """Appends lines. Each is one write, so that several writers and log rotation by copies do no harm."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._is_within_a_line = False
+        """Whether a part of a line is at the end, which the next line must not continue."""
+
+    def write(self, line: bytes) -> None:
+        """Writes a line. Raises ``OSError`` if it is not written, or only a part of it, as on a full disk."""
+        content = b"\n" + line if self._is_within_a_line else line
+        n_written = os.write(self._descriptor, content)
+        if n_written:
+            self._is_within_a_line = not content[:n_written].endswith(b"\n")
+        if n_written < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from radixkv.errors import RequestError, RuntimeDied
 from radixkv.frontend.http.errors import RuntimeSilent
-from radixkv.frontend.metrics.log import StatsLog
+from radixkv.frontend.metrics.log import StatsLog, log_line
 from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.stats import Stats
 from radixkv.wire import GetStats
@@ -154,3 +156,10 @@ def test_counters_of_two_runtimes_are_not_compared() -> None:
         written, deltas = lines([old, *between, new, msgspec.structs.replace(new, steps_total=8)])
         assert len(written) == 1
         assert [(delta.before.steps_total, delta.after.steps_total) for delta in deltas] == [(3, 8)]
+
+
+def test_a_line_that_cannot_be_written_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk under the log must not end what the line is about."""
+    with open("/dev/full", "wb", buffering=0) as full:
+        monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(full, line_buffering=True, write_through=True))
+        log_line("the runtime is started again")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,6 +179,24 @@ def test_lines_are_appended_to_a_file(tmp_path: Path) -> None:
             write(b"{}\n")
             assert (tmp_path / "requests.jsonl").read_bytes().endswith(b"{}\n"), "at once"
     assert (tmp_path / "requests.jsonl").read_bytes() == b"{}\n{}\n"
+
+
+def test_a_part_of_a_line_is_not_continued_by_the_next(tmp_path: Path) -> None:
+    """A disk that is nearly full takes the beginning of a line."""
+    path = tmp_path / "requests.jsonl"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open_request_log(str(path)) as write:
+        write(b"{}\n")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (7, before[1]))
+        try:
+            for _ in range(2):
+                with pytest.raises(OSError, match=r"space|too large"):
+                    write(b'{"id": 1}\n')
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        write(b'{"id": 2}\n')
+        write(b'{"id": 3}\n')
+    assert path.read_bytes() == b'{}\n{"id\n{"id": 2}\n{"id": 3}\n'
 
 
 def test_lines_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
