@@ -3,6 +3,7 @@
 # `make test-stores` runs servers that share their cache, beside moto and Mooncake, which needs the library libibverbs1.
 # `make test-routing` puts servers behind smg and Ray Serve.
 # `make test-nightly` runs what takes too long for every change, an hour: see tests/property/README.md.
+# `make test-chaos` strikes a server with faults under load for MINUTES: see docs/chaos.md.
 
 SHELL := /bin/sh
 VENV := .venv
@@ -19,6 +20,7 @@ KERNEL_TESTS := $(NIGHTLY)/bin/python -m pytest --noconftest --numprocesses 2 --
 	-W ignore::RuntimeWarning -W ignore::DeprecationWarning
 # What random histories and soaks are drawn from: another number every day, and `make test-nightly SEED=...` repeats one.
 SEED ?= $(shell date +%Y%m%d)
+MINUTES ?= 10
 # The newest Python from 3.11 on that runs; `make PYTHON=...` takes another.
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
@@ -30,7 +32,7 @@ site=$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purel
 	> "$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
 endef
 
-.PHONY: demo test test-clients test-nightly test-routing test-stores test-ui lint types imports tests format clean
+.PHONY: demo test test-chaos test-clients test-nightly test-routing test-stores test-ui lint types imports tests format clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/radixkv bench --workload fewshot --num-shots 16 --compare-cache
@@ -69,6 +71,10 @@ test-nightly: $(VENV)/.ready $(NIGHTLY)/.ready
 	$(KERNEL_TESTS) tests/gpu/test_gpu_kernels_targets.py
 	$(VENV)/bin/python bench/soak.py --seed $(SEED) --output-file $(NIGHTLY)/soak.jsonl
 	$(VENV)/bin/python bench/gpu_soak.py --device cpu --requests 5000 --seed $(SEED) --output-file $(NIGHTLY)/soak.jsonl
+	$(MAKE) test-chaos SEED=$(SEED)
+
+test-chaos: $(VENV)/.ready
+	PYTHONPATH=.:tests:bench $(VENV)/bin/python -m chaos --minutes $(MINUTES) --seed $(SEED) --output-file $(VENV)/chaos.jsonl
 
 format: $(VENV)/.ready
 	$(VENV)/bin/ruff check --fix .

@@ -11,9 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from radixkv.errors import DeviceLost
+from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.process import main
+from radixkv.runtime.step.plan import StepPlan
 
 _BREAKS = 3000
 NO_MEMORY = (_BREAKS, 3001)
@@ -26,6 +29,8 @@ HANGS = (_BREAKS, 3004)
 DIES = (_BREAKS, 3005)
 SLOW = (_BREAKS, 3006)
 """Every step with this pair takes a second longer."""
+LOST = (_BREAKS, 3007)
+"""The step with this pair fails, and from then on the device is lost."""
 
 Pair = tuple[int, int]
 
@@ -35,10 +40,18 @@ class BreakingDecoder:
 
     def __init__(self) -> None:
         self._decode = Decoder.__call__
+        self._launch = CpuExecutor.launch
         self._seen: set[Pair] = set()
+        self._is_lost = False
 
     def install(self) -> None:
         Decoder.__call__ = lambda decoder, *step: self.decode(decoder, *step)
+        CpuExecutor.launch = lambda executor, plan: self.launch(executor, plan)
+
+    def launch(self, executor: CpuExecutor, plan: StepPlan) -> Any:
+        if self._is_lost:
+            raise DeviceLost("the device does not respond")
+        return self._launch(executor, plan)
 
     def decode(self, decoder: Decoder, inputs: TokenInputs, *step: Any) -> Tensor:
         pairs = _pairs(inputs.ids.tolist(), inputs.positions.tolist())
@@ -48,6 +61,9 @@ class BreakingDecoder:
             time.sleep(3600)
         if DIES in pairs:
             os.kill(os.getpid(), signal.SIGSEGV)
+        if LOST in pairs:
+            self._is_lost = True
+            raise RuntimeError("the device does not respond")
         if SLOW in pairs:
             time.sleep(1)
         states = self._decode(decoder, inputs, *step)

@@ -1,0 +1,30 @@
+"""``radixkv``'s command line for the server under chaos.
+
+Its runtime is ``chaos.runtime``, its clock can be set, and it restarts the runtime as often as that dies.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from chaos.clock import make_clock_movable
+from radixkv import cli
+from radixkv.frontend import process, supervisor
+from radixkv.frontend.runtime_process import RuntimeProcess
+
+SETTLED_S = 0.5
+"""Service after which the count of restarts begins anew; the delay between restarts is then never waited for."""
+
+
+class ChaosRuntimeProcess(RuntimeProcess):
+    @classmethod
+    async def start(cls, *args: Any, **kwargs: Any) -> Any:
+        return await super().start(*args, **kwargs, command=[sys.executable, "-m", "chaos.runtime"])
+
+
+if __name__ == "__main__":
+    make_clock_movable()
+    process.RuntimeProcess = ChaosRuntimeProcess
+    supervisor.SETTLED_S = SETTLED_S
+    sys.exit(cli.main())
