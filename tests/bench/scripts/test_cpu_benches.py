@@ -10,7 +10,7 @@ from typing import Any
 
 from support.paths import ROOT
 
-CASES = ["decode_only", "admit_by_prefix", "churn", "blocked_by_memory", "generate"]
+CASES = ["decode_only", "admit_by_prefix", "churn", "blocked_by_memory", "floors", "generate"]
 WORKLOADS = "ALL = {'same': lambda: [[([7] * 40, 3)] * 2] * 2}"
 
 
