@@ -51,7 +51,7 @@ imports: $(VENV)/.ready
 
 tests: $(VENV)/.ready $(CLIENTS)
 	$(VENV)/bin/pytest tests/gpu
-	$(VENV)/bin/pytest -m 'not nightly and not clients and not ui and not stores and not routing' --ignore tests/gpu --numprocesses 3 --dist loadfile
+	$(VENV)/bin/pytest -m 'not nightly and not clients and not ui and not stores and not routing' --ignore tests/gpu --numprocesses 2 --dist loadfile
 
 test-clients: $(VENV)/.ready $(FRAMEWORKS)
 	$(VENV)/bin/pytest tests/clients/frameworks
