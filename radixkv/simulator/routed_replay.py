@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from radixkv.runtime.events.log import EventLog
-from radixkv.simulator.caches import COSTS, GHOST_CAPACITY, CostModel, Policy, ReplayResult
+from radixkv.simulator.caches import ReplayResult
 from radixkv.simulator.replay import Replay
 from radixkv.simulator.routers import Routing, open_router
 from radixkv.simulator.traffic import Traffic
@@ -17,53 +19,23 @@ class RoutedReplay:
 
     Args:
         traffic: the prompts.
-        capacity_pages: pages of each server's device.
-        policy: the eviction policy; not ``oracle``, because which prompts a server gets is not known beforehand.
-        n_servers: at least 1.
+        servers: a new replay of the traffic for each; not with the policy ``oracle``, because it is not known
+            beforehand which prompts a server gets.
         routing: what the router knows.
         events_delay: see ``open_router``.
-        host_pages: pages of each server's host tier; None: no host tier.
-        disk_pages: pages of each server's disk tier, which needs a host tier; None: no disk tier.
-        ghost_capacity: evicted pages that ``adaptive`` remembers, as a multiple of the pages cached.
-        costs: decide whether pages are loaded from the tiers.
-
-    Raises:
-        ConfigError: a disk tier without a host tier.
     """
 
     def __init__(
-        self,
-        traffic: Traffic,
-        capacity_pages: int,
-        policy: Policy,
-        n_servers: int,
-        routing: Routing,
-        *,
-        events_delay: int = 0,
-        host_pages: int | None = None,
-        disk_pages: int | None = None,
-        ghost_capacity: float = GHOST_CAPACITY,
-        costs: CostModel = COSTS,
+        self, traffic: Traffic, servers: Sequence[Replay], routing: Routing, *, events_delay: int = 0
     ) -> None:
         self._traffic = traffic
-        self._router = open_router(routing, n_servers, traffic.page_size, events_delay)
-        self._servers = [
-            Replay(
-                traffic,
-                capacity_pages,
-                policy,
-                host_pages=host_pages,
-                disk_pages=disk_pages,
-                ghost_capacity=ghost_capacity,
-                costs=costs,
-            )
-            for _ in range(n_servers)
-        ]
+        self._servers = servers
+        self._router = open_router(routing, len(servers), traffic.page_size, events_delay)
         self._logs: list[EventLog] = []
         if routing == "events":
-            self._logs = [server.open_event_log() for server in self._servers]
+            self._logs = [server.open_event_log() for server in servers]
         self._root_hash = namespace_digest(chained_xxh3_64, Namespace())
-        self.n_computed_tokens = [0] * n_servers
+        self.n_computed_tokens = [0] * len(servers)
         """Prompt tokens that each server has computed."""
 
     def run(self, progress: Progress | None = None) -> ReplayResult:

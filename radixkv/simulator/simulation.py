@@ -337,18 +337,19 @@ class _Simulation:
         """Returns the counts, and the prompt tokens that each server computed."""
         activity = f"{self._activity(n_pages, policy)}, {n_servers} servers, routing {routing}"
         with Progress(activity, enabled=self._show_progress) as progress:
-            replay = RoutedReplay(
-                self._recording.traffic,
-                n_pages,
-                policy,
-                n_servers,
-                routing,
-                events_delay=self._events_delay,
-                host_pages=host_pages,
-                disk_pages=disk_pages,
-                ghost_capacity=self._ghost_capacity,
-                costs=self._costs,
-            )
+            servers = [
+                Replay(
+                    self._recording.traffic,
+                    n_pages,
+                    policy,
+                    host_pages=host_pages,
+                    disk_pages=disk_pages,
+                    ghost_capacity=self._ghost_capacity,
+                    costs=self._costs,
+                )
+                for _ in range(n_servers)
+            ]
+            replay = RoutedReplay(self._recording.traffic, servers, routing, events_delay=self._events_delay)
             return replay.run(progress), replay.n_computed_tokens
 
     def _activity(self, n_pages: int | None, policy: Policy) -> str:

@@ -54,7 +54,8 @@ def naive_servers(ids, capacity, n_servers, routing, delay):
 
 
 def routed(traffic, capacity, n_servers, routing, delay=0, **settings):
-    replay = RoutedReplay(traffic, capacity, "lru", n_servers, routing, events_delay=delay, **settings)
+    servers = [Replay(traffic, capacity, "lru", **settings) for _ in range(n_servers)]
+    replay = RoutedReplay(traffic, servers, routing, events_delay=delay)
     return replay, replay.run()
 
 
