@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -104,23 +105,18 @@ async def _in_thread(call: Callable[[], _T]) -> _T:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_T] = loop.create_future()
 
-    def finish(result: _T | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]  # there is one without an error
+    def end(set_outcome: Callable[[], None]) -> None:
+        if not future.cancelled():
+            set_outcome()
 
     def run() -> None:
-        result: _T | None = None
-        error: BaseException | None = None
+        outcome: Callable[[], None]
         try:
-            result = call()
-        except Exception as raised:
-            error = raised
+            outcome = partial(future.set_result, call())
+        except Exception as error:
+            outcome = partial(future.set_exception, error)
         with contextlib.suppress(RuntimeError):  # the loop may have been closed meanwhile
-            loop.call_soon_threadsafe(finish, result, error)
+            loop.call_soon_threadsafe(end, outcome)
 
     threading.Thread(target=run, name="mooncake-call", daemon=True).start()
     return await future
