@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from radixkv.runtime.device.array_copies_cuda import to_device
@@ -213,15 +214,24 @@ class ModelRunner:
             )
         forward = self._prepare_forward(step)
         attention = self._timed_attention(decode, prompts)
-        last_indices = to_device(step.firsts + step.n_tokens - 1, self._device)
+        last_indices = to_device(self._padded(step.firsts + step.n_tokens - 1), self._device)
         if any(row.scoring for row in step.plan.rows):
             hidden = forward(attention, None)
-            self._compute_argmax(hidden.index_select(0, last_indices))
+            self._compute_argmax(hidden.index_select(0, last_indices), step.n_rows)
             return self._outputs(step.n_rows, hidden)
         self._compute_argmax(
-            forward(attention, OutputTokens(last_indices, lambda: self._last_tokens_attention(step)))
+            forward(attention, OutputTokens(last_indices, lambda: self._last_tokens_attention(step))), step.n_rows
         )
         return self._outputs(step.n_rows)
+
+    def _padded(self, indices: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Pads indices with zeros up to a number of rows for which a decode graph was captured, if there is one.
+
+        The products of the last layer then have a number of rows that they had before. For another number cuBLAS
+        may choose a kernel that was never used, which the driver loads only when the device is idle.
+        """
+        n_rows = self._graphs.bucket(len(indices)) or len(indices)
+        return np.pad(indices, (0, n_rows - len(indices)))
 
     def _prepare_forward(self, step: PackedStep) -> Callable[[LayerAttention, OutputTokens | None], Tensor]:
         """Enqueues the token inputs. Returns a callable that runs the layers, by piecewise graphs if one fits."""
@@ -259,23 +269,25 @@ class ModelRunner:
         """Enqueues the kernels that ``_decode`` does, those of like layers once."""
         self._batch.update(step.n_rows)
         inputs = self._batch.prepare_decode(step.n_rows)
-        self._compute_argmax(self._decoder.run_distinct(inputs, self.pool, self._timed_attention(step, None)))
+        states = self._decoder.run_distinct(inputs, self.pool, self._timed_attention(step, None))
+        self._compute_argmax(states, step.n_rows)
 
     def _decode(self, step: DecodeStep) -> None:
         """Enqueues what a decode graph captures."""
         self._batch.update(step.n_rows)
         inputs = self._batch.prepare_decode(step.n_rows)
-        self._compute_argmax(self._decoder(inputs, self.pool, self._timed_attention(step, None)))
+        states = self._decoder(inputs, self.pool, self._timed_attention(step, None))
+        self._compute_argmax(states, step.n_rows)
 
-    def _compute_argmax(self, last: Tensor) -> None:
+    def _compute_argmax(self, last: Tensor, n_rows: int) -> None:
         """Computes each row's logits and argmax token, and stores the token as its batch slot's last one.
 
         Args:
-            last: [rows, hidden], states of the rows' last tokens.
+            last: [rows and padding, hidden], states of the rows' last tokens.
+            n_rows: without padding.
         """
-        n_rows = len(last)
+        self._decoder.logits(last, self._logits[: len(last)])
         outputs = self._outputs(n_rows)
-        self._decoder.logits(last, outputs.logits)
         tokens, finite = outputs.argmax_result
         argmax(
             outputs.logits,

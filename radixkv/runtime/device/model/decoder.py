@@ -55,9 +55,9 @@ class OutputTokens:
     """The tokens whose last states are needed: only these go through the last layer's attention and MLP."""
 
     indices: Tensor
-    """[n] int32: indices of the tokens in the step."""
+    """[n] int32: indices of the tokens in the step. The last ones may be padding."""
     attention: Callable[[], LayerAttention]
-    """Returns attention of these tokens; called after everything before it is enqueued."""
+    """Returns attention of these tokens, without padding; called after everything before it is enqueued."""
 
 
 class Decoder:
@@ -185,7 +185,7 @@ class Decoder:
         if output_tokens is not None:
             # Nothing reads this layer's states of other tokens.
             q, residual = (x.index_select(0, output_tokens.indices) for x in (activations.q, activations.residual))
-            activations = Activations(residual, q, torch.empty_like(q))
+            activations = Activations(residual, q, torch.zeros_like(q))
             attention = output_tokens.attention()
         attention.run(index, activations.q, *pool.layer(index), activations.attention_out)
         return as_tensor(self._after_attention(index, activations, self._final_norm))
