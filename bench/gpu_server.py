@@ -53,17 +53,20 @@ WORKLOADS: Mapping[str, WorkloadOverrides] = {
     "multiturn": WorkloadOverrides(
         num_sessions=256, num_turns=3, num_shots=3, output_len=64, max_concurrency=256, history="recorded"
     ),
+    "unshared": WorkloadOverrides(num_prompts=384, num_shots=9, output_len=64, max_concurrency=128),
     "pressure": WorkloadOverrides(
         num_sessions=160, num_facts=220, num_questions=6, output_len=64, max_concurrency=32
     ),
 }
-"""Prompts of about 980 tokens, 910 of them shared; chats of about 500 tokens; and chats that grow to 3,000 tokens,
-480,000 together, for a pool of 131,072 (``--flag=--max-total-tokens=131072``)."""
+"""Prompts of about 980 tokens, 910 of them shared; chats of about 500 tokens; prompts of about 980 tokens, none
+shared; and chats that grow to 3,000 tokens, 480,000 together, for a pool of 131,072
+(``--flag=--max-total-tokens=131072``)."""
 SMALL_WORKLOADS: Mapping[str, WorkloadOverrides] = {
     "fewshot": WorkloadOverrides(num_prompts=12, num_shots=2, output_len=4, max_concurrency=4),
     "multiturn": WorkloadOverrides(
         num_sessions=4, num_turns=2, num_shots=1, output_len=4, max_concurrency=4, history="recorded"
     ),
+    "unshared": WorkloadOverrides(num_prompts=6, num_shots=2, output_len=4, max_concurrency=4),
     "pressure": WorkloadOverrides(num_sessions=6, num_turns=2, num_facts=8, output_len=4, max_concurrency=4),
 }
 HEADER = (

@@ -81,6 +81,8 @@ def test_the_decoder_agrees_with_transformers(checkpoint: Checkpoint) -> None:
         world.check(world.decoder(world.inputs, world.pool, world.attention()), expected)
         last = OutputTokens(integers([N_TOKENS - 1]), lambda: world.attention(N_TOKENS - 1))
         world.check(world.decoder(world.inputs, world.pool, world.attention(), last), expected[-1:])
+        padded = OutputTokens(integers([N_TOKENS - 1, 0, 0]), last.attention)
+        world.check(world.decoder(world.inputs, world.pool, world.attention(), padded)[:1], expected[-1:])
 
 
 def test_pieces_give_the_bits_of_a_whole_step(checkpoint: Checkpoint) -> None:

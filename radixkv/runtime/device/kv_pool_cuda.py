@@ -35,8 +35,6 @@ class CudaPool:
         self.n_pages = n_pages
         self._n_copied_at_once = max(1, COPIED_AT_ONCE_BYTES // (page.n_bytes // 2))
         self.page_bytes = page.n_bytes
-        # The first copy loads kernels, for which the driver waits until the device is idle: not in a step.
-        self.copy([(self.zero_page, self.zero_page)])
 
     @property
     def zero_page(self) -> int:

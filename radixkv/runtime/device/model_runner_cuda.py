@@ -115,6 +115,8 @@ class ModelRunner:
         self._piecewise.clear()
         self._pool = None  # frees its memory for the next one
         self._pool = CudaPool(page, n_pages, self._device)
+        # The first copy loads kernels, for which the driver waits until the device is idle: not within a step.
+        self._pool.copy([(self._pool.zero_page, self._pool.zero_page)])
         self._batch = PersistentBatch(
             self._row_fields,
             self._staging,
