@@ -66,7 +66,8 @@ test-routing: $(VENV)/.ready $(VENV)/routing/.ready
 	$(VENV)/bin/pytest tests/routing -s
 
 test-nightly: $(VENV)/.ready $(NIGHTLY)/.ready
-	$(VENV)/bin/pytest -m nightly --ignore tests/gpu --numprocesses 2 --dist load --hypothesis-seed $(SEED)
+	$(VENV)/bin/pytest -m 'nightly or hypothesis' --ignore tests/gpu --numprocesses 2 --dist load \
+		--hypothesis-profile nightly --hypothesis-seed $(SEED)
 	TRITON_INTERPRET=1 $(KERNEL_TESTS) tests/gpu/test_gpu_kernels*.py tests/gpu/test_gpu_sampler*.py
 	$(KERNEL_TESTS) tests/gpu/test_gpu_kernels_targets.py
 	$(VENV)/bin/python bench/soak.py --seed $(SEED) --output-file $(NIGHTLY)/soak.jsonl

@@ -17,18 +17,21 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell makes background jobs ignore SIGINT, and servers under test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.pluginmanager.hasplugin("hypothesispytest"):  # not installed for the GPU tests
-        use_same_examples_everywhere()
+        set_numbers_of_examples(config.getoption("--hypothesis-profile"))
 
 
-def use_same_examples_everywhere() -> None:
-    """Makes Hypothesis deterministic on all machines; ``--hypothesis-profile default`` tries other examples."""
+def set_numbers_of_examples(profile: str | None) -> None:
+    """Loads one of two profiles of Hypothesis; ``support.cases.examples`` multiplies by their numbers of examples.
+
+    "same" is the default: few examples, the same ones on all machines. "nightly" has more, drawn from
+    ``--hypothesis-seed``.
+    """
     from hypothesis import HealthCheck, settings
 
-    too_slow = [HealthCheck.too_slow]
-    settings.register_profile(
-        "same", derandomize=True, database=None, deadline=None, suppress_health_check=too_slow
-    )
-    settings.load_profile("same")
+    everywhere = settings(database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("same", everywhere, derandomize=True, max_examples=25)
+    settings.register_profile("nightly", everywhere, max_examples=100)
+    settings.load_profile(profile or "same")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.arguments import engine_config, engine_flags
@@ -12,6 +12,7 @@ from radixkv.cli.offline import sampling_settings
 from radixkv.cli.serve import add as add_serve
 from radixkv.cli.serve import server_config
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from support.cases import examples
 from support.flags import command, parse, read, refused
 
 
@@ -143,7 +144,7 @@ engines = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(engines)
 def test_engine_flags_reproduce_the_configuration(config):
     assert parse(*engine_flags(config)) == config

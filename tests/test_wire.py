@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.cache_messages import (
@@ -56,6 +56,7 @@ from radixkv.wire import (
     pack_tokens,
     unpack_tokens,
 )
+from support.cases import examples
 
 TO_RUNTIME: list[ToRuntime] = [
     Hello(version=1),
@@ -122,7 +123,7 @@ def test_a_message_of_the_other_direction_is_refused() -> None:
             decode_from_runtime(encode(message))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.binary(max_size=200))
 def test_garbage_is_a_wire_error(frame: bytes) -> None:
     for decode in (decode_to_runtime, decode_from_runtime):
@@ -130,7 +131,7 @@ def test_garbage_is_a_wire_error(frame: bytes) -> None:
             decode(frame)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.data())
 def test_a_damaged_frame_is_a_message_or_refused(data: st.DataObject) -> None:
     frame = bytearray(encode(data.draw(st.sampled_from(TO_RUNTIME))))

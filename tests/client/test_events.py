@@ -1,10 +1,11 @@
 import itertools
 import json
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.client.events import EventReader
+from support.cases import examples
 
 
 def read(pieces):
@@ -16,7 +17,7 @@ def read(pieces):
 texts = st.text(alphabet=st.sampled_from("aé\u2028\u0085\x0b😀 :\\"), max_size=8)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.lists(texts, max_size=5),
     st.sampled_from(["\n", "\r\n", "\r"]),

@@ -10,7 +10,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -20,6 +20,7 @@ from radixkv.frontend.prompt_encoding import encode_conversation
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import pack_tokens, unpack_tokens
+from support.cases import examples
 from support.scripted_runtime import ScriptedLoop
 
 ENDS = ("<eos>", "<eot>")
@@ -169,7 +170,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(steps=STEPS)
 def test_prompts_have_the_tokens_of_the_model(
     steps: list[tuple[int, str, list[int], str, list[int]]],

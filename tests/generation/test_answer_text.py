@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from radixkv.generation.answer_text import AnswerText
 from radixkv.text.tokenizer import Tokenizer
+from support.cases import examples
 from support.text_oracle import expected_text
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(data=st.data(), cuts=st.lists(st.integers(0, 5), max_size=20), includes=st.booleans())
 def test_answer_is_the_decoded_text_up_to_the_stop_string(
     tokenizer: Tokenizer, data: st.DataObject, cuts: list[int], includes: bool
@@ -43,7 +44,7 @@ def test_answer_is_the_decoded_text_up_to_the_stop_string(
     assert answer.stop_string is None or full_text[: min(ends)].endswith(answer.stop_string)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(data=st.data(), is_stopped=st.booleans(), includes=st.booleans(), skips=st.booleans())
 def test_decode_all_equals_the_concatenated_pieces(
     tokenizer: Tokenizer, data: st.DataObject, is_stopped: bool, includes: bool, skips: bool
@@ -106,7 +107,7 @@ def vllm_end_index(text: str, stop: list[str], min_tokens: int) -> int | None:
     return None
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     ids=st.lists(st.integers(0, 2), max_size=20),
     stop=st.lists(st.text("abc", min_size=1, max_size=3), max_size=3),

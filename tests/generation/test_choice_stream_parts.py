@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -19,6 +19,7 @@ from radixkv.generation.parts import Part, ReasoningPart, TextPart, ToolCallPart
 from radixkv.sampling import SamplingParams
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import Ready, pack_tokens, unpack_tokens
+from support.cases import examples
 from support.tool_formats import HEADER, USE, answer_format
 
 MARKERS = ["<tool_call>", "</tool_call>", "<end>"]
@@ -75,7 +76,7 @@ WHOLE: list[Part] = [
 ]
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(cuts=st.sets(st.integers(1, 200), max_size=60))
 def test_calls_do_not_depend_on_how_tokens_are_grouped(model: GenerationModel, cuts: set[int]) -> None:
     for sampling in (SamplingParams(), SamplingParams(stop=("never",))):
@@ -83,7 +84,7 @@ def test_calls_do_not_depend_on_how_tokens_are_grouped(model: GenerationModel, c
         assert (output.parts, output.finish_reason, output.stop_reason) == (WHOLE, "tool_calls", None)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(cuts=st.sets(st.integers(1, 200), max_size=60))
 def test_a_stop_string_ends_an_answer_within_a_call(model: GenerationModel, cuts: set[int]) -> None:
     output = answer(model, ANSWER, cuts, SamplingParams(stop=("öln",)))
@@ -115,7 +116,7 @@ def channels_model(tmp_path_factory: pytest.TempPathFactory) -> GenerationModel:
     return model_with(folder, CHANNELS, one, 256 + CHANNELS.index("<|call|>"))
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(cuts=st.sets(st.integers(1, 150), max_size=40))
 def test_channels_of_special_tokens(channels_model: GenerationModel, cuts: set[int]) -> None:
     model, call_id = channels_model, 256 + CHANNELS.index("<|call|>")

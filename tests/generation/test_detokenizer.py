@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from radixkv.generation.detokenizer import IncrementalDetokenizer
 from radixkv.text.tokenizer import Tokenizer
+from support.cases import examples
 from support.text_oracle import expected_text
 
-MANY = settings(max_examples=150, deadline=None)
+MANY = examples(150)
 
 CUTS = st.lists(st.integers(0, 5), max_size=80)
 """How many ids each push has; the remaining ids are pushed one by one."""

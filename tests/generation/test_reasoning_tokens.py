@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -15,6 +15,7 @@ from radixkv.generation.output import ChoiceStream
 from radixkv.sampling import SamplingParams
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import Ready, pack_tokens, unpack_tokens
+from support.cases import examples
 from support.tool_formats import HEADER, USE, answer_format
 
 MERGES = [("<", "/"), ("t", "h"), ("th", "i"), ("thi", "n"), ("thin", "k"), (">", "Ċ")]
@@ -88,7 +89,7 @@ def defined_count(model: GenerationModel, tokens: list[int], prefill: str) -> in
     return next((n for n, text in enumerate(texts) if "</think>" in text), len(tokens))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     prefill=st.sampled_from(["", "<think>\n", "<think>\n\n</think>\n\n"]),
     opening=st.sampled_from(["", "<think>", "\n<think>\n"]),

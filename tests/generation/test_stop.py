@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from radixkv.generation.stop import StopStrings
+from support.cases import examples
 
 FEW_CHARACTERS = st.text("abé🎉", max_size=40)
 STOPS = st.lists(st.text("abé🎉", min_size=1, max_size=6), max_size=4)
@@ -34,7 +35,7 @@ def run(text: str, stop: list[str], cuts: list[int]) -> tuple[str, str | None, l
     return "".join(pieces), strings.matched, pieces
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(text=FEW_CHARACTERS, stop=STOPS, cuts=st.lists(st.integers(0, 7), max_size=10))
 @example(text="xabab", stop=["abab"], cuts=[3])
 @example(text="aab", stop=["ab"], cuts=[1])
@@ -45,7 +46,7 @@ def test_shown_text_is_that_before_the_first_stop_string(text: str, stop: list[s
     assert (shown, matched) == expected(text, stop)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(text=FEW_CHARACTERS, stop=STOPS)
 def test_only_possible_starts_of_a_stop_string_are_held_back(text: str, stop: list[str]) -> None:
     strings = StopStrings(stop)

@@ -3,8 +3,7 @@ model's answers at the end."""
 
 from __future__ import annotations
 
-from hypothesis import settings
-
+from support.cases import examples
 from support.engine_machine import (
     CopyingEngineMachine,
     DiskEngineMachine,
@@ -13,17 +12,17 @@ from support.engine_machine import (
     WindowedEngineMachine,
 )
 
-EngineMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)
+EngineMachine.TestCase.settings = examples(250, stateful_step_count=50)
 TestEngineMachine = EngineMachine.TestCase
 
-DiskEngineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+DiskEngineMachine.TestCase.settings = examples(100, stateful_step_count=50)
 TestDiskEngineMachine = DiskEngineMachine.TestCase
 
-CopyingEngineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+CopyingEngineMachine.TestCase.settings = examples(100, stateful_step_count=50)
 TestCopyingEngineMachine = CopyingEngineMachine.TestCase
 
-TenantEngineMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=50, deadline=None)
+TenantEngineMachine.TestCase.settings = examples(25, stateful_step_count=50)
 TestTenantEngineMachine = TenantEngineMachine.TestCase
 
-WindowedEngineMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+WindowedEngineMachine.TestCase.settings = examples(150, stateful_step_count=50)
 TestWindowedEngineMachine = WindowedEngineMachine.TestCase

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
-
+from support.cases import examples
 from support.loop_machine import LoopMachine
 
-LoopMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+LoopMachine.TestCase.settings = examples(150, stateful_step_count=40)
 TestLoopMachine = LoopMachine.TestCase

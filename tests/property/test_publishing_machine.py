@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
-
+from support.cases import examples
 from support.publishing_machine import PublishingMachine
 
-PublishingMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+PublishingMachine.TestCase.settings = examples(80, stateful_step_count=50)
 TestPublishingMachine = PublishingMachine.TestCase

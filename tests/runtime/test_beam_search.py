@@ -5,12 +5,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.runtime.beam_search import BeamSearch
 from radixkv.tree.node import Namespace
 from radixkv.wire import TokenLogprobs, pack_tokens, unpack_tokens
+from support.cases import examples
 from support.fake_device import ExpectedBeam, chain, expected_beams
 
 PROMPT = [3, 1, 4]
@@ -60,7 +61,7 @@ def found_beams(
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     width=st.integers(1, 6),
     n_more_tokens=st.integers(0, 6),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv import cache_messages, wire
@@ -13,6 +13,7 @@ from radixkv.runtime.cache_commands import CacheCommands
 from radixkv.runtime.compiling import CompilingRequests
 from radixkv.runtime.intake import Intake
 from radixkv.tree.node import Namespace
+from support.cases import examples
 from support.engine import Engine, prompt, token_bytes
 from support.fake_grammars import FakeCompiler
 from support.loop_frontend import PROMPT, Frontend, done
@@ -42,7 +43,7 @@ def matched(front: Frontend, *prompts: Sequence[int], salt: str = "") -> cache_m
     return reply
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.integers(1, 3), st.sampled_from(["", "a"])), max_size=5),
     st.tuples(st.integers(1, 40), st.integers(1, 3), st.sampled_from(["", "a", "b"])),

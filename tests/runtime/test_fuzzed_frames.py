@@ -38,6 +38,7 @@ from radixkv.wire import (
     encode,
     pack_tokens,
 )
+from support.cases import examples
 
 PROMPT = pack_tokens(range(100, 140))
 PEER = b"frontend"
@@ -162,7 +163,7 @@ def canary_tokens(sent: list[FromRuntime]) -> bytes:
     return b"".join(item.tokens for item in items if item.id == CANARY.id)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(frames=st.lists(changed_frames(), min_size=1, max_size=8))
 def test_changed_frames_are_served_or_dropped_and_counted(loop: Loop, canary: bytes, frames: list[bytes]) -> None:
     check(loop, canary, frames)

@@ -7,13 +7,14 @@ from itertools import combinations
 from random import Random
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from radixkv.simulator.caches import CostModel
 from radixkv.simulator.concurrent_replay import ConcurrentReplay
 from radixkv.simulator.replay import Replay
 from radixkv.simulator.traffic import BlockTraffic, TokenTraffic
+from support.cases import examples
 from support.engine import GHOST_CAPACITY, Engine, token_bytes
 from support.naive_cache import BLOCK, Naive, prefixes, trace_request
 
@@ -147,7 +148,7 @@ capacities = st.integers(1, 12)
 knowledge = st.booleans()
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(blocks, lengths_of_last, capacities, knowledge)
 @example([[0, 1], [1], [0, 1, 2, 2], [0], [0, 1, 2]], [512] * 14, 2, True)
 def test_the_rule_blocks_equals_a_list_of_blocks(ids, lasts, capacity, knows_future):
@@ -159,7 +160,7 @@ def test_the_rule_blocks_equals_a_list_of_blocks(ids, lasts, capacity, knows_fut
     assert replay_checked(traffic, None, knows_future=knows_future) == unbounded
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(blocks, lengths_of_last, capacities)
 def test_pages_that_are_known_to_be_over_are_evicted_first(ids, lasts, capacity):
     requests = [trace_request(each, last) for each, last in zip(ids, lasts, strict=False)]
@@ -168,7 +169,7 @@ def test_pages_that_are_known_to_be_over_are_evicted_first(ids, lasts, capacity)
     assert replay_checked(traffic, capacity, ends_known=1.0) == expected
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(blocks, capacities, st.integers(1, 30))
 def test_two_tiers_equal_two_lists_of_blocks(ids, capacity, host_capacity):
     requests = [trace_request(each) for each in ids]
@@ -178,7 +179,7 @@ def test_two_tiers_equal_two_lists_of_blocks(ids, capacity, host_capacity):
     assert result.n_loaded_tokens == BLOCK * n_loaded
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(blocks, st.integers(1, 6), st.integers(1, 9), st.integers(1, 30))
 def test_three_tiers_equal_three_lists_of_blocks(ids, capacity, host_capacity, disk_capacity):
     requests = [trace_request(each) for each in ids]
@@ -238,7 +239,7 @@ def best_possible(paths, capacity, index=0, cached=frozenset()):
     return n_cached_pages + max(rest)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(prefix_sharing(st.integers(0, 1), max_pages=3, max_prompts=5), st.integers(1, 3))
 def test_no_policy_finds_more_than_the_oracle(ids, capacity):
     traffic = BlockTraffic([trace_request(each) for each in ids], BLOCK, "blocks")
@@ -256,7 +257,7 @@ token_prompts = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(token_prompts, capacities, knowledge)
 def test_token_ids_equal_a_list_of_pages(prompts, capacity, knows_future):
     traffic = TokenTraffic([token_bytes(prompt) for prompt in prompts], 4)
@@ -264,7 +265,7 @@ def test_token_ids_equal_a_list_of_pages(prompts, capacity, knows_future):
     assert replay_checked(traffic, capacity, knows_future=knows_future) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(token_prompts, st.integers(3, 12), st.integers(0, 20), st.sampled_from(["lru", "lfuda", "adaptive"]))
 def test_the_scheduler_on_a_fake_device_finds_the_same(prompts, capacity, n_slots, policy):
     engine = Engine(
@@ -293,7 +294,7 @@ def tokens_of(request):
     return array("i", ids[: request.input_length]).tobytes()
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(blocks, lengths_of_last, st.sampled_from([64, 128, 512]), capacities, knowledge)
 def test_compact_pages_equal_all_tokens(ids, lasts, page_size, capacity, knows_future):
     requests = [trace_request(each, last) for each, last in zip(ids, lasts, strict=False)]
@@ -304,7 +305,7 @@ def test_compact_pages_equal_all_tokens(ids, lasts, page_size, capacity, knows_f
     assert replay_checked(symbols, n_pages, knows_future=knows_future) == expected
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(blocks, lengths_of_last, st.sampled_from([64, 128, 512]), capacities, st.integers(1, 6), st.integers(1, 4))
 def test_block_symbols_equal_all_tokens_with_several_in_flight(
     ids, lasts, page_size, capacity, concurrency, n_step_blocks

@@ -5,12 +5,13 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.simulator.replay import Replay
 from radixkv.simulator.routed_replay import RoutedReplay
 from radixkv.simulator.traffic import BlockTraffic, TokenTraffic
+from support.cases import examples
 from support.engine import token_bytes
 from support.naive_cache import BLOCK, Naive, trace_request
 
@@ -59,7 +60,7 @@ def routed(traffic, capacity, n_servers, routing, delay=0, **settings):
     return replay, replay.run()
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     ids=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=60),
     capacity=st.integers(1, 8),

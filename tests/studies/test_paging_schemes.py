@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -28,6 +28,7 @@ from radixkv.studies.paging.schemes import (
     paged_scheme,
 )
 from radixkv.studies.paging.sequences import SimulatedSequence, TokenRange, TokenRangeSource, Turn
+from support.cases import examples
 from support.engine import Engine
 
 POOL_TOKENS = 250
@@ -155,7 +156,7 @@ lengths = st.tuples(st.sampled_from((0, 20, 40)), st.integers(1, 40), st.integer
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(requests=st.lists(lengths, min_size=1, max_size=12))
 def test_the_shares_of_the_pool_add_up_to_100(name: str, requests: list[tuple[int, int, int, int]]) -> None:
     token_ranges = TokenRangeSource()

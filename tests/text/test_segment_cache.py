@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from radixkv.text import segment_cache
 from radixkv.text.segment_cache import SegmentCache
+from support.cases import examples
 
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -97,7 +98,7 @@ def encode_whole(backend: tokenizers.Tokenizer, text: str, *, adds_special: bool
     return struct.pack(f"<{len(ids)}i", *ids)
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=4), adds_special=st.booleans())
 def test_ids_equal_those_of_the_unsplit_text(
     backend: tokenizers.Tokenizer, texts: Sequence[str], adds_special: bool

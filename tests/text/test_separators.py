@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
 from radixkv.text.tokenizer import Tokenizer
+from support.cases import examples
 from support.small_tokenizers import sentencepiece
 
 END, CLOSE = "<|end|>", "</s>"
@@ -53,7 +54,7 @@ def separators(backend: tokenizers.Tokenizer, *names: str) -> dict[str, int]:
     return Tokenizer(backend).separators([*ids, 100_000])
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(before=TEXTS, after=TEXTS)
 @pytest.mark.parametrize("make", [byte_level, with_nfc_and_split_words], ids=["GPT-2", "Qwen"])
 def test_a_text_has_the_ids_of_its_parts(make: Callable[[], tokenizers.Tokenizer], before: str, after: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.tree.node import Namespace, Node
 from radixkv.tree.outline import outline
 from radixkv.tree.radix_tree import RadixTree
+from support.cases import examples
 from support.engine import token_bytes
 
 PAGE_SIZE = 2
@@ -81,7 +82,7 @@ def test_the_largest_nodes_are_found_and_the_others_summed_up(sequences: Sequenc
         assert len(found.nodes) + n_more == len(everything)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(SEQUENCES, st.integers(1, 20))
 def test_a_bounded_walk_counts_what_it_did_not_visit(sequences: Sequences, max_visited: int) -> None:
     tree = tree_of(sequences)

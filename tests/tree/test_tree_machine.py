@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
-
+from support.cases import examples
 from support.tree_machine import TreeMachine
 
-TreeMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TreeMachine.TestCase.settings = examples(200, stateful_step_count=40)
 TestTreeMachine = TreeMachine.TestCase

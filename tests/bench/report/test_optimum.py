@@ -1,7 +1,8 @@
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.bench.report.run_metrics import optimum_cached_tokens
+from support.cases import examples
 from support.fake_openai import common
 
 
@@ -19,7 +20,7 @@ answers = st.lists(st.lists(ids, max_size=3), max_size=3)
 requests = st.lists(st.tuples(st.lists(ids, max_size=6), answers), max_size=12)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(requests)
 def test_the_optimum_equals_comparing_each_prompt_with_all_earlier_ones(requests):
     assert optimum_cached_tokens(requests) == naive(requests)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import chain
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.bench.report.repeats import WINDOW, repeated_tokens
 from radixkv.bench.report.run_metrics import cache_report, optimum_cached_tokens
+from support.cases import examples
 from support.report_records import record
 
 
@@ -32,7 +33,7 @@ prompts = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(prompts)
 def test_repeats_are_those_that_a_naive_search_finds(prompts: list[list[int]]) -> None:
     n_cached = optimum_cached_tokens([(prompt, ()) for prompt in prompts])

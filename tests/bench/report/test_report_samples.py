@@ -1,9 +1,10 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.bench.report.charts import MAX_INTERVALS, MIN_INTERVALS, samples_of
 from radixkv.bench.report.run_metrics import run_metrics
+from support.cases import examples
 from support.report_records import failed, measured, record
 
 moments = st.floats(0, 100)
@@ -22,7 +23,7 @@ def records(draw):
     )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(records(), min_size=1, max_size=12))
 def test_series_add_up_to_the_metrics_of_the_run(good):
     run = measured(*good, failed("timeout", started=3.0), duration=50.0)

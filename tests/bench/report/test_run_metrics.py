@@ -4,11 +4,12 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.bench.report.result_table import MAX_REASONS, comparison, failures, result_table
 from radixkv.bench.report.run_metrics import cache_report, outputs_sha256, run_metrics, summary
+from support.cases import examples
 from support.paths import ROOT
 from support.report_records import failed, line, measured, record
 
@@ -28,7 +29,7 @@ API_KEYS = {
 }
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=40))
 def test_latency_summaries_equal_those_of_numpy(seconds):
     values = np.array(seconds) * 1000

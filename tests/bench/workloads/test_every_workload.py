@@ -5,12 +5,13 @@ from itertools import chain
 
 import msgspec
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from radixkv.bench.workloads.base import Source
 from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload, workload_names
 from radixkv.errors import ConfigError
+from support.cases import examples
 from support.sessions import collect_requests, collect_turns, comparable_fields, said
 
 NAMES = workload_names()
@@ -91,7 +92,7 @@ def test_prompts_with_recorded_answers_do_not_depend_on_the_model(name):
     assert any(turn > 0 for session in sessions for turn, _ in enumerate(collect_turns(session)))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.data())
 def test_any_parameters_and_any_answers_give_sessions_with_n_requests(data):
     name = data.draw(st.sampled_from(NAMES))

@@ -3,7 +3,7 @@ import json
 from operator import eq
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.bench.workloads.base import Source
@@ -11,6 +11,7 @@ from radixkv.bench.workloads.catalog import load_workload
 from radixkv.bench.workloads.mooncake import TraceRequest, generate_trace
 from radixkv.bench.workloads.trace import Trace
 from radixkv.errors import ConfigError
+from support.cases import examples
 
 
 def line(ids, input_length=None, output_length=64, timestamp=0):
@@ -63,7 +64,7 @@ IDS = st.lists(st.integers(0, 5), min_size=1, max_size=5)
 LINES = st.lists(st.tuples(IDS, st.integers(1, 512)), min_size=2, max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(lines=LINES, block_len=st.integers(1, 512), far=st.integers(0, 2**62))
 def test_prompts_share_exactly_the_blocks_that_they_share_in_the_trace(tmp_path_factory, lines, block_len, far):
     lines = [line([far + each for each in ids], 512 * len(ids) - 512 + last) for ids, last in lines]
@@ -80,7 +81,7 @@ def test_prompts_share_exactly_the_blocks_that_they_share_in_the_trace(tmp_path_
         assert len(prompt) == -(-each["input_length"] * block_len // 512)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(one=st.integers(0, 2**63 - 1), other=st.integers(0, 2**63 - 1), times=st.integers(1, 10**6))
 def test_different_blocks_differ_within_their_first_tokens(tmp_path_factory, one, other, times):
     near = one + 768 * times if one < 2**62 else one - 768 * times  # the first digit is the same

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.generation.parsers.answer_format import AnswerFormat
 from radixkv.generation.parts import TextPart
 from radixkv.generation.tools import ToolUse, parse_tool_use
+from support.cases import examples
 from support.tool_formats import HEADER, SHOWN_BY, TOOLS, USE, answer_format, parse
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -183,7 +184,7 @@ def test_calls_are_found(formats: dict[str, AnswerFormat], case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-@settings(max_examples=25)
+@examples(25)
 @given(data=st.data())
 def test_the_parts_do_not_depend_on_where_the_text_is_cut(
     formats: dict[str, AnswerFormat], case: str, data: st.DataObject
@@ -193,7 +194,7 @@ def test_the_parts_do_not_depend_on_where_the_text_is_cut(
     assert parse(formats[format_name], cut(text, places)) == expected
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     calls=st.lists(
         st.tuples(
@@ -236,7 +237,7 @@ def test_no_text_fails_or_depends_on_the_cuts(
 
 
 @pytest.mark.parametrize("format_name", SHOWN_BY)
-@settings(max_examples=25)
+@examples(25)
 @given(data=st.data())
 def test_a_cut_answer_is_a_prefix(formats: dict[str, AnswerFormat], format_name: str, data: st.DataObject) -> None:
     """A prefix of an answer never shows a call that the whole answer has not, nor changes its arguments."""

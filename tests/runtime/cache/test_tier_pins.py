@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.tree.node import Namespace
+from support.cases import examples
 from support.engine import token_bytes
 from support.pinned_cache import PAGE_SIZE, PinnedCache
 
@@ -169,7 +170,7 @@ class NaivePin:
     until: float
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     budget=st.sampled_from((0.1, 0.25, 0.6)),
     operations=st.lists(

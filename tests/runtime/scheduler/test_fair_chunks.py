@@ -5,10 +5,11 @@ from __future__ import annotations
 from math import ceil, log2
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.runtime.request import Request
+from support.cases import examples
 from support.engine import Engine, prompt
 
 BUDGET = 64
@@ -189,7 +190,7 @@ def prompt_of(request: Request) -> list[int]:
     return list(memoryview(bytes(request.tokens)).cast("i"))[: request.n_prompt]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60)
 @given(
     lengths=st.lists(st.sampled_from((4, 16, 60, 150, 400, 1000)), min_size=1, max_size=14),
     arrivals=st.lists(st.integers(0, 12), min_size=14, max_size=14),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.checks import MIN_PRIORITY
@@ -17,6 +17,7 @@ from radixkv.runtime.scheduler import fair_queue
 from radixkv.runtime.scheduler.fair_queue import FairQueue
 from radixkv.tenants import TenantConfig, check_rows
 from radixkv.tree.node import Namespace
+from support.cases import examples
 from support.engine import Engine, prompt
 
 N_ROWS = 4
@@ -286,7 +287,7 @@ def test_a_tenants_many_rows_are_preempted_before_anothers_only_one() -> None:
 request = st.tuples(st.sampled_from("aab"), st.integers(1, 40), st.integers(1, 8), st.integers(-1, 1))
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(
     arrivals=st.lists(st.tuples(st.integers(0, 2), st.lists(request, max_size=6)), min_size=5, max_size=25),
     weights=st.tuples(st.sampled_from((0.5, 1, 2)), st.sampled_from((1, 2))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.errors import ConfigError
@@ -13,6 +13,7 @@ from radixkv.runtime.cache.tenant_pages import check_longest_request
 from radixkv.runtime.request import Phase, Request
 from radixkv.tenants import TenantConfig
 from radixkv.tree.node import Namespace
+from support.cases import examples
 from support.engine import Engine, prompt, token_bytes
 
 N_PAGES = 64
@@ -264,7 +265,7 @@ shares = st.sampled_from(((0.0, 1.0), (0.0, 0.5), (0.25, 0.5), (0.25, 1.0), (0.4
 request = st.tuples(st.integers(0, 2), st.integers(1, 40), st.integers(1, 12), st.integers(0, 3))
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(
     arrivals=st.lists(st.tuples(st.integers(0, 8), st.lists(request, max_size=5)), min_size=5, max_size=25),
     shares=st.tuples(shares, shares),

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from radixkv.runtime.cache.tiers.file_store import FileStore
 from radixkv.runtime.cache.tiers.page_file import PageFormat
+from support.cases import examples
 from support.page_files import (
     PAGE_TOKEN_BYTES,
     START,
@@ -166,9 +166,9 @@ class SmallStoreMachine(StoreMachine):
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(max_examples=25, stateful_step_count=30)
+TestStore.settings = examples(25, stateful_step_count=30)
 TestSmallStore = SmallStoreMachine.TestCase
-TestSmallStore.settings = settings(max_examples=25, stateful_step_count=30)
+TestSmallStore.settings = examples(25, stateful_step_count=30)
 
 
 @pytest.mark.parametrize("page_bytes", [1, 1000, 4096, 20480, 2**21])

@@ -9,12 +9,13 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from radixkv.runtime.cache.tiers import shared_store as shared_store_module
 from radixkv.runtime.cache.tiers.shared_store import N_NAMES, SharedStore
+from support.cases import examples
 from support.fake_objects import PAGE_BYTES, FakeObjects, shared_store
 from support.page_files import (
     PAGE_TOKEN_BYTES,
@@ -151,11 +152,11 @@ class SharedMachine(RuleBasedStateMachine):
 def test_two_stores_over_the_same_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_store_module, "PAUSE_S", 0.0)
     run = SharedMachine.TestCase
-    run.settings = settings(max_examples=40, stateful_step_count=25)
+    run.settings = examples(40, stateful_step_count=25)
     run().runTest()
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(n_pages=st.integers(1, 700), share=st.floats(0, 1))
 def test_a_lookup_finds_the_end_of_a_prefix_with_few_questions(n_pages: int, share: float) -> None:
     run = list(range(n_pages))

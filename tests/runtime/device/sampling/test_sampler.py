@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -10,6 +10,7 @@ from radixkv.errors import DeviceError
 from radixkv.runtime.device.sampling.cpu import Sampler
 from radixkv.runtime.device.sampling.settings import uniforms
 from radixkv.runtime.step.plan import RowSampling
+from support.cases import examples
 from support.sampler_oracle import (
     BIASES,
     DRAWN,
@@ -86,7 +87,7 @@ def rows(draw: st.DrawFn, vocab_size: int) -> RowSampling:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_sampled_tokens_are_possible(data: st.DataObject) -> None:
     vocab_size = data.draw(st.sampled_from([1, 2, 63, 64, 130, 700]))

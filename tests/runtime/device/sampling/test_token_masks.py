@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from radixkv.runtime.device.sampling.cpu import Sampler
 from radixkv.runtime.step.plan import RowSampling
+from support.cases import examples
 from support.sampler_oracle import DRAWN, GREEDY, history, normal
 from support.token_bits import masks_of
 
@@ -22,7 +23,7 @@ KINDS = (
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data())
 def test_a_mask_is_a_ban_of_all_other_tokens(data: st.DataObject) -> None:
     vocab_size = data.draw(st.sampled_from((3, 31, 32, 33, 64, 700)))
