@@ -1,17 +1,34 @@
-"""Tests of the ``radixkv`` command in a process of its own: exit codes and output."""
+"""Exit codes and output of the ``radixkv`` command, some in a process of its own."""
 
+import os
 import socket
 import subprocess
 import sys
 
 import pytest
 
+from radixkv import __version__, cli
 from support.live import LIMIT_S
 
 
 def radixkv(*flags):
     command = [sys.executable, "-m", "radixkv.cli", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+@pytest.fixture
+def inside(capsys):
+    """Runs a command in this process."""
+
+    def run(*flags):
+        arguments = [os.fsdecode(flag) for flag in flags]
+        try:
+            code = cli.main(arguments)
+        except SystemExit as end:
+            code = end.code
+        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
+
+    return run
 
 
 def check_error(done, code, message, command="radixkv"):
@@ -24,8 +41,6 @@ def check_error(done, code, message, command="radixkv"):
 
 
 def test_version_and_help():
-    from radixkv import __version__
-
     assert radixkv("--version").stdout == f"radixkv {__version__}\n"
     done = radixkv("--help")
     assert done.returncode == 0
@@ -43,8 +58,8 @@ def test_version_and_help():
         ("bench", ["--workload", "--base-url", "--compare-cache", "--output-file", "--goodput", "--dataset-path"]),
     ],
 )
-def test_help_of_each_command_names_its_flags_and_none_that_is_refused(command, flags):
-    done = radixkv(command, "--help")
+def test_help_of_each_command_names_its_flags_and_none_that_is_refused(inside, command, flags):
+    done = inside(command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert all(flag in done.stdout for flag in flags)
     assert "--speculative-config" not in done.stdout
@@ -101,13 +116,22 @@ def test_help_of_each_command_names_its_flags_and_none_that_is_refused(command, 
         (["bench", "--enable-lora"], "--enable-lora", "radixkv bench"),
     ],
 )
-def test_wrong_usage_is_one_line_and_exit_code_2(flags, message, command):
-    check_error(radixkv(*flags), 2, message, command)
+def test_wrong_usage_is_one_line_and_exit_code_2(inside, flags, message, command):
+    check_error(inside(*flags), 2, message, command)
 
 
-def test_a_model_that_is_not_there_is_one_line_and_exit_code_1():
-    for command, flags in (("serve", ["--port", "0"]), ("generate", ["text"]), ("chat", [])):
-        done = radixkv(command, *flags, "--model", "/nowhere/model")
+def test_wrong_usage_in_a_process_of_its_own():
+    check_error(radixkv("fly"), 2, "invalid choice: 'fly'")
+    check_error(radixkv("explain", b"caf\xe9"), 2, "UTF-8", "radixkv explain")
+
+
+def test_a_model_that_is_not_there_is_one_line_and_exit_code_1(inside):
+    for run, command, flags in (
+        (radixkv, "serve", ["--port", "0"]),
+        (inside, "generate", ["text"]),
+        (inside, "chat", []),
+    ):
+        done = run(command, *flags, "--model", "/nowhere/model")
         check_error(done, 1, "/nowhere/model", f"radixkv {command}")
 
 
