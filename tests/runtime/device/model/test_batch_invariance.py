@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
+from support.cases import covering
 from support.device_support import INVARIANT, OpenDevice, random_ids, row_of
 
 Get = Callable[[str], Checkpoint]
@@ -29,8 +30,7 @@ def equal(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
     return torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
 
 
-@pytest.mark.parametrize("name", INVARIANT)
-@pytest.mark.parametrize("chunk", range(1, PAGE + 2))
+@pytest.mark.parametrize(("name", "chunk"), covering(INVARIANT, range(1, PAGE + 2)))
 def test_chunked(checkpoint: Get, name: str, chunk: int) -> None:
     device = OpenDevice(checkpoint(name), page_size=PAGE, block_tokens=BLOCK)
     pages = device.pages(LENGTH)
@@ -40,25 +40,25 @@ def test_chunked(checkpoint: Get, name: str, chunk: int) -> None:
     assert equal((torch.cat(parts), device.stored(pages, LENGTH)), cold(device))
 
 
-@pytest.mark.parametrize("name", INVARIANT)
-@pytest.mark.parametrize("n_other_rows", [1, 2, 6, 7, 8, 9, 40, 299])
+@pytest.mark.parametrize(("name", "n_other_rows"), covering(INVARIANT, [1, 2, 6, 7, 8, 9, 40, 299]))
 def test_decoding_in_a_batch(checkpoint: Get, name: str, n_other_rows: int) -> None:
     """Decodes the last token among rows of many lengths, some of which read its pages."""
-    device = OpenDevice(checkpoint(name), page_size=PAGE, block_tokens=BLOCK, n_pages=6000)
+    device = OpenDevice(checkpoint(name), page_size=PAGE, block_tokens=BLOCK, n_pages=40 + 17 * n_other_rows)
     expected, _ = cold(device)
     pages = device.pages(LENGTH)
     device.run(row_of(IDS, pages, stop=LENGTH - 1))
-    other_rows = []
+    prompts, other_rows = [], []
     for i in range(n_other_rows):
         ids = random_ids(3 + 7 * i % 50, seed=i)
         own = device.pages(len(ids) + 8)
-        device.run(row_of(ids, own, batch_slot=i + 1))
+        prompts.append(row_of(ids, own, batch_slot=i + 1))
         if i % 3 == 0:
             other_rows.append(
                 row_of(IDS, pages, batch_slot=i + 1, start=8 + i % 40, stop=9 + i % 40, write_start=LENGTH)
             )
         else:
             other_rows.append(row_of(ids + ids[:1], own, batch_slot=i + 1, start=len(ids)))
+    device.run(*prompts)
     middle = n_other_rows // 2
     rows = [*other_rows[:middle], row_of(IDS, pages, start=LENGTH - 1), *other_rows[middle:]]
     together = device.run(*rows)
@@ -80,8 +80,7 @@ def test_prompts_in_a_batch(checkpoint: Get, name: str) -> None:
         assert equal((together[i], device.stored(tables[i], len(ids))), alone[i])
 
 
-@pytest.mark.parametrize("name", INVARIANT)
-@pytest.mark.parametrize("hit", [PAGE, 32, LENGTH - LENGTH % PAGE])
+@pytest.mark.parametrize(("name", "hit"), covering(INVARIANT, [PAGE, 32, LENGTH - LENGTH % PAGE]))
 def test_cache_hit(checkpoint: Get, name: str, hit: int) -> None:
     """A cache hit: another request computed the prefix, and the rest is written to new pages."""
     device = OpenDevice(checkpoint(name), page_size=PAGE, block_tokens=BLOCK)
