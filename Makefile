@@ -9,7 +9,8 @@ SHELL := /bin/sh
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -q
 # Packages of clients exclude each other: each list in tests/clients has an environment of its own.
-CLIENTS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcard tests/clients/*.txt))
+CLIENTS := $(VENV)/clients/openai-3/.ready $(VENV)/clients/anthropic-2/.ready
+ALL_CLIENTS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcard tests/clients/*.txt))
 # Those of frameworks take 1.8 GB, so only `make test-clients` makes them.
 FRAMEWORKS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcard tests/clients/frameworks/*.txt))
 # An environment for the tests of stores that servers share.
@@ -65,7 +66,7 @@ test-stores: $(VENV)/.ready $(STORES)/.ready
 test-routing: $(VENV)/.ready $(VENV)/routing/.ready
 	$(VENV)/bin/pytest tests/routing -s
 
-test-nightly: $(VENV)/.ready $(NIGHTLY)/.ready
+test-nightly: $(VENV)/.ready $(ALL_CLIENTS) $(NIGHTLY)/.ready
 	$(VENV)/bin/pytest -m 'nightly or hypothesis' --ignore tests/gpu --numprocesses 2 --dist load \
 		--hypothesis-profile nightly --hypothesis-seed $(SEED)
 	TRITON_INTERPRET=1 $(KERNEL_TESTS) tests/gpu/test_gpu_kernels*.py tests/gpu/test_gpu_sampler*.py

@@ -36,11 +36,11 @@ OPENAI = ("completions_by_openai.py", "chat_by_openai.py", "responses_by_openai.
 @pytest.mark.parametrize(
     ("packages", "scripts"),
     [
-        ("openai-2", OPENAI),
         ("openai-3", OPENAI),
         ("anthropic-2", ["by_anthropic.py"]),
-        ("openai-2", ["by_litellm.py"]),
-        ("openai-2", ["by_langchain.py"]),
+        pytest.param("openai-2", OPENAI, marks=pytest.mark.nightly),
+        pytest.param("openai-2", ["by_litellm.py"], marks=pytest.mark.nightly),
+        pytest.param("openai-2", ["by_langchain.py"], marks=pytest.mark.nightly),
     ],
 )
 def test_a_client(
