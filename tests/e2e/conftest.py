@@ -13,10 +13,17 @@ from support.live import HERE, LiveServer, serving, wait_for, watched
 SMALL = ("--max-num-seqs", "16", "--max-num-batched-tokens", "256", "--max-queued-requests", "32")
 
 
-@pytest.fixture(scope="module")
-def server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+@pytest.fixture(scope="session")
+def plain_server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     with serving(sensitive, tmp_path_factory.mktemp("s") / "errors") as live:
         yield live
+
+
+@pytest.fixture(scope="module")
+def server(plain_server: LiveServer) -> LiveServer:
+    """A server with the usual settings, which starts a module's tests with an empty cache."""
+    plain_server.flush_cache()
+    return plain_server
 
 
 @pytest.fixture
@@ -31,17 +38,23 @@ def start_without_timeouts(sensitive: Path, tmp_path: Path) -> Callable[..., Abs
     return lambda *flags: serving(sensitive, tmp_path / "errors", *flags, entry=entry)
 
 
-@pytest.fixture(scope="module")
-def shared_server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A server of one module's tests; they use it through ``checked_server``."""
+@pytest.fixture(scope="session")
+def watched_server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     with watched(sensitive, tmp_path_factory.mktemp("s") / "errors", *SMALL) as live:
         yield live
 
 
-@pytest.fixture(scope="module")
-def idle_state(shared_server: LiveServer) -> tuple[list[int], dict[str, object]]:
+@pytest.fixture(scope="session")
+def idle_state(watched_server: LiveServer) -> tuple[list[int], dict[str, object]]:
     """The server's canary answer, and its leftovers while it is idle."""
-    return shared_server.canary(), shared_server.leftovers_at_rest()
+    return watched_server.canary(), watched_server.leftovers_at_rest()
+
+
+@pytest.fixture(scope="module")
+def shared_server(watched_server: LiveServer) -> LiveServer:
+    """A server that starts a module's tests with an empty cache; they use it through ``checked_server``."""
+    watched_server.flush_cache()
+    return watched_server
 
 
 @pytest.fixture

@@ -101,6 +101,9 @@ class LiveServer:
     def canary(self) -> list[int]:
         return self.complete(**CANARY)["choices"][0]["token_ids"]
 
+    def flush_cache(self) -> None:
+        wait_for(lambda: self.http.post("/flush_cache").status_code == 200, "the cache is not flushed")
+
     def metric(self, name: str) -> float:
         return self.metrics(name)[0]
 
