@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.cases import rest_nightly
 from support.live import LIMIT_S, LiveServer, serving, wait_for
 
 SMALL = ("--max-total-tokens", "512", "--max-num-batched-tokens", "256", "--max-num-seqs", "8")
@@ -88,15 +89,19 @@ def test_a_policy_of_never_computes_and_says_so(
 
 @pytest.mark.parametrize(
     ("size", "parts"),
-    [
-        ("10", ["a host tier of 10 bytes is less than one page", "--host-memory"]),
-        ("100TiB", ["a host tier of 109951162777600 bytes", "set --host-memory lower"]),
-    ],
+    rest_nightly(
+        [
+            ("100TiB", ["a host tier of 109951162777600 bytes", "set --host-memory lower"]),
+            ("10", ["a host tier of 10 bytes is less than one page", "--host-memory"]),
+        ],
+        kept=(0,),
+    ),
 )
 def test_a_size_that_does_not_fit_ends_the_start_with_one_line(
     sensitive: Path, size: str, parts: list[str]
 ) -> None:
     command = [sys.executable, "-m", "radixkv.cli", "serve", str(sensitive), "--port", "0", "--host-memory", size]
+    command += ["--grammar-backend", "none"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stdout) == (1, "")
     last = done.stderr.splitlines()[-1]

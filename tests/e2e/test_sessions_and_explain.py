@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.live import LIMIT_S, LiveServer, complaints
 
 
@@ -16,6 +18,7 @@ def radixkv(*flags: object, lines: str | None = None) -> subprocess.CompletedPro
     return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=LIMIT_S)
 
 
+@pytest.mark.nightly
 def test_chats_with_the_cache_off_and_on_give_the_same_tokens(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     flags = ["--num-sessions", 3, "--num-turns", 3, "--num-shots", 1, "--output-len", 6, "--warmup-requests", 1]

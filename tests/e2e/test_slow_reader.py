@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from support.live import LIMIT_S, LiveServer, wait_for
 
-N_CHOICES = 8
-N_TOKENS = 6000
+N_CHOICES = 15
+N_TOKENS = 4000
 """Tokens per choice: a hundred megabytes of chunks in all, of which the server buffers a few."""
 LONG_STREAM = {
     "prompt": [7] * 1000,
