@@ -72,9 +72,10 @@ def test_it_finds_facts_in_documents(llm: LLM) -> None:
     assert share_right(llm.generate(prompts, ANSWER), problems) >= MIN_SHARE_RIGHT
 
 
+@pytest.mark.parametrize("n", [6, pytest.param(20, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("family", ["agents", "made_tools", "extraction", "reasoning"])
-def test_it_calls_tools_extracts_and_thinks(llm: LLM, family: str) -> None:
-    chosen = list(islice(cases(family, 700), 20))
+def test_it_calls_tools_extracts_and_thinks(llm: LLM, family: str, n: int) -> None:
+    chosen = list(islice(cases(family, 700), n))
     prompts = [
         llm.chat_prompt(step.prompt.messages, chat_template_kwargs=step.prompt.template_variables)
         for case in chosen

@@ -167,13 +167,13 @@ def other(seed: int, n_tokens: int = 70) -> list[int]:
     return [100 + (seed * 37 + i * (seed + 3)) % 900 for i in range(n_tokens)]
 
 
-def test_twenty_rounds_are_silent_and_no_statistics_count_them(run: Run) -> None:
+def test_many_rounds_are_silent_and_no_statistics_count_them(run: Run) -> None:
     async def test(world: World) -> None:
         await world.ask(other(1))
         before = await world.client.stats()
-        for _ in range(20):
+        for _ in range(8):
             await world.canary.check()
-        assert world.counts("canary_checks") == {"device": 20}
+        assert world.counts("canary_checks") == {"device": 8}
         assert world.counts("canary_failures") == {}
         assert world.lines == []
         after = await world.client.stats()

@@ -17,6 +17,7 @@ from radixkv.simulator.replay import Replay
 from radixkv.simulator.traffic import TokenTraffic
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import pack_tokens
+from support.cases import rest_nightly
 
 PAGE_SIZE = 16
 
@@ -33,7 +34,7 @@ def random_prompts(seed, n_prompts):
     return prompts
 
 
-@pytest.mark.parametrize("n_pages", [8, 13, 40, 2000])
+@pytest.mark.parametrize("n_pages", rest_nightly([8, 13, 40, 2000], kept=(1, 3)))
 def test_cached_tokens_equal_those_of_the_engine(n_pages, tmp_path):
     prompts = random_prompts(seed=n_pages, n_prompts=60)
     llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=n_pages * PAGE_SIZE)

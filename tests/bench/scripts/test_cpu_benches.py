@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support.paths import ROOT
 
 CASES = ["decode_only", "admit_by_prefix", "churn", "blocked_by_memory", "floors", "generate"]
@@ -28,6 +30,7 @@ def test_each_case_of_the_schedule_writes_a_line(tmp_path: Path) -> None:
     assert all(line["ms_per_step"] > 0 and line["steps"] > 0 for line in lines)
 
 
+@pytest.mark.nightly
 def test_the_schedule_of_a_file_of_workloads(tmp_path: Path) -> None:
     path = tmp_path / "workloads.py"
     path.write_text(WORKLOADS, encoding="utf-8")
@@ -36,11 +39,13 @@ def test_the_schedule_of_a_file_of_workloads(tmp_path: Path) -> None:
     assert line["schedule_ms"] >= line["cache_ms"] > 0
 
 
+@pytest.mark.nightly
 def test_a_short_prompt_has_its_first_token_before_the_long_ones(tmp_path: Path) -> None:
     (line,) = run("fair_chunks.py", tmp_path, "--prompts", "2", "--prompt-tokens", "2500", "--new-tokens", "2")
     assert line["short_first_token_s"] < line["last_long_first_token_s"] <= line["end_s"]
 
 
+@pytest.mark.nightly
 def test_beams_share_pages_and_take_time(tmp_path: Path) -> None:
     lines = run("beams.py", tmp_path, "--prompts", "1", "--output-len", "4", "--pairs", "1", "--widths", "3")
     assert [line["case"] for line in lines] == ["pages", "pages", "time", "time"]

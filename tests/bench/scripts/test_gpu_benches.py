@@ -62,8 +62,13 @@ def test_engine_counts_the_tokens_of_the_workloads(tmp_path: Path, workloads: st
         assert min(line["gemm_1_ms"], line["gemm_256_ms"], line["gemm_8192_ms"]) > 0
         assert line["first_token_s"] > 0
         assert {"gpu", "driver", "commit", "versions"} <= line["environment"].keys()
+
+
+@pytest.mark.nightly
+def test_engine_without_the_cache_and_with_random_weights(tmp_path: Path, workloads: str) -> None:
+    arguments = ("--small", "--workloads-file", workloads, "--setting", "max_num_seqs=4")
     flags = ("--cache", "off", "--workloads", "fewshot", "--weights", "random")
-    (off,) = run("engine.py", tmp_path / "..", *arguments, *flags)[-1:]
+    (off,) = run("engine.py", tmp_path, *arguments, *flags)
     assert (off["cache"], off["hit_rate_pct"], off["settings"]["load_format"]) == ("off", 0.0, "auto")
     assert 1 < off["distinct_last_tokens"] <= 8
 

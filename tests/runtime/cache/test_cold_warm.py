@@ -18,6 +18,7 @@ from radixkv.runtime.device.pack import PackedStep
 from radixkv.runtime.device.persistent_batch_cpu import PersistentBatch
 from radixkv.runtime.loop import Loop
 from radixkv.tree.node import Namespace
+from support.cases import rest_nightly
 from support.cold_answers import ColdAnswers
 from support.cpu_server import PAGE_SIZE, CpuServer, Logits, ids
 
@@ -61,7 +62,7 @@ def test_after_a_partial_and_after_a_full_hit(checkpoint: Checkpoint, cold: Cold
         cold.check(server, logits)
 
 
-@pytest.mark.parametrize("budget", range(PAGE_SIZE, PAGE_SIZE + 5))
+@pytest.mark.parametrize("budget", rest_nightly(range(PAGE_SIZE, PAGE_SIZE + 5), kept=(0, 3)))
 def test_chunked(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits, budget: int) -> None:
     server = CpuServer(checkpoint, budget=budget, max_rows=1)
     for seed, prompt in PROMPTS.items():
@@ -70,7 +71,7 @@ def test_chunked(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits, budg
     cold.check(server, logits)
 
 
-@pytest.mark.parametrize("budget", range(PAGE_SIZE, PAGE_SIZE + 5))
+@pytest.mark.parametrize("budget", rest_nightly(range(PAGE_SIZE, PAGE_SIZE + 5), kept=(0, 3)))
 def test_the_first_chunk_starts_within_a_page(
     checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits, budget: int
 ) -> None:
@@ -98,7 +99,7 @@ def test_pages_that_are_copied_to_pages_that_are_copied(
     cold.check(server, logits)
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 9, 16, 17])
+@pytest.mark.parametrize("chunk", rest_nightly([1, 2, 3, 4, 5, 9, 16, 17], kept=(0, 5, 7)))
 def test_chunks_of_any_size_with_pages_of_one_token(
     checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits, chunk: int
 ) -> None:

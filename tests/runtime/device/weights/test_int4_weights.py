@@ -23,6 +23,7 @@ from radixkv.runtime.device.weights.quantization.parse import parse_scheme
 from radixkv.runtime.device.weights.safetensors import SafetensorsFiles
 from radixkv.runtime.device.weights.shapes import tensor_shapes
 from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights, Weights, open_weights
+from support.cases import covering
 from support.checkpoints import save_checkpoint
 from support.device_support import PlainLane
 from support.quantized_checkpoints import FORMATS, INT4_FORMATS, save_quantized
@@ -145,8 +146,9 @@ def test_weights_are_packed_by_the_threads_that_load_them(tmp_path: Path) -> Non
     check_same(found, linears(tmp_path / "dense"))
 
 
-@pytest.mark.parametrize("size", [32, 96, 128, None])
-@pytest.mark.parametrize("shape", [(48, 256), (3, 200), (1, 8), (20_000, 1000)])
+@pytest.mark.parametrize(
+    ("shape", "size"), covering([(48, 256), (3, 200), (1, 8), (20_000, 1000)], [32, 96, 128, None])
+)
 def test_random_matrices_are_rounded(shape: tuple[int, int], size: int | None) -> None:
     torch.manual_seed(0)
     dense = torch.randn(shape) * torch.logspace(-3, 3, shape[0])[:, None]
