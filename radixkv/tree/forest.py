@@ -56,7 +56,7 @@ class Forest:
         """Returns the root of a namespace; creates it if it is missing. O(1)."""
         root = self.roots.get(namespace)
         if root is None:
-            root = self._node(namespace, None, bytearray(), [], rank=0)
+            root = self._node(namespace, None, b"", [], rank=0)
             root.digests = array("Q", (namespace_digest(self._digest, namespace),))
             self.roots[namespace] = root
         return root
@@ -130,15 +130,19 @@ class Forest:
         self.n_leased += len(pages)
         is_alike = node.n_leases == 1 and node.n_hits == n_hits and node.rank >= 0 and not node.n_retentions
         if node.children is None and is_alike and node.parent is not None:
+            if len(node.pages) == 1:
+                node.key = bytearray(node.key)
             node.key += tokens
             node.pages += pages
             return node
-        child = self._node(node.namespace, node, bytearray(tokens), list(pages), rank=max(0, node.rank))
+        first_page = bytes(tokens[: self.page_bytes])
+        key = first_page if len(pages) == 1 else bytearray(tokens)
+        child = self._node(node.namespace, node, key, list(pages), rank=max(0, node.rank))
         child.n_leases = 1
         child.n_hits = n_hits
         if node.children is None:
             node.children = Children()
-        node.children.add(bytes(tokens[: self.page_bytes]), child)
+        node.children.add(first_page, child)
         return child
 
     def split(self, node: Node, n_pages: int) -> Node:
@@ -187,6 +191,7 @@ class Forest:
             return tokens, pages
         boundary = n_kept * self.page_bytes
         tokens, pages = bytes(leaf.key[boundary:]), leaf.pages[n_kept:]
+        assert isinstance(leaf.key, bytearray), "the key of more than one page"
         del leaf.key[boundary:]
         del leaf.pages[n_kept:]
         if leaf.digests is not None:
@@ -267,7 +272,7 @@ class Forest:
                 stack.extend(node.children.values())
 
     def _node(
-        self, namespace: Namespace, parent: Node | None, key: bytearray, pages: list[int], *, rank: int
+        self, namespace: Namespace, parent: Node | None, key: bytes | bytearray, pages: list[int], *, rank: int
     ) -> Node:
         self._n_serials += 1
         return Node(namespace, parent, key, pages, rank=rank, serial=self._n_serials)

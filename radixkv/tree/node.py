@@ -53,7 +53,7 @@ class Node:
         self,
         namespace: Namespace,
         parent: Node | None,
-        key: bytearray,
+        key: bytes | bytearray,
         pages: list[int],
         *,
         rank: int,
@@ -63,7 +63,11 @@ class Node:
         self.parent = parent
         """None in a root."""
         self.key = key
-        """The run's tokens, little-endian int32; ``len(pages)`` whole pages of them."""
+        """The run's tokens, little-endian int32; ``len(pages)`` whole pages of them.
+
+        A bytearray for several pages. The tokens of a single page are often the same object as its key among the
+        parent's children, which saves a fifth of the memory of such a node.
+        """
         self.pages = pages
         """Page indices of the run, in token order."""
         self.children: Children[Node] | None = None
@@ -93,7 +97,7 @@ class Node:
         self.children = None
         self.retentions = None
         self.digests = None
-        self.key = bytearray()
+        self.key = b""
         self.pages = []
 
 
@@ -211,7 +215,7 @@ def n_matching_bytes(node: Node, tokens: bytes, page_bytes: int) -> int:
     return start
 
 
-def _common_pages(key: bytearray, tokens: bytes, start: int, page_bytes: int) -> int:
+def _common_pages(key: bytes | bytearray, tokens: bytes, start: int, page_bytes: int) -> int:
     """Returns how many leading pages ``key`` and ``tokens[start:]`` have in common; the first page must match.
 
     Binary search: each comparison halves the rest, so fewer bytes are copied and compared than ``key`` has.
