@@ -124,7 +124,7 @@ class RequestGroup:
             await self._wake.wait()
             for request in list(waiting):
                 deltas = request.take_deltas()
-                if request.done is not None:
+                if request.is_over:
                     waiting.remove(request)
                 for delta in deltas:
                     yield delta

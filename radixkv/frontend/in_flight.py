@@ -87,7 +87,7 @@ class EndedRequest(NamedTuple):
     n_output: int
     """Tokens of all choices."""
     done: Done | None
-    """The runtime's terminal message; None if the request failed or the client left first."""
+    """The runtime's terminal message; None if the request or the runtime failed, or the client left, first."""
     finish_reasons: tuple[str, ...]
     """Of the choices that ended, in order of their ends."""
     error_code: str | None
@@ -125,7 +125,10 @@ class TokenDelta(msgspec.Struct):
     They come with choice 0, before its first token.
     """
     done: Done | None = None
-    """How the whole request ended; set in the last delta of its last choice."""
+    """How the whole request ended; set in the last delta of its last choice.
+
+    No delta has it if the request failed after all choices had ended for the client.
+    """
 
 
 class WakeUp:
@@ -194,6 +197,16 @@ class InFlightRequest:
         """Whether a client sent the request, and not the server itself."""
         return bool(self._arrived.route)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all choices have ended for the client. The runtime may not know yet, as at a stop string."""
+        return len(self.finish_reasons) == self.prompt.sampling.n
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more output comes."""
+        return self.done is not None or self.error is not None
+
     def add_tokens(self, item: NewTokens, metrics: RequestMetrics) -> None:
         """Adds new tokens of a choice, or its end. Those of a canary are not measured."""
         if item.tokens and not self.prompt.is_canary:
@@ -230,8 +243,11 @@ class InFlightRequest:
         self._wake.set()
 
     def take_deltas(self) -> list[TokenDelta]:
-        """Returns the output since the last call, one delta per choice. Raises the error that ended the request."""
-        if self.error is not None:
+        """Returns the output since the last call, one delta per choice.
+
+        Raises the error that ended the request, unless all answers have ended: it would be a second ending.
+        """
+        if self.error is not None and not self.is_complete:
             raise self.error
         if self.done is not None:
             self._delta_of(next(reversed(self._deltas), 0)).done = self.done
@@ -246,7 +262,6 @@ class InFlightRequest:
             error: what ended its request group; None if nothing did before all choices had ended.
         """
         own_error = self.error or error
-        is_complete = self.error is None and len(self.finish_reasons) == self.prompt.sampling.n
         code = own_error.code if isinstance(own_error, RequestError) else RequestError.code
         return EndedRequest(
             self.prompt,
@@ -257,8 +272,8 @@ class InFlightRequest:
             self._n_output,
             self.done,
             tuple(self.finish_reasons),
-            None if is_complete or not isinstance(own_error, Exception) else code,
-            client_left=not is_complete and own_error is not None and not isinstance(own_error, Exception),
+            None if self.is_complete or not isinstance(own_error, Exception) else code,
+            client_left=not self.is_complete and own_error is not None and not isinstance(own_error, Exception),
         )
 
     def _delta_of(self, choice: int) -> TokenDelta:

@@ -10,8 +10,6 @@ COMPLETE = "complete"
 LEFT = "client left"
 CUT = "cut"
 """The connection was refused, or it ended without a whole response."""
-AFTER_ALL = " after all finish reasons"
-"""Follows the code of an error that a stream has although all its answers were complete: docs/chaos.md says why."""
 _REASONS = {"stop", "length"}
 
 
@@ -55,8 +53,9 @@ def _ending_of_stream(body: str, n_choices: int) -> str:
         if choice["finish_reason"] is not None
     ]
     if events and "error" in events[-1]:
-        code = _code(events[-1])
-        return f"{code}{AFTER_ALL}" if len(ends) == n_choices else code
+        if len(ends) == n_choices:
+            raise WrongEnding(f"an error follows all finish reasons: ...{body[-600:]}")
+        return _code(events[-1])
     _check_choices(dict(ends), len(ends), n_choices, body)
     return COMPLETE
 

@@ -152,6 +152,8 @@ class ScriptedLoop:
     """What the choices generate one after the other, each up to its last token; none: the echo."""
     may_fail: bool = True
     """Whether requests of ``FAILS_AFTER_THREE`` fail; if not, they stay at three tokens."""
+    fails_cancelled_after: int | None = None
+    """Tokens after which requests wait until their choices are cancelled, and fail then; None: neither."""
     running: dict[str, _Running] = field(default_factory=dict)
     submitted: list[Submit] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -281,6 +283,8 @@ class ScriptedLoop:
                 if self.may_fail:
                     ends.append(Failed(request_id, "numerical_error", "the model gave NaN", None))
                 continue
+            if self.fails_cancelled_after is not None and request.n >= self.fails_cancelled_after:
+                continue
             items += self._step(request)
             if request.is_done:
                 ends.append(self._done(request))
@@ -331,6 +335,8 @@ class ScriptedLoop:
         if not request.is_done:
             return [end]
         del self.running[message.id]
+        if self.fails_cancelled_after is not None:
+            return [end, Failed(message.id, "device_error", "the device was lost", None)]
         return [end, self._done(request)]
 
     def check(self) -> None:

@@ -258,7 +258,7 @@ class ResponseWriter:
             self._n_lost, self._miss = n_lost, done.miss
 
     def _usage(self) -> dict[str, Any]:
-        """Returns the usage so far; the number of cached tokens is known only at the end."""
+        """Returns the usage so far; the number of cached tokens is known only when all prompts are done."""
         n_answer = sum(choice.n_tokens for choice in self._choices)
         usage: dict[str, Any] = {
             "prompt_tokens": self._n_prompt,
@@ -283,7 +283,7 @@ class ResponseWriter:
 
     def _details(self) -> dict[str, Any]:
         """Returns SGLang's extension fields, if the request asks for them."""
-        if not self._request.return_cached_tokens_details:
+        if not self._request.return_cached_tokens_details or self._n_done < len(self._prompts):
             return {}
         return {"sglext": self._cached_tokens_details()}
 

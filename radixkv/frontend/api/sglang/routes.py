@@ -158,17 +158,22 @@ class GenerateWriter:
     ) -> AsyncGenerator[tuple[_ChoiceState, dict[str, Any]], None]:
         """Yields choices with their JSON object; a choice's last object comes when its prompt has ended."""
         prompts = [prompt.prompt for prompt in self._prompts]
+        unconfirmed = dict.fromkeys(range(len(prompts)))
         group = client.submit(prompts, arrived=self._arrived, streams=streams)
         with naming_answer_format(self._format_field):
             async with group, aclosing(group.deltas()) as deltas:
                 async for delta in deltas:
-                    choices, choice = self._choices[delta.prompt], self._choices[delta.prompt][delta.choice]
+                    choice = self._choices[delta.prompt][delta.choice]
                     has_output = await self._absorb(delta, choice, group)
                     if streams and has_output and choice.finish is None:
                         yield choice, self._object(delta.prompt, choice, None)
                     if delta.done is not None:
-                        for each in choices:
+                        del unconfirmed[delta.prompt]
+                        for each in self._choices[delta.prompt]:
                             yield each, self._object(delta.prompt, each, delta.done)
+        for index in unconfirmed:  # the runtime died after the last token of all choices
+            for each in self._choices[index]:
+                yield each, self._object(index, each, None)
 
     def _format_field(self) -> str:
         """Returns the field that says what answers must match; the field of all of them if prompts differ in it."""
@@ -190,17 +195,19 @@ class GenerateWriter:
         return choice.absorb(delta if choice.prompt.generates else without_output(delta))
 
     def _object(self, prompt_index: int, choice: _ChoiceState, done: Done | None) -> dict[str, Any]:
-        """Returns the JSON object of a choice; the number of cached tokens is known only when all are ``done``."""
+        """Returns the JSON object of a choice; only the runtime's ``done`` says how many tokens were cached."""
         meta: dict[str, Any] = {
             "id": choice.id,
-            "finish_reason": choice.finish if done is not None else None,
+            "finish_reason": choice.finish,
             "prompt_tokens": len(choice.prompt.prompt.tokens) // 4,
             "completion_tokens": choice.stream.n_tokens,
         }
+        if choice.finish is not None:
+            meta["e2e_latency"] = time.monotonic() - self._arrived.at
         if done is not None:
             n_cached, n_loaded = done.n_cached_tokens, done.n_loaded_tokens
             n_fetched = done.n_fetched_tokens if self._has_disk else None
-            meta |= {"cached_tokens": n_cached, "e2e_latency": time.monotonic() - self._arrived.at}
+            meta["cached_tokens"] = n_cached
             if self._has_host_tier:
                 meta["cached_tokens_details"] = cached_tokens_details(n_cached, n_loaded, n_fetched)
             if self._explains_cache and done.miss is not None:
