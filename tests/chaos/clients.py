@@ -13,13 +13,30 @@ from typing import Any
 import httpx
 from soak import Traffic
 
-from chaos.endings import COMPLETE, CUT, LEFT, WrongEnding, ending_of
+from chaos.endings import (
+    COMPLETE,
+    CUT,
+    LEFT,
+    MESSAGES,
+    RESPONSES,
+    WrongEnding,
+    ending_of,
+    ending_of_agents,
+)
 from support.live import LIMIT_S
 
 N_CLIENTS = 8
 PAUSE_S = 0.1
 """Wait of a client whose request has failed."""
-N_READ_BEFORE_LEAVING = 1
+_SHARED_FIELDS = {name: name for name in ("temperature", "top_p", "cache_salt", "stream")}
+MESSAGES_FIELDS = _SHARED_FIELDS | {
+    "messages": "messages",
+    "max_tokens": "max_tokens",
+    "top_k": "top_k",
+    "stop": "stop_sequences",
+}
+RESPONSES_FIELDS = _SHARED_FIELDS | {"messages": "input", "max_tokens": "max_output_tokens"}
+"""Fields of chats with their names in the other APIs; the others are refused there."""
 SHARED = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 7.\n"
 
 
@@ -32,8 +49,8 @@ class Clients:
 
     def __init__(self, rng: Random) -> None:
         self.kinds: Counter[str] = Counter()
-        """How many requests of each kind were sent, over all time."""
-        self._traffic = Traffic(rng, drawn=self.kinds)
+        """How many requests of each kind and path were sent, over all time."""
+        self._traffic = Traffic(rng)
         self._rng = rng
         self._lock = threading.Lock()
         self._endings: Counter[str] = Counter()
@@ -76,7 +93,8 @@ class Clients:
             while not self._is_over.is_set():
                 with self._lock:
                     is_command = self._rng.random() < 0.1
-                    kind, path, body = self._draw_command() if is_command else self._traffic.draw()
+                    kind, path, body = self._draw_command() if is_command else self._draw_request()
+                    self.kinds[f"{kind} {path}"] += 1
                 try:
                     ending = self._ask(http, kind, path, body)
                 except httpx.HTTPError:
@@ -92,8 +110,15 @@ class Clients:
                 if ending not in (COMPLETE, LEFT):
                     time.sleep(PAUSE_S)
 
+    def _draw_request(self) -> tuple[str, str, dict[str, Any]]:
+        """Returns the kind of client, the path and the body. Two of three chats are of the APIs of agents."""
+        kind, path, body = self._traffic.draw()
+        if path == "/v1/chat/completions":
+            path = self._rng.choice((path, MESSAGES, RESPONSES))
+        return kind, path, agents_body(path, body)
+
     def _draw_command(self) -> tuple[str, str, dict[str, Any]]:
-        """Returns a request about the cache, with a name of its kind and its path."""
+        """Returns a request about the cache, with its kind and path."""
         prompt = {"prompt": SHARED * self._rng.randint(1, 12)}
         path, body = self._rng.choice(
             (
@@ -107,7 +132,6 @@ class Clients:
                 ("/flush_cache", {}),
             )
         )
-        self.kinds[path] += 1
         return "command", path, body
 
     def _ask(self, http: httpx.Client, kind: str, path: str, body: dict[str, Any]) -> str:
@@ -122,4 +146,14 @@ class Clients:
         prompt = body.get("prompt", "")
         n_prompts = len(prompt) if isinstance(prompt, list) and isinstance(prompt[0], str) else 1
         n_choices = n_prompts * body.get("n", 1)
+        if path in (MESSAGES, RESPONSES):
+            return ending_of_agents(path, reply.status_code, reply.text, is_stream=is_stream)
         return ending_of(reply.status_code, reply.text, n_choices=n_choices, is_stream=is_stream)
+
+
+def agents_body(path: str, chat: dict[str, Any]) -> dict[str, Any]:
+    """Returns the body of a chat in the form of the path's API, without what that refuses."""
+    if path not in (MESSAGES, RESPONSES):
+        return chat
+    names = MESSAGES_FIELDS if path == MESSAGES else RESPONSES_FIELDS
+    return {name: chat[field] for field, name in names.items() if field in chat}

@@ -13,12 +13,19 @@ CUT = "cut"
 _REASONS = {"stop", "length"}
 
 
+FAILED_RESPONSE = "server_error"
+"""OpenAI's code of a stream of ``RESPONSES`` that failed, whatever happened."""
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+_STOP_REASONS = {"end_turn", "max_tokens", "stop_sequence"}
+_STREAM_ENDS = {"message_stop", "error", "response.completed", "response.incomplete", "response.failed"}
+
+
 class WrongEnding(Exception):
     """A response has no ending, or more than one."""
 
 
 def ending_of(status: int, body: str, *, n_choices: int, is_stream: bool) -> str:
-    """Returns how a whole response of OpenAI's APIs ended: ``COMPLETE``, or the code of its error.
+    """Returns how a whole response about completions or chats ended: ``COMPLETE``, or the code of its error.
 
     Args:
         status: of HTTP.
@@ -58,6 +65,52 @@ def _ending_of_stream(body: str, n_choices: int) -> str:
         return _code(events[-1])
     _check_choices(dict(ends), len(ends), n_choices, body)
     return COMPLETE
+
+
+def ending_of_agents(path: str, status: int, body: str, *, is_stream: bool) -> str:
+    """Returns how a whole response of ``MESSAGES`` or ``RESPONSES`` ended, as ``ending_of`` does."""
+    if status != 200:
+        return _code(_parsed(body))
+    if path == RESPONSES:
+        return _ending_of_response(_typed_events(body)[-1]["response"] if is_stream else _parsed(body))
+    if not is_stream:
+        reasons = [_parsed(body).get("stop_reason")]
+    else:
+        events = _typed_events(body)
+        reasons = [
+            "error" if event["type"] == "error" else event["delta"]["stop_reason"]
+            for event in events
+            if event["type"] in ("message_delta", "error")
+        ]
+        if reasons == ["error"]:
+            return _code(events[-1])
+    if len(reasons) != 1 or reasons[0] not in _STOP_REASONS:
+        raise WrongEnding(f"the message ends by {reasons}: ...{body[-600:]}")
+    return COMPLETE
+
+
+def _typed_events(body: str) -> list[dict[str, Any]]:
+    """Returns the events of a stream of which only the last one is an end."""
+    *texts, rest = body.split("\n\n")
+    events = []
+    for text in texts:
+        name, _, data = text.partition("\n")
+        events.append(_parsed(data.removeprefix("data: ")))
+        if name != f"event: {events[-1].get('type')}":
+            raise WrongEnding(f"not an event with its type: {text[:300]}")
+    is_end = [event["type"] in _STREAM_ENDS for event in events]
+    if rest or is_end.count(True) != 1 or not is_end[-1]:
+        raise WrongEnding(f"not one end of a stream: ...{body[-600:]}")
+    return events
+
+
+def _ending_of_response(response: dict[str, Any]) -> str:
+    match response:
+        case {"status": "failed"}:
+            return _code(response)
+        case {"status": "completed" | "incomplete", "error": None}:
+            return COMPLETE
+    raise WrongEnding(f"not an end of a response: {str(response)[:300]}")
 
 
 def _check_choices(ends: dict[int, str], n_ends: int, n_choices: int, body: str) -> None:

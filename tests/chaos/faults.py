@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from random import Random
 
 from chaos.clock import set_clock
-from chaos.endings import CUT
+from chaos.endings import CUT, FAILED_RESPONSE
 from chaos.world import HEARTBEAT_TIMEOUT_S, ChaosFailed, World, post
 from support.breaking_runtime import DIES, LOST, NO_MEMORY, NO_MEMORY_ONCE, NOT_FINITE_ONCE
 from support.live import LIMIT_S, is_running, open_files, wait_for
@@ -38,8 +38,8 @@ class Fault:
     endings: frozenset[str] = frozenset()
 
 
-RESTART = frozenset({"runtime_died", "runtime_restarting"})
-DRAIN = frozenset({"draining", CUT})
+RESTART = frozenset({"runtime_died", "runtime_restarting", FAILED_RESPONSE})
+DRAIN = frozenset({"draining", CUT, FAILED_RESPONSE})
 
 
 def kill_runtime(world: World, rng: Random) -> None:
