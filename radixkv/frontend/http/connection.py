@@ -23,17 +23,20 @@ REQUEST_TIMEOUT_S = BODY_TIMEOUT_S + 10.0
 """How long a request's head and body may take to arrive, from the opening of the connection or its first byte."""
 HALF_CLOSED_CHECK_S = 0.25
 """How often a half-closed connection is checked for a client that has left."""
+LAST_READ_S = 0.05
+"""How long a connection stays after its time without a request is over: at least one turn of the event loop."""
 _TCP_CLOSE = 7
 """Linux's number of the TCP state after a reset."""
 
 
 class Connection(H11Protocol):
-    """uvicorn's h11 protocol, changed in four ways.
+    """uvicorn's h11 protocol, changed in five ways.
 
     It closes a connection whose request is not complete in time, even if no handler reads the body. It answers
     bytes that are not HTTP with the JSON of an error. It completes the response to a client that has closed only
     its own side. It can write parts of a stream directly, because h11 and the layers of the app cost as much as
-    all other work on sending a part (decision 21), and several writes together, because each is a system call.
+    all other work on sending a part (decision 21), and several writes together, because each is a system call. It
+    does not close an idle connection on which a request has just arrived.
     """
 
     limit_s = REQUEST_TIMEOUT_S
@@ -81,6 +84,14 @@ class Connection(H11Protocol):
                 self.transport.write(self.conn.send(interim))
             self._close_after_reset()
         return is_responding
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Closes the connection, unless the event loop finds a request when it next reads.
+
+        A process that was stopped, as by ``SIGSTOP``, continues with the timers that are due, and only then reads
+        what has arrived meanwhile.
+        """
+        self.timeout_keep_alive_task = self.loop.call_later(LAST_READ_S, super().timeout_keep_alive_handler)
 
     @property
     def is_full(self) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,21 @@ class ShortDeadline(Connection):
 
 class LongDeadline(Connection):
     limit_s = LONG_DEADLINE_S
+
+
+class TimeIsOver(Connection):
+    """After each response its time without a request is over, before the event loop reads the next request."""
+
+    is_over, is_sent = threading.Event(), threading.Event()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.loop.call_soon(self._continue)
+
+    def _continue(self) -> None:
+        self.is_over.set()
+        assert self.is_sent.wait(LIMIT_S)
+        self.timeout_keep_alive_handler()
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +124,17 @@ def test_the_deadline_does_not_cover_the_response(short_deadline: Site) -> None:
             assert b'"text":"aba"' in until_closed(connection)
     finally:
         short_deadline.loop.step_s = 0.0
+
+
+def test_an_idle_connection_reads_a_last_time_before_it_is_closed(
+    served_model: ServedModel, tmp_path: Path
+) -> None:
+    with running_site(served_model, tmp_path, connection=TimeIsOver) as site, connect(site) as connection:
+        connection.sendall(WHOLE)
+        assert TimeIsOver.is_over.wait(LIMIT_S)
+        connection.sendall(WHOLE)
+        TimeIsOver.is_sent.set()
+        assert until_closed(connection).count(b"HTTP/1.1 200 ") == 2
 
 
 def test_each_request_on_a_connection_has_its_own_deadline(long_deadline: Site) -> None:
