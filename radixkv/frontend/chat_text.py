@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from radixkv.errors import InvalidRequest, context_length_exceeded
+from radixkv.frontend.http.body_decoder import Messages
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.prompts import render_chat
 from radixkv.generation.tools import ToolUse, parse_tool_use
@@ -27,7 +28,7 @@ class TextRequest(msgspec.Struct, kw_only=True):
     """Base of request bodies that give either a prompt or chat messages."""
 
     model: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     tools: list[Any] | None = None
     add_generation_prompt: bool | None = True
     continue_final_message: bool | None = False

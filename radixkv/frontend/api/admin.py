@@ -17,6 +17,7 @@ from radixkv.errors import RequestError, UnsupportedFeature
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.error_response import retry_after
 from radixkv.frontend.http.openapi import DocumentedApp
+from radixkv.frontend.http.response_docs import EMPTY, EMPTY_OR_REASON
 from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
@@ -45,9 +46,11 @@ def add_admin_routes(
         aliases: repeats the metrics under another engine's names; None for no repetition.
     """
 
-    @app.api_route("/ping", methods=["GET", "HEAD", "POST"])
-    @app.api_route("/ready", methods=["GET", "HEAD"])
-    @app.api_route("/health", methods=["GET", "HEAD"])
+    documented: dict[str, Any] = {"response_class": Response, "responses": EMPTY_OR_REASON}
+
+    @app.api_route("/ping", methods=["GET", "HEAD", "POST"], **documented)
+    @app.api_route("/ready", methods=["GET", "HEAD"], **documented)
+    @app.api_route("/health", methods=["GET", "HEAD"], **documented)
     async def health(request: Request) -> Response:
         """200, or 503 with the reason while requests are refused; needs no key."""
         refusal = client.refusal
@@ -55,7 +58,7 @@ def add_admin_routes(
             return Response(status_code=200)
         return JSONResponse({"status": refusal.code}, 503, headers=retry_after(refusal))
 
-    @app.get("/health_generate")
+    @app.get("/health_generate", response_class=Response, responses=EMPTY)
     async def health_generate(request: Request) -> Response:
         """Generates one token before all waiting requests: 200, or 503 if none comes in time."""
         try:

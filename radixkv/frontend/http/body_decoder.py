@@ -10,7 +10,7 @@ import re
 from array import array
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
@@ -25,6 +25,8 @@ SizeCheck = Callable[[bytes, int], None]
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 """An integer that is short enough to repeat in an error."""
+Messages = Annotated[list[dict[str, Any]], msgspec.Meta(examples=[[{"role": "user", "content": "What is 2 + 2?"}]])]
+"""Messages of a chat, with an example for the OpenAPI document."""
 MAX_PROMPTS = 64
 """Most prompts of a request."""
 MAX_FIELD_BYTES = 1 << 16

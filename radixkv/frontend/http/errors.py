@@ -100,9 +100,6 @@ _TYPES = {
     503: "ServiceUnavailableError",
 }
 
-_ANTHROPIC_PATHS = "/v1/messages"
-"""Paths that begin so have errors in Anthropic's format."""
-
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -139,11 +136,16 @@ def status_of(error: RequestError) -> int:
     return 503 if error.code in _UNAVAILABLE else 500
 
 
+def is_anthropic(path: str) -> bool:
+    """Returns whether errors of a path have Anthropic's format."""
+    return path.startswith("/v1/messages")
+
+
 def error_body(error: RequestError, path: str) -> dict[str, Any]:
     """Returns the JSON object of an error, in the format of the path's API."""
     status = status_of(error)
     details: dict[str, Any] = {"param": error.param, "code": error.code}
-    if not path.startswith(_ANTHROPIC_PATHS):
+    if not is_anthropic(path):
         return {"error": {"message": str(error), "type": _TYPES[status], **details}}
     kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error")
     if isinstance(error, ThreadNotStored):  # clients that find the code here send the whole conversation instead

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from radixkv.frontend.http.body import name_misspelt_fields
+from radixkv.frontend.http.response_docs import ERRORS, EVENTS, add_responses
 
 _SCHEMAS = "#/components/schemas/"
 
@@ -45,7 +46,9 @@ class DocumentedApp(FastAPI):
         """
         self._bodies.append(_documented(body, refused, replaced) if refused or replaced else body)
         schema = {"$ref": f"{_SCHEMAS}{body.__name__}"}
-        return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+        documented = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+        has_streams = "stream" in body.__struct_fields__
+        return documented | ({"responses": {"200": EVENTS[200]}} if has_streams else {})
 
     def openapi(self) -> dict[str, Any]:
         """Returns the OpenAPI 3.1 document; the first call makes it, in some milliseconds."""
@@ -56,10 +59,12 @@ class DocumentedApp(FastAPI):
                 document = get_openapi(
                     title=self.title, version=self.version, description=self.description, routes=self.routes
                 )
+            _, schemas = msgspec.json.schema_components([*self._bodies, *ERRORS], ref_template=_SCHEMAS + "{name}")
             for path, operations in document["paths"].items():
                 for method, operation in operations.items():
                     operation["operationId"] = re.sub(r"\W+", "_", f"{method}{path}").strip("_")
-            _, schemas = msgspec.json.schema_components(self._bodies, ref_template=_SCHEMAS + "{name}")
+                    names = "parameters" in operation or "model" in _fields(operation, schemas)
+                    add_responses(path, method, operation, names_something=names, prefix=_SCHEMAS)
             self.openapi_schema = document | {"components": {"schemas": schemas}}
         return self.openapi_schema
 
@@ -98,6 +103,15 @@ def _documented(
         else:
             fields.append((field.name, field.type, field.default))
     return msgspec.defstruct(body.__name__, fields, namespace={"__doc__": body.__doc__}, kw_only=True)
+
+
+def _fields(operation: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of an operation's body."""
+    if "requestBody" not in operation:
+        return {}
+    reference: str = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    fields: dict[str, Any] = schemas[reference.removeprefix(_SCHEMAS)]["properties"]
+    return fields
 
 
 def _type_name(schema: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import msgspec
 import pytest
 from fastapi import FastAPI
@@ -81,6 +82,40 @@ def test_the_document_is_complete_in_itself(document: dict[str, Any]) -> None:
         assert "422" not in operation["responses"]
         parameters = [each["name"] for each in operation.get("parameters", ()) if each["in"] == "path"]
         assert parameters == re.findall(r"\{(\w+)\}", path)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("post", "/v1/completions", {"prompt": -1}, 400),
+        ("post", "/v1/completions", {"prompt": "a", "model": "other"}, 404),
+        ("post", "/v1/messages", {"messages": []}, 400),
+        ("post", "/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "a"}], "model": "b"}, 404),
+        ("put", "/generate", {"text": "a", "sampling_params": {"n": 0}}, 400),
+        ("post", "/cache/match", {}, 400),
+        ("get", "/v1/models/{name}", None, 404),
+        ("post", "/sessions/{id}/close", {}, 404),
+    ],
+)
+def test_an_error_has_a_status_and_the_fields_of_the_document(
+    site: Site, document: dict[str, Any], method: str, path: str, body: Any, status: int
+) -> None:
+    reply = site.http.request(method, path.replace("{name}", "other").replace("{id}", "other"), json=body)
+    assert reply.status_code == status
+    schema = document["paths"][path][method]["responses"][str(status)]["content"]["application/json"]["schema"]
+    jsonschema.validate(reply.json(), schema | {"components": document["components"]})
+
+
+def test_responses_have_the_media_types_of_the_document(site: Site, document: dict[str, Any]) -> None:
+    body = {"prompt": "a", "max_tokens": 2}
+    for stream in (False, True):
+        media_type = site.http.post("/v1/completions", json=body | {"stream": stream}).headers["content-type"]
+        content = document["paths"]["/v1/completions"]["post"]["responses"]["200"]["content"]
+        assert media_type.partition(";")[0] in content
+    health = document["paths"]["/health"]
+    assert "content" not in health["get"]["responses"]["200"]
+    assert "content" in health["get"]["responses"]["503"]
+    assert "content" not in health["head"]["responses"]["503"]
 
 
 def is_refused(site: Site, path: str, field: str, requests: list[dict[str, Any]]) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from radixkv.compat import Place, refusals
-from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, check_messages, check_values
+from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, Messages, check_messages, check_values
 
 
 class Thinking(msgspec.Struct):
@@ -40,7 +40,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     """The body of ``POST /v1/messages/count_tokens``: the fields that make the prompt."""
 
     model: str | None = None
-    messages: list[dict[str, Any]]
+    messages: Messages
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None

@@ -10,7 +10,14 @@ import msgspec
 from radixkv.compat import Place, refusals
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.cache_options import PromptCacheOptions
-from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, check_messages, check_prompt, check_tools
+from radixkv.frontend.http.body_decoder import (
+    BodyDecoder,
+    Int64,
+    Messages,
+    check_messages,
+    check_prompt,
+    check_tools,
+)
 from radixkv.generation.prompts import effort_variables
 from radixkv.sampling import MAX_LOGPROBS
 
@@ -106,7 +113,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 class ChatRequest(GenerationRequest, kw_only=True):
     """The body of ``POST /v1/chat/completions``."""
 
-    messages: list[dict[str, Any]]
+    messages: Messages
     max_completion_tokens: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)] | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None

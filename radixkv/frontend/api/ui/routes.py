@@ -9,6 +9,7 @@ from radixkv.frontend.api.ui.page import Page
 from radixkv.frontend.api.ui.watch import CacheWatch
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.openapi import DocumentedApp
+from radixkv.frontend.http.response_docs import EVENTS
 from radixkv.frontend.http.sse import EventStream
 from radixkv.frontend.served_model import ServedModel
 
@@ -29,7 +30,7 @@ def add_ui_routes(
         """The largest nodes of each tier's tree, with the counters of pool, tiers and load."""
         return Response(await watch.snapshot(), media_type="application/json")
 
-    @app.get("/cache/tree/events")
+    @app.get("/cache/tree/events", response_class=Response, responses=EVENTS)
     async def tree_events(request: Request) -> Response:
         """The same as a stream of server-sent events, one a second."""
         return EventStream(watch.events(), end=b"")
