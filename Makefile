@@ -1,7 +1,7 @@
 # `make demo` serves and measures the prefix cache. `make test` checks a change. `make test-clients` runs frameworks for
 # agents against a server. `make test-ui` opens the page /ui in Chromium and keeps pictures of it in .venv/ui.
 # `make test-stores` runs servers that share their cache, beside moto and Mooncake, which needs the library libibverbs1.
-# `make test-routing` puts servers behind smg and Ray Serve.
+# `make test-routing` puts servers behind smg and Ray Serve. `make test-api` tests a server against its OpenAPI document.
 # `make test-nightly` runs what takes too long for every change, an hour: see tests/property/README.md.
 # `make test-chaos` strikes a server with faults under load for MINUTES: see docs/chaos.md.
 
@@ -35,7 +35,7 @@ site=$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purel
 	> "$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
 endef
 
-.PHONY: demo test test-chaos test-clients test-nightly test-routing test-stores test-ui lint types imports tests format clean
+.PHONY: demo test test-api test-chaos test-clients test-nightly test-routing test-stores test-ui lint types imports tests format clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/radixkv bench --workload fewshot --num-shots 16 --compare-cache
@@ -55,7 +55,7 @@ imports: $(VENV)/.ready
 # Files in the order of their folders, of which those with the longest are not the last.
 tests: $(VENV)/.ready $(CLIENTS)
 	$(VENV)/bin/pytest tests/gpu
-	$(VENV)/bin/pytest -m 'not nightly and not clients and not ui and not stores and not routing' --ignore tests/gpu \
+	$(VENV)/bin/pytest -m 'not nightly and not clients and not ui and not stores and not routing and not api' --ignore tests/gpu \
 		--numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-clients: $(VENV)/.ready $(FRAMEWORKS)
@@ -70,6 +70,9 @@ test-stores: $(VENV)/.ready $(STORES)/.ready
 test-routing: $(VENV)/.ready $(VENV)/routing/.ready
 	$(VENV)/bin/pytest tests/routing -s
 
+test-api: $(VENV)/.ready $(VENV)/api/.ready
+	$(VENV)/bin/pytest tests/api --hypothesis-seed $(SEED)
+
 test-nightly: $(VENV)/.ready $(ALL_CLIENTS) $(NIGHTLY)/.ready
 	$(VENV)/bin/pytest -m 'nightly or hypothesis' --ignore tests/gpu --numprocesses 2 --dist load \
 		--hypothesis-profile nightly --hypothesis-seed $(SEED)
@@ -77,6 +80,7 @@ test-nightly: $(VENV)/.ready $(ALL_CLIENTS) $(NIGHTLY)/.ready
 	$(KERNEL_TESTS) tests/gpu/test_gpu_kernels_targets.py
 	$(VENV)/bin/python bench/soak.py --seed $(SEED) --output-file $(NIGHTLY)/soak.jsonl
 	$(VENV)/bin/python bench/gpu_soak.py --device cpu --requests 5000 --seed $(SEED) --output-file $(NIGHTLY)/soak.jsonl
+	$(MAKE) test-api SEED=$(SEED)
 	$(MAKE) test-chaos SEED=$(SEED)
 
 test-chaos: $(VENV)/.ready
@@ -118,6 +122,12 @@ $(VENV)/routing/.ready: tests/routing/requirements.txt $(VENV)/.ready
 	$(VENV)/bin/python -m venv --without-pip $(@D)
 	$(PIP) --python $(@D)/bin/python install --no-compile -r $<
 	$(call share_packages,$(@D))
+	@touch $@
+
+# Schemathesis, which needs none of VENV's packages.
+$(VENV)/api/.ready: tests/api/requirements.txt $(VENV)/.ready
+	$(VENV)/bin/python -m venv --without-pip $(@D)
+	$(PIP) --python $(@D)/bin/python install --no-compile -r $<
 	@touch $@
 
 clean:
