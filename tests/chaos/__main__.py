@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -45,6 +46,7 @@ def main() -> int:
     parser.add_argument("--faults", nargs="+", choices=[fault.name for fault in FAULTS], metavar="NAME")
     parser.add_argument("--output-file", type=Path, help="append the JSON line to this file")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server ends, too
     faults = [fault for fault in FAULTS if arguments.faults is None or fault.name in arguments.faults]
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         os.environ[CLOCK_FILE] = str(Path(folder) / "clock")
