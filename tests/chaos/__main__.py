@@ -136,8 +136,6 @@ class Driver:
         self._endings += endings
         if wrong := unexpected(endings, ALWAYS | allowed):
             raise ChaosFailed(f"requests ended with {wrong}, among {dict(endings)}")
-        if not endings[COMPLETE] and self.fault not in ENDED:  # the server may end before the first answer
-            raise ChaosFailed(f"no request was answered: {dict(endings)}")
         return endings
 
 

@@ -23,7 +23,7 @@ from chaos.endings import (
     ending_of,
     ending_of_agents,
 )
-from support.live import LIMIT_S
+from support.live import LIMIT_S, wait_for
 
 N_CLIENTS = 8
 PAUSE_S = 0.1
@@ -59,7 +59,7 @@ class Clients:
 
     @contextmanager
     def asking(self, base_url: str) -> Iterator[None]:
-        """Sends requests until the context ends, and then waits for their endings."""
+        """Sends requests until the context ends, and then waits for their endings. Begins with the first answer."""
         self._is_over.clear()
         threads = [
             threading.Thread(target=self._ask_until_over, args=(base_url,), daemon=True) for _ in range(N_CLIENTS)
@@ -67,6 +67,7 @@ class Clients:
         for thread in threads:
             thread.start()
         try:
+            wait_for(lambda: self._endings[COMPLETE] > 0 or bool(self._wrong), "no request is answered")
             yield
         finally:
             self._is_over.set()
