@@ -1,14 +1,15 @@
-"""Measures what cache events cost the runtime's loop: host time of a turn with events on and off, alternating.
+"""Measures what cache events and metrics cost the runtime's loop: host time of a turn with and without them.
 
 256 rows decode; in each step a request ends, and one with a new prompt begins, so that the full pool loses as many
 pages as it gets: about 100 events of pages in a step, 5,000 a second in steps of 20 ms. Three subscribers of
-another process are connected, of which one does not read. No device runs: step results are generated at once, so
-the host's time is all there is. On a GPU it passes while the device computes. Times are processor times of the
-loop's thread, so that other processes of the machine do not count.
+another process are connected, of which one does not read. The metrics are asked for every 50 steps, once a second.
+No device runs: step results are generated at once, so the host's time is all there is. On a GPU it passes while the
+device computes. Times are processor times of the loop's thread, so that other processes of the machine count only
+as far as they slow the processor down. Against that, each pair has four short runs: with, without, without, with.
 
-Appends one JSON line: the median over pairs of runs of the milliseconds that a turn takes without and with events,
-and what ``KVEvents.advance`` takes of them; ``percent_of_20_ms`` is the difference as a share of such a step.
-``snapshot_ms`` is the time of a snapshot of the whole pool.
+Appends one JSON line: the median over pairs of the milliseconds that a turn takes without and with events and
+metrics, and what ``KVEvents.advance`` and the metrics take of them; ``percent_of_20_ms`` is the difference as a
+share of such a step. ``snapshot_ms`` is the time of a snapshot of the whole pool.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import tempfile
 import time
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from random import Random
-from statistics import median
+from statistics import fmean, median
 
 from result_lines import report, script_parser
 from schedule import NullDevice
@@ -36,13 +37,14 @@ from radixkv.runtime.events.publisher import EventPublisher
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.sampling import SamplingParams
-from radixkv.wire import Submit
+from radixkv.wire import GetStats, Submit
 
 PAGE_SIZE = 16
 VOCAB_SIZE = 30_000
 N_PROMPT = 544
 N_OUTPUT = 256
 STEP_MS = 20.0
+STEPS_PER_STATS = 50
 SUBSCRIBER = """
 import sys, time, zmq
 context = zmq.Context()
@@ -65,8 +67,12 @@ def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--pages", type=int, default=20_000, help="pages of the pool (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=200, help="steps of a run (default: %(default)s)")
-    parser.add_argument("--pairs", type=int, default=20, help="pairs of runs (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=50, help="steps of each of the four runs (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=40, help="pairs of runs with and without (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, subscribed(f"ipc://{folder}/events") as publisher:
         report(
@@ -118,18 +124,22 @@ class Traffic:
 
     def run(self, n_steps: int) -> RunTimes:
         """Runs some steps; returns the mean times of a turn."""
-        advance_s = 0.0
+        advance_s = stats_s = 0.0
         started = time.thread_time()
-        for _ in range(n_steps):
+        for step in range(n_steps):
             messages = self.loop.turn()
             if self.events is not None:
                 before = time.thread_time()
                 self.events.advance()
                 advance_s += time.thread_time() - before
+                if step % STEPS_PER_STATS == STEPS_PER_STATS - 1:
+                    before = time.thread_time()
+                    self.loop.receive(GetStats(str(step)))
+                    stats_s += time.thread_time() - before
             for message in messages:
                 if type(message).__name__ == "Done":
                     self._submit(N_OUTPUT)
-        return RunTimes((time.thread_time() - started) * 1e3 / n_steps, advance_s * 1e3 / n_steps)
+        return RunTimes(*(1e3 * each / n_steps for each in (time.thread_time() - started, advance_s, stats_s)))
 
     def _submit(self, n_output: int) -> None:
         prompt = array("i", (self._rng.randrange(10, VOCAB_SIZE) for _ in range(N_PROMPT)))
@@ -140,10 +150,21 @@ class Traffic:
 
 @dataclass(frozen=True)
 class RunTimes:
-    """Milliseconds of a turn, its requests' submission included, and of its events."""
+    """Milliseconds of a turn, its requests' submission included, of its events, and its part of the metrics."""
 
     turn_ms: float
     advance_ms: float
+    stats_ms: float
+
+    @classmethod
+    def mean(cls, *runs: RunTimes) -> RunTimes:
+        return cls(*map(fmean, zip(*map(astuple, runs), strict=True)))
+
+
+def _pair(off: Traffic, on: Traffic, n_steps: int) -> tuple[RunTimes, RunTimes]:
+    """Returns the times without and with events, each the mean of two runs."""
+    first, *without, last = (traffic.run(n_steps) for traffic in (on, off, off, on))
+    return RunTimes.mean(*without), RunTimes.mean(first, last)
 
 
 def measure(n_rows: int, n_pages: int, n_steps: int, n_pairs: int, publisher: EventPublisher) -> dict[str, object]:
@@ -152,8 +173,8 @@ def measure(n_rows: int, n_pages: int, n_steps: int, n_pairs: int, publisher: Ev
     gc.collect()
     gc.disable()
     n_before, n_batches = on.cache.n_evicted, publisher.next_number
-    pairs = [(off.run(n_steps), on.run(n_steps)) for _ in range(n_pairs)]
-    n_removed = (on.cache.n_evicted - n_before) / (n_pairs * n_steps)
+    pairs = [_pair(off, on, n_steps) for _ in range(n_pairs)]
+    n_removed = (on.cache.n_evicted - n_before) / (2 * n_pairs * n_steps)
     differences = sorted(with_events.turn_ms - without.turn_ms for without, with_events in pairs)
     assert on.log is not None
     started = time.thread_time()
@@ -175,6 +196,7 @@ def measure(n_rows: int, n_pages: int, n_steps: int, n_pairs: int, publisher: Ev
             round(differences[-1 - len(differences) // 4], 4),
         ],
         "advance_ms": round(median(with_events.advance_ms for _, with_events in pairs), 4),
+        "stats_ms": round(median(with_events.stats_ms for _, with_events in pairs), 4),
         "percent_of_20_ms": round(100 * difference / STEP_MS, 2),
         "snapshot_pages": n_blocks,
         "snapshot_ms": round(snapshot_ms, 1),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from radixkv.tree.digest import Digest, digest_at
 from radixkv.tree.node import Namespace, Node
 
 
-class StoredPages(NamedTuple):
+class StoredPages(msgspec.Struct, frozen=True, gc=False):
     """Consecutive pages that can be found and are computed."""
 
     namespace: Namespace
@@ -21,7 +22,7 @@ class StoredPages(NamedTuple):
     """The pages' tokens, little-endian int32."""
 
 
-class RemovedPages(NamedTuple):
+class RemovedPages(msgspec.Struct, frozen=True, gc=False):
     """Pages that were stored, and cannot be found any more."""
 
     digests: Sequence[int]

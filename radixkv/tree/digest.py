@@ -13,11 +13,11 @@ from xxhash import xxh3_64_intdigest
 
 from radixkv.tree.node import Namespace, Node
 
-Digest = Callable[[int, bytes], int]
+Digest = Callable[[int, bytes | bytearray], int]
 """``digest(parent_digest, page)``: an unsigned 64-bit digest of a page's bytes and of everything before it."""
 
 
-def chained_xxh3_64(parent_digest: int, page: bytes) -> int:
+def chained_xxh3_64(parent_digest: int, page: bytes | bytearray) -> int:
     """Returns xxh3_64 of the page's bytes, seeded with the digest of everything before the page."""
     return xxh3_64_intdigest(page, parent_digest)
 
@@ -40,18 +40,19 @@ def digest_at(digest: Digest, node: Node, n_pages: int, page_bytes: int) -> int:
     while node.parent is not None and (not n_pages or node.digests is None or len(node.digests) < n_pages):
         if n_pages:
             missing.append((node, n_pages))
+            if node.digests:
+                break  # its own digests are continued
         node = node.parent
         n_pages = len(node.pages)
-    assert node.digests is not None
-    value = node.digests[n_pages - 1]
+    assert node.digests
+    value = node.digests[min(n_pages, len(node.digests)) - 1]
     for lower, n_needed in reversed(missing):
         if lower.digests is None:
             lower.digests = array("Q")
-        elif lower.digests:
-            value = lower.digests[-1]
-        for index in range(len(lower.digests), n_needed):
-            value = digest(value, bytes(lower.key[index * page_bytes : (index + 1) * page_bytes]))
-            lower.digests.append(value)
+        key, append = lower.key, lower.digests.append
+        for start in range(len(lower.digests) * page_bytes, n_needed * page_bytes, page_bytes):
+            value = digest(value, key[start : start + page_bytes])
+            append(value)
     return value
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, Medium
-from radixkv.tree.changes import Change, RemovedPages, StoredPages
+from radixkv.tree.changes import Change, StoredPages
 from radixkv.wire import unpack_tokens
 
 
@@ -58,13 +57,16 @@ class EventLog:
         """Returns the events since the last call. O(1) if nothing has changed, else O(pages that have changed)."""
         events: list[Event] = []
         for medium, changes, _ in self._tiers:
+            removed: list[int] | None = None  # the hashes of the last event, if the tier has lost pages in it
             for change in changes.take():
-                if not isinstance(change, RemovedPages):
+                if isinstance(change, StoredPages):
                     events.append(self._stored(medium, change))
-                elif events and isinstance(last := events[-1], BlockRemoved) and last.medium == medium:
-                    last.block_hashes.extend(change.digests)
+                    removed = None
+                elif removed is None:
+                    removed = list(change.digests)
+                    events.append(BlockRemoved(removed, medium))
                 else:
-                    events.append(BlockRemoved(_hashes(change.digests), medium))
+                    removed.extend(change.digests)
         if events and not any(changes.n_pages for _, changes, _ in self._tiers):
             return [AllBlocksCleared()]
         return events
@@ -78,14 +80,10 @@ class EventLog:
     def _stored(self, medium: Medium, pages: StoredPages) -> BlockStored:
         is_shown = self._shows_salted_tokens or not (pages.namespace.salt or pages.namespace.tenant)
         tokens = unpack_tokens(pages.tokens) if is_shown else []
-        return BlockStored(_hashes(pages.digests), pages.parent_digest, tokens, self._page_size, medium)
+        return BlockStored(list(pages.digests), pages.parent_digest, tokens, self._page_size, medium)
 
 
 def _tier_of(medium: Medium, cache: PageCache) -> _Tier:
     assert not cache.tree.n_pages_reachable, "pages that are there already are not recorded"
     cache.tree.changes.is_on = True
     return _Tier(medium, cache.tree.changes, cache.tree.computed_pages)
-
-
-def _hashes(digests: Sequence[int]) -> list[int]:
-    return digests.tolist() if isinstance(digests, array) else list(digests)
