@@ -106,3 +106,11 @@ def test_a_start_without_a_master(tmp_path: Path) -> None:
     url = f"mooncake://127.0.0.1:{free_port()}"
     text = failed_start_error(folder, "--host-memory", "64MiB", "--cache-url", url)
     assert "no Mooncake master answers" in text
+
+
+def test_a_start_whose_master_hangs(mooncake: Mooncake, tmp_path: Path) -> None:
+    (folder := tmp_path / "t").mkdir()
+    mooncake.master.stop()
+    text = failed_start_error(folder, "--host-memory", "64MiB", "--cache-url", mooncake.url)
+    mooncake.master.go_on()
+    assert f"master at 127.0.0.1:{mooncake.port} accepts connections and does not answer" in text

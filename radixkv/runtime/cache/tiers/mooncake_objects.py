@@ -6,22 +6,29 @@ import asyncio
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
+from radixkv import parent_death
 from radixkv.errors import ConfigError, shortened
 from radixkv.runtime.cache.tiers.object_store import ObjectStoreError
 
 _N_PARALLEL = 8
 _BUFFER_BYTES = 256 << 20
 """Memory in which the client keeps the objects that are on their way."""
+_MIN_BUFFER_BYTES = 16 << 20
 _CONNECT_TIMEOUT_S = 2.0
+_SET_UP_TIMEOUT_S = 20.0
 _CLOSE_TIMEOUT_S = 2.0
 _IS_FULL = -200
 """Mooncake's code of an object for which no memory is left."""
+
+_TRIAL = "import sys; from radixkv.runtime.cache.tiers.mooncake_objects import try_setup; try_setup(*sys.argv[1:])"
 
 _T = TypeVar("_T")
 
@@ -39,29 +46,13 @@ class MooncakeObjects:
     n_parallel = _N_PARALLEL
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        self._prefix = (parts.path.strip("/") or "radixkv") + "/"
+        own_address, master = _addresses(url)
+        self._prefix = (urlsplit(url).path.strip("/") or "radixkv") + "/"
+        _check_answers(url, own_address, master)
         try:
-            address = (parts.hostname or "", parts.port or 0)
-            with socket.create_connection(address, _CONNECT_TIMEOUT_S) as connection:
-                own_address = connection.getsockname()[0]  # by which the other machines reach this one
-        except (OSError, ValueError) as error:  # ValueError: no such port
-            raise ConfigError(
-                f"the shared cache {shortened(url)} cannot be used: no Mooncake master answers there ({error}); "
-                "start mooncake_master, or correct the address"
-            ) from error
-        os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # else it writes a page of lines at the start
-        try:
-            from mooncake.store import MooncakeDistributedStore
-        except ImportError as error:
-            raise ConfigError(
-                f"the shared cache {shortened(url)} cannot be used: the package of Mooncake does not load ({error})"
-            ) from error
-        self._store = MooncakeDistributedStore()
-        master = f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
-        code = self._store.setup(own_address, "P2PHANDSHAKE", 0, _BUFFER_BYTES, "tcp", "", master)
-        if code:
-            raise ConfigError(f"the shared cache {shortened(url)} cannot be used: Mooncake's code is {code}")
+            self._store = _set_up(own_address, master, _BUFFER_BYTES)
+        except ObjectStoreError as error:
+            raise _unusable(url, str(error)) from error
 
     async def have(self, names: Sequence[str]) -> list[bool]:
         """See ``ObjectStore``."""
@@ -94,6 +85,74 @@ class MooncakeObjects:
         closing = threading.Thread(target=self._store.close, daemon=True)
         closing.start()
         closing.join(_CLOSE_TIMEOUT_S)
+
+
+def _check_answers(url: str, own_address: str, master: str) -> None:
+    """Sets a client up in a process of its own, which takes a second or two.
+
+    Mooncake's ``setup`` waits minutes for a master that accepts connections and never answers. It holds Python's
+    lock meanwhile, so that nothing in the same process can end it.
+
+    Raises:
+        ConfigError: the package cannot be loaded, or the master does not answer.
+    """
+    ends_with_this = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid())]
+    command = [*ends_with_this, sys.executable, "-c", _TRIAL, own_address, master]
+    try:
+        trial = subprocess.run(command, capture_output=True, text=True, timeout=_SET_UP_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise _unusable(
+            url,
+            f"the Mooncake master at {master} accepts connections and does not answer within "
+            f"{_SET_UP_TIMEOUT_S:.0f} s; start it again, or correct the address",
+        ) from None
+    if trial.returncode:
+        raise _unusable(url, trial.stdout.strip() or f"its client ended with {trial.returncode}")
+
+
+def try_setup(own_address: str, master: str) -> NoReturn:
+    """Ends this process: with 0 if a client can be set up, else with 1 and a line that says why not."""
+    try:
+        _set_up(own_address, master, _MIN_BUFFER_BYTES)
+    except ObjectStoreError as error:
+        print(error, flush=True)
+        os._exit(1)
+    os._exit(0)  # Mooncake's own threads may need long to end
+
+
+def _addresses(url: str) -> tuple[str, str]:
+    """Returns the address by which other machines reach this one, and that of the master with its port.
+
+    Raises:
+        ConfigError: nothing accepts connections there.
+    """
+    parts = urlsplit(url)
+    try:
+        host, port = parts.hostname or "", parts.port or 0
+        with socket.create_connection((host, port), _CONNECT_TIMEOUT_S) as connection:
+            own_address = connection.getsockname()[0]
+    except (OSError, ValueError) as error:  # ValueError: no such port
+        raise _unusable(
+            url, f"no Mooncake master answers there ({error}); start mooncake_master, or correct the address"
+        ) from error
+    return own_address, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _set_up(own_address: str, master: str, n_buffer_bytes: int) -> Any:
+    """Returns a client, a ``MooncakeDistributedStore``. Raises ``ObjectStoreError``."""
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # else it writes a page of lines
+    try:
+        from mooncake.store import MooncakeDistributedStore
+    except ImportError as error:
+        raise ObjectStoreError(f"the package of Mooncake does not load ({error})") from error
+    store = MooncakeDistributedStore()
+    if code := store.setup(own_address, "P2PHANDSHAKE", 0, n_buffer_bytes, "tcp", "", master):
+        raise ObjectStoreError(f"Mooncake's code is {code}")
+    return store
+
+
+def _unusable(url: str, reason: str) -> ConfigError:
+    return ConfigError(f"the shared cache {shortened(url)} cannot be used: {reason}")
 
 
 async def _in_thread(call: Callable[[], _T]) -> _T:
