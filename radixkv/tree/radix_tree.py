@@ -98,9 +98,10 @@ class RadixTree:
         """Reachable pages without a lease, all of which ``evict`` can free. O(1)."""
         return self._forest.n_evictable
 
-    def n_pages_evictable_of(self, tenant: str) -> int:
-        """Returns how many evictable pages a tenant that is counted apart has. O(1)."""
-        return self._forest.n_evictable_of[tenant]
+    @property
+    def n_pages_evictable_by_tenant(self) -> Mapping[str, int]:
+        """The evictable pages of each tenant that is counted apart, now and later. O(1)."""
+        return self._forest.n_evictable_of
 
     @property
     def n_pages_leased(self) -> int:

@@ -339,7 +339,7 @@ class World:
         assert self.tree.n_pages_reachable == len(reachable)
         n_evictable = self.n_evictable_by_group()
         for tenant in self.tenants:
-            assert self.tree.n_pages_evictable_of(tenant) == n_evictable[tenant]
+            assert self.tree.n_pages_evictable_by_tenant[tenant] == n_evictable[tenant]
         assert self.tree.n_pages_detached == len(detached)
         assert self.tree.retentions.n_pages == len(self.retained_pages())
         for namespace in NAMESPACES:

@@ -34,7 +34,8 @@ class TenantPages:
 
     def resize(self, n_pages: int) -> None:
         """Sets the number of pages of which the tenants have shares. O(tenants)."""
-        self._floors = {one.name: one.min_pages(n_pages) for one in self._tenants}
+        floors = {one.name: one.min_pages(n_pages) for one in self._tenants}
+        self._floors = {name: floor for name, floor in floors.items() if floor}
         self._caps = {one.name: one.max_pages(n_pages) for one in self._tenants}
 
     def add(self, tenant: str, n_pages: int) -> None:
@@ -44,7 +45,7 @@ class TenantPages:
 
     def n_held(self, tenant: str) -> int:
         """Returns how many pages a tenant with a share owns that cannot be evicted. O(1)."""
-        return self.n_owned[tenant] - self._tree.n_pages_evictable_of(tenant)
+        return self.n_owned[tenant] - self._tree.n_pages_evictable_by_tenant[tenant]
 
     def n_reserved(self, tenant: str) -> int:
         """Returns how many pages a tenant holds less than its floor. O(1)."""
@@ -53,7 +54,12 @@ class TenantPages:
 
     def n_reserved_beside(self, tenant: str) -> int:
         """Returns how many pages all others hold less than their floors. O(tenants)."""
-        return sum(self.n_reserved(name) for name in self._floors if name != tenant)
+        n_reserved, n_owned, n_evictable = 0, self.n_owned, self._tree.n_pages_evictable_by_tenant
+        for name, floor in self._floors.items():
+            n_below_floor = floor - n_owned[name] + n_evictable[name]
+            if n_below_floor > 0 and name != tenant:
+                n_reserved += n_below_floor
+        return n_reserved
 
     def has_more_than_floor(self, tenant: str) -> bool:
         """Returns whether others would have more pages if the tenant held fewer. O(1)."""
@@ -102,7 +108,7 @@ class TenantPages:
 
     def quotas(self, tenant: str) -> dict[str, int]:
         """Returns how many pages of each tenant may be evicted for one of them. O(tenants)."""
-        n_evictable = {name: self._tree.n_pages_evictable_of(name) for name in self.n_owned}
+        n_evictable = self._tree.n_pages_evictable_by_tenant
         n_others = self._tree.n_pages_evictable - sum(n_evictable.values())
         spared = {name: 0 if name == tenant else self.n_reserved(name) for name in n_evictable}
         return {name: max(0, n_pages - spared[name]) for name, n_pages in n_evictable.items()} | {OTHERS: n_others}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
-from itertools import chain
-from typing import TypeAlias
+from heapq import heapify, heappop, heapreplace
+from itertools import chain, count
+from math import inf
+from typing import NamedTuple, TypeAlias
 
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.row_shares import RowShares
@@ -18,6 +19,15 @@ _QUANTUM_TOKENS = 16
 """Tokens that the tenant with the largest weight gets in a round; the others get less, in proportion."""
 
 
+class _Account(NamedTuple):
+    """What a tenant may still compute, or owes."""
+
+    deficit: float
+    """Tokens."""
+    since: int
+    """The round in which it was that."""
+
+
 class FairQueue:
     """A waiting queue for each tenant, among which a deficit round robin chooses.
 
@@ -27,6 +37,9 @@ class FairQueue:
     to each deficit in proportion to the tenant's weight; so while tenants wait for each other, they get tokens in
     proportion to their weights. The rounds of others pay back what a tenant without waiting requests owes, but it
     saves nothing up. While nobody waits, nobody owes anything.
+
+    Rounds are only counted. What they add to a deficit is computed when it is asked for, so any number of rounds
+    costs the same.
 
     Args:
         tenants: all of them.
@@ -45,8 +58,10 @@ class FairQueue:
         self._window = window
         self._turns: dict[str, None] = {}
         """The tenants with waiting requests, the next one first."""
-        self._deficits: dict[str, float] = {}
-        """Tenants without one have 0."""
+        self._round = 0
+        """Rounds that have begun."""
+        self._accounts: dict[str, _Account] = {}
+        """Tenants without one have a deficit of 0. All tenants with waiting requests have one."""
         self.n_computed = dict.fromkeys(self._queues, 0)
         """Tokens that steps have computed for each tenant since the start."""
 
@@ -82,8 +97,10 @@ class FairQueue:
     def add(self, request: Request) -> None:
         """Queues a request behind its tenant's others. O(log n + tokens)."""
         if not self._turns:
-            self._deficits.clear()
-        self._turns.setdefault(request.tenant)
+            self._accounts.clear()
+        if request.tenant not in self._turns:
+            self._accounts[request.tenant] = _Account(self._deficit(request.tenant), self._round)
+            self._turns[request.tenant] = None
         self._queues[request.tenant].add(request)
 
     def remove(self, request: Request) -> None:
@@ -97,14 +114,16 @@ class FairQueue:
         """Counts tokens that a step computes for a tenant. O(1)."""
         self.n_computed[tenant] += n_tokens
         if self._turns:
-            self._deficits[tenant] = deficit = self._deficit(tenant) - n_tokens
+            deficit = self._deficit(tenant) - n_tokens
+            self._accounts[tenant] = _Account(deficit, self._round)
             if deficit <= 0 and tenant in self._turns:
                 self._to_the_end(tenant)
 
     def candidates(self) -> Iterator[Request]:
         """Yields requests in the order in which to try to admit them, without those that are retried alone.
 
-        The cost is that of ``WaitingQueue.candidates`` for each tenant whose turn it is, and O(tenants) a request.
+        The cost is that of ``WaitingQueue.candidates`` for each tenant whose turn it is, O(tenants) once, and
+        O(log tenants) a request.
         """
         return self._in_turn(lambda tenant: self._queues[tenant].candidates())
 
@@ -112,7 +131,9 @@ class FairQueue:
         """Yields requests that may overtake ``unfinished`` prompts, by ``WaitingQueue.short`` of each tenant.
 
         The tenants of those prompts have turns, too, in which nobody overtakes them. A priority counts only within
-        a tenant. O(tenants) a request, and ``WaitingQueue.short`` for each tenant whose turn it is.
+        a tenant. At most so many tenants are asked that ``window`` requests are ranked.
+
+        O(tenants) once, O(log tenants) a request, and ``WaitingQueue.short`` for each tenant whose turn it is.
         """
         tenants = {request.tenant for request in unfinished}
         return self._in_turn(
@@ -120,6 +141,7 @@ class FairQueue:
                 n_tokens, [one for one in unfinished if one.tenant == tenant]
             ),
             tenants,
+            max(1, self._window // _MIN_WINDOW),
         )
 
     def count_passes(self, admitted: Sequence[Request]) -> None:
@@ -128,57 +150,71 @@ class FairQueue:
             self._queues[tenant].count_passes([one for one in admitted if one.tenant == tenant])
 
     def _in_turn(
-        self, in_order: Callable[[str], Iterable[Request]], prefilling: Collection[str] = ()
+        self,
+        in_order: Callable[[str], Iterable[Request]],
+        prefilling: Collection[str] = (),
+        max_asked: float = inf,
     ) -> Iterator[Request]:
-        """Yields requests of the tenants in turn, each tenant's by ``in_order``.
+        """Yields requests of at most ``max_asked`` tenants in turn, each tenant's by ``in_order``.
 
         It looks at each of them after it was tried: one that still waits was refused, and with it those of its
         tenant that are behind it.
         """
-        refused: set[str] = set()
+        # The round in which each tenant can be served, and its place in that round; the next one first.
+        turns = [(self._served_in(name), place, name) for place, name in enumerate(self._turns)]
+        heapify(turns)
+        places = count(len(turns))
         ordered: dict[str, Iterator[Request]] = {}
-        while (tenant := self._next(refused, prefilling)) is not None:
+        while turns:
+            served_in, _, tenant = turns[0]
+            if tenant not in self._turns or not self._rows.may_take(tenant):
+                heappop(turns)
+                continue
+            if self._served_in(tenant) > served_in:  # it has been charged
+                heapreplace(turns, (self._served_in(tenant), next(places), tenant))
+                continue
+            own = min(map(self._served_in, prefilling), default=served_in)
+            self._round = max(self._round, min(own, served_in))
+            if served_in > self._round:
+                return  # first it is the turn of a prefilling tenant
             if tenant not in ordered:
+                if len(ordered) == max_asked:
+                    return
                 self._queues[tenant].window = max(_MIN_WINDOW, self._window // len(self._turns))
                 ordered[tenant] = iter(in_order(tenant))
             request = next(ordered[tenant], None)
             if request is None:
-                refused.add(tenant)
+                heappop(turns)
             elif _waits(request):  # it may have overtaken another one
                 yield request
                 if _waits(request):
-                    refused.add(tenant)
+                    heappop(turns)
                 elif request.phase is Phase.LOADING and tenant in self._turns:
-                    self._to_the_end(tenant)  # it pays when it is admitted; until then others have their turn
+                    # It pays when it is admitted; until then others have their turn.
+                    self._to_the_end(tenant)
+                    heapreplace(turns, (self._round, next(places), tenant))
 
-    def _next(self, refused: Collection[str], prefilling: Collection[str]) -> str | None:
-        """Returns whose turn it is, and begins rounds if need be. O(tenants).
-
-        None if no tenant that was not refused may have a row, or if the turn is that of one of ``prefilling``.
-        """
-        able = [tenant for tenant in self._turns if tenant not in refused and self._rows.may_take(tenant)]
-        if not able:
-            return None
-        while all(self._deficit(tenant) <= 0 for tenant in (*able, *prefilling)):  # twice where it rounds to 0
-            self._begin_rounds({*able, *prefilling})
-        return next((tenant for tenant in able if self._deficit(tenant) > 0), None)
-
-    def _begin_rounds(self, able: AbstractSet[str]) -> None:
-        """Begins as many rounds as it takes until one of the tenants that can be served has a deficit above 0."""
-        n_rounds = 1 + min(-self._deficit(tenant) // self._quanta[tenant] for tenant in able)
-        for tenant in able:
-            self._deficits[tenant] = self._deficit(tenant) + n_rounds * self._quanta[tenant]
-        for tenant in self._deficits.keys() - able:
-            if (deficit := self._deficits[tenant]) < 0:
-                self._deficits[tenant] = min(0.0, deficit + n_rounds * self._quanta[tenant])
+    def _served_in(self, tenant: str) -> int:
+        """Returns the first round in which a tenant can be served, if its requests wait until then. O(1)."""
+        deficit, since = self._accounts.get(tenant, (0.0, self._round))
+        return since if deficit > 0 else since + 1 + int(-deficit // self._quanta[tenant])
 
     def _deficit(self, tenant: str) -> float:
-        return self._deficits.get(tenant, 0.0)
+        """Returns a tenant's deficit now. O(1).
+
+        Rounds add to it until it is above 0, or for a tenant without waiting requests until it is 0.
+        """
+        deficit, since = self._accounts.get(tenant, (0.0, self._round))
+        if deficit > 0 or since == self._round:
+            return deficit
+        n_rounds = min(self._round, self._served_in(tenant)) - since
+        deficit += n_rounds * self._quanta[tenant]
+        return deficit if tenant in self._turns else min(0.0, deficit)
 
     def _leave(self, tenant: str) -> None:
+        deficit = self._deficit(tenant)
         del self._turns[tenant]
-        if self._deficit(tenant) > 0:
-            del self._deficits[tenant]
+        self._accounts[tenant] = _Account(min(0.0, deficit), self._round)
 
     def _to_the_end(self, tenant: str) -> None:
         del self._turns[tenant]

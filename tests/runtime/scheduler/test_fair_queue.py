@@ -153,9 +153,12 @@ def test_a_short_prompt_overtakes_another_tenants_long_one() -> None:
     finish(engine)
 
 
-def test_all_tenants_together_rank_no_more_requests_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here 20 tenants have 8 requests each, none of which can overtake the long prompt."""
-    names = [f"t{number}" for number in range(20)]
+@pytest.mark.parametrize("n_tenants", [20, 60])
+def test_all_tenants_together_rank_no_more_requests_than_one(
+    n_tenants: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here each tenant has 8 requests, none of which can overtake the long prompt."""
+    names = [f"t{number}" for number in range(n_tenants)]
     engine = make_engine([TenantConfig(name) for name in ("long", *names)], n_pages=2000, lpm_window=80)
     add(engine, "long", n_prompt=600)
     engine.turn()
