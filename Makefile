@@ -117,10 +117,10 @@ $(STORES)/.ready: tests/stores/requirements.txt $(VENV)/.ready
 	$(call share_packages,$(@D))
 	@touch $@
 
-# Routers, with the packages of VENV behind their own.
+# Routers, with the packages of VENV behind their own. They are compiled: Ray gives its processes 15 s to import theirs.
 $(VENV)/routing/.ready: tests/routing/requirements.txt $(VENV)/.ready
 	$(VENV)/bin/python -m venv --without-pip $(@D)
-	$(PIP) --python $(@D)/bin/python install --no-compile -r $<
+	$(PIP) --python $(@D)/bin/python install -r $<
 	$(call share_packages,$(@D))
 	@touch $@
 
