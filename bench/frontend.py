@@ -8,6 +8,7 @@ Appends one JSON line per case:
     ids         paced, while two more clients repeatedly send 64 prompts of 20,000 token ids each, 7.7 MB
     scoring     paced, while two more clients request the 20 likeliest tokens at each of 2,000 prompt tokens, 2.7 MB
     crowd       256 clients stream requests of 32 tokens each, a step every 15 ms, as on a GPU
+    many        512 clients stream requests of 32 tokens each, a step every 20 ms, as on a GPU with 512 rows
     saturated   crowd with a step every 5 ms: more than the frontend can send, so that chunks have several tokens
     fewshot     256 clients stream 32 tokens each for prompts of about 980 tokens (3,200 characters), a step every
                 11 ms
@@ -16,9 +17,10 @@ Appends one JSON line per case:
                 60 ms, so that every token has a chunk of its own. The line has the time from the wave's start until
                 the runtime has half of the requests, and all
 
-Each line has the processor time of the frontend process per request, per chunk and per token; that of its event
-loop's thread; and the loop's longest delay. The time per chunk and per token includes that of the requests. Clients
-and null runtime run on the same machine: processor time is the value that other load disturbs least.
+Each line has the number of tokens that answers lack, the processor time of the frontend process per request, per
+chunk and per token; that of its event loop's thread; and the loop's longest delay. The time per chunk and per token
+includes that of the requests. Clients and null runtime run on the same machine: processor time is the value that
+other load disturbs least.
 """
 
 from __future__ import annotations
@@ -81,6 +83,7 @@ CASES = {
     "paced": Case(64, 16, 0.08),
     **dict.fromkeys(HEAVY, Case(64, 16, 0.08)),
     "crowd": Case(256, 32, 0.015),
+    "many": Case(512, 32, 0.02),
     "saturated": Case(256, 32, 0.005),
     "fewshot": Case(256, 32, 0.011, n_shots=9),
     "long": Case(256, 32, 0.011, n_shots=15),
@@ -174,6 +177,7 @@ async def measure(name: str, seconds: float) -> dict[str, object]:
         "requests_per_s": round(stats.n_requests / duration, 1),
         "tokens_per_s": round(len(stats.ages_s) / duration),
         "chunks_per_s": round(stats.n_chunks / duration),
+        "lost_tokens": stats.n_requests * case.n_tokens - len(stats.ages_s),
         "heavy_requests": stats.n_heavy,
         "processor_pct": round(100 * processor_s / duration, 1),
         "processor_us_per_request": round(1e6 * processor_s / stats.n_requests),

@@ -36,23 +36,36 @@ def digest_at(digest: Digest, node: Node, n_pages: int, page_bytes: int) -> int:
     Nodes remember their digests, so each page is digested once while it is in the tree: O(pages of the path without
     a digest).
     """
-    missing: list[tuple[Node, int]] = []
-    while node.parent is not None and (not n_pages or node.digests is None or len(node.digests) < n_pages):
+    without: list[tuple[Node, int]] = []
+    while not (n_pages and node.digests) and node.parent is not None:
         if n_pages:
-            missing.append((node, n_pages))
-            if node.digests:
-                break  # its own digests are continued
+            without.append((node, n_pages))
         node = node.parent
         n_pages = len(node.pages)
     assert node.digests
-    value = node.digests[min(n_pages, len(node.digests)) - 1]
-    for lower, n_needed in reversed(missing):
-        if lower.digests is None:
-            lower.digests = array("Q")
-        key, append = lower.key, lower.digests.append
-        for start in range(len(lower.digests) * page_bytes, n_needed * page_bytes, page_bytes):
-            value = digest(value, key[start : start + page_bytes])
-            append(value)
+    value = _continue(digest, node, node.digests, n_pages, page_bytes)
+    for lower, n_lower in reversed(without):
+        lower.digests = array("Q")
+        value = _continue(digest, lower, lower.digests, n_lower, page_bytes, value)
+    return value
+
+
+def _continue(
+    digest: Digest, node: Node, digests: array[int], n_pages: int, page_bytes: int, value: int = 0
+) -> int:
+    """Makes a node's digests at least ``n_pages`` long and returns the last of these.
+
+    Args:
+        value: the digest of everything before the node, if it has none of its own.
+    """
+    if len(digests) >= n_pages:
+        return digests[n_pages - 1]  # without pages that of a root, its only one
+    if digests:
+        value = digests[-1]
+    key = node.key
+    for start in range(len(digests) * page_bytes, n_pages * page_bytes, page_bytes):
+        value = digest(value, key[start : start + page_bytes])
+        digests.append(value)
     return value
 
 
