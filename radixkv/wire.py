@@ -28,7 +28,7 @@ from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.sampling import SamplingParams
 from radixkv.stats import Stats
 
-WIRE_VERSION = 18
+WIRE_VERSION = 19
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -264,6 +264,8 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """The part of ``n_cached_tokens`` that was copied from pages with other tokens after them."""
     miss: CacheMiss | None = None
     """None if less than a page of the prompt was not cached, or if requests share no pages."""
+    load_interval_s: tuple[float, float] | None = None
+    """From when to when, since receipt, the request waited for pages from other tiers; None if it did not."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

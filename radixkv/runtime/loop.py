@@ -471,6 +471,7 @@ class Loop:
             n_fetched_tokens=live.n_fetched,
             queue_time_s=scheduled_at - first.received_at,
             n_copied_tokens=live.n_copied,
+            load_interval_s=_load_interval_s(live.choices),
             miss=next((choice.miss for choice in live.choices if choice.miss is not None), None),
         )
 
@@ -480,3 +481,11 @@ class Loop:
         for pin in live.pins:
             tokens = bytes(first.tokens[: pin.n_tokens * TOKEN_BYTES])
             self._pins.pin(first.namespace, tokens, pin.ttl_s, uses_tiers=uses_tiers)
+
+
+def _load_interval_s(choices: Sequence[Request]) -> tuple[float, float] | None:
+    """Returns from when to when the first choice that waited for pages of other tiers did so, since its receipt."""
+    for choice in choices:
+        if choice.load_began_at is not None and choice.load_ended_at is not None:
+            return choice.load_began_at - choice.received_at, choice.load_ended_at - choice.received_at
+    return None

@@ -168,6 +168,10 @@ class Request:
     or if another choice is the leader."""
     scheduled_at: float | None = None
     """When its first row, or its leader's, was scheduled."""
+    load_began_at: float | None = None
+    """When it first began to wait for pages from other tiers; None if it did not before it was scheduled."""
+    load_ended_at: float | None = None
+    """When the last of these pages had come; None while it waits for them."""
 
     @property
     def blocks(self) -> BlockTable:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from support.cases import rest_nightly
@@ -20,7 +21,7 @@ STORY = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many egg
 
 @pytest.fixture
 def tiered(sensitive: Path, tmp_path: Path) -> Iterator[LiveServer]:
-    flags = ("--host-memory", "64MiB", "--load-policy", "always", *SMALL)
+    flags = ("--host-memory", "64MiB", "--load-policy", "always", "--request-log", str(tmp_path / "lines"), *SMALL)
     with serving(sensitive, tmp_path / "errors", *flags) as live:
         yield live
 
@@ -38,7 +39,7 @@ def evict_story(server: LiveServer) -> None:
         ask(server, STORY.replace("A farmer", f"The {animal} of a farmer").replace("hens", animal))
 
 
-def test_an_evicted_prompt_comes_from_the_host_tier(tiered: LiveServer) -> None:
+def test_an_evicted_prompt_comes_from_the_host_tier(tiered: LiveServer, tmp_path: Path) -> None:
     answer, usage = ask(tiered, STORY)
     assert usage == {"cached_tokens": 0, "cached_tokens_details": {"device": 0, "host": 0}}
     evict_story(tiered)
@@ -64,6 +65,10 @@ def test_an_evicted_prompt_comes_from_the_host_tier(tiered: LiveServer) -> None:
     assert tiered.metric("load_seconds_per_token") > 0
     (state,) = tiered.http.get("/server_info").json()["internal_states"]
     assert state["host"]["prefix_hits_total"] == n_hits
+
+    lines = [msgspec.json.decode(line) for line in (tmp_path / "lines").read_bytes().splitlines()]
+    assert lines[0]["load_s"] is None
+    assert 0 < lines[-1]["load_s"] <= lines[-1]["queue_s"]
 
     tiered.http.post("/flush_cache")
     wait_for(lambda: tiered.metric("host_slots_free") == tiered.metric("host_slots"), "the host tier is not empty")

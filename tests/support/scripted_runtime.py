@@ -346,7 +346,17 @@ class ScriptedLoop:
         n_prompt = len(request.prompt)
         reason = request.choices[-1].finish_reason or "abort"
         n_loaded, n_fetched = int(self.host is not None), int(self.disk is not None)
-        return Done(request.submit.id, reason, n_prompt, request.n, n_prompt // 2, n_loaded, n_fetched, 0.25)
+        return Done(
+            request.submit.id,
+            reason,
+            n_prompt,
+            request.n,
+            n_prompt // 2,
+            n_loaded,
+            n_fetched,
+            0.25,
+            load_interval_s=(0.05, 0.2) if n_loaded else None,
+        )
 
     def _stats(self, stats_id: str) -> Stats:
         return Stats(

@@ -39,6 +39,8 @@ class RequestLine(msgspec.Struct):
     """Tokens generated, of all choices."""
     queue_s: float | None
     """From the runtime's receipt to the first scheduled row."""
+    load_s: float | None
+    """The part of ``queue_s`` in which the request waited for pages from lower tiers; None if it did not."""
     ttft_s: float | None
     """From the HTTP request's arrival to its first token; None if there was none."""
     e2e_s: float
@@ -83,6 +85,7 @@ class RequestLog:
 
     def _line(self, ended: EndedRequest) -> RequestLine:
         prompt, done, arrived_at = ended.prompt, ended.done, ended.arrival.at
+        loading = None if done is None else done.load_interval_s
         is_complete = ended.error_code is None and not ended.client_left
         return RequestLine(
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -93,6 +96,7 @@ class RequestLog:
             cached_tokens=ended.cached_tokens,
             completion_tokens=ended.n_output,
             queue_s=None if done is None else round(done.queue_time_s, 6),
+            load_s=None if loading is None else round(loading[1] - loading[0], 6),
             ttft_s=None if ended.first_token_at is None else round(ended.first_token_at - arrived_at, 6),
             e2e_s=round(ended.ended_at - arrived_at, 6),
             finish_reason=",".join(dict.fromkeys(ended.finish_reasons)) if is_complete else None,

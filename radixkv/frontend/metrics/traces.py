@@ -23,6 +23,8 @@ _EXPORT_TIMEOUT_S = 5.0
 class RequestTraces:
     """Makes spans of each request that ends: the request, and in it its time in the queue, prefill and decode.
 
+    A request that waited for pages from other tiers has a span of that, which lies within its time in the queue.
+
     The spans are made when the request has ended, with the times that were measured. A request continues the trace
     of its client's ``traceparent`` (W3C Trace Context); without one it begins a trace.
 
@@ -105,6 +107,9 @@ def _phases(ended: EndedRequest) -> Iterator[tuple[str, float, float]]:
         until = ended.ended_at if first is None else first
         scheduled = min(ended.sent_at + ended.done.queue_time_s, until)
         yield "queue", ended.sent_at, scheduled
+        if ended.done.load_interval_s is not None:
+            begun, loaded = (min(ended.sent_at + at, scheduled) for at in ended.done.load_interval_s)
+            yield "load", begun, loaded
         if first is not None:
             yield "prefill", scheduled, first
     if first is not None:

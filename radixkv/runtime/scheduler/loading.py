@@ -37,12 +37,16 @@ class LoadingRequests:
         cache: the page cache of the device.
         waiting: where the requests come from.
         transfers: makes the copies; None: no request is ever loaded.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, cache: PageCache, waiting: Queue, transfers: Transfers | None) -> None:
+    def __init__(
+        self, cache: PageCache, waiting: Queue, transfers: Transfers | None, clock: Callable[[], float]
+    ) -> None:
         self._cache = cache
         self._waiting = waiting
         self._transfers = transfers
+        self._clock = clock
         self._loads: dict[Request, _Loading] = {}
         """Of the loading and loaded requests, in the order in which their loads began."""
         self._joined: dict[Request, Load | Fetch | Lookup] = {}
@@ -142,8 +146,11 @@ class LoadingRequests:
                     request.uses_disk = not copy.has_failed
                     if request.n_cached is None:
                         request.fetched_ranges.append((copy.start, copy.start + copy.n_tokens))
+                self._note_end(request)
                 self.retract(request)
         for request, (load, _) in list(self._loads.items()):
+            if load.is_done and request.load_ended_at is None:
+                self._note_end(request)
             if load.is_done and (load.is_lost or not load.blocks.can_commit):
                 request.uses_tiers = request.uses_tiers and not load.has_failed
                 self.retract(request)
@@ -192,3 +199,11 @@ class LoadingRequests:
     def _take(self, request: Request) -> None:
         self._waiting.remove(request)
         request.phase = Phase.LOADING
+        if request.scheduled_at is None:
+            request.load_ended_at = None
+            if request.load_began_at is None:
+                request.load_began_at = self._clock()
+
+    def _note_end(self, request: Request) -> None:
+        if request.scheduled_at is None:
+            request.load_ended_at = self._clock()

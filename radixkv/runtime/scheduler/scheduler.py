@@ -112,7 +112,7 @@ class Scheduler:
         self.waiting = open_queue() if self.fair_queue is None else self.fair_queue
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.loading = LoadingRequests(cache, self.waiting, transfers)
+        self.loading = LoadingRequests(cache, self.waiting, transfers, clock)
         self.sessions = Sessions(cache, None if transfers is None else transfers.host)
         self.running = RunningRequests(
             cache,

@@ -64,6 +64,7 @@ def test_a_line_has_what_the_reply_has(site: Site, lines: Lines, monkeypatch: py
         "cached_tokens": {"device": 4, "host": 0, "storage": 1},
         "completion_tokens": 4,
         "queue_s": 0.25,
+        "load_s": 0.15,
         "finish_reason": "length",
         "error": None,
         "client_disconnected": False,

@@ -67,7 +67,10 @@ def test_a_request_has_a_span_with_its_phases(site: Site, spans: Spans, monkeypa
     assert root.name == "llm_request"
     assert root.parent is None
     phases = [children[name] for name in ("queue", "prefill", "decode")]
-    assert len(children) == 3
+    load = children["load"]
+    assert len(children) == 4
+    assert round((load.start_time - phases[0].start_time) / 1e9, 3) == 0.05
+    assert round((load.end_time - load.start_time) / 1e9, 3) == 0.15
     times = [at for span in phases for at in (span.start_time, span.end_time)]
     assert times == sorted(times), "one after the other"
     assert before <= root.start_time <= times[0] < times[-1] == root.end_time <= after

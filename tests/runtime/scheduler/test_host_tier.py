@@ -109,15 +109,20 @@ def test_the_request_waits_without_a_batch_slot_while_others_run() -> None:
     serve_and_store(engine)
     other = engine.add(prompt(8, first=5), max_tokens=30)
     engine.turn()
+    engine.now = 1.0
     request = engine.add(prompt(40))
     for _ in range(5):
         engine.turn()
     assert request.phase is Phase.LOADING
     assert request.batch_slot == -1
+    assert (request.load_began_at, request.load_ended_at) == (1.0, None)
     assert len(engine.output(other)) > 3
     engine.copier.finish()
+    engine.now = 3.0
     engine.turn()
     assert request.phase is Phase.RUNNING
+    assert (request.load_began_at, request.load_ended_at) == (1.0, 3.0)
+    assert (other.load_began_at, other.load_ended_at) == (None, None)
     engine.finishes_copies = True
     finish(engine)
 
