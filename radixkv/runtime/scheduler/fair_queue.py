@@ -133,7 +133,8 @@ class FairQueue:
         The tenants of those prompts have turns, too, in which nobody overtakes them. A priority counts only within
         a tenant. At most so many tenants are asked that ``window`` requests are ranked.
 
-        O(tenants) once, O(log tenants) a request, and ``WaitingQueue.short`` for each tenant whose turn it is.
+        O(tenants) once, O(log tenants + prefilling tenants) a request, and ``WaitingQueue.short`` for each tenant
+        whose turn it is.
         """
         tenants = {request.tenant for request in unfinished}
         return self._in_turn(
@@ -160,6 +161,8 @@ class FairQueue:
         It looks at each of them after it was tried: one that still waits was refused, and with it those of its
         tenant that are behind it.
         """
+        for name in prefilling:
+            self._accounts.setdefault(name, _Account(0.0, self._round))
         # The round in which each tenant can be served, and its place in that round; the next one first.
         turns = [(self._served_in(name), place, name) for place, name in enumerate(self._turns)]
         heapify(turns)
@@ -175,6 +178,9 @@ class FairQueue:
                 continue
             own = min(map(self._served_in, prefilling), default=served_in)
             self._round = max(self._round, min(own, served_in))
+            for name in prefilling:
+                if self._served_in(name) <= self._round:
+                    self._accounts[name] = _Account(self._deficit(name, is_served=True), self._round)
             if served_in > self._round:
                 return  # first it is the turn of a prefilling tenant
             if tenant not in ordered:
@@ -199,17 +205,18 @@ class FairQueue:
         deficit, since = self._accounts.get(tenant, (0.0, self._round))
         return since if deficit > 0 else since + 1 + int(-deficit // self._quanta[tenant])
 
-    def _deficit(self, tenant: str) -> float:
+    def _deficit(self, tenant: str, *, is_served: bool = False) -> float:
         """Returns a tenant's deficit now. O(1).
 
-        Rounds add to it until it is above 0, or for a tenant without waiting requests until it is 0.
+        Rounds add to it until it is above 0, or until it is 0 for a tenant that has no waiting requests and is not
+        served either.
         """
         deficit, since = self._accounts.get(tenant, (0.0, self._round))
         if deficit > 0 or since == self._round:
             return deficit
         n_rounds = min(self._round, self._served_in(tenant)) - since
         deficit += n_rounds * self._quanta[tenant]
-        return deficit if tenant in self._turns else min(0.0, deficit)
+        return deficit if is_served or tenant in self._turns else min(0.0, deficit)
 
     def _leave(self, tenant: str) -> None:
         deficit = self._deficit(tenant)

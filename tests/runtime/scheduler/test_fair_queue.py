@@ -144,6 +144,21 @@ def test_short_prompts_overtake_anothers_long_one_only_in_their_own_turns() -> N
     assert queue.n_computed["long"] / queue.n_computed["short"] == pytest.approx(9, rel=0.25)
 
 
+@pytest.mark.parametrize("budget", [8, 32])
+@pytest.mark.parametrize("weight", [3, 9])
+def test_a_tenant_with_nothing_but_a_running_prompt_has_its_share(budget: int, weight: int) -> None:
+    tenants = [TenantConfig("long", weight), TenantConfig("short")]
+    engine = make_engine(tenants, n_pages=1000, max_num_batched_tokens=budget, max_num_seqs=16)
+    queue = engine.scheduler.fair_queue
+    assert queue is not None
+    add(engine, "long", n_prompt=1000, max_tokens=1)
+    while queue.n_computed["long"] < 600:
+        while queue.n_waiting("short") < 8:
+            add(engine, "short", n_prompt=4, max_tokens=1)
+        engine.turn()
+    assert queue.n_computed["long"] / queue.n_computed["short"] == pytest.approx(weight, rel=0.2)
+
+
 def test_a_short_prompt_overtakes_another_tenants_long_one() -> None:
     engine = make_engine([TenantConfig("long"), TenantConfig("short")])
     for _ in range(3):
