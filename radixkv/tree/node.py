@@ -66,7 +66,7 @@ class Node:
         """The run's tokens, little-endian int32; ``len(pages)`` whole pages of them.
 
         A bytearray for several pages. The tokens of a single page are often the same object as its key among the
-        parent's children, which saves a fifth of the memory of such a node.
+        parent's children, which saves a sixth of the memory of such a node.
         """
         self.pages = pages
         """Page indices of the run, in token order."""

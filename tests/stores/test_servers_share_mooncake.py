@@ -111,6 +111,8 @@ def test_a_start_without_a_master(tmp_path: Path) -> None:
 def test_a_start_whose_master_hangs(mooncake: Mooncake, tmp_path: Path) -> None:
     (folder := tmp_path / "t").mkdir()
     mooncake.master.stop()
-    text = failed_start_error(folder, "--host-memory", "64MiB", "--cache-url", mooncake.url)
-    mooncake.master.go_on()
+    try:
+        text = failed_start_error(folder, "--host-memory", "64MiB", "--cache-url", mooncake.url)
+    finally:
+        mooncake.master.go_on()
     assert f"master at 127.0.0.1:{mooncake.port} accepts connections and does not answer" in text

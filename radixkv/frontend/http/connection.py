@@ -24,7 +24,7 @@ REQUEST_TIMEOUT_S = BODY_TIMEOUT_S + 10.0
 HALF_CLOSED_CHECK_S = 0.25
 """How often a half-closed connection is checked for a client that has left."""
 LAST_READ_S = 0.05
-"""How long a connection stays after its time without a request is over: at least one turn of the event loop."""
+"""Wait between the keep-alive timeout and the close of a connection, so that the event loop reads once more."""
 _TCP_CLOSE = 7
 """Linux's number of the TCP state after a reset."""
 

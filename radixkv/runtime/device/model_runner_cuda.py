@@ -115,8 +115,10 @@ class ModelRunner:
         self._piecewise.clear()
         self._pool = None  # frees its memory for the next one
         self._pool = CudaPool(page, n_pages, self._device)
-        # The first copy loads kernels, for which the driver waits until the device is idle: not within a step.
-        self._pool.copy([(self._pool.zero_page, self._pool.zero_page)])
+        # The first copies load kernels, for which the driver waits until the device is idle: not within a step.
+        # torch has one kernel for up to 16 indices, and one for more.
+        for n_pages_copied in (1, 17):
+            self._pool.copy([(self._pool.zero_page, self._pool.zero_page)] * n_pages_copied)
         self._batch = PersistentBatch(
             self._row_fields,
             self._staging,

@@ -50,7 +50,7 @@ class LongDeadline(Connection):
 
 
 class TimeIsOver(Connection):
-    """After each response its time without a request is over, before the event loop reads the next request."""
+    """A connection whose keep-alive timeout runs after each response, before the next request is read."""
 
     is_over, is_sent = threading.Event(), threading.Event()
 

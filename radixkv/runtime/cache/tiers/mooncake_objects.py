@@ -99,7 +99,7 @@ def _check_answers(url: str, own_address: str, master: str) -> None:
     ends_with_this = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid())]
     command = [*ends_with_this, sys.executable, "-c", _TRIAL, own_address, master]
     try:
-        trial = subprocess.run(command, capture_output=True, text=True, timeout=_SET_UP_TIMEOUT_S, check=False)
+        trial = subprocess.run(command, capture_output=True, timeout=_SET_UP_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         raise _unusable(
             url,
@@ -107,7 +107,9 @@ def _check_answers(url: str, own_address: str, master: str) -> None:
             f"{_SET_UP_TIMEOUT_S:.0f} s; start it again, or correct the address",
         ) from None
     if trial.returncode:
-        raise _unusable(url, trial.stdout.strip() or f"its client ended with {trial.returncode}")
+        lines = (trial.stdout or trial.stderr).decode(errors="replace").split("\n")
+        reason = next((line.strip() for line in reversed(lines) if line.strip()), "it says nothing")
+        raise _unusable(url, f"its client ended with {trial.returncode}: {reason}")
 
 
 def try_setup(own_address: str, master: str) -> NoReturn:
