@@ -52,7 +52,7 @@ types: $(VENV)/.ready
 imports: $(VENV)/.ready
 	$(VENV)/bin/lint-imports
 
-# Files in the order of their folders, of which those with the longest are not the last.
+# Files run in the order of their folders, because the slowest ones are among the first then.
 tests: $(VENV)/.ready $(CLIENTS)
 	$(VENV)/bin/pytest tests/gpu
 	$(VENV)/bin/pytest -m 'not nightly and not clients and not ui and not stores and not routing and not api' --ignore tests/gpu \

@@ -28,7 +28,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import re
 import signal
 import sys
@@ -44,6 +43,7 @@ from typing import cast
 import uvloop
 from null_runtime import age_s
 from result_lines import report, script_parser
+from server import processor_s
 
 from radixkv.bench.environment import provenance
 from radixkv.bench.run import Benchmark
@@ -62,7 +62,6 @@ HEAVY = {
 }
 """Requests that further, unmeasured clients repeat in some cases."""
 PROMPT = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer:"
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -109,16 +108,11 @@ class WatchedServer:
 
     def processor_s(self) -> float:
         """Returns the processor time of all threads, without the runtime's process."""
-        return _processor_time_s(Path(f"/proc/{self.process.pid}/stat"))
+        return processor_s(f"/proc/{self.process.pid}")
 
     def loop_s(self) -> float:
         """Returns the processor time of the event loop's thread."""
-        return _processor_time_s(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/stat"))
-
-
-def _processor_time_s(stat: Path) -> float:
-    fields = stat.read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+        return processor_s(f"/proc/{self.process.pid}/task/{self.process.pid}")
 
 
 @dataclass

@@ -86,10 +86,10 @@ async def _fill(client: HTTPClient, n_prompts: int) -> None:
 async def _use_pct(pids: tuple[int, int], seconds: float) -> tuple[float, float]:
     """Returns the processor time of frontend and runtime in an interval that begins after a moment."""
     await asyncio.sleep(SETTLING_S)
-    before = [processor_s(pid) for pid in pids]
+    before = [processor_s(f"/proc/{pid}") for pid in pids]
     await asyncio.sleep(seconds)
     frontend, runtime = (
-        100 * (processor_s(pid) - start) / seconds for pid, start in zip(pids, before, strict=True)
+        100 * (processor_s(f"/proc/{pid}") - start) / seconds for pid, start in zip(pids, before, strict=True)
     )
     return frontend, runtime
 

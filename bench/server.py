@@ -121,9 +121,9 @@ def resident_bytes(pid: int) -> int:
     return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
 
 
-def processor_s(pid: int) -> float:
-    """Returns the processor time of a process so far, in steps of a hundredth of a second."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+def processor_s(folder: str) -> float:
+    """Returns the seconds of processor time of a process or thread so far, by its folder in /proc."""
+    fields = Path(folder, "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

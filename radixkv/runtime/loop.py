@@ -484,7 +484,10 @@ class Loop:
 
 
 def _load_interval_s(choices: Sequence[Request]) -> tuple[float, float] | None:
-    """Returns from when to when the first choice that waited for pages of other tiers did so, since its receipt."""
+    """Returns begin and end of the wait for pages from other tiers, in seconds since receipt; None without one.
+
+    Of several choices that waited, the first counts.
+    """
     for choice in choices:
         if choice.load_began_at is not None and choice.load_ended_at is not None:
             return choice.load_began_at - choice.received_at, choice.load_ended_at - choice.received_at

@@ -80,7 +80,7 @@ def ray_serve(
     def is_ready() -> bool:
         nonlocal process
         if process.poll() is not None:
-            # Ray gives its own processes 30 s to start, which a busy machine may need more than.
+            # Ray gives its own processes 30 s to start. A busy machine may need longer.
             assert "timed out during startup" in log.read_text(), log.read_text()[-3000:]
             process = run()
         try:

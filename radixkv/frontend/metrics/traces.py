@@ -23,7 +23,7 @@ _EXPORT_TIMEOUT_S = 5.0
 class RequestTraces:
     """Makes spans of each request that ends: the request, and in it its time in the queue, prefill and decode.
 
-    A request that waited for pages from other tiers has a span of that, which lies within its time in the queue.
+    The span ``load`` of a request that waited for pages from other tiers lies within its time in the queue.
 
     The spans are made when the request has ended, with the times that were measured. A request continues the trace
     of its client's ``traceparent`` (W3C Trace Context); without one it begins a trace.

@@ -131,7 +131,7 @@ class FairQueue:
         """Yields requests that may overtake ``unfinished`` prompts, by ``WaitingQueue.short`` of each tenant.
 
         The tenants of those prompts have turns, too, in which nobody overtakes them. A priority counts only within
-        a tenant. At most so many tenants are asked that ``window`` requests are ranked.
+        a tenant. At most ``window / 4`` tenants are asked, so that ``window`` requests are ranked.
 
         O(tenants) once, O(log tenants + prefilling tenants) a request, and ``WaitingQueue.short`` for each tenant
         whose turn it is.
