@@ -3,9 +3,9 @@
 256 rows decode; in each step a request ends, and one with a new prompt begins, so that the full pool loses as many
 pages as it gets: about 100 events of pages in a step, 5,000 a second in steps of 20 ms. Three subscribers of
 another process are connected, of which one does not read. No device runs: step results are generated at once, so
-the host's time is all there is. On a GPU it passes while the device computes. Times are processor times of the
-loop's thread, so that other processes of the machine count only as far as they slow the processor down. Against
-that, each pair has four short runs: with, without, without, with.
+the host's time is all there is. On a GPU it passes while the device computes (``gpu_events.py``). Times are
+processor times of the loop's thread, so that other processes of the machine count only as far as they slow the
+processor down. Against that, each pair has four short runs: with, without, without, with.
 
 Appends one JSON line: the median over pairs of the milliseconds that a turn takes without and with events, what
 ``KVEvents.advance`` takes of them, and what one report of the metrics takes, apart. ``percent_of_20_ms`` is the
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from random import Random
 from statistics import fmean, median
@@ -37,6 +37,7 @@ from radixkv.runtime.events.kv_events import KVEvents
 from radixkv.runtime.events.publisher import EventPublisher
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.step.executor import Executor
 from radixkv.sampling import SamplingParams
 from radixkv.wire import GetStats, Submit
 
@@ -105,18 +106,28 @@ class Traffic:
 
     Args:
         n_rows: rows of a step.
-        n_pages: pages of the pool.
+        device: computes the steps; its pool is filled.
         publisher: publishes the loop's events; None: no events.
+        clock: seconds, by which runs are measured.
     """
 
-    def __init__(self, n_rows: int, n_pages: int, publisher: EventPublisher | None) -> None:
-        device = NullDevice(n_pages, VOCAB_SIZE)
+    def __init__(
+        self,
+        n_rows: int,
+        device: Executor,
+        publisher: EventPublisher | None,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        n_pages = device.n_pages
         cache = TimedPageCache(n_pages, PAGE_SIZE)
-        scheduler = Scheduler(cache, max_num_seqs=n_rows, max_num_batched_tokens=8192, finds_shared_runs=True)
+        scheduler = Scheduler(
+            cache, max_num_seqs=n_rows, max_num_batched_tokens=8192, finds_shared_runs=device.uses_shared_runs
+        )
         self.loop = Loop(cache, scheduler, device, max_model_len=N_PROMPT + N_OUTPUT)
         self.log = self.loop.open_event_log(shows_salted_tokens=False) if publisher is not None else None
         self.events = KVEvents(self.log, publisher) if publisher is not None and self.log is not None else None
         self.cache = cache
+        self._clock = clock
         self._rng = Random(1)
         self._n_submitted = 0
         for row in range(n_rows):
@@ -127,17 +138,17 @@ class Traffic:
     def run(self, n_steps: int) -> RunTimes:
         """Runs some steps; returns the mean times of a turn."""
         advance_s = 0.0
-        started = time.thread_time()
+        started = self._clock()
         for _ in range(n_steps):
             messages = self.loop.turn()
             if self.events is not None:
-                before = time.thread_time()
+                before = self._clock()
                 self.events.advance()
-                advance_s += time.thread_time() - before
+                advance_s += self._clock() - before
             for message in messages:
                 if type(message).__name__ == "Done":
                     self._submit(N_OUTPUT)
-        return RunTimes(*(1e3 * each / n_steps for each in (time.thread_time() - started, advance_s)))
+        return RunTimes(*(1e3 * each / n_steps for each in (self._clock() - started, advance_s)))
 
     def _submit(self, n_output: int) -> None:
         prompt = array("i", (self._rng.randrange(10, VOCAB_SIZE) for _ in range(N_PROMPT)))
@@ -158,7 +169,7 @@ class RunTimes:
         return cls(*map(fmean, zip(*map(astuple, runs), strict=True)))
 
 
-def _pair(off: Traffic, on: Traffic, n_steps: int) -> tuple[RunTimes, RunTimes]:
+def pair(off: Traffic, on: Traffic, n_steps: int) -> tuple[RunTimes, RunTimes]:
     """Returns the times without and with events, each the mean of two runs."""
     first, *without, last = (traffic.run(n_steps) for traffic in (on, off, off, on))
     return RunTimes.mean(*without), RunTimes.mean(first, last)
@@ -173,11 +184,11 @@ def _stats_ms(loop: Loop) -> float:
 
 def measure(n_rows: int, n_pages: int, n_steps: int, n_pairs: int, publisher: EventPublisher) -> dict[str, object]:
     """Alternates runs without and with events; returns the metrics."""
-    off, on = Traffic(n_rows, n_pages, None), Traffic(n_rows, n_pages, publisher)
+    off, on = (Traffic(n_rows, NullDevice(n_pages, VOCAB_SIZE), each) for each in (None, publisher))
     gc.collect()
     gc.disable()
     n_before, n_batches = on.cache.n_evicted, publisher.next_number
-    pairs = [_pair(off, on, n_steps) for _ in range(n_pairs)]
+    pairs = [pair(off, on, n_steps) for _ in range(n_pairs)]
     n_removed = (on.cache.n_evicted - n_before) / (2 * n_pairs * n_steps)
     differences = sorted(with_events.turn_ms - without.turn_ms for without, with_events in pairs)
     assert on.log is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu_drive import record
 from gpu_support import (
     NEAR_TIE,
     check_same_answers,
@@ -54,6 +55,25 @@ def test_every_token_of_a_prompt(eager: LLM, captured: LLM) -> None:
         scores = [engine_scores(llm.generate([prompt], ask, use_tqdm=False)[0])[0] for llm in (eager, captured)]
         assert len(scores[0]) == n - 1
         assert common_difference(*scores) < NEAR_TIE / 2
+
+
+@pytest.mark.parametrize("is_scored", [False, True])
+@pytest.mark.parametrize("n_prompts", [3, 5, 9, 33])
+def test_steps_of_several_prompts(eager: LLM, captured: LLM, n_prompts: int, is_scored: bool) -> None:
+    """The last layer's rows are padded to a captured number, also where one needs all tokens of its prompt."""
+    prompts = [random_ids(2000 // n_prompts - i, seed=100 * n_prompts + i) for i in range(n_prompts)]
+    ask = [greedy(6, logprobs=20)] * n_prompts
+    if is_scored:
+        ask[1] = greedy(6, logprobs=20, prompt_logprobs=0)
+    plans = record(captured)
+    answers = captured.generate(prompts, ask, use_tqdm=False)
+    assert any(len(plan.rows) == n_prompts and plan.n_tokens > 512 for plan in plans)
+    expected = [
+        eager.generate([prompt], params, use_tqdm=False)[0] for prompt, params in zip(prompts, ask, strict=True)
+    ]
+    check_same_answers(expected, [answer.outputs[0].token_ids for answer in answers], tolerance=NEAR_TIE)
+    if is_scored:
+        assert common_difference(engine_scores(expected[1])[0], engine_scores(answers[1])[0]) < NEAR_TIE / 2
 
 
 def test_padding_leaves_the_pool_alone(eager: LLM, sensitive_folder: Path) -> None:
