@@ -33,9 +33,14 @@ def environment() -> dict[str, object]:
             **{name: _version(name) for name in PACKAGES},
         },
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": n_cores(),
         **_gpus(),
     }
+
+
+def n_cores() -> int:
+    """Returns how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine(environment: Mapping[str, object]) -> str:

@@ -36,12 +36,22 @@ def test_a_finished_workload_is_saved_when_the_next_one_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "lines.jsonl"
-    assert run(*SMALL, *FEW, "--workloads", "uniform-short,shared-prefix", "--output-file", str(output)) == 1
+    flags = ("--num-prompts", "8", "--workloads", "parallel-sampling,uniform-short", "--output-file", str(output))
+    assert run(*SMALL, *FEW, *flags) == 1
     captured = capsys.readouterr()
-    assert "uniform-short: 40 sequences" in captured.out
-    assert "--max-model-len 512 holds none" in captured.err
+    assert "parallel-sampling: 32 sequences" in captured.out
+    assert "memory never ran out in uniform-short" in captured.err
     lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
-    assert [line["workload"] for line in lines] == ["uniform-short"] * 2
+    assert [line["workload"] for line in lines] == ["parallel-sampling"] * 2
+
+
+def test_lengths_that_do_not_fit_are_refused_before_the_first_simulation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "lines.jsonl"
+    assert run(*SMALL, *FEW, "--workloads", "uniform-short,shared-prefix", "--output-file", str(output)) == 1
+    assert "--max-model-len 512 holds none" in capsys.readouterr().err
+    assert not output.exists() or not output.read_bytes()
 
 
 def test_tables_lines_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,10 +134,14 @@ def test_the_command_names_the_workloads_of_the_study() -> None:
     assert tuple(study_workloads.WORKLOADS) == paging.WORKLOADS
 
 
-def test_runs_are_repeatable_and_do_not_import_torch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_on_one_core_print_the_same_and_do_not_import_torch(capsys: pytest.CaptureFixture[str]) -> None:
     script = (
-        "import sys; from radixkv.cli import main; code = main(sys.argv[1:]); "
-        "assert 'torch' not in sys.modules; sys.exit(code)"
+        "import os, sys\n"
+        "from radixkv.cli import main\n"
+        "if hasattr(os, 'sched_setaffinity'): os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
+        "code = main(sys.argv[1:])\n"
+        "assert 'torch' not in sys.modules\n"
+        "sys.exit(code)"
     )
     flags = ("--workloads", "parallel-sampling", "--schemes", "resize,paged,radix", "--num-prompts", "15")
     arguments = ["bench", "paging", *SMALL[:-1], "none", *flags]
@@ -167,7 +181,7 @@ def test_wrong_usage(arguments: tuple[str, ...], message: str, capsys: pytest.Ca
         (("--max-total-tokens", "100"), "--max-total-tokens 100 "),
         (("--max-total-tokens", "1000", "--max-model-len", "256"), "--max-total-tokens 1000 is less than 1024"),
         (("--num-prompts", "0"), "--num-prompts 0 "),
-        (("--num-prompts", "2"), "uniform-short, with 2 sequences"),
+        (("--num-prompts", "2", "--workloads", "uniform-short"), "uniform-short, with 2 sequences"),
         (("--dataset-path", "none.jsonl"), "--dataset-path none.jsonl"),
         (("--output-file", "none/out.jsonl"), "--output-file none/out.jsonl"),
         (("--measure", "--schemes", "paged,resize"), "the engine cannot run resize; with --measure, --schemes are"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,9 @@ from radixkv.config import EngineConfig
 from radixkv.terminal_progress import Progress
 
 if TYPE_CHECKING:
+    from radixkv.studies.paging.cells import ResultLine
     from radixkv.studies.paging.measure import MeasureSettings
-    from radixkv.studies.paging.study import ResultLine, StudySettings
+    from radixkv.studies.paging.study import StudySettings
 
     Save = Callable[[Sequence[ResultLine]], None]
 
@@ -133,9 +134,11 @@ def run(args: argparse.Namespace) -> int:
     from radixkv.bench.output import check_outputs
 
     check_outputs(args.output_file, args.plot)
+    from radixkv.bench.environment import n_cores
     from radixkv.bench.formatting import plural
+    from radixkv.studies.paging.processes import worker_processes
     from radixkv.studies.paging.recorded_lengths import recorded_lengths
-    from radixkv.studies.paging.study import StudySettings
+    from radixkv.studies.paging.study import StudySettings, compare_page_sizes, compare_schemes
 
     max_model_len = MAX_MODEL_LEN if args.max_model_len is None else args.max_model_len
     measured = _measure_settings(args, config, max_model_len) if args.measure else None
@@ -163,8 +166,12 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     save = _saver(args.output_file)
-    by_scheme = _compare_schemes(settings, save)
-    by_page_size, remarks = _compare_page_sizes(settings, save)
+    with worker_processes(n_cores()) as map_cells:
+        # Several processes begin the simulations in the order of these calls, before any line is taken.
+        schemes = {name: compare_schemes(replace(settings, workloads=[name]), map_cells) for name in args.workloads}
+        page_sizes = compare_page_sizes(settings, map_cells)
+        by_scheme = _show_schemes(schemes, save)
+        by_page_size, remarks = _show_page_sizes(page_sizes, settings, save)
     recommendations = _recommend(by_scheme)
     report = partial(_plot, args.plot, by_scheme, by_page_size, remarks, recommendations)
     report([])
@@ -191,8 +198,8 @@ def _check_flags(args: argparse.Namespace, config: EngineConfig) -> None:
         parser.error("--skip-bad-lines needs a data set; give --dataset-path, or leave it out")
 
 
-def _compare_schemes(settings: StudySettings, save: Save) -> list[ResultLine]:
-    from radixkv.studies.paging.study import compare_schemes
+def _show_schemes(lines_by_workload: Mapping[str, Iterator[ResultLine]], save: Save) -> list[ResultLine]:
+    """Prints and saves the lines of each workload when they have come; returns all of them."""
     from radixkv.studies.paging.tables import (
         SCHEME_COLUMNS,
         SCHEME_LEGEND,
@@ -206,10 +213,10 @@ def _compare_schemes(settings: StudySettings, save: Save) -> list[ResultLine]:
 
     print(SCHEME_LEGEND)
     lines: list[ResultLine] = []
-    for name in settings.workloads:
+    for name, lines_as_they_come in lines_by_workload.items():
         of_workload: list[ResultLine] = []
         with Progress(f"simulating {name}") as progress:
-            for line in compare_schemes(replace(settings, workloads=[name])):
+            for line in lines_as_they_come:
                 of_workload.append(line)
                 progress.show(f"{scheme_label(line)} is done")
         print(f"\n{scheme_heading(of_workload)}")
@@ -220,9 +227,11 @@ def _compare_schemes(settings: StudySettings, save: Save) -> list[ResultLine]:
     return lines
 
 
-def _compare_page_sizes(settings: StudySettings, save: Save) -> tuple[list[ResultLine], list[str]]:
+def _show_page_sizes(
+    lines_as_they_come: Iterator[ResultLine], settings: StudySettings, save: Save
+) -> tuple[list[ResultLine], list[str]]:
+    """Saves each line when it has come, and prints all; returns them, and remarks on them."""
     from radixkv.bench.formatting import plural
-    from radixkv.studies.paging.study import compare_page_sizes
     from radixkv.studies.paging.tables import (
         COST_COLUMNS,
         COST_LEGEND,
@@ -236,7 +245,7 @@ def _compare_page_sizes(settings: StudySettings, save: Save) -> tuple[list[Resul
 
     lines: list[ResultLine] = []
     with Progress("comparing page sizes") as progress:
-        for line in compare_page_sizes(settings):
+        for line in lines_as_they_come:
             save([line | {"study": "page_size"}])
             lines.append(line)
             progress.show(f"{line['workload']} with pages of {plural(line['page_size'], 'token')} is done")

@@ -26,6 +26,7 @@ from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import build_loop
 from radixkv.sampling import SamplingParams
 from radixkv.stats import Stats
+from radixkv.studies.paging.cells import ResultLine
 from radixkv.studies.paging.scheme import Scheme
 from radixkv.studies.paging.schemes import (
     CONTIGUOUS,
@@ -45,7 +46,6 @@ from radixkv.studies.paging.sequences import (
     Turn,
 )
 from radixkv.studies.paging.simulation import NeverFull, simulate
-from radixkv.studies.paging.study import ResultLine
 from radixkv.studies.paging.workloads import StudyWorkload
 from radixkv.terminal_progress import shown_download
 from radixkv.tree.node import TOKEN_BYTES

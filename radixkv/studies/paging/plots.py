@@ -26,9 +26,9 @@ from radixkv.bench.report.html_page import (
     style,
     write_page,
 )
+from radixkv.studies.paging.cells import ResultLine
 from radixkv.studies.paging.recommendation import RECOMMENDATION_LEGEND
 from radixkv.studies.paging.schemes import RADIX
-from radixkv.studies.paging.study import ResultLine
 from radixkv.studies.paging.tables import (
     COST_COLUMNS,
     COST_LEGEND,

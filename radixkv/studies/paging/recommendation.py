@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from radixkv.studies.paging.cells import ResultLine
 from radixkv.studies.paging.schemes import RESERVE_MAXIMUM, SHARES_GRANULES, SHARES_PAGES
-from radixkv.studies.paging.study import ResultLine
 from radixkv.studies.paging.tables import scheme_label
 
 SIMPLEST_FIRST = (RESERVE_MAXIMUM, "reserve-factor", "resize", *SHARES_PAGES, *SHARES_GRANULES)

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from radixkv.errors import ConfigError
 from radixkv.studies.paging.allocators import next_power_of_two
+from radixkv.studies.paging.cells import Cell, ResultLine, run_cell, run_cell_unless_never_full
 from radixkv.studies.paging.lengths import WorkloadLengths
-from radixkv.studies.paging.paged import PagedScheme
-from radixkv.studies.paging.scheme import Scheme
-from radixkv.studies.paging.schemes import (
-    CONTIGUOUS,
-    RADIX,
-    SHARES_GRANULES,
-    Pool,
-    granule_scheme,
-    granule_tokens,
-    paged_scheme,
-)
-from radixkv.studies.paging.simulation import NeverFull, SimulationResult, simulate
+from radixkv.studies.paging.processes import Map
+from radixkv.studies.paging.schemes import RADIX, SHARES_GRANULES, granule_tokens
 from radixkv.studies.paging.workloads import StudyWorkload, generate_workload
-
-ResultLine = dict[str, Any]
-"""The fields of a JSON line of results."""
 
 
 @dataclass(frozen=True)
@@ -87,75 +74,49 @@ class StudySettings:
             seed=self.seed,
         )
 
-
-def compare_schemes(settings: StudySettings) -> Iterator[ResultLine]:
-    """Yields a line for each scheme on each workload, and for each granule size of a scheme that has granules."""
-    for name in settings.workloads:
-        workload = settings.workload(name)
-        for scheme in settings.schemes:
-            if scheme in SHARES_GRANULES:
-                for granule_bytes in settings.granule_sizes:
-                    made = granule_scheme(scheme, settings.pool_tokens, granule_bytes)
-                    yield {**_paged_line(scheme, made, settings, workload), "granule_bytes": granule_bytes}
-            elif scheme in CONTIGUOUS:
-                mean_answer = workload.n_answer_tokens / workload.n_sequences
-                contiguous = CONTIGUOUS[scheme](Pool(settings.pool_tokens, settings.max_model_len, mean_answer))
-                line = _line(scheme, contiguous, settings, workload)
-                yield {**line, "copied_per_token": round(contiguous.n_copied / workload.n_answer_tokens, 3)}
-            else:
-                made = paged_scheme(scheme, settings.pool_tokens, settings.page_size)
-                yield _paged_line(scheme, made, settings, workload)
+    def cell(self, workload: StudyWorkload, scheme: str) -> Cell:
+        """Returns the cell of a scheme on a workload, with pages of ``page_size`` and without granules."""
+        return Cell(workload, scheme, self.page_size, self.pool_tokens, self.max_model_len, self.seed)
 
 
-def compare_page_sizes(settings: StudySettings) -> Iterator[ResultLine]:
-    """Yields a line of ``radix`` for each page size on each workload, except where memory never runs out."""
-    for name in settings.workloads:
-        workload = settings.workload(name)
-        for page_size in settings.page_sizes:
-            try:
-                yield _paged_line(RADIX, paged_scheme(RADIX, settings.pool_tokens, page_size), settings, workload)
-            except NeverFull:
-                continue  # ``page_size_remarks`` reports missing lines
+def compare_schemes(settings: StudySettings, map_cells: Map = map) -> Iterator[ResultLine]:
+    """Returns a line for each scheme on each workload, and for each granule size of a scheme that has granules.
+
+    Args:
+        settings: what to simulate.
+        map_cells: how to run the simulations; some of ``worker_processes`` begin before a line is taken.
+
+    Raises:
+        ConfigError: no lengths fit the settings.
+        NeverFull: instead of a line, if memory never ran out.
+    """
+    return map_cells(run_cell, [cell for name in settings.workloads for cell in _scheme_cells(settings, name)])
 
 
-def _paged_line(name: str, scheme: PagedScheme, settings: StudySettings, workload: StudyWorkload) -> ResultLine:
-    line = _line(name, scheme, settings, workload)
-    scheme.check()
-    return {
-        **line,
-        "page_size": scheme.cache.page_size,
-        "host_us_per_token": round(1e6 * scheme.seconds / workload.n_answer_tokens, 3),
-    }
+def compare_page_sizes(settings: StudySettings, map_cells: Map = map) -> Iterator[ResultLine]:
+    """Returns a line of ``radix`` for each page size on each workload, except where memory never runs out.
+
+    Args:
+        settings: what to simulate.
+        map_cells: as in ``compare_schemes``.
+
+    Raises:
+        ConfigError: no lengths fit the settings.
+    """
+    cells: list[Cell] = []
+    for name in settings.workloads if settings.page_sizes else ():
+        cell = settings.cell(settings.workload(name), RADIX)
+        cells += [replace(cell, page_size=page_size) for page_size in settings.page_sizes]
+    # ``page_size_remarks`` reports missing lines.
+    return (line for line in map_cells(run_cell_unless_never_full, cells) if line is not None)
 
 
-def _line(name: str, scheme: Scheme, settings: StudySettings, workload: StudyWorkload) -> ResultLine:
-    run = simulate(scheme, workload)
-    return {
-        "scheme": name,
-        **_result_fields(run, workload, settings),
-        "retractions": scheme.n_preemptions,
-        "copied_per_token": 0.0,
-        "page_size": None,
-        "granule_bytes": None,
-        "host_us_per_token": None,
-    }
-
-
-def _result_fields(run: SimulationResult, workload: StudyWorkload, settings: StudySettings) -> ResultLine:
-    return {
-        "workload": workload.name,
-        **{name: round(value, 3) for name, value in run.shares._asdict().items()},
-        "fragmentation_pct": round(run.shares.fragmentation_pct, 3),
-        "lost_pct": round(run.shares.lost_pct, 3),
-        "largest_batch": run.largest_batch,
-        "mean_batch": round(run.mean_batch, 2),
-        "steps": run.n_steps,
-        "saturated_steps": run.n_saturated_steps,
-        "sequences": workload.n_sequences,
-        "left_out": workload.n_left_out,
-        "lengths": workload.lengths,
-        "tokenizer": workload.tokenizer,
-        "pool_tokens": settings.pool_tokens,
-        "max_model_len": settings.max_model_len,
-        "seed": settings.seed,
-    }
+def _scheme_cells(settings: StudySettings, workload_name: str) -> Iterator[Cell]:
+    workload = settings.workload(workload_name)
+    for scheme in settings.schemes:
+        cell = settings.cell(workload, scheme)
+        if scheme in SHARES_GRANULES:
+            for granule_bytes in settings.granule_sizes:
+                yield replace(cell, granule_bytes=granule_bytes)
+        else:
+            yield cell

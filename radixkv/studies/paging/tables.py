@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from radixkv.bench.formatting import plural
+from radixkv.studies.paging.cells import ResultLine
 from radixkv.studies.paging.schemes import RADIX, RESERVE_MAXIMUM
-from radixkv.studies.paging.study import ResultLine
 
 Cells = list[str]
 
