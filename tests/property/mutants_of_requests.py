@@ -12,7 +12,8 @@ from mutants_of_pages import replace_plans
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.launched_steps import LaunchedSteps
-from radixkv.runtime.request import Request
+from radixkv.runtime.request import Request, Update
+from radixkv.runtime.scheduler import scheduler
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.scheduler.shared_prefixes import SharedPrefixes
@@ -186,6 +187,29 @@ def wait_for_a_device_that_is_done(patch: Patch) -> None:
     patch.setattr(LaunchedSteps, "seconds_left", property(mutant))
 
 
+def believe_that_a_failed_step_has_arrived(patch: Patch) -> None:
+    undo_steps = scheduler.undo_steps
+
+    def mutant(cache: PageCache, running: RunningRequests, involved: Sequence[Request]) -> list[Update]:
+        n_on_device = {request: request.blocks.n_on_device for request in involved}
+        updates = undo_steps(cache, running, involved)
+        for request, n_entries in n_on_device.items():
+            request.blocks.n_on_device = n_entries
+        return updates
+
+    patch.setattr(scheduler, "undo_steps", mutant)
+
+
+def remember_entries_that_were_never_sent(patch: Patch) -> None:
+    free = RunningRequests.free
+
+    def mutant(self: RunningRequests, request: Request) -> None:
+        request.blocks.n_on_device = len(request.blocks.pages)
+        free(self, request)
+
+    patch.setattr(RunningRequests, "free", mutant)
+
+
 OF_REQUESTS: tuple[Callable[[Patch], None], ...] = (
     fork_without_a_pin,
     copy_a_step_late,
@@ -201,6 +225,8 @@ OF_REQUESTS: tuple[Callable[[Patch], None], ...] = (
     keep_shared_runs_while_the_rows_are_as_many,
     share_pages_of_the_tail,
     find_shared_runs_in_another_order_of_the_rows,
+    believe_that_a_failed_step_has_arrived,
+    remember_entries_that_were_never_sent,
 )
 
 OF_ARRIVALS: tuple[Callable[[Patch], None], ...] = (wait_for_a_device_that_is_done,)

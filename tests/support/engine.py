@@ -274,6 +274,7 @@ class Engine:
             for row in plan.rows:
                 request = requests[row.batch_slot]
                 self.device.namespaces[row.batch_slot] = request.namespace
+                self.device.planned_tables[plan.step, row.batch_slot] = list(request.blocks.pages)
                 self.rows[plan.step, row.batch_slot] = request
                 assert request.search is None or row.tokens is not None, (
                     "a beam goes on before its group has chosen"

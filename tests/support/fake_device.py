@@ -240,6 +240,8 @@ class FakeDevice:
     """(step, batch slot, computed tokens) of each row."""
     kv: dict[tuple[int, int], KVValue | str] = field(default_factory=dict)
     tables: dict[int, list[int]] = field(default_factory=dict)
+    planned_tables: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    """The block table of the row's request, by (step, batch slot); set by the harness."""
     last_token: dict[int, int | None] = field(default_factory=dict)
     histories: dict[int, tuple[int, list[int] | None]] = field(default_factory=dict)
     """By batch slot: the prompt's length, and all tokens that penalties count; None after a non-finite row."""
@@ -297,8 +299,11 @@ class FakeDevice:
         self._copy(plan)
         for row in plan.rows:
             table = self.tables.setdefault(row.batch_slot, [])
+            assert row.table_start <= len(table), "an update leaves a hole in the block table"
             del table[row.table_start :]
             table += row.table_pages
+            planned = self.planned_tables.pop((plan.step, row.batch_slot), table)
+            assert table == planned, "the device has another block table than the request"
         self._check_shared(plan)
         self.non_finite_rows |= {
             (plan.step, row.batch_slot)

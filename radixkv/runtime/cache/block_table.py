@@ -34,7 +34,7 @@ class BlockTable:
     """Number of leading entries whose pages were freed because they lie behind every layer's window. No row reads
     them any more; other requests may have their pages. 0 with a lease."""
     n_on_device: int = 0
-    """Number of leading entries that the device has in its copy of the table."""
+    """Number of leading entries that the device has in the block table of the request's batch slot."""
     replaced: list[ReplacedPage] = field(default_factory=list)
     """Duplicates that are to be freed once no launched step reads them."""
     copies: list[tuple[int, int]] = field(default_factory=list)

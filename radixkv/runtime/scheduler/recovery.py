@@ -38,8 +38,8 @@ class RetryQueue:
 
 
 def undo_steps(cache: PageCache, running: RunningRequests, involved: Iterable[Request]) -> list[Update]:
-    """Undoes all launched steps after a failure: detaches the pages that they should have written, and preempts
-    their requests.
+    """Undoes all launched steps after a failure: detaches the pages that they should have written, preempts
+    their requests, and forgets what the device has of their block tables.
 
     Each involved request is to be retried alone. One whose step fails although it was alone ends with an error. So
     a request that breaks its steps ends without failing any other. O(running).
@@ -50,6 +50,8 @@ def undo_steps(cache: PageCache, running: RunningRequests, involved: Iterable[Re
         involved: the requests of the steps' rows, newest first.
     """
     suspects = dict.fromkeys(involved)
+    for request in suspects:
+        request.blocks.n_on_device = 0  # the device may have got any part of what the steps changed
     for reader in _detach(cache, running, suspects):
         if reader not in suspects and reader.phase is not Phase.FINISHED:
             running.preempt(reader)
