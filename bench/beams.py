@@ -2,11 +2,14 @@
 
 The prompts are problems of arithmetic, alone and after three worked examples, and the answers have ``--output-len``
 tokens. One kind of line has the pages that searches of ``--widths`` hold, summed over all steps: with shared pages,
-and in an engine whose beams have pages of their own. Both engines find the same beams. The other kind has the times
-of searches and of as many sampled answers (``n``), of the same prompts and lengths, which alternate.
+and in an engine whose beams have pages of their own. Both engines find the same beams. The second kind has
+the entries of block tables that each step of decode rows sends to the device, where all searches run at once, and
+how many of these steps have more entries than a decode graph on CUDA takes. The third kind has the times of
+searches and of as many sampled answers (``n``), of the same prompts and lengths, which alternate.
 
     python bench/beams.py --output-file bench/results/beams.jsonl
     python bench/beams.py --prompts 2 --output-len 8 --pairs 1
+    python bench/beams.py --case table_entries
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ import argparse
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from statistics import median
+from statistics import mean, median
 from typing import Any
+from unittest.mock import patch
 
 from result_lines import report, script_parser
 
@@ -27,18 +31,24 @@ from radixkv.bench.workloads.problems import question_prompt, worked_examples
 from radixkv.cache_messages import Flush
 from radixkv.checkpoints import resolve
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.runtime.device.pack import PackedStep, Packer
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import build_loop
+from radixkv.runtime.step.plan import StepPlan
 from radixkv.stats import Stats
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import Done, GetStats, Submit, Tokens
 
 N_EXAMPLES = 3
 POOL_TOKENS = 1 << 17
+GRAPH_ENTRIES_A_ROW = 4
+"""A decode graph on CUDA takes so many changed entries for each row of ``max_num_seqs``, in all rows together."""
+CASES = ("pages", "table_entries", "time")
 
 
 def main() -> None:
     parser = script_parser(__doc__)
+    parser.add_argument("--case", action="append", choices=CASES, help="a kind of line; default: all")
     parser.add_argument("--commit", help="the commit that is checked out, if there is no .git folder")
     parser.add_argument("--prompts", type=int, default=16, metavar="COUNT")
     parser.add_argument("--output-len", type=int, default=96, metavar="TOKENS")
@@ -53,13 +63,17 @@ def main() -> None:
 
 def lines(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields the result lines."""
-    for kind, prompts in prompts_of(arguments.prompts).items():
-        for width in arguments.widths:
-            yield {"case": "pages", "prompts": kind, **pages(prompts, width, arguments)}
-    llm = LLM(device="cpu", max_total_tokens=POOL_TOKENS, page_size=arguments.page_size)
-    for kind, prompts in prompts_of(arguments.prompts).items():
-        for width in arguments.widths:
-            yield {"case": "time", "prompts": kind, **times(llm, prompts, width, arguments)}
+    cases, kinds = arguments.case or CASES, prompts_of(arguments.prompts)
+    of_each_search = {"pages": pages, "table_entries": table_entries}
+    for case in [case for case in of_each_search if case in cases]:
+        for kind, prompts in kinds.items():
+            for width in arguments.widths:
+                yield {"case": case, "prompts": kind, **of_each_search[case](prompts, width, arguments)}
+    if "time" in cases:
+        llm = LLM(device="cpu", max_total_tokens=POOL_TOKENS, page_size=arguments.page_size)
+        for kind, prompts in kinds.items():
+            for width in arguments.widths:
+                yield {"case": "time", "prompts": kind, **times(llm, prompts, width, arguments)}
 
 
 def prompts_of(count: int) -> dict[str, list[str]]:
@@ -125,6 +139,35 @@ def stats_of(loop: Loop) -> Stats:
     (stats,) = loop.receive(GetStats("stats"))
     assert isinstance(stats, Stats)
     return stats
+
+
+def table_entries(prompts: Sequence[str], width: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the changed block table entries of steps of decode rows, with a row for each beam of all searches."""
+    n_rows = width * len(prompts)
+    llm = LLM(device="cpu", max_num_seqs=n_rows, max_total_tokens=POOL_TOKENS, page_size=arguments.page_size)
+    counts: list[int] = []
+    pack = Packer.pack
+
+    def counting(self: Packer, plan: StepPlan) -> PackedStep:
+        step = pack(self, plan)
+        if step.n_decode == step.n_rows:
+            counts.append(len(step.updates))
+        return step
+
+    with patch.object(Packer, "pack", counting):
+        llm.generate(prompts, search(width, arguments.output_len), use_tqdm=False)
+    limit = GRAPH_ENTRIES_A_ROW * n_rows
+    return {
+        "width": width,
+        "n_prompts": len(prompts),
+        "output_len": arguments.output_len,
+        "steps": len(counts),
+        "mean_entries": round(mean(counts), 1),
+        "median_entries": median(counts),
+        "max_entries": max(counts),
+        "graph_limit": limit,
+        "steps_over_limit": sum(count > limit for count in counts),
+    }
 
 
 def times(llm: LLM, prompts: Sequence[str], width: int, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -48,8 +48,9 @@ def test_a_short_prompt_has_its_first_token_before_the_long_ones(tmp_path: Path)
 @pytest.mark.nightly
 def test_beams_share_pages_and_take_time(tmp_path: Path) -> None:
     lines = run("beams.py", tmp_path, "--prompts", "1", "--output-len", "4", "--pairs", "1", "--widths", "3")
-    assert [line["case"] for line in lines] == ["pages", "pages", "time", "time"]
+    assert [line["case"] for line in lines] == ["pages", "pages", "table_entries", "table_entries", "time", "time"]
     assert all(line["page_steps_shared"] < line["page_steps_own"] for line in lines[:2])
+    assert all(0 < line["mean_entries"] <= line["max_entries"] for line in lines[2:4])
 
 
 def test_the_sampler_writes_a_line_for_each_case_and_distribution(tmp_path: Path) -> None:
