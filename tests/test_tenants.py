@@ -9,7 +9,7 @@ import pytest
 
 from radixkv.cli.serve import add as add_serve
 from radixkv.cli.serve import server_config
-from radixkv.config import EngineConfig, ServerConfig
+from radixkv.config import EngineConfig, SchedulerConfig, ServerConfig
 from radixkv.errors import ConfigError
 from radixkv.tenants import TenantConfig, check_tenants, read_tenants
 from support.flags import command, refused
@@ -152,3 +152,6 @@ def test_tenants_have_keys_so_that_other_machines_may_connect(write: Write) -> N
 def test_an_engine_refuses_tenants_that_cannot_all_be_served() -> None:
     with pytest.raises(ConfigError, match="two tenants have the name"):
         EngineConfig(tenants=(TenantConfig("a"), TenantConfig("a")))
+    tenants = (TenantConfig("a", min_row_share=1), TenantConfig("b"))
+    with pytest.raises(ConfigError, match="leave tenant 'b' none of the 16 rows"):
+        EngineConfig(scheduler=SchedulerConfig(max_num_seqs=16), tenants=tenants)

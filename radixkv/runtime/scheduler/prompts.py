@@ -47,7 +47,7 @@ class PromptRows:
         self._running = running
         self._clock = clock
         self._refused: Request | None = None
-        """The retried request that last did not fit."""
+        """The first retried request that did not fit when all were last tried."""
         self._blocked: tuple[int, int, int] | None = None
         """(available pages, running requests, queue version) when a waiting request last did not fit.
 
@@ -59,12 +59,18 @@ class PromptRows:
             return self.chunks([request], budget, step)
         blocked = self._blocked
         rows = self._admit([request], budget, step)
-        self._refused, self._blocked = None if rows else request, blocked
+        self._blocked = blocked
+        if not rows and self.refused is None:
+            self._refused = request
         return rows
+
+    def forget_refused(self) -> None:
+        """Notes that the retried requests are tried once more, in order: the one that was refused may fit now."""
+        self._refused = None
 
     @property
     def refused(self) -> Request | None:
-        """The waiting request that is retried alone and did not fit: no other of its tenant is admitted before it,
+        """The first waiting request that is retried alone and did not fit: no other of its tenant comes before it,
         or they would take each page that becomes free, and it would never start."""
         return self._refused if self._refused is not None and self._refused.phase is Phase.WAITING else None
 

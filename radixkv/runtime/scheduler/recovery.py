@@ -21,20 +21,14 @@ class RetryQueue:
         retried = {request for request in undone if request.phase is Phase.PREEMPTED}
         self._requests += sorted(retried, key=lambda request: request.order)
 
-    def next(self, refused: Request | None = None) -> Request | None:
-        """Returns the request to retry next; None if there is none. O(requests).
+    def ready(self) -> list[Request]:
+        """Returns the requests in the order in which to retry them. O(requests).
 
-        It stays the next one until its retry is over, or pauses: a beam waits until its group has chosen.
-
-        Args:
-            refused: a request that does not fit now. Those of other tenants come before it.
+        Each stays in its place until its retry is over. It is left out while the retry pauses: a beam waits until
+        its group has chosen.
         """
-        if not self._requests:
-            return None
         self._requests = [one for one in self._requests if one.is_retried and one.phase is not Phase.FINISHED]
-        ready = [request for request in self._requests if request.candidates is None]
-        others = (request for request in ready if refused is not None and request.tenant != refused.tenant)
-        return next(others, ready[0] if ready else None)
+        return [request for request in self._requests if request.candidates is None]
 
 
 def undo_steps(cache: PageCache, running: RunningRequests, involved: Iterable[Request]) -> list[Update]:

@@ -245,7 +245,8 @@ class Scheduler:
 
         Takes the finished copies of the host tier, and starts new ones.
 
-        O(running + admissions), and ``WaitingQueue.candidates`` where a request may be admitted.
+        O(running + admissions), with retried requests O(retried · running), and ``WaitingQueue.candidates`` where a
+        request may be admitted.
         """
         if self.loading.advance():
             self._prompts.unblock()
@@ -273,14 +274,14 @@ class Scheduler:
 
     def _plan(self) -> StepPlan | None:
         """Makes the next plan; None if no request fits into one now."""
-        retried = self._retried.next(self._prompts.refused)
-        if retried is None:
+        retried = self._retried.ready()
+        if not retried:
             return self._plan_together()
         if self._launched:
             return None
         if self._n_steps % 2:
-            return self._plan_together() or self._plan_alone(retried)
-        return self._plan_alone(retried) or self._plan_together()
+            return self._plan_together() or self._plan_first_alone(retried)
+        return self._plan_first_alone(retried) or self._plan_together()
 
     def complete(self, plan: StepPlan, result: StepResult) -> list[Update]:
         """Takes the oldest launched plan's result: marks pages as computed, appends tokens, finishes requests.
@@ -362,6 +363,15 @@ class Scheduler:
             raise InvariantError(f"no request is left, but {n_held} pages are leased, detached or in a tail")
         if self.is_idle and self._beams:
             raise InvariantError(f"no request is left, but {len(self._beams)} beam groups have not ended")
+
+    def _plan_first_alone(self, retried: Sequence[Request]) -> StepPlan | None:
+        """Plans a step of the first retried request that fits; None if none does. O(retried · running).
+
+        The search goes on after a request that does not fit: a later one may hold the row or the pages it lacks.
+        """
+        self._prompts.forget_refused()
+        plans = (self._plan_alone(request) for request in retried)
+        return next((plan for plan in plans if plan is not None), None)
 
     def _plan_alone(self, request: Request) -> StepPlan | None:
         """Plans a step of a retried request; None if it does not fit, or still releases its pages."""

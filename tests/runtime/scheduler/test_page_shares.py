@@ -130,7 +130,7 @@ def test_the_floor_is_there_while_requests_of_a_failed_step_wait_for_pages(is_in
         engine.turn()
     assert any(one.is_retried and one.tenant == "flood" for one in engine.scheduler.waiting)
     assert not any(one.is_retried or one.phase is Phase.WAITING for one in kept)
-    other, kept = add(engine, "other"), [add(engine, "kept", n_prompt=40, max_tokens=20) for _ in range(2)]
+    other, kept = add(engine, "other"), [add(engine, "kept", n_prompt=32, max_tokens=20) for _ in range(2)]
     for request in kept:
         assert turns_until_started(engine, request) <= 4
     assert other.phase is Phase.WAITING
@@ -150,6 +150,18 @@ def test_a_request_of_a_failed_step_that_waits_for_its_tenants_row_holds_back_no
         engine.turn()
         assert turns_until_started(engine, add(engine, "other", max_tokens=2)) <= 4
     finish(engine)
+
+
+def test_requests_of_a_failed_step_do_not_wait_for_each_other_for_ever() -> None:
+    """The first lost its tenant's only row to another of its tenant; the second could start at any time."""
+    engine = make_engine(TenantConfig("capped", max_row_share=1 / 16), TenantConfig("other"))
+    retried = [add(engine, tenant, max_tokens=2) for tenant in ("capped", "other")]
+    add(engine, "capped", max_tokens=2)
+    engine.device.refuse_launches = 1
+    engine.turn()
+    assert all(request.is_retried for request in retried)
+    finish(engine)
+    assert {ended.reason for ended in engine.ended.values()} == {"length"}
 
 
 def test_all_pages_of_the_floor_are_there_beside_a_full_pool() -> None:

@@ -173,6 +173,25 @@ def test_a_retried_request_starts_beside_short_ones_that_never_end() -> None:
     engine.check_idle()
 
 
+def test_a_retried_request_that_once_waited_for_pages_holds_back_nobody_after_its_retry() -> None:
+    engine = Engine(16, 4)
+    _, short, retried = (
+        engine.add(prompt(n_prompt, first=n_prompt), max_tokens=max_tokens)
+        for n_prompt, max_tokens in ((8, 44), (28, 6), (20, 40))
+    )
+    engine.launch()
+    engine.device.fail_steps = {0}
+    engine.collect()
+    while short.phase is not Phase.FINISHED:
+        assert retried.phase is Phase.WAITING, "it fits only after the short one has ended"
+        engine.turn()
+    engine.run()
+    assert engine.scheduler.n_preemptions, "the first one's pages leave no room for the retried one's output"
+    assert not retried.is_retried
+    engine.check_outputs()
+    engine.check_idle()
+
+
 @pytest.mark.parametrize("choice", [0, 2])
 def test_a_choice_that_breaks_its_steps_fails_only_its_own_request(choice: int) -> None:
     engine, requests = engine_with_requests(6, n=3)
