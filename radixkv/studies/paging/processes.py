@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol, TypeVar
 
 from radixkv.errors import RadixKVError
@@ -23,6 +24,10 @@ Result = TypeVar("Result")
 
 class ProcessDied(RadixKVError):
     """Raised if a process ended before its work was done."""
+
+
+class NotSent(RadixKVError):
+    """Raised in place of a result, or of an exception, that cannot be sent to another process."""
 
 
 class Map(Protocol):
@@ -46,7 +51,8 @@ def worker_processes(n_processes: int) -> Iterator[Map]:
         n_processes: 1 yields ``map``, which works in this process when a result is taken.
 
     Raises:
-        ProcessDied: a process was killed, as the kernel does when memory runs out.
+        ProcessDied: a process ended, for instance because the kernel killed it when memory ran out.
+        NotSent: what a function returned or raised cannot be pickled.
     """
     if n_processes == 1:
         yield map
@@ -65,6 +71,7 @@ class _Workers:
         self._n_processes = n_processes
         self._processes: list[BaseProcess] = []
         self._idle: list[Connection] = []
+        self._process_of: dict[Connection, BaseProcess] = {}
         self._busy: dict[Connection, int] = {}
         """The number of the item that a process works on."""
         self._queued: deque[tuple[int, Callable[[Any], Any], Any]] = deque()
@@ -114,9 +121,16 @@ class _Workers:
         try:
             outcome = connection.recv()
         except (EOFError, ConnectionError):
+            process = self._process_of[connection]
+            process.join()
+            if process.exitcode == -signal.SIGKILL:
+                raise ProcessDied(
+                    "a process of this command was killed, as the kernel does when memory runs out; run it on "
+                    "fewer cores, in fewer processes: taskset -c 0 radixkv ..."
+                ) from None
             raise ProcessDied(
-                "a process of this command was killed, as the kernel does when memory runs out; run it on fewer "
-                "cores, in fewer processes: taskset -c 0 radixkv ..."
+                f"a process of this command ended with exit code {process.exitcode} before its work was done; "
+                "report what it printed"
             ) from None
         self._outcomes[self._busy.pop(connection)] = outcome
         self._idle.append(connection)
@@ -132,6 +146,7 @@ class _Workers:
         try:
             process.start()
             self._processes.append(process)
+            self._process_of[ours] = process
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
         theirs.close()
@@ -149,7 +164,19 @@ def _work(connection: Connection) -> None:
             except Exception as error:
                 error.add_note(f"in a process of its own:\n{traceback.format_exc()}")
                 outcome = error
-            connection.send(outcome)
+            connection.send_bytes(_pickled(outcome))
+
+
+def _pickled(outcome: object) -> bytes:
+    """Returns what ``Connection.recv`` reads as the outcome, or as ``NotSent`` if it cannot be pickled and read."""
+    try:
+        data = bytes(ForkingPickler.dumps(outcome))
+        ForkingPickler.loads(data)
+    except Exception:
+        about = "".join(outcome.__notes__) if isinstance(outcome, Exception) else traceback.format_exc()
+        refusal = NotSent(f"{type(outcome).__name__} cannot be sent between processes: {about}")
+        return bytes(ForkingPickler.dumps(refusal))
+    return data
 
 
 def _end_with_parent() -> None:
