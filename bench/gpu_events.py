@@ -2,7 +2,8 @@
 
 The traffic and the subscribers are those of ``events.py``: 256 rows, of which one ends and one begins in each step,
 and three subscribers, of which one does not read. Two engines on one GPU, with and without events, run in turn:
-each pair has four short runs, with, without, without, with. Their pools take 42 GB each by default.
+each pair has four short runs, with, without, without, with. By default each has weights of 16 GB and a pool of
+42 GB, so both fit an H200, and no GPU of 80 GB.
 
 Appends one JSON line: the median over pairs of the milliseconds that a step takes without and with events, by the
 clock, the quartiles of the difference, and its median as a share of a step.

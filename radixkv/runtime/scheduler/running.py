@@ -51,8 +51,8 @@ class RunningRequests:
         self._transfers = transfers
         self._sessions = sessions
         self._free_batch_slots = list(range(n_batch_slots - 1, -1, -1))
-        self._pages_on_device: dict[int, list[int]] = {}
-        """By free batch slot: the first entries of the device's block table, as the last request has left it."""
+        self._sent_entries: dict[int, list[int]] = {}
+        """By free batch slot: the leading entries of its block table that the device has from the last request."""
         self._active: dict[Request, None] = {}
         self._releasing: dict[Request, None] = {}
         self.n_preemptions = 0
@@ -165,7 +165,7 @@ class RunningRequests:
         if self._transfers is not None and request.uses_tiers and request.blocks.can_commit:
             self._transfers.offer_computed(request.namespace, bytes(request.tokens))
             request.n_offered = 0
-        self._pages_on_device[request.batch_slot] = request.blocks.pages[: request.blocks.n_on_device]
+        self._sent_entries[request.batch_slot] = request.blocks.pages[: request.blocks.n_on_device]
         self._cache.close(request.blocks)
         request.block_table = None
         self._free_batch_slots.append(request.batch_slot)
@@ -364,7 +364,7 @@ class RunningRequests:
     def _assign(self, request: Request, blocks: BlockTable) -> None:
         request.block_table = blocks
         request.batch_slot = self._free_batch_slots.pop()
-        blocks.n_on_device = _n_equal(self._pages_on_device.pop(request.batch_slot, []), blocks.pages)
+        blocks.n_on_device = _n_equal(self._sent_entries.pop(request.batch_slot, []), blocks.pages)
         self._rows.take(request.tenant)
         request.needs_history = request.sampling.has_penalties
 

@@ -72,7 +72,8 @@ class Executor(Protocol):
     def launch(self, plan: StepPlan) -> RunningStep:
         """Launches a step without waiting for earlier ones. Raises ``DeviceError`` or ``DeviceLost``.
 
-        Every step launched before must be finished (``RunningStep.finish``).
+        Every step launched before must be finished (``RunningStep.finish``). The block table of a batch slot stays
+        as it is until a row of the slot changes it, also while the slot has no row.
         """
         ...
 

@@ -108,6 +108,14 @@ def test_steps_are_timed(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_events_are_counted_beside_an_engine_without_them(tmp_path: Path) -> None:
+    settings = ("--small", "--rows", "8", "--pages", "800", "--steps", "5", "--pairs", "3")
+    (line,) = run("gpu_events.py", tmp_path, *settings)
+    assert line["step_ms_off"] > 0
+    assert line["page_events_per_step"] > 1
+
+
+@pytest.mark.nightly
 def test_a_soak_adds_up(tmp_path: Path) -> None:
     (line,) = run("gpu_soak.py", tmp_path, "--requests", "60", "--every", "30")
     assert sum(line["ends"].values()) == line["requests"] == 60
