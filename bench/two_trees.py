@@ -26,16 +26,20 @@ from token_workloads import ALL
 if TYPE_CHECKING:
     from radixkv.child_process import ChildProcess
 
-WORKLOADS: dict[str, dict[str, int]] = {
-    "single": {},
-    "decode": {"output": 128},
-    "fewshot": {"requests": 256},
+Workloads = dict[str, tuple[str, dict[str, int]]]
+WORKLOADS: Workloads = {
+    "single": ("single", {}),
+    "single, prompt of 2,048": ("single", {"prompt": 2048}),
+    "4 rows, prompts of 512": ("decode", {"requests": 4, "prompt": 512, "output": 128}),
+    "8 rows, prompts of 4,096": ("decode", {"requests": 8, "prompt": 4096, "output": 128}),
+    "decode": ("decode", {"output": 128}),
+    "fewshot": ("fewshot", {"requests": 256}),
 }
-"""Arguments that make the workloads of ``token_workloads`` short."""
-SMALL_WORKLOADS: dict[str, dict[str, int]] = {
-    "single": {"prompt": 8, "output": 8},
-    "decode": {"requests": 4, "prompt": 16, "output": 8},
-    "fewshot": {"requests": 8, "shared": 48, "question": 8, "output": 4},
+"""Workloads of ``token_workloads`` by their names in the result, with arguments that make them short."""
+SMALL_WORKLOADS: Workloads = {
+    "single": ("single", {"prompt": 8, "output": 8}),
+    "decode": ("decode", {"requests": 4, "prompt": 16, "output": 8}),
+    "fewshot": ("fewshot", {"requests": 8, "shared": 48, "question": 8, "output": 4}),
 }
 
 
@@ -115,15 +119,15 @@ async def main() -> None:
         both = zip((arguments.first, arguments.second), kv_cache_dtypes, strict=True)
         trees = [await Tree.start(path, model, arguments, kv_cache_dtype) for path, kv_cache_dtype in both]
         for tree in trees:
-            for name, sizes in workloads.items():
-                await tree.run(name, sizes)
+            for workload, sizes in workloads.values():
+                await tree.run(workload, sizes)
         pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in workloads}
         digests: dict[str, list[set[str]]] = {name: [set(), set()] for name in workloads}
         for round_ in range(arguments.rounds):
-            for name, sizes in workloads.items():
+            for name, (workload, sizes) in workloads.items():
                 seconds = [0.0, 0.0]
                 for index in (0, 1) if round_ % 2 == 0 else (1, 0):
-                    result = await trees[index].run(name, sizes)
+                    result = await trees[index].run(workload, sizes)
                     seconds[index] = result["seconds"]
                     digests[name][index].add(result["outputs_sha256"])
                 pairs[name].append((seconds[0], seconds[1]))

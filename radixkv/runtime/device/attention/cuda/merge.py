@@ -95,8 +95,8 @@ def _merge_results(
     end = tl.load(indptr + query + 1)
     target = tl.load(order + query).to(tl.int64)
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     is_head = head < n_heads
     dim = tl.arange(0, DIM)

@@ -38,8 +38,8 @@ def _gather_queries(
     OVERLAP: tl.constexpr,
 ) -> None:
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     source = tl.load(sources + row).to(tl.int64)
@@ -103,8 +103,8 @@ def _copy_item_queries(
     row = tl.load(order + tl.load(item) + query, is_query, 0).to(tl.int64)
     target = (tl.load(item + 2 * column) + query).to(tl.int64)
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     offsets = tl.arange(0, SIZE)
     head = offsets // DIM
     is_value = is_query & (head < GROUP * KV_HEADS)

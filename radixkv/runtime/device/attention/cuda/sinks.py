@@ -54,8 +54,8 @@ def _apply_sinks(
     is_head = head < n_heads
     sink = tl.load(sinks + head, is_head, 0.0)
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     pair = tl.program_id(0).to(tl.int64) * n_heads + head
     share = 1.0 / (1.0 + tl.exp2(sink - tl.load(lse + pair, is_head, 0.0)))
     dim = tl.arange(0, DIM)

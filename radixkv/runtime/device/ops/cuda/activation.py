@@ -37,8 +37,8 @@ def _silu_and_multiply(
     OVERLAP: tl.constexpr,
 ) -> None:
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = columns < size

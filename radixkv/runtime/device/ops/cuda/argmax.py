@@ -84,8 +84,8 @@ def _best_of_parts(
     """Stores one int64 key per part: larger for larger logits, then for smaller ids; the maximum if a logit is not
     finite."""
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     source = logits + tl.program_id(0).to(tl.int64) * logits_stride
     ids = tl.program_id(1) * (N_BLOCKS * BLOCK) + tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -123,8 +123,8 @@ def _best_of_rows(
     OVERLAP: tl.constexpr,
 ) -> None:
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     parts = tl.arange(0, BLOCK)
     keys = tl.load(scratch + row * scratch_stride + parts, parts < N_PARTS, -0x8000000000000000)

@@ -25,6 +25,6 @@ def stamp(out: Tensor, index: int) -> None:
 @triton.jit(do_not_specialize=["index"])
 def _stamp(out: tl.tensor, index: tl.tensor, OVERLAP: tl.constexpr) -> None:
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     tl.store(out + index, globaltimer())

@@ -125,8 +125,8 @@ def _choose_experts(
 ) -> None:
     """Chooses the experts of a block of tokens, and counts the tokens of each. A block alone orders them, too."""
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     expert = tl.arange(0, EXPERTS)
     is_token, is_expert = (token < n_tokens)[:, None], (expert < n_experts)[None, :]
@@ -174,8 +174,8 @@ def _order_pairs(
 ) -> None:
     """Orders the pairs of a block of tokens behind those of the blocks before it."""
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     expert = tl.arange(0, EXPERTS)
     is_chosen = tl.zeros([TOKENS, EXPERTS], tl.int1)

@@ -93,12 +93,11 @@ def _sum_experts(
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     is_column = columns < SIZE
-    if OVERLAP:
-        gdc_launch_dependents()
     if NORMS:
         scale = tl.load(norm_weight + columns, is_column, 0.0)
     if OVERLAP:
         gdc_wait()
+        gdc_launch_dependents()
     total = tl.zeros([BLOCK], tl.float32)
     for rank in tl.static_range(N_ACTIVE):
         pair = token * N_ACTIVE + rank

@@ -39,8 +39,8 @@ def _round_to_fp8(
     x: tl.tensor, out: tl.tensor, size: tl.tensor, LARGEST: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
 ) -> None:
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_value = offsets < size
     values = tl.load(x + offsets, is_value, 0.0)

@@ -119,8 +119,8 @@ def _quantize(
     OVERLAP: tl.constexpr,
 ) -> None:
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     source = x + row * x_stride + columns

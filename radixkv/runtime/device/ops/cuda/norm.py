@@ -77,11 +77,10 @@ def _norm(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     is_column = columns < SIZE
-    if OVERLAP:
-        gdc_launch_dependents()
     scale = tl.load(weight + columns, is_column, 0.0)
     if OVERLAP:
         gdc_wait()
+        gdc_launch_dependents()
     value = tl.load(x + row * x_stride + columns, is_column, 0.0)
     if ADDS:
         target = residual + row * residual_stride + columns

@@ -14,6 +14,9 @@ def overlapping(x: Tensor) -> dict[str, bool]:
 
     From Hopper on, a kernel may start before the previous one has ended, and waits (``gdc_wait``) before it
     accesses memory that others write. Every kernel launched this way must wait, or later kernels could overtake it.
+
+    Products and attention let the next kernel start at once (``gdc_launch_dependents``). Kernels of few short
+    programs do so after their own wait: see docs/decisions/0054-when-the-next-kernel-starts.md.
     """
     return {"OVERLAP": True, "launch_pdl": True} if is_hopper_or_newer(x) else {"OVERLAP": False}
 

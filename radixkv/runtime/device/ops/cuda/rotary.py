@@ -108,8 +108,8 @@ def _rotate_and_store(
     key_offsets = key * HEAD_DIM + dims
     value_offsets = key * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     # All loads come before the first use, so that their latencies overlap.
     slot = tl.load(slot_mapping + token).to(tl.int64)
     angles = cosine_sine + tl.load(positions + token).to(tl.int64) * HEAD_DIM + dims

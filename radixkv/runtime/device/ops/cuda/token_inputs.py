@@ -65,8 +65,8 @@ def _update_tables(
     OVERLAP: tl.constexpr,
 ) -> None:
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0)
     count = tl.load(update_counts + row)
     target = tables + tl.load(batch_slots + row).to(tl.int64) * table_stride + tl.load(table_starts + row)
@@ -157,8 +157,8 @@ def _prepare_token_inputs(
     OVERLAP: tl.constexpr,
 ) -> None:
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     is_row = row < n_rows
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)[None, :]
