@@ -377,7 +377,9 @@ class RadixTree:
             return []
         return self._forest.detach(first_without_branch(top))
 
-    def evict(self, n_pages: int, quotas: Mapping[str, int] | None = None) -> list[EvictedRun]:
+    def evict(
+        self, n_pages: int, quotas: Mapping[str, int] | None = None, *, n_beyond: int = 0
+    ) -> list[EvictedRun]:
         """Frees ``n_pages`` pages, or all that can be evicted if there are fewer.
 
         Takes the leaves in the order of the eviction policy, retained ones last, and the pages of a leaf from its
@@ -387,9 +389,10 @@ class RadixTree:
             n_pages: how many pages to free.
             quotas: the most pages to take of each tenant that is counted apart, and of all others together under
                 ``""``; who is left out loses none. None: there is no limit.
+            n_beyond: the most pages to free in addition, where that ends the last leaf.
         """
         runs: list[EvictedRun] = []
-        for run in evict_leaves(self._forest, self._policy, self._digest, n_pages, quotas):
+        for run in evict_leaves(self._forest, self._policy, self._digest, n_pages, quotas, n_beyond):
             self._evicted.add(self._digest(run.parent_digest, run.tokens[: self._page_bytes]))
             runs.append(run)
         return runs
