@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 from typing import TypeVar
 
 _BUCKET_SIZE = 16
@@ -38,15 +38,19 @@ class Children(dict[bytes, _Child]):
         if self._buckets is not None:
             self._buckets.remove(first_page, self)
 
-    def neighbours(self, page: bytes) -> tuple[bytes | None, bytes | None]:
+    def neighbours(self, page: bytes, start: bytes = b"") -> tuple[bytes | None, bytes | None]:
         """Returns the greatest first page below ``page`` and the smallest one above it, in byte order.
 
-        No child shares a longer prefix with ``page`` than the better of these two. ``page`` itself must not be a
-        key. O(log children).
+        No child shares a longer prefix with ``page`` than the better of these two. O(log children).
+
+        Args:
+            page: a page that is not a key itself.
+            start: the beginning of ``page``; keys that do not begin with it are left out.
         """
         if self._buckets is not None:
-            return self._buckets.neighbours(page, self)
-        return _nearest_below(self, page), _nearest_above(self, page)
+            return self._buckets.neighbours(page, start, self)
+        alike = [key for key in self if key.startswith(start)] if start else self
+        return _nearest_below(alike, page), _nearest_above(alike, page)
 
     def is_ordered(self) -> bool:
         """Returns whether the buckets, if there are any, are consistent with the children. O(children)."""
@@ -85,15 +89,21 @@ class _Buckets:
         if 2 * self._n_removed[index] >= len(self._buckets[index]):
             self._rebalance(index, live)
 
-    def neighbours(self, key: bytes, live: Container[bytes]) -> tuple[bytes | None, bytes | None]:
-        index = bisect_right(self._lower_bounds, key) - 1
-        bucket = self._buckets[index]
+    def neighbours(self, key: bytes, start: bytes, live: Container[bytes]) -> tuple[bytes | None, bytes | None]:
+        bounds, buckets = self._lower_bounds, self._buckets
+        index = bisect_right(bounds, key) - 1
+        bucket = buckets[index]
         position = bisect_left(bucket, key)
-        below, above = _last_of(bucket[:position], live), _first_of(bucket[position:], live)
-        if below is None and index > 0:
-            below = _last_of(self._buckets[index - 1], live)
-        if above is None and index + 1 < len(self._buckets):
-            above = _first_of(self._buckets[index + 1], live)
+        below = above = None
+        # Keys that begin with ``start`` are beside each other, removed ones too: mostly there are none.
+        if position and bucket[position - 1].startswith(start):
+            below = _first_alike(reversed(bucket[:position]), start, live)
+        if position < len(bucket) and bucket[position].startswith(start):
+            above = _first_alike(bucket[position:], start, live)
+        if below is None and start < bounds[index]:
+            below = _first_alike(reversed(buckets[index - 1]), start, live)
+        if above is None and index + 1 < len(buckets) and bounds[index + 1].startswith(start):
+            above = _first_alike(buckets[index + 1], start, live)
         return below, above
 
     def covers(self, live: Iterable[bytes]) -> bool:
@@ -126,12 +136,14 @@ class _Buckets:
             del self._lower_bounds[max(index, 1)]
 
 
-def _last_of(keys: Sequence[bytes], live: Container[bytes]) -> bytes | None:
-    return next((key for key in reversed(keys) if key in live), None)
-
-
-def _first_of(keys: Iterable[bytes], live: Container[bytes]) -> bytes | None:
-    return next((key for key in keys if key in live), None)
+def _first_alike(keys: Iterable[bytes], start: bytes, live: Container[bytes]) -> bytes | None:
+    """Returns the first live key that begins with ``start``, of ordered keys: those that do are the first ones."""
+    for key in keys:
+        if not key.startswith(start):
+            break
+        if key in live:
+            return key
+    return None
 
 
 def _nearest_below(keys: Iterable[bytes], page: bytes) -> bytes | None:

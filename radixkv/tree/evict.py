@@ -24,7 +24,12 @@ class EvictedRun(NamedTuple):
 
 
 def evict_leaves(
-    forest: Forest, policy: EvictionPolicy, digest: Digest, n_pages: int, quotas: Mapping[str, int] | None
+    forest: Forest,
+    policy: EvictionPolicy,
+    digest: Digest,
+    n_pages: int,
+    quotas: Mapping[str, int] | None,
+    n_beyond: int,
 ) -> Iterator[EvictedRun]:
     """Frees pages and yields them, as ``RadixTree.evict`` does."""
     left = None if quotas is None else dict(quotas)
@@ -32,7 +37,8 @@ def evict_leaves(
         index = policy.victim(leaves)
         leaf = leaves[index]
         namespace, group = leaf.namespace, forest.evictable.group_of(leaf)
-        n_evicted = min(len(leaf.pages), n_pages if left is None else min(n_pages, left[group]))
+        n_most = len(leaf.pages) if left is None else min(len(leaf.pages), left[group])
+        n_evicted = n_most if n_most <= n_pages + n_beyond else n_pages
         n_kept = len(leaf.pages) - n_evicted
         parent_digest = digest_at(digest, leaf, n_kept, forest.page_bytes)
         if policy.remembers:

@@ -47,6 +47,8 @@ class Forest:
         """Those pages by namespace; without namespaces that have none."""
         self.version = 0
         """Changes with every change that can alter the result of a match."""
+        self.n_joins = 0
+        """How often a node with one lease got a second one."""
         self.changes = ChangeLog(digest, page_bytes)
         """Records changes of the computed pages, if it is on."""
         self._digest = digest
@@ -70,6 +72,8 @@ class Forest:
             if node.children is None:
                 self.evictable.remove(node)
         node.n_leases += 1
+        if node.n_leases == 2:
+            self.n_joins += 1
 
     def remove_lease(self, node: Node) -> list[int]:
         """Removes a lease from the reference count of a node. O(log leaves + pages freed).

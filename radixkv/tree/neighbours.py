@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from radixkv.tree.children import Children
 from radixkv.tree.node import TOKEN_BYTES, Node
 
 
@@ -63,15 +64,17 @@ def find_neighbours(node: Node, n_pages: int, page: bytes, page_bytes: int, *, m
     children = node.children
     if children is None:
         return Neighbours(None, None)
-    below, above = children.neighbours(page)
-    return Neighbours(
-        *(
-            None
-            if key is None or not key.startswith(start)
-            else Neighbour(children[key], key, n_common_tokens(page, key), children[key].n_computed > 0)
-            for key in (below, above)
-        )
-    )
+    below, above = children.neighbours(page, start)
+    if below is None and above is None:
+        return Neighbours(None, None)
+    return Neighbours(_neighbour(children, below, page), _neighbour(children, above, page))
+
+
+def _neighbour(children: Children[Node], key: bytes | None, page: bytes) -> Neighbour | None:
+    if key is None:
+        return None
+    child = children[key]
+    return Neighbour(child, key, n_common_tokens(page, key), child.n_computed > 0)
 
 
 def _nearer(first: Neighbour | None, second: Neighbour | None) -> Neighbour | None:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from radixkv.errors import InvariantError
 from radixkv.tree.children import Children
 
 TOKEN_BYTES = 4
@@ -107,7 +108,7 @@ class Lease:
     Read-only outside the tree.
     """
 
-    __slots__ = ("is_hit", "is_use", "n_tokens", "namespace", "node", "released")
+    __slots__ = ("branch", "is_hit", "is_use", "n_tokens", "namespace", "node", "released")
 
     def __init__(self, node: Node, n_tokens: int, *, is_use: bool = True, is_hit: bool = True) -> None:
         self.namespace = node.namespace
@@ -119,12 +120,20 @@ class Lease:
         """Whether the lease counts as a use of its path, at its release."""
         self.is_hit = is_hit
         """Whether the lease counts as a hit of the pages that it finds."""
+        self.branch: Node | None = None
+        """Where the path branches off from those of other leases, see ``SharedRuns``; None if that is not known."""
         self.released = False
 
     @property
     def detached(self) -> bool:
         """Whether the end of the path is detached, so that no match reaches it."""
         return self.node.detached
+
+
+def require_open(lease: Lease) -> None:
+    """Raises ``InvariantError`` if the lease was released."""
+    if lease.released:
+        raise InvariantError(f"a lease of {lease.n_tokens} tokens is used after its release")
 
 
 class Retention:

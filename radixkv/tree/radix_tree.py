@@ -27,11 +27,12 @@ from radixkv.tree.node import (
     n_matching_bytes,
     pages_of,
     path_of,
+    require_open,
     walk,
 )
 from radixkv.tree.outline import Outline, outline
 from radixkv.tree.retention import Retentions
-from radixkv.tree.shared_runs import SharedLeases, find_shared_runs
+from radixkv.tree.shared_runs import SharedLeases, SharedRuns
 
 _MAX_REMEMBERED_EVICTIONS = 1 << 14
 """Evicted runs that ``explain`` can still recognise."""
@@ -86,6 +87,7 @@ class RadixTree:
         self.changes = self._forest.changes
         """Records which computed pages enter and leave the tree, once it is told to."""
         self._leases: set[Lease] = set()
+        self._shared_runs = SharedRuns(self._forest, self._leases)
         self._evicted = RecentDigests(_MAX_REMEMBERED_EVICTIONS)
 
     @property
@@ -153,7 +155,7 @@ class RadixTree:
         Args:
             lease: an open lease, with ``is_use`` and without ``is_hit``, that has committed nothing.
         """
-        self._require_open(lease)
+        require_open(lease)
         assert lease.is_use, "a hit is a use"
         assert not lease.is_hit, "a lease is a hit once"
         lease.is_hit = True
@@ -161,7 +163,7 @@ class RadixTree:
 
     def pages(self, lease: Lease) -> list[int]:
         """Returns all pages of the lease's path, in token order. O(pages)."""
-        self._require_open(lease)
+        require_open(lease)
         return pages_of(path_of(lease))
 
     def extend(self, lease: Lease, tokens: bytes) -> list[int]:
@@ -176,7 +178,7 @@ class RadixTree:
         Returns:
             The pages that the lease covers in addition; none if it is detached.
         """
-        self._require_open(lease)
+        require_open(lease)
         return pages_of(self._advance(lease, tokens))
 
     def lease_partial_page(
@@ -197,7 +199,7 @@ class RadixTree:
         Returns:
             None, without any change, if fewer tokens are shared, or if the tree has ``tokens`` as a whole page.
         """
-        self._require_open(lease)
+        require_open(lease)
         end = lease.node
         if end.children is None or tokens in end.children or max_tokens < min_tokens:
             return None
@@ -234,7 +236,7 @@ class RadixTree:
             InvariantError: the tokens do not fill the pages exactly.
         """
         if lease.released:
-            self._require_open(lease)
+            require_open(lease)
         if len(tokens) != self._page_bytes * len(pages):
             raise InvariantError(
                 f"{len(tokens)} bytes of tokens do not fill {len(pages)} pages of {self._page_bytes} bytes; "
@@ -257,11 +259,9 @@ class RadixTree:
 
     def fork(self, lease: Lease) -> Lease:
         """Returns a second lease on the same path. O(edges)."""
-        self._require_open(lease)
-        node: Node | None = lease.node
-        while node is not None:
-            node.n_leases += 1
-            node = node.parent
+        require_open(lease)
+        for node in path_of(lease):
+            self._forest.add_lease(node)
         second = Lease(lease.node, lease.n_tokens, is_use=lease.is_use, is_hit=lease.is_hit)
         self._leases.add(second)
         return second
@@ -277,9 +277,10 @@ class RadixTree:
             InvariantError: the lease was released before.
         """
         if lease.released:
-            self._require_open(lease)
+            require_open(lease)
         lease.released = True
         self._leases.remove(lease)
+        lease.branch = None
         if lease.is_use:
             self._policy.use(lease.node)
         freed: list[int] = []
@@ -297,7 +298,7 @@ class RadixTree:
         without a lease.
         """
         if lease.released:
-            self._require_open(lease)
+            require_open(lease)
         self._forest.mark_computed(lease.node, lease.n_tokens // self._page_size - n_tokens // self._page_size)
 
     def computed_pages(self) -> Iterator[StoredPages]:
@@ -308,7 +309,7 @@ class RadixTree:
 
     def n_computed(self, lease: Lease) -> int:
         """Returns the length of the path's computed part, in tokens of whole pages. O(edges not computed)."""
-        self._require_open(lease)
+        require_open(lease)
         n_pages = lease.n_tokens // self._page_size
         node = lease.node
         while node.parent is not None and node.n_computed < len(node.pages):
@@ -318,7 +319,7 @@ class RadixTree:
 
     def first_uncomputed(self, lease: Lease) -> Node | None:
         """Returns the path's first node with a page that is not computed, or None. O(edges not computed)."""
-        self._require_open(lease)
+        require_open(lease)
         top: Node | None = None
         node = lease.node
         while node.parent is not None and node.n_computed < len(node.pages):
@@ -327,7 +328,7 @@ class RadixTree:
 
     def passes_through(self, lease: Lease, nodes: AbstractSet[Node]) -> bool:
         """Returns whether the lease's path contains one of the nodes. O(edges)."""
-        self._require_open(lease)
+        require_open(lease)
         node: Node | None = lease.node
         while node is not None:
             if node in nodes:
@@ -377,7 +378,9 @@ class RadixTree:
             return []
         return self._forest.detach(first_without_branch(top))
 
-    def evict(self, n_pages: int, quotas: Mapping[str, int] | None = None) -> list[EvictedRun]:
+    def evict(
+        self, n_pages: int, quotas: Mapping[str, int] | None = None, *, n_beyond: int = 0
+    ) -> list[EvictedRun]:
         """Frees ``n_pages`` pages, or all that can be evicted if there are fewer.
 
         Takes the leaves in the order of the eviction policy, retained ones last, and the pages of a leaf from its
@@ -387,9 +390,10 @@ class RadixTree:
             n_pages: how many pages to free.
             quotas: the most pages to take of each tenant that is counted apart, and of all others together under
                 ``""``; who is left out loses none. None: there is no limit.
+            n_beyond: the most pages to free in addition, where that ends the last leaf.
         """
         runs: list[EvictedRun] = []
-        for run in evict_leaves(self._forest, self._policy, self._digest, n_pages, quotas):
+        for run in evict_leaves(self._forest, self._policy, self._digest, n_pages, quotas, n_beyond):
             self._evicted.add(self._digest(run.parent_digest, run.tokens[: self._page_bytes]))
             runs.append(run)
         return runs
@@ -399,10 +403,7 @@ class RadixTree:
 
         The result stays valid while these leases are open. None stands for a request without a lease.
         """
-        for lease in leases:
-            if lease is not None and lease.released:
-                self._require_open(lease)
-        return find_shared_runs(leases)
+        return self._shared_runs.find(leases)
 
     def explain(
         self, namespace: Namespace, tokens: bytes, *, contents: bool = True, max_namespaces: int | None = None
@@ -490,8 +491,3 @@ class RadixTree:
                 seen.add(node)
                 yield node
                 node = node.parent
-
-    @staticmethod
-    def _require_open(lease: Lease) -> None:
-        if lease.released:
-            raise InvariantError(f"a lease of {lease.n_tokens} tokens is used after its release")

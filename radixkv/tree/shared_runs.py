@@ -2,45 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from radixkv.tree.node import Lease, Node
+from radixkv.tree.forest import Forest
+from radixkv.tree.node import Lease, Node, require_open
 
 
 class SharedLeases(NamedTuple):
     """Consecutive pages that two or more leases have in common."""
 
     leases: tuple[int, ...]
-    """Indices of the leases in the argument of ``find_shared_runs``, ascending."""
+    """Indices of the leases in the argument of ``SharedRuns.find``, ascending."""
     first_page: int
     """Index of the run's first page in the path of each of the leases."""
     n_pages: int
 
 
-def find_shared_runs(leases: Sequence[Lease | None]) -> list[SharedLeases]:
-    """Returns every maximal run of pages that the same two or more leases share. O(edges).
+class SharedRuns:
+    """Finds the runs of pages that leases have in common.
 
-    Ordered by first lease, then by first page. Runs nest: a run of more leases comes before the runs that some of
-    those leases share after it. None stands for a request without a lease, and shares nothing.
+    Notes in each lease where its path *branches off*: a node of it below which no other lease holds a page of it.
+    That stays true, though others may let go of the node, until some node with one lease gets a second one.
+
+    Args:
+        forest: the nodes of the leases; counts when that happens.
+        leases: the open leases.
     """
-    leases_by_end: dict[Node, list[int]] = {}
-    """By the last node of each lease that others hold, too: the node's leases, in order of their first one."""
-    for index, lease in enumerate(leases):
-        if lease is None:
-            continue
-        node = lease.node
-        while node.n_leases == 1 and node.parent is not None:
-            node = node.parent
-        if node in leases_by_end:
-            leases_by_end[node].append(index)
-        elif node.parent is not None:  # a root has no page to share
-            leases_by_end[node] = [index]
 
+    def __init__(self, forest: Forest, leases: Collection[Lease]) -> None:
+        self._forest = forest
+        self._leases = leases
+        self._n_joins = 0
+
+    def find(self, leases: Sequence[Lease | None]) -> list[SharedLeases]:
+        """Returns every maximal run of pages that the same two or more leases share.
+
+        Ordered by first lease, then by first page. Runs nest: a run of more leases comes before the runs that some
+        of those leases share after it. O(leases + edges above branches), and O(edges) of the leases that are new.
+
+        Args:
+            leases: open leases, each once. None stands for a request without a lease, and shares nothing.
+
+        Raises:
+            InvariantError: a lease was released.
+        """
+        if self._n_joins != self._forest.n_joins:
+            self._n_joins = self._forest.n_joins
+            for lease in self._leases:
+                lease.branch = None
+        # This runs whenever a row comes or goes: so it has few steps of the interpreter for each lease.
+        branches = [None if lease is None else lease.branch for lease in leases]
+        if not all(branches):
+            for index, branch in enumerate(branches):
+                if branch is None and (new := leases[index]) is not None:
+                    branches[index] = new.branch = _branch(new)
+        if len(branches) < 2:
+            return []
+        if branches.count(branches[0]) == len(branches):
+            n_pages = sum(len(node.pages) for node in _path_to(branches[0]))
+            return [SharedLeases(tuple(range(len(branches))), 0, n_pages)] if n_pages else []
+        by_branch: defaultdict[Node | None, list[int]] = defaultdict(list)
+        for index, branch in enumerate(branches):
+            by_branch[branch].append(index)
+        return _runs(by_branch)
+
+
+def _branch(lease: Lease) -> Node:
+    """Returns the last node of a lease's path that other leases hold, too; the root if there is none."""
+    require_open(lease)
+    node = lease.node
+    while node.n_leases == 1 and (parent := node.parent) is not None:
+        node = parent
+    return node
+
+
+def _runs(leases_by_branch: Mapping[Node | None, list[int]]) -> list[SharedLeases]:
+    """Returns the runs of leases by the node where they branch off, in order of each node's first lease."""
     leases_of: dict[Node, list[int]] = {}
     """In order of each node's first lease, parents before children."""
-    for end_node, indices in leases_by_end.items():
-        for node in _path_to(end_node):
+    for branch, indices in leases_by_branch.items():
+        for node in _path_to(branch):
             leases_of.setdefault(node, []).extend(indices)
 
     starts: list[tuple[tuple[int, ...], int]] = []
@@ -64,11 +107,10 @@ def find_shared_runs(leases: Sequence[Lease | None]) -> list[SharedLeases]:
     ]
 
 
-def _path_to(end: Node) -> list[Node]:
-    """Returns the path to ``end``, parents first, without the root, which has no pages."""
+def _path_to(node: Node | None) -> list[Node]:
+    """Returns the path to a node, parents first, without the root, which has no pages."""
     path: list[Node] = []
-    node = end
-    while node.parent is not None:
+    while node is not None and node.parent is not None:
         path.append(node)
         node = node.parent
     path.reverse()

@@ -164,13 +164,18 @@ class TreeMachine(RuleBasedStateMachine):
     def find_retained(self, namespace, index, fraction, suffix):
         self.world.find_retained(namespace, self.prompt(index, fraction, suffix))
 
-    @rule(n_pages=st.integers(0, 8))
-    def evict(self, n_pages):
-        self.world.evict(n_pages)
+    @rule(n_pages=st.integers(0, 8), n_beyond=st.integers(0, 3))
+    def evict(self, n_pages, n_beyond):
+        self.world.evict(n_pages, n_beyond=n_beyond if n_pages else 0)
 
-    @rule(n_pages=st.integers(0, 8), quotas=st.dictionaries(st.sampled_from(("", "t")), st.integers(0, 6)))
-    def evict_by_quotas(self, n_pages, quotas):
-        self.world.evict(n_pages, {group: quotas.get(group, 0) for group in ("", *self.world.tenants)})
+    @rule(
+        n_pages=st.integers(1, 8),
+        quotas=st.dictionaries(st.sampled_from(("", "t")), st.integers(0, 6)),
+        n_beyond=st.integers(0, 3),
+    )
+    def evict_by_quotas(self, n_pages, quotas, n_beyond):
+        quotas = {group: quotas.get(group, 0) for group in ("", *self.world.tenants)}
+        self.world.evict(n_pages, quotas, n_beyond)
 
     @invariant()
     def tree_and_model_agree(self):

@@ -261,11 +261,12 @@ class World:
             self.group_of(namespace) for (namespace, _), page in self.cached.items() if page not in leased
         )
 
-    def evict(self, n_pages: int, quotas: dict[str, int] | None = None) -> None:
+    def evict(self, n_pages: int, quotas: dict[str, int] | None = None, n_beyond: int = 0) -> None:
         left = self.n_evictable_by_group() if quotas is None else Counter(quotas)
         n_evictable = (left & self.n_evictable_by_group()).total()
-        runs = self.tree.evict(n_pages, quotas)
-        assert sum(len(run.pages) for run in runs) == min(n_pages, n_evictable)
+        runs = self.tree.evict(n_pages, quotas, n_beyond=n_beyond)
+        n_evicted = sum(len(run.pages) for run in runs)
+        assert min(n_pages, n_evictable) <= n_evicted <= min(n_pages + n_beyond, n_evictable)
         leased = {page for tracked in self.leases for page in tracked.pages}
         prefix_of = {page: prefix for prefix, page in self.cached.items()}
         for run in runs:

@@ -20,6 +20,7 @@ from radixkv.tree.forest import Forest
 from radixkv.tree.node import Lease, Namespace
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.tree.retention import Retentions
+from radixkv.tree.shared_runs import SharedRuns
 from support.histories import FIRST_FAILURE, run_histories
 from support.tree_machine import TreeMachine
 from support.tree_mutants import after_each_split
@@ -246,18 +247,22 @@ def version_never_changes(patch: Patch) -> None:
 
 
 def shared_runs_are_too_long(patch: Patch) -> None:
-    original = radix_tree.find_shared_runs
+    original = SharedRuns.find
 
-    def find(leases: Any) -> Any:
-        runs = original(leases)
+    def find(self: SharedRuns, leases: Any) -> Any:
+        runs = original(self, leases)
         return [run._replace(n_pages=run.n_pages + 1) for run in runs]
 
-    patch.setattr(radix_tree, "find_shared_runs", find)
+    patch.setattr(SharedRuns, "find", find)
 
 
 def first_shared_run_is_missing(patch: Patch) -> None:
-    original = radix_tree.find_shared_runs
-    patch.setattr(radix_tree, "find_shared_runs", lambda leases: original(leases)[1:])
+    original = SharedRuns.find
+    patch.setattr(SharedRuns, "find", lambda self, leases: original(self, leases)[1:])
+
+
+def lease_that_joins_another_is_not_noticed(patch: Patch) -> None:
+    patch.setattr(Forest, "n_joins", property(lambda self: 0, lambda self, n: None), raising=False)
 
 
 def removed_child_is_still_found(patch: Patch) -> None:
@@ -315,6 +320,7 @@ OTHERS = (
     version_never_changes,
     shared_runs_are_too_long,
     first_shared_run_is_missing,
+    lease_that_joins_another_is_not_noticed,
     removed_child_is_still_found,
     removed_pages_stay_announced,
     changes_are_told_in_another_order,

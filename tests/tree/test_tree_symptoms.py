@@ -56,6 +56,15 @@ def test_eviction_counts_pages_not_tokens(page_size: int) -> None:
     tree.check()
 
 
+@pytest.mark.parametrize(("n_beyond", "last"), [(2, [6, 7]), (3, [3, 4, 5, 6, 7])])
+def test_what_is_left_of_a_leaf_is_evicted_with_it_if_it_is_little(n_beyond: int, last: list[int]) -> None:
+    tree = RadixTree(1)
+    tree.release(insert(tree, NAMESPACE, ids(*range(3)), 1, 0))
+    tree.release(insert(tree, NAMESPACE, ids(*range(100, 105)), 1, 3))
+    assert [run.pages for run in tree.evict(5, n_beyond=n_beyond)] == [[0, 1, 2], last]
+    tree.check()
+
+
 def test_an_evicted_prefix_never_matches_its_reused_page() -> None:
     tree = RadixTree(2)
     tree.release(insert(tree, NAMESPACE, ids(1, 2, 3, 4), 2, 0))

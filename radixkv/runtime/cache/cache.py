@@ -479,11 +479,11 @@ class PageCache:
         if n_short > 0:
             # Evicting pages one by one takes several times as long, and losing 1/128 of the pages hardly matters.
             quotas = self.tenants.quotas(tenant) if self.tenants.n_owned else None
-            self._evict(max(n_short, self.n_pages >> 7), quotas)
+            self._evict(max(n_short, self.n_pages >> 7), quotas, n_beyond=self.n_pages >> 7)
         assert len(self._free) >= n_pages, "the tree evicted fewer pages than it counts as evictable"
 
-    def _evict(self, n_pages: int, quotas: Mapping[str, int] | None) -> None:
-        for run in self.tree.evict(n_pages, quotas):
+    def _evict(self, n_pages: int, quotas: Mapping[str, int] | None, *, n_beyond: int = 0) -> None:
+        for run in self.tree.evict(n_pages, quotas, n_beyond=n_beyond):
             self.n_evicted += len(run.pages)
             self._give_back(run.namespace.tenant, run.pages)
 

@@ -10,25 +10,29 @@ from radixkv.tree.forest import Forest
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
 
-def full_cache(n_pages: int) -> PageCache:
-    """Returns a cache of one-token pages, all of them evictable, in two leaves."""
+def full_cache(n_pages: int, n_leaves: int = 2) -> PageCache:
+    """Returns a cache of one-token pages, all of them evictable, in leaves of equal length."""
     cache = PageCache(n_pages, 1)
-    for first in (0, n_pages // 2):
+    n_in_leaf = n_pages // n_leaves
+    for first in range(0, n_pages, n_in_leaf):
         tokens = bytearray().join(
-            token.to_bytes(TOKEN_BYTES, "little") for token in range(first, first + n_pages // 2)
+            token.to_bytes(TOKEN_BYTES, "little") for token in range(first, first + n_in_leaf)
         )
         blocks = cache.open(Namespace(), b"")
-        assert cache.reserve(blocks, n_pages // 2)
-        cache.commit(blocks, tokens, n_pages // 2, last_step=0)
-        cache.mark_computed(blocks, n_pages // 2, step=0)
+        assert cache.reserve(blocks, n_in_leaf)
+        cache.commit(blocks, tokens, n_in_leaf, last_step=0)
+        cache.mark_computed(blocks, n_in_leaf, step=0)
         cache.close(blocks)
     assert cache.n_free == 0
     return cache
 
 
-@pytest.mark.parametrize(("n_pages", "n_at_a_time"), [(100, 1), (1024, 8)])
-def test_a_large_pool_evicts_several_pages_at_a_time(n_pages: int, n_at_a_time: int) -> None:
-    cache = full_cache(n_pages)
+@pytest.mark.parametrize(
+    ("n_pages", "n_leaves", "n_at_a_time"), [(100, 2, 1), (1024, 2, 8), (1024, 32, 8), (1024, 64, 16)]
+)
+def test_a_large_pool_evicts_several_pages_at_a_time(n_pages: int, n_leaves: int, n_at_a_time: int) -> None:
+    """At least 1/128 of the pages, and a leaf as a whole if at most as many are left of it."""
+    cache = full_cache(n_pages, n_leaves)
     blocks = cache.open(Namespace(), b"")
     assert cache.reserve(blocks, 1)
     assert (cache.n_evicted, cache.n_free) == (n_at_a_time, n_at_a_time - 1)
