@@ -15,11 +15,13 @@ ALL_CLIENTS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcar
 FRAMEWORKS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcard tests/clients/frameworks/*.txt))
 # Tests start a hundred processes, each of which would compile radixkv again.
 unexport PYTHONDONTWRITEBYTECODE
+# Tests run in two processes. With more threads each, torch's would wait for a core that the other process has.
+ONE_THREAD := OMP_NUM_THREADS=1
 # An environment for the tests of stores that servers share.
 STORES := $(VENV)/stores
 # An environment for the tests of the CUDA kernels in Triton's interpreter.
 NIGHTLY := $(VENV)/nightly
-KERNEL_TESTS := $(NIGHTLY)/bin/python -m pytest --noconftest --numprocesses 2 --dist loadfile \
+KERNEL_TESTS := $(ONE_THREAD) $(NIGHTLY)/bin/python -m pytest --noconftest --numprocesses 2 --dist loadfile \
 	-W ignore::RuntimeWarning -W ignore::DeprecationWarning
 # What random histories and soaks are drawn from: another number every day, and `make test-nightly SEED=...` repeats one.
 SEED ?= $(shell date +%Y%m%d)
@@ -55,7 +57,7 @@ imports: $(VENV)/.ready
 # Files run in the order of their folders, because the slowest ones are among the first then.
 tests: $(VENV)/.ready $(CLIENTS)
 	$(VENV)/bin/pytest tests/gpu
-	$(VENV)/bin/pytest -m 'not nightly and not clients and not ui and not stores and not routing and not api' --ignore tests/gpu \
+	$(ONE_THREAD) $(VENV)/bin/pytest -m 'not nightly and not clients and not ui and not stores and not routing and not api' --ignore tests/gpu \
 		--numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-clients: $(VENV)/.ready $(FRAMEWORKS)
@@ -74,7 +76,7 @@ test-api: $(VENV)/.ready $(VENV)/api/.ready
 	$(VENV)/bin/pytest tests/api --hypothesis-seed $(SEED)
 
 test-nightly: $(VENV)/.ready $(ALL_CLIENTS) $(NIGHTLY)/.ready
-	$(VENV)/bin/pytest -m 'nightly or hypothesis' --ignore tests/gpu --numprocesses 2 --dist load \
+	$(ONE_THREAD) $(VENV)/bin/pytest -m 'nightly or hypothesis' --ignore tests/gpu --numprocesses 2 --dist load \
 		--hypothesis-profile nightly --hypothesis-seed $(SEED)
 	TRITON_INTERPRET=1 $(KERNEL_TESTS) tests/gpu/test_gpu_kernels*.py tests/gpu/test_gpu_sampler*.py
 	$(KERNEL_TESTS) tests/gpu/test_gpu_kernels_targets.py

@@ -54,6 +54,8 @@ def find_neighbours(node: Node, n_pages: int, page: bytes, page_bytes: int, *, m
         page_bytes: bytes of a whole page's tokens.
         min_common: neighbours that share fewer leading tokens are left out.
     """
+    if len(page) < min_common * TOKEN_BYTES:
+        return Neighbours(None, None)
     start = page[: min_common * TOKEN_BYTES]
     if n_pages < len(node.pages):
         following = bytes(node.key[n_pages * page_bytes : (n_pages + 1) * page_bytes])

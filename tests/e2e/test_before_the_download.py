@@ -37,6 +37,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield hub
 
 
+@pytest.mark.nightly
 def test_a_server_fails_before_it_downloads_weights(hub: Hub, tmp_path: Path) -> None:
     (scratch := tmp_path / "t").mkdir()
     assert "device to cpu" in failed_start_error(scratch, "org/model", "--device", "cuda")

@@ -11,6 +11,7 @@ from radixkv.bench.run import Benchmark
 from radixkv.bench.workloads.base import Source
 from radixkv.bench.workloads.catalog import load_workload
 from radixkv.checkpoints.resolve import resolve
+from support.cases import rest_nightly
 from support.live import LiveServer, serving
 
 SIZES = {
@@ -39,7 +40,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield live
 
 
-@pytest.mark.parametrize("name", sorted(SIZES))
+# Those of every change call tools, share documents, replay a trace and fork their prompts.
+@pytest.mark.parametrize("name", rest_nightly(sorted(SIZES), kept=(0, 4, 6, 7)))
 def test_a_workload_is_answered_correctly_and_from_the_cache(tiny, name):
     made = bench(name, speed=50.0 if name == "trace" else None)
     outcome = asyncio.run(made.run(tiny.base_url))
@@ -53,6 +55,7 @@ def test_a_workload_is_answered_correctly_and_from_the_cache(tiny, name):
     assert report["optimum_pct"] > 20
 
 
+@pytest.mark.nightly
 def test_a_sensitive_model_answers_the_same_with_and_without_the_cache(server, start):
     """An untrained model's answers depend on every page, so a wrong page shows."""
     made = [

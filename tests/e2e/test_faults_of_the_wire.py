@@ -64,6 +64,7 @@ def test_a_second_runtime_on_the_same_path_refuses_to_start(checked_server: Live
     assert socket_path.exists(), "what it found there is the first one's"
 
 
+@pytest.mark.nightly
 def test_a_runtime_of_another_version_is_refused(sensitive: Path, tmp_path: Path) -> None:
     script, scratch = tmp_path / "runtime.py", tmp_path / "t"
     script.write_text(OTHER_VERSION)

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from support.cases import rest_nightly
 from support.live import LIMIT_S, LiveServer, serving, wait_for
 
 SMALL = ("--max-total-tokens", "512", "--max-num-batched-tokens", "256", "--max-num-seqs", "8")
@@ -76,6 +75,7 @@ def test_an_evicted_prompt_comes_from_the_host_tier(tiered: LiveServer, tmp_path
     assert ask(tiered, STORY) == (answer, {"cached_tokens": 0, "cached_tokens_details": {"device": 0, "host": 0}})
 
 
+@pytest.mark.nightly
 def test_a_policy_of_never_computes_and_says_so(
     start: Callable[..., AbstractContextManager[LiveServer]],
 ) -> None:
@@ -92,15 +92,13 @@ def test_a_policy_of_never_computes_and_says_so(
         assert usage["cached_tokens_details"]["host"] == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("size", "parts"),
-    rest_nightly(
-        [
-            ("100TiB", ["a host tier of 109951162777600 bytes", "set --host-memory lower"]),
-            ("10", ["a host tier of 10 bytes is less than one page", "--host-memory"]),
-        ],
-        kept=(0,),
-    ),
+    [
+        ("100TiB", ["a host tier of 109951162777600 bytes", "set --host-memory lower"]),
+        ("10", ["a host tier of 10 bytes is less than one page", "--host-memory"]),
+    ],
 )
 def test_a_size_that_does_not_fit_ends_the_start_with_one_line(
     sensitive: Path, size: str, parts: list[str]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from support.live import LIMIT_S, LiveServer, is_running, wait_for
 
@@ -115,6 +116,7 @@ def test_sigterm_lets_running_requests_end(start_without_timeouts: Start, tmp_pa
         assert live.process.wait(timeout=LIMIT_S) == 0
 
 
+@pytest.mark.nightly
 def test_disconnects_cancel_queued_requests(start: Start) -> None:
     """There are more prompts than rows, so some never run."""
     with start("--max-num-seqs", "4") as live:
@@ -146,6 +148,7 @@ def test_stalled_uploads_do_not_delay_the_shutdown(start_without_timeouts: Start
         assert [verb for verb in verbs if verb != "still"] == ["getting", "loading", "ready", "SIGTERM"], stages
 
 
+@pytest.mark.nightly
 def test_too_little_memory_is_reported_in_one_line() -> None:
     flags = ["--port", "0", "--max-num-seqs", "100000000", "--max-num-batched-tokens", "200000000"]
     flags += ["--grammar-backend", "none"]

@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 
-from support.cases import rest_nightly
 from support.failed_start import failed_start_error
 from support.live import LIMIT_S, LiveServer, wait_for
 from support.page_files import page_files
@@ -104,6 +103,7 @@ def test_kills_while_pages_are_written(start: Start, folder: Path, flags: tuple[
     assert n_cached > 64, "the last server found nothing of those that were killed"
 
 
+@pytest.mark.nightly
 def test_a_second_server_in_the_same_folder_is_refused(
     start: Start,
     sensitive: Path,
@@ -117,17 +117,15 @@ def test_a_second_server_in_the_same_folder_is_refused(
         ask(server, PROMPTS[0])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mode", "changes", "parts"),
-    rest_nightly(
-        [
-            (0o755, (), ["open to other users", "0700"]),
-            (0o700, ("--cache-dir-size", "1KiB"), ["--cache-dir-size", "1024 bytes", "a page takes"]),
-            (0o700, ("--cache-dir", "/proc/radixkv"), ["/proc/radixkv", "cannot be used"]),
-            (0o700, ("--cache-dir", "/dev/null"), ["/dev/null", "cannot be used"]),
-        ],
-        kept=(0,),
-    ),
+    [
+        (0o755, (), ["open to other users", "0700"]),
+        (0o700, ("--cache-dir-size", "1KiB"), ["--cache-dir-size", "1024 bytes", "a page takes"]),
+        (0o700, ("--cache-dir", "/proc/radixkv"), ["/proc/radixkv", "cannot be used"]),
+        (0o700, ("--cache-dir", "/dev/null"), ["/dev/null", "cannot be used"]),
+    ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_what_cannot_be_used_is_one_line(

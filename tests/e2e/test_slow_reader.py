@@ -7,6 +7,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from support.live import LIMIT_S, LiveServer, wait_for
 
 N_CHOICES = 15
@@ -25,6 +27,7 @@ LONG_STREAM = {
 }
 
 
+@pytest.mark.nightly
 def test_a_stalled_reader_is_ended(checked_server: LiveServer) -> None:
     """Its pages are freed while it is still connected; the error is at the end of its stream."""
     n_before = checked_server.metric("generation_tokens_total")

@@ -200,11 +200,10 @@ def test_a_flood_of_one_tenant_delays_and_refuses_only_its_own_requests(server: 
     ],
 )
 def test_shares_that_cannot_be_kept_end_the_start(
-    sensitive: Path, tmp_path: Path, shares: str, message: str
+    sensitive: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, shares: str, message: str
 ) -> None:
     """How many rows and pages there are is known only on the device."""
     file = tmp_path / "tenants.toml"
     file.write_text(f'[[tenants]]\nname = "a"\nkeys = ["1"]\n{shares}\n[[tenants]]\nname = "b"\nkeys = ["2"]\n')
-    (tmp_path / "empty").mkdir()
     flags = ("--tenants", str(file), "--max-total-tokens", "8192")
-    assert message in failed_start_error(tmp_path / "empty", str(sensitive), *flags)
+    assert message in failed_start_error(tmp_path_factory.mktemp("t"), str(sensitive), *flags)

@@ -10,8 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from support.engine_machine import (
     CopyingEngineMachine,
+    DiskEngineMachine,
     EngineMachine,
     TenantEngineMachine,
+    TieredEngineMachine,
     WindowedEngineMachine,
 )
 from support.histories import run_histories
@@ -19,22 +21,25 @@ from support.loop_machine import LoopMachine
 from support.publishing_machine import PublishingMachine
 from support.tree_machine import TreeMachine
 
-N_BLOCKS = 20
+N_BLOCKS = 10
 """They run side by side, each from a seed of its own."""
 
 
+# The numbers of histories are such that a block of each machine takes some 20 s of one core.
 @pytest.mark.nightly
 @pytest.mark.parametrize("block", range(N_BLOCKS))
 @pytest.mark.parametrize(
     ("machine", "n_histories", "n_steps"),
     [
-        (EngineMachine, 1000, 120),
-        (CopyingEngineMachine, 500, 100),
-        (WindowedEngineMachine, 500, 100),
-        (TenantEngineMachine, 500, 100),
-        (LoopMachine, 500, 100),
-        (PublishingMachine, 300, 100),
-        (TreeMachine, 200, 200),
+        (EngineMachine, 160, 120),
+        (CopyingEngineMachine, 120, 100),
+        (WindowedEngineMachine, 160, 100),
+        (TenantEngineMachine, 120, 100),
+        (TieredEngineMachine, 90, 100),
+        (DiskEngineMachine, 50, 100),
+        (LoopMachine, 450, 100),
+        (PublishingMachine, 75, 100),
+        (TreeMachine, 140, 200),
     ],
 )
 def test_long_histories(

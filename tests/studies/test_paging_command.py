@@ -203,6 +203,7 @@ def test_settings_that_cannot_work(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_measuring_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A pool of 512 tokens: 4 sequences of 128 are reserved; those of 64 tokens with a shared quarter need less."""
     output, plots = tmp_path / "lines.jsonl", tmp_path / "plots"

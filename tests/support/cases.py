@@ -37,7 +37,7 @@ def covering(*axes: Sequence[Any]) -> list[ParameterSet]:
 
 
 def examples(n: int, **limits: Any) -> settings:
-    """Returns the settings of a test with random examples: ``n`` at night, a quarter of them with every change.
+    """Returns the settings of a test with random examples: ``n`` at night, 15% of them with every change.
 
     Args:
         n: of the profile "nightly". Up to 10 of them run with every change, too.

@@ -57,6 +57,20 @@ def test_recent_digests_keeps_the_newest(added: tuple[int, ...], remembered: set
     assert {digest for digest in (1, 2, 3) if digest in recent} == remembered
 
 
+def test_a_part_of_a_page_is_held_for_the_fewest_tokens_or_more() -> None:
+    tree = RadixTree(4)
+    cached = tree.lease(Namespace(), b"")
+    tree.commit(cached, pack("<4i", 1, 2, 3, 4), [0])
+    tree.mark_computed(cached, 4)
+    lease = tree.lease(Namespace(), b"")
+    for rest in ((), (1,), (1, 9, 9, 9)):
+        tokens = pack(f"<{len(rest)}i", *rest)
+        assert tree.lease_partial_page(lease, tokens, min_tokens=2, max_tokens=4) is None
+    partial = tree.lease_partial_page(lease, pack("<2i", 1, 2), min_tokens=2, max_tokens=4)
+    assert partial is not None
+    assert (partial.page, partial.n_tokens) == (0, 2)
+
+
 def test_explain_gives_each_reason() -> None:
     def ids(*tokens: int) -> bytes:
         return pack(f"<{len(tokens)}i", *tokens)

@@ -48,6 +48,7 @@ def workloads(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.nightly
 def test_engine_counts_the_tokens_of_the_workloads(tmp_path: Path, workloads: str) -> None:
     arguments = ("--small", "--workloads-file", workloads, "--setting", "max_num_seqs=4")
     lines = run("engine.py", tmp_path, *arguments)
@@ -92,6 +93,7 @@ def test_pressure_and_long_context_run_only_by_name(tmp_path: Path, monkeypatch:
     assert engine.select_workloads("none", known) == []
 
 
+@pytest.mark.nightly
 def test_engine_names_an_unknown_workload() -> None:
     command = [sys.executable, str(BENCH / "engine.py"), "--small", "--device", "cpu", "--workloads", "chess"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

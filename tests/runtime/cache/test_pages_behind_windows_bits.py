@@ -36,19 +36,27 @@ def answers(checkpoint: Checkpoint, **settings: Any) -> tuple[CpuServer, Logits]
     return server, logits
 
 
+@pytest.fixture(scope="module")
+def expected(checkpoint: Checkpoint) -> tuple[CpuServer, Logits]:
+    """The answers if no page is freed early."""
+    return answers(checkpoint, frees_behind=False)
+
+
 @pytest.mark.parametrize(
     ("page_size", "budget", "n_pages"),
     [(4, 8, 30), (4, 32, 14), (16, 40, 6), (1, 16, 40)],
     ids=["long pool", "smallest pool", "pages of 16", "pages of 1"],
 )
-def test_answers_have_the_same_bits(checkpoint: Checkpoint, page_size: int, budget: int, n_pages: int) -> None:
-    expected, expected_logits = answers(checkpoint, frees_behind=False)
+def test_answers_have_the_same_bits(
+    checkpoint: Checkpoint, expected: tuple[CpuServer, Logits], page_size: int, budget: int, n_pages: int
+) -> None:
+    whole, expected_logits = expected
     server, logits = answers(checkpoint, page_size=page_size, budget=budget, n_pages=n_pages, max_rows=4)
     assert n_pages * page_size < max(map(len, PROMPTS.values()))
-    for seed, output in expected.outputs.items():
+    for seed, output in whole.outputs.items():
         assert server.outputs[seed].tokens == output.tokens, seed
     assert logits.keys() == expected_logits.keys()
     for key, row in expected_logits.items():
         assert torch.equal(logits[key], row), key
-    assert server.prompt_logprobs == expected.prompt_logprobs
+    assert server.prompt_logprobs == whole.prompt_logprobs
     assert server.cache.n_free == n_pages

@@ -49,10 +49,10 @@ def test_prompts_beside_decode_rows_are_limited_by_the_target(
     engine.add(prompt(9), 40)
     while not any(request.is_decoding for request in engine.scheduler.running):
         engine.turn()
-    engine.add(prompt(4500, first=3), 1)
+    engine.add(prompt(2100, first=3), 1)
     counts = prompt_tokens_of_steps(engine)
     assert max(counts) == largest - largest % 4
-    assert sum(counts) == 4500
+    assert sum(counts) == 2100
 
 
 def test_prompts_alone_use_the_whole_step() -> None:

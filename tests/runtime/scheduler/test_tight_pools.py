@@ -63,10 +63,11 @@ class RandomClients:
         self.engine.check_invariants()
 
 
+@pytest.mark.parametrize("n_seeds", [6, pytest.param(24, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
-def test_requests_as_large_as_the_pool_share_it_and_finish(page_size: int) -> None:
+def test_requests_as_large_as_the_pool_share_it_and_finish(page_size: int, n_seeds: int) -> None:
     n_preemptions = n_cached = 0
-    for seed in range(12):
+    for seed in range(n_seeds):
         random = Random(seed)
         clients = RandomClients(random, page_size)
         engine = clients.engine
