@@ -478,6 +478,7 @@ class RadixTree:
             for node in path:
                 self._forest.add_lease(node)
             lease.node = path[-1]
+            lease.branch = None  # others may hold the nodes that it gained
             lease.n_tokens += end // TOKEN_BYTES
             if lease.is_hit:
                 self._policy.hit(path)
