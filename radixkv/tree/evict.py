@@ -38,7 +38,8 @@ def evict_leaves(
         leaf = leaves[index]
         namespace, group = leaf.namespace, forest.evictable.group_of(leaf)
         n_most = len(leaf.pages) if left is None else min(len(leaf.pages), left[group])
-        n_evicted = n_most if n_most <= n_pages + n_beyond else n_pages
+        ends_leaf = n_most == len(leaf.pages) <= n_pages + n_beyond
+        n_evicted = n_most if ends_leaf else min(n_pages, n_most)
         n_kept = len(leaf.pages) - n_evicted
         parent_digest = digest_at(digest, leaf, n_kept, forest.page_bytes)
         if policy.remembers:

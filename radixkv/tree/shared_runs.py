@@ -24,7 +24,8 @@ class SharedRuns:
     """Finds the runs of pages that leases have in common.
 
     Notes in each lease where its path *branches off*: a node of it below which no other lease holds a page of it.
-    That stays true, though others may let go of the node, until some node with one lease gets a second one.
+    That stays true, though others may let go of the node, until some node with one lease gets a second one, or the
+    lease itself gains nodes that others hold: then the tree forgets what the lease has noted.
 
     Args:
         forest: the nodes of the leases; counts when that happens.

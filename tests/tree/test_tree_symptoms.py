@@ -65,6 +65,13 @@ def test_what_is_left_of_a_leaf_is_evicted_with_it_if_it_is_little(n_beyond: int
     tree.check()
 
 
+def test_a_leaf_that_a_quota_keeps_in_part_loses_no_more_than_asked() -> None:
+    tree = RadixTree(1)
+    tree.release(insert(tree, NAMESPACE, ids(*range(10)), 1, 0))
+    assert [run.pages for run in tree.evict(2, {"": 4}, n_beyond=4)] == [[8, 9]]
+    tree.check()
+
+
 def test_an_evicted_prefix_never_matches_its_reused_page() -> None:
     tree = RadixTree(2)
     tree.release(insert(tree, NAMESPACE, ids(1, 2, 3, 4), 2, 0))
