@@ -42,10 +42,8 @@ def client() -> OpenAI:
     return OpenAI(base_url=url, api_key=os.environ["KEY"], max_retries=0, timeout=60)
 
 
-@pytest.mark.parametrize(
-    ("errand", "is_streamed"),
-    [(ONE_CALL, False), (TWO_CALLS_AT_ONCE, False), (TWO_CALLS_AT_ONCE, True), (TWO_CALLS_IN_A_ROW, True)],
-)
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("errand", [ONE_CALL, TWO_CALLS_AT_ONCE, TWO_CALLS_IN_A_ROW])
 def test_an_errand_in_a_chat(client: OpenAI, errand: Errand, is_streamed: bool) -> None:
     tools = Tools()
     messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": errand.user}]
