@@ -19,7 +19,8 @@ def free_a_page_with_a_position_of_the_window(patch: Patch) -> None:
 
 def keep_the_pages_behind_the_window(patch: Patch) -> None:
     def free_behind(self: PageCache, blocks: BlockTable, n_tokens: int) -> None:
-        """Frees nothing."""
+        """Counts the pages as freed, or the scheduler would wait for them for ever, and frees nothing."""
+        blocks.n_freed = max(blocks.n_freed, self.n_behind(blocks, n_tokens))
 
     patch.setattr(PageCache, "free_behind", free_behind)
 
