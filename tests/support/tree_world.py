@@ -264,9 +264,12 @@ class World:
     def evict(self, n_pages: int, quotas: dict[str, int] | None = None, n_beyond: int = 0) -> None:
         left = self.n_evictable_by_group() if quotas is None else Counter(quotas)
         n_evictable = (left & self.n_evictable_by_group()).total()
+        nodes = {(stored.namespace, stored.tokens) for stored in self.tree.computed_pages()}
         runs = self.tree.evict(n_pages, quotas, n_beyond=n_beyond)
         n_evicted = sum(len(run.pages) for run in runs)
         assert min(n_pages, n_evictable) <= n_evicted <= min(n_pages + n_beyond, n_evictable)
+        if n_evicted > n_pages:
+            assert (runs[-1].namespace, runs[-1].tokens) in nodes, "it evicts more than asked only to end a leaf"
         leased = {page for tracked in self.leases for page in tracked.pages}
         prefix_of = {page: prefix for prefix, page in self.cached.items()}
         for run in runs:
