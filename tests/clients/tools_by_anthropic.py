@@ -9,17 +9,7 @@ import pytest
 from anthropic import Anthropic, beta_tool
 from pydantic import BaseModel
 
-from support.errands import (
-    ERRANDS,
-    ONE_CALL,
-    PARCEL,
-    SYSTEM,
-    TWO_CALLS_AT_ONCE,
-    TWO_CALLS_IN_A_ROW,
-    Errand,
-    Tools,
-    definitions,
-)
+from support.errands import ERRANDS, ERRANDS_WITH_SETTINGS, ONE_CALL, PARCEL, SYSTEM, Errand, Tools, definitions
 
 SETTINGS: dict[str, Any] = {"model": "embedded", "max_tokens": 200, "extra_body": {"temperature": 0}}
 TOOLS = [
@@ -42,18 +32,7 @@ def client() -> Anthropic:
     return Anthropic(base_url=os.environ["SERVER"], api_key=os.environ["KEY"], max_retries=0, timeout=60)
 
 
-# Each errand with every value, and all pairs of two values among the errands.
-@pytest.mark.parametrize(
-    ("errand", "is_streamed", "thinks"),
-    [
-        (ONE_CALL, False, False),
-        (ONE_CALL, True, True),
-        (TWO_CALLS_AT_ONCE, False, True),
-        (TWO_CALLS_AT_ONCE, True, False),
-        (TWO_CALLS_IN_A_ROW, False, False),
-        (TWO_CALLS_IN_A_ROW, True, True),
-    ],
-)
+@pytest.mark.parametrize(("errand", "is_streamed", "thinks"), ERRANDS_WITH_SETTINGS)
 def test_an_errand(client: Anthropic, errand: Errand, is_streamed: bool, thinks: bool) -> None:
     tools = Tools()
     thinking = {"type": "adaptive" if thinks else "disabled"}

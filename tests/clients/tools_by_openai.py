@@ -10,16 +10,7 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel
 
-from support.errands import (
-    ONE_CALL,
-    PARCEL,
-    SYSTEM,
-    TWO_CALLS_AT_ONCE,
-    TWO_CALLS_IN_A_ROW,
-    Errand,
-    Tools,
-    definitions,
-)
+from support.errands import ERRANDS, ERRANDS_WITH_SETTINGS, ONE_CALL, PARCEL, SYSTEM, Errand, Tools, definitions
 
 CHAT: dict[str, Any] = {"model": "embedded", "temperature": 0, "max_completion_tokens": 200, "tools": definitions()}
 RESPONSES: dict[str, Any] = {
@@ -43,7 +34,7 @@ def client() -> OpenAI:
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-@pytest.mark.parametrize("errand", [ONE_CALL, TWO_CALLS_AT_ONCE, TWO_CALLS_IN_A_ROW])
+@pytest.mark.parametrize("errand", ERRANDS)
 def test_an_errand_in_a_chat(client: OpenAI, errand: Errand, is_streamed: bool) -> None:
     tools = Tools()
     messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": errand.user}]
@@ -64,21 +55,10 @@ def test_an_errand_in_a_chat(client: OpenAI, errand: Errand, is_streamed: bool) 
     errand.check(tools, choice.message.content)
 
 
-# Each errand with every value, and all pairs of two values among the errands.
-@pytest.mark.parametrize(
-    ("errand", "is_streamed", "effort"),
-    [
-        (ONE_CALL, False, "none"),
-        (ONE_CALL, True, "low"),
-        (TWO_CALLS_AT_ONCE, False, "low"),
-        (TWO_CALLS_AT_ONCE, True, "none"),
-        (TWO_CALLS_IN_A_ROW, False, "none"),
-        (TWO_CALLS_IN_A_ROW, True, "low"),
-    ],
-)
-def test_an_errand_by_responses(client: OpenAI, errand: Errand, is_streamed: bool, effort: str) -> None:
+@pytest.mark.parametrize(("errand", "is_streamed", "thinks"), ERRANDS_WITH_SETTINGS)
+def test_an_errand_by_responses(client: OpenAI, errand: Errand, is_streamed: bool, thinks: bool) -> None:
     tools = Tools()
-    settings = RESPONSES | {"reasoning": {"effort": effort}}
+    settings = RESPONSES | {"reasoning": {"effort": "low" if thinks else "none"}}
     items: list[Any] = [{"role": "user", "content": errand.user}]
     while True:
         if is_streamed:
@@ -87,7 +67,7 @@ def test_an_errand_by_responses(client: OpenAI, errand: Errand, is_streamed: boo
         else:
             response = client.responses.create(input=items, **settings)
         items += response.output
-        assert (response.output[0].type == "reasoning") == (effort == "low")
+        assert (response.output[0].type == "reasoning") == thinks
         calls = [item for item in response.output if item.type == "function_call"]
         if not calls:
             break

@@ -91,6 +91,15 @@ PARCEL = (
 )
 """A question whose answer is a structure: the colour red and the count 12."""
 ERRANDS = (ONE_CALL, TWO_CALLS_AT_ONCE, TWO_CALLS_IN_A_ROW)
+ERRANDS_WITH_SETTINGS = (
+    (ONE_CALL, False, False),
+    (ONE_CALL, True, True),
+    (TWO_CALLS_AT_ONCE, False, True),
+    (TWO_CALLS_AT_ONCE, True, False),
+    (TWO_CALLS_IN_A_ROW, False, False),
+    (TWO_CALLS_IN_A_ROW, True, True),
+)
+"""Each errand, whether the answer is streamed, and whether the model reasons: all pairs of two values occur."""
 
 
 def definitions() -> list[dict[str, Any]]:
