@@ -2,7 +2,7 @@
 # agents against a server. `make test-ui` opens the page /ui in Chromium and keeps pictures of it in .venv/ui.
 # `make test-stores` runs servers that share their cache, beside moto and Mooncake, which needs the library libibverbs1.
 # `make test-routing` puts servers behind smg and Ray Serve. `make test-api` tests a server against its OpenAPI document.
-# `make test-nightly` runs what takes too long for every change, an hour: see tests/property/README.md.
+# `make test-nightly` runs what takes too long for every change: see tests/property/README.md.
 # `make test-chaos` strikes a server with faults under load for MINUTES: see docs/chaos.md.
 
 SHELL := /bin/sh
