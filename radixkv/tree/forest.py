@@ -132,8 +132,7 @@ class Forest:
         """
         self.version += 1
         self.n_leased += len(pages)
-        is_alike = node.n_leases == 1 and node.n_hits == n_hits and node.rank >= 0 and not node.n_retentions
-        if node.children is None and is_alike and node.parent is not None:
+        if _grows(node, n_hits):
             if len(node.pages) == 1:
                 node.key = bytearray(node.key)
             node.key += tokens
@@ -148,6 +147,23 @@ class Forest:
             node.children = Children()
         node.children.add(first_page, child)
         return child
+
+    def append_computed(self, node: Node, tokens: bytes | bytearray, page: int) -> bool:
+        """Adds a computed page to a leased node, if ``append`` would, and if all its pages are computed.
+
+        Returns whether it did; if not, nothing has changed. O(1) amortised.
+        """
+        n_pages = len(node.pages)
+        if node.n_computed < n_pages or n_pages == 1 or node.detached or not _grows(node, 0):
+            return False
+        self.version += 1
+        self.n_leased += 1
+        node.key += tokens
+        node.pages.append(page)
+        node.n_computed = n_pages + 1
+        if self.changes.is_on:
+            self.changes.add_stored(node, n_pages, n_pages + 1)
+        return True
 
     def split(self, node: Node, n_pages: int) -> Node:
         """Moves the first ``n_pages`` of a node to a new parent, and returns that parent. O(pages of the node).
@@ -345,3 +361,15 @@ class Forest:
             del self.roots[node.namespace]
         else:
             self.evictable.add(node)
+
+
+def _grows(node: Node, n_hits: int) -> bool:
+    """Whether new pages with so many hits are added to a leased node, and not to a new child."""
+    return (
+        node.n_leases == 1
+        and node.children is None
+        and node.n_hits == n_hits
+        and node.rank >= 0
+        and not node.n_retentions
+        and node.parent is not None
+    )

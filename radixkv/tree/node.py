@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from radixkv.errors import InvariantError
@@ -136,6 +136,17 @@ def require_open(lease: Lease) -> None:
         raise InvariantError(f"a lease of {lease.n_tokens} tokens is used after its release")
 
 
+class PartialPage(NamedTuple):
+    """A cached page of which a request can use the first tokens only."""
+
+    lease: Lease
+    """Holds the page until it is copied; ends with it."""
+    page: int
+    """Index of the page."""
+    n_tokens: int
+    """Leading tokens of the page that the request has, too."""
+
+
 class Retention:
     """A cached prefix that is evicted after everything else, from a root to the end of ``node``.
 
@@ -159,6 +170,17 @@ def first_without_branch(node: Node) -> Node:
             break
         node, parent = parent, parent.parent
     return node
+
+
+def detached_nodes(leases: Iterable[Lease]) -> Iterator[Node]:
+    """Yields each detached node that one of the leases holds. O(edges)."""
+    seen: set[Node] = set()
+    for lease in leases:
+        node: Node | None = lease.node
+        while node is not None and node.detached and node not in seen:
+            seen.add(node)
+            yield node
+            node = node.parent
 
 
 def path_of(lease: Lease) -> list[Node]:

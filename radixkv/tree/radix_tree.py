@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import groupby
-from typing import NamedTuple
 
 from radixkv.errors import InvariantError
 from radixkv.tree.changes import StoredPages
@@ -23,6 +22,8 @@ from radixkv.tree.node import (
     Lease,
     Namespace,
     Node,
+    PartialPage,
+    detached_nodes,
     first_without_branch,
     n_matching_bytes,
     pages_of,
@@ -36,17 +37,6 @@ from radixkv.tree.shared_runs import SharedLeases, SharedRuns
 
 _MAX_REMEMBERED_EVICTIONS = 1 << 14
 """Evicted runs that ``explain`` can still recognise."""
-
-
-class PartialPage(NamedTuple):
-    """A cached page of which a request can use the first tokens only."""
-
-    lease: Lease
-    """Holds the page until it is copied; ends with it."""
-    page: int
-    """Index of the page."""
-    n_tokens: int
-    """Leading tokens of the page that the request has, too."""
 
 
 class RadixTree:
@@ -257,6 +247,28 @@ class RadixTree:
             lease.n_tokens += self._page_size * len(pages)
         return canonical
 
+    def commit_computed_page(self, lease: Lease, tokens: bytes | bytearray, page: int) -> bool:
+        """Does ``commit`` and ``mark_computed`` with one page, if the lease ends at a computed leaf of its own.
+
+        Nearly all pages of answers enter the tree so, in half of the time of the two calls. O(1) amortised.
+
+        Args:
+            lease: an open lease.
+            tokens: the tokens of the page, which follow the end of the lease.
+            page: the page to insert, whose KV is computed.
+
+        Returns:
+            False, without any change, if it takes the two calls.
+        """
+        if lease.released:
+            require_open(lease)
+        if self._policy.remembers or len(tokens) != self._page_bytes:
+            return False
+        if not self._forest.append_computed(lease.node, tokens, page):
+            return False
+        lease.n_tokens += self._page_size
+        return True
+
     def fork(self, lease: Lease) -> Lease:
         """Returns a second lease on the same path. O(edges)."""
         require_open(lease)
@@ -429,13 +441,13 @@ class RadixTree:
 
     def detached_pages(self) -> Iterator[int]:
         """Yields every unreachable page that a lease holds. O(edges of the leases + pages)."""
-        for node in self._detached_nodes():
+        for node in detached_nodes(self._leases):
             yield from node.pages
 
     def pages_by_tenant(self) -> Counter[str]:
         """Returns how many pages the namespaces of each tenant have, with detached ones. O(nodes)."""
         n_pages: Counter[str] = Counter()
-        for node in (*self._forest.reachable(), *self._detached_nodes()):
+        for node in (*self._forest.reachable(), *detached_nodes(self._leases)):
             n_pages[node.namespace.tenant] += len(node.pages)
         return n_pages
 
@@ -483,12 +495,3 @@ class RadixTree:
             if lease.is_hit:
                 self._policy.hit(path)
         return path
-
-    def _detached_nodes(self) -> Iterator[Node]:
-        seen: set[Node] = set()
-        for lease in self._leases:
-            node: Node | None = lease.node
-            while node is not None and node.detached and node not in seen:
-                seen.add(node)
-                yield node
-                node = node.parent

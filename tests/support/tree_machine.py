@@ -98,6 +98,14 @@ class TreeMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.leases)
     @rule(index=st.integers(0), suffix=suffixes)
+    def continue_an_answer(self, index, suffix):
+        """Adds a page whose KV a request has computed before it is committed."""
+        tracked = self.chosen(index)
+        if tracked.is_use:
+            self.world.commit_computed_page(tracked, suffix)
+
+    @precondition(lambda self: self.world.leases)
+    @rule(index=st.integers(0), suffix=suffixes)
     def extend(self, index, suffix):
         self.world.extend(self.chosen(index), suffix)
 

@@ -158,6 +158,26 @@ class World:
         tracked.tokens = whole
         tracked.pages += canonical + pages[n_cached:]
 
+    def commit_computed_page(self, tracked: TrackedLease, tokens: bytes) -> None:
+        """Adds a page that is computed already, at once if the tree can, or else in two calls."""
+        if len(tokens) < self.page_bytes or not self.free:
+            return
+        tokens, page = tokens[: self.page_bytes], self.free.pop()
+        if self.tree.commit_computed_page(tracked.lease, tokens, page):
+            assert tracked.detached_from is None
+            assert self.computed.issuperset(tracked.pages), "only the next page is computed now"
+            prefix = tracked.namespace, tracked.tokens + tokens
+            assert prefix not in self.cached
+            self.cached[prefix] = page
+            self.model.added(page, prefix)
+            self.computed.add(page)
+            tracked.tokens += tokens
+            tracked.pages.append(page)
+        else:
+            self.free.append(page)
+            self.commit(tracked, tokens)
+            self.mark_computed(tracked, len(tracked.tokens) // 4)
+
     def extend(self, tracked: TrackedLease, tokens: bytes) -> None:
         new_pages = self.tree.extend(tracked.lease, tokens)
         if tracked.detached_from is not None:

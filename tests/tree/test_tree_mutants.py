@@ -181,6 +181,29 @@ def shared_leaf_grows_in_place(patch: Patch) -> None:
     patch.setattr(Forest, "append", append)
 
 
+def computed_page_joins_a_shared_leaf(patch: Patch) -> None:
+    def append_computed(self: Forest, end: Any, tokens: bytes, page: int) -> bool:
+        n_leases, end.n_leases = end.n_leases, 1
+        was_added = original(self, end, tokens, page)
+        end.n_leases = n_leases
+        return was_added
+
+    original = Forest.append_computed
+    patch.setattr(Forest, "append_computed", append_computed)
+
+
+def computed_page_follows_uncomputed_ones(patch: Patch) -> None:
+    def append_computed(self: Forest, end: Any, tokens: bytes, page: int) -> bool:
+        n_computed, end.n_computed = end.n_computed, len(end.pages)
+        was_added = original(self, end, tokens, page)
+        if not was_added:
+            end.n_computed = n_computed
+        return was_added
+
+    original = Forest.append_computed
+    patch.setattr(Forest, "append_computed", append_computed)
+
+
 def empty_roots_stay(patch: Patch) -> None:
     def remove_lease(self: Forest, released: Any) -> list[int]:
         is_root = released.parent is None and not released.detached
@@ -313,6 +336,8 @@ OTHERS = (
     detach_loses_unleased_pages,
     uncomputed_pages_stay_cached,
     shared_leaf_grows_in_place,
+    computed_page_joins_a_shared_leaf,
+    computed_page_follows_uncomputed_ones,
     empty_roots_stay,
     eviction_takes_the_newest,
     retained_leaf_grows_in_place,

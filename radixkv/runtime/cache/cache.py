@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from collections.abc import Set as AbstractSet
 
-from radixkv.errors import InvariantError
 from radixkv.runtime.cache.block_table import BlockTable, ComputedRow, ReplacedPage
-from radixkv.runtime.cache.checks import check_pages
+from radixkv.runtime.cache.checks import check_counts, check_pages
 from radixkv.runtime.cache.tenant_pages import TenantPages
 from radixkv.tenants import OPERATOR, TenantConfig
 from radixkv.tree.eviction import EvictionPolicy
@@ -320,7 +319,15 @@ class PageCache:
 
     def commit_computed(self, rows: Iterable[ComputedRow], step: int) -> None:
         """Does ``commit`` and ``mark_computed`` for the finished rows of ``step`` that had finite values."""
+        page_size, page_bytes = self.page_size, self.page_size * TOKEN_BYTES
         for blocks, tokens, n_tokens, last_step in rows:
+            first, last, lease = blocks.n_leased, n_tokens // page_size, blocks.lease
+            if last == first + 1 and lease is not None and not blocks.replaced:
+                page_tokens = tokens[first * page_bytes : last * page_bytes]
+                if self.tree.commit_computed_page(lease, page_tokens, blocks.pages[first]):
+                    blocks.n_leased = last
+                    self._n_private -= 1
+                    continue
             self._commit(blocks, tokens, n_tokens, last_step)
             self._mark_computed(blocks, n_tokens, step)
 
@@ -418,13 +425,7 @@ class PageCache:
         Raises:
             InvariantError: a bug in radixkv.
         """
-        self.tree.check(deep=False)
-        total = self.n_free + self.tree.n_pages_reachable + self.tree.n_pages_detached + self._n_private
-        if total != self.n_pages:
-            raise InvariantError(
-                f"{self.n_free} free, {self.tree.n_pages_reachable} reachable, {self.tree.n_pages_detached} "
-                f"detached and {self._n_private} private pages do not add up to the pool's {self.n_pages}"
-            )
+        check_counts(self, self._n_private)
 
     def check(self, block_tables: Iterable[BlockTable]) -> None:
         """Checks that every page is in exactly one place, and that every block table starts with its leased pages.
@@ -439,10 +440,7 @@ class PageCache:
         """
         self.tree.check()
         self.check_counts()
-        n_private = check_pages(self, self._free, block_tables)
-        if n_private.total() != self._n_private:
-            raise InvariantError(f"{n_private.total()} pages are private, but {self._n_private} were counted")
-        self.tenants.check(n_private)
+        self.tenants.check(check_pages(self, self._free, self._n_private, block_tables))
 
     def _commit(self, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
         first, last = blocks.n_leased, n_tokens // self.page_size

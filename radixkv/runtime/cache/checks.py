@@ -1,4 +1,4 @@
-"""Checks that every page of a cache is in exactly one place."""
+"""Checks that every page of a cache is in exactly one place, and that its counts say so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,28 @@ if TYPE_CHECKING:
     from radixkv.runtime.cache.cache import PageCache
 
 
-def check_pages(cache: PageCache, free: Iterable[int], block_tables: Iterable[BlockTable]) -> Counter[str]:
+def check_counts(cache: PageCache, n_private: int) -> None:
+    """Checks that free, reachable, detached and private pages add up to the pool. O(1).
+
+    Args:
+        cache: the cache.
+        n_private: how many private pages it has counted.
+
+    Raises:
+        InvariantError: a bug in radixkv.
+    """
+    tree = cache.tree
+    tree.check(deep=False)
+    if cache.n_free + tree.n_pages_reachable + tree.n_pages_detached + n_private != cache.n_pages:
+        raise InvariantError(
+            f"{cache.n_free} free, {tree.n_pages_reachable} reachable, {tree.n_pages_detached} detached and "
+            f"{n_private} private pages do not add up to the pool's {cache.n_pages}"
+        )
+
+
+def check_pages(
+    cache: PageCache, free: Iterable[int], n_private: int, block_tables: Iterable[BlockTable]
+) -> Counter[str]:
     """Checks that every page has one owner, and that block tables start with their leased pages.
 
     O(pages + length of all block tables).
@@ -21,6 +42,7 @@ def check_pages(cache: PageCache, free: Iterable[int], block_tables: Iterable[Bl
     Args:
         cache: the cache.
         free: its free pages.
+        n_private: how many private pages it has counted.
         block_tables: all open block tables.
 
     Returns:
@@ -33,11 +55,11 @@ def check_pages(cache: PageCache, free: Iterable[int], block_tables: Iterable[Bl
     _claim(owners, "the free list", free)
     _claim(owners, "the tree", cache.tree.reachable_pages())
     _claim(owners, "a detached path", cache.tree.detached_pages())
-    n_private: Counter[str] = Counter()
+    n_private_of: Counter[str] = Counter()
     for index, blocks in enumerate(block_tables):
         private = blocks.private_pages
         _claim(owners, f"block table {index}", private)
-        n_private[blocks.tenant] += len(private)
+        n_private_of[blocks.tenant] += len(private)
         leased = [] if blocks.lease is None else cache.tree.pages(blocks.lease)
         if blocks.pages[: blocks.n_leased] != leased:
             raise InvariantError(
@@ -45,7 +67,9 @@ def check_pages(cache: PageCache, free: Iterable[int], block_tables: Iterable[Bl
             )
     if owners.keys() != set(range(cache.n_pages)):
         raise InvariantError(f"pages without an owner: {sorted(set(range(cache.n_pages)) - owners.keys())[:8]}")
-    return n_private
+    if n_private_of.total() != n_private:
+        raise InvariantError(f"{n_private_of.total()} pages are private, but {n_private} were counted")
+    return n_private_of
 
 
 def _claim(owners: dict[int, str], owner: str, pages: Iterable[int]) -> None:
