@@ -33,7 +33,7 @@ from radixkv.tree.node import (
 )
 from radixkv.tree.outline import Outline, outline
 from radixkv.tree.retention import Retentions
-from radixkv.tree.shared_runs import SharedLeases, SharedRuns
+from radixkv.tree.shared_runs import SharedLeases, SharedRuns, branch_of
 
 _MAX_REMEMBERED_EVICTIONS = 1 << 14
 """Evicted runs that ``explain`` can still recognise."""
@@ -490,7 +490,7 @@ class RadixTree:
             for node in path:
                 self._forest.add_lease(node)
             lease.node = path[-1]
-            lease.branch = None  # others may hold the nodes that it gained
+            lease.branch = branch_of(lease)  # others may hold the nodes that it gained
             lease.n_tokens += end // TOKEN_BYTES
             if lease.is_hit:
                 self._policy.hit(path)

@@ -24,8 +24,8 @@ class SharedRuns:
     """Finds the runs of pages that leases have in common.
 
     Notes in each lease where its path *branches off*: a node of it below which no other lease holds a page of it.
-    That stays true, though others may let go of the node, until some node with one lease gets a second one, or the
-    lease itself gains nodes that others hold: then the tree forgets what the lease has noted.
+    That stays true, though others may let go of the node, until some node with one lease gets a second one: then
+    all leases forget it. A lease that gains nodes, which others may hold, notes it anew.
 
     Args:
         forest: the nodes of the leases; counts when that happens.
@@ -53,12 +53,13 @@ class SharedRuns:
             self._n_joins = self._forest.n_joins
             for lease in self._leases:
                 lease.branch = None
-        # This runs whenever a row comes or goes: so it has few steps of the interpreter for each lease.
+        # This runs whenever a row comes or goes: so it has few steps of the interpreter for each lease, and nearly
+        # all leases have noted their branch when they found their prefix.
         branches = [None if lease is None else lease.branch for lease in leases]
         if not all(branches):
             for index, branch in enumerate(branches):
                 if branch is None and (new := leases[index]) is not None:
-                    branches[index] = new.branch = _branch(new)
+                    branches[index] = new.branch = branch_of(new)
         if len(branches) < 2:
             return []
         if branches.count(branches[0]) == len(branches):
@@ -70,8 +71,8 @@ class SharedRuns:
         return _runs(by_branch)
 
 
-def _branch(lease: Lease) -> Node:
-    """Returns the last node of a lease's path that other leases hold, too; the root if there is none."""
+def branch_of(lease: Lease) -> Node:
+    """Returns the last node of a lease's path that other leases hold, too; the root if there is none. O(edges)."""
     require_open(lease)
     node = lease.node
     while node.n_leases == 1 and (parent := node.parent) is not None:
