@@ -42,6 +42,9 @@ class Neighbours(NamedTuple):
         )
 
 
+_NONE = Neighbours(None, None)
+
+
 def find_neighbours(node: Node, n_pages: int, page: bytes, page_bytes: int, *, min_common: int = 0) -> Neighbours:
     """Returns the neighbours of ``page`` among the cached pages that continue the first ``n_pages`` of a node.
 
@@ -55,20 +58,20 @@ def find_neighbours(node: Node, n_pages: int, page: bytes, page_bytes: int, *, m
         min_common: neighbours that share fewer leading tokens are left out.
     """
     if len(page) < min_common * TOKEN_BYTES:
-        return Neighbours(None, None)
+        return _NONE
     start = page[: min_common * TOKEN_BYTES]
     if n_pages < len(node.pages):
         following = bytes(node.key[n_pages * page_bytes : (n_pages + 1) * page_bytes])
         if not following.startswith(start):
-            return Neighbours(None, None)
+            return _NONE
         only = Neighbour(node, following, n_common_tokens(page, following), node.n_computed > n_pages)
         return Neighbours(only, None) if following < page else Neighbours(None, only)
     children = node.children
     if children is None:
-        return Neighbours(None, None)
+        return _NONE
     below, above = children.neighbours(page, start)
     if below is None and above is None:
-        return Neighbours(None, None)
+        return _NONE
     return Neighbours(_neighbour(children, below, page), _neighbour(children, above, page))
 
 

@@ -178,7 +178,7 @@ class PageCache:
         if blocks.lease is None:
             return 0
         first = blocks.n_leased * self.page_size
-        page = bytes(memoryview(tokens)[first * TOKEN_BYTES : (first + self.page_size) * TOKEN_BYTES])
+        page = bytes(tokens[first * TOKEN_BYTES : (first + self.page_size) * TOKEN_BYTES])
         partial = self.tree.lease_partial_page(
             blocks.lease, page, min_tokens=self.min_copied_tokens, max_tokens=n_tokens - first
         )
