@@ -75,18 +75,32 @@ class Forest:
         if node.n_leases == 2:
             self.n_joins += 1
 
-    def remove_lease(self, node: Node) -> list[int]:
-        """Removes a lease from the reference count of a node. O(log leaves + pages freed).
+    def remove_leases(self, end: Node) -> list[int]:
+        """Removes a lease from the reference counts of the path to a node. O(edges + log leaves + pages freed).
 
-        Callers go along a path from its end upwards.
+        Returns the pages that this frees: ``remove_last_lease``.
+        """
+        freed: list[int] = []
+        node: Node | None = end
+        while node is not None:
+            parent = node.parent
+            if node.n_leases > 1:
+                node.n_leases -= 1
+            else:
+                freed += self.remove_last_lease(node)
+            node = parent
+        return freed
+
+    def remove_last_lease(self, node: Node) -> list[int]:
+        """Removes the only lease from the reference count of a node. O(log leaves + pages freed).
+
+        Nodes below it have lost that lease before.
 
         Returns:
             The pages that this frees. With the last lease go all pages of a detached node, and the pages whose KV
             is not computed: no request is left to compute it.
         """
         node.n_leases -= 1
-        if node.n_leases:
-            return []
         n_pages = len(node.pages)
         if node.detached:
             self.n_detached -= n_pages

@@ -132,10 +132,15 @@ class RadixTree:
             is_hit: False for a lease that is no request's, and only adds pages, or whose request may not start:
                 the eviction policy does not count it as a hit of the pages that it finds before ``count_hit``.
         """
+        lease = self.open_lease(namespace, is_use=is_use, is_hit=is_hit)
+        self._advance(lease, tokens)
+        return lease
+
+    def open_lease(self, namespace: Namespace, *, is_use: bool = True, is_hit: bool = True) -> Lease:
+        """Returns a lease of no pages, which ``extend`` makes what ``lease`` returns. O(1)."""
         root = self._forest.root(namespace)
         lease = Lease(root, 0, is_use=is_use, is_hit=is_use and is_hit)
         self._forest.add_lease(root)
-        self._advance(lease, tokens)
         self._leases.add(lease)
         return lease
 
@@ -295,13 +300,7 @@ class RadixTree:
         lease.branch = None
         if lease.is_use:
             self._policy.use(lease.node)
-        freed: list[int] = []
-        node: Node | None = lease.node
-        while node is not None:
-            parent = node.parent
-            freed += self._forest.remove_lease(node)
-            node = parent
-        return freed
+        return self._forest.remove_leases(lease.node)
 
     def mark_computed(self, lease: Lease, n_tokens: int) -> None:
         """Marks the whole pages of the path's first ``n_tokens`` as computed. O(edges not computed before).

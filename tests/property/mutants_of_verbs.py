@@ -20,8 +20,8 @@ Patch = pytest.MonkeyPatch
 
 
 def ignore_the_namespace(patch: Patch) -> None:
-    lease = RadixTree.lease
-    patch.setattr(RadixTree, "lease", lambda self, _, tokens, **how: lease(self, Namespace(), tokens, **how))
+    open_lease = RadixTree.open_lease
+    patch.setattr(RadixTree, "open_lease", lambda self, _, **how: open_lease(self, Namespace(), **how))
 
 
 def evict_a_leased_or_inner_node(patch: Patch) -> None:

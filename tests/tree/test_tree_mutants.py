@@ -51,20 +51,20 @@ def leased_leaf_stays_evictable(patch: Patch) -> None:
 
 
 def inner_node_is_evictable(patch: Patch) -> None:
-    def remove_lease(self: Forest, released: Any) -> list[int]:
+    def remove_last_lease(self: Forest, released: Any) -> list[int]:
         freed = original(self, released)
-        if not released.n_leases and released.parent is not None and released.children is not None:
+        if released.parent is not None and released.children is not None:
             self.evictable.add(released)
         return freed
 
-    original = Forest.remove_lease
-    patch.setattr(Forest, "remove_lease", remove_lease)
+    original = Forest.remove_last_lease
+    patch.setattr(Forest, "remove_last_lease", remove_last_lease)
 
 
 def release_removes_no_lease(patch: Patch) -> None:
     def release(self: RadixTree, lease: Lease) -> list[int]:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Forest, "remove_lease", lambda self, released: [])
+            inner.setattr(Forest, "remove_leases", lambda self, end: [])
             return original(self, lease)
 
     original = RadixTree.release
@@ -72,10 +72,8 @@ def release_removes_no_lease(patch: Patch) -> None:
 
 
 def release_removes_a_lease_twice(patch: Patch) -> None:
-    original = Forest.remove_lease
-    patch.setattr(
-        Forest, "remove_lease", lambda self, released: original(self, released) + original(self, released)
-    )
+    original = Forest.remove_leases
+    patch.setattr(Forest, "remove_leases", lambda self, end: original(self, end) + original(self, end))
 
 
 def uses_are_not_ranked(patch: Patch) -> None:
@@ -160,12 +158,12 @@ def detach_loses_unleased_pages(patch: Patch) -> None:
 
 
 def uncomputed_pages_stay_cached(patch: Patch) -> None:
-    def remove_lease(self: Forest, released: Any) -> list[int]:
+    def remove_last_lease(self: Forest, released: Any) -> list[int]:
         released.n_computed = len(released.pages)
         return original(self, released)
 
-    original = Forest.remove_lease
-    patch.setattr(Forest, "remove_lease", remove_lease)
+    original = Forest.remove_last_lease
+    patch.setattr(Forest, "remove_last_lease", remove_last_lease)
 
 
 def shared_leaf_grows_in_place(patch: Patch) -> None:
@@ -205,15 +203,15 @@ def computed_page_follows_uncomputed_ones(patch: Patch) -> None:
 
 
 def empty_roots_stay(patch: Patch) -> None:
-    def remove_lease(self: Forest, released: Any) -> list[int]:
+    def remove_last_lease(self: Forest, released: Any) -> list[int]:
         is_root = released.parent is None and not released.detached
         freed = original(self, released)
         if is_root:
             self.roots[released.namespace] = released
         return freed
 
-    original = Forest.remove_lease
-    patch.setattr(Forest, "remove_lease", remove_lease)
+    original = Forest.remove_last_lease
+    patch.setattr(Forest, "remove_last_lease", remove_last_lease)
 
 
 def eviction_takes_the_newest(patch: Patch) -> None:

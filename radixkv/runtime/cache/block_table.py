@@ -47,7 +47,8 @@ class BlockTable:
     @property
     def private_pages(self) -> list[int]:
         """The tail, without pages that were freed, and the replaced duplicates. O(pages)."""
-        return self.pages[max(self.n_leased, self.n_freed) :] + [replaced.page for replaced in self.replaced]
+        tail = self.pages[max(self.n_leased, self.n_freed) :]
+        return tail + [replaced.page for replaced in self.replaced] if self.replaced else tail
 
     @property
     def can_commit(self) -> bool:

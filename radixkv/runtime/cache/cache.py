@@ -123,7 +123,7 @@ class PageCache:
     ) -> BlockTable:
         """Returns a block table that leases the longest cached prefix of the tokens.
 
-        O(pages leased), and ``RadixTree.lease``.
+        O(pages leased), and ``RadixTree.extend``.
 
         Args:
             namespace: namespace of the request.
@@ -136,8 +136,8 @@ class PageCache:
         """
         if bypasses_tree or not self.shares:
             return BlockTable(None, [], 0, tenant=namespace.tenant)
-        lease = self.tree.lease(namespace, tokens if reads else b"", is_use=is_use, is_hit=is_hit)
-        pages = self.tree.pages(lease)
+        lease = self.tree.open_lease(namespace, is_use=is_use, is_hit=is_hit)
+        pages = self.tree.extend(lease, tokens) if reads else []
         return BlockTable(lease, pages, len(pages), tenant=namespace.tenant)
 
     def count_hit(self, blocks: BlockTable) -> None:
@@ -486,7 +486,8 @@ class PageCache:
             self._give_back(run.namespace.tenant, run.pages)
 
     def _allocate(self, blocks: BlockTable, n_missing: int) -> None:
-        self._make_free(blocks.tenant, n_missing)
+        if n_missing > len(self._free) or self.tenants.n_owned:
+            self._make_free(blocks.tenant, n_missing)
         blocks.pages += self._free[-n_missing:]
         del self._free[-n_missing:]
         self._n_private += n_missing
@@ -495,4 +496,5 @@ class PageCache:
     def _give_back(self, tenant: str, pages: list[int]) -> None:
         """Frees pages that a tenant has owned."""
         self._free += pages
-        self.tenants.add(tenant, -len(pages))
+        if self.tenants.n_owned:
+            self.tenants.add(tenant, -len(pages))
