@@ -26,6 +26,7 @@ from radixkv.runtime.device.ops.cuda import expert_routing as routing
 from radixkv.runtime.device.ops.cuda import fp8_linear, int4_linear, int4_product, linear, norm, rotary
 from radixkv.runtime.device.ops.cuda import gated_linear as gated
 from radixkv.runtime.device.ops.cuda import grouped_linear as grouped
+from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales
 from radixkv.runtime.device.weights.int4_matrix import Int4Groups, Int4Matrix
 
@@ -49,11 +50,12 @@ def shared_bytes(
     **options: int,
 ) -> int:
     """Compiles a kernel and returns the shared memory of its thread block."""
-    names = kernel.arg_names
+    function = kernel.function if isinstance(kernel, CachedKernel) else kernel
+    names = function.arg_names
     overlap = {"OVERLAP": target >= 90}
     constants = {**constants, **overlap}
-    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(
-        kernel,
+    source = (GluonASTSource if function.is_gluon() else ASTSource)(
+        function,
         {name: "constexpr" if name in constants else kinds[name] for name in names},
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},

@@ -14,6 +14,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig
+from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.fp8 import split_e4m3
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 
@@ -98,6 +99,7 @@ def attend_decode(
     )
 
 
+@CachedKernel
 @triton.jit
 def _attend_decode(
     q: tl.tensor,

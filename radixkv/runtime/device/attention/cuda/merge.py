@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two
 
 _FEW_PAIRS = 4096
@@ -43,7 +44,7 @@ def merge_results(
     n_queries, n_heads, head_dim = out.shape
     is_few = n_queries * n_heads < _FEW_PAIRS
     heads = 1 if is_few else 8
-    _merge_results[n_queries, triton.cdiv(n_heads, heads)](
+    _merge_results[n_queries, -(-n_heads // heads)](
         values,
         lse,
         indptr,
@@ -67,6 +68,7 @@ def merge_results(
     )
 
 
+@CachedKernel
 @triton.jit
 def _merge_results(
     values: tl.tensor,

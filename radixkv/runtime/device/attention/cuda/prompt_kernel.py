@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.fp8 import split_e4m3
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 
@@ -102,6 +103,7 @@ def attend_prompts(
     )
 
 
+@CachedKernel
 @triton.jit
 def _attend_prompts(
     q: tl.tensor,

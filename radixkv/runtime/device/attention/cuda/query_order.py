@@ -8,6 +8,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.kv_dtype import FP8_MAX
+from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.fp8 import to_fp8
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 
@@ -22,11 +23,12 @@ def gather_queries(x: Tensor, sources: Tensor, out: Tensor) -> None:
     """
     size = out[0].numel()
     block = min(power_of_two(size), 4096)
-    _gather_queries[len(sources), triton.cdiv(size, block)](
+    _gather_queries[len(sources), -(-size // block)](
         x, sources, out, x.stride(0), size, BLOCK=block, num_warps=8, **overlapping(out)
     )
 
 
+@CachedKernel
 @triton.jit
 def _gather_queries(
     x: tl.tensor,
@@ -82,6 +84,7 @@ def copy_item_queries(
     )
 
 
+@CachedKernel
 @triton.jit
 def _copy_item_queries(
     q: tl.tensor,

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 
 
@@ -39,6 +40,7 @@ def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
     )
 
 
+@CachedKernel
 @triton.jit
 def _apply_sinks(
     out: tl.tensor,

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 
 _BLOCK = 2048
@@ -21,11 +22,12 @@ def silu_and_multiply(gate_up: Tensor, out: Tensor) -> None:
         out: [rows, inner], of the same dtype.
     """
     n_rows, size = out.shape
-    _silu_and_multiply[n_rows, triton.cdiv(size, _BLOCK)](
+    _silu_and_multiply[n_rows, -(-size // _BLOCK)](
         gate_up, out, gate_up.stride(0), out.stride(0), size, BLOCK=_BLOCK, num_warps=4, **overlapping(out)
     )
 
 
+@CachedKernel
 @triton.jit
 def _silu_and_multiply(
     gate_up: tl.tensor,

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, globaltimer
 
+from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 
 
@@ -22,6 +23,7 @@ def stamp(out: Tensor, index: int) -> None:
     _stamp[(1,)](out, index, num_warps=1, **overlapping(out))
 
 
+@CachedKernel
 @triton.jit(do_not_specialize=["index"])
 def _stamp(out: tl.tensor, index: tl.tensor, OVERLAP: tl.constexpr) -> None:
     if OVERLAP:

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 
 _BLOCK_VALUES = 4096
@@ -61,7 +62,7 @@ def route(logits: Tensor, n_active: int, tile_rows: int, *, normalizes: bool) ->
     n_tokens, n_experts = logits.shape
     block_experts = power_of_two(max(n_experts, 16))
     block_tokens = _block_tokens(n_tokens, block_experts)
-    n_blocks = triton.cdiv(n_tokens, block_tokens)
+    n_blocks = -(-n_tokens // block_tokens)
     n_pairs = n_tokens * n_active
     n_tiles = most_tiles(n_pairs, n_experts, tile_rows)
     expert_weights = logits.new_empty(n_tokens, n_active)
@@ -103,6 +104,7 @@ def _integers(like: Tensor, *shape: int) -> Tensor:
     return like.new_empty(shape, dtype=torch.int32)
 
 
+@CachedKernel
 @triton.jit(do_not_specialize=["n_tokens", "n_tiles"])
 def _choose_experts(
     logits: tl.tensor,
@@ -156,6 +158,7 @@ def _choose_experts(
         tl.store(counts + tl.program_id(0) * EXPERTS + expert, count)
 
 
+@CachedKernel
 @triton.jit(do_not_specialize=["n_tokens", "n_tiles"])
 def _order_pairs(
     chosen: tl.tensor,

@@ -8,7 +8,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.ops.base import Rows
-from radixkv.runtime.device.ops.cuda.fp8_rows import output_of, store_row
+from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
+from radixkv.runtime.device.ops.cuda.fp8_rows import output_of, scale_group, store_row
 from radixkv.runtime.device.ops.cuda.norm import normed_row
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 
@@ -60,7 +61,8 @@ def _launch(
         products if residual is None else residual,
         products if norm_weight is None else norm_weight,
         eps,
-        **output_of(out, block),
+        *output_of(out),
+        GROUP=scale_group(out, block),
         SIZE=size,
         BLOCK=block,
         N_ACTIVE=n_active,
@@ -71,6 +73,7 @@ def _launch(
     )
 
 
+@CachedKernel
 @triton.jit(do_not_specialize=["group_stride"])
 def _sum_experts(
     products: tl.tensor,

@@ -8,6 +8,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.kv_dtype import FP8_MAX
+from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 
 _BLOCK = 4096
@@ -21,9 +22,7 @@ def round_to_fp8(x: Tensor, out: Tensor) -> None:
         out: contiguous, of the same shape, ``float8_e4m3fn``.
     """
     size = x.numel()
-    _round_to_fp8[(triton.cdiv(size, _BLOCK),)](
-        x, out, size, LARGEST=FP8_MAX, BLOCK=_BLOCK, num_warps=8, **overlapping(x)
-    )
+    _round_to_fp8[(-(-size // _BLOCK),)](x, out, size, LARGEST=FP8_MAX, BLOCK=_BLOCK, num_warps=8, **overlapping(x))
 
 
 @triton.jit
@@ -34,6 +33,7 @@ def to_fp8(x: tl.tensor, scale: tl.tensor, LARGEST: tl.constexpr) -> tl.tensor:
     return tl.where(tl.abs(scaled) < float("inf"), limited, float("nan")).to(tl.float8e4nv)
 
 
+@CachedKernel
 @triton.jit
 def _round_to_fp8(
     x: tl.tensor, out: tl.tensor, size: tl.tensor, LARGEST: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr

@@ -11,6 +11,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.ops.base import Fp8Rows
+from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.programmatic_launch import has_much_shared_memory, is_hopper, overlapping
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix
 
@@ -111,7 +112,7 @@ def multiply_fp8(x: Tensor, x_scales: Tensor | None, weight: Fp8Matrix, out: Ten
     """
     n_out, n_in = weight.values.shape
     has_blocks = weight.has_blocks
-    _multiply_fp8[triton.cdiv(n_out, tile.n_out) * triton.cdiv(len(x), tile.n_rows),](
+    _multiply_fp8[-(-n_out // tile.n_out) * -(-len(x) // tile.n_rows),](
         x,
         weight.scales if x_scales is None else x_scales,
         weight.values if x_scales is not None else weight.values.view(torch.uint8),
@@ -134,6 +135,7 @@ def multiply_fp8(x: Tensor, x_scales: Tensor | None, weight: Fp8Matrix, out: Ten
     )
 
 
+@CachedKernel
 @triton.jit(do_not_specialize=["n_x", "x_group_stride"])
 def _multiply_fp8(
     x: tl.tensor,

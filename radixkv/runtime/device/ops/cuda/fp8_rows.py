@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import triton
@@ -12,6 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.kv_dtype import FP8, FP8_MAX
 from radixkv.runtime.device.ops.base import Fp8Rows, Rows
+from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix
 
@@ -77,7 +78,8 @@ def _quantized(x: Tensor, size: int, scales: RowScales, *, is_gated: bool) -> Fp
         x,
         x.stride(0),
         size,
-        **output_of(rows, block),
+        *output_of(rows),
+        GROUP=scale_group(rows, block),
         BLOCK=block,
         GATED=is_gated,
         num_warps=warps_for(block),
@@ -86,24 +88,30 @@ def _quantized(x: Tensor, size: int, scales: RowScales, *, is_gated: bool) -> Fp
     return rows
 
 
-def output_of(rows: Rows, block: int) -> dict[str, Any]:
-    """Returns the arguments of a kernel that stores rows by ``store_row``.
+def output_of(rows: Rows) -> tuple[Tensor, int, Tensor, int]:
+    """Returns out, its stride, scales and their group stride, for a kernel that stores rows by ``store_row``.
+
+    Args:
+        rows: [rows, size], where they are stored.
+    """
+    if isinstance(rows, Tensor):
+        return rows, rows.stride(0), rows, 0
+    return rows.values, rows.values.stride(0), rows.scales, rows.scales.stride(1)
+
+
+def scale_group(rows: Rows, block: int) -> int:
+    """Returns the constant ``GROUP`` of such a kernel: values that share a scale, or 0 for rows that are not FP8.
 
     Args:
         rows: [rows, size], where they are stored.
         block: power of two of at least ``size``: values of a program.
     """
     if isinstance(rows, Tensor):
-        return {"out": rows, "out_stride": rows.stride(0), "scales": rows, "group_stride": 0, "GROUP": 0}
-    return {
-        "out": rows.values,
-        "out_stride": rows.values.stride(0),
-        "scales": rows.scales,
-        "group_stride": rows.scales.stride(1),
-        "GROUP": block if rows.scales.shape[1] == 1 else BLOCK,
-    }
+        return 0
+    return block if rows.scales.shape[1] == 1 else BLOCK
 
 
+@CachedKernel
 @triton.jit(do_not_specialize=["group_stride"])
 def _quantize(
     x: tl.tensor,

@@ -45,8 +45,8 @@ def multiply_gated(x: Tensor, weight: Tensor, out: Tensor, tile: GatedTile) -> N
     """
     n_rows, n_in = x.shape
     n_inner = out.shape[1]
-    n_row_tiles = triton.cdiv(n_rows, tile.rows)
-    _multiply_gated[(n_row_tiles * triton.cdiv(n_inner, _COLUMNS),)](
+    n_row_tiles = -(-n_rows // tile.rows)
+    _multiply_gated[(n_row_tiles * -(-n_inner // _COLUMNS),)](
         TensorDescriptor.from_tensor(x, [tile.rows, _DEPTH]),
         TensorDescriptor.from_tensor(weight, [_COLUMNS, _DEPTH]),
         TensorDescriptor.from_tensor(out, [tile.rows, _COLUMNS]),

@@ -11,6 +11,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.ops.base import Fp8Rows
+from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.expert_routing import Routing
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix
@@ -151,7 +152,7 @@ def _launch(
         scale_unit = 0
     _, n_out, n_in = matrix.shape
     n_tiles = routing.tiles.shape[1]
-    _multiply_grouped[(n_tiles * triton.cdiv(n_out, tile.columns),)](
+    _multiply_grouped[(n_tiles * -(-n_out // tile.columns),)](
         values,
         matrix,
         matrix if bias is None else bias,
@@ -180,6 +181,7 @@ def _launch(
     )
 
 
+@CachedKernel
 @triton.jit(do_not_specialize=["n_tiles", "x_group_stride"])
 def _multiply_grouped(
     x: tl.tensor,

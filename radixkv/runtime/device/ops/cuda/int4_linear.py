@@ -9,6 +9,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
+from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.int4_product import Int4Tile, multiply_int4
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 from radixkv.runtime.device.weights.int4_matrix import PER_WORD, ZERO_BITS, Int4Matrix
@@ -106,6 +107,7 @@ def dequantize_int4(weight: Int4Matrix, out: Tensor) -> None:
     )
 
 
+@CachedKernel
 @triton.jit
 def _dequantize_int4(
     values: tl.tensor,

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 from radixkv.runtime.device.weights.int4_matrix import GROUP_UNIT, PER_WORD, ZERO_BITS, Int4Matrix
 
@@ -56,7 +56,7 @@ def multiply_int4(x: Tensor, weight: Int4Matrix, out: Tensor, tile: Int4Tile, *,
     unit = n_words * GROUP_UNIT
     n_channels = out.shape[1]
     n_stored = tile.n_out // 2 if gated else tile.n_out
-    _multiply_int4[triton.cdiv(n_channels, n_stored), triton.cdiv(len(x), tile.n_rows)](
+    _multiply_int4[-(-n_channels // n_stored), -(-len(x) // tile.n_rows)](
         x,
         weight.values,
         weight.scales,
@@ -123,6 +123,7 @@ def _differences(words: gl.tensor, zeros: gl.tensor, dtype: gl.constexpr) -> gl.
     return parts.permute([0, 1, 3, 4, 5, 2, 6]).reshape([shape[0], shape[1], shape[2] * _PER_WORD])
 
 
+@CachedKernel
 @gluon.jit(do_not_specialize=["n_x"])
 def _multiply_int4(
     x: gl.tensor,

@@ -14,6 +14,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
+from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.gated_linear import gated_tile, multiply_gated
 from radixkv.runtime.device.ops.cuda.programmatic_launch import (
     has_much_shared_memory,
@@ -118,7 +119,7 @@ def thin_tile(n_out: int, *, has_room: bool) -> LinearTile:
 def multiply_vector(x: Tensor, weight: Tensor, out: Tensor, tile: LinearTile, *, gated: bool = False) -> None:
     """Computes ``linear`` or ``gated_linear`` of one row."""
     n_out, n_in = weight.shape
-    _multiply_vector[(triton.cdiv(n_out, tile.rows),)](
+    _multiply_vector[(-(-n_out // tile.rows),)](
         x,
         weight,
         out,
@@ -132,6 +133,7 @@ def multiply_vector(x: Tensor, weight: Tensor, out: Tensor, tile: LinearTile, *,
     )
 
 
+@CachedKernel
 @triton.jit
 def _multiply_vector(
     x: tl.tensor,
@@ -191,6 +193,7 @@ def multiply_thin(x: Tensor, weight: Tensor, out: Tensor, tile: LinearTile) -> N
     )
 
 
+@CachedKernel
 @triton.jit(do_not_specialize=["n_x"])
 def _multiply_thin(
     x: tl.tensor,

@@ -8,7 +8,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.ops.base import Rows
-from radixkv.runtime.device.ops.cuda.fp8_rows import output_of, store_row
+from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
+from radixkv.runtime.device.ops.cuda.fp8_rows import output_of, scale_group, store_row
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 
 
@@ -45,7 +46,8 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out:
         x.stride(0),
         x.stride(0) if residual is None else residual.stride(0),
         eps,
-        **output_of(out, block),
+        *output_of(out),
+        GROUP=scale_group(out, block),
         SIZE=size,
         BLOCK=block,
         ADDS=residual is not None,
@@ -55,6 +57,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out:
     )
 
 
+@CachedKernel
 @triton.jit(do_not_specialize=["group_stride"])
 def _norm(
     x: tl.tensor,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-import triton
 from torch import Tensor
 
 
@@ -47,7 +46,7 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 def power_of_two(n: int) -> int:
     """Returns the smallest power of two of at least ``n``: the sizes that tensors in Triton kernels can have."""
-    return int(triton.next_power_of_2(n))
+    return 1 << (n - 1).bit_length()
 
 
 def warps_for(n_elements: int, per_thread: int = 16) -> int:

@@ -8,6 +8,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.kv_dtype import FP8_MAX, UNSCALED, LayerScales
+from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.fp8 import to_fp8
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 
@@ -73,6 +74,7 @@ def rotate_and_store(
     )
 
 
+@CachedKernel
 @triton.jit(do_not_specialize_on_alignment=["positions", "slot_mapping"])
 def _rotate_and_store(
     qkv: tl.tensor,
