@@ -163,6 +163,15 @@ class TreeMachine(RuleBasedStateMachine):
     def retain(self, namespace, index, fraction, suffix, until):
         self.world.retain(namespace, self.prompt(index, fraction, suffix), float(until))
 
+    @precondition(lambda self: self.world.leases and len(self.world.retentions) < 6)
+    @rule(index=st.integers(0), suffix=suffixes, until=st.integers(1, 9))
+    def retain_and_commit(self, index, suffix, until):
+        """Retains what a request has so far. What it commits after that is not retained."""
+        tracked = self.chosen(index)
+        if tracked.is_use:
+            self.world.retain(tracked.lease.namespace, tracked.tokens, float(until))
+            self.world.commit(tracked, suffix)
+
     @precondition(lambda self: self.world.retentions)
     @rule(index=st.integers(0))
     def end_retention(self, index):
