@@ -60,9 +60,9 @@ def study(*workloads: str, n_conversations: int = 20) -> StudySettings:
     )
 
 
-def lines(settings: StudySettings, map_cells: Map) -> list[dict[str, Any]]:
+def lines(settings: StudySettings, map_items: Map) -> list[dict[str, Any]]:
     """Returns all lines without the host time, which differs between any two runs."""
-    by_scheme, by_page_size = compare_schemes(settings, map_cells), compare_page_sizes(settings, map_cells)
+    by_scheme, by_page_size = compare_schemes(settings, map_items), compare_page_sizes(settings, map_items)
     return [line | {"host_us_per_token": line["host_us_per_token"] is None} for line in (*by_scheme, *by_page_size)]
 
 
@@ -85,8 +85,8 @@ def test_two_processes_give_the_lines_of_one_in_their_order() -> None:
     assert [line["page_size"] for line in expected if line["workload"] == "uniform-short"][-2:] == [16, 64], (
         "memory never runs out with pages of 1 token"
     )
-    with worker_processes(2) as map_cells:
-        got = lines(settings, map_cells)
+    with worker_processes(2) as map_items:
+        got = lines(settings, map_items)
     assert json.dumps(got) == json.dumps(expected), "the fields have the same order too"
 
 

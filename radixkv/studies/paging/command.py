@@ -14,7 +14,7 @@ from radixkv.config import EngineConfig
 from radixkv.terminal_progress import Progress
 
 if TYPE_CHECKING:
-    from radixkv.studies.paging.cells import ResultLine
+    from radixkv.studies.paging.experiments import ResultLine
     from radixkv.studies.paging.measure import MeasureSettings
     from radixkv.studies.paging.study import StudySettings
 
@@ -166,10 +166,10 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     save = _saver(args.output_file)
-    with worker_processes(n_cores()) as map_cells:
+    with worker_processes(n_cores()) as map_items:
         # Several processes begin the simulations in the order of these calls, before any line is taken.
-        schemes = {name: compare_schemes(replace(settings, workloads=[name]), map_cells) for name in args.workloads}
-        page_sizes = compare_page_sizes(settings, map_cells)
+        schemes = {name: compare_schemes(replace(settings, workloads=[name]), map_items) for name in args.workloads}
+        page_sizes = compare_page_sizes(settings, map_items)
         by_scheme = _show_schemes(schemes, save)
         by_page_size, remarks = _show_page_sizes(page_sizes, settings, save)
     recommendations = _recommend(by_scheme)

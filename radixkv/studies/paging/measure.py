@@ -26,7 +26,7 @@ from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import build_loop
 from radixkv.sampling import SamplingParams
 from radixkv.stats import Stats
-from radixkv.studies.paging.cells import ResultLine
+from radixkv.studies.paging.experiments import ResultLine
 from radixkv.studies.paging.scheme import Scheme
 from radixkv.studies.paging.schemes import (
     CONTIGUOUS,

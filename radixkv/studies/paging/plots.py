@@ -26,7 +26,7 @@ from radixkv.bench.report.html_page import (
     style,
     write_page,
 )
-from radixkv.studies.paging.cells import ResultLine
+from radixkv.studies.paging.experiments import ResultLine
 from radixkv.studies.paging.recommendation import RECOMMENDATION_LEGEND
 from radixkv.studies.paging.schemes import RADIX
 from radixkv.studies.paging.tables import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixkv.studies.paging.cells import ResultLine
+from radixkv.studies.paging.experiments import ResultLine
 from radixkv.studies.paging.schemes import RESERVE_MAXIMUM, SHARES_GRANULES, SHARES_PAGES
 from radixkv.studies.paging.tables import scheme_label
 

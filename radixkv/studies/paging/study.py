@@ -7,7 +7,12 @@ from dataclasses import dataclass, replace
 
 from radixkv.errors import ConfigError
 from radixkv.studies.paging.allocators import next_power_of_two
-from radixkv.studies.paging.cells import Cell, ResultLine, run_cell, run_cell_unless_never_full
+from radixkv.studies.paging.experiments import (
+    Experiment,
+    ResultLine,
+    run_experiment,
+    run_experiment_unless_never_full,
+)
 from radixkv.studies.paging.lengths import WorkloadLengths
 from radixkv.studies.paging.processes import Map
 from radixkv.studies.paging.schemes import RADIX, SHARES_GRANULES, granule_tokens
@@ -74,49 +79,52 @@ class StudySettings:
             seed=self.seed,
         )
 
-    def cell(self, workload: StudyWorkload, scheme: str) -> Cell:
-        """Returns the cell of a scheme on a workload, with pages of ``page_size`` and without granules."""
-        return Cell(workload, scheme, self.page_size, self.pool_tokens, self.max_model_len, self.seed)
+    def experiment(self, workload: StudyWorkload, scheme: str) -> Experiment:
+        """Returns the experiment of a scheme on a workload, with pages of ``page_size`` and without granules."""
+        return Experiment(workload, scheme, self.page_size, self.pool_tokens, self.max_model_len, self.seed)
 
 
-def compare_schemes(settings: StudySettings, map_cells: Map = map) -> Iterator[ResultLine]:
+def compare_schemes(settings: StudySettings, map_items: Map = map) -> Iterator[ResultLine]:
     """Returns a line for each scheme on each workload, and for each granule size of a scheme that has granules.
 
     Args:
         settings: what to simulate.
-        map_cells: how to run the simulations; some of ``worker_processes`` begin before a line is taken.
+        map_items: how to run the simulations; some of ``worker_processes`` begin before a line is taken.
 
     Raises:
         ConfigError: no lengths fit the settings.
         NeverFull: instead of a line, if memory never ran out.
     """
-    return map_cells(run_cell, [cell for name in settings.workloads for cell in _scheme_cells(settings, name)])
+    return map_items(
+        run_experiment,
+        [experiment for name in settings.workloads for experiment in _scheme_experiments(settings, name)],
+    )
 
 
-def compare_page_sizes(settings: StudySettings, map_cells: Map = map) -> Iterator[ResultLine]:
+def compare_page_sizes(settings: StudySettings, map_items: Map = map) -> Iterator[ResultLine]:
     """Returns a line of ``radix`` for each page size on each workload, except where memory never runs out.
 
     Args:
         settings: what to simulate.
-        map_cells: as in ``compare_schemes``.
+        map_items: as in ``compare_schemes``.
 
     Raises:
         ConfigError: no lengths fit the settings.
     """
-    cells: list[Cell] = []
+    experiments: list[Experiment] = []
     for name in settings.workloads if settings.page_sizes else ():
-        cell = settings.cell(settings.workload(name), RADIX)
-        cells += [replace(cell, page_size=page_size) for page_size in settings.page_sizes]
+        experiment = settings.experiment(settings.workload(name), RADIX)
+        experiments += [replace(experiment, page_size=page_size) for page_size in settings.page_sizes]
     # ``page_size_remarks`` reports missing lines.
-    return (line for line in map_cells(run_cell_unless_never_full, cells) if line is not None)
+    return (line for line in map_items(run_experiment_unless_never_full, experiments) if line is not None)
 
 
-def _scheme_cells(settings: StudySettings, workload_name: str) -> Iterator[Cell]:
+def _scheme_experiments(settings: StudySettings, workload_name: str) -> Iterator[Experiment]:
     workload = settings.workload(workload_name)
     for scheme in settings.schemes:
-        cell = settings.cell(workload, scheme)
+        experiment = settings.experiment(workload, scheme)
         if scheme in SHARES_GRANULES:
             for granule_bytes in settings.granule_sizes:
-                yield replace(cell, granule_bytes=granule_bytes)
+                yield replace(experiment, granule_bytes=granule_bytes)
         else:
-            yield cell
+            yield experiment

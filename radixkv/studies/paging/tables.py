@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from radixkv.bench.formatting import plural
-from radixkv.studies.paging.cells import ResultLine
+from radixkv.studies.paging.experiments import ResultLine
 from radixkv.studies.paging.schemes import RADIX, RESERVE_MAXIMUM
 
 Cells = list[str]

@@ -1,4 +1,4 @@
-"""A cell of the study: one scheme on one workload."""
+"""An experiment of the study: one scheme on one workload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ResultLine = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Cell:
+class Experiment:
     """What one simulation needs. It can be pickled."""
 
     workload: StudyWorkload
@@ -35,49 +35,49 @@ class Cell:
     """Bytes of a granule, for a scheme with granules."""
 
 
-def run_cell(cell: Cell) -> ResultLine:
-    """Simulates a cell; returns its line. Takes seconds. Raises ``NeverFull`` if memory never ran out."""
-    if cell.scheme in CONTIGUOUS:
-        return _contiguous_line(cell)
-    if cell.scheme in SHARES_GRANULES:
-        assert cell.granule_bytes is not None
-        scheme = granule_scheme(cell.scheme, cell.pool_tokens, cell.granule_bytes)
+def run_experiment(experiment: Experiment) -> ResultLine:
+    """Simulates an experiment; returns its line. Takes seconds. Raises ``NeverFull`` if memory never ran out."""
+    if experiment.scheme in CONTIGUOUS:
+        return _contiguous_line(experiment)
+    if experiment.scheme in SHARES_GRANULES:
+        assert experiment.granule_bytes is not None
+        scheme = granule_scheme(experiment.scheme, experiment.pool_tokens, experiment.granule_bytes)
     else:
-        scheme = paged_scheme(cell.scheme, cell.pool_tokens, cell.page_size)
-    return _paged_line(cell, scheme)
+        scheme = paged_scheme(experiment.scheme, experiment.pool_tokens, experiment.page_size)
+    return _paged_line(experiment, scheme)
 
 
-def run_cell_unless_never_full(cell: Cell) -> ResultLine | None:
-    """Simulates a cell; returns its line. Takes seconds. None: memory never ran out."""
+def run_experiment_unless_never_full(experiment: Experiment) -> ResultLine | None:
+    """Simulates an experiment; returns its line. Takes seconds. None: memory never ran out."""
     try:
-        return run_cell(cell)
+        return run_experiment(experiment)
     except NeverFull:
         return None
 
 
-def _contiguous_line(cell: Cell) -> ResultLine:
-    n_answer_tokens = cell.workload.n_answer_tokens
-    mean_answer = n_answer_tokens / cell.workload.n_sequences
-    scheme = CONTIGUOUS[cell.scheme](Pool(cell.pool_tokens, cell.max_model_len, mean_answer))
-    return {**_line(cell, scheme), "copied_per_token": round(scheme.n_copied / n_answer_tokens, 3)}
+def _contiguous_line(experiment: Experiment) -> ResultLine:
+    n_answer_tokens = experiment.workload.n_answer_tokens
+    mean_answer = n_answer_tokens / experiment.workload.n_sequences
+    scheme = CONTIGUOUS[experiment.scheme](Pool(experiment.pool_tokens, experiment.max_model_len, mean_answer))
+    return {**_line(experiment, scheme), "copied_per_token": round(scheme.n_copied / n_answer_tokens, 3)}
 
 
-def _paged_line(cell: Cell, scheme: PagedScheme) -> ResultLine:
-    line = _line(cell, scheme)
+def _paged_line(experiment: Experiment, scheme: PagedScheme) -> ResultLine:
+    line = _line(experiment, scheme)
     scheme.check()
     return {
         **line,
         "page_size": scheme.cache.page_size,
-        "host_us_per_token": round(1e6 * scheme.seconds / cell.workload.n_answer_tokens, 3),
-        "granule_bytes": cell.granule_bytes,
+        "host_us_per_token": round(1e6 * scheme.seconds / experiment.workload.n_answer_tokens, 3),
+        "granule_bytes": experiment.granule_bytes,
     }
 
 
-def _line(cell: Cell, scheme: Scheme) -> ResultLine:
-    run = simulate(scheme, cell.workload)
+def _line(experiment: Experiment, scheme: Scheme) -> ResultLine:
+    run = simulate(scheme, experiment.workload)
     return {
-        "scheme": cell.scheme,
-        **_result_fields(run, cell),
+        "scheme": experiment.scheme,
+        **_result_fields(run, experiment),
         "retractions": scheme.n_preemptions,
         "copied_per_token": 0.0,
         "page_size": None,
@@ -86,8 +86,8 @@ def _line(cell: Cell, scheme: Scheme) -> ResultLine:
     }
 
 
-def _result_fields(run: SimulationResult, cell: Cell) -> ResultLine:
-    workload = cell.workload
+def _result_fields(run: SimulationResult, experiment: Experiment) -> ResultLine:
+    workload = experiment.workload
     return {
         "workload": workload.name,
         **{name: round(value, 3) for name, value in run.shares._asdict().items()},
@@ -101,7 +101,7 @@ def _result_fields(run: SimulationResult, cell: Cell) -> ResultLine:
         "left_out": workload.n_left_out,
         "lengths": workload.lengths,
         "tokenizer": workload.tokenizer,
-        "pool_tokens": cell.pool_tokens,
-        "max_model_len": cell.max_model_len,
-        "seed": cell.seed,
+        "pool_tokens": experiment.pool_tokens,
+        "max_model_len": experiment.max_model_len,
+        "seed": experiment.seed,
     }
