@@ -32,6 +32,8 @@ from radixkv.cache_messages import Flush
 from radixkv.checkpoints import resolve
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.runtime.device.pack import PackedStep, Packer
+from radixkv.runtime.device.persistent_batch_cuda import RowFields
+from radixkv.runtime.device.staging_cuda import StagingLayout
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import build_loop
 from radixkv.runtime.step.plan import StepPlan
@@ -41,8 +43,6 @@ from radixkv.wire import Done, GetStats, Submit, Tokens
 
 N_EXAMPLES = 3
 POOL_TOKENS = 1 << 17
-GRAPH_ENTRIES_A_ROW = 4
-"""A decode graph on CUDA takes so many changed entries for each row of ``max_num_seqs``, in all rows together."""
 CASES = ("pages", "table_entries", "time")
 
 
@@ -145,18 +145,20 @@ def table_entries(prompts: Sequence[str], width: int, arguments: argparse.Namesp
     """Returns the changed block table entries of steps of decode rows, with a row for each beam of all searches."""
     n_rows = width * len(prompts)
     llm = LLM(device="cpu", max_num_seqs=n_rows, max_total_tokens=POOL_TOKENS, page_size=arguments.page_size)
+    fields = RowFields(n_rows, StagingLayout())
     counts: list[int] = []
+    over_limit: list[bool] = []
     pack = Packer.pack
 
     def counting(self: Packer, plan: StepPlan) -> PackedStep:
         step = pack(self, plan)
         if step.n_decode == step.n_rows:
             counts.append(len(step.updates))
+            over_limit.append(not fields.fits_decode_graph(step))
         return step
 
     with patch.object(Packer, "pack", counting):
         llm.generate(prompts, search(width, arguments.output_len), use_tqdm=False)
-    limit = GRAPH_ENTRIES_A_ROW * n_rows
     return {
         "width": width,
         "n_prompts": len(prompts),
@@ -165,8 +167,8 @@ def table_entries(prompts: Sequence[str], width: int, arguments: argparse.Namesp
         "mean_entries": round(mean(counts), 1),
         "median_entries": median(counts),
         "max_entries": max(counts),
-        "graph_limit": limit,
-        "steps_over_limit": sum(count > limit for count in counts),
+        "graph_limit": fields.updates.size,
+        "steps_over_limit": sum(over_limit),
     }
 
 
