@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import os
 import platform
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import radixkv
+from radixkv.cores import n_cores
 
 PACKAGES = ("torch", "numpy", "tokenizers", "msgspec", "pyzmq", "fastapi", "uvicorn", "aiohttp", "uvloop")
 
@@ -36,11 +36,6 @@ def environment() -> dict[str, object]:
         "cores": n_cores(),
         **_gpus(),
     }
-
-
-def n_cores() -> int:
-    """Returns how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine(environment: Mapping[str, object]) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import EngineConfig
+from radixkv.cores import n_cores
 from radixkv.errors import UnsupportedFeature
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
@@ -141,4 +141,4 @@ def _open_grammars(checkpoint: Checkpoint, tokenizer_folder: Path, *, is_off: bo
     if (refusal := refusal_of_all(has_tokenizer=has_tokenizer, has_eos=bool(eos_token_ids))) is not None:
         raise refusal
     read = partial(read_vocabulary, tokenizer_folder, checkpoint.vocab_size, eos_token_ids)
-    return Grammars(read, n_threads=len(os.sched_getaffinity(0)))
+    return Grammars(read, n_threads=n_cores())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import deque
 from time import perf_counter
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import KVCacheDtype, LoadFormat
+from radixkv.cores import n_cores
 from radixkv.errors import ConfigError, DeviceError
 from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cpu.base import Attention
@@ -86,7 +86,7 @@ class CpuExecutor:
             ConfigError: a size does not fit the checkpoint or the memory.
         """
         # Must come before any computation: which tile sizes give equal bits depends on the number of threads.
-        torch.set_num_threads(max(1, _n_cores() // 2))
+        torch.set_num_threads(max(1, n_cores() // 2))
         if page_size < 1 or max_rows < 1:
             raise ConfigError(f"page_size {page_size} and max_rows {max_rows} must be at least 1")
         with open_weights(checkpoint, load_format=load_format, dtype=_dtype(dtype)) as weights:
@@ -386,7 +386,3 @@ def _check_memory(weights: Weights, pool_bytes: int) -> None:
         f"a KV pool of {pool_bytes} bytes beside {model}, a total",
         "set kv_cache_memory_bytes or max_total_tokens lower, or use a smaller model",
     )
-
-
-def _n_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from radixkv.arguments import Parser, add_engine_flags, engine_config, engine_flags, whole_number
 from radixkv.config import EngineConfig
+from radixkv.cores import n_cores
 from radixkv.terminal_progress import Progress
 
 if TYPE_CHECKING:
@@ -134,7 +135,6 @@ def run(args: argparse.Namespace) -> int:
     from radixkv.bench.output import check_outputs
 
     check_outputs(args.output_file, args.plot)
-    from radixkv.bench.environment import n_cores
     from radixkv.bench.formatting import plural
     from radixkv.studies.paging.processes import worker_processes
     from radixkv.studies.paging.recorded_lengths import recorded_lengths
