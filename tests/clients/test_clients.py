@@ -49,8 +49,11 @@ def test_a_client(
     run_scripts(server, sensitive, packages, [FOLDER / script for script in scripts], tmp_path)
 
 
+@pytest.mark.parametrize("marks", ["not nightly", pytest.param("nightly", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     ("packages", "script"), [("openai-3", "tools_by_openai.py"), ("anthropic-2", "tools_by_anthropic.py")]
 )
-def test_tools_of_a_client(agent_server: LiveServer, packages: str, script: str, tmp_path: Path) -> None:
-    run_scripts(agent_server, embedded_folder(), packages, [FOLDER / script], tmp_path)
+def test_tools_of_a_client(
+    agent_server: LiveServer, packages: str, script: str, marks: str, tmp_path: Path
+) -> None:
+    run_scripts(agent_server, embedded_folder(), packages, [FOLDER / script], tmp_path, marks)

@@ -27,7 +27,14 @@ LIMIT_S = 300
 """Timeout of a run."""
 
 
-def run_scripts(server: LiveServer, model: Path, environment: str, scripts: Sequence[Path], folder: Path) -> None:
+def run_scripts(
+    server: LiveServer,
+    model: Path,
+    environment: str,
+    scripts: Sequence[Path],
+    folder: Path,
+    marks: str = "not nightly",
+) -> None:
     """Runs scripts against a server, which must be as before afterwards.
 
     Args:
@@ -36,13 +43,14 @@ def run_scripts(server: LiveServer, model: Path, environment: str, scripts: Sequ
         environment: the list of packages, as a path below ``tests/clients`` without its suffix.
         scripts: files with tests.
         folder: an empty folder for what the libraries write.
+        marks: which of the tests to run, as pytest's ``-m``.
     """
     python = ENVIRONMENTS / environment / "bin" / "python"
     assert python.exists(), f"there is no {python}; run make {ENVIRONMENTS / environment / '.ready'}"
     before = server.canary()
     ended = subprocess.run(
         [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", folder]
-        + ["--noconftest", *scripts],
+        + ["--noconftest", "-o", "markers=nightly", "-m", marks, *scripts],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

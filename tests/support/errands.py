@@ -1,7 +1,7 @@
 """Errands for the agents of client libraries: tools whose results are known, and what an agent must do with them.
 
 The wording is that of the workload ``agents``, on which the embedded model was trained. Only the standard library
-is imported, because the scripts of tests/clients run without radixkv.
+and pytest are imported, because the scripts of tests/clients run without radixkv.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
+
+import pytest
 
 SYSTEM = "You run errands with your tools."
 
@@ -91,7 +94,7 @@ PARCEL = (
 )
 """A question whose answer is a structure: the colour red and the count 12."""
 ERRANDS = (ONE_CALL, TWO_CALLS_AT_ONCE, TWO_CALLS_IN_A_ROW)
-ERRANDS_WITH_SETTINGS = (
+_WITH_EVERY_CHANGE = (
     (ONE_CALL, False, False),
     (ONE_CALL, True, True),
     (TWO_CALLS_AT_ONCE, False, True),
@@ -99,7 +102,12 @@ ERRANDS_WITH_SETTINGS = (
     (TWO_CALLS_IN_A_ROW, False, False),
     (TWO_CALLS_IN_A_ROW, True, True),
 )
-"""Each errand, whether the answer is streamed, and whether the model reasons: all pairs of two values occur."""
+"""All pairs of two values occur."""
+ERRANDS_WITH_SETTINGS = [
+    pytest.param(*values, marks=[] if values in _WITH_EVERY_CHANGE else pytest.mark.nightly)
+    for values in product(ERRANDS, (False, True), (False, True))
+]
+"""Each errand, whether the answer is streamed, and whether the model reasons: half of all run only at night."""
 
 
 def definitions() -> list[dict[str, Any]]:
