@@ -14,6 +14,7 @@ from support.tree_world import NAMESPACES, TrackedLease, World
 namespaces = st.sampled_from(NAMESPACES)
 suffixes = st.lists(st.sampled_from((1, 2)), max_size=8).map(lambda ids: pack(f"<{len(ids)}i", *ids))
 fractions = st.integers(0, 16)
+quotas = st.integers(0, 6)
 
 
 class TreeMachine(RuleBasedStateMachine):
@@ -53,6 +54,13 @@ class TreeMachine(RuleBasedStateMachine):
         tokens = self.prompt(index, fraction, suffix)
         tracked = self.world.lease(namespace, tokens)
         self.world.commit(tracked, tokens[len(tracked.tokens) :])
+
+    @precondition(lambda self: len(self.world.leases) < 8)
+    @rule(namespace=namespaces, index=st.integers(0), fraction=fractions, suffix=suffixes)
+    def serve(self, namespace, index, fraction, suffix):
+        """Starts and ends a request whose KV is all computed, so that its pages can be evicted."""
+        self.start(namespace, index, fraction, suffix)
+        self.finish(-1)
 
     @precondition(lambda self: len(self.world.leases) < 8)
     @rule(namespace=namespaces, index=st.integers(0), fraction=fractions, suffix=suffixes, starts=st.booleans())
@@ -185,14 +193,10 @@ class TreeMachine(RuleBasedStateMachine):
     def evict(self, n_pages, n_beyond):
         self.world.evict(n_pages, n_beyond=n_beyond if n_pages else 0)
 
-    @rule(
-        n_pages=st.integers(1, 8),
-        quotas=st.dictionaries(st.sampled_from(("", "t")), st.integers(0, 6)),
-        n_beyond=st.integers(0, 3),
-    )
+    @rule(n_pages=st.integers(1, 8), quotas=st.tuples(quotas, quotas), n_beyond=st.integers(0, 3))
     def evict_by_quotas(self, n_pages, quotas, n_beyond):
-        quotas = {group: quotas.get(group, 0) for group in ("", *self.world.tenants)}
-        self.world.evict(n_pages, quotas, n_beyond)
+        groups = ("", *self.world.tenants)
+        self.world.evict(n_pages, dict(zip(groups, quotas, strict=False)), n_beyond)
 
     @invariant()
     def tree_and_model_agree(self):

@@ -222,6 +222,16 @@ def eviction_takes_the_newest(patch: Patch) -> None:
     patch.setattr(evictable, "SortedKeyList", Newest)
 
 
+def eviction_exceeds_a_quota_by_a_page(patch: Patch) -> None:
+    def evict(self: RadixTree, n_pages: int, quotas: Any = None, *, n_beyond: int = 0) -> Any:
+        if quotas is not None:
+            quotas = {group: quota and quota + 1 for group, quota in quotas.items()}
+        return original(self, n_pages, quotas, n_beyond=n_beyond)
+
+    original = RadixTree.evict
+    patch.setattr(RadixTree, "evict", evict)
+
+
 def retained_leaves_are_evicted_as_others(patch: Patch) -> None:
     def as_if_not_retained(original: Callable[..., None]) -> Callable[..., None]:
         def call(self: EvictableLeaves, leaf: Any) -> None:
@@ -338,6 +348,7 @@ OTHERS = (
     computed_page_follows_uncomputed_ones,
     empty_roots_stay,
     eviction_takes_the_newest,
+    eviction_exceeds_a_quota_by_a_page,
     retained_leaf_grows_in_place,
     split_loses_the_retentions,
     version_never_changes,
