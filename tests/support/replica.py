@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,11 +110,3 @@ def _blocks_on_disk(engine: Engine) -> dict[int, Block]:
         if key in engine.store.pages:
             found[digest] = None if is_root else parent, tuple(unpack(tokens))
     return found
-
-
-def apply_all(batches: Iterable[bytes]) -> Replica:
-    """Returns a replica of these batches."""
-    replica = Replica()
-    for batch in batches:
-        replica.apply(batch)
-    return replica

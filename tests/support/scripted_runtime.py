@@ -97,7 +97,6 @@ VOCAB_SIZE = 300
 MAX_MODEL_LEN = 512
 FAILS_AT_ONCE = 280
 FAILS_AFTER_THREE = 281
-GARBAGE = 282
 KILLS = 283
 """Prompts that begin with one of these tokens are refused, fail, or kill the runtime."""
 

@@ -53,7 +53,6 @@ class TransferCounters:
     n_pages_loaded: int = 0
     load_seconds: float = 0.0
     """Time of the copies themselves, as of ``store_seconds``."""
-    n_stores: int = 0
     n_pages_stored: int = 0
     store_seconds: float = 0.0
     n_failed: int = 0
@@ -402,7 +401,6 @@ class Transfers:
     def _end_store(self, store: _Store, finished: FinishedCopy) -> None:
         self.counters.store_seconds += finished.seconds
         if finished.error is None:
-            self.counters.n_stores += 1
             self.counters.n_pages_stored += len(store.pages)
             self.cost.add_store(len(store.pages) * self.device.page_size, finished.seconds)
             if store.source.can_commit:
