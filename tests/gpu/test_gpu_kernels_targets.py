@@ -230,7 +230,7 @@ def test_routing_fits(n_experts: int, target: int) -> None:
         (routing._choose_experts, {"NORMALIZES": True, "IS_ALONE": False}),
         (routing._order_pairs, {"BLOCKS": routing._BLOCKS}),
     ):
-        aligned = {*names[:6]} & {*kernel.arg_names}
+        aligned = {*names[:6]} & {*kernel.function.arg_names}
         taken = shared_bytes(kernel, target, kinds, sizes | constants, aligned=aligned, num_warps=8)
         assert taken <= SHARED_BYTES[target]
 

@@ -19,8 +19,9 @@ class CachedKernel:
     which a step without a CUDA graph has some 200. A key of the same properties takes less. See
     docs/decisions/0056-launches-of-kernels.md.
 
-    The kernel's first parameters are given by position: tensors, integers, floats and bools. The ``tl.constexpr``
-    parameters, which come last, and options of the compiler are given by name.
+    The kernel's first parameters are given by position: a tensor first, then tensors, plain integers below 2**63,
+    floats and bools. The ``tl.constexpr`` parameters, which come last, are all given by name, and so are options of
+    the compiler; the values of each have one type.
 
     Args:
         function: what ``triton.jit`` returns. In Triton's interpreter nothing is compiled, and Triton launches.

@@ -92,7 +92,7 @@ def dequantize_int4(weight: Int4Matrix, out: Tensor) -> None:
     """Writes the matrix into ``out`` [out, in], contiguous, rounded to its dtype."""
     n_out, n_in = out.shape
     n_words = weight.values.shape[1]
-    _dequantize_int4[triton.cdiv(n_out, _ROWS), triton.cdiv(n_words, _WORDS)](
+    _dequantize_int4[-(-n_out // _ROWS), -(-n_words // _WORDS)](
         weight.values,
         weight.scales,
         out,

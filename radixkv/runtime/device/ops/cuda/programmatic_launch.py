@@ -45,7 +45,7 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 def power_of_two(n: int) -> int:
-    """Returns the smallest power of two of at least ``n``: the sizes that tensors in Triton kernels can have."""
+    """Returns the smallest power of two of at least ``n``, which is positive: the sizes of tensors in kernels."""
     return 1 << (n - 1).bit_length()
 
 
