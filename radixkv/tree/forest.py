@@ -75,7 +75,7 @@ class Forest:
         if node.n_leases == 2:
             self.n_joins += 1
 
-    def remove_leases(self, end: Node) -> list[int]:
+    def remove_lease_of_path(self, end: Node) -> list[int]:
         """Removes a lease from the reference counts of the path to a node. O(edges + log leaves + pages freed).
 
         Returns the pages that this frees: ``remove_last_lease``.
@@ -163,11 +163,12 @@ class Forest:
         return child
 
     def append_computed(self, node: Node, tokens: bytes | bytearray, page: int) -> bool:
-        """Adds a computed page to a leased node, if ``append`` would, and if all its pages are computed.
+        """Adds a computed page to a leaf of two or more pages, all computed, if ``append`` would not add a child.
 
         Returns whether it did; if not, nothing has changed. O(1) amortised.
         """
         n_pages = len(node.pages)
+        # The key of a single page is not a bytearray: it may be its key among the parent's children.
         if node.n_computed < n_pages or n_pages == 1 or node.detached or not _grows(node, 0):
             return False
         self.version += 1

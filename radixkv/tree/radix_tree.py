@@ -137,7 +137,10 @@ class RadixTree:
         return lease
 
     def open_lease(self, namespace: Namespace, *, is_use: bool = True, is_hit: bool = True) -> Lease:
-        """Returns a lease of no pages, which ``extend`` makes what ``lease`` returns. O(1)."""
+        """Opens a lease that covers no page yet. ``extend`` then leases the cached prefix. O(1).
+
+        Takes the arguments of ``lease``, which does both.
+        """
         root = self._forest.root(namespace)
         lease = Lease(root, 0, is_use=is_use, is_hit=is_use and is_hit)
         self._forest.add_lease(root)
@@ -164,7 +167,7 @@ class RadixTree:
     def extend(self, lease: Lease, tokens: bytes) -> list[int]:
         """Extends the lease over pages that others have committed after its end.
 
-        Splits at most one node. O(new edges + new pages + log leaves), and O(pages of the split node).
+        Splits at most one node. O(edges + new pages + log leaves), and O(pages of the split node).
 
         Args:
             lease: an open lease.
@@ -212,8 +215,8 @@ class RadixTree:
     def commit(self, lease: Lease, tokens: bytes | bytearray, pages: Sequence[int]) -> list[int]:
         """Inserts pages after the end of the lease, and extends the lease over them.
 
-        O(new pages) amortised; where the tree has leading pages already, O(log leaves + pages of the split node)
-        more.
+        O(new pages) amortised; where the tree has leading pages already, O(edges + log leaves + pages of the split
+        node) more.
 
         Commits before the KV is written: other requests find the pages at once, and may read them in the step that
         writes them. A detached lease takes no pages and stays as it is.
@@ -253,9 +256,11 @@ class RadixTree:
         return canonical
 
     def commit_computed_page(self, lease: Lease, tokens: bytes | bytearray, page: int) -> bool:
-        """Does ``commit`` and ``mark_computed`` with one page, if the lease ends at a computed leaf of its own.
+        """Does ``commit`` and ``mark_computed`` with one page, in the commonest case only. O(1) amortised.
 
-        Nearly all pages of answers enter the tree so, in half of the time of the two calls. O(1) amortised.
+        The lease must end at a leaf that it alone holds, with two or more pages, which are all computed, and which
+        have no hits, no retention and are not demoted; and the eviction policy must remember no pages. Nearly all
+        pages of answers are added to such a leaf.
 
         Args:
             lease: an open lease.
@@ -263,7 +268,7 @@ class RadixTree:
             page: the page to insert, whose KV is computed.
 
         Returns:
-            False, without any change, if it takes the two calls.
+            False, without any change, in all other cases.
         """
         if lease.released:
             require_open(lease)
@@ -300,7 +305,7 @@ class RadixTree:
         lease.branch = None
         if lease.is_use:
             self._policy.use(lease.node)
-        return self._forest.remove_leases(lease.node)
+        return self._forest.remove_lease_of_path(lease.node)
 
     def mark_computed(self, lease: Lease, n_tokens: int) -> None:
         """Marks the whole pages of the path's first ``n_tokens`` as computed. O(edges not computed before).

@@ -23,9 +23,10 @@ class SharedLeases(NamedTuple):
 class SharedRuns:
     """Finds the runs of pages that leases have in common.
 
-    Notes in each lease where its path *branches off*: a node of it below which no other lease holds a page of it.
-    That stays true, though others may let go of the node, until some node with one lease gets a second one: then
-    all leases forget it. A lease that gains nodes, which others may hold, notes it anew.
+    Each lease has a note of where its path *branches off*: a node of it below which no other lease holds a page of
+    it. ``find`` makes the note where it is missing. It stays true, though others may let go of the node, until some
+    node with one lease gets a second one: then all leases forget it. A lease that gains nodes, which others may
+    hold, gets a new note.
 
     Args:
         forest: the nodes of the leases; counts when that happens.

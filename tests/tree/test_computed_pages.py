@@ -7,7 +7,7 @@ from struct import pack
 import pytest
 
 from radixkv.errors import InvariantError
-from radixkv.tree.eviction import AdaptiveEviction
+from radixkv.tree.eviction import AdaptiveEviction, LfudaEviction
 from radixkv.tree.node import Lease, Namespace
 from radixkv.tree.radix_tree import RadixTree
 
@@ -50,6 +50,7 @@ def test_a_page_that_others_may_have_or_that_follows_uncomputed_ones_takes_two_c
     tree.commit(fork, ids(3, 4), [3, 4])
     assert not tree.commit_computed_page(lease, ids(3), 5)
     assert not tree.commit_computed_page(fork, ids(5), 5)
+    tree.mark_computed(fork, 4)
     tree.detach(Namespace())
     assert not tree.commit_computed_page(fork, ids(5), 5)
     assert [tree.pages(one) for one in (empty, lease, fork)] == [[], [1, 2], [1, 2, 3, 4]]
@@ -59,6 +60,15 @@ def test_a_page_that_others_may_have_or_that_follows_uncomputed_ones_takes_two_c
 def test_a_policy_that_remembers_pages_is_asked_for_their_hits() -> None:
     tree = RadixTree(1, policy=AdaptiveEviction(1.0))
     assert not tree.commit_computed_page(prompt(tree, 1, 2), ids(3), 3)
+
+
+def test_a_page_after_pages_with_hits_has_none() -> None:
+    tree = RadixTree(1, policy=LfudaEviction())
+    tree.release(prompt(tree, 1, 2))
+    again = tree.lease(Namespace(), bytes(ids(1, 2)))
+    assert not tree.commit_computed_page(again, ids(3), 3)
+    tree.commit(again, ids(3), [3])
+    assert again.node.n_hits == 0
 
 
 def test_a_page_without_all_its_tokens_and_a_released_lease_are_refused() -> None:

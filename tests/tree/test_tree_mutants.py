@@ -64,7 +64,7 @@ def inner_node_is_evictable(patch: Patch) -> None:
 def release_removes_no_lease(patch: Patch) -> None:
     def release(self: RadixTree, lease: Lease) -> list[int]:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Forest, "remove_leases", lambda self, end: [])
+            inner.setattr(Forest, "remove_lease_of_path", lambda self, end: [])
             return original(self, lease)
 
     original = RadixTree.release
@@ -72,8 +72,8 @@ def release_removes_no_lease(patch: Patch) -> None:
 
 
 def release_removes_a_lease_twice(patch: Patch) -> None:
-    original = Forest.remove_leases
-    patch.setattr(Forest, "remove_leases", lambda self, end: original(self, end) + original(self, end))
+    original = Forest.remove_lease_of_path
+    patch.setattr(Forest, "remove_lease_of_path", lambda self, end: original(self, end) + original(self, end))
 
 
 def uses_are_not_ranked(patch: Patch) -> None:

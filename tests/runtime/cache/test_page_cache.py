@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from radixkv.errors import InvariantError
+from radixkv.runtime.cache.block_table import ComputedRow
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.tree.forest import Forest
 from radixkv.tree.node import TOKEN_BYTES, Namespace
@@ -61,3 +62,20 @@ def test_check_counts_finds_wrong_counts_that_add_up(monkeypatch: pytest.MonkeyP
     cache.close(blocks)
     with pytest.raises(InvariantError, match="-1 pages leased"):
         cache.check_counts()
+
+
+def test_a_row_that_read_duplicates_computes_no_page_after_them() -> None:
+    """The row of step 5 read the duplicates, which says nothing about the tree's pages that replaced them."""
+    cache = PageCache(16, 1)
+    tokens = bytearray().join(token.to_bytes(TOKEN_BYTES, "little") for token in range(3))
+    first = cache.open(Namespace(), bytes(tokens))
+    second = cache.open(Namespace(), bytes(tokens), reads=False)
+    assert cache.reserve(first, 2)
+    assert cache.reserve(second, 3)
+    cache.commit(first, tokens, 2, last_step=1)
+    cache.mark_computed(first, 2, step=1)
+    cache.close(first)
+    cache.commit(second, tokens, 2, last_step=5)
+    cache.commit_computed([ComputedRow(second, tokens, 3, last_step=5)], step=5)
+    assert cache.n_computed(second) == 2
+    cache.check([second])
