@@ -42,7 +42,7 @@ class Neighbours(NamedTuple):
         )
 
 
-_NONE = Neighbours(None, None)
+_NO_NEIGHBOURS = Neighbours(None, None)
 
 
 def find_neighbours(node: Node, n_pages: int, page: bytes, page_bytes: int, *, min_common: int = 0) -> Neighbours:
@@ -58,20 +58,20 @@ def find_neighbours(node: Node, n_pages: int, page: bytes, page_bytes: int, *, m
         min_common: neighbours that share fewer leading tokens are left out.
     """
     if len(page) < min_common * TOKEN_BYTES:
-        return _NONE
+        return _NO_NEIGHBOURS
     start = page[: min_common * TOKEN_BYTES]
     if n_pages < len(node.pages):
         following = bytes(node.key[n_pages * page_bytes : (n_pages + 1) * page_bytes])
         if not following.startswith(start):
-            return _NONE
+            return _NO_NEIGHBOURS
         only = Neighbour(node, following, n_common_tokens(page, following), node.n_computed > n_pages)
         return Neighbours(only, None) if following < page else Neighbours(None, only)
     children = node.children
     if children is None:
-        return _NONE
+        return _NO_NEIGHBOURS
     below, above = children.neighbours(page, start)
     if below is None and above is None:
-        return _NONE
+        return _NO_NEIGHBOURS
     return Neighbours(_neighbour(children, below, page), _neighbour(children, above, page))
 
 

@@ -172,6 +172,14 @@ def first_without_branch(node: Node) -> Node:
     return node
 
 
+def uncomputed_nodes(end: Node) -> Iterator[Node]:
+    """Yields the nodes of a path that have a page that is not computed, from its end upwards. O(edges)."""
+    node = end
+    while node.parent is not None and node.n_computed < len(node.pages):
+        yield node
+        node = node.parent
+
+
 def detached_nodes(leases: Iterable[Lease]) -> Iterator[Node]:
     """Yields each detached node that one of the leases holds. O(edges)."""
     seen: set[Node] = set()

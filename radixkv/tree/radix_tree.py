@@ -29,6 +29,7 @@ from radixkv.tree.node import (
     pages_of,
     path_of,
     require_open,
+    uncomputed_nodes,
     walk,
 )
 from radixkv.tree.outline import Outline, outline
@@ -326,21 +327,14 @@ class RadixTree:
     def n_computed(self, lease: Lease) -> int:
         """Returns the length of the path's computed part, in tokens of whole pages. O(edges not computed)."""
         require_open(lease)
-        n_pages = lease.n_tokens // self._page_size
-        node = lease.node
-        while node.parent is not None and node.n_computed < len(node.pages):
-            n_pages -= len(node.pages) - node.n_computed
-            node = node.parent
-        return n_pages * self._page_size
+        n_pages = sum(len(node.pages) - node.n_computed for node in uncomputed_nodes(lease.node))
+        return lease.n_tokens - n_pages * self._page_size
 
     def first_uncomputed(self, lease: Lease) -> Node | None:
         """Returns the path's first node with a page that is not computed, or None. O(edges not computed)."""
         require_open(lease)
-        top: Node | None = None
-        node = lease.node
-        while node.parent is not None and node.n_computed < len(node.pages):
-            top, node = node, node.parent
-        return top
+        nodes = list(uncomputed_nodes(lease.node))
+        return nodes[-1] if nodes else None
 
     def passes_through(self, lease: Lease, nodes: AbstractSet[Node]) -> bool:
         """Returns whether the lease's path contains one of the nodes. O(edges)."""
