@@ -33,12 +33,14 @@ WORKLOADS: Workloads = {
     "4 rows, prompts of 512": ("decode", {"requests": 4, "prompt": 512, "output": 128}),
     "8 rows, prompts of 4,096": ("decode", {"requests": 8, "prompt": 4096, "output": 128}),
     "decode": ("decode", {"output": 128}),
+    "unshared": ("unshared", {"requests": 96, "output": 16}),
     "fewshot": ("fewshot", {"requests": 256}),
 }
 """Workloads of ``token_workloads`` by their names in the result, with arguments that make them short."""
 SMALL_WORKLOADS: Workloads = {
     "single": ("single", {"prompt": 8, "output": 8}),
     "decode": ("decode", {"requests": 4, "prompt": 16, "output": 8}),
+    "unshared": ("unshared", {"requests": 4, "prompt": 32, "output": 4}),
     "fewshot": ("fewshot", {"requests": 8, "shared": 48, "question": 8, "output": 4}),
 }
 

@@ -26,15 +26,16 @@ def test_names(backend, dtype, has_8_bits, is_windowed):
 
 def test_a_prebuilt_module_is_loaded_without_the_package():
     shape = AttentionShape(32, 8, 128, 16, torch.bfloat16, 128**-0.5, torch.bfloat16)
-    backend = modules.backend_of(torch.cuda.get_device_capability(), torch.bfloat16, [None])
-    if modules._prebuilt(modules._name(backend, shape, False)) is None:
+    capability = torch.cuda.get_device_capability()
+    backend = modules.backend_of(capability)
+    if modules._prebuilt(modules._name(backend, shape, False), capability) is None:
         pytest.skip("this machine has no prebuilt module")
     script = (
         "import sys, torch\n"
         "from radixkv.runtime.device.attention.cuda import flashinfer_modules as modules\n"
         "from radixkv.runtime.device.attention.cuda.base import AttentionShape\n"
         "shape = AttentionShape(32, 8, 128, 16, torch.bfloat16, 128**-0.5, torch.bfloat16)\n"
-        f"module = modules.load({backend!r}, shape, False)\n"
+        f"module = modules.load({backend!r}, shape, False, {capability!r})\n"
         "module.paged_run\n"
         "print('flashinfer' in sys.modules)"
     )

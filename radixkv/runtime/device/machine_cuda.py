@@ -42,7 +42,7 @@ MAX_BLOCK_TABLE_ENTRIES = (1 << 31) - 1
 """Most entries of all block tables together: kernels index them with int32."""
 MAX_BLOCK_TABLE_TOKENS = (1 << 32) - 1
 """Most tokens of all block tables together: FlashInfer's FA2 kernel indexes them with uint32."""
-PACKAGES = {"flashinfer-python": ((0, 6, 12), (0, 6, 13)), "triton": ((3, 6), (3, 8))}
+PACKAGES = {"flashinfer-python": ((0, 7, 2), (0, 7, 3)), "triton": ((3, 6), (3, 8))}
 """Packages of the extra ``cuda``: lowest version, and version to stay below. Keep in step with pyproject.toml. Only
 Triton must be there."""
 

@@ -53,7 +53,7 @@ MACHINE = Machine(
     driver_cuda=(13, 0),
     gpu=GPU,
     problem="",
-    packages={"flashinfer-python": "0.6.12", "triton": "3.6.0"},
+    packages={"flashinfer-python": "0.7.2", "triton": "3.6.0"},
     has_flashinfer_kernels=False,
     nvcc=None,
     c_compiler="/usr/bin/gcc",
@@ -85,9 +85,9 @@ def parse(changes: dict[str, Any]) -> DecoderConfig:
         {"torch": "2.11.0+cu129", "torch_cuda": (12, 9), "driver_cuda": (12, 4)},
         {"gpu": replace(GPU, capability=(8, 0))},
         {"gpu": replace(GPU, capability=(12, 0))},
-        {"packages": {"flashinfer-python": "0.6.12.post1", "triton": "3.7.1"}},
+        {"packages": {"flashinfer-python": "0.7.2.post1", "triton": "3.7.1"}},
         {"packages": {"flashinfer-python": None, "triton": "3.6.0"}},
-        {"packages": {"flashinfer-python": "0.6.13", "triton": "3.6.0"}},
+        {"packages": {"flashinfer-python": "0.7.3", "triton": "3.6.0"}},
     ],
 )
 def test_suitable_machines(changes: dict[str, Any]) -> None:
@@ -113,14 +113,14 @@ def test_suitable_machines(changes: dict[str, Any]) -> None:
             "Tesla T4 .*7.5.* 8.0 .*device to cpu",
         ),
         (
-            {"packages": {"flashinfer-python": "0.6.12", "triton": None}},
+            {"packages": {"flashinfer-python": "0.7.2", "triton": None}},
             r"triton .*radixkv\[cuda\]",
         ),
         (
-            {"packages": {"flashinfer-python": "0.6.12", "triton": "3.5.1"}},
+            {"packages": {"flashinfer-python": "0.7.2", "triton": "3.5.1"}},
             r"triton 3.5.1 .*3.6.* 3.8.*radixkv\[cuda\]",
         ),
-        ({"packages": {"flashinfer-python": "0.6.12", "triton": "3.8.0"}}, "triton 3.8.0 .*3.8"),
+        ({"packages": {"flashinfer-python": "0.7.2", "triton": "3.8.0"}}, "triton 3.8.0 .*3.8"),
         ({"c_compiler": None}, "C compiler.* gcc .*clang .*device to cpu"),
         ({"has_python_headers": False}, "Python's headers.*device to cpu"),
     ],
@@ -143,7 +143,7 @@ def test_the_versions_are_those_of_the_extra() -> None:
     ("text", "numbers"),
     [
         ("2.11.0+cu130", (2, 11, 0)),
-        ("0.6.12.post1", (0, 6, 12)),
+        ("0.7.2.post1", (0, 7, 2)),
         ("3.7.0rc2", (3, 7, 0)),
         ("13.0", (13, 0)),
         ("x", ()),
@@ -192,7 +192,7 @@ def test_flashinfer_computes_prompts_where_its_kernels_can_be_compiled(caplog: p
             never,
             "flashinfer-python is not installed",
         ),
-        ({"packages": {**MACHINE.packages, "flashinfer-python": "0.6.11"}}, never, "0.6.11 .*0.6.12.* 0.6.13"),
+        ({"packages": {**MACHINE.packages, "flashinfer-python": "0.6.18"}}, never, "0.6.18 .*0.7.2.* 0.7.3"),
     ],
 )
 def test_triton_computes_prompts_where_flashinfer_cannot_be_had(
@@ -227,7 +227,7 @@ def test_kernels_that_an_earlier_start_compiled_are_found(tmp_path: Path, monkey
     """In FlashInfer's folders; those of other releases and GPUs count, as FlashInfer is asked next."""
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
     assert not inspect_machine().has_flashinfer_kernels
-    kernel = tmp_path / ".cache/flashinfer/0.6.12/90a/cached_ops/some_kernel/some_kernel.so"
+    kernel = tmp_path / ".cache/flashinfer/0.7.2/90a/cached_ops/some_kernel/some_kernel.so"
     kernel.parent.mkdir(parents=True)
     assert not inspect_machine().has_flashinfer_kernels
     kernel.touch()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,22 +20,22 @@ FA3 = (
     "batch_prefill_with_kv_cache_dtype_q_bf16_dtype_kv_bf16_dtype_o_bf16_dtype_idx_i32_head_dim_qk_128_"
     "head_dim_vo_128_posenc_0_use_swa_False_use_logits_cap_False_f16qk_False_sm90"
 )
-FA2 = FA3.removesuffix("_sm90")
+FA2 = FA3.removesuffix("_sm90") + "_kv_stride_equal"
 HOPPER, AMPERE = (9, 0), (8, 0)
 
 Build = Callable[[str, str], None]
 
 
 @pytest.fixture
-def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
-    """Returns a function that puts a module into a folder, which is below a home with FlashInfer 0.6.12.
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Build]:
+    """Returns a function that puts a module into a folder, which is below a home with FlashInfer 0.7.2.post1.
 
     FlashInfer is a package that cannot be imported, so a test fails that needs more than its folder.
     """
     package = tmp_path / "site" / "flashinfer"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise AssertionError('imported')")
-    add_metadata(tmp_path / "site", "flashinfer-python", "0.6.12")
+    add_metadata(tmp_path / "site", "flashinfer-python", "0.7.2.post1")
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setenv("HOME", str(tmp_path))
 
@@ -42,7 +44,8 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
         target.mkdir(parents=True)
         (target / f"{name}.so").touch()
 
-    return build
+    yield build
+    sys.modules.pop("flashinfer_jit_cache", None)
 
 
 @pytest.mark.parametrize(("name", "capability"), [(FA3, HOPPER), (FA2, AMPERE)])
@@ -51,32 +54,53 @@ def test_prebuilt_modules_are_found(build: Build, name: str, capability: tuple[i
     assert not_compiled(SHAPE, [None, None], capability) == []
 
 
-def test_windows_over_8_bits_need_fa2(build: Build) -> None:
-    """FlashInfer's FA3 kernel never ends there."""
-    shape = replace(SHAPE, kv_dtype=FP8)
-    of_8_bits = FA2.replace("dtype_kv_bf16", "dtype_kv_e4m3")
+def test_layers_with_windows_have_a_module_of_their_own(build: Build) -> None:
+    of_8_bits = FA3.replace("dtype_q_bf16_dtype_kv_bf16", "dtype_q_e4m3_dtype_kv_e4m3")
     build("site/flashinfer/data/aot", of_8_bits)
     build("site/flashinfer/data/aot", of_8_bits.replace("swa_False", "swa_True"))
-    assert not_compiled(shape, [128, None], HOPPER) == []
+    assert not_compiled(replace(SHAPE, kv_dtype=FP8), [128, None], HOPPER) == []
 
 
-def test_the_package_of_prebuilt_modules_comes_first(build: Build, tmp_path: Path) -> None:
-    build("site/flashinfer_jit_cache/jit_cache", FA3)
-    add_jit_cache(tmp_path / "site", "0.6.12+cu130")
+@pytest.mark.parametrize("architecture", ["sm90", "sm90a"])
+def test_modules_of_an_installed_package_are_found(build: Build, tmp_path: Path, architecture: str) -> None:
+    build("site/some_provider", FA3)
+    add_jit_cache(tmp_path / "site", "0.7.2.post1+cu130", {"architectures": {"sm80", architecture}})
     assert not_compiled(SHAPE, [None], HOPPER) == []
 
 
-def test_prebuilt_modules_of_another_release_are_none(build: Build, tmp_path: Path) -> None:
-    build("site/flashinfer_jit_cache/jit_cache", FA3)
-    add_jit_cache(tmp_path / "site", "0.5.0+cu130")
+@pytest.mark.parametrize(
+    ("shim", "changes"),
+    [
+        ("0.7.2.post1+cu130", {"version": "0.7.2+cu130"}),
+        ("0.7.2.post1+cu130", {"architectures": {"sm80", "sm100a"}}),
+        ("0.7.2.post1+cu130", {"modules": {FA2}}),
+        ("0.7.2+cu130", {"version": "0.7.2+cu130"}),
+    ],
+)
+def test_flashinfer_is_asked_where_no_installed_package_fits(
+    build: Build, tmp_path: Path, shim: str, changes: dict[str, Any]
+) -> None:
+    """Its release, its GPUs or its modules are others, or the release of the list is."""
+    build("site/some_provider", FA3)
+    add_jit_cache(tmp_path / "site", shim, changes)
     with pytest.raises(AssertionError, match="imported"):
         not_compiled(SHAPE, [None], HOPPER)
+
+
+def test_a_package_without_a_list_of_providers_is_not_imported(build: Build, tmp_path: Path) -> None:
+    """Releases before 0.7 have none. One that an upgrade left behind is FlashInfer's to report."""
+    package = tmp_path / "site" / "flashinfer_jit_cache"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise AssertionError('the old package is imported')")
+    add_metadata(tmp_path / "site", "flashinfer-jit-cache", "0.6.12+cu130")
+    build("site/flashinfer/data/aot", FA3)
+    assert not_compiled(SHAPE, [None], HOPPER) == []
 
 
 @pytest.mark.parametrize(
     ("folder", "name"),
     [
-        (".cache/flashinfer/0.6.12/90a/cached_ops", FA3),
+        (".cache/flashinfer/0.7.2.post1/90a/cached_ops", FA3),
         ("site/flashinfer/data/aot", FA2),
         ("site/flashinfer/data/aot", FA3.replace("swa_False", "swa_True")),
     ],
@@ -88,8 +112,19 @@ def test_flashinfer_is_asked_for_others(build: Build, folder: str, name: str) ->
         not_compiled(SHAPE, [None], HOPPER)
 
 
-def add_jit_cache(site: Path, release: str) -> None:
-    (site / "flashinfer_jit_cache" / "__init__.py").write_text("raise AssertionError('imported')")
+def add_jit_cache(site: Path, release: str, changes: dict[str, Any]) -> None:
+    """Adds the package ``flashinfer-jit-cache``, which lists one provider: the folder ``some_provider``."""
+    provider = {
+        "version": changes.get("version", release),
+        "jit_cache_dir": site / "some_provider",
+        "cuda_architectures": changes.get("architectures", {"sm90a"}),
+        "modules": changes.get("modules", {FA3}),
+    }
+    (site / "flashinfer_jit_cache").mkdir()
+    (site / "flashinfer_jit_cache" / "__init__.py").write_text(
+        "from pathlib import PosixPath\nfrom types import SimpleNamespace\n"
+        f"def get_jit_cache_providers():\n    return (SimpleNamespace(**{provider!r}),)\n"
+    )
     add_metadata(site, "flashinfer-jit-cache", release)
 
 

@@ -120,7 +120,7 @@ class Fa2Kernel:
     """
 
     def __init__(self, shape: AttentionShape, window: int | None, tables: Tensor) -> None:
-        self._module = load("fa2", shape, window is not None)
+        self._module = load("fa2", shape, window is not None, torch.cuda.get_device_capability(tables.device))
         self._scale = shape.scale
         self._options = _options(window)
         self._entries = tables.view(-1)
@@ -194,8 +194,7 @@ class Fa3Kernel:
     """
 
     def __init__(self, shape: AttentionShape, window: int | None, tables: Tensor) -> None:
-        assert window is None or shape.kv_dtype != FP8, "``backend_of`` gives FA2: FA3 would never end"
-        self._module = load("fa3", shape, window is not None)
+        self._module = load("fa3", shape, window is not None, torch.cuda.get_device_capability(tables.device))
         self._scale = shape.scale
         self._options = _options(window)
         self._entries = tables.view(-1)
@@ -235,7 +234,7 @@ class Fa3Kernel:
 
 def _options(window: int | None) -> tuple[Any, ...]:
     """Returns ``paged_run``'s arguments from ``layout`` to ``enable_pdl``."""
-    # FlashInfer 0.6.12's FA2 kernel returns from padding before it waits for the previous kernel, so that the next
+    # FlashInfer 0.7.2's FA2 kernel returns from padding before it waits for the previous kernel, so that the next
     # kernel could overtake both.
     has_early_start = False
     return _NHD, -1 if window is None else window - 1, has_early_start

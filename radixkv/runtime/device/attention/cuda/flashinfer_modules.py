@@ -1,7 +1,7 @@
 """Loading of FlashInfer's modules. Prebuilt ones are loaded without FlashInfer's Python package.
 
-The import of that package takes half a second. Modules that FlashInfer has built itself need it: it locks them, and
-builds them again where their sources changed. Names of modules and the folder of prebuilt ones are not part of its
+The import of that package takes seconds. Modules that FlashInfer has built itself need it: it locks them, and
+builds them again where their sources changed. Names of modules and the folders of prebuilt ones are not part of its
 public interface; ``machine_cuda.PACKAGES`` limits FlashInfer to releases for which both were read.
 """
 
@@ -23,12 +23,12 @@ FlashInferKernel = Literal["fa2", "fa3"]
 _DTYPE_NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", FP8: "e4m3"}
 
 
-def load(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool) -> Any:
+def load(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool, capability: tuple[int, ...]) -> Any:
     """Loads the module of a kernel, a ``tvm_ffi.Module``. Compiling takes minutes where it is not built.
 
     With K and V of 8 bits, FA2 converts them to the queries' dtype, and FA3 takes queries of 8 bits.
     """
-    prebuilt = _prebuilt(_name(backend, shape, is_windowed))
+    prebuilt = _prebuilt(_name(backend, shape, is_windowed), capability)
     if prebuilt is None:
         return _spec(backend, shape, is_windowed).build_and_load()
     import tvm_ffi
@@ -38,32 +38,29 @@ def load(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool) ->
 
 def not_compiled(shape: AttentionShape, windows: Sequence[int | None], capability: tuple[int, ...]) -> list[str]:
     """Returns the names of modules that ``load`` would compile for layers with these windows on such a GPU."""
-    backend = backend_of(capability, shape.kv_dtype, windows)
+    backend = backend_of(capability)
     kinds = sorted({window is not None for window in windows})
-    missing = [kind for kind in kinds if _prebuilt(_name(backend, shape, kind)) is None]
+    missing = [kind for kind in kinds if _prebuilt(_name(backend, shape, kind), capability) is None]
     specs = [_spec(backend, shape, kind) for kind in missing]
     return [spec.name for spec in specs if not spec.is_compiled]
 
 
-def backend_of(
-    capability: tuple[int, ...], kv_dtype: torch.dtype, windows: Sequence[int | None]
-) -> FlashInferKernel:
+def backend_of(capability: tuple[int, ...]) -> FlashInferKernel:
     """Returns the backend of prompts and of large tiles: FA3 on Hopper, which alone supports it, else FA2.
 
     With K and V of 8 bits FA3 rounds queries and weights of the softmax to 8 bits too. FA2 does not, but converts K
-    and V, for which an 8B model's prompts take twice as long. Models with windows over K and V of 8 bits take FA2
-    everywhere: FA3 of FlashInfer 0.6.12 never ends there (flashinfer-ai/flashinfer#3578).
+    and V, for which an 8B model's prompts take twice as long.
     """
-    if kv_dtype == FP8 and any(window is not None for window in windows):
-        return "fa2"
     return "fa3" if capability == (9, 0) else "fa2"
 
 
 def _spec(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool) -> Any:
-    from flashinfer.jit import gen_batch_prefill_module
+    from flashinfer.jit.attention import modules
 
+    # FlashInfer's own wrappers use FA2's primary modules too, where K and V have the same strides.
+    generate = modules.gen_batch_prefill_module if backend == "fa3" else modules._gen_batch_prefill_primary_module
     dim = shape.head_dim
-    return gen_batch_prefill_module(
+    return generate(
         backend,
         _query_dtype(backend, shape),
         shape.kv_dtype,
@@ -81,7 +78,7 @@ def _spec(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool) -
 def _name(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool) -> str:
     dtypes = _query_dtype(backend, shape), shape.kv_dtype, shape.dtype
     q, kv, o = (_DTYPE_NAMES[dtype] for dtype in dtypes)
-    dim, suffix = shape.head_dim, "_sm90" if backend == "fa3" else ""
+    dim, suffix = shape.head_dim, "_sm90" if backend == "fa3" else "_kv_stride_equal"
     return (
         f"batch_prefill_with_kv_cache_dtype_q_{q}_dtype_kv_{kv}_dtype_o_{o}_dtype_idx_i32_head_dim_qk_{dim}_"
         f"head_dim_vo_{dim}_posenc_0_use_swa_{is_windowed}_use_logits_cap_False_f16qk_False{suffix}"
@@ -92,20 +89,31 @@ def _query_dtype(backend: FlashInferKernel, shape: AttentionShape) -> torch.dtyp
     return shape.kv_dtype if backend == "fa3" else shape.dtype
 
 
-def _prebuilt(name: str) -> Path | None:
+def _prebuilt(name: str, capability: tuple[int, ...]) -> Path | None:
     """Returns the file of a prebuilt module; None if FlashInfer itself must say whether it is built."""
-    candidates = (folder / name / f"{name}.so" for folder in _prebuilt_folders())
+    package = importlib.util.find_spec("flashinfer")
+    assert package is not None, "checked by machine_cuda"
+    folders = [Path(folder, "data", "aot") for folder in package.submodule_search_locations or ()]
+    candidates = (folder / name / f"{name}.so" for folder in folders + _provider_folders(name, capability))
     return next((path for path in candidates if path.is_file()), None)
 
 
-def _prebuilt_folders() -> list[Path]:
-    """Returns where FlashInfer looks for prebuilt modules; none if these are of another release than FlashInfer."""
-    cache = importlib.util.find_spec("flashinfer_jit_cache")
-    package = importlib.util.find_spec("flashinfer")
-    assert package is not None, "checked by machine_cuda"
-    if cache is None:
-        return [Path(folder, "data", "aot") for folder in package.submodule_search_locations or ()]
-    release = importlib.metadata.version("flashinfer-python")
-    if not importlib.metadata.version("flashinfer-jit-cache").startswith(release):
+def _provider_folders(name: str, capability: tuple[int, ...]) -> list[Path]:
+    """Returns the folders of installed packages that have a module built for exactly this compute capability.
+
+    ``flashinfer-jit-cache`` lists such packages. FlashInfer itself also chooses among builds for older GPUs.
+    """
+    if importlib.util.find_spec("flashinfer_jit_cache") is None:
         return []
-    return [Path(folder, "jit_cache") for folder in cache.submodule_search_locations or ()]
+    release = importlib.metadata.version("flashinfer-jit-cache")
+    if release.partition("+")[0] != importlib.metadata.version("flashinfer-python"):
+        return []
+    from flashinfer_jit_cache import get_jit_cache_providers
+
+    major, minor = capability
+    architectures = {f"sm{major}{minor}", f"sm{major}{minor}a"}
+    return [
+        Path(provider.jit_cache_dir)
+        for provider in get_jit_cache_providers()
+        if provider.version == release and name in provider.modules and architectures & provider.cuda_architectures
+    ]

@@ -54,7 +54,7 @@ class PagedAttention:
         kv_scales: [layers], of K and V of 8 bits; None: all are 1.
         sinks: [layers] of [heads], a score of each head that takes part in the softmax and has no value; None for
             layers or models without.
-        prompt_kernel: None for FlashInfer's ``backend_of`` the GPU and the model.
+        prompt_kernel: None for FlashInfer's ``backend_of`` the GPU.
         shared_kernel: kernel for pages that many rows share; None for the same. With the prompt kernel ``triton``,
             None is for no such kernel: FlashInfer is not imported, and the decode kernel reads these pages too.
     """
@@ -82,7 +82,7 @@ class PagedAttention:
             None if scores is None else scores.float() * math.log2(math.e)
             for scores in sinks or [None] * len(self._windows)
         ]
-        backend = backend_of((properties.major, properties.minor), shape.kv_dtype, self._windows)
+        backend = backend_of((properties.major, properties.minor))
         self._prompts: PromptAttention
         if prompt_kernel == "triton":
             self._prompts = TritonPrompts(
