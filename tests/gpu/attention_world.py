@@ -12,6 +12,7 @@ from torch import Tensor
 
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
+from radixkv.runtime.device.attention.cuda.flashinfer_modules import backend_of
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention, PromptKernel
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharingCosts
 from radixkv.runtime.device.kv_dtype import FP8, UNSCALED, LayerScales, quantize
@@ -55,6 +56,9 @@ class World:
         torch.manual_seed(seed)
         pool = (n_pages + 1, shape.page_size, shape.n_kv_heads, shape.head_dim)
         self.scales = FP8_SCALES if shape.kv_dtype == FP8 else UNSCALED
+        kernel = prompt_kernel or backend_of(torch.cuda.get_device_capability())
+        self.prompts_round = kernel == "fa3" and shape.kv_dtype == FP8
+        """Whether prompts' queries and softmax weights are rounded to 8 bits."""
         self.k, self.v = (torch.full(pool, math.nan, dtype=shape.dtype, device="cuda") for _ in range(2))
         for cache in (self.k, self.v):
             cache[n_pages] = 0
@@ -125,6 +129,16 @@ class World:
         out = torch.full_like(q, math.nan)
         self.attention.step(step, None).run(layer, q, self.k, self.v, out)
         return out
+
+    def as_read(self, q: Tensor, n_decode: int = 0) -> Tensor:
+        """Returns the queries of decode rows and then of prompts, as their kernels read them."""
+        prompts = q[n_decode:].to(FP8) if self.prompts_round else q[n_decode:]
+        return torch.cat([q[:n_decode].float(), prompts.float()])
+
+    def assert_close(self, out: Tensor, expected: Tensor, n_decode: int = 0) -> None:
+        """Compares decode rows and then prompts, up to the rounding of their kernels."""
+        assert_close(out[:n_decode], expected[:n_decode])
+        (assert_close_in_8_bits if self.prompts_round else assert_close)(out[n_decode:], expected[n_decode:])
 
     def expected(self, batch_slots: Ints, lengths: Ints, n_tokens: Ints, q: Tensor, *, layer: int = 0) -> Tensor:
         """Computes the oracle for rows of the last ``n_tokens`` positions of ``lengths``, over stored K and V."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from radixkv.runtime.device.attention.cuda import flashinfer_modules as modules
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 
 FP8 = torch.float8_e4m3fn
+SHAPE = AttentionShape(32, 8, 128, 16, torch.bfloat16, 128**-0.5, torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -24,20 +27,34 @@ def test_names(backend, dtype, has_8_bits, is_windowed):
     assert modules._name(backend, shape, is_windowed) == modules._spec(backend, shape, is_windowed).name
 
 
-def test_a_prebuilt_module_is_loaded_without_the_package():
-    shape = AttentionShape(32, 8, 128, 16, torch.bfloat16, 128**-0.5, torch.bfloat16)
+def test_prebuilt_modules_are_loaded_without_the_package():
+    """By attention that is built as an engine builds it."""
     capability = torch.cuda.get_device_capability()
-    backend = modules.backend_of(capability)
-    if modules._prebuilt(modules._name(backend, shape, False), capability) is None:
+    if modules._prebuilt(modules._name(modules.backend_of(capability), SHAPE, False), capability) is None:
         pytest.skip("this machine has no prebuilt module")
     script = (
-        "import sys, torch\n"
-        "from radixkv.runtime.device.attention.cuda import flashinfer_modules as modules\n"
-        "from radixkv.runtime.device.attention.cuda.base import AttentionShape\n"
-        "shape = AttentionShape(32, 8, 128, 16, torch.bfloat16, 128**-0.5, torch.bfloat16)\n"
-        f"module = modules.load({backend!r}, shape, False, {capability!r})\n"
-        "module.paged_run\n"
+        "import sys\n"
+        "from attention_world import World\n"
+        "from test_gpu_flashinfer_modules import SHAPE\n"
+        "World(SHAPE)\n"
         "print('flashinfer' in sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert result.stdout.strip() == "False"
+
+
+def test_a_file_that_cannot_be_loaded_is_not_the_end(monkeypatch, tmp_path, caplog):
+    """FlashInfer then loads another, or compiles it."""
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"no library")
+    monkeypatch.setattr(modules, "_prebuilt", lambda *_: broken)
+    capability = torch.cuda.get_device_capability()
+    assert modules.load(modules.backend_of(capability), SHAPE, False, capability).paged_run
+    assert f"{broken} cannot be loaded" in caplog.text

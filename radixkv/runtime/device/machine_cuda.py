@@ -82,7 +82,7 @@ class Machine:
     packages: Mapping[str, str | None]
     """Installed versions of ``PACKAGES``; None if not installed."""
     has_flashinfer_kernels: bool
-    """Whether FlashInfer may have prebuilt kernels: FlashInfer alone knows which, and its import takes seconds."""
+    """Whether FlashInfer may have prebuilt kernels: FlashInfer alone knows which, and its import takes a while."""
     nvcc: str | None
     """Path of CUDA's compiler; FlashInfer calls it for kernels that are not prebuilt."""
     cxx_compiler: str | None
@@ -371,7 +371,10 @@ def _flashinfer_problem(machine: Machine, not_compiled: Callable[[], Sequence[st
         compiler, remedy = "CUDA's compiler nvcc", "the CUDA toolkit (or set CUDA_HOME)"
     else:
         compiler, remedy = f"the C++ compiler {_cxx_name()}", "one (the package g++, say, or set CXX)"
-    return f"{missing}, and {compiler} was not found; install the package flashinfer-jit-cache, or {remedy}"
+    return (
+        f"{missing}, and {compiler} was not found; install prebuilt ones (flashinfer install-jit-cache-wheel), "
+        f"or {remedy}"
+    )
 
 
 def _has_flashinfer_kernels() -> bool:

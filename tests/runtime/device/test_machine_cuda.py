@@ -180,7 +180,7 @@ def test_flashinfer_computes_prompts_where_its_kernels_can_be_compiled(caplog: p
 @pytest.mark.parametrize(
     ("changes", "missing", "reason"),
     [
-        ({}, never, "FlashInfer's kernels .*nvcc.*flashinfer-jit-cache"),
+        ({}, never, "FlashInfer's kernels .*nvcc.*flashinfer install-jit-cache-wheel"),
         (
             {"has_flashinfer_kernels": True},
             lambda: ["first", "other"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
-from radixkv.runtime.device.attention.cuda.flashinfer_modules import not_compiled
+from radixkv.runtime.device.attention.cuda.flashinfer_modules import _prebuilt, not_compiled
 from radixkv.runtime.device.kv_dtype import FP8
 
 SHAPE = AttentionShape(32, 8, 128, 16, torch.bfloat16, 128**-0.5, torch.bfloat16)
@@ -22,6 +22,7 @@ FA3 = (
 )
 FA2 = FA3.removesuffix("_sm90") + "_kv_stride_equal"
 HOPPER, AMPERE = (9, 0), (8, 0)
+RELEASE = "0.7.2.post1+cu130"
 
 Build = Callable[[str, str], None]
 
@@ -61,38 +62,60 @@ def test_layers_with_windows_have_a_module_of_their_own(build: Build) -> None:
     assert not_compiled(replace(SHAPE, kv_dtype=FP8), [128, None], HOPPER) == []
 
 
-@pytest.mark.parametrize("architecture", ["sm90", "sm90a"])
-def test_modules_of_an_installed_package_are_found(build: Build, tmp_path: Path, architecture: str) -> None:
-    build("site/some_provider", FA3)
-    add_jit_cache(tmp_path / "site", "0.7.2.post1+cu130", {"architectures": {"sm80", architecture}})
-    assert not_compiled(SHAPE, [None], HOPPER) == []
+@pytest.mark.parametrize(
+    ("architecture", "name", "capability"),
+    [("sm90", FA3, HOPPER), ("sm90a", FA3, HOPPER), ("sm80", FA2, AMPERE), ("sm120f", FA2, (12, 0))],
+)
+def test_modules_of_an_installed_package_are_found(
+    build: Build, tmp_path: Path, architecture: str, name: str, capability: tuple[int, ...]
+) -> None:
+    build("site/others", name)
+    add_jit_cache(tmp_path / "site", [provider(tmp_path / "site/others", {"sm75", architecture}, {name})])
+    assert not_compiled(SHAPE, [None], capability) == []
+
+
+def test_modules_in_flashinfers_own_folder_come_first(build: Build, tmp_path: Path) -> None:
+    """As in FlashInfer. Of installed packages, the one with the most special build does."""
+    site = tmp_path / "site"
+    for folder in ("plain", "special", "flashinfer/data/aot"):
+        build(f"site/{folder}", FA3)
+    add_jit_cache(site, [provider(site / "plain", {"sm90"}), provider(site / "special", {"sm90a"})])
+    own = site / "flashinfer/data/aot" / FA3 / f"{FA3}.so"
+    assert _prebuilt(FA3, HOPPER) == own
+    own.unlink()
+    assert _prebuilt(FA3, HOPPER) == site / "special" / FA3 / f"{FA3}.so"
 
 
 @pytest.mark.parametrize(
     ("shim", "changes"),
     [
-        ("0.7.2.post1+cu130", {"version": "0.7.2+cu130"}),
-        ("0.7.2.post1+cu130", {"architectures": {"sm80", "sm100a"}}),
-        ("0.7.2.post1+cu130", {"modules": {FA2}}),
+        (RELEASE, {"version": "0.7.2+cu130"}),
+        (RELEASE, {"cuda_architectures": {"sm80", "sm100a"}}),
+        (RELEASE, {"modules": {FA2}}),
+        (RELEASE, {"jit_cache_dir": Path("/no/such/folder")}),
         ("0.7.2+cu130", {"version": "0.7.2+cu130"}),
     ],
 )
 def test_flashinfer_is_asked_where_no_installed_package_fits(
     build: Build, tmp_path: Path, shim: str, changes: dict[str, Any]
 ) -> None:
-    """Its release, its GPUs or its modules are others, or the release of the list is."""
-    build("site/some_provider", FA3)
-    add_jit_cache(tmp_path / "site", shim, changes)
+    """Its release, its GPUs or its modules are others, it lacks the file, or the list is of another release."""
+    build("site/others", FA3)
+    add_jit_cache(tmp_path / "site", [provider(tmp_path / "site/others") | changes], shim)
     with pytest.raises(AssertionError, match="imported"):
         not_compiled(SHAPE, [None], HOPPER)
 
 
-def test_a_package_without_a_list_of_providers_is_not_imported(build: Build, tmp_path: Path) -> None:
+@pytest.mark.parametrize("release", ["0.6.12+cu130", None])
+def test_a_package_without_a_list_of_providers_is_not_imported(
+    build: Build, tmp_path: Path, release: str | None
+) -> None:
     """Releases before 0.7 have none. One that an upgrade left behind is FlashInfer's to report."""
     package = tmp_path / "site" / "flashinfer_jit_cache"
     package.mkdir()
     (package / "__init__.py").write_text("raise AssertionError('the old package is imported')")
-    add_metadata(tmp_path / "site", "flashinfer-jit-cache", "0.6.12+cu130")
+    if release is not None:
+        add_metadata(tmp_path / "site", "flashinfer-jit-cache", release)
     build("site/flashinfer/data/aot", FA3)
     assert not_compiled(SHAPE, [None], HOPPER) == []
 
@@ -112,18 +135,24 @@ def test_flashinfer_is_asked_for_others(build: Build, folder: str, name: str) ->
         not_compiled(SHAPE, [None], HOPPER)
 
 
-def add_jit_cache(site: Path, release: str, changes: dict[str, Any]) -> None:
-    """Adds the package ``flashinfer-jit-cache``, which lists one provider: the folder ``some_provider``."""
-    provider = {
-        "version": changes.get("version", release),
-        "jit_cache_dir": site / "some_provider",
-        "cuda_architectures": changes.get("architectures", {"sm90a"}),
-        "modules": changes.get("modules", {FA3}),
+def provider(
+    folder: Path, architectures: Set[str] = frozenset({"sm90a"}), modules: Set[str] = frozenset({FA3})
+) -> dict[str, Any]:
+    """Returns what ``flashinfer-jit-cache`` says of an installed package with modules."""
+    return {
+        "version": RELEASE,
+        "jit_cache_dir": folder,
+        "cuda_architectures": set(architectures),
+        "modules": set(modules),
     }
+
+
+def add_jit_cache(site: Path, providers: list[dict[str, Any]], release: str = RELEASE) -> None:
+    """Adds the package ``flashinfer-jit-cache``, which lists these providers."""
     (site / "flashinfer_jit_cache").mkdir()
     (site / "flashinfer_jit_cache" / "__init__.py").write_text(
         "from pathlib import PosixPath\nfrom types import SimpleNamespace\n"
-        f"def get_jit_cache_providers():\n    return (SimpleNamespace(**{provider!r}),)\n"
+        f"def get_jit_cache_providers():\n    return tuple(SimpleNamespace(**each) for each in {providers!r})\n"
     )
     add_metadata(site, "flashinfer-jit-cache", release)
 

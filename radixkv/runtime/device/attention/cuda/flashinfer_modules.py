@@ -1,14 +1,16 @@
 """Loading of FlashInfer's modules. Prebuilt ones are loaded without FlashInfer's Python package.
 
-The import of that package takes seconds. Modules that FlashInfer has built itself need it: it locks them, and
-builds them again where their sources changed. Names of modules and the folders of prebuilt ones are not part of its
-public interface; ``machine_cuda.PACKAGES`` limits FlashInfer to releases for which both were read.
+The import of that package takes half a second, and 3 s where no byte code is kept. Modules that FlashInfer has
+built itself need it: it locks them, and builds them again where their sources changed. Names of modules and the
+folders of prebuilt ones are not part of its public interface; ``machine_cuda.PACKAGES`` limits FlashInfer to the
+releases for which both were read.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +22,8 @@ from radixkv.runtime.device.kv_dtype import FP8
 
 FlashInferKernel = Literal["fa2", "fa3"]
 
+logger = logging.getLogger(__name__)
+
 _DTYPE_NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", FP8: "e4m3"}
 
 
@@ -29,11 +33,16 @@ def load(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool, ca
     With K and V of 8 bits, FA2 converts them to the queries' dtype, and FA3 takes queries of 8 bits.
     """
     prebuilt = _prebuilt(_name(backend, shape, is_windowed), capability)
-    if prebuilt is None:
-        return _spec(backend, shape, is_windowed).build_and_load()
-    import tvm_ffi
+    if prebuilt is not None:
+        import tvm_ffi
 
-    return tvm_ffi.load_module(str(prebuilt))
+        try:
+            return tvm_ffi.load_module(str(prebuilt))
+        except RuntimeError as error:  # built for another release of CUDA, say
+            logger.warning(
+                "%s cannot be loaded, so FlashInfer looks for another or compiles it: %s", prebuilt, error
+            )
+    return _spec(backend, shape, is_windowed).build_and_load()
 
 
 def not_compiled(shape: AttentionShape, windows: Sequence[int | None], capability: tuple[int, ...]) -> list[str]:
@@ -103,17 +112,24 @@ def _provider_folders(name: str, capability: tuple[int, ...]) -> list[Path]:
 
     ``flashinfer-jit-cache`` lists such packages. FlashInfer itself also chooses among builds for older GPUs.
     """
-    if importlib.util.find_spec("flashinfer_jit_cache") is None:
+    try:
+        release = importlib.metadata.version("flashinfer-jit-cache")
+    except importlib.metadata.PackageNotFoundError:
         return []
-    release = importlib.metadata.version("flashinfer-jit-cache")
     if release.partition("+")[0] != importlib.metadata.version("flashinfer-python"):
         return []
     from flashinfer_jit_cache import get_jit_cache_providers
 
+    fitting = [
+        provider
+        for provider in get_jit_cache_providers()
+        if provider.version == release and name in provider.modules
+    ]
     major, minor = capability
-    architectures = {f"sm{major}{minor}", f"sm{major}{minor}a"}
+    architectures = [f"sm{major}{minor}{suffix}" for suffix in ("a", "f", "")]  # the most special build first
     return [
         Path(provider.jit_cache_dir)
-        for provider in get_jit_cache_providers()
-        if provider.version == release and name in provider.modules and architectures & provider.cuda_architectures
+        for architecture in architectures
+        for provider in fitting
+        if architecture in provider.cuda_architectures
     ]
