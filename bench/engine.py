@@ -96,7 +96,7 @@ def main() -> None:
             with watched_power(arguments.watch_power) as power:
                 metrics = run(llm, phases)
             line = {"workload": name, **metrics, **power, **common}
-            if config is LLAMA_8B:
+            if config == LLAMA_8B:
                 line |= compare_with_peers(name, line["duration"], gemm_ms)
             print(row(line), flush=True)
             append(arguments.output_file, line)

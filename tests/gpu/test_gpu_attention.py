@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from itertools import product
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use"),
+    pytest.mark.skipif(find_spec("flashinfer") is None, reason="attention on CUDA is FlashInfer's"),
 ]
-pytest.importorskip("flashinfer", reason="attention on CUDA is FlashInfer's")
 
 if torch.cuda.is_available():
     from attention_world import World, assert_close, ints
@@ -23,8 +24,6 @@ if torch.cuda.is_available():
     from radixkv.runtime.step.plan import SharedRun
 
 LLAMA = (32, 8, 128)
-
-
 KV_DTYPES = [torch.bfloat16, torch.float8_e4m3fn]
 PROMPT_KERNELS = [*product(KV_DTYPES, ["fa2", "triton", None])]
 """None is FA3 on Hopper."""
@@ -149,7 +148,7 @@ def test_the_kernel_of_choice_computes_prompts_that_are_longer_than_windows(head
         (LLAMA, torch.bfloat16, 0.05),
     ],
 )
-@pytest.mark.parametrize(("has_8_bits", "kernel"), product([False, True], ["fa2", "triton"]))
+@pytest.mark.parametrize(("has_8_bits", "kernel"), [*product([False, True], ["fa2", "triton"])])
 def test_other_head_sizes_dtypes_and_scales(has_8_bits, kernel, heads, dtype, scale):
     kv_dtype = torch.float8_e4m3fn if has_8_bits else dtype
     skip_without(kv_dtype)
@@ -221,7 +220,7 @@ def test_layers_with_a_window(kv_dtype, kernel):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("has_8_bits", "kernel"), product([False, True], ["fa2", "triton", None]))
+@pytest.mark.parametrize(("has_8_bits", "kernel"), [*product([False, True], ["fa2", "triton", None])])
 def test_layers_with_sinks(has_8_bits, kernel, dtype):
     """The heads and windows of GPT-OSS, in mixed steps."""
     kv_dtype = torch.float8_e4m3fn if has_8_bits else dtype

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
+import torch
 
 from radixkv.runtime.step.plan import SharedRun
 
-torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use"),
+    pytest.mark.skipif(find_spec("flashinfer") is None, reason="attention on CUDA is FlashInfer's"),
 ]
-pytest.importorskip("flashinfer", reason="attention on CUDA is FlashInfer's")
 
 if torch.cuda.is_available():
     from attention_world import World, assert_close, assert_close_in_8_bits, ints
