@@ -10,9 +10,11 @@ import gc
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -21,6 +23,7 @@ from radixkv.llm.outputs import Logprob, RequestOutput
 from support.checkpoints import save_checkpoint
 
 DEVICE = "cuda"
+needs_flashinfer = pytest.mark.skipif(find_spec("flashinfer") is None, reason="its prompts are FlashInfer's")
 VOCAB = 2003
 SHAPE: Mapping[str, Any] = {
     "vocab_size": VOCAB,

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from gpu_support import needs_flashinfer
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use"),
-    pytest.mark.skipif(find_spec("flashinfer") is None, reason="attention on CUDA is FlashInfer's"),
-]
+pytestmark = needs_flashinfer
 
 if torch.cuda.is_available():
     from attention_world import World, assert_close, ints

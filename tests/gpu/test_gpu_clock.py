@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,16 +9,13 @@ import numpy as np
 import pytest
 import torch
 from gpu_drive import Drive, executor_of
-from gpu_support import family, greedy, opened, save
+from gpu_support import family, greedy, needs_flashinfer, opened, save
 from torch import Tensor
 
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import PendingStep, RunningStep
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("triton") is None, reason="the device's clock is read in a Triton kernel"),
-    pytest.mark.skipif(find_spec("flashinfer") is None, reason="attention on CUDA is FlashInfer's"),
-]
+pytestmark = needs_flashinfer
 
 N_ROWS, LENGTH = 32, 8000
 N_LAYERS = 5
