@@ -21,10 +21,8 @@ class _Step:
     running: RunningStep
     pending: PendingStep | None
     """None while the step waits for its token masks."""
-    launched_at: float
-    """On the clock."""
-    done_by: float | None = None
-    """On the clock: when ``look`` first saw that the device had finished; None before."""
+    begun_at: float
+    """On the clock: when its launch began."""
 
 
 class FinishedStep(NamedTuple):
@@ -32,10 +30,6 @@ class FinishedStep(NamedTuple):
 
     plan: StepPlan
     result: StepResult
-    seconds: float
-    """Time since its launch, or since the result before it if that came later."""
-    busy_seconds: float
-    """The part of it in which the device computed: the host may take a result long after its step."""
 
 
 class LaunchedSteps:
@@ -56,8 +50,8 @@ class LaunchedSteps:
         self._forecast = forecast
         self._clock = clock
         self._steps: deque[_Step] = deque()
-        self._last_result_at = 0.0
-        self._last_done_by = 0.0
+        self._ended_at = 0.0
+        """On the clock: when the device ended the step whose result was taken last."""
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -78,24 +72,13 @@ class LaunchedSteps:
         step = self._steps[0]
         if step.pending is None or step.pending.is_done:
             return 0.0
-        begun = max(step.launched_at, self._last_result_at)
-        return max(0.0, begun + self._forecast.seconds(step.plan) - self._clock())
-
-    def look(self) -> None:
-        """Notes whether the device has finished, and is idle until the next launch. O(1).
-
-        The idle time before the first look that sees it counts as busy. So look before long work of the host.
-        """
-        if self._executor.is_asynchronous and len(self._steps) == 1:
-            step = self._steps[0]
-            if step.done_by is None and step.pending is not None and step.pending.is_done:
-                step.done_by = self._clock()
+        begun_at = max(step.begun_at, self._ended_at)
+        return max(0.0, begun_at + self._forecast.seconds(step.plan) - self._clock())
 
     def launch(self, plan: StepPlan) -> None:
         """Launches a step. Raises ``DeviceError``; the steps launched before go on then."""
-        self.look()
-        running = self._executor.launch(plan)
-        self._steps.append(_Step(plan, running, None, self._clock()))
+        begun_at = self._clock()
+        self._steps.append(_Step(plan, self._executor.launch(plan), None, begun_at))
         if not plan.is_masked:
             self.finish(None)
 
@@ -112,21 +95,18 @@ class LaunchedSteps:
         """Waits for the oldest step. Raises ``DeviceError`` if it failed, with all steps launched after it."""
         step = self._steps.popleft()
         assert step.pending is not None, "a step is finished before the next one is launched"
-        asked_at = self._clock()
+        is_awaited = not step.pending.is_done
         try:
             result = step.pending.result()
         except DeviceError:
             self._discard()
             raise
         now = self._clock()
-        seconds = now - max(step.launched_at, self._last_result_at)
-        self._last_result_at = now
-        self._forecast.record(step.plan, seconds)
-        done_by = now if step.done_by is None else step.done_by
-        # A device that is not asynchronous computes a step when its result is asked for.
-        begun = max(step.launched_at, self._last_done_by) if self._executor.is_asynchronous else asked_at
-        self._last_done_by = done_by
-        return FinishedStep(step.plan, result, seconds, done_by - begun)
+        # A launch may take longer than the step before it, whose result is then taken late.
+        ended_at = max(step.begun_at, self._ended_at) + result.device_seconds
+        self._ended_at = now if is_awaited else min(now, ended_at)
+        self._forecast.record(step.plan, result.device_seconds)
+        return FinishedStep(step.plan, result)
 
     def drop(self) -> None:
         """Forgets all steps, without waiting."""

@@ -249,7 +249,6 @@ class Loop:
             InvariantError: a bug in radixkv.
         """
         started, begun = perf_counter(), self._clock()
-        self._steps.look()
         self._pins.expire()
         messages = [*self._admit_compiled(), *self._expire()]
         plan = self._scheduler.schedule()
@@ -393,9 +392,9 @@ class Loop:
             return self._to_messages(self._scheduler.fail())
         if self._transfers is not None:
             n_prompt_tokens = sum(row.n_tokens for row in step.plan.rows if row.n_tokens > 1)
-            self._transfers.cost.add_step(n_prompt_tokens, step.plan.n_tokens, step.seconds)
+            self._transfers.cost.add_step(n_prompt_tokens, step.plan.n_tokens, step.result.device_seconds)
         self._counters.attention_seconds += step.result.attention_seconds
-        self._counters.device_busy_seconds += step.busy_seconds
+        self._counters.device_busy_seconds += step.result.device_seconds
         started = perf_counter()
         updates = self._scheduler.complete(step.plan, step.result)
         self._cache.check_counts()

@@ -1,7 +1,8 @@
-"""The attention timer, against CUDA events and the engine's own clock."""
+"""The device's times of steps and of their attention, against CUDA events and the engine's own clock."""
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from gpu_drive import Drive, executor_of
 from gpu_support import family, greedy, needs_flashinfer, opened, save
 from torch import Tensor
 
+from radixkv import LLM
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import PendingStep, RunningStep
 
@@ -83,21 +85,27 @@ def test_attention_seconds_are_those_of_cuda_events(is_graph: bool) -> None:
     assert measured == pytest.approx(expected, rel=0.3)
 
 
+def record_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[PendingStep]:
+    """Returns a list that gets every step that is launched from now on."""
+    steps: list[PendingStep] = []
+    launch = executor_of(llm).launch
+
+    def recorded_launch(plan: StepPlan) -> RunningStep:
+        running = launch(plan)
+        steps.append(running.finish(None))  # finished at its launch, since no row is masked
+        return running
+
+    monkeypatch.setattr(executor_of(llm), "launch", recorded_launch)
+    return steps
+
+
 @pytest.mark.parametrize("n_layers", [1, 4])
 def test_overlapping_steps_report_their_own_attention_time(
     tmp_path: Path, n_layers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Times of graphs and prompt steps are never negative; their sum is the engine counter, below step time."""
-    steps: list[PendingStep] = []
     with opened(save(tmp_path, num_hidden_layers=n_layers)) as llm:
-        launch = executor_of(llm).launch
-
-        def recorded_launch(plan: StepPlan) -> RunningStep:
-            running = launch(plan)
-            steps.append(running.finish(None))  # finished at its launch, since no row is masked
-            return running
-
-        monkeypatch.setattr(executor_of(llm), "launch", recorded_launch)
+        steps = record_steps(llm, monkeypatch)
         drive = Drive(llm, checks=False)
         for number, prompt in enumerate(family(60, seed=2)):
             drive.submit(f"{number}", prompt, greedy(100))
@@ -111,3 +119,23 @@ def test_overlapping_steps_report_their_own_attention_time(
     assert len(set(seconds)) > 20, "steps report the time of another step"
     assert sum(seconds) == pytest.approx(stats.attention_seconds)
     assert 0 < stats.attention_seconds < stats.step_seconds
+
+
+def test_a_step_takes_as_long_however_late_the_host_takes_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late_s = 0.1
+    with opened(save(tmp_path)) as llm:
+        drive = Drive(llm, checks=False)
+        drive.submit("first", family(1, seed=2)[0], greedy(20))
+        drive.run()
+        steps = record_steps(llm, monkeypatch)
+        drive.submit("second", family(1, seed=2)[0], greedy(20))
+        for _ in range(25):
+            drive.turn()
+            time.sleep(late_s)
+        drive.run()
+        drive.check_all_ended()
+        results = [step.result() for step in steps]
+    assert len(results) >= 20
+    assert all(0 < result.device_seconds < late_s / 4 for result in results)

@@ -70,6 +70,7 @@ def reorder(result: StepResult, order: Sequence[int]) -> StepResult:
         finite=tuple(result.finite[i] for i in order),
         logprobs=tuple(result.logprobs[i] for i in order),
         prompt_logprobs=tuple(result.prompt_logprobs[i] for i in order),
+        device_seconds=result.device_seconds,
         attention_seconds=result.attention_seconds,
     )
 
@@ -149,6 +150,7 @@ def drop_a_committed_row_from_its_plan(patch: Patch) -> None:
             finite=(*result.finite, True),
             logprobs=(*result.logprobs, None),
             prompt_logprobs=(*result.prompt_logprobs, None),
+            device_seconds=result.device_seconds,
             attention_seconds=result.attention_seconds,
         )
 

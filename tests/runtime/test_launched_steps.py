@@ -47,7 +47,7 @@ def test_prompt_tokens_that_a_step_computes_in_time() -> None:
 
 
 class Device:
-    """Computes each step in ``step_s`` after the one before, beside the host."""
+    """Computes each step in ``step_s`` after the one before, beside the host, also beside its launch."""
 
     def __init__(self) -> None:
         self.now, self.busy_until, self.step_s = 100.0, 0.0, 0.5
@@ -55,13 +55,13 @@ class Device:
         self.is_asynchronous = True
 
     def launch(self, plan: StepPlan) -> Device.Step:
-        self.now += self.launch_s
         self.busy_until = max(self.busy_until, self.now) + self.step_s
-        return Device.Step(self, self.busy_until)
+        self.now += self.launch_s
+        return Device.Step(self, self.busy_until, self.step_s)
 
     class Step:
-        def __init__(self, device: Device, done_at: float) -> None:
-            self._device, self._done_at = device, done_at
+        def __init__(self, device: Device, done_at: float, seconds: float) -> None:
+            self._device, self._done_at, self._seconds = device, done_at, seconds
 
         @property
         def is_done(self) -> bool:
@@ -72,7 +72,7 @@ class Device:
 
         def result(self) -> StepResult:
             self._device.now = max(self._device.now, self._done_at)
-            return StepResult((), ())
+            return StepResult((), (), device_seconds=self._seconds)
 
 
 def test_the_time_left_is_that_of_the_step_on_the_device() -> None:
@@ -136,25 +136,13 @@ def test_steps_that_become_much_faster_leave_the_device_idle_only_for_moments() 
     assert idle_s < 10 * moment_s
 
 
-@pytest.mark.parametrize("is_asynchronous", [True, False])
-@pytest.mark.parametrize("host_s", [0.1, 0.8])
-def test_the_time_that_the_device_computes_is_that_of_its_steps(is_asynchronous: bool, host_s: float) -> None:
-    """Whether the device waits for the host or the host for the device, only the device's own time counts."""
-    device, busy_s, n_steps = Device(), 0.0, 20
-    device.is_asynchronous = is_asynchronous
-    steps = LaunchedSteps(device, StepForecast(), clock=lambda: device.now)  # type: ignore[arg-type]
-    for turn in range(n_steps):
-        for _ in range(100):
-            device.now += host_s / 100
-            steps.look()
-        if is_asynchronous:
-            steps.launch(plan_of(8))
-            if turn:
-                busy_s += steps.take_result().busy_seconds
-        else:
-            device.busy_until = device.now  # it computes when it is asked
-            steps.launch(plan_of(8))
-            busy_s += steps.take_result().busy_seconds
-    while len(steps):
-        busy_s += steps.take_result().busy_seconds
-    assert busy_s == pytest.approx(n_steps * device.step_s, abs=n_steps * host_s / 100)
+def test_launches_that_take_longer_than_steps_do_not_shorten_the_forecast() -> None:
+    """The host then takes a result after the device has begun the next step, or even ended it."""
+    device, forecast = Device(), StepForecast()
+    steps = LaunchedSteps(device, forecast, clock=lambda: device.now)  # type: ignore[arg-type]
+    steps.launch(plan_of(8))
+    for device.launch_s in (0.01, 0.4, 0.6, 0.8, 0.01, 0.4):
+        steps.launch(plan_of(8))
+        steps.take_result()
+        assert forecast.seconds(plan_of(8)) == device.step_s
+        assert steps.seconds_left == pytest.approx(max(0.0, device.busy_until - device.now))

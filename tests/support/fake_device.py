@@ -334,6 +334,7 @@ class FakeDevice:
                 for (row, end), token in zip(rows, tokens, strict=True)
             ),
             prompt_logprobs=tuple(self._score(row, links) for row, links in zip(plan.rows, chains, strict=True)),
+            device_seconds=self.step_s,
             attention_seconds=ATTENTION_S,
         )
 

@@ -196,6 +196,7 @@ class CpuExecutor:
                     later.outcome = f"step {later.number} depends on step {oldest.number}, which failed"
 
     def _compute(self, packed: PackedStep, masks: TokenMasks | None) -> StepResult:
+        begun = perf_counter()
         if packed.plan.copies:
             self.pool.copy(packed.plan.copies)
         self._batch.update(packed)
@@ -224,6 +225,7 @@ class CpuExecutor:
             prompt_logprobs=tuple(prompt.get(row) if finite[row] else None for row in range(len(finite)))
             if prompt
             else (),
+            device_seconds=perf_counter() - begun,
             attention_seconds=attention.seconds,
         )
 

@@ -109,6 +109,8 @@ class CudaExecutor:
         """
         step = self._packer.pack(plan)
         with self._errors.convert(plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
+            begun = torch.cuda.Event(enable_timing=True)
+            begun.record(self._stream)
             outputs = self._runner.enqueue(step)
             prompt_logprobs = [
                 (index, logprobs)
@@ -116,7 +118,7 @@ class CudaExecutor:
                 if row.scoring is not None
                 for logprobs in self._prompt_logprobs(row.scoring, int(step.firsts[index]), outputs.hidden)
             ]
-            running = RunningCudaStep(self, step, outputs, prompt_logprobs)
+            running = RunningCudaStep(self, step, begun, outputs, prompt_logprobs)
             if not plan.is_masked:
                 running.pending = self._sample_step(running, None)
             return running
@@ -167,8 +169,7 @@ class CudaExecutor:
     def _sample_step(self, running: RunningCudaStep, masks: TokenMasks | None) -> CudaStep:
         sampled = self._sample(running.step, running.outputs, masks)
         report = running.outputs.report
-        plan, prompt_logprobs = running.step.plan, running.prompt_logprobs
-        finished = CudaStep(plan, report, self._runner.timer, sampled, prompt_logprobs, self._stream, self._errors)
+        finished = CudaStep(running, report, self._runner.timer, sampled, self._stream, self._errors)
         self._last_step = finished.done
         return finished
 
@@ -227,11 +228,14 @@ class RunningCudaStep:
         self,
         executor: CudaExecutor,
         step: PackedStep,
+        begun: torch.cuda.Event,
         outputs: StepOutputs,
         prompt_logprobs: list[tuple[int, PromptLogprobs]],
     ) -> None:
         self._executor = executor
         self.step = step
+        self.begun = begun
+        """Is reached when the device begins with the step."""
         self.outputs = outputs
         self.prompt_logprobs = prompt_logprobs
         self.pending: CudaStep | None = None
@@ -247,25 +251,25 @@ class CudaStep:
 
     def __init__(
         self,
-        plan: StepPlan,
+        running: RunningCudaStep,
         report: Tensor,
         timer: AttentionTimer,
         sampled: _SampledStep | None,
-        prompt_logprobs: list[tuple[int, PromptLogprobs]],
         stream: torch.cuda.Stream,
         errors: CudaErrorConverter,
     ) -> None:
-        self._plan = plan
+        self._plan = running.step.plan
+        self._begun = running.begun
         self._errors = errors
         self._timer = timer
         self._sampled = sampled
-        self._prompt_logprobs = prompt_logprobs
+        self._prompt_logprobs = running.prompt_logprobs
         self._report = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
         self._report.copy_(report, non_blocking=True)
-        self.done = torch.cuda.Event()
+        self.done = torch.cuda.Event(enable_timing=True)
         """Is reached when the device has finished the step."""
         self.done.record(stream)
-        self._memory = (self._report, sampled, prompt_logprobs, self.done)
+        self._memory = (self._report, sampled, self._prompt_logprobs, self._begun, self.done)
         errors.hold(self._memory)
 
     @property
@@ -302,6 +306,7 @@ class CudaStep:
             prompt_logprobs=tuple(tuple(prompt[i]) if i in prompt and finite[i] else None for i in range(len(rows)))
             if prompt
             else (),
+            device_seconds=self._begun.elapsed_time(self.done) / 1e3,
             attention_seconds=self._timer.seconds(times.view(np.int64)),
         )
 

@@ -23,6 +23,8 @@ class StepResult(msgspec.Struct, frozen=True):
     prompt_logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...] = ()
     """Prompt logprobs of each row, one for each of its ``Scoring.targets``; None if the row has no ``Scoring`` or
     is not finite. Empty if no row has ``Scoring``."""
+    device_seconds: float = 0.0
+    """Time of the step on the device: from its launch, or from the end of the step before if that came later."""
     attention_seconds: float = 0.0
     """Time of attention on the device, all layers together; on the CPU it includes the writes of K and V, on
     CUDA it is estimated from one layer."""
