@@ -100,10 +100,10 @@ def record_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[PendingStep]
 
 
 @pytest.mark.parametrize("n_layers", [1, 4])
-def test_overlapping_steps_report_their_own_attention_time(
+def test_overlapping_steps_report_their_own_times(
     tmp_path: Path, n_layers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Times of graphs and prompt steps are never negative; their sum is the engine counter, below step time."""
+    """Times of graphs and prompt steps are never negative; their sums are the engine's, below step time."""
     with opened(save(tmp_path, num_hidden_layers=n_layers)) as llm:
         steps = record_steps(llm, monkeypatch)
         drive = Drive(llm, checks=False)
@@ -113,12 +113,16 @@ def test_overlapping_steps_report_their_own_attention_time(
                 drive.turn()
         drive.run()
         stats = drive.check_all_ended()
-        seconds = [step.result().attention_seconds for step in steps]
+        results = [step.result() for step in steps]
+    seconds = [result.attention_seconds for result in results]
     assert len(seconds) == stats.steps_total > 200
     assert min(seconds) >= 0
     assert len(set(seconds)) > 20, "steps report the time of another step"
     assert sum(seconds) == pytest.approx(stats.attention_seconds)
     assert 0 < stats.attention_seconds < stats.step_seconds
+    assert min(result.device_seconds for result in results) > 0
+    assert sum(result.device_seconds for result in results) == pytest.approx(stats.device_busy_seconds)
+    assert stats.device_busy_seconds < stats.step_seconds, "steps overlap"
 
 
 def test_a_step_takes_as_long_however_late_the_host_takes_its_result(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from radixkv.runtime.launched_steps import LaunchedSteps
@@ -51,10 +53,12 @@ class Device:
 
     def __init__(self) -> None:
         self.now, self.busy_until, self.step_s = 100.0, 0.0, 0.5
-        self.launch_s = 0.0
+        self.pack_s, self.launch_s = 0.0, 0.0
+        """The host's time of a launch before the device begins, and after that."""
         self.is_asynchronous = True
 
     def launch(self, plan: StepPlan) -> Device.Step:
+        self.now += self.pack_s
         self.busy_until = max(self.busy_until, self.now) + self.step_s
         self.now += self.launch_s
         return Device.Step(self, self.busy_until, self.step_s)
@@ -103,16 +107,13 @@ def test_a_device_that_computes_nothing_by_itself_has_no_time_left() -> None:
 
 
 def test_waiting_for_arrivals_leaves_the_device_busy() -> None:
-    """Even if the host is late at first, forecasts become as long as steps."""
     device, idle_s = Device(), 0.0
     device.launch_s = 0.02
     steps = LaunchedSteps(device, StepForecast(), clock=lambda: device.now)  # type: ignore[arg-type]
     steps.launch(plan_of(8))
-    for turn in range(60):
+    for turn in range(40):
         device.now += max(0.0, steps.seconds_left - 2 * device.launch_s)
-        if turn == 20:
-            device.now += 0.6  # the host was elsewhere
-        if turn >= 30:
+        if turn >= 10:
             idle_s += max(0.0, device.now + device.launch_s - device.busy_until)
         steps.launch(plan_of(8))
         steps.take_result()
@@ -145,4 +146,30 @@ def test_launches_that_take_longer_than_steps_do_not_shorten_the_forecast() -> N
         steps.launch(plan_of(8))
         steps.take_result()
         assert forecast.seconds(plan_of(8)) == device.step_s
-        assert steps.seconds_left == pytest.approx(max(0.0, device.busy_until - device.now))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_time_left_is_right_however_late_the_host_is(seed: int) -> None:
+    """Exact after a result that the host waited for; otherwise too short by the host's time before a step."""
+    rng, device, forecast, done_at = Random(seed), Device(), StepForecast(), list[float]()
+    device.pack_s = 0.05
+    forecast.record(plan_of(8), device.step_s)
+    steps = LaunchedSteps(device, forecast, clock=lambda: device.now)  # type: ignore[arg-type]
+    is_exact = False
+    for _ in range(200):
+        action = rng.choice(["launch", "take", "other"])
+        if action == "launch" and len(steps) < 2:
+            is_exact = is_exact and device.now + device.pack_s <= device.busy_until
+            device.launch_s = rng.choice([0.01, 0.4, 0.8])
+            steps.launch(plan_of(8))
+            done_at.append(device.busy_until)
+        elif action == "take" and done_at:
+            is_exact = is_exact or device.now < done_at[0]
+            done_at.pop(0)
+            steps.take_result()
+        else:
+            device.now += rng.choice([0.01, 0.3, 3.0])
+        if len(steps) == 1:
+            left_s = max(0.0, device.busy_until - device.now)
+            early_s = 0.0 if is_exact else device.pack_s
+            assert left_s - early_s - 1e-9 <= steps.seconds_left <= left_s + 1e-9

@@ -178,6 +178,8 @@ class FakePending:
     plan: StepPlan
     done_at: float
     """When the device is done with the step, on its clock."""
+    seconds: float
+    """How long it takes."""
     is_finished: bool = False
     masks: dict[int, NDArray[np.int32]] = field(default_factory=dict)
     """By row of the plan."""
@@ -268,7 +270,7 @@ class FakeDevice:
         assert all(pending.is_finished for pending in self._queue), "a step is launched before another is finished"
         self.trace.append(f"launch {plan.step}")
         self.busy_until = max(self.now, self.busy_until) + self.step_s
-        pending = FakePending(self, plan, self.busy_until)
+        pending = FakePending(self, plan, self.busy_until, self.step_s)
         self._queue.append(pending)
         return pending
 
@@ -291,10 +293,10 @@ class FakeDevice:
                 failed.outcome = DeviceError(f"step {pending.plan.step} failed")
             self._queue.clear()
             return
-        pending.outcome = self._execute(pending.plan, pending.masks)
+        pending.outcome = self._execute(pending.plan, pending.masks, pending.seconds)
         self.executed.append(pending.plan)
 
-    def _execute(self, plan: StepPlan, masks: Mapping[int, NDArray[np.int32]]) -> StepResult:
+    def _execute(self, plan: StepPlan, masks: Mapping[int, NDArray[np.int32]], seconds: float) -> StepResult:
         writer: dict[tuple[int, int], int] = {}
         self._copy(plan)
         for row in plan.rows:
@@ -334,7 +336,7 @@ class FakeDevice:
                 for (row, end), token in zip(rows, tokens, strict=True)
             ),
             prompt_logprobs=tuple(self._score(row, links) for row, links in zip(plan.rows, chains, strict=True)),
-            device_seconds=self.step_s,
+            device_seconds=seconds,
             attention_seconds=ATTENTION_S,
         )
 

@@ -285,6 +285,7 @@ class CudaStep:
         try:
             with self._errors.convert(self._plan.step):
                 self.done.synchronize()
+                device_seconds = self._begun.elapsed_time(self.done) / 1e3
         except DeviceError:
             self._errors.release(self._memory)
             raise
@@ -306,7 +307,7 @@ class CudaStep:
             prompt_logprobs=tuple(tuple(prompt[i]) if i in prompt and finite[i] else None for i in range(len(rows)))
             if prompt
             else (),
-            device_seconds=self._begun.elapsed_time(self.done) / 1e3,
+            device_seconds=device_seconds,
             attention_seconds=self._timer.seconds(times.view(np.int64)),
         )
 

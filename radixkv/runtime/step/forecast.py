@@ -11,10 +11,11 @@ MIN_PROMPT_TOKENS = 256
 
 
 class StepForecast:
-    """Forecasts the duration of steps, rather too short than too long.
+    """Forecasts the duration of steps.
 
     A step of decode rows takes as long as the shorter of the last two with about as many rows. Prompts add a time
-    per token, a moving average. Where nothing is known the forecast is shorter, or 0.
+    per token, a moving average: a step in which the device waited for the host makes the next forecasts longer.
+    Where nothing is known the forecast is shorter, or 0.
     """
 
     def __init__(self) -> None:

@@ -24,7 +24,8 @@ class StepResult(msgspec.Struct, frozen=True):
     """Prompt logprobs of each row, one for each of its ``Scoring.targets``; None if the row has no ``Scoring`` or
     is not finite. Empty if no row has ``Scoring``."""
     device_seconds: float = 0.0
-    """Time of the step on the device: from its launch, or from the end of the step before if that came later."""
+    """Time of the step on the device: from its launch, or from the end of the step before if that came later. It
+    includes gaps in which the device waits for the host's launches or for token masks."""
     attention_seconds: float = 0.0
     """Time of attention on the device, all layers together; on the CPU it includes the writes of K and V, on
     CUDA it is estimated from one layer."""
