@@ -27,6 +27,16 @@ def test_a_disk_tier_with_pages_of_any_size(tmp_path: Path, page_size: int, max_
     llm.shutdown()
 
 
+def test_the_time_of_a_computed_token_is_the_device_s() -> None:
+    n_tokens = 600
+    llm = LLM(max_total_tokens=4096, max_num_batched_tokens=1024, host_memory_bytes=1 << 20)
+    llm.generate([list(range(100, 100 + n_tokens))], SamplingParams(max_tokens=1))
+    stats = llm.get_metrics()
+    assert stats.host is not None
+    assert stats.host.compute_seconds_per_token == pytest.approx(stats.device_busy_seconds / n_tokens)
+    llm.shutdown()
+
+
 @pytest.mark.parametrize(
     ("url", "package", "extra"),
     [("s3://kv/x", "obstore", "s3"), ("mooncake://127.0.0.1:50051", "mooncake", "mooncake")],
