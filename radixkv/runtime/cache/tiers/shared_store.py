@@ -62,7 +62,7 @@ class SharedStore:
         self._header = PageHeader(page_bytes, page_token_bytes)
         self._known = FileIndex()
         self._n_removals = 0
-        """Calls of ``remove`` and ``clear``. A store of before the last one is dropped."""
+        """Calls of ``remove`` and ``clear``. What began before the last one notes no pages, and stores none."""
         self._being_removed: set[bytes] = set()
         """Keys of pages that may still be there, but must not be found."""
         self._removed: list[bytes] | None = None
@@ -104,11 +104,12 @@ class SharedStore:
 
     def look_up(self, keys: Sequence[bytes]) -> int | None:
         """See ``PageStore``. Takes at most ``LOOK_UP_TIMEOUT_S``."""
-        return None if self._is_paused else self._loop.start(self._look_up(keys))
+        return None if self._is_paused else self._loop.start(self._look_up(keys, self._n_removals))
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``. Takes no longer than ``LOAD_TIMEOUT_S`` and the constants after it say."""
-        return self._loop.start(self._load(keys, self._page_tokens(keys, tokens), buffers))
+        page_tokens = self._page_tokens(keys, tokens)
+        return self._loop.start(self._load(keys, page_tokens, buffers, self._n_removals))
 
     def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``. Nothing is stored while the store is away."""
@@ -159,7 +160,7 @@ class SharedStore:
         assert len(tokens) == len(keys) * size
         return [tokens[first : first + size] for first in range(0, len(tokens), size)]
 
-    async def _look_up(self, keys: Sequence[bytes]) -> int:
+    async def _look_up(self, keys: Sequence[bytes], n_removals: int) -> int:
         try:
             async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
                 n_pages = await self._find_end(keys)
@@ -168,7 +169,7 @@ class SharedStore:
             return 0
         self._succeed()
         n_pages = next((n for n in range(n_pages) if keys[n] in self._being_removed), n_pages)
-        self._note(keys[:n_pages])
+        self._note(keys[:n_pages], n_removals)
         return n_pages
 
     async def _find_end(self, keys: Sequence[bytes]) -> int:
@@ -183,9 +184,14 @@ class SharedStore:
             high = asked[n_found] if n_found < len(asked) else high
         return low
 
-    async def _load(self, keys: Sequence[bytes], tokens: Sequence[bytes], buffers: Sequence[memoryview]) -> int:
+    async def _load(
+        self, keys: Sequence[bytes], tokens: Sequence[bytes], buffers: Sequence[memoryview], n_removals: int
+    ) -> int:
         limit_s = LOAD_TIMEOUT_S + len(keys) * (LOAD_PAGE_S + self._page_bytes / LOAD_BYTES_PER_S)
-        pages = [asyncio.create_task(self._load_page(*page)) for page in zip(keys, tokens, buffers, strict=True)]
+        pages = [
+            asyncio.create_task(self._load_page(*page, n_removals))
+            for page in zip(keys, tokens, buffers, strict=True)
+        ]
         n_pages = 0
         try:
             async with asyncio.timeout(limit_s):
@@ -203,7 +209,7 @@ class SharedStore:
             await asyncio.gather(*pages, return_exceptions=True)
         return n_pages
 
-    async def _load_page(self, key: bytes, tokens: bytes, page: memoryview) -> bool:
+    async def _load_page(self, key: bytes, tokens: bytes, page: memoryview, n_removals: int) -> bool:
         async with self._reads:
             if self._is_paused:
                 return False
@@ -218,7 +224,7 @@ class SharedStore:
             self._damage_warnings.add(f"the page {_name_of(key)} in {self._name} is a miss, and is removed", error)
             await self._objects.delete(_name_of(key))  # else nobody would write it again
             return False
-        self._note((key,))
+        self._note((key,), n_removals)
         return True
 
     def _read(self, value: memoryview, key: bytes, tokens: bytes, page: memoryview) -> None:
@@ -265,10 +271,9 @@ class SharedStore:
                     if not await self._objects.put(name, value.data):
                         self._room_warnings.add("a page is not stored", ObjectStoreError(f"{self._name} is full"))
                         return False
-                if n_removals != self._n_removals:  # it may be one of those that were removed meanwhile
+                if not self._note((key,), n_removals):  # it may be one of those that were removed meanwhile
                     await self._objects.delete(name)
                     return False
-        self._note((key,))
         return True
 
     async def _delete(self, keys: Sequence[bytes]) -> int:
@@ -287,10 +292,20 @@ class SharedStore:
             self._being_removed.discard(key)
         return True
 
-    def _note(self, keys: Sequence[bytes]) -> None:
-        """Notes that the store has pages, or a use of them. O(pages · log of the known ones)."""
+    def _note(self, keys: Sequence[bytes], n_removals: int) -> bool:
+        """Notes that the store has pages, or a use of them. O(pages · log of the known ones).
+
+        Args:
+            keys: of the pages.
+            n_removals: ``_n_removals`` when they were asked for.
+
+        Returns:
+            Whether that is still the number. If not, nothing is noted: they may have been removed meanwhile.
+        """
         tick = time.time_ns()
         with self._lock:
+            if n_removals != self._n_removals:
+                return False
             for key in keys:
                 if key in self._known:
                     self._known.touch(key, tick)
@@ -299,6 +314,7 @@ class SharedStore:
             while len(self._known) > MAX_KNOWN_PAGES and (page := self._known.first_to_go()) is not None:
                 self._known.remove(page.key)
                 self._note_removed(page.key)
+        return True
 
     def _forget(self, key: bytes) -> None:
         with self._lock:

@@ -278,6 +278,25 @@ def test_pages_that_are_being_removed_are_not_found() -> None:
         assert store_run(store, [1, 2, 3]) == 3
 
 
+def test_a_load_under_way_does_not_find_again_what_is_being_removed() -> None:
+    objects = FakeObjects()
+    objects.n_parallel = 16
+    with shared_store(objects) as store:
+        store_run(store, [1, 2])
+        objects.delete = hanging = Hanging()  # type: ignore[method-assign]
+        objects.is_open.clear()
+        n_calls, keys = objects.n_calls, keys_of([1, 2])
+        ticket = store.load(keys, tokens_of([1, 2]), buffers(2, PAGE_BYTES))
+        while objects.n_calls == n_calls:
+            time.sleep(0.001)
+        removal = store.remove(keys[1], keys[:1])
+        objects.is_open.set()
+        wait(store, ticket)
+        assert store.run(keys) == 0
+        hanging.is_open.set()
+        assert wait(store, removal.ticket).n_pages == 2
+
+
 class Hanging:
     """A ``delete`` that waits."""
 
