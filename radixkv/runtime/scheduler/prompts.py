@@ -180,6 +180,8 @@ class PromptRows:
                 request, self._running.n_room(request, prefilling, only_reserved=only_reserved)
             ):
                 continue
+            if budget < self._cache.page_size and self._n_to_compute(request) > budget:
+                break  # every chunk but the last ends on a page boundary
             if not self._running.allocate(request, prefilling, only_reserved=only_reserved):
                 self._blocked = (self._cache.n_available, len(self._running), self._waiting.version)
                 if not self._lacks_common_pages(request):
@@ -216,6 +218,16 @@ class PromptRows:
             if budget <= 0 or not self._running.has_free_batch_slot:
                 break
         return admitted
+
+    def _n_to_compute(self, request: Request) -> int:
+        """Returns how many tokens of a waiting or loaded request are not on the device. O(edges)."""
+        if request.phase is Phase.LOADING:
+            n_cached = self._loading.blocks(request).n_leased * self._cache.page_size
+        elif request.reads_cache and not request.bypasses_tree:
+            (n_cached,) = self._cache.matches([(request.namespace, request.key)])
+        else:
+            n_cached = 0
+        return max(1, request.n_known - n_cached)
 
     def _lacks_common_pages(self, request: Request) -> bool:
         """Whether a request that does not fit could use pages that are reserved for nobody: it lacks no row, and

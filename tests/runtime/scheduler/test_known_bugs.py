@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.request import Phase
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt
@@ -257,3 +258,24 @@ def test_bug_22_longest_prefix_order_starves() -> None:
     assert n_before <= 1 + 5 + 1
     engine.run()
     engine.check_outputs()
+
+
+def test_a_prompt_for_which_a_step_has_no_room_is_not_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk that ends on a page boundary may leave less than a page of the step for the next prompt."""
+    engine = Engine(128, 4, max_num_seqs=8, max_num_batched_tokens=15)
+    engine.add(prompt(8), max_tokens=1)
+    engine.run()
+    hits: list[BlockTable] = []
+    count_hit = engine.cache.count_hit
+
+    def counted(blocks: BlockTable) -> None:
+        hits.append(blocks)
+        count_hit(blocks)
+
+    monkeypatch.setattr(engine.cache, "count_hit", counted)
+    requests = [engine.add([*prompt(8), *prompt(12, first=10 * i + 10)], max_tokens=1) for i in range(6)]
+    engine.run()
+    assert [request.n_cached for request in requests] == [8] * 6
+    assert len(hits) == 6
+    engine.check_outputs()
+    engine.check_idle()
