@@ -188,8 +188,9 @@ class Actions:
         """Advances the clock by more than half of the queue timeout, and checks which requests time out."""
         self.engine.now += 0.6 * QUEUE_TIMEOUT_S
         self.engine.expire()
-        waiting = (request for request in self.engine.scheduler.waiting if request.scheduled_at is None)
-        assert all(self.engine.now - request.received_at <= QUEUE_TIMEOUT_S for request in waiting)
+        scheduler = self.engine.scheduler
+        for request in (*scheduler.waiting, *scheduler.loading.loaded()):
+            assert request.scheduled_at is not None or self.engine.now - request.received_at <= QUEUE_TIMEOUT_S
         for name, ended in self.engine.ended.items():
             if ended.reason == "queue_timeout":
                 assert self.engine.requests[name].scheduled_at is None

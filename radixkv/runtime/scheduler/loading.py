@@ -27,7 +27,7 @@ class LoadingRequests:
     A *loading* request has a load in flight. Once the copy is done it is *loaded*: it keeps the pages, and is
     admitted before all waiting requests. A request that needs pages which are being loaded for another one *joins*
     that load, and returns to the waiting queue when the copy is done. So does a request whose pages are fetched
-    from disk into the host tier; it is loaded from there then. A store that servers share is asked before
+    from disk into the host tier; it is loaded from there then. A store that servers share is first asked
     which of them it has.
 
     The pages that loading and loaded requests still need beside the loaded ones are *promised*: nobody else is
@@ -56,9 +56,6 @@ class LoadingRequests:
 
     def __len__(self) -> int:
         return len(self._loads) + len(self._joined)
-
-    def __contains__(self, request: Request) -> bool:
-        return request in self._loads or request in self._joined
 
     def requests(self) -> list[Request]:
         """All requests in phase ``LOADING``. O(requests)."""
@@ -169,6 +166,16 @@ class LoadingRequests:
         """Pages promised to other requests. O(1)."""
         loading = self._loads.get(request)
         return self.n_promised - (0 if loading is None else loading.n_missing)
+
+    def take_received_before(self, time_s: float) -> list[Request]:
+        """Removes and returns the loaded requests that have not started and were received before that time.
+
+        Their pages stay cached. O(loads), and O(pages) a request.
+        """
+        taken = [one for one in self.loaded() if one.scheduled_at is None and one.received_at < time_s]
+        for request in taken:
+            self.leave(request)
+        return taken
 
     def retract_last(self, may_give: Callable[[Request], bool]) -> bool:
         """Returns the last loaded request in order to the waiting queue; False if there is none. O(loads).

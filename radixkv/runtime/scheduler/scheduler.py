@@ -203,13 +203,14 @@ class Scheduler:
     def expire(self) -> list[Update]:
         """Fails the requests that have waited longer than ``queue_timeout_s`` for their first step.
 
-        A request that has run never times out. O(1) if none times out.
+        A request that has run never times out, nor does one while its pages are loaded. O(loads) if none does.
         """
         if self.queue_timeout_s is None:
             return []
         updates: list[Update] = []
         now = self._clock()
-        for request in self.waiting.take_received_before(now - self.queue_timeout_s):
+        last = now - self.queue_timeout_s
+        for request in (*self.waiting.take_received_before(last), *self.loading.take_received_before(last)):
             request.phase = Phase.FINISHED
             updates.append(Update(request, error=queue_timeout(now - request.received_at, self.queue_timeout_s)))
         self._beams.forget_failed(updates)

@@ -74,6 +74,25 @@ def test_an_invalidation_during_a_load_makes_the_request_compute_and_store(n_tok
     assert engine.host.tree.match(Namespace(), token_bytes(prompt(40))) == 40
 
 
+def test_a_loaded_request_that_gets_no_row_times_out() -> None:
+    engine = small_engine(n_pages=32, max_num_seqs=1, queue_timeout_s=5.0, finishes_copies=False)
+    serve_and_store(engine)
+    request = engine.add(prompt(40))
+    engine.turn()
+    engine.add(prompt(4, first=9), max_tokens=30)
+    engine.turn()
+    engine.now += 6.0
+    engine.expire()
+    assert request.phase is Phase.LOADING, "its pages are being loaded"
+    engine.finishes_copies = True
+    for _ in range(2):
+        engine.turn()
+    engine.expire()
+    assert engine.ended[request.id].reason == "queue_timeout"
+    finish(engine)
+    assert engine.cache.tree.match(Namespace(), token_bytes(prompt(40))) == 40, "what was loaded stays cached"
+
+
 def test_pages_are_stored_once() -> None:
     engine = small_engine(n_pages=64)
     for _ in range(3):
