@@ -218,11 +218,12 @@ def _lock(socket_path: Path) -> Iterator[BinaryIO]:
     # ZeroMQ's bind deletes whatever has the socket's name, and opening a symbolic link would lock another file.
     _check_kind(socket_path, stat.S_IFSOCK)
     _check_kind(folder / LOCK_NAME, stat.S_IFREG)
-    with open(folder / LOCK_NAME, "wb") as lock:
+    with open(os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"another runtime already serves {socket_path}; use another path") from None
+        lock.truncate()  # only now: the number in it may be another runtime's
         yield lock
 
 
@@ -275,6 +276,7 @@ class RuntimeServer:
 
         Raises:
             WireError: the frontend has another wire version, or is gone.
+            DeviceLost: the device cannot be used any more.
             InvariantError: a bug in radixkv.
         """
         silent_since = time.monotonic()

@@ -341,15 +341,18 @@ def test_it_exits_with_the_frontend_even_during_a_long_step(
     assert not socket_path.parent.exists()
 
 
-def test_a_second_runtime_on_the_same_path_refuses(peer: Callable[..., Peer]) -> None:
+def test_a_second_runtime_on_the_same_path_refuses(peer: Callable[..., Peer], socket_path: Path) -> None:
     first, second = peer(), peer()
     first.shake_hands()
+    lock, number = socket_path.parent / LOCK_NAME, (7).to_bytes(8, "big")
+    lock.write_bytes(number)
     second.start()
     code, output, errors = second.wait()
     assert code == 1
     assert json.loads(output.splitlines()[-1])["kind"] == "ConfigError"
     assert "another runtime already serves" in output
     assert "Traceback" not in errors
+    assert lock.read_bytes() == number, "the number of the first one's next batch of events"
     first.send(GetStats(id="g"))
     first.receive_stats()
 

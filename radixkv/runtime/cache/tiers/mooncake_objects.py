@@ -27,6 +27,8 @@ _SET_UP_TIMEOUT_S = 20.0
 _CLOSE_TIMEOUT_S = 2.0
 _IS_FULL = -200
 """Mooncake's code of an object for which no memory is left."""
+_IS_ABSENT = -704
+"""Mooncake's code of an object that it does not have."""
 
 _TRIAL = "import sys; from radixkv.runtime.cache.tiers.mooncake_objects import try_setup; try_setup(*sys.argv[1:])"
 
@@ -78,7 +80,9 @@ class MooncakeObjects:
 
     async def delete(self, name: str) -> None:
         """See ``ObjectStore``. Also if the object was read just now, which Mooncake would protect for a while."""
-        await _in_thread(lambda: self._store.remove(self._prefix + name, True))
+        code = await _in_thread(lambda: self._store.remove(self._prefix + name, True))
+        if code not in (0, _IS_ABSENT):
+            raise ObjectStoreError(f"Mooncake's code is {code}")
 
     def close(self) -> None:
         """See ``ObjectStore``. Mooncake's own threads may need longer; they end with the process."""
