@@ -246,6 +246,7 @@ class Loop:
         launched step with masked rows is finished after that, when all tokens before it are known.
 
         Raises:
+            DeviceLost: the device cannot be used any more.
             InvariantError: a bug in radixkv.
         """
         started, begun = perf_counter(), self._clock()

@@ -1,4 +1,4 @@
-"""Demotions: cached sequences that are evicted before everything else."""
+"""Demotions: cached sequences that are evicted before all that is not retained."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Demotions:
     def add(self, namespace: Namespace, tokens: bytes, n_kept: int = 0) -> int:
         """Makes the cached prefix of the tokens, but for its first ``n_kept`` tokens, the next to be evicted.
 
-        Pages that follow it in other sequences keep their rank, and with them it stays. Splits at most two nodes.
+        Pages after it in other sequences keep their rank; it is evicted only after them. Splits at most two nodes.
         O(edges · log leaves + pages of the split nodes).
 
         Args:

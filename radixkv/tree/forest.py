@@ -141,8 +141,8 @@ class Forest:
         No child of the node may start with the first of the new pages.
 
         Returns:
-            The node that contains the new pages: ``node`` itself if it is a leaf with a single lease, as many
-            hits and no retention that is not demoted, else a new child with one lease.
+            The node that contains the new pages: ``node`` itself if it is a leaf but no root, is neither
+            demoted nor retained, and has one lease and ``n_hits`` hits; else a new child with one lease.
         """
         self.version += 1
         self.n_leased += len(pages)

@@ -22,8 +22,8 @@ class OutlinedNode(NamedTuple):
     n_pages: int
     """Pages of the node and of all visited nodes below it."""
     n_more: int
-    """Nodes below it that are not in the outline and are below no other node of it; at least so many, if the walk
-    did not visit all."""
+    """Nodes outside the outline whose nearest ancestor in it is this node; at least so many, if the walk did not
+    visit all."""
     n_more_pages: int
     """Pages of those that were visited."""
     age: int | None

@@ -23,13 +23,12 @@ class SharedLeases(NamedTuple):
 class SharedRuns:
     """Finds the runs of pages that leases have in common.
 
-    Each lease has a note of where its path *branches off*: a node of it below which no other lease holds a page of
-    it. ``find`` makes the note where it is missing. It stays true, though others may let go of the node, until some
-    node with one lease gets a second one: then all leases forget it. A lease that gains nodes, which others may
-    hold, gets a new note.
+    ``Lease.branch`` is a node of the lease's path below which no other lease holds a page of the path. ``find``
+    sets it where it is missing. It stays true while others let go of nodes. Once any node with one lease has got a
+    second one (``Forest.n_joins``), ``find`` forgets all branches. A lease that gains nodes gets a new branch.
 
     Args:
-        forest: the nodes of the leases; counts when that happens.
+        forest: the nodes of the leases, with the counter ``n_joins``.
         leases: the open leases.
     """
 

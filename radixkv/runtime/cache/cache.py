@@ -23,11 +23,11 @@ from radixkv.tree.shared_runs import SharedLeases
 
 MIN_COPIED_TOKENS = 4
 """Fewest tokens for which a part of a page is copied. Finding and leasing the page takes the host about as long as
-a GPU takes to compute one token or two, and prompts with nothing else in common share the first one."""
+a GPU takes to compute one token or two, and prompts with nothing else in common share the first token."""
 _MAX_NAMESPACES = 16
 """With more namespaces, ``PageCache.explain`` does not search them: it runs for each prompt with a miss."""
 _NO_STEP = -1
-"""Number of no step: pages with it were used by none."""
+"""Less than every step's number: no step has used the page."""
 
 
 class PageCache:
@@ -201,7 +201,7 @@ class PageCache:
             self._give_back(source.namespace.tenant, self.tree.release(source))
 
     def reserve(self, blocks: BlockTable, n_pages: int) -> bool:
-        """Grows a block table to at least ``n_pages`` pages, evicting as needed.
+        """Grows a block table to at least ``n_pages`` pages. If too few are free, evicts 1/128 of the pool or more.
 
         O(new pages), and O(log leaves) a leaf evicted.
 
@@ -216,12 +216,12 @@ class PageCache:
         return True
 
     def append_pages(self, block_tables: Sequence[BlockTable]) -> bool:
-        """Adds one page to each of the block tables, evicting as needed.
+        """Adds one page to each of the block tables. If too few are free, evicts 1/128 of the pool or more.
 
         O(block tables), and O(log leaves) a leaf evicted.
 
         Returns:
-            False, without any change, if there are too few free and evictable pages.
+            False, without any change, if there are too few free and evictable pages for their tenants.
         """
         if self.tenants.n_owned:
             has_room = self.tenants.have_room(Counter(one.tenant for one in block_tables), self.n_available)
@@ -318,7 +318,7 @@ class PageCache:
         self._mark_computed(blocks, n_tokens, step)
 
     def commit_computed(self, rows: Iterable[ComputedRow], step: int) -> None:
-        """Does ``commit`` and ``mark_computed`` for the finished rows of ``step`` that had finite values."""
+        """Does ``commit`` and ``mark_computed``, at their cost, for finished rows of ``step`` that were finite."""
         page_size, page_bytes = self.page_size, self.page_size * TOKEN_BYTES
         for blocks, tokens, n_tokens, last_step in rows:
             first, last, lease = blocks.n_leased, n_tokens // page_size, blocks.lease
@@ -411,7 +411,7 @@ class PageCache:
     def demote(self, namespace: Namespace, tokens: bytes, n_kept: int) -> int:
         """Makes the cached prefix of the tokens, but for its first ``n_kept`` tokens, the first to be evicted.
 
-        Returns the number of pages; ``Demotions.add``.
+        Returns the number of pages. Costs as much as ``Demotions.add``.
         """
         return self.tree.demotions.add(namespace, tokens, n_kept)
 

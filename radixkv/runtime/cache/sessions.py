@@ -107,7 +107,9 @@ class Sessions:
         self._forget()
 
     def close(self, namespace: Namespace, session_id: str) -> tuple[int, int] | None:
-        """Closes a session; what its running turns have is demoted when they end. ``Demotions.add``.
+        """Closes a session; what its running turns have is demoted when they end.
+
+        Costs as much as ``Demotions.add``.
 
         Returns:
             The numbers of pages demoted on the device and in the host tier; None if there is no such session.

@@ -15,9 +15,9 @@ class TenantPages:
     """Counts the pages of tenants with a share of them, and keeps their floors and caps.
 
     A tenant *owns* the pages that are cached in its namespaces, detached ones too, and those that are private to
-    its block tables. It *holds* those of them that cannot be evicted. What it holds less than its floor is
-    *reserved*: others hold no more than leaves so many available, and evict none of its pages where it owns no more
-    than its floor. It never owns more than its cap: its own pages are evicted first.
+    its block tables. It *holds* those of them that cannot be evicted. If it holds fewer pages than its floor, the
+    difference is *reserved*: others leave so many pages available, and evict only those of its pages that exceed
+    the floor. It never owns more than its cap: its own pages are evicted first.
 
     Args:
         tenants: all of them; those without a share of pages have neither floor nor cap.
@@ -78,7 +78,7 @@ class TenantPages:
         return n_pages if n_below_cap is None else min(n_pages, n_below_cap)
 
     def is_capped(self, tenant: str, n_available: int) -> bool:
-        """Returns whether a tenant's cap, and not what others hold, is what it can get no more for. O(tenants).
+        """Returns whether a tenant's cap, and not what others hold, limits what it can get. O(tenants).
 
         Args:
             tenant: the tenant.

@@ -67,8 +67,8 @@ class TierPins:
 
         A sequence has one pin, which ends as late as the latest that was asked for. A pin replaces those that it
         makes superfluous: they cover a prefix of it, and end no later. So a conversation whose turns are pinned one
-        after another has one pin. O(tokens + pins that end on the path), and O(edges · log leaves) for each pin
-        that ends.
+        after another has one pin. O(tokens + pins that end on the path), O(pins) if they exceed the budget, and
+        O(edges · log leaves) for each pin that ends.
 
         Args:
             namespace: namespace of the sequence.

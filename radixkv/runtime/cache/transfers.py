@@ -18,8 +18,8 @@ from radixkv.runtime.step.page_copier import FinishedCopy, PageCopier
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
 MAX_STORED_BYTES = 512 << 20
-"""Bytes of stores in flight at a time, and at most 1/8 of the pool: their pages cannot be evicted meanwhile. They
-take a hundredth of a second on a GPU."""
+"""No store begins while so many bytes, or 1/8 of the pool, are being stored: their pages cannot be evicted
+meanwhile. The last store may exceed it. These bytes take a hundredth of a second on a GPU."""
 MAX_OFFERS = 4096
 """Offers that wait for their copy; beyond them the oldest is dropped. A later request for the same tokens offers
 them again."""
@@ -201,7 +201,7 @@ class Transfers:
     ) -> Fetch | Lookup | None:
         """Returns a fetch from disk that the prompt should wait for: one in flight, or a new one.
 
-        O(1) without a disk tier or if it has no page, else O(tokens).
+        O(1) without a disk tier, else O(fetches in flight + tokens).
 
         Args:
             namespace: the prompt's.
@@ -278,7 +278,7 @@ class Transfers:
             n_kept: available pages that others need.
 
         Returns:
-            None, without any change, if too few pages are available or there is nothing to copy.
+            None if too few pages are available or there is nothing to copy; the cached prefixes count as used.
         """
         source = self.host.open(namespace, tokens, is_hit=False)
         blocks = self.device.open(namespace, tokens, is_hit=False)

@@ -95,7 +95,7 @@ class FairQueue:
         return sorted(taken, key=lambda request: request.received_at)
 
     def add(self, request: Request) -> None:
-        """Queues a request behind its tenant's others. O(log n + tokens)."""
+        """Queues a request in its tenant's order. O(log n + tokens)."""
         if not self._turns:
             self._accounts.clear()
         if request.tenant not in self._turns:

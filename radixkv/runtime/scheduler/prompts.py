@@ -157,7 +157,8 @@ class PromptRows:
             budget: maximum tokens of the rows.
             step: number of the step.
             prefilling: the prefilling requests; None for those that are running.
-            only_reserved: whether a request that came before waits for the pages that are reserved for nobody.
+            only_reserved: whether they get only the reserved pages of their tenants, because an earlier request
+                waits for the others.
         """
         admitted: list[PlannedRow] = []
         if budget <= 0 or not self._running.has_free_batch_slot:

@@ -99,10 +99,10 @@ class RunningRequests:
         return [request.blocks for request in (*self._active, *self._releasing)]
 
     def allocate(self, request: Request, prefilling: Iterable[Request], *, only_reserved: bool = False) -> bool:
-        """Gives a waiting or loaded request a batch slot and a lease on its cached prefix, if there is room for all
-        its known tokens: ``n_room`` of pages beyond the prefix.
+        """Gives a waiting or loaded request a batch slot and a lease on its cached prefix.
 
-        O(prefilling), and ``PageCache.open``.
+        Returns False, without either, if the request needs more pages beyond its prefix than ``n_room`` says.
+        O(prefilling), and the cost of ``PageCache.open``.
         """
         is_loaded = request.phase is Phase.LOADING
         if is_loaded:
@@ -138,7 +138,8 @@ class RunningRequests:
         Args:
             request: a waiting or loaded request.
             prefilling: the requests whose prompts are being prefilled.
-            only_reserved: whether another request waits for the pages that are reserved for nobody.
+            only_reserved: whether to count only the reserved pages of its tenant, because an earlier request waits
+                for the others.
         """
         n_promised = self._loading.n_promised_to_others(request)
         n_reserved = self._cache.tenants.n_reserved(request.namespace.tenant)
@@ -176,7 +177,7 @@ class RunningRequests:
     def fork_followers(self, leader: Request) -> None:
         """Starts the followers of a leader whose first token is known, on the leader's pages.
 
-        Each follower computes only the prompt's last token. ``fork``.
+        Each follower computes only the prompt's last token. Costs as much as ``fork``.
         """
         for follower in leader.followers:
             follower.tokens = leader.prompt

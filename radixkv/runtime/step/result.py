@@ -61,7 +61,7 @@ class RunningStep(Protocol):
 
 
 class PendingStep(Protocol):
-    """Handle of a finished step."""
+    """Handle of a step whose sampling is enqueued; the device may still compute it."""
 
     @property
     def is_done(self) -> bool:

@@ -16,7 +16,8 @@ from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, PageStore
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
 _MAX_WRITTEN_BYTES = 256 << 20
-"""Bytes of writes in flight at a time, and at most 1/4 of the host tier: they hold their slots."""
+"""No write begins while so many bytes, or 1/4 of the host tier, are being written: they hold their slots. The last
+write may exceed it."""
 _MAX_OFFERS = 4096
 """Offers that wait to be written; beyond them the oldest is dropped."""
 _MAX_OFFERS_PER_TURN = 32
@@ -196,7 +197,7 @@ class DiskTier:
         """Starts to read the pages of a prompt's first ``n_tokens`` that the host tier does not have. O(tokens).
 
         Returns:
-            None, without any change, if too few slots are available.
+            None if too few slots are available; the cached prefix counts as used.
         """
         page_size = self.host.page_size
         blocks = self.host.open(

@@ -15,7 +15,8 @@ class FinishedTransfer(NamedTuple):
     """Leading pages that a ``look_up`` has found, that a load has read correctly, or that are in the store after a
     ``store``; for ``remove`` and ``clear``, pages that were removed."""
     seconds: float
-    """Time from the start of the first page to the end of the last, without the time in the queue."""
+    """Time from the start of the first page to the end of the last; of a store that servers share, with the time in
+    which its pages wait for other transfers."""
 
 
 class Removal(NamedTuple):
@@ -33,7 +34,7 @@ class StoreHealth(NamedTuple):
     n_failures: int
     """Lookups, loads, stores and removals that have failed or taken too long."""
     is_away: bool
-    """Whether the last one has, so that the store is left alone for a while."""
+    """Whether the store has failed, and has not answered since: it is left alone for a while."""
 
 
 class PageStore(Protocol):
@@ -102,7 +103,7 @@ class PageStore(Protocol):
         """Removes all pages of a namespace, or a page and those that continue it, as far as ``run`` knows them.
 
         ``run`` finds none of them any more, and stores that have not finished are dropped, whatever their keys. A
-        restart finds none of them once the ticket has finished. O(pages in the store).
+        restart finds none once the ticket has finished, unless a page could not be deleted. O(pages in the store).
 
         Args:
             key: the namespace's key, or the page's.

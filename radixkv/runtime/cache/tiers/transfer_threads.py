@@ -19,7 +19,7 @@ LAST_STEP_S = 1.0
 """After its limit, ``close`` waits this long for the steps that threads are in."""
 
 Step = Callable[[], bool]
-"""Transfers one page; returns whether that succeeded."""
+"""Does one part of a transfer; returns whether that succeeded."""
 
 
 class Urgency(IntEnum):

@@ -20,7 +20,7 @@ _MIN_LARGE_SHARED_BYTES = 200_000
 
 
 def choose_prompt_tile(head_dim: int, shared_bytes: int) -> PromptTile:
-    """Returns a tile that fits the GPU's registers and shared memory. No tile was measured yet.
+    """Returns a tile that fits the GPU's registers and shared memory. Other tiles were not timed.
 
     Args:
         head_dim: of K and V.
