@@ -172,8 +172,7 @@ class Loop:
         self._launch_s = 0.0
         """The host's time to plan and launch a step: the longest lately."""
         self.is_waiting = False
-        """Whether the last turn had nothing to plan, launch or collect before pages are copied from the host tier,
-        or grammars are compiled.
+        """Whether the last turn had nothing to do until pages are copied between tiers or a grammar is compiled.
 
         Wait for a message, or until one of ``descriptors`` is readable, then call ``turn``."""
         self._counters = StepCounters()

@@ -49,7 +49,7 @@ def open_loop(
     warms_grammars: bool = False,
     times: StartTimes | None = None,
 ) -> Loop:
-    """Loads the model, allocates the pool and makes a loop over them. Takes seconds.
+    """Loads the model, allocates the pool and makes a loop over them. Takes seconds, or minutes to compile kernels.
 
     Args:
         resolved: the settings.
@@ -62,6 +62,7 @@ def open_loop(
     Raises:
         CheckpointError: the checkpoint is corrupt or of an unknown kind.
         ConfigError: the settings do not fit the checkpoint or the machine.
+        RadixKVError: what compiles grammars could not be started.
     """
     times = times or StartTimes()
     open_grammars = partial(

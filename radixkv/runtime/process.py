@@ -327,9 +327,9 @@ class RuntimeServer:
                     self._send(self.loop.receive(message))
 
     def _has_message(self, wait_ms: int) -> bool:
-        """Waits until there is something to do; returns whether a message has arrived.
+        """Waits until there is something to do, at most ``wait_ms``; returns whether a message has arrived.
 
-        That is a message, a copy of pages that has ended, or a subscriber of events that asks for something.
+        Something to do is a message, a finished copy of pages, a compiled grammar, or a request of a subscriber.
         """
         descriptors = self.loop.descriptors if wait_ms else []
         replay_socket = None if self.events is None else self.events.replay_socket
@@ -338,7 +338,7 @@ class RuntimeServer:
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
         if self.events is not None and self.events.is_replaying:
-            wait_ms = min(wait_ms, REPLAY_WAIT_MS)  # also new requests wait no longer
+            wait_ms = min(wait_ms, REPLAY_WAIT_MS)  # the next request of a subscriber waits no longer
         elif replay_socket is not None:
             poller.register(replay_socket, zmq.POLLIN)
         for descriptor in descriptors:

@@ -72,7 +72,7 @@ def open_tiers(
     host_memory_bytes: int,
     objects: ObjectStore | None = None,
 ) -> Transfers:
-    """Opens the host tier, and the disk tier or shared store if there is to be one; nothing if that fails.
+    """Opens the host tier, and the disk tier or shared store if there is to be one. Closes all on failure.
 
     Args:
         resolved: the settings.

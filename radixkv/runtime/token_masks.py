@@ -28,7 +28,7 @@ def fill_masks(launched: LaunchedPlan, grammars: Grammars, vocab_size: int) -> T
 
     Args:
         launched: the newest launched step; the results of all earlier ones were taken.
-        grammars: those of the requests are of them.
+        grammars: they made the matchers of the requests.
         vocab_size: token ids are below it.
     """
     rows: list[int] = []

@@ -259,9 +259,9 @@ class Scheduler:
         return plan
 
     def _make_way_for_beams(self, queue: FairQueue) -> None:
-        """Makes way within each tenant whose rows all wait for beams without one. O(running).
+        """Makes way within each tenant whose rows all belong to beams that wait for a row of another. O(running).
 
-        Its shares may let it have no row more, while steps of others never leave the plan empty.
+        The tenant may get no further row, and ``schedule`` does not see that while other tenants have steps.
         """
         n_held = Counter(request.tenant for request in self.running if request.candidates is not None)
         for tenant, n_rows in n_held.items():

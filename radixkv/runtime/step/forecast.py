@@ -7,7 +7,7 @@ from radixkv.runtime.step.plan import StepPlan
 _WEIGHT = 0.25
 """Of a new measurement in a moving average."""
 MIN_PROMPT_TOKENS = 256
-"""A step with fewer says little about the time of a prompt token: much of it is that of any step."""
+"""A step with fewer is not measured: most of its time does not depend on the number of tokens."""
 
 
 class StepForecast:

@@ -54,9 +54,10 @@ class PagedAttention:
         kv_scales: [layers], of K and V of 8 bits; None: all are 1.
         sinks: [layers] of [heads], a score of each head that takes part in the softmax and has no value; None for
             layers or models without.
-        prompt_kernel: None for FlashInfer's ``backend_of`` the GPU.
-        shared_kernel: kernel for pages that many rows share; None for the same. With the prompt kernel ``triton``,
-            None is for no such kernel: FlashInfer is not imported, and the decode kernel reads these pages too.
+        prompt_kernel: None for the kernel of FlashInfer that ``backend_of`` returns.
+        shared_kernel: kernel for pages that many rows share; None for that of ``backend_of``, too. With the prompt
+            kernel ``triton``, None is for no such kernel: FlashInfer is not imported, and the decode kernel reads
+            these pages too.
     """
 
     def __init__(

@@ -19,8 +19,8 @@ class PromptRows:
     """Prompt rows as ranges of block tables. The tokens of consecutive rows are consecutive.
 
     If all layers have windows, rows begin at the first page that they read: kernels load whole tiles of positions
-    before they mask them, and other requests may have the pages before. With windows over 8 bits FlashInfer's FA3
-    also multiplies a row's first tile of V by 0, so what it holds must be finite.
+    before they mask them, and other requests may have the pages before. With windows and an 8-bit KV pool,
+    FlashInfer's FA3 also multiplies a row's first tile of V by 0, so what it holds must be finite.
     """
 
     firsts: Ints
