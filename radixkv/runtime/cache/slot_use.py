@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
+from radixkv.tree.neighbours import n_common_tokens
 from radixkv.tree.node import TOKEN_BYTES, Node
 
 
@@ -83,14 +84,4 @@ def _n_repeated(texts: list[bytes]) -> int:
     Among sorted texts, a token repeats exactly if it is in the prefix common with the text before.
     """
     texts.sort()
-    return sum(_n_common(one, other) for one, other in pairwise(texts))
-
-
-def _n_common(one: bytes, other: bytes) -> int:
-    """Returns the number of leading tokens that two texts have in common."""
-    n_bytes = min(len(one), len(other))
-    # In a little-endian number the first byte is the lowest: the first difference is the lowest bit that differs.
-    difference = int.from_bytes(one[:n_bytes], "little") ^ int.from_bytes(other[:n_bytes], "little")
-    if not difference:
-        return n_bytes // TOKEN_BYTES
-    return ((difference & -difference).bit_length() - 1) // (8 * TOKEN_BYTES)
+    return sum(n_common_tokens(one, other) for one, other in pairwise(texts))
