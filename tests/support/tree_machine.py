@@ -112,6 +112,16 @@ class TreeMachine(RuleBasedStateMachine):
         if tracked.is_use:
             self.world.commit_computed_page(tracked, suffix)
 
+    @precondition(lambda self: 0 < len(self.world.leases) < 8)
+    @rule(index=st.integers(0), suffix=suffixes)
+    def continue_an_answer_beside_a_fork(self, index, suffix):
+        """Adds a computed page after a path that a second request holds, and of which all pages are computed."""
+        tracked = self.chosen(index)
+        if tracked.is_use:
+            self.world.mark_computed(tracked, len(tracked.tokens) // 4)
+            self.world.fork(tracked)
+            self.world.commit_computed_page(tracked, suffix)
+
     @precondition(lambda self: self.world.leases)
     @rule(index=st.integers(0), suffix=suffixes)
     def extend(self, index, suffix):
