@@ -26,6 +26,8 @@ class FakeObjects:
         self.n_calls = 0
         self.fails = False
         self.is_full = False
+        self.kept: set[str] = set()
+        """Names of objects that ``delete`` keeps."""
         self.is_open = threading.Event()
         """Calls wait until it is set."""
         self.is_open.set()
@@ -45,9 +47,11 @@ class FakeObjects:
             self.objects[name] = bytes(value)
         return not self.is_full
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str) -> bool:
         await self._answer()
-        self.objects.pop(name, None)
+        if name not in self.kept:
+            self.objects.pop(name, None)
+        return name not in self.kept
 
     def close(self) -> None:
         pass

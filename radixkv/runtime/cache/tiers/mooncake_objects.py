@@ -29,6 +29,8 @@ _IS_FULL = -200
 """Mooncake's code of an object for which no memory is left."""
 _IS_ABSENT = -704
 """Mooncake's code of an object that it does not have."""
+_ARE_BUSY = (-703, -706, -708)
+"""Mooncake's codes of an object that is being written, read or copied."""
 
 _TRIAL = "import sys; from radixkv.runtime.cache.tiers.mooncake_objects import try_setup; try_setup(*sys.argv[1:])"
 
@@ -78,11 +80,12 @@ class MooncakeObjects:
             raise ObjectStoreError(f"Mooncake's code is {code}")
         return not code
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str) -> bool:
         """See ``ObjectStore``. Also if the object was read just now, which Mooncake would protect for a while."""
         code = await _in_thread(lambda: self._store.remove(self._prefix + name, True))
-        if code not in (0, _IS_ABSENT):
+        if code not in (0, _IS_ABSENT, *_ARE_BUSY):
             raise ObjectStoreError(f"Mooncake's code is {code}")
+        return code not in _ARE_BUSY
 
     def close(self) -> None:
         """See ``ObjectStore``. Mooncake's own threads may need longer; they end with the process."""

@@ -36,8 +36,8 @@ class ObjectStore(Protocol):
         """Keeps an object, whole or not at all; returns False if there is no room for it."""
         ...
 
-    async def delete(self, name: str) -> None:
-        """Removes an object, if it is there."""
+    async def delete(self, name: str) -> bool:
+        """Removes an object, if it is there. Returns False if the store keeps it, as while it is being written."""
         ...
 
     def close(self) -> None:

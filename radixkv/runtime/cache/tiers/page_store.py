@@ -34,7 +34,7 @@ class StoreHealth(NamedTuple):
     n_failures: int
     """Lookups, loads, stores and removals that have failed or taken too long."""
     is_away: bool
-    """Whether the store has failed, and has not answered since: it is left alone for a while."""
+    """Whether the store has failed, and not answered since the pause after that."""
 
 
 class PageStore(Protocol):

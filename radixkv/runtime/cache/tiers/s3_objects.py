@@ -75,9 +75,10 @@ class S3Objects:
         await _translated(obstore.put_async(self._store, name, value, use_multipart=False))
         return True
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str) -> bool:
         """See ``ObjectStore``."""
         await _translated(obstore.delete_async(self._store, name))
+        return True
 
     def close(self) -> None:
         """See ``ObjectStore``."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class SharedStore:
         self._header = PageHeader(page_bytes, page_token_bytes)
         self._known = FileIndex()
         self._n_removals = 0
-        """Calls of ``remove`` and ``clear``. What began before the last one notes no pages, and stores none."""
+        """Calls of ``remove`` and ``clear``. What began before the last one notes no more pages."""
         self._being_removed: set[bytes] = set()
         """Keys of pages that may still be there, but must not be found."""
         self._removed: list[bytes] | None = None
@@ -104,7 +104,8 @@ class SharedStore:
 
     def look_up(self, keys: Sequence[bytes]) -> int | None:
         """See ``PageStore``. Takes at most ``LOOK_UP_TIMEOUT_S``."""
-        return None if self._is_paused else self._loop.start(self._look_up(keys, self._n_removals))
+        hidden = frozenset(self._being_removed)  # they may have gone when the store has answered
+        return None if self._is_paused else self._loop.start(self._look_up(keys, hidden, self._n_removals))
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``. Takes no longer than ``LOAD_TIMEOUT_S`` and the constants after it say."""
@@ -160,7 +161,7 @@ class SharedStore:
         assert len(tokens) == len(keys) * size
         return [tokens[first : first + size] for first in range(0, len(tokens), size)]
 
-    async def _look_up(self, keys: Sequence[bytes], n_removals: int) -> int:
+    async def _look_up(self, keys: Sequence[bytes], hidden: Collection[bytes], n_removals: int) -> int:
         try:
             async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
                 n_pages = await self._find_end(keys)
@@ -168,7 +169,7 @@ class SharedStore:
             self._fail(error, f"a lookup took longer than {LOOK_UP_TIMEOUT_S:g} s")
             return 0
         self._succeed()
-        n_pages = next((n for n in range(n_pages) if keys[n] in self._being_removed), n_pages)
+        n_pages = next((n for n in range(n_pages) if keys[n] in hidden or keys[n] in self._being_removed), n_pages)
         self._note(keys[:n_pages], n_removals)
         return n_pages
 
@@ -284,13 +285,12 @@ class SharedStore:
             async with self._writes, asyncio.timeout(STORE_TIMEOUT_S):
                 if self._is_paused:
                     return False
-                await self._objects.delete(_name_of(key))
+                return await self._objects.delete(_name_of(key))
         except (ObjectStoreError, TimeoutError) as error:
             self._fail(error, f"removing a page took longer than {STORE_TIMEOUT_S:g} s")
             return False
         finally:
             self._being_removed.discard(key)
-        return True
 
     def _note(self, keys: Sequence[bytes], n_removals: int) -> bool:
         """Notes that the store has pages, or a use of them. O(pages · log of the known ones).

@@ -35,9 +35,11 @@ def objects(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return MooncakeObjects("mooncake://127.0.0.1:50051/x")
 
 
-@pytest.mark.parametrize("objects", [0, -704], indirect=True)
-def test_an_absent_object_counts_as_deleted(objects: MooncakeObjects) -> None:
-    asyncio.run(objects.delete("page"))
+@pytest.mark.parametrize(("objects", "is_deleted"), [(0, True), (-704, True), (-703, False)], indirect=["objects"])
+def test_an_absent_object_counts_as_deleted_and_a_busy_one_does_not(
+    objects: MooncakeObjects, is_deleted: bool
+) -> None:
+    assert asyncio.run(objects.delete("page")) == is_deleted
 
 
 @pytest.mark.parametrize("objects", [-900], indirect=True)

@@ -303,9 +303,20 @@ class Hanging:
     def __init__(self) -> None:
         self.is_open = threading.Event()
 
-    async def __call__(self, name: str) -> None:
+    async def __call__(self, name: str) -> bool:
         while not self.is_open.is_set():
             await asyncio.sleep(0.001)
+        return True
+
+
+def test_a_page_that_the_store_keeps_does_not_stop_the_removal_of_others() -> None:
+    objects = FakeObjects()
+    with shared_store(objects) as store:
+        store_run(store, [1, 2, 3])
+        objects.kept = set(list(objects.objects)[1:2])
+        *leading, key = keys_of([1, 2, 3])
+        assert wait(store, store.remove(key, leading).ticket).n_pages == 2
+        assert objects.objects.keys() == objects.kept
 
 
 def test_known_pages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
