@@ -101,10 +101,10 @@ class LaunchedSteps:
         except DeviceError:
             self._discard()
             raise
-        if is_awaited:
-            self._ended_at = self._clock()
-        else:  # a launch may take longer than the step before it, whose result is then taken late
-            self._ended_at = max(step.begun_at, self._ended_at) + result.device_seconds
+        now = self._clock()
+        # A launch may take longer than the step before it, whose result is then taken late.
+        ended_at = max(step.begun_at, self._ended_at) + result.device_seconds
+        self._ended_at = now if is_awaited else min(now, ended_at)
         self._forecast.record(step.plan, result.device_seconds)
         return FinishedStep(step.plan, result)
 

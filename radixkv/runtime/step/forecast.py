@@ -7,7 +7,7 @@ from radixkv.runtime.step.plan import StepPlan
 _WEIGHT = 0.25
 """Of a new measurement in a moving average."""
 MIN_PROMPT_TOKENS = 256
-"""A step with fewer is not measured: most of its time does not depend on the number of tokens."""
+"""A step with fewer, but some, is not measured: most of its time does not depend on their number."""
 
 
 class StepForecast:
