@@ -172,7 +172,11 @@ class LoadingRequests:
 
         Their pages stay cached. O(loads), and O(pages) a request.
         """
-        taken = [one for one in self.loaded() if one.scheduled_at is None and one.received_at < time_s]
+        taken = [
+            request
+            for request, (load, _) in self._loads.items()
+            if load.is_done and request.scheduled_at is None and request.received_at < time_s
+        ]
         for request in taken:
             self.leave(request)
         return taken
@@ -196,7 +200,7 @@ class LoadingRequests:
         self._waiting.add(request)
 
     def leave(self, request: Request) -> None:
-        """Forgets a request, which is aborted or retracted. O(pages)."""
+        """Forgets a request, which is aborted, retracted or has waited too long. O(pages)."""
         if self._joined.pop(request, None) is None:
             load, n_missing = self._loads.pop(request)
             self.n_promised -= n_missing

@@ -49,7 +49,8 @@ class PromptRows:
         self._refused: Request | None = None
         """The first retried request that did not fit when all were last tried."""
         self._blocked: tuple[int, int, int] | None = None
-        """(available pages, running requests, queue version) when a waiting request last did not fit.
+        """(available pages that are not promised, running requests, queue version) when a waiting request last did
+        not fit.
 
         None if no request was refused since a prompt's last chunk was planned, or a load has finished."""
 
@@ -181,10 +182,8 @@ class PromptRows:
                 request, self._running.n_room(request, prefilling, only_reserved=only_reserved)
             ):
                 continue
-            if budget < self._cache.page_size and self._n_to_compute(request) > budget:
-                break  # every chunk but the last ends on a page boundary
             if not self._running.allocate(request, prefilling, only_reserved=only_reserved):
-                self._blocked = (self._cache.n_available, len(self._running), self._waiting.version)
+                self._blocked = (self._n_unpromised, len(self._running), self._waiting.version)
                 if not self._lacks_common_pages(request):
                     continue
                 if not self._cache.tenants.n_reserved_beside(request.namespace.tenant):
@@ -220,34 +219,29 @@ class PromptRows:
                 break
         return admitted
 
-    def _n_to_compute(self, request: Request) -> int:
-        """Returns how many tokens of a waiting or loaded request are not on the device. O(edges)."""
-        if request.phase is Phase.LOADING:
-            n_cached = self._loading.blocks(request).n_leased * self._cache.page_size
-        elif request.reads_cache and not request.bypasses_tree:
-            (n_cached,) = self._cache.matches([(request.namespace, request.key)])
-        else:
-            n_cached = 0
-        return max(1, request.n_known - n_cached)
-
     def _lacks_common_pages(self, request: Request) -> bool:
         """Whether a request that does not fit could use pages that are reserved for nobody: it lacks no row, and
         its tenant is not at its cap of pages. O(tenants)."""
         is_capped = self._cache.tenants.is_capped(request.namespace.tenant, self._cache.n_available)
         return self._running.has_row_for(request) and not is_capped
 
+    @property
+    def _n_unpromised(self) -> int:
+        return self._cache.n_available - self._loading.n_promised
+
     def _is_blocked(self) -> bool:
         """Whether a waiting request did not fit, and nothing has changed since that could let one in.
 
-        Such changes are: more available pages, fewer running requests, a prompt that is fully planned, another
-        queue. Without them the queue is not ranked again. A change of the tree that would let one in is missed.
+        Such changes are: more available or fewer promised pages, fewer running requests, a prompt that is fully
+        planned, another queue. Without them the queue is not ranked again. A change of the tree that would let one
+        in is missed.
         """
         if self._fair is None and self.refused is not None:
             return True
         if self._blocked is None:
             return False
-        n_available, n_running, version = self._blocked
-        has_changed = self._cache.n_available > n_available or len(self._running) < n_running
+        n_unpromised, n_running, version = self._blocked
+        has_changed = self._n_unpromised > n_unpromised or len(self._running) < n_running
         return not has_changed and self._waiting.version == version
 
     def _prefill_row(self, request: Request, budget: int, step: int) -> Row | None:
@@ -272,6 +266,8 @@ class PromptRows:
             if start > request.n_scheduled and request.n_cached is None:
                 request.copied_ranges.append((request.n_scheduled, start))
         # Only before the commit, after which the tree has the prompt's own pages.
+        if request.phase is Phase.WAITING:
+            self._running.count_hit(request)
         miss = find_miss(self._cache, request, start) if request.scheduled_at is None else None
         n_in_tree = self._cache.commit(blocks, request.tokens, end, request.last_step)
         write_start = min(end, max(start, n_in_tree * page_size))

@@ -24,7 +24,7 @@ class RowShares:
         self._floors = {one.name: one.min_rows(n_rows) for one in tenants}
         self._caps = {one.name: one.max_rows(n_rows) for one in tenants}
         self._n_reserved = sum(self._floors.values())
-        """Rows that are kept free: how many tenants lack to their floors, summed."""
+        """Rows that are kept free: the sum of the rows that tenants lack to their floors."""
 
     def n_rows(self, tenant: str) -> int:
         """Returns how many rows a tenant has."""

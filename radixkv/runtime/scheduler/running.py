@@ -118,14 +118,20 @@ class RunningRequests:
             return False
         if is_loaded:
             self._loading.take(request)
-        else:
-            if not request.is_canary:
-                self._cache.count_hit(blocks)
-            if self._transfers is not None and request.uses_tiers and blocks.n_leased:
-                n_bytes = blocks.n_leased * self._cache.page_size * TOKEN_BYTES
-                self._transfers.offer_used(request.namespace, request.key[:n_bytes])
         self._assign(request, blocks)
         return True
+
+    def count_hit(self, request: Request) -> None:
+        """Counts a hit of the cached prefix of a request that is admitted, and offers it to the host tier.
+
+        Not before the request has a row, and before it commits pages of its own. O(pages leased).
+        """
+        blocks = request.blocks
+        if not request.is_canary:
+            self._cache.count_hit(blocks)
+        if self._transfers is not None and request.uses_tiers and blocks.n_leased:
+            n_bytes = blocks.n_leased * self._cache.page_size * TOKEN_BYTES
+            self._transfers.offer_used(request.namespace, request.key[:n_bytes])
 
     def n_room(self, request: Request, prefilling: Iterable[Request], *, only_reserved: bool = False) -> int:
         """Returns how many pages a request may take at its admission; negative if others need more than there are.

@@ -8,6 +8,7 @@ import pytest
 
 from radixkv.runtime.cache import transfers
 from radixkv.runtime.request import Phase, Request
+from radixkv.tenants import TenantConfig
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt, token_bytes
 from support.evicting import evict_all
@@ -91,6 +92,41 @@ def test_a_loaded_request_that_gets_no_row_times_out() -> None:
     assert engine.ended[request.id].reason == "queue_timeout"
     finish(engine)
     assert engine.cache.tree.match(Namespace(), token_bytes(prompt(40))) == 40, "what was loaded stays cached"
+
+
+def test_a_request_waits_no_longer_for_pages_that_were_promised_to_one_that_timed_out() -> None:
+    """The loaded pages stay leased by a running request, so that none becomes available."""
+    tenants = [TenantConfig("capped", max_row_share=0.13), TenantConfig("other")]
+    engine = small_engine(
+        n_pages=28, tenants=tenants, max_num_seqs=8, max_num_batched_tokens=64, queue_timeout_s=5.0
+    )
+    capped: dict[str, Any] = {"namespace": Namespace("capped"), "tenant": "capped"}
+    engine.add(prompt(20), **capped)
+    engine.run()
+    for _ in range(3):
+        engine.turn()
+    engine.cache.flush()
+    engine.finishes_copies = False
+    loaded = engine.add(prompt(60), **capped)
+    engine.turn()
+    engine.add(prompt(20), uses_tiers=False, max_tokens=40, **capped)
+    for _ in range(2):
+        engine.turn()
+    engine.finishes_copies = True
+    for _ in range(3):
+        engine.turn()
+    engine.now += 1.0
+    waiting = engine.add(
+        prompt(64, 7), namespace=Namespace("other"), tenant="other", max_tokens=2, uses_tiers=False
+    )
+    for _ in range(3):
+        engine.turn()
+    assert (loaded.phase, waiting.phase) == (Phase.LOADING, Phase.WAITING)
+    engine.now += 4.5
+    engine.expire()
+    assert engine.ended[loaded.id].reason == "queue_timeout"
+    engine.turn()
+    assert waiting.phase is Phase.RUNNING
 
 
 def test_pages_are_stored_once() -> None:
