@@ -121,7 +121,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     n_saved_tokens: int = 0
     """Slots that running requests would need in addition if they shared no pages."""
     device_busy_seconds: float = 0.0
-    """Time in which the device computed steps that did not fail; in the rest of the wall time it was idle."""
+    """Time of steps on the device that did not fail, with gaps within a step; in the rest of the wall time it was
+    idle."""
     start_seconds: dict[str, float] = {}
     """Time of each stage of the start."""
     host: HostStats | None = None
