@@ -111,9 +111,11 @@ def test_waiting_for_arrivals_leaves_the_device_busy() -> None:
     device.launch_s = 0.02
     steps = LaunchedSteps(device, StepForecast(), clock=lambda: device.now)  # type: ignore[arg-type]
     steps.launch(plan_of(8))
-    for turn in range(40):
+    for turn in range(60):
         device.now += max(0.0, steps.seconds_left - 2 * device.launch_s)
-        if turn >= 10:
+        if turn == 20:
+            device.now += 0.6  # the host was elsewhere
+        if turn >= 30:
             idle_s += max(0.0, device.now + device.launch_s - device.busy_until)
         steps.launch(plan_of(8))
         steps.take_result()

@@ -297,6 +297,24 @@ def test_a_load_under_way_does_not_find_again_what_is_being_removed() -> None:
         assert wait(store, removal.ticket).n_pages == 2
 
 
+def test_a_lookup_finds_no_page_that_was_being_removed_when_it_began() -> None:
+    objects = FakeObjects()
+    objects.n_parallel = 16
+    with shared_store(objects) as store:
+        store_run(store, [1, 2])
+        objects.delete = hanging = Hanging()  # type: ignore[method-assign]
+        keys = keys_of([1, 2])
+        removal = store.remove(keys[1], keys[:1])
+        objects.is_open.clear()
+        ticket = store.look_up(keys)
+        assert ticket is not None
+        hanging.is_open.set()
+        wait(store, removal.ticket)
+        objects.is_open.set()
+        assert wait(store, ticket).n_pages == 0
+        assert store.run(keys) == 0
+
+
 class Hanging:
     """A ``delete`` that waits."""
 
