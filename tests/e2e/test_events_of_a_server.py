@@ -36,6 +36,10 @@ def test_subscribers_know_what_each_tier_has(start: Start, endpoints: tuple[str,
         following(endpoints, tmp_path) as first,
     ):
         assert server.http.get("/server_info").json()["kv_events"]["endpoint"] == endpoints[0]
+        with zmq.Context() as context, context.socket(zmq.REQ) as asking:
+            asking.connect(endpoints[1])
+            asking.send(b"\xff" * 8)
+            assert asking.poll(1000 * LIMIT_S), "a number beyond the buffer ends the server"
         server.complete(prompt=STORY, max_tokens=1)
         n_pages = pages_of(server, STORY)["device"]
         assert n_pages > 4

@@ -1,7 +1,9 @@
-"""Frames of the frontend that were changed at random: the runtime refuses or serves each, and goes on."""
+"""Frames at the runtime's sockets that were changed at random: it refuses or serves each, and goes on."""
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +17,10 @@ from hypothesis import strategies as st
 
 from radixkv.cache_messages import CloseSession, Explain, Flush, Invalidate, Match, Outline, Pin
 from radixkv.checkpoints import resolve
-from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.config import CacheConfig, EngineConfig, KVEventsConfig, ModelConfig, SchedulerConfig
 from radixkv.errors import InvalidRequest, WireError
 from radixkv.runtime.cache_commands import CacheCommand
+from radixkv.runtime.events.publisher import SNAPSHOT_REQUEST, EventPublisher
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import build_loop
 from radixkv.runtime.process import RuntimeServer
@@ -126,14 +129,22 @@ def changed_frames(draw: st.DrawFn) -> bytes:
         return draw(st.binary(max_size=100))
     if kind == "fields":
         message = msgspec.msgpack.decode(frame)
-        target = draw(st.sampled_from([message, message["sampling"]])) if "sampling" in message else message
         for _ in range(draw(st.integers(1, 2))):
-            target[draw(st.sampled_from(sorted(target)))] = draw(odd_values)
+            fields, name = draw(st.sampled_from(list(places(message))))
+            fields[name] = draw(odd_values)
         return msgspec.msgpack.encode(message)
     changed = bytearray(frame)
     for _ in range(draw(st.integers(1, 3))):
         changed[draw(st.integers(0, len(changed) - 1))] = draw(st.integers(0, 255))
     return bytes(changed[: draw(st.integers(1, len(changed)))])
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Each field or item of a decoded message, however deep: what has it, and its name or index."""
+    names = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for name in names:
+        yield value, name
+        yield from places(value[name])
 
 
 def is_dropped(frame: bytes) -> bool:
@@ -191,3 +202,54 @@ def check(loop: Loop, canary: bytes, frames: list[bytes]) -> None:
     assert submitted <= ends.keys() <= submitted | commands
     loop.check()
     assert not loop.has_work
+
+
+@pytest.fixture(scope="module")
+def publisher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EventPublisher]:
+    folder = tmp_path_factory.mktemp("events")
+    publisher = EventPublisher(KVEventsConfig(f"ipc://{folder}/events", f"ipc://{folder}/replays", buffer_steps=3))
+    for batch in BATCHES:
+        publisher.publish(batch)
+    yield publisher
+    publisher.close()
+
+
+BATCHES = [b"first", b"second", b"third", b"fourth", b"last"]
+LAST = [((len(BATCHES) - 1).to_bytes(8, "big"), BATCHES[-1]), (b"\xff" * 8, b"")]
+edges = [1 << 31, 1 << 32, 1 << 53, 1 << 62, 1 << 63, 1 << 64]
+"""Numbers around which arithmetic of fixed widths ends; no batch has one."""
+absurd_numbers = st.builds(
+    lambda edge, below: (edge - below).to_bytes(8, "big"), st.sampled_from(edges), st.integers(1, 9)
+)
+requests = (
+    st.tuples(st.just(b""), absurd_numbers)
+    | st.just((b"", SNAPSHOT_REQUEST))
+    | st.lists(st.binary(max_size=9), min_size=1, max_size=5)
+    | st.lists(st.just(b""), min_size=1, max_size=200)
+)
+
+
+@examples(30)
+@example(frames=[(b"", b"\xff" * 8)])
+@given(frames=st.lists(requests, min_size=1, max_size=80))
+def test_odd_requests_for_replays_end_nothing(publisher: EventPublisher, frames: list[list[bytes]]) -> None:
+    """A client that sends absurd numbers, or no request at all, is served afterwards, and so are others."""
+    endpoint = publisher.replay_socket.get(zmq.LAST_ENDPOINT)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as odd, context.socket(zmq.DEALER) as other:
+        for client in (odd, other):
+            client.setsockopt(zmq.LINGER, 0)
+            client.connect(endpoint)
+        for message in frames:
+            odd.send_multipart(message)
+        for client in (odd, other):
+            client.send_multipart((b"", LAST[0][0]))
+            received: list[tuple[bytes, bytes]] = []
+            for left in itertools.count(-6000):
+                publisher.serve_replays(lambda: [b"snapshot"])
+                while client.poll(0):
+                    _, number, batch = client.recv_multipart()
+                    received.append((number, batch))
+                if received[-2:] == LAST:
+                    break
+                assert left < 0, f"the replay has not come, but {received}"
+                time.sleep(0.005)

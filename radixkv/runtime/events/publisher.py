@@ -27,7 +27,12 @@ _MAX_SENDS_PER_TURN = 256
 """Batches that replays send in one turn of the loop, which bounds its length."""
 REPLAY_HWM = 1000
 """Batches that wait for a client of replays to read them; more wait in the buffer itself."""
-_MAX_REQUEST_BYTES = 1024
+_MAX_FRAME_BYTES = 1024
+"""Longest frame of a request or a subscription; the connection of a longer one is closed."""
+_N_REQUEST_FRAMES = 3
+"""The client's identity, an empty frame and the request."""
+_MAX_FRAMES_PER_TURN = 32
+"""Frames that are taken in one turn of the loop, which bounds its length whatever clients send."""
 _END = (-1).to_bytes(8, "big", signed=True)
 """Sequence number of the empty batch that ends a replay."""
 
@@ -72,6 +77,8 @@ class EventPublisher:
         """The last batches, up to that before ``next_number``."""
         self._replays: dict[bytes, _Replay] = {}
         """By the client's identity."""
+        self._frames: list[bytes] = []
+        """The first frames of a message of which not all were taken."""
         self._snapshot_clients: list[bytes] = []
         """Clients that wait for the next snapshot."""
         self._next_snapshot = 0.0
@@ -80,12 +87,13 @@ class EventPublisher:
         try:
             self._publishing = self._context.socket(zmq.PUB)
             self._publishing.setsockopt(zmq.SNDHWM, config.hwm)
+            self._publishing.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
             _bind(self._publishing, "endpoint", config.endpoint)
             if config.replay_endpoint is not None:
                 self.replay_socket = self._context.socket(zmq.ROUTER)
                 self.replay_socket.setsockopt(zmq.SNDHWM, REPLAY_HWM)
                 self.replay_socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else a full client would lose messages
-                self.replay_socket.setsockopt(zmq.MAXMSGSIZE, _MAX_REQUEST_BYTES)
+                self.replay_socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
                 _bind(self.replay_socket, "replay_endpoint", config.replay_endpoint)
         except ConfigError:
             self.close()
@@ -127,20 +135,30 @@ class EventPublisher:
         self._context.destroy(linger=0)
 
     def _take_requests(self, replay_socket: zmq.Socket[bytes]) -> None:
-        while len(self._replays) + len(self._snapshot_clients) < MAX_REPLAYS:
+        for _ in range(_MAX_FRAMES_PER_TURN):
+            if not self._frames and len(self._replays) + len(self._snapshot_clients) >= MAX_REPLAYS:
+                return
             try:
-                frames = replay_socket.recv_multipart(zmq.NOBLOCK)
+                frame = replay_socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            client, request = frames[0], frames[-1]
-            if len(frames) != 3 or frames[1]:
-                continue
-            if request == SNAPSHOT_REQUEST:
-                self._forget(client)
-                self._snapshot_clients.append(client)
-            elif len(request) == 8:
-                self._forget(client)
-                self._begin_replay(client, int.from_bytes(request, "big"))
+            if len(self._frames) <= _N_REQUEST_FRAMES:  # one more shows that the message is too long
+                self._frames.append(frame)
+            if not replay_socket.get(zmq.RCVMORE):
+                frames, self._frames = self._frames, []
+                self._take_request(frames)
+
+    def _take_request(self, frames: list[bytes]) -> None:
+        """Notes what a client asks for; ignores what is no request."""
+        if len(frames) != _N_REQUEST_FRAMES or frames[1]:
+            return
+        client, _, request = frames
+        if request == SNAPSHOT_REQUEST:
+            self._forget(client)
+            self._snapshot_clients.append(client)
+        elif len(request) == 8:
+            self._forget(client)
+            self._begin_replay(client, int.from_bytes(request, "big"))
 
     def _forget(self, client: bytes) -> None:
         """Ends what a client has asked for before."""
@@ -150,7 +168,7 @@ class EventPublisher:
 
     def _begin_replay(self, client: bytes, number: int) -> None:
         first = self.next_number - len(self._buffer)
-        skipped = max(0, number - first)
+        skipped = min(max(0, number - first), len(self._buffer))
         batches = islice(self._buffer, skipped, None)
         messages = deque((n.to_bytes(8, "big"), batch) for n, batch in enumerate(batches, first + skipped))
         messages.append((_END, b""))

@@ -128,7 +128,8 @@ def test_a_replay_has_the_batches_from_a_number_on_and_an_end(open_publisher: Op
     for index in range(8):
         publisher.publish(b"%d" % index)
     with Client(zmq.DEALER, f"ipc://{tmp_path}/replays") as client:
-        for first, expected in ((5, [5, 6, 7]), (7, [7]), (8, []), (1 << 63, []), (0, [3, 4, 5, 6, 7])):
+        beyond = [(8, []), (1 << 63, []), ((1 << 64) - 1, [])]
+        for first, expected in [(5, [5, 6, 7]), (7, [7]), *beyond, (0, [3, 4, 5, 6, 7])]:
             client.ask(number(first))
             assert client.replay(publisher) == [(number(n), b"%d" % n) for n in expected]
 
@@ -153,6 +154,27 @@ def test_other_requests_are_ignored(open_publisher: Open, tmp_path: Path) -> Non
         client.ask(number(0))
         assert client.replay(publisher) == [(number(0), b"a")]
         assert not client.socket.poll(0)
+
+
+@pytest.mark.parametrize("name", ["events", "replays"])
+def test_frames_beyond_the_limit_close_their_connection_only(
+    open_publisher: Open, tmp_path: Path, name: str
+) -> None:
+    publisher = open_publisher()
+    publisher.publish(b"a")
+    with Client(zmq.DEALER if name == "replays" else zmq.XSUB, f"ipc://{tmp_path}/{name}") as long:
+        monitor = long.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        long.socket.send(b"5" * (1 << 20))
+        deadline = time.monotonic() + LIMIT_MS / 1000
+        while not monitor.poll(5):
+            assert time.monotonic() < deadline, "a frame of a megabyte was taken"
+            publisher.serve_replays(list)
+            publisher.publish(b"a")
+        long.socket.disable_monitor()
+    with Client(zmq.DEALER, f"ipc://{tmp_path}/replays") as client:
+        last = number(publisher.next_number - 1)
+        client.ask(last)
+        assert client.replay(publisher) == [(last, b"a")]
 
 
 def test_a_snapshot_has_the_number_of_the_last_batch(
