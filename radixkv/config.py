@@ -28,6 +28,8 @@ MAX_SEED = (1 << 63) - 1
 MIN_HEARTBEAT_TIMEOUT_S = 2.0
 """Four times the interval at which a healthy runtime sends heartbeats."""
 
+_IPC_ENDPOINT = re.compile(r"ipc://[^\0*][^\0]*")
+"""ZeroMQ would replace a path of ``*`` with one that nobody knows."""
 _TCP_ENDPOINT = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]*]+):([0-9]{1,5})")
 _ORIGIN_PATTERN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._\[\]:-]+")
 """An origin as browsers send it: in lower case, without a path."""
@@ -423,7 +425,7 @@ def _check_host(host: str, *, has_key: bool) -> None:
 
 def _check_endpoint(name: str, endpoint: object, *, allow_remote: bool) -> None:
     """Refuses what is no ZeroMQ endpoint to bind, and addresses that others can reach unless they may."""
-    if isinstance(endpoint, str) and endpoint.startswith("ipc://") and endpoint != "ipc://":
+    if isinstance(endpoint, str) and _IPC_ENDPOINT.fullmatch(endpoint):
         return
     parts = _TCP_ENDPOINT.fullmatch(endpoint) if isinstance(endpoint, str) else None
     if parts is None or not 0 < int(parts[2]) < 1 << 16:

@@ -57,6 +57,8 @@ MAX_ARRIVALS_WAIT_MS = 2
 REPLAY_WAIT_MS = 5
 """Wait of an idle process between two parts of a replay of events."""
 MAX_START_BYTES = 1 << 20
+_NUMBER_BYTES = 8
+"""Most that the lock's file has: the number of a batch of events."""
 CHECK_INTERVAL_FACTOR = 200
 """The next idle check waits this many times the duration of the last one: a request that arrives during a check has
 to wait for it."""
@@ -192,7 +194,7 @@ def _publisher(start: Start, lock: BinaryIO | None = None) -> Iterator[EventPubl
 
     def keep_number(number: int) -> None:
         if lock is not None:
-            os.pwrite(lock.fileno(), number.to_bytes(8, "big"), 0)
+            os.pwrite(lock.fileno(), number.to_bytes(_NUMBER_BYTES, "big"), 0)
 
     publisher = EventPublisher(start.engine.kv_events, start.first_event_number, keep_number)
     try:
@@ -223,6 +225,10 @@ def _lock(socket_path: Path) -> Iterator[BinaryIO]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"another runtime already serves {socket_path}; use another path") from None
+        if os.fstat(lock.fileno()).st_size > _NUMBER_BYTES:
+            raise ConfigError(
+                f"{folder / LOCK_NAME} is another file than the runtime makes there; use another path"
+            )
         lock.truncate()  # only now: the number in it may be another runtime's
         yield lock
 

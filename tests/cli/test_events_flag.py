@@ -56,6 +56,8 @@ def test_events_are_configured_as_in_vllm_and_sglang() -> None:
         ('{"publisher": "zmq", "endpoint": "tcp://127.0.0.1:65536"}', "no endpoint"),
         ('{"publisher": "zmq", "endpoint": "inproc://x"}', "no endpoint"),
         ('{"publisher": "zmq", "endpoint": "ipc://"}', "no endpoint"),
+        ('{"publisher": "zmq", "endpoint": "ipc://*"}', "no endpoint"),
+        ('{"publisher": "zmq", "endpoint": "ipc:///tmp/a\\u0000b"}', "no endpoint"),
         ('{"publisher": "zmq", "endpoint": 5557}', "no endpoint"),
         ('{"publisher": "zmq", "replay_endpoint": "tcp://127.0.0.1:5557"}', "another"),
         ('{"publisher": "zmq", "buffer_steps": 0}', "buffer_steps"),

@@ -397,6 +397,18 @@ def test_another_file_in_the_place_of_socket_or_lock_stays(
     assert place.is_dir() or place.read_text() == precious.read_text() == "content"
 
 
+def test_another_file_under_the_name_of_the_lock_keeps_its_contents(
+    peer: Callable[..., Peer], socket_path: Path
+) -> None:
+    (socket_path.parent / LOCK_NAME).write_text("my diary, year one")
+    runtime = peer()
+    runtime.start()
+    code, output, _ = runtime.wait()
+    assert code == 1
+    assert "another file" in output
+    assert (socket_path.parent / LOCK_NAME).read_text() == "my diary, year one"
+
+
 @pytest.mark.parametrize("line", [b"", b"{}\n", b"garbage\n", b'{"engine": {"cache": {"page_size": 0}}}\n'])
 def test_an_invalid_start_line_is_refused(peer: Callable[..., Peer], line: bytes) -> None:
     runtime = peer()

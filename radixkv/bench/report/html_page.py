@@ -10,6 +10,9 @@ import base64
 import html
 import importlib
 import io
+import os
+import re
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 144
+_TITLE = re.compile(rb"<title>radixkv ")
+"""How the pages of all commands begin that write one."""
+_MAX_HEAD_BYTES = 4096
 
 TEXT_COLOUR = "#222222"
 MUTED_COLOUR = "#6b6b6b"
@@ -60,13 +66,15 @@ def require_folder(folder: Path, flag: str) -> None:
     """Creates the folder for charts if missing.
 
     Raises:
-        ConfigError: the folder cannot be created or written to; the text names ``flag``.
+        ConfigError: the folder cannot be created or written to, or its ``index.html`` is of another program; the
+            text names ``flag``.
     """
+    page = folder / "index.html"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
+        tempfile.TemporaryFile(dir=folder).close()
+        if page.exists() and not (page.is_file() and _TITLE.search(page.read_bytes()[:_MAX_HEAD_BYTES])):
+            raise ConfigError(f"{flag} {folder} has an index.html of another program; give another folder")
     except FileExistsError:
         raise ConfigError(f"cannot write to {flag} {folder}: it is not a folder") from None
     except OSError as error:
@@ -223,10 +231,11 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _write(path: Path, data: bytes) -> None:
     """Writes the whole file or nothing."""
-    temporary = path.with_name(f".{path.name}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         try:
-            temporary.write_bytes(data)
+            with temporary.open("xb") as file:
+                file.write(data)
             temporary.replace(path)
         except OSError:
             temporary.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import secrets
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -122,15 +123,23 @@ def open_request_log(path: str) -> Iterator[Callable[[bytes], object]]:
         if path == STANDARD_ERROR:
             descriptor = os.dup(sys.stderr.fileno())
         else:
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            # A pipe that nobody reads must neither hold the start nor, once it is full, all requests.
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+            descriptor = os.open(path, flags, 0o666)
     except OSError as error:
-        raise ConfigError(
-            f"request_log {shortened(path)} cannot be written: {error.strerror}; choose another --request-log"
-        ) from None
+        reason = "nobody reads this pipe or socket" if error.errno == errno.ENXIO else error.strerror
+        raise _unwritable(path, reason) from None
+    if stat.S_ISBLK(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _unwritable(path, "it is a disk, whose contents would be destroyed")
     try:
         yield _LineWriter(descriptor).write
     finally:
         os.close(descriptor)
+
+
+def _unwritable(path: str, reason: object) -> ConfigError:
+    return ConfigError(f"request_log {shortened(path)} cannot be written: {reason}; choose another --request-log")
 
 
 class _LineWriter:

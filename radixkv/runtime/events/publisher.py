@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import os
 import socket
+import stat
 import time
 from collections import deque
 from collections.abc import Callable
@@ -33,6 +35,8 @@ _N_REQUEST_FRAMES = 3
 """The client's identity, an empty frame and the request."""
 _MAX_FRAMES_PER_TURN = 32
 """Frames that are taken in one turn of the loop, which bounds its length whatever clients send."""
+_TAKEN = (errno.EADDRINUSE, errno.EAGAIN)
+"""Errors of an endpoint that a process listens on; EAGAIN: it is slow to accept connections."""
 _END = (-1).to_bytes(8, "big", signed=True)
 """Sequence number of the empty batch that ends a replay."""
 
@@ -210,17 +214,32 @@ def _bind(bound: zmq.Socket[bytes], name: str, endpoint: str) -> None:
         bound.setsockopt(zmq.IPV6, 1)
     try:
         if endpoint.startswith("ipc://"):
-            _refuse_if_served(endpoint.removeprefix("ipc://"))
+            _check_path(endpoint.removeprefix("ipc://"))
         bound.bind(endpoint)
     except (OSError, zmq.ZMQError) as error:
-        reason = "it is taken" if error.errno == zmq.EADDRINUSE else str(error.strerror or error)
+        reason = "it is taken" if error.errno in _TAKEN else str(error.strerror or error)
         raise ConfigError(
             f"the {name} {endpoint} of cache events cannot be bound: {reason}; choose another in --kv-events-config"
         ) from None
 
 
-def _refuse_if_served(path: str) -> None:
-    """Raises ``OSError`` if a process listens on a Unix socket: ZeroMQ would replace it without an error."""
-    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-        probe.connect(path)
-        raise OSError(zmq.EADDRINUSE, "")
+def _check_path(path: str) -> None:
+    """Checks the path of an ``ipc`` endpoint: ZeroMQ's bind deletes whatever has it.
+
+    Raises:
+        OSError: something has the path that is not the socket of a dead process of this user.
+    """
+    is_abstract = path.startswith("@")  # the socket has no file
+    try:
+        if not is_abstract:
+            about = os.lstat(path)
+            if not stat.S_ISSOCK(about.st_mode):
+                raise OSError(errno.EEXIST, "a file that is no socket has this path, and is left as it is")
+            if about.st_uid != os.getuid():
+                raise OSError(errno.EEXIST, "another user's socket has this path")
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)  # a process that is busy is no reason to wait
+            probe.connect(f"\0{path[1:]}" if is_abstract else path)
+        raise OSError(errno.EADDRINUSE, "")
+    except (FileNotFoundError, ConnectionRefusedError):
+        return

@@ -62,6 +62,20 @@ def test_an_unwritable_path_is_refused_by_name(tmp_path):
         write_page(tmp_path, "A page", [])
 
 
+def test_what_radixkv_has_not_written_stays(tmp_path):
+    (tmp_path / ".writable").write_text("mine")
+    (tmp_path / ".index.html.part").write_text("mine, too")
+    write_page(tmp_path / "index.html", "radixkv bench: chat", [])
+    require_folder(tmp_path, "--plot")
+    write_page(tmp_path / "index.html", "radixkv simulate: chat", [])
+    assert (tmp_path / ".writable").read_text() == "mine"
+    assert (tmp_path / ".index.html.part").read_text() == "mine, too"
+    assert len(list(tmp_path.iterdir())) == 3
+    (tmp_path / "index.html").write_text("<!doctype html><title>My site</title>")
+    with pytest.raises(ConfigError, match="index.html of another program; give another folder"):
+        require_folder(tmp_path, "--plot")
+
+
 def test_a_missing_folder_is_created_empty(tmp_path):
     require_folder(tmp_path / "new" / "folder", "--plot")
     require_folder(tmp_path / "new" / "folder", "--plot")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import time
 from collections.abc import Iterator
@@ -209,3 +210,19 @@ def test_lines_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_file_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--request-log"), open_request_log(str(tmp_path)):
         pass
+
+
+def test_a_pipe_that_nobody_reads_holds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="--request-log"), open_request_log(str(path)):
+        pass
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with open_request_log(str(path)) as write:
+            write(b"{}\n")
+            assert os.read(reader, 100) == b"{}\n"
+            with pytest.raises(OSError, match="temporarily unavailable|space"):
+                write(bytes(1 << 20))  # more than the pipe holds
+    finally:
+        os.close(reader)

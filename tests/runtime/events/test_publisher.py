@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -297,6 +298,56 @@ def test_an_endpoint_of_a_killed_server_is_used_again(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(f"{tmp_path}/left")
     EventPublisher(KVEventsConfig(f"ipc://{tmp_path}/left")).close()
+
+
+@pytest.mark.parametrize("field", ["endpoint", "replay_endpoint"])
+@pytest.mark.parametrize("kind", ["file", "empty", "folder", "fifo", "link", "dangling"])
+def test_another_file_in_the_place_of_an_endpoint_stays(tmp_path: Path, field: str, kind: str) -> None:
+    path, precious = tmp_path / "place", tmp_path / "precious"
+    precious.write_text("weights")
+    if kind in ("file", "empty"):
+        path.write_text("weights" if kind == "file" else "")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(precious if kind == "link" else tmp_path / "nothing")
+    before = path.lstat()
+    endpoints = {"endpoint": f"ipc://{tmp_path}/events", field: f"ipc://{path}"}
+    with pytest.raises(ConfigError, match=f"the {field} ipc://{path} .* choose another"):
+        EventPublisher(KVEventsConfig(**endpoints))
+    assert (path.lstat().st_ino, path.lstat().st_mode) == (before.st_ino, before.st_mode)
+    assert precious.read_text() == "weights"
+    assert kind not in ("file", "empty") or path.read_text() == ("weights" if kind == "file" else "")
+
+
+@pytest.mark.parametrize("kind", ["another user's", "of datagrams", "full"])
+def test_a_socket_that_is_not_of_a_dead_server_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path = str(tmp_path / "socket")
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM if kind == "of datagrams" else socket.SOCK_STREAM) as left,
+        socket.socket(socket.AF_UNIX) as waiting,
+    ):
+        left.bind(path)
+        if kind == "full":  # a process that listens and does not accept
+            left.listen(0)
+            waiting.connect(path)
+        if kind == "another user's":
+            monkeypatch.setattr(os, "getuid", lambda: os.stat(path).st_uid + 1)
+        with pytest.raises(ConfigError, match=f"ipc://{path} .* choose another"):
+            EventPublisher(KVEventsConfig(f"ipc://{path}"))
+        assert Path(path).is_socket()
+
+
+def test_a_taken_abstract_endpoint_is_refused(tmp_path: Path) -> None:
+    name = f"@radixkv{os.getpid()}"
+    first = EventPublisher(KVEventsConfig(f"ipc://{name}"))
+    with pytest.raises(ConfigError, match="taken"):
+        EventPublisher(KVEventsConfig(f"ipc://{tmp_path}/a", f"ipc://{name}"))
+    first.close()
 
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:

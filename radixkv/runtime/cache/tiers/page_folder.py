@@ -7,6 +7,7 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from radixkv.runtime.cache.tiers.page_value import BLOCK_BYTES
 _LOCK = "radixkv.lock"
 _SUBFOLDERS = frozenset(f"{byte:02x}" for byte in range(256))
 TEMPORARY_SUFFIX = ".tmp"
+_TEMPORARY = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\.[0-9]+{re.escape(TEMPORARY_SUFFIX)}")
 
 
 class PageFolder:
@@ -78,8 +80,10 @@ class PageFolder:
         self._open.close()
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
-        """Yields what is in the subfolders."""
+        """Yields what is in the subfolders. Raises ``OSError``, also for one that is a link to another folder."""
         for name in _SUBFOLDERS.intersection(os.listdir(self.descriptor)):
+            if not stat.S_ISDIR(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False).st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, f"{name!r} in it is no folder")
             with os.scandir(self.path / name) as entries:
                 yield from entries
 
@@ -98,22 +102,37 @@ class PageFolder:
             raise ConfigError(
                 f"the cache folder {self.path} has other files, such as {min(names)!r}; give an empty folder"
             )
-        lock = os.open(_LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=self.descriptor)
+        # Opening a FIFO would wait for another process.
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        lock = os.open(_LOCK, flags, 0o600, dir_fd=self.descriptor)
         try:
+            self._check_lock(lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
             raise ConfigError(
                 f"another server uses the cache folder {self.path}; give each server a folder of its own"
             ) from None
-        except OSError:
+        except BaseException:
             os.close(lock)
             raise
         return lock
 
+    def _check_lock(self, lock: int) -> None:
+        """Refuses a file that no server has made: a block of zeros is written to it."""
+        about = os.fstat(lock)
+        if (
+            not stat.S_ISREG(about.st_mode)
+            or os.read(lock, BLOCK_BYTES + 1).strip(b"\0")
+            or about.st_size > BLOCK_BYTES
+        ):
+            raise ConfigError(
+                f"{self.path / _LOCK} is another file than a server makes in its cache folder; give an empty folder"
+            )
+
     def _remove_temporary_files(self) -> None:
         for entry in self._entries():
-            if entry.name.endswith(TEMPORARY_SUFFIX):
+            if _TEMPORARY.fullmatch(entry.name):
                 os.unlink(entry.path)
 
     def _takes_direct_io(self) -> bool:

@@ -305,18 +305,51 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     assert [file.name for file in path.iterdir()] == ["letter.tmp"]
 
 
+@pytest.mark.parametrize("kind", ["letter", "large", "fifo", "link", "folder"])
+def test_another_file_in_the_place_of_the_lock_stays(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "pages"
+    path.mkdir(mode=0o700)
+    lock, elsewhere = path / "radixkv.lock", tmp_path / "elsewhere"
+    contents = {"letter": b"dear", "large": bytes(1 << 20)}.get(kind)
+    if contents is not None:
+        lock.write_bytes(contents)
+    elif kind == "fifo":
+        os.mkfifo(lock)
+    elif kind == "link":
+        lock.symlink_to(elsewhere)
+    else:
+        lock.mkdir()
+    before = lock.lstat()
+    assert str(path) in refused(path)
+    assert (lock.lstat().st_ino, lock.lstat().st_size) == (before.st_ino, before.st_size)
+    assert contents is None or lock.read_bytes() == contents
+    assert not elsewhere.exists()
+
+
+def test_a_subfolder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    path, elsewhere = tmp_path / "pages", tmp_path / "elsewhere"
+    with file_store(path):
+        pass
+    elsewhere.mkdir()
+    (elsewhere / f"{'00' * 64}.17.tmp").write_text("mine")
+    (path / "00").symlink_to(elsewhere)
+    assert "'00'" in refused(path)
+    assert len(list(elsewhere.iterdir())) == 1
+
+
 def test_other_files_in_a_subfolder_are_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "pages"
     with file_store(path) as store:
         store_run(store, RUN)
     subfolder = file_of(path, RUN[:1]).parent
     (subfolder / "notes.txt").write_text("notes")
+    (subfolder / "notes.tmp").write_text("more notes")
     (subfolder / ("00" * 64)).mkdir()
     (subfolder / f"{'00' * 64}.17.tmp").write_text("left by a killed process")
     with file_store(path) as store:
         assert store.n_pages == len(RUN)
         wait(store, store.clear())
-    assert sorted(file.name for file in subfolder.iterdir()) == ["00" * 64, "notes.txt"]
+    assert sorted(file.name for file in subfolder.iterdir()) == ["00" * 64, "notes.tmp", "notes.txt"]
 
 
 @pytest.mark.parametrize("place", ["a file", "below a file", "/proc/radixkv", "too long"])
