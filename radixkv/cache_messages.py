@@ -39,6 +39,7 @@ class Match(msgspec.Struct, frozen=True, tag=True):
     """The prompts, each as little-endian int32 ids."""
     cache_salt: str = ""
     tenant: str = ""
+    """A tenant is told its own load, the operator that of all."""
 
 
 class Outline(msgspec.Struct, frozen=True, tag=True):
@@ -147,8 +148,8 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     is_loaded: bool = False
     """Whether a request would load the tokens that the host tier has; else it would compute them."""
     min_loaded_tokens: float | None = None
-    """Length above which a load is faster than computing, by measured rates; None without a host tier, or if its
-    setting decides. Infinite: computing is always faster."""
+    """Length above which a load is faster than computing, by measured rates; None without a host tier, if its
+    setting decides, or for a tenant: all tenants' requests are measured. Infinite: computing is always faster."""
     n_on_disk: int = 0
     """Prompt tokens after those on device and host tier that the disk tier lists. A page may turn out to be damaged
     when it is read, so they are no part of ``n_cached``."""
@@ -181,8 +182,9 @@ class Matched(msgspec.Struct, frozen=True, tag=True):
     prompts: tuple[TierMatch, ...]
     n_running: int
     n_waiting: int
-    n_pages_free: int
-    n_pages_evictable: int
+    n_pages_free: int | None
+    """None for a tenant, as ``n_pages_evictable``: the lengths of others' prompts follow from it."""
+    n_pages_evictable: int | None
 
 
 class TreeNode(msgspec.Struct, frozen=True, array_like=True):

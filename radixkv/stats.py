@@ -72,7 +72,7 @@ class TenantStats(msgspec.Struct, frozen=True):
     n_running: int
     """Rows that its requests have."""
     n_waiting: int
-    """Its choices that wait for a step."""
+    """Its requests that wait for their grammar, their pages, or a step."""
     computed_tokens_total: int
     """Tokens that steps have computed for it, those of prompts and those of answers."""
     n_pages: int | None = None

@@ -35,6 +35,8 @@ from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.compiling import CompilingRequests
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.stats import count_requests, count_requests_of
+from radixkv.tenants import OPERATOR
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.wire import Failed, unpack_tokens
@@ -142,6 +144,8 @@ class CacheCommands:
         namespace = self._intake.namespace(message.tenant, message.cache_salt)
         n_tokens = len(message.tokens) // TOKEN_BYTES
         hits = _TierHits() if self._transfers is None else _look(self._transfers, namespace, message.tokens)
+        if message.tenant != OPERATOR:
+            hits = hits._replace(min_loaded_tokens=None)
         cache = self._transfers.host if self._transfers is not None and hits.is_loaded else self._cache
         explanation = cache.tree.explain(namespace, message.tokens, contents=message.contents)
         pinned = self._pins.find(namespace, message.tokens)
@@ -171,13 +175,18 @@ class CacheCommands:
         namespace = self._intake.namespace(message.tenant, message.cache_salt)
         for tokens in message.prompts:
             self._intake.check_prompt(tokens)
+        is_operator = message.tenant == OPERATOR
+        if is_operator:
+            load = count_requests(self._scheduler, self._compiling)
+        else:
+            load = count_requests_of([message.tenant], self._scheduler, self._compiling)[message.tenant]
         return Matched(
             id=message.id,
             prompts=tuple(self._match_tiers(namespace, tokens) for tokens in message.prompts),
-            n_running=len(self._scheduler.running),
-            n_waiting=len(self._compiling) + len(self._scheduler.waiting) + len(self._scheduler.loading),
-            n_pages_free=self._cache.n_free,
-            n_pages_evictable=self._cache.n_available - self._cache.n_free,
+            n_running=load.n_running,
+            n_waiting=load.n_waiting,
+            n_pages_free=self._cache.n_free if is_operator else None,
+            n_pages_evictable=self._cache.n_available - self._cache.n_free if is_operator else None,
         )
 
     def _match_tiers(self, namespace: Namespace, tokens: bytes) -> TierMatch:

@@ -48,6 +48,10 @@ class CompilingRequests:
     def __len__(self) -> int:
         return len(self._choices)
 
+    def n_waiting(self, tenant: str) -> int:
+        """Requests of a tenant."""
+        return self._n_waiting[tenant]
+
     @property
     def grammars(self) -> Grammars:
         """The compiler. Raises ``UnsupportedFeature``."""

@@ -33,7 +33,7 @@ class Intake:
         ready: the sizes of model and pool.
         tenants: who may send requests; none: all clients are one.
         eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
-        seed: seed of the generator that draws seeds for requests without one.
+        seed: seed of the generators that draw seeds for requests without one, one generator a tenant.
         clock: seconds, monotonic.
     """
 
@@ -51,7 +51,9 @@ class Intake:
             tenant.name: tenant for tenant in tenants or (TenantConfig(OPERATOR, cache_salt="request"),)
         }
         self._eos_token_ids = eos_token_ids
-        self._seeds = random.Random(seed)
+        self._seed = seed
+        self._seeds: dict[str, random.Random] = {}
+        """Generators of seeds by tenant: how far one has got shows how many requests it was asked for."""
         self._clock = clock
 
     def make_choices(self, message: Submit) -> list[Request]:
@@ -71,7 +73,7 @@ class Intake:
         namespace = self.namespace(message.tenant, message.cache_salt)
         max_tokens = self._max_tokens(n_prompt, sampling.max_tokens)
         stop_token_ids = frozenset(sampling.stop_token_ids)
-        seed = self._seeds.randint(0, MAX_SEED) if sampling.seed is None else sampling.seed
+        seed = self._draw_seed(message.tenant) if sampling.seed is None else sampling.seed
         received_at = self._clock()
         row_sampling = self._row_sampling(sampling)
         ends = stop_token_ids if sampling.ignore_eos else stop_token_ids | self._eos_token_ids
@@ -144,6 +146,11 @@ class Intake:
         if tenant is None:
             raise InvalidRequest(f"there is no tenant {shortened(name)}")
         return tenant
+
+    def _draw_seed(self, tenant: str) -> int:
+        if tenant not in self._seeds:
+            self._seeds[tenant] = random.Random(self._seed if tenant == OPERATOR else f"{self._seed} {tenant}")
+        return self._seeds[tenant].randint(0, MAX_SEED)
 
     def _check_priority(self, message: Submit) -> None:
         priority, allowed = message.priority, self._tenant(message.tenant).priority_range

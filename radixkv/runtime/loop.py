@@ -219,7 +219,7 @@ class Loop:
                         self._counters,
                         self._transfers,
                         self._pins,
-                        len(self._compiling),
+                        self._compiling,
                         self._start_seconds,
                     )
                 ]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from radixkv.runtime.cache.pins import Pins
 from radixkv.runtime.cache.slot_use import count_slot_use
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.cache.transfers import Transfers
-from radixkv.runtime.scheduler.fair_queue import FairQueue
+from radixkv.runtime.compiling import CompilingRequests
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.stats import DiskStats, HostStats, SharedStoreStats, Stats, TenantStats
 from radixkv.tenants import OPERATOR
@@ -34,6 +35,36 @@ class StepCounters:
     device_busy_seconds: float = 0.0
 
 
+class RequestCount(NamedTuple):
+    """Requests by what they do."""
+
+    n_running: int
+    n_waiting: int
+    """For their grammar, their pages, or a step."""
+
+
+def count_requests(scheduler: Scheduler, compiling: CompilingRequests) -> RequestCount:
+    """Counts the requests of all clients. O(1)."""
+    n_waiting = len(compiling) + len(scheduler.waiting) + len(scheduler.loading)
+    return RequestCount(len(scheduler.running), n_waiting)
+
+
+def count_requests_of(
+    tenants: Iterable[str], scheduler: Scheduler, compiling: CompilingRequests
+) -> dict[str, RequestCount]:
+    """Counts the requests of each of some tenants. O(tenants + loading)."""
+    queue = scheduler.fair_queue
+    assert queue is not None, "there are tenants"
+    n_loading = Counter(request.tenant for request in scheduler.loading.requests())
+    return {
+        tenant: RequestCount(
+            scheduler.rows.n_rows(tenant),
+            compiling.n_waiting(tenant) + queue.n_waiting(tenant) + n_loading[tenant],
+        )
+        for tenant in tenants
+    }
+
+
 def make_stats(
     stats_id: str,
     scheduler: Scheduler,
@@ -41,16 +72,17 @@ def make_stats(
     counters: StepCounters,
     transfers: Transfers | None,
     pins: Pins,
-    n_compiling: int,
+    compiling: CompilingRequests,
     start_seconds: Mapping[str, float],
 ) -> Stats:
     """Returns the message with all counters and gauges. The cost is that of ``count_slot_use``."""
     pins.expire()
+    requests = count_requests(scheduler, compiling)
     slots = count_slot_use(scheduler.running.tables(), cache.page_size)
     return Stats(
         id=stats_id,
-        n_running=len(scheduler.running),
-        n_waiting=n_compiling + len(scheduler.waiting) + len(scheduler.loading),
+        n_running=requests.n_running,
+        n_waiting=requests.n_waiting,
         n_pages=cache.n_pages,
         n_pages_free=cache.n_free,
         n_pages_evictable=cache.n_available - cache.n_free,
@@ -76,20 +108,22 @@ def make_stats(
         start_seconds=dict(start_seconds),
         host=None if transfers is None else _host_stats(scheduler, transfers, counters, pins),
         disk=None if transfers is None or transfers.disk is None else _disk_stats(transfers.disk, counters),
-        tenants={} if scheduler.fair_queue is None else _tenant_stats(scheduler, scheduler.fair_queue),
+        tenants=_tenant_stats(scheduler, compiling),
     )
 
 
-def _tenant_stats(scheduler: Scheduler, queue: FairQueue) -> dict[str, TenantStats]:
-    n_loading = Counter(request.tenant for request in scheduler.loading.requests())
+def _tenant_stats(scheduler: Scheduler, compiling: CompilingRequests) -> dict[str, TenantStats]:
+    if scheduler.fair_queue is None:
+        return {}
+    n_computed = scheduler.fair_queue.n_computed
+    counts = count_requests_of(n_computed.keys() - {OPERATOR}, scheduler, compiling)
     return {
         tenant: TenantStats(
-            n_running=scheduler.rows.n_rows(tenant),
-            n_waiting=queue.n_waiting(tenant) + n_loading[tenant],
+            *counts[tenant],
             computed_tokens_total=n_tokens,
             n_pages=scheduler.cache.tenants.n_owned.get(tenant),
         )
-        for tenant, n_tokens in queue.n_computed.items()
+        for tenant, n_tokens in n_computed.items()
         if tenant != OPERATOR
     }
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,29 @@ name = "open-b"
 keys = ["open-b-1"]
 cache_salt = "shared"
 """
+MESSAGES = [{"role": "user", "content": "What does the tenant search see? " * 8}]
+SEEN_BODIES: dict[str, dict[str, Any] | None] = {
+    "/cache/explain": {"messages": MESSAGES},
+    "/cache/invalidate": {"cache_salt": "a salt with one prompt"},
+    "/cache/match": {"messages": MESSAGES},
+    "/cache/pin": {"messages": MESSAGES, "ttl": "0s"},
+    "/detokenize": {"tokens": [5, 6]},
+    "/generate": {
+        "text": "a b",
+        "sampling_params": {"max_new_tokens": 3, "temperature": 0},
+        "return_logprob": True,
+    },
+    "/sessions/{id}/close": {},
+    "/tokenize": {"prompt": "a b"},
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 3, "temperature": 0, "explain_cache": True},
+    "/v1/completions": {"prompt": ["a", "b" * 99], "max_tokens": 3, "temperature": 0, "logprobs": 2},
+    "/v1/messages": {"model": "m", "messages": MESSAGES, "max_tokens": 3, "temperature": 0},
+    "/v1/messages/count_tokens": {"model": "m", "messages": MESSAGES},
+    "/v1/responses": {"input": MESSAGES, "max_output_tokens": 16, "temperature": 0},
+}
+"""Bodies of all routes that take one and are no operator's."""
+CHANGING = re.compile(r"id|created|\w*(_at|latency|_time|_s|_ts)|date|content-length|x-request-id")
+"""Names of fields and headers that are new or a time in every reply."""
 PROMPT = "The quick brown fox jumps over the lazy dog, and the dog does not mind at all. " * 4
 
 
@@ -95,6 +121,76 @@ def test_nothing_tells_a_prompt_of_another_tenant_from_one_that_nobody_has_sent(
         return [explained, matched, pinned, cached_tokens(server, "batch-1", prompt=prompt, explain_cache=True)]
 
     assert answers(sent) == answers(unsent)
+
+
+def seen(server: LiveServer, key: str) -> dict[str, Any]:
+    """Returns all that a key gets from all routes, apart from what is new or a time in every reply."""
+    routes: dict[str, dict[str, Any]] = server.http.get("/openapi.json").json()["paths"]
+    replies = {}
+    send(server, key, prompt="A prompt to drop. " * 9, max_tokens=1, cache_salt="a salt with one prompt")
+    send(server, key, prompt="A session to close. " * 9, max_tokens=1, session_id="s")
+    for path, methods in sorted(routes.items()):
+        for method in methods:
+            url = server.base_url + path.replace("{id}", "s").replace("{name}", "tiny")
+            body = SEEN_BODIES.get(path)
+            assert body is not None or "requestBody" not in methods[method], f"{path} needs a body here"
+            headers = {"Authorization": f"Bearer {key}"}
+            reply = httpx.request(method, url, json=body, headers=headers, timeout=LIMIT_S)
+            is_json = reply.headers.get("content-type") == "application/json"
+            content = lasting(reply.json()) if is_json else reply.text
+            replies[method, path] = (reply.status_code, lasting(dict(reply.headers)), content)
+    return replies
+
+
+def lasting(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: lasting(one) for name, one in value.items() if not CHANGING.fullmatch(name)}
+    return [lasting(one) for one in value] if isinstance(value, list) else value
+
+
+@contextmanager
+def traffic(server: LiveServer, key: str) -> Iterator[None]:
+    """Keeps more of a tenant's requests running and waiting than the server has rows."""
+    begun = threading.Event()
+
+    async def ask(client: httpx.AsyncClient, number: int) -> None:
+        body = {"prompt": [number, *range(200)], "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        async with client.stream("POST", "/v1/completions", json=body) as reply:
+            async for _ in reply.aiter_lines():
+                begun.set()
+
+    async def ask_all() -> None:
+        headers = {"Authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(base_url=server.base_url, timeout=LIMIT_S, headers=headers) as client:
+            asking = [asyncio.create_task(ask(client, number)) for number in range(12)]
+            while not done.is_set():
+                await asyncio.sleep(0.01)
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    done = threading.Event()
+    thread = threading.Thread(target=asyncio.run, args=(ask_all(),))
+    thread.start()
+    try:
+        assert begun.wait(LIMIT_S)
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_a_tenant_sees_the_same_with_and_without_the_traffic_of_another(server: LiveServer) -> None:
+    seen(server, "search-1")  # from now on its own prompts are cached
+    alone = seen(server, "search-1")
+    with traffic(server, "batch-1"):
+        beside = seen(server, "search-1")
+        assert server.metric("num_requests_running") > 0
+        assert server.metric("num_requests_waiting") > 0
+    after = seen(server, "search-1")
+    assert alone["post", "/cache/match"][0] == 200
+    assert beside == alone
+    assert after == alone
 
 
 def test_tenants_with_a_shared_cache_find_each_others_prompts(server: LiveServer) -> None:

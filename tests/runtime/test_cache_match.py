@@ -12,6 +12,7 @@ from radixkv import cache_messages, wire
 from radixkv.runtime.cache_commands import CacheCommands
 from radixkv.runtime.compiling import CompilingRequests
 from radixkv.runtime.intake import Intake
+from radixkv.tenants import OPERATOR, TenantConfig
 from radixkv.tree.node import Namespace
 from support.cases import examples
 from support.engine import Engine, prompt, token_bytes
@@ -22,8 +23,8 @@ PAGE_SIZE = 4
 READY = wire.Ready(wire.WIRE_VERSION, 1000, 200, PAGE_SIZE, 64, 8, 64, "fake", "float32")
 
 
-def commands(engine: Engine) -> CacheCommands:
-    intake = Intake(READY, eos_token_ids=frozenset(), seed=0, clock=lambda: engine.now)
+def commands(engine: Engine, tenants: Sequence[TenantConfig] = ()) -> CacheCommands:
+    intake = Intake(READY, tenants=tenants, eos_token_ids=frozenset(), seed=0, clock=lambda: engine.now)
     transfers = engine.transfers if engine.copier.n_slots else None
     return CacheCommands(
         engine.cache, intake, engine.scheduler, transfers, engine.pins, CompilingRequests(FakeCompiler, 8)
@@ -155,3 +156,17 @@ def test_each_tier_counts_what_it_has_after_those_before_it() -> None:
     request = engine.add(long, 1)
     engine.run()
     assert (request.n_cached, request.n_loaded, request.n_fetched) == (40, 32, 32)
+
+
+def test_only_the_operator_is_told_the_length_that_all_tenants_requests_have_measured() -> None:
+    tenants = (TenantConfig(OPERATOR, cache_salt="request"), TenantConfig("a"))
+    engine = Engine(64, PAGE_SIZE, n_slots=64, load_policy="auto", tenants=tenants)
+    replies = [
+        commands(engine, tenants).run(cache_messages.Explain("e", token_bytes(prompt(9)), tenant=tenant))
+        for tenant in (OPERATOR, "a")
+    ]
+    of_operator, of_tenant = replies
+    assert isinstance(of_operator, cache_messages.Explained)
+    assert isinstance(of_tenant, cache_messages.Explained)
+    assert of_operator.min_loaded_tokens is not None
+    assert of_tenant.min_loaded_tokens is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.sampling import SamplingParams
 from radixkv.stats import Stats
+from radixkv.tenants import TenantConfig
 from radixkv.tree.node import Namespace
 from support.engine import PoisoningList, token_bytes
 from support.fake_device import FakeDevice, FakePending, unpack
@@ -59,17 +60,21 @@ class Frontend:
         n_pages: int = 64,
         eos_token_ids: frozenset[int] = frozenset(),
         open_grammars: Callable[[], FakeCompiler] | None = None,
+        tenants: Sequence[TenantConfig] = (),
         **settings: Any,
     ) -> None:
         self.device = OneNamespaceDevice(n_pages, 4)
-        cache = TimedPageCache(n_pages, 4, min_copied_tokens=1, free_pages=PoisoningList(self.device))
+        cache = TimedPageCache(
+            n_pages, 4, min_copied_tokens=1, free_pages=PoisoningList(self.device), tenants=tenants
+        )
         defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
-        self.scheduler = Scheduler(cache, **(defaults | settings), clock=lambda: self.now)
+        self.scheduler = Scheduler(cache, **(defaults | settings), tenants=tenants, clock=lambda: self.now)
         self.grammars = FakeCompiler()
         self.loop = Loop(
             cache,
             self.scheduler,
             self.device,
+            tenants=tenants,
             open_grammars=open_grammars or (lambda: self.grammars),
             eos_token_ids=eos_token_ids,
             max_model_len=100,
@@ -98,13 +103,20 @@ class Frontend:
         *,
         priority: int = 0,
         salt: str = "",
+        tenant: str = "",
         pins: Iterable[wire.PromptPin] = (),
         **sampling: object,
     ) -> None:
         params = SamplingParams(**{"temperature": 1.0, "seed": 5, "max_tokens": 6, **sampling})
         self.received[request_id] = ReceivedMessages(params.n)
         message = wire.Submit(
-            request_id, token_bytes(list(prompt)), params, cache_salt=salt, priority=priority, pins=tuple(pins)
+            request_id,
+            token_bytes(list(prompt)),
+            params,
+            cache_salt=salt,
+            priority=priority,
+            pins=tuple(pins),
+            tenant=tenant,
         )
         self.take(self.loop.receive(message))
 
@@ -161,9 +173,11 @@ class Frontend:
         assert isinstance(explained, cache_messages.Explained)
         return explained
 
-    def match(self, *prompts: Iterable[int], salt: str = "") -> cache_messages.Matched | wire.Failed:
+    def match(
+        self, *prompts: Iterable[int], salt: str = "", tenant: str = ""
+    ) -> cache_messages.Matched | wire.Failed:
         (reply,) = self.loop.receive(
-            cache_messages.Match("m", tuple(token_bytes(list(one)) for one in prompts), salt)
+            cache_messages.Match("m", tuple(token_bytes(list(one)) for one in prompts), salt, tenant)
         )
         assert isinstance(reply, cache_messages.Matched | wire.Failed)
         self.loop.check()

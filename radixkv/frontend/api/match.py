@@ -52,17 +52,18 @@ def _check_total(prompts: Sequence[bytes]) -> None:
 
 
 def _report(matched: Matched, ready: Ready) -> dict[str, Any]:
+    load = {
+        "running": matched.n_running,
+        "waiting": matched.n_waiting,
+        "max_running": ready.max_num_seqs,
+        "pages": ready.n_pages,
+        "pages_free": matched.n_pages_free,
+        "pages_evictable": matched.n_pages_evictable,
+    }
     return {
         "page_size": ready.page_size,
         "prompts": [_prompt_fields(prompt, ready) for prompt in matched.prompts],
-        "load": {
-            "running": matched.n_running,
-            "waiting": matched.n_waiting,
-            "max_running": ready.max_num_seqs,
-            "pages": ready.n_pages,
-            "pages_free": matched.n_pages_free,
-            "pages_evictable": matched.n_pages_evictable,
-        },
+        "load": {name: count for name, count in load.items() if count is not None},
     }
 
 
