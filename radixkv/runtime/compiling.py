@@ -75,13 +75,13 @@ class CompilingRequests:
             InvalidRequest: the grammar was refused a short time ago.
             QueueFull: ``max_requests`` of its tenant wait for theirs.
         """
-        if (grammar := self.grammars.get(specification)) is not None:
+        tenant = choices[0].tenant
+        if (grammar := self.grammars.get(specification, tenant)) is not None:
             _give(choices, grammar)
             return True
-        tenant = choices[0].tenant
         if (n_waiting := self._n_waiting[tenant]) >= self._max_requests:
             raise QueueFull(f"the queue is full: {n_waiting} requests wait for their grammar; try later")
-        self._choices[self.grammars.request(specification)] = list(choices)
+        self._choices[self.grammars.request(specification, tenant)] = list(choices)
         self._n_waiting[tenant] += 1
         for choice in choices:
             choice.phase = Phase.COMPILING

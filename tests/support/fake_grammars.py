@@ -68,10 +68,10 @@ class FakeCompiler:
     n_requests: int = 0
     n_closed: int = 0
 
-    def get(self, specification: StructuredOutputs) -> None:
+    def get(self, specification: StructuredOutputs, tenant: str) -> None:
         return None
 
-    def request(self, specification: StructuredOutputs) -> int:
+    def request(self, specification: StructuredOutputs, tenant: str) -> int:
         ticket, self.n_requests = self.n_requests, self.n_requests + 1
         self.pending[ticket] = specification
         if self.is_immediate:

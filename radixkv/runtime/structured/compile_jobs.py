@@ -1,18 +1,19 @@
-"""Compiles specifications one after another or side by side: first in the process of trials, then in this one."""
+"""Compiles specifications, a few at a time: first in the process of trials, then in this one."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from asyncio import Event, Semaphore, Task
+from asyncio import Event, Task
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from radixkv.errors import RequestError
+from radixkv.runtime.structured.fair_slots import FairSlots
 from radixkv.runtime.structured.messages import TrialLimits
 from radixkv.runtime.structured.source import Source
-from radixkv.runtime.structured.trials import Trials, TrialsDied
+from radixkv.runtime.structured.trials import Trials, TrialsDied, TrialTooSlow
 from radixkv.runtime.structured.vocabulary import Vocabulary
 from radixkv.structured_outputs import StructuredOutputs
 
@@ -22,8 +23,13 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 
-MAX_JOBS = 4
-"""Most specifications that are compiled at once. A slow one delays others only if there are as many slow ones."""
+QUICK_S = 1.0
+"""How long the first trial of a specification may take. One that takes longer is tried again among the slow ones,
+so that it delays quick ones by no more."""
+MAX_QUICK_JOBS = 3
+"""Most specifications in their first trial, or compiled after it, at once."""
+MAX_SLOW_JOBS = 2
+"""Most specifications in their second trial, or compiled after it, at once."""
 MAX_DEATHS = 3
 """How often the process of trials may die under a specification before the request fails."""
 RESTART_TIMEOUT_S = 60.0
@@ -34,32 +40,57 @@ PAUSE_S = 1.0
 _log = logging.getLogger(__name__)
 
 
+class Job(NamedTuple):
+    """What is compiled, and for whom: nobody's grammars wait behind, or are kept instead of, another tenant's."""
+
+    tenant: str
+    spec: StructuredOutputs
+
+
+class _Compilation:
+    """What becomes of a job."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.task: Task[None] | None = None
+        self.is_waiting = True
+        """Whether no trial is under way and none has succeeded."""
+        self.is_wanted = True
+        """Whether somebody waits for it."""
+
+
 class CompileJobs:
     """Tasks that compile. All methods run in one event loop.
+
+    Tenants take turns, and slow specifications have slots of their own.
 
     Args:
         read_vocabulary: called once, in a thread.
         limits: what one trial may take.
-        end: called with each specification and its grammar, or the reason why there is none.
+        deadline_s: longest time that a trial may take.
+        end: called with each job and its grammar, or the reason why there is none.
     """
 
     def __init__(
         self,
         read_vocabulary: Callable[[], Vocabulary],
         limits: TrialLimits,
-        end: Callable[[StructuredOutputs, Grammar | RequestError], None],
+        deadline_s: float,
+        end: Callable[[Job, Grammar | RequestError], None],
     ) -> None:
         self._read_vocabulary = read_vocabulary
         self._limits = limits
+        self._deadline_s = deadline_s
         self._end = end
-        self._executor = ThreadPoolExecutor(MAX_JOBS, "radixkv-compile")
-        self._slots = Semaphore(MAX_JOBS)
+        self._executor = ThreadPoolExecutor(MAX_QUICK_JOBS + MAX_SLOW_JOBS, "radixkv-compile")
+        self._quick_slots = FairSlots(MAX_QUICK_JOBS)
+        self._slow_slots = FairSlots(MAX_SLOW_JOBS)
         self._trials: Trials | None = None
         self._compiler: Compiler | None = None
         self._is_open = Event()
         """Set while there is a process of trials."""
-        self._queued: dict[StructuredOutputs, Task[None]] = {}
-        """Tasks that have not begun to compile."""
+        self._compilations: dict[Job, _Compilation] = {}
+        """Those that somebody waits for."""
         self._tasks: set[Task[None]] = set()
 
     async def run(self, opened: Callable[[], None]) -> None:
@@ -92,26 +123,25 @@ class CompileJobs:
                 await self._trials.close()
             self._executor.shutdown()
 
-    def submit(self, spec: StructuredOutputs) -> None:
-        """Compiles a specification when there is room."""
-        task = asyncio.create_task(self._compile(spec))
-        self._queued[spec] = task
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def submit(self, job: Job) -> None:
+        """Compiles a specification when it is its turn."""
+        compilation = self._compilations[job] = _Compilation(job)
+        compilation.task = asyncio.create_task(self._compile(compilation))
+        self._tasks.add(compilation.task)
+        compilation.task.add_done_callback(self._tasks.discard)
 
-    def cancel(self, spec: StructuredOutputs) -> None:
-        """Does not compile a specification, unless that has begun."""
-        if (task := self._queued.pop(spec, None)) is not None:
-            task.cancel()
+    def cancel(self, job: Job) -> None:
+        """Begins no more trial of a specification."""
+        if (compilation := self._compilations.pop(job, None)) is not None:
+            compilation.is_wanted = False
+            if compilation.is_waiting and compilation.task is not None:
+                compilation.task.cancel()
 
-    async def _compile(self, spec: StructuredOutputs) -> None:
-        outcome: Grammar | RequestError
+    async def _compile(self, compilation: _Compilation) -> None:
+        job = compilation.job
+        outcome: Grammar | RequestError | None
         try:
-            async with self._slots:
-                await self._wait_until_open()
-                self._queued.pop(spec, None)
-                source = await self._try(spec)
-                outcome = await self._in_thread(lambda: self._open(source))
+            outcome = await self._compile_in_turn(compilation)
         except RequestError as error:
             outcome = error
         except Exception as error:  # whatever it is, the request must end
@@ -119,14 +149,36 @@ class CompileJobs:
             outcome = RequestError(
                 f"the grammar could not be compiled: {type(error).__name__}; see the server's log"
             )
-        self._end(spec, outcome)
+        if self._compilations.get(job) is compilation:
+            del self._compilations[job]
+        if outcome is not None:
+            self._end(job, outcome)
 
-    async def _try(self, spec: StructuredOutputs) -> Source:
+    async def _compile_in_turn(self, compilation: _Compilation) -> Grammar | None:
+        """Returns None if nobody waits for a slow grammar any more."""
+        try:
+            return await self._compile_in_slot(compilation, self._quick_slots, min(QUICK_S, self._deadline_s))
+        except TrialTooSlow:
+            if self._deadline_s <= QUICK_S:
+                raise
+        if not compilation.is_wanted:
+            return None
+        return await self._compile_in_slot(compilation, self._slow_slots, self._deadline_s)
+
+    async def _compile_in_slot(self, compilation: _Compilation, slots: FairSlots, deadline_s: float) -> Grammar:
+        compilation.is_waiting = True
+        async with slots.slot(compilation.job.tenant):
+            await self._wait_until_open()
+            compilation.is_waiting = False
+            source = await self._try(compilation.job.spec, deadline_s)
+            return await self._in_thread(lambda: self._open(source))
+
+    async def _try(self, spec: StructuredOutputs, deadline_s: float) -> Source:
         for _ in range(MAX_DEATHS):
             await self._wait_until_open()
             assert self._trials is not None
             try:
-                return await self._trials.try_compiling(spec)
+                return await self._trials.try_compiling(spec, deadline_s)
             except TrialsDied:
                 self._is_open.clear()
         raise RequestError(f"the process that tries grammars died {MAX_DEATHS} times; send the request again")

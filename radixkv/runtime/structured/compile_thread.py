@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from radixkv.errors import RequestError
-from radixkv.runtime.structured.compile_jobs import CompileJobs
+from radixkv.runtime.structured.compile_jobs import CompileJobs, Job
 from radixkv.runtime.structured.messages import TrialLimits
 from radixkv.runtime.structured.vocabulary import Vocabulary
-from radixkv.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from radixkv.runtime.structured.matcher import Grammar
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 class CompileThread:
     """Runs from construction to ``close``. One other thread calls the methods; only two of them wait."""
 
-    def __init__(self, read_vocabulary: Callable[[], Vocabulary], limits: TrialLimits) -> None:
-        self._outcomes: deque[tuple[StructuredOutputs, Grammar | RequestError]] = deque()
+    def __init__(self, read_vocabulary: Callable[[], Vocabulary], limits: TrialLimits, deadline_s: float) -> None:
+        self._outcomes: deque[tuple[Job, Grammar | RequestError]] = deque()
         self._readable, self._writable = os.pipe()
         os.set_blocking(self._readable, False)
         os.set_blocking(self._writable, False)
@@ -32,7 +31,7 @@ class CompileThread:
         """Set when compiling can begin at once, or never will."""
         self.failure: Exception | None = None
         """Why nothing is compiled any more; None while things are."""
-        self._jobs = CompileJobs(read_vocabulary, limits, self._end)
+        self._jobs = CompileJobs(read_vocabulary, limits, deadline_s, self._end)
         self._loop = asyncio.new_event_loop()
         self._main = self._loop.create_task(self._jobs.run(self._is_settled.set))
         self._thread = threading.Thread(target=self._run, name="radixkv-grammars", daemon=True)
@@ -52,17 +51,17 @@ class CompileThread:
         """Returns a descriptor that is readable while ``take`` has something to return, and after a failure."""
         return self._readable
 
-    def submit(self, spec: StructuredOutputs) -> None:
-        """Compiles a specification when there is room. Does nothing after a ``failure``."""
+    def submit(self, job: Job) -> None:
+        """Compiles a specification when it is its turn. Does nothing after a ``failure``."""
         with contextlib.suppress(RuntimeError):  # the thread has closed its loop
-            self._loop.call_soon_threadsafe(self._jobs.submit, spec)
+            self._loop.call_soon_threadsafe(self._jobs.submit, job)
 
-    def cancel(self, spec: StructuredOutputs) -> None:
-        """Does not compile a specification, unless that has begun."""
+    def cancel(self, job: Job) -> None:
+        """Begins no more trial of a specification."""
         with contextlib.suppress(RuntimeError):  # the thread has closed its loop
-            self._loop.call_soon_threadsafe(self._jobs.cancel, spec)
+            self._loop.call_soon_threadsafe(self._jobs.cancel, job)
 
-    def take(self) -> list[tuple[StructuredOutputs, Grammar | RequestError]]:
+    def take(self) -> list[tuple[Job, Grammar | RequestError]]:
         """Returns what was compiled or refused since the last call."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._readable, 1 << 16)
@@ -90,8 +89,8 @@ class CompileThread:
     async def _wait(self) -> None:
         await self._main
 
-    def _end(self, spec: StructuredOutputs, outcome: Grammar | RequestError) -> None:
-        self._outcomes.append((spec, outcome))
+    def _end(self, job: Job, outcome: Grammar | RequestError) -> None:
+        self._outcomes.append((job, outcome))
         self._wake()
 
     def _wake(self) -> None:

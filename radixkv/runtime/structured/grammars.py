@@ -12,10 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.errors import InvalidRequest, RequestError, UnsupportedFeature
+from radixkv.runtime.structured.compile_jobs import Job
 from radixkv.runtime.structured.compile_thread import CompileThread
+from radixkv.runtime.structured.kept_grammars import KeptGrammars
 from radixkv.runtime.structured.messages import TrialLimits
 from radixkv.runtime.structured.vocabulary import Vocabulary
 from radixkv.structured_outputs import StructuredOutputs
+from radixkv.tenants import OPERATOR
 
 if TYPE_CHECKING:
     from radixkv.runtime.structured.matcher import Grammar, MaskFiller, Matcher
@@ -47,7 +50,7 @@ def refusal_of_all(*, has_tokenizer: bool, has_eos: bool) -> UnsupportedFeature 
 
 
 class Grammars:
-    """Compiles specifications in the background, and keeps the grammars that were used last.
+    """Compiles specifications in the background, and keeps the grammars that were used last, for each tenant alone.
 
     All methods are called by one thread. They return at once, but for ``wait_until_ready`` and ``close``.
     """
@@ -70,20 +73,17 @@ class Grammars:
             memory_bytes: memory that a trial may take.
             cache_bytes: size of the compiled grammars to keep.
         """
-        self._limits = TrialLimits(deadline_s, memory_bytes, cache_bytes // 4, n_threads)
-        self._cache_bytes = cache_bytes
-        self._grammars: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
-        """Kept grammars, the one that was used last at the end."""
-        self._n_kept_bytes = 0
-        self._refusals: OrderedDict[StructuredOutputs, tuple[InvalidRequest, float]] = OrderedDict()
+        self._limits = TrialLimits(memory_bytes, cache_bytes // 4, n_threads)
+        self._kept = KeptGrammars(cache_bytes)
+        self._refusals: OrderedDict[Job, tuple[InvalidRequest, float]] = OrderedDict()
         """Kept refusals, the oldest first, with the time of ``monotonic`` until which they are kept."""
         self._n_tickets = 0
-        self._waiting: dict[StructuredOutputs, list[int]] = {}
-        """Tickets of each specification that is being compiled."""
-        self._specs: dict[int, StructuredOutputs] = {}
-        """The specification of each of those tickets."""
+        self._waiting: dict[Job, list[int]] = {}
+        """Tickets of each job that is being done."""
+        self._jobs: dict[int, Job] = {}
+        """The job of each of those tickets."""
         self._filler: MaskFiller | None = None
-        self._thread = CompileThread(read_vocabulary, self._limits)
+        self._thread = CompileThread(read_vocabulary, self._limits, deadline_s)
 
     def wait_until_ready(self) -> None:
         """Waits until compiling can begin at once, which takes 4 s from the start.
@@ -93,45 +93,45 @@ class Grammars:
         """
         self._thread.wait_until_ready()
 
-    def get(self, spec: StructuredOutputs) -> Grammar | None:
-        """Returns the grammar of a specification if it is kept. O(length).
+    def get(self, spec: StructuredOutputs, tenant: str = OPERATOR) -> Grammar | None:
+        """Returns the grammar of a tenant's specification if it is kept. O(length).
 
         Raises:
             InvalidRequest: the specification was refused less than ``REFUSAL_S`` ago.
         """
-        if (refusal := self._refusals.get(spec)) is not None:
+        job = Job(tenant, spec)
+        if (refusal := self._refusals.get(job)) is not None:
             error, until = refusal
             if monotonic() < until:
                 raise InvalidRequest(str(error), param=error.param)
-            del self._refusals[spec]
-        if (grammar := self._grammars.get(spec)) is not None:
-            self._grammars.move_to_end(spec)
-        return grammar
+            del self._refusals[job]
+        return self._kept.get(job)
 
-    def request(self, spec: StructuredOutputs) -> int:
-        """Begins to compile a specification, unless that has begun; returns the ticket for ``take_compiled``."""
+    def request(self, spec: StructuredOutputs, tenant: str = OPERATOR) -> int:
+        """Begins to compile a tenant's specification, unless that has begun; returns the ticket for
+        ``take_compiled``."""
         self._n_tickets += 1
-        self._specs[self._n_tickets] = spec
-        if (tickets := self._waiting.get(spec)) is not None:
+        job = self._jobs[self._n_tickets] = Job(tenant, spec)
+        if (tickets := self._waiting.get(job)) is not None:
             tickets.append(self._n_tickets)
         else:
-            self._waiting[spec] = [self._n_tickets]
-            self._thread.submit(spec)
+            self._waiting[job] = [self._n_tickets]
+            self._thread.submit(job)
         return self._n_tickets
 
     def cancel(self, ticket: int) -> None:
-        """Forgets a ticket. The grammar is kept when it is compiled, if compiling has begun."""
-        if (spec := self._specs.pop(ticket, None)) is None:
+        """Forgets a ticket. The grammar is kept when it is compiled, if compiling has begun and is not slow."""
+        if (job := self._jobs.pop(ticket, None)) is None:
             return
-        self._waiting[spec].remove(ticket)
-        if not self._waiting[spec]:
-            del self._waiting[spec]
-            self._thread.cancel(spec)
+        self._waiting[job].remove(ticket)
+        if not self._waiting[job]:
+            del self._waiting[job]
+            self._thread.cancel(job)
 
     @property
     def is_compiling(self) -> bool:
         """Whether there are tickets that ``take_compiled`` has not returned."""
-        return bool(self._specs)
+        return bool(self._jobs)
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable while ``take_compiled`` may have something to return."""
@@ -140,18 +140,18 @@ class Grammars:
     def take_compiled(self) -> list[tuple[int, Grammar | RequestError]]:
         """Returns the tickets that ended since the last call, with their grammars, or why there is none."""
         taken: list[tuple[int, Grammar | RequestError]] = []
-        for spec, outcome in self._thread.take():
+        for job, outcome in self._thread.take():
             if isinstance(outcome, InvalidRequest):
-                self._keep_refusal(spec, outcome)
+                self._keep_refusal(job, outcome)
             elif not isinstance(outcome, RequestError):
-                self._keep(spec, outcome)
-            for ticket in self._waiting.pop(spec, ()):
-                del self._specs[ticket]
+                self._kept.add(job, outcome)
+            for ticket in self._waiting.pop(job, ()):
+                del self._jobs[ticket]
                 taken.append((ticket, outcome))
-        if (failure := self._thread.failure) is not None and self._specs:
+        if (failure := self._thread.failure) is not None and self._jobs:
             error = RequestError(f"grammars cannot be compiled: {failure}", param="structured_outputs")
-            taken += [(ticket, error) for ticket in self._specs]
-            self._specs.clear()
+            taken += [(ticket, error) for ticket in self._jobs]
+            self._jobs.clear()
             self._waiting.clear()
         return taken
 
@@ -167,17 +167,8 @@ class Grammars:
         """Ends the process and the thread. Waits for grammars that passed their trials, which takes no longer."""
         self._thread.close()
 
-    def _keep_refusal(self, spec: StructuredOutputs, error: InvalidRequest) -> None:
-        self._refusals.pop(spec, None)
-        self._refusals[spec] = error, monotonic() + REFUSAL_S
+    def _keep_refusal(self, job: Job, error: InvalidRequest) -> None:
+        self._refusals.pop(job, None)
+        self._refusals[job] = error, monotonic() + REFUSAL_S
         while len(self._refusals) > MAX_REFUSALS:
             self._refusals.popitem(last=False)
-
-    def _keep(self, spec: StructuredOutputs, grammar: Grammar) -> None:
-        if (old := self._grammars.pop(spec, None)) is not None:
-            self._n_kept_bytes -= old.n_bytes
-        self._grammars[spec] = grammar
-        self._n_kept_bytes += grammar.n_bytes
-        while self._n_kept_bytes > self._cache_bytes:
-            _, evicted = self._grammars.popitem(last=False)
-            self._n_kept_bytes -= evicted.n_bytes

@@ -13,9 +13,8 @@ MAX_LINE_BYTES = 1 << 23
 
 
 class TrialLimits(msgspec.Struct, frozen=True):
-    """What one trial may take."""
+    """What one trial may take, beside its time."""
 
-    deadline_s: float
     memory_bytes: int
     """Memory of the trial beyond what its process has before."""
     grammar_bytes: int
@@ -39,6 +38,8 @@ class TrialRequest(msgspec.Struct, frozen=True):
 
     id: int
     spec: StructuredOutputs
+    deadline_s: float
+    """How long it may take."""
 
 
 class TrialResult(msgspec.Struct, frozen=True):
@@ -47,5 +48,7 @@ class TrialResult(msgspec.Struct, frozen=True):
     id: int
     source: Source | None = None
     refusal: str = ""
+    is_late: bool = False
+    """Whether it took longer than its deadline: there is neither a source nor a refusal."""
     failure: str = ""
     """What went wrong in this program, if something did."""

@@ -35,11 +35,13 @@ STACK_BYTES = 1 << 20
 """Stack of a trial. A thread of the runtime has more, so that what nests too deep for it fails here."""
 
 
-def run_trial(spec: StructuredOutputs, compiler: Compiler, limits: TrialLimits, writer: int) -> NoReturn:
+def run_trial(
+    spec: StructuredOutputs, compiler: Compiler, limits: TrialLimits, deadline_s: float, writer: int
+) -> NoReturn:
     """Writes a ``TrialResult`` to a descriptor and ends this process; the kernel ends it at the deadline."""
     code = 1
     try:
-        signal.setitimer(signal.ITIMER_REAL, limits.deadline_s)
+        signal.setitimer(signal.ITIMER_REAL, deadline_s)
         # The runtime must see at once when the process that was forked ends.
         nowhere = os.open(os.devnull, os.O_RDWR)
         os.dup2(nowhere, 0)

@@ -76,7 +76,7 @@ class TrialServer:
     def _fork(self, request: TrialRequest) -> None:
         reader, writer = os.pipe()
         if (pid := os.fork()) == 0:
-            run_trial(request.spec, self._compiler, self._limits, writer)
+            run_trial(request.spec, self._compiler, self._limits, request.deadline_s, writer)
         os.close(writer)
         self._results[reader] = bytearray()
         self._selector.register(reader, selectors.EVENT_READ, (request.id, pid))
@@ -91,8 +91,7 @@ class TrialServer:
             result = msgspec.json.decode(written, type=TrialResult)
             _send(msgspec.structs.replace(result, id=request_id))
         elif code == -signal.SIGALRM:
-            reason = f"compiling it took longer than {self._limits.deadline_s:g} s"
-            _send(TrialResult(request_id, refusal=f"{reason}; make it smaller or simpler"))
+            _send(TrialResult(request_id, is_late=True))
         else:
             memory = self._limits.memory_bytes >> 20
             reason = f"compiling it needs more than {memory} MiB of memory or deeper nesting (code {code})"

@@ -32,6 +32,10 @@ class TrialsDied(RadixKVError):
     """The process of trials ended in the middle of a trial."""
 
 
+class TrialTooSlow(InvalidRequest):
+    """A specification could not be compiled within the deadline of its trial."""
+
+
 class Trials:
     """A process that tries whether specifications can be compiled within their limits. Use ``start`` to create one.
 
@@ -79,11 +83,16 @@ class Trials:
         assert self._reader is not None
         await asyncio.shield(self._reader)
 
-    async def try_compiling(self, spec: StructuredOutputs) -> Source:
+    async def try_compiling(self, spec: StructuredOutputs, deadline_s: float) -> Source:
         """Returns the source of a specification that can be compiled. Trials run beside each other.
 
+        Args:
+            spec: the specification.
+            deadline_s: how long the trial may take.
+
         Raises:
-            InvalidRequest: it cannot be compiled, or not within the limits.
+            TrialTooSlow: it cannot be compiled in that time.
+            InvalidRequest: it cannot be compiled, or not within the limits of memory.
             RequestError: the trial itself failed.
             TrialsDied: the process ended.
         """
@@ -94,12 +103,17 @@ class Trials:
         result: Future[TrialResult] = asyncio.get_running_loop().create_future()
         self._results[trial_id] = result
         try:
-            self._process.send_line(msgspec.json.encode(TrialRequest(trial_id, spec)))
+            self._process.send_line(msgspec.json.encode(TrialRequest(trial_id, spec, deadline_s)))
             outcome = await result
         finally:
             self._results.pop(trial_id, None)
         if outcome.failure:
             raise RequestError(f"the grammar could not be tried: {outcome.failure}")
+        if outcome.is_late:
+            raise TrialTooSlow(
+                f"compiling it took longer than {deadline_s:g} s; make it smaller or simpler",
+                param="structured_outputs",
+            )
         if outcome.source is None:
             raise InvalidRequest(outcome.refusal, param="structured_outputs")
         return outcome.source

@@ -26,7 +26,7 @@ from support.json_schemas import closed
 from support.processes import children, has_ended
 
 TRIALS = "radixkv.runtime.structured.trial_process"
-DEADLINE_S = 4.0
+DEADLINE_S = 3.0
 CACHE_BYTES = 400_000
 WAIT_S = 120.0
 """Limit of waits that end by themselves."""
@@ -188,6 +188,43 @@ def test_a_specification_that_takes_too_long_delays_no_other_one(grammars: Gramm
     assert f"{DEADLINE_S:g} s" in str(outcomes[slow])
 
 
+def slow_ones(n: int) -> list[StructuredOutputs]:
+    return [StructuredOutputs(json=f'{{"type": "string", "pattern": "^.{{0,{4000 + i}}}$"}}') for i in range(n)]
+
+
+def test_a_quick_grammar_waits_for_few_of_the_slow_ones_before_it(grammars: Grammars) -> None:
+    slow = [grammars.request(spec) for spec in slow_ones(12)]
+    quick = grammars.request(StructuredOutputs(regex="behind a crowd"))
+    taken = wait_for(grammars, quick)
+    for ticket in slow:
+        grammars.cancel(ticket)
+
+    assert taken[-1][0] == quick
+    assert isinstance(taken[-1][1], Grammar)
+    assert len(taken) == 1, "no slow one has ended"
+    assert not grammars.is_compiling
+
+
+def test_the_slow_grammars_of_a_tenant_delay_no_other_tenants_slow_one(grammars: Grammars) -> None:
+    crowd = [grammars.request(spec, "a") for spec in slow_ones(8)]
+    (other,) = [grammars.request(spec, "b") for spec in slow_ones(1)]
+    taken = wait_for(grammars, other)
+    for ticket in crowd:
+        grammars.cancel(ticket)
+
+    assert isinstance(dict(taken)[other], InvalidRequest)
+    assert len(taken) <= 2 * 2 + 1, "two slow ones are tried at once"
+
+
+def test_a_tenants_grammars_are_its_own(grammars: Grammars) -> None:
+    spec, refused = StructuredOutputs(regex="apart"), StructuredOutputs(regex="(apart")
+    ticket, other = grammars.request(spec, "a"), grammars.request(refused, "a")
+    outcomes = dict(wait_for(grammars, ticket, other))
+    assert grammars.get(spec, "a") is outcomes[ticket]
+    assert grammars.get(spec, "b") is grammars.get(spec) is None
+    assert grammars.get(refused, "b") is None
+
+
 def test_requests_of_one_specification_share_its_compilation(grammars: Grammars) -> None:
     spec = StructuredOutputs(regex="shared+")
     first, second = grammars.request(spec), grammars.request(spec)
@@ -229,6 +266,19 @@ def test_the_grammars_that_were_used_last_are_kept_up_to_a_size(grammars: Gramma
     assert n_bytes > CACHE_BYTES, "the test needs more grammars"
     assert kept == [first, *specs[len(specs) - len(kept) + 1 :]]
     assert 2 < len(kept) < len(specs)
+
+
+def test_a_tenant_does_not_push_out_the_grammars_of_another(grammars: Grammars) -> None:
+    own, crowd = StructuredOutputs(regex="own"), []
+    wait_for(grammars, grammars.request(own, "quiet"))
+    for i in range(20):
+        schema = closed(**{f"x{i}_{j}": {"type": "number"} for j in range(8)})
+        crowd.append(StructuredOutputs(json=json.dumps(schema)))
+        wait_for(grammars, grammars.request(crowd[-1], "busy"))
+
+    assert grammars.get(own, "quiet") is not None
+    n_kept = sum(grammars.get(spec, "busy") is not None for spec in crowd)
+    assert 2 < n_kept < len(crowd)
 
 
 def test_a_killed_process_of_trials_is_replaced_and_nobody_fails(grammars: Grammars) -> None:

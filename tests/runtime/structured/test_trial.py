@@ -44,7 +44,7 @@ def test_a_failure_of_the_trial_is_not_a_refusal() -> None:
     reader, writer = os.pipe()
     no_compiler = cast(Any, None)
     if (pid := os.fork()) == 0:
-        run_trial(StructuredOutputs(regex="a"), no_compiler, TrialLimits(9.0, 1 << 30, 1 << 20, 1), writer)
+        run_trial(StructuredOutputs(regex="a"), no_compiler, TrialLimits(1 << 30, 1 << 20, 1), 9.0, writer)
     os.close(writer)
     result = msgspec.json.decode(os.read(reader, 1 << 16), type=TrialResult)
     os.close(reader)
