@@ -247,6 +247,8 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
                 max_num_seqs=args.max_num_seqs,
                 max_num_batched_tokens=args.max_num_batched_tokens,
                 schedule_policy=args.schedule_policy,
+                num_reserved_decode_tokens=args.num_reserved_decode_tokens,
+                max_reserved_decode_share=args.max_reserved_decode_share,
                 **{name: vars(args)[name] for name in QUEUE_SETTINGS if name in args},
             ),
             seed=seed,
@@ -299,6 +301,16 @@ def engine_flags(config: EngineConfig) -> list[str]:
         ("--max-num-seqs", scheduler.max_num_seqs, defaults.scheduler.max_num_seqs),
         ("--max-num-batched-tokens", scheduler.max_num_batched_tokens, defaults.scheduler.max_num_batched_tokens),
         ("--schedule-policy", scheduler.schedule_policy, defaults.scheduler.schedule_policy),
+        (
+            "--num-reserved-decode-tokens",
+            scheduler.num_reserved_decode_tokens,
+            defaults.scheduler.num_reserved_decode_tokens,
+        ),
+        (
+            "--max-reserved-decode-share",
+            scheduler.max_reserved_decode_share,
+            defaults.scheduler.max_reserved_decode_share,
+        ),
         ("--max-queued-requests", scheduler.max_queued_requests, defaults.scheduler.max_queued_requests),
         ("--queue-timeout", scheduler.queue_timeout_s, defaults.scheduler.queue_timeout_s),
         ("--target-itl-ms", scheduler.target_itl_ms or "off", defaults.scheduler.target_itl_ms),
@@ -445,6 +457,21 @@ def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
         metavar="POLICY",
         help="order of waiting requests: lpm for longest cached prefix first, or fcfs for first come, first served "
         "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--num-reserved-decode-tokens",
+        type=whole_number,
+        default=defaults.num_reserved_decode_tokens,
+        metavar="TOKENS",
+        help="tokens of the KV cache that an admission leaves free for each running answer: with more there are "
+        "fewer preemptions, but first tokens come later (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-reserved-decode-share",
+        type=number,
+        default=defaults.max_reserved_decode_share,
+        metavar="FRACTION",
+        help="fraction of the KV cache that --num-reserved-decode-tokens reserves at most (default: %(default)s)",
     )
 
 

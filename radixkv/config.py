@@ -219,6 +219,11 @@ class SchedulerConfig:
     target_itl_ms: float | None = 50.0
     """Milliseconds between the tokens of running answers, by which a step's tokens of prompts are limited while
     answers run; at least 256 are computed. None: no target."""
+    num_reserved_decode_tokens: int = 64
+    """Tokens of the KV pool that an admission leaves free for each running answer, which will soon need them; 0:
+    none. More: fewer preemptions, but later first tokens."""
+    max_reserved_decode_share: float = 1 / 16
+    """The fraction of the KV pool that ``num_reserved_decode_tokens`` reserves at most."""
 
     def __post_init__(self) -> None:
         if self.max_num_seqs is not None:
@@ -230,6 +235,10 @@ class SchedulerConfig:
         check_at_least(1, "lpm_max_passes", self.lpm_max_passes)
         check_seconds("queue_timeout_s", self.queue_timeout_s)
         check_seconds("target_itl_ms", self.target_itl_ms, "milliseconds")
+        check_at_least(0, "num_reserved_decode_tokens", self.num_reserved_decode_tokens)
+        share = self.max_reserved_decode_share
+        if not (is_number(share) and 0 <= share <= 1):  # also catches NaN
+            raise ConfigError(f"max_reserved_decode_share {shortened(share)} must be a number between 0 and 1")
         if self.schedule_policy not in ("lpm", "fcfs"):
             raise ConfigError(f"schedule_policy {shortened(self.schedule_policy)} is unknown; use 'lpm' or 'fcfs'")
 

@@ -123,6 +123,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     device_busy_seconds: float = 0.0
     """Time of steps on the device that did not fail, with gaps within a step; in the rest of the wall time it was
     idle."""
+    recomputed_tokens_total: int = 0
+    """Tokens that were computed again for preempted choices. What these find in the cache again is not counted."""
     start_seconds: dict[str, float] = {}
     """Time of each stage of the start."""
     host: HostStats | None = None

@@ -41,6 +41,8 @@ from support.flags import command, parse, read, refused
         (("--max-num-seqs", "--max-running-requests"), "9", "scheduler.max_num_seqs", 9),
         (("--max-num-batched-tokens", "--chunked-prefill-size"), "999", "scheduler.max_num_batched_tokens", 999),
         (("--schedule-policy", "--scheduling-policy"), "fcfs", "scheduler.schedule_policy", "fcfs"),
+        (("--num-reserved-decode-tokens",), "0", "scheduler.num_reserved_decode_tokens", 0),
+        (("--max-reserved-decode-share",), "0.25", "scheduler.max_reserved_decode_share", 0.25),
         (("--max-queued-requests",), "3", "scheduler.max_queued_requests", 3),
         (("--queue-timeout",), "2.5", "scheduler.queue_timeout_s", 2.5),
         (("--target-itl-ms",), "35.5", "scheduler.target_itl_ms", 35.5),
@@ -140,6 +142,8 @@ engines = st.builds(
         target_itl_ms=st.none() | st.floats(1e-3, 1e9),
         lpm_window=positive,
         lpm_max_passes=positive,
+        num_reserved_decode_tokens=st.integers(0, 1 << 40),
+        max_reserved_decode_share=st.floats(0, 1),
     ),
 )
 
@@ -165,7 +169,7 @@ def test_every_setting_has_a_flag():
     }
     assert len(fields(ModelConfig)) == 11
     assert len(fields(CacheConfig)) == 15
-    assert len(fields(SchedulerConfig)) == 8
+    assert len(fields(SchedulerConfig)) == 10
     assert len(fields(ServerConfig)) == 20
 
 
@@ -190,6 +194,8 @@ def test_every_setting_has_a_flag():
         (["--queue-timeout", "0"], "queue_timeout_s 0.0"),
         (["--target-itl-ms", "0"], "target_itl_ms 0.0 must be a number of milliseconds above 0"),
         (["--target-itl-ms", "no"], "'no' is not a number"),
+        (["--num-reserved-decode-tokens", "-1"], "num_reserved_decode_tokens -1 must be at least 0"),
+        (["--max-reserved-decode-share", "8"], "max_reserved_decode_share 8.0 must be a number between 0 and 1"),
         (["--page-size", "many"], "--page-size/--block-size: 'many'"),
         (["--page-size", "0"], "page_size 0 "),
         (["--page-size"], "expected one argument"),

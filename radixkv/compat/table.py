@@ -198,6 +198,11 @@ REFUSED = (
         "scales of the KV cache come with the checkpoint",
         {ENGINE: "calculate_kv_scales=false quantization_param_path"},
     ),
+    Refused(
+        "what an admission leaves free grows with the running answers",
+        {ENGINE: "watermark schedule_conservativeness=1"},
+        "use num_reserved_decode_tokens and max_reserved_decode_share",
+    ),
     Refused("the defaults of requests are the checkpoint's", {ENGINE: 'generation_config="auto"'}),
     Refused("the tokenizer is always tokenizer.json", {ENGINE: 'tokenizer_mode="auto" skip_tokenizer_init=false'}),
     Refused("code from a checkpoint is never run", {ENGINE: "trust_remote_code=false"}),

@@ -98,6 +98,8 @@ class LLM:
         ghost_capacity: how many evicted pages ``adaptive`` remembers, as a multiple of the pages cached.
         pin_budget: fraction of each tier's pages that the pins of one ``cache_salt`` cover at most; 0: no pins.
         schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs`` (first come, first served).
+        num_reserved_decode_tokens: tokens of the page pool that an admission leaves free for each running answer.
+        max_reserved_decode_share: the fraction of the page pool that these are at most.
         seed: determines the seeds of requests without a seed of their own.
         show_download: gets the downloaded bytes as a text, from several threads; None: standard error.
         settings: the above under names of vLLM or SGLang; others of theirs are refused unless they change nothing.
@@ -142,6 +144,8 @@ class LLM:
         ghost_capacity: float = 4.0,
         pin_budget: float = CacheConfig.pin_budget,
         schedule_policy: SchedulePolicy = "lpm",
+        num_reserved_decode_tokens: int = SchedulerConfig.num_reserved_decode_tokens,
+        max_reserved_decode_share: float = SchedulerConfig.max_reserved_decode_share,
         seed: int = 0,
         show_download: Callable[[str], None] | None = None,
         **settings: object,
@@ -178,7 +182,14 @@ class LLM:
                 pin_budget,
                 kv_cache_dtype,
             ),
-            SchedulerConfig(max_num_seqs, max_num_batched_tokens, schedule_policy, target_itl_ms=None),
+            SchedulerConfig(
+                max_num_seqs,
+                max_num_batched_tokens,
+                schedule_policy,
+                target_itl_ms=None,
+                num_reserved_decode_tokens=num_reserved_decode_tokens,
+                max_reserved_decode_share=max_reserved_decode_share,
+            ),
             seed,
         )
         machine = look_at_machine(config.model.device)

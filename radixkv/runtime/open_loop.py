@@ -105,6 +105,8 @@ def open_loop(
             queue_timeout_s=resolved.queue_timeout_s,
             tenants=resolved.tenants,
             target_itl_ms=resolved.target_itl_ms,
+            num_reserved_decode_tokens=resolved.num_reserved_decode_tokens,
+            max_reserved_decode_share=resolved.max_reserved_decode_share,
             forecast=forecast,
             transfers=transfers,
             finds_shared_runs=executor.uses_shared_runs,

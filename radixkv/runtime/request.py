@@ -117,6 +117,8 @@ class Request:
     """Forks that have not yet copied its tail, so that its pages must not be freed."""
     n_scheduled: int = 0
     """Leading tokens whose KV is in the pool, or will be once the launched steps are done."""
+    n_before_preemption: int = 0
+    """Leading tokens whose KV it had when it was preempted for lack of pages: the most of all times."""
     n_output_placeholders: int = 0
     """Output tokens that launched steps sample and the host does not know yet."""
     candidates: TokenLogprobs | None = None
@@ -326,6 +328,7 @@ class Request:
         self.priority = parent.priority
         self.uses_tiers = parent.uses_tiers
         self.n_offered = parent.n_offered
+        self.n_before_preemption = 0
         self.bypasses_tree = self.is_retried = False
 
     def count_cached(self) -> None:

@@ -92,6 +92,7 @@ def make_stats(
         prompt_tokens_total=counters.prompt_tokens,
         generation_tokens_total=counters.generation_tokens,
         preemptions_total=scheduler.n_preemptions,
+        recomputed_tokens_total=scheduler.n_recomputed_tokens,
         pages_evicted_total=cache.n_evicted,
         steps_total=counters.steps,
         step_seconds=counters.step_seconds,

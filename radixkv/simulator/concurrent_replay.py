@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from heapq import nlargest
 
+from radixkv.config import SchedulerConfig
 from radixkv.errors import ConfigError
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import Scheduler
@@ -77,11 +78,13 @@ class ConcurrentReplay:
         self._concurrency = concurrency
         self._caches = ReplayCaches(traffic, n_pages, host_pages, disk_pages, policy, ghost_capacity, costs)
         self.cache = self._caches.device
+        n_reserved_pages = -(-SchedulerConfig.num_reserved_decode_tokens // traffic.page_size)
         self._scheduler = Scheduler(
             self.cache,
             max_num_seqs=concurrency,
             max_num_batched_tokens=max_num_batched_tokens // traffic.page_size * traffic.symbols_per_page,
             max_queued_requests=concurrency,
+            num_reserved_decode_tokens=n_reserved_pages * traffic.symbols_per_page,
             transfers=self._caches.transfers,
         )
         self._namespace = Namespace()

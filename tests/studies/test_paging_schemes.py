@@ -185,7 +185,13 @@ def test_the_shares_of_the_pool_add_up_to_100(name: str, requests: list[tuple[in
 @pytest.mark.parametrize("n_pages", [24, 200])
 def test_pages_are_those_of_the_engine(shares: bool, n_choices: int, n_pages: int) -> None:
     """The engine computes on a fake device that checks the contents of every page, with tokens of its own."""
-    limits: dict[str, Any] = {"max_num_seqs": 1000, "max_num_batched_tokens": 10_000, "schedule_policy": "fcfs"}
+    limits: dict[str, Any] = {
+        "max_num_seqs": 1000,
+        "max_num_batched_tokens": 10_000,
+        "schedule_policy": "fcfs",
+        "num_reserved_decode_tokens": 16,
+        "max_reserved_decode_share": 1 / 24,
+    }
     engine = Engine(n_pages, 4, shares=shares, min_copied_tokens=4, **limits)
     scheme = PagedScheme(n_pages * 4, 4, shares=shares)
     token_ranges = TokenRangeSource()

@@ -371,6 +371,7 @@ class ScriptedLoop:
             prompt_tokens_total=100,
             generation_tokens_total=50,
             preemptions_total=1,
+            recomputed_tokens_total=3,
             pages_evicted_total=2,
             steps_total=9,
             step_seconds=1.5,

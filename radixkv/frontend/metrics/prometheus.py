@@ -209,6 +209,10 @@ def _families(stats: Stats) -> Iterator[Metric]:
         "prompt_tokens": (stats.prompt_tokens_total, "Prompt tokens of requests that were prefilled."),
         "generation_tokens": (stats.generation_tokens_total, "Tokens generated."),
         "num_preemptions": (stats.preemptions_total, "Choices preempted for lack of pages."),
+        "recomputed_tokens": (
+            stats.recomputed_tokens_total,
+            "Tokens computed again for preempted choices; what they find in the cache is not computed again.",
+        ),
         "pages_evicted": (stats.pages_evicted_total, "Cached pages evicted."),
         "steps": (stats.steps_total, "Forward passes."),
         "step_seconds": (stats.step_seconds, "Wall time of the loop's turns."),

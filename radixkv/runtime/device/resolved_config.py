@@ -73,6 +73,8 @@ class ResolvedConfig:
     """None: no limit."""
     target_itl_ms: float | None
     """None: no target."""
+    num_reserved_decode_tokens: int
+    max_reserved_decode_share: float
     seed: int
     tenants: tuple[TenantConfig, ...]
 
@@ -134,6 +136,8 @@ def with_defaults(
         max_queued_requests=scheduler.max_queued_requests,
         queue_timeout_s=scheduler.queue_timeout_s,
         target_itl_ms=scheduler.target_itl_ms,
+        num_reserved_decode_tokens=scheduler.num_reserved_decode_tokens,
+        max_reserved_decode_share=scheduler.max_reserved_decode_share,
         seed=config.seed,
         tenants=config.tenants,
     )

@@ -46,6 +46,9 @@ class PromptRows:
         self._loading = loading
         self._running = running
         self._clock = clock
+        self.n_recomputed = 0
+        """Tokens computed since the start whose KV their requests had before a preemption for lack of pages. What
+        such a request finds in the tree, or loads, is not computed again."""
         self._refused: Request | None = None
         """The first retried request that did not fit when all were last tried."""
         self._blocked: tuple[int, int, int] | None = None
@@ -274,6 +277,7 @@ class PromptRows:
         if request.scheduled_at is None:
             request.scheduled_at = self._clock()
             request.miss = miss
+        self.n_recomputed += max(0, min(end, request.n_before_preemption) - start)
         if self._fair is not None:
             self._fair.charge(request.tenant, end - start)
         return request.make_row(start, end, write_start, step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, count
+from math import ceil
 from operator import ne
 
 from radixkv.runtime.cache.block_table import BlockTable
@@ -18,12 +19,6 @@ from radixkv.runtime.scheduler.loading import LoadingRequests
 from radixkv.runtime.scheduler.row_shares import RowShares
 from radixkv.tree.node import TOKEN_BYTES
 
-_HEADROOM_TOKENS = 16
-"""Tokens that an admission leaves free for each running request, so that it does not cause a preemption at once."""
-_HEADROOM_DIVISOR = 24
-"""The headroom of all running requests is at most 1/24 of the pool: many short requests free pages as fast as
-others need them."""
-
 
 class RunningRequests:
     """The requests that hold a batch slot and pages.
@@ -31,6 +26,20 @@ class RunningRequests:
     *Active* requests are scheduled; iteration yields them in the order of their admission. *Releasing* requests
     have finished or were preempted: they keep batch slot and pages until no launched step uses them, and until the
     forks that copy their tail have copied it.
+
+    Args:
+        cache: the page cache of the device.
+        waiting: where requests come from, and where preempted ones return to.
+        loading: the requests that wait for pages of other tiers.
+        rows: the batch slots of each tenant.
+        n_batch_slots: batch slots in all.
+        max_row_tokens: maximum tokens of a row.
+        transfers: copies pages to the host tier; None without one.
+        sessions: end their turns with the choices.
+        n_reserved_tokens: tokens that an admission leaves free for each active request, so that their next ones do
+            not soon cause a preemption.
+        max_reserved_share: the fraction of the pool that this is at most: many short requests free pages as fast as
+            others need them.
     """
 
     def __init__(
@@ -43,6 +52,9 @@ class RunningRequests:
         max_row_tokens: int,
         transfers: Transfers | None,
         sessions: Sessions,
+        *,
+        n_reserved_tokens: int,
+        max_reserved_share: float,
     ) -> None:
         self._cache = cache
         self._waiting = waiting
@@ -57,7 +69,8 @@ class RunningRequests:
         self._releasing: dict[Request, None] = {}
         self.n_preemptions = 0
         """Preemptions for lack of pages since the start; those for retries do not count."""
-        self._max_headroom_pages = -(-cache.n_pages // _HEADROOM_DIVISOR)
+        self._n_reserved_tokens = n_reserved_tokens
+        self._max_reserved_pages = ceil(cache.n_pages * max_reserved_share)
         self._max_private_pages = cache.max_private_pages(max_row_tokens)
 
     def __len__(self) -> int:
@@ -136,10 +149,11 @@ class RunningRequests:
     def n_room(self, request: Request, prefilling: Iterable[Request], *, only_reserved: bool = False) -> int:
         """Returns how many pages a request may take at its admission; negative if others need more than there are.
 
-        These are the available pages beyond those that the ``prefilling`` requests ahead of it still need, the
-        headroom of the active ones, and those promised to loading requests; or those reserved for its tenant beyond
-        what the tenant's own requests need, if they are more. No room is kept for ``max_tokens``, which says little
-        about the length of an output: the whole queue would wait behind it. O(prefilling).
+        These are the available pages beyond those that the ``prefilling`` requests ahead of it still need, those
+        left free for the next tokens of the active ones, and those promised to loading requests; or those reserved
+        for its tenant beyond what the tenant's own requests need, if they are more. No room is kept for
+        ``max_tokens``, which says little about the length of an output: the whole queue would wait behind it.
+        O(prefilling).
 
         Args:
             request: a waiting or loaded request.
@@ -229,9 +243,7 @@ class RunningRequests:
         victim = max(held, key=lambda r: r.order, default=None)
         if victim is None:
             return False
-        self.n_preemptions += 1
-        self.preempt(victim, discards_results=False)
-        self.release()
+        self._preempt_for_pages(victim)
         return True
 
     def copies_done(self, fork: Request) -> None:
@@ -265,9 +277,7 @@ class RunningRequests:
             if len(self) < 2:
                 return False
             victim = self._next_victim(request)
-            self.n_preemptions += 1
-            self.preempt(victim, discards_results=False)
-            self.release()
+            self._preempt_for_pages(victim)
             if victim is request:
                 return False
         return True
@@ -312,6 +322,12 @@ class RunningRequests:
         """
         if request.turn is not None:
             self._sessions.end(request.turn, bytes(request.tokens))
+
+    def _preempt_for_pages(self, victim: Request) -> None:
+        self.n_preemptions += 1
+        victim.n_before_preemption = max(victim.n_before_preemption, victim.n_scheduled)
+        self.preempt(victim, discards_results=False)
+        self.release()
 
     def _next_victim(self, request: Request) -> Request:
         """Returns the running request to preempt: of the tenant with the most rows, the last in order.
@@ -376,9 +392,9 @@ class RunningRequests:
         request.needs_history = request.sampling.has_penalties
 
     def _n_room(self, request: Request, n_needed: int) -> int:
-        """Returns the pages for a request beyond ``n_needed`` and the headroom of the active ones. O(tenants)."""
-        n_headroom = min(self._cache.pages_for(_HEADROOM_TOKENS * len(self._active)), self._max_headroom_pages)
-        return self._cache.n_available_to(request.namespace.tenant) - n_headroom - n_needed
+        """Returns the pages for a request beyond ``n_needed`` and those left for the active ones. O(tenants)."""
+        n_next = min(self._cache.pages_for(self._n_reserved_tokens * len(self._active)), self._max_reserved_pages)
+        return self._cache.n_available_to(request.namespace.tenant) - n_next - n_needed
 
 
 def _n_equal(first: list[int], second: list[int]) -> int:

@@ -75,8 +75,8 @@ class Scheduler:
         schedule_policy, lpm_window, lpm_max_passes: the order of admission, as in ``SchedulerConfig``.
         max_queued_requests, queue_timeout_s: the limits of the queue, as in ``SchedulerConfig``; of each tenant's.
         tenants: who may send requests; none: all requests are of one, and no order but theirs counts.
-        target_itl_ms: as in ``SchedulerConfig``.
-        forecast: of the time of steps, for that.
+        target_itl_ms, num_reserved_decode_tokens, max_reserved_decode_share: as in ``SchedulerConfig``.
+        forecast: of the time of steps, for ``target_itl_ms``.
         transfers: copies pages to and from the host tier; None without one.
         finds_shared_runs: whether plans list the pages that decode rows share.
         min_shared_tokens: length of the shortest run of shared pages that plans list.
@@ -96,6 +96,8 @@ class Scheduler:
         queue_timeout_s: float | None = None,
         tenants: Sequence[TenantConfig] = (),
         target_itl_ms: float | None = None,
+        num_reserved_decode_tokens: int = SchedulerConfig.num_reserved_decode_tokens,
+        max_reserved_decode_share: float = SchedulerConfig.max_reserved_decode_share,
         forecast: StepForecast | None = None,
         transfers: Transfers | None = None,
         finds_shared_runs: bool = False,
@@ -123,6 +125,8 @@ class Scheduler:
             max_num_batched_tokens,
             transfers,
             self.sessions,
+            n_reserved_tokens=num_reserved_decode_tokens,
+            max_reserved_share=max_reserved_decode_share,
         )
         self._shared_prefixes = SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None
         self._transfers = transfers
@@ -147,6 +151,11 @@ class Scheduler:
     def n_preemptions(self) -> int:
         """Preemptions for lack of pages since the start; those for retries do not count."""
         return self.running.n_preemptions
+
+    @property
+    def n_recomputed_tokens(self) -> int:
+        """Tokens of preempted requests that steps have computed again since the start. O(1)."""
+        return self._prompts.n_recomputed
 
     @property
     def is_copying(self) -> bool:

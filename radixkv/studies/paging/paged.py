@@ -16,6 +16,10 @@ from radixkv.studies.paging.memory import SlotUsage
 from radixkv.studies.paging.sequences import SimulatedSequence, Turn, count_distinct_tokens
 from radixkv.tree.node import Namespace
 
+_RESERVED_TOKENS, _MAX_RESERVED_SHARE = 16, 1 / 24
+"""What an admission leaves free: as little as the docs' results were measured with, because the study compares how
+many sequences fit."""
+
 
 class PagedScheme:
     """A scheme that allocates page by page and preempts when pages run out.
@@ -41,6 +45,8 @@ class PagedScheme:
             max_num_batched_tokens=2 * n_slots,
             schedule_policy="fcfs",
             max_queued_requests=1 << 31,
+            num_reserved_decode_tokens=_RESERVED_TOKENS,
+            max_reserved_decode_share=_MAX_RESERVED_SHARE,
         )
         self._ids = (str(number) for number in count())
         self._sequences: list[SimulatedSequence] = []

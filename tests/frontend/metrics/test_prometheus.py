@@ -35,6 +35,7 @@ def test_stats_have_the_names_that_dashboards_know() -> None:
         "prompt_tokens_total": 100,
         "generation_tokens_total": 50,
         "num_preemptions_total": 1,
+        "recomputed_tokens_total": 3,
         "pages_evicted_total": 2,
         "steps_total": 9,
         "step_seconds_total": 1.5,

@@ -152,7 +152,15 @@ def test_each_setting_of_the_scheduler_reaches_it(small: Checkpoint, monkeypatch
 
     monkeypatch.setattr(open_loop, "Scheduler", make_scheduler)
     settings = SchedulerConfig(
-        3, 99, "fcfs", max_queued_requests=5, lpm_window=6, lpm_max_passes=7, queue_timeout_s=8
+        3,
+        99,
+        "fcfs",
+        max_queued_requests=5,
+        lpm_window=6,
+        lpm_max_passes=7,
+        queue_timeout_s=8,
+        num_reserved_decode_tokens=9,
+        max_reserved_decode_share=0.5,
     )
     build_loop(EngineConfig(ModelConfig(device="cpu"), CacheConfig(max_total_tokens=160), settings), small).close()
     assert settings_used.items() >= asdict(settings).items()

@@ -30,7 +30,17 @@ def test_settings_that_are_set_stay_on_every_device(device: Any) -> None:
     config = EngineConfig(
         ModelConfig("some/model", dtype="bfloat16", device=device, max_model_len=100, enforce_eager=True),
         CacheConfig(8, kv_cache_memory_bytes=5000, gpu_memory_utilization=0.5 if device == "cuda" else None),
-        SchedulerConfig(3, 99, "fcfs", max_queued_requests=5, lpm_window=6, lpm_max_passes=7, queue_timeout_s=1.0),
+        SchedulerConfig(
+            3,
+            99,
+            "fcfs",
+            max_queued_requests=5,
+            lpm_window=6,
+            lpm_max_passes=7,
+            queue_timeout_s=1.0,
+            num_reserved_decode_tokens=8,
+            max_reserved_decode_share=0.9,
+        ),
     )
     resolved = with_defaults(config, device, LIMIT)
     assert (resolved.dtype, resolved.max_model_len, resolved.enforce_eager) == ("bfloat16", 100, True)

@@ -7,7 +7,7 @@ from support.engine import Engine, prompt
 
 
 def make_engine(n_pages: int) -> Engine:
-    return Engine(n_pages, 4, max_num_seqs=4, max_num_batched_tokens=64)
+    return Engine(n_pages, 4, max_num_seqs=4, max_num_batched_tokens=64, num_reserved_decode_tokens=16)
 
 
 def turns_until_admitted(engine: Engine, request: Request) -> int:
@@ -32,8 +32,8 @@ def test_aborting_the_request_that_does_not_fit_unblocks_the_queue() -> None:
     engine.check_idle()
 
 
-def test_a_finished_row_unblocks_the_queue_by_its_headroom_alone() -> None:
-    """Its page is shared, so no page becomes free; but its headroom of 16 tokens, 4 pages, does."""
+def test_a_finished_row_unblocks_the_queue_by_its_reserve_alone() -> None:
+    """Its page is shared, so no page becomes free; but the 16 tokens, 4 pages, that are reserved for it do."""
     engine = make_engine(192)
     engine.add(prompt(4), max_tokens=120)
     engine.turn()

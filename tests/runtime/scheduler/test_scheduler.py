@@ -233,15 +233,35 @@ def test_a_full_queue_refuses() -> None:
     engine.check_idle()
 
 
-@pytest.mark.parametrize(("n_running", "n_headroom"), [(1, 4), (2, 8), (3, 10), (6, 10)])
-def test_admission_leaves_headroom_for_running_requests(n_running: int, n_headroom: int) -> None:
-    """The headroom is 16 tokens, or 4 pages, for each running request, up to 1/24 of the pool."""
+@pytest.mark.parametrize(
+    ("n_tokens", "share", "n_running", "n_reserved"),
+    [
+        (16, 1 / 24, 1, 4),
+        (16, 1 / 24, 2, 8),
+        (16, 1 / 24, 3, 10),
+        (16, 1 / 24, 6, 10),
+        (64, 1 / 16, 2, 15),
+        (0, 1.0, 3, 0),
+        (1000, 0.0, 3, 0),
+        (1 << 40, 0.5, 1, 120),
+    ],
+)
+def test_admission_leaves_pages_for_running_requests(
+    n_tokens: int, share: float, n_running: int, n_reserved: int
+) -> None:
+    """These are the pages of so many tokens for each running request, up to a share of the pool's 240."""
     for n_excess in (0, 1):
-        engine = Engine(240, 4, max_num_batched_tokens=1024)
+        engine = Engine(
+            240,
+            4,
+            max_num_batched_tokens=1024,
+            num_reserved_decode_tokens=n_tokens,
+            max_reserved_decode_share=share,
+        )
         for i in range(n_running):
             engine.add([i, *prompt(12)], max_tokens=8)
         engine.turn()
-        n_pages = engine.cache.n_available - n_headroom + n_excess
+        n_pages = engine.cache.n_available - n_reserved + n_excess
         engine.add([50, *prompt(4 * n_pages - 1)], max_tokens=2)
         engine.turn()
         assert len(engine.scheduler.running) == n_running + 1 - n_excess

@@ -142,7 +142,15 @@ def test_no_pages_are_reserved_for_a_prompt_preempted_between_two_chunks() -> No
 def test_no_pages_are_reserved_for_a_preempted_prompt_when_a_younger_request_is_tried_first() -> None:
     """Its pages become free in the same plan, and ``lpm`` tries the younger request first: its cached prefix is
     longer."""
-    engine = Engine(22, 4, max_num_seqs=3, max_num_batched_tokens=6, schedule_policy="lpm")
+    engine = Engine(
+        22,
+        4,
+        max_num_seqs=3,
+        max_num_batched_tokens=6,
+        schedule_policy="lpm",
+        num_reserved_decode_tokens=16,
+        max_reserved_decode_share=1 / 24,
+    )
     document = prompt(40, first=1)
     engine.add(document, max_tokens=40)
     while not engine.requests["r0"].n_outputs:
