@@ -255,6 +255,7 @@ def counter_growth(before: Stats, after: Stats, duration: float) -> dict[str, An
         "hit_rate_pct": round(100 * growth("prefix_hits_total") / queries, 2) if queries else 0.0,
         "steps": int(growth("steps_total")),
         "preemptions": int(growth("preemptions_total")),
+        "recomputed_tokens": int(growth("recomputed_tokens_total")),
         "pages": after.n_pages,
         "pages_used": after.n_pages - after.n_pages_free,
         **{name: round(growth(name), 4) for name in CACHE_COUNTERS},
