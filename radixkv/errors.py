@@ -68,9 +68,29 @@ class InvalidRequest(RequestError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Prompt and output together do not fit the context or the pool."""
+    """Prompt and output together do not fit the context or the pool.
+
+    Args:
+        message: the text of the error.
+        param: the field to reduce.
+        limit: most tokens of prompt and output together; None if no model could take the prompt.
+        n_prompt: tokens of the prompt, if it alone is too long and has been counted.
+    """
 
     code = "context_length_exceeded"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, limit: int | None = None, n_prompt: int | None = None
+    ) -> None:
+        super().__init__(message, param=param)
+        self.limit = limit
+        self.n_prompt = n_prompt
+        self.reason: str | None = None
+        """Why ``limit`` is lower than the model's own, if it is; the text ends with it."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if self.reason is None else f"{text} ({self.reason})"
 
 
 class UnsupportedFeature(InvalidRequest):
@@ -162,20 +182,22 @@ _BY_CODE: dict[str, type[RequestError]] = {
 
 
 def context_length_exceeded(
-    found: str, limit: int | None, *, advice: str = "shorten it", param: str
+    found: str, limit: int | None, *, advice: str = "shorten it", param: str, n_prompt: int | None = None
 ) -> ContextLengthExceeded:
-    """Returns the error for a prompt that does not fit, in words that clients look for to shorten it themselves.
+    """Returns the error for what does not fit, in OpenAI's words, by which clients know it.
 
     Args:
-        found: what the prompt has that does not fit, as a clause.
+        found: what does not fit, as a clause.
         limit: the maximum of tokens in prompt and output together; None if no model could take it.
         advice: what to do.
         param: the field at fault.
+        n_prompt: tokens of the prompt, if it alone is too long and has been counted.
     """
-    # LangChain looks for "prompt is too long", LiteLLM for "this model's maximum context length is".
-    length = "this model's maximum context length is"
-    but = f"whatever {length}" if limit is None else f"but {length} {limit} tokens"
-    return ContextLengthExceeded(f"the prompt is too long: {found}, {but}; {advice}", param=param)
+    if limit is None:
+        text = f"whatever this model's maximum context length is, the conversation is too large: {found}; {advice}"
+    else:
+        text = f"This model's maximum context length is {limit} tokens. However, {found}; {advice}"
+    return ContextLengthExceeded(text, param=param, limit=limit, n_prompt=n_prompt)
 
 
 def queue_timeout(waited_s: float, limit_s: float) -> QueueTimeout:

@@ -102,13 +102,22 @@ def check_length(
         ContextLengthExceeded: they do not fit; ``param`` is the field to reduce.
     """
     room = max_prompt_and_answer - n_prompt
-    if (1 if max_tokens is None else max_tokens) > room:
-        requested = "" if max_tokens is None else f" and {max_tokens_field} is {max_tokens}"
-        because = "" if reason is None else f" ({reason})"
-        raise context_length_exceeded(
-            f"it has {n_prompt} tokens{requested}",
+    if room < 1:
+        error = context_length_exceeded(
+            f"the prompt has {n_prompt} tokens, which leaves none for an answer",
             max_prompt_and_answer,
-            advice=f"shorten one of them{because}",
-            param=max_tokens_field if room >= 1 else prompt_field,
+            param=prompt_field,
+            n_prompt=n_prompt,
         )
-    return room
+    elif max_tokens is not None and max_tokens > room:
+        error = context_length_exceeded(
+            f"you requested {n_prompt + max_tokens} tokens ({n_prompt} in the {prompt_field}, {max_tokens} in the "
+            f"completion): {max_tokens_field} is {max_tokens}",
+            max_prompt_and_answer,
+            advice=f"reduce it to at most {room}",
+            param=max_tokens_field,
+        )
+    else:
+        return room
+    error.reason = reason
+    raise error

@@ -138,8 +138,7 @@ async def _render_error(request: Request, error: Exception) -> Response:
 async def _render_too_long(served_model: ServedModel, request: Request, error: Exception) -> Response:
     """Adds that the pool is the limit, where it is: code that raises the error knows only the number."""
     assert isinstance(error, ContextLengthExceeded)
-    if served_model.ready.pool_limit is not None:
-        error = ContextLengthExceeded(f"{error} ({served_model.ready.pool_limit})", param=error.param)
+    error.reason = served_model.ready.pool_limit
     return name_misspelt_fields(request, error_response(error, request.url.path))
 
 

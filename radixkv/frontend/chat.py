@@ -5,11 +5,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from radixkv.errors import InvalidRequest
+from radixkv.errors import ContextLengthExceeded, InvalidRequest
 from radixkv.frontend.chat_text import conversation_text
 from radixkv.frontend.field_names import naming_fields
 from radixkv.frontend.kept_answers import AnswerKeeper
@@ -24,6 +25,10 @@ from radixkv.wire import PromptPin, Submit
 
 if TYPE_CHECKING:
     from radixkv.generation.parsers.answer_parser import AnswerParser
+
+
+MAX_COUNTED_CHARACTERS = 1 << 20
+"""Longest text that exceeds the context and is tokenized all the same, to count its tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,8 @@ class Chat:
     """By the names of ``SamplingParams``; None counts as omitted."""
     max_tokens: int | None = None
     """None: the rest of the context."""
+    fits_max_tokens: bool = False
+    """Whether ``max_tokens`` is reduced to the rest of the context; otherwise more than that is an error."""
     field_names: Mapping[str, str] = field(default_factory=dict)
     """The request's names of ``messages``, ``max_tokens`` and fields of ``SamplingParams``, where they differ."""
     continue_final_message: bool = False
@@ -71,6 +78,8 @@ class ChatPrompt:
     """The rendered messages."""
     tools: ToolUse
     splits_reasoning: bool
+    ends_with_context: bool = False
+    """Whether an answer of the greatest length ends because the context does, and not by the request's limit."""
     keeper: AnswerKeeper | None = None
     """Keeps the answers for later turns; None if they are not kept."""
 
@@ -102,10 +111,24 @@ async def chat_tokens(text: str, chat: Chat, served_model: ServedModel, tenant: 
 
 
 async def count_tokens(chat: Chat, served_model: ServedModel, tenant: str) -> int:
-    """Returns the length of a conversation's prompt in tokens. Raises ``InvalidRequest``."""
+    """Returns the length of a conversation's prompt in tokens, also if it exceeds the context.
+
+    Raises:
+        InvalidRequest: a field cannot be served; ``param`` names it.
+        ContextLengthExceeded: as well as the context, it exceeds ``MAX_COUNTED_CHARACTERS``.
+    """
     check_cache_salt(chat.cache_salt)
     text = await chat_text(chat, chat.tool_use(), served_model)
-    encoded = await chat_tokens(text, chat, served_model, tenant)
+    try:
+        encoded = await chat_tokens(text, chat, served_model, tenant)
+    except ContextLengthExceeded as error:
+        if error.n_prompt is not None:
+            return error.n_prompt
+        if len(text) > MAX_COUNTED_CHARACTERS:
+            raise
+        tokenizer = served_model.require_tokenizer(chat.field_name("messages"))
+        encode = partial(tokenizer.encode, text, adds_special_tokens=False, namespace=tenant)
+        return len(await served_model.serial.run(encode)) // 4
     return len(encoded.tokens) // 4
 
 
@@ -127,18 +150,29 @@ async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> Cha
     with naming_fields(chat.field_name):
         sampling = served_model.constrained(sampling, text, tools)
     encoded = await chat_tokens(text, chat, served_model, tenant)
-    max_tokens_field = None if chat.max_tokens is None else chat.field_name("max_tokens")
+    is_default = chat.max_tokens is None or chat.fits_max_tokens
+    max_tokens_field = None if is_default else chat.field_name("max_tokens")
     n_prompt, messages_field = len(encoded.tokens) // 4, chat.field_name("messages")
+    sampling = clamp_max_tokens(sampling, served_model, n_prompt, max_tokens_field, messages_field)
+    room = served_model.max_prompt_and_answer - n_prompt
+    ends_with_context = sampling.max_tokens == room != chat.max_tokens
     prompt = Submit(
         id=uuid.uuid4().hex,
         tokens=encoded.tokens,
-        sampling=clamp_max_tokens(sampling, served_model, n_prompt, max_tokens_field, messages_field),
+        sampling=sampling,
         cache_salt=chat.cache_salt,
         priority=chat.priority,
         session_id=chat.session_id,
     )
     prompt = await _with_pins(prompt, chat, text, served_model, tenant)
-    return ChatPrompt(prompt, text, tools, splits_reasoning=True, keeper=encoded.open_keeper())
+    return ChatPrompt(
+        prompt,
+        text,
+        tools,
+        splits_reasoning=True,
+        ends_with_context=ends_with_context,
+        keeper=encoded.open_keeper(),
+    )
 
 
 async def _with_pins(prompt: Submit, chat: Chat, text: str, served_model: ServedModel, tenant: str) -> Submit:

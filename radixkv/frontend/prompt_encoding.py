@@ -131,7 +131,7 @@ async def encode_texts(
     if (longest := served_model.max_token_characters) is not None:
         n_characters = max(map(len, texts))
         if n_characters > limit * longest:
-            raise context_length_exceeded(f"it has {n_characters} characters", limit, param=field)
+            raise context_length_exceeded(f"the prompt has {n_characters} characters", limit, param=field)
 
     n_characters = sum(map(len, texts))
     try:

@@ -35,6 +35,8 @@ class SingleAnswer:
         self.id = prompt.submit.id
         """Identifies the request, also in the log; of hexadecimal digits."""
         self.n_prompt = len(prompt.submit.tokens) // 4
+        self.ends_with_context = prompt.ends_with_context
+        """Whether an answer that ends by its length has filled the context."""
         self.done: Done | None = None
         """How the request ended; None before."""
         self._prompt = prompt.submit

@@ -216,7 +216,7 @@ def _check_limit(ids: bytes, limit: int | None) -> bytes | ContextLengthExceeded
     n_tokens = len(ids) // 4
     if limit is None or n_tokens <= limit:
         return ids
-    return context_length_exceeded(f"it has {n_tokens} tokens", limit, param="prompt")
+    return context_length_exceeded(f"the prompt has {n_tokens} tokens", limit, param="prompt", n_prompt=n_tokens)
 
 
 def _byte_letters() -> dict[str, int]:

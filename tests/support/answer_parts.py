@@ -55,6 +55,7 @@ class ScriptedAnswer:
     """Replaces ``SingleAnswer`` with an answer of given deltas."""
 
     id = "0f"
+    ends_with_context = False
     n_prompt, n_cached, n_written, n_output, n_reasoning = 40, 16, 16, 7, 3
 
     def __init__(self, deltas: Sequence[OutputDelta[None]], error: RequestError | None = None) -> None:

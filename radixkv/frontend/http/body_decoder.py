@@ -188,7 +188,9 @@ def check_prompt(raw: bytes, max_prompt_tokens: int) -> None:
     for ids in raw.split(b"]"):
         n_ids = ids.strip(b"[, \t\r\n").count(b",") + 1
         if n_ids > max_prompt_tokens:
-            raise context_length_exceeded(f"it has {n_ids} tokens", max_prompt_tokens, param="prompt")
+            raise context_length_exceeded(
+                f"the prompt has {n_ids} tokens", max_prompt_tokens, param="prompt", n_prompt=n_ids
+            )
 
 
 def check_values(field: str) -> SizeCheck:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from radixkv.errors import InvalidRequest, RequestError, SessionNotFound, UnsupportedFeature
+from radixkv.errors import ContextLengthExceeded, InvalidRequest, RequestError, SessionNotFound, UnsupportedFeature
 
 
 class ModelNotFound(InvalidRequest):
@@ -150,4 +150,15 @@ def error_body(error: RequestError, path: str) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error")
     if isinstance(error, ThreadNotStored):  # clients that find the code here send the whole conversation instead
         details["details"] = {"error_code": error.code}
-    return {"type": "error", "error": {"type": kind, "message": str(error), **details}}
+    return {"type": "error", "error": {"type": kind, "message": _anthropic_message(error), **details}}
+
+
+def _anthropic_message(error: RequestError) -> str:
+    """Returns the text of an error; Anthropic's own, which its clients parse, if a prompt is too long."""
+    if not isinstance(error, ContextLengthExceeded) or error.limit is None:
+        return str(error)
+    if error.n_prompt is None:
+        return f"prompt is too long: {error}"
+    maximum = min(error.limit, error.n_prompt - 1)  # there must be room for a token of the answer
+    because = "" if error.reason is None else f" ({error.reason})"
+    return f"prompt is too long: {error.n_prompt} tokens > {maximum} maximum{because}"

@@ -64,9 +64,16 @@ def test_a_longer_request_is_refused_with_the_pool_as_reason(site: Site, path: s
     reply = site.http.post(path, json=body)
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (400, "context_length_exceeded")
-    assert f"this model's maximum context length is {LIMIT} tokens" in error["message"]
+    assert f"This model's maximum context length is {LIMIT} tokens" in error["message"]
     assert error["message"].endswith(f" ({SHORT})")
     assert error["param"] in (*body, "max_new_tokens")
+
+
+def test_anthropics_error_has_the_pool_as_reason(site: Site) -> None:
+    body = {"messages": [{"role": "user", "content": "a" * LIMIT}], "max_tokens": 1}
+    message = site.http.post("/v1/messages", json=body).json()["error"]["message"]
+    n_prompt = LIMIT + len("<user><assistant>")
+    assert message == f"prompt is too long: {n_prompt} tokens > {LIMIT} maximum ({SHORT})"
 
 
 def test_the_operator_is_warned(served_model: ServedModel, narrow: ServedModel) -> None:

@@ -40,7 +40,7 @@ class MessageWriter:
         """Returns the JSON of the message. Raises ``RequestError``; cancelling it cancels the request."""
         output = await self._answer.whole(client)
         content = [_block(part) for part in output.parts]
-        end = _end(output) | {"container": None}
+        end = self._end(output) | {"container": None}
         message = {**self._head, "content": content, **end, **self._edits, "usage": self._usage()}
         return msgspec.json.encode(message)
 
@@ -61,7 +61,7 @@ class MessageWriter:
                     yield b"".join(map(typed_event, events))
         events = [
             *blocks.end(),
-            {"type": "message_delta", "delta": _end(last), **self._edits, "usage": self._usage()},
+            {"type": "message_delta", "delta": self._end(last), **self._edits, "usage": self._usage()},
             {"type": "message_stop"},
         ]
         yield b"".join(map(typed_event, events))
@@ -75,6 +75,14 @@ class MessageWriter:
             "usage": self._usage(),
         }
         return {"type": "message_start", "message": message}
+
+    def _end(self, output: OutputDelta[None]) -> dict[str, Any]:
+        """Returns the fields that say why the message ended."""
+        if isinstance(output.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": output.stop_reason}
+        if output.finish_reason == "length" and self._answer.ends_with_context:
+            return {"stop_reason": "model_context_window_exceeded", "stop_sequence": None}
+        return {"stop_reason": _STOP_REASONS.get(output.finish_reason or "", "end_turn"), "stop_sequence": None}
 
     def _usage(self) -> dict[str, int]:
         """Returns the usage so far; what the cache gave is known only at the end."""
@@ -154,10 +162,3 @@ def _arguments(text: str) -> Any:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
         return {}
-
-
-def _end(output: OutputDelta[None]) -> dict[str, Any]:
-    """Returns the fields that say why the message ended."""
-    if isinstance(output.stop_reason, str):
-        return {"stop_reason": "stop_sequence", "stop_sequence": output.stop_reason}
-    return {"stop_reason": _STOP_REASONS.get(output.finish_reason or "", "end_turn"), "stop_sequence": None}

@@ -13,7 +13,7 @@ from radixkv.frontend.api.anthropic.schema import (
     parse_messages,
 )
 from radixkv.frontend.api.anthropic.translation import answer_chat, prompt_chat
-from radixkv.frontend.chat import count_tokens
+from radixkv.frontend.chat import MAX_COUNTED_CHARACTERS, count_tokens
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
@@ -49,7 +49,7 @@ def add_messages_routes(
     @app.post("/v1/messages/count_tokens", openapi_extra=app.json_body(CountTokensRequest))
     async def count(request: Request) -> Response:
         """The number of tokens that the prompt of a message would have."""
-        body = await body_reader.read(request, parse_count_tokens, served_model.max_prompt_and_answer)
+        body = await body_reader.read(request, parse_count_tokens, MAX_COUNTED_CHARACTERS)
         served_model.check_name(body.model)
         counting = count_tokens(prompt_chat(body), served_model, tenant_of(request))
         n_tokens = await cancel_on_disconnect(request.receive, counting)

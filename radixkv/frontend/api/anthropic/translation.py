@@ -70,6 +70,7 @@ def answer_chat(request: MessagesRequest) -> Chat:
         sampling=sampling,
         pin_s=_pin_s(request.cache_control),
         max_tokens=request.max_tokens,
+        fits_max_tokens=True,
         field_names={"stop": "stop_sequences", "structured_outputs": "output_config"},
         cache_salt=chat.cache_salt,
         session_id=request.session_id or "",

@@ -96,7 +96,13 @@ async def chat_prompt(request: ChatRequest, served_model: ServedModel, tenant: s
         adds_special_tokens=bool(request.add_special_tokens),
     )
     prompt = msgspec.structs.replace(prompt, pins=(*breakpoints, *prompt.pins)) if breakpoints else prompt
-    return ChatPrompt(prompt, text, tools, request.separate_reasoning is not False, encoded.open_keeper())
+    return ChatPrompt(
+        prompt,
+        text,
+        tools,
+        splits_reasoning=request.separate_reasoning is not False,
+        keeper=encoded.open_keeper(),
+    )
 
 
 async def echoed_texts(

@@ -30,6 +30,12 @@ def post(site: Site, **changes: Any) -> Any:
     return reply.json()
 
 
+def stream_of(site: Site, **changes: Any) -> list[dict[str, Any]]:
+    with site.http.stream("POST", "/v1/messages", json=body(stream=True, **changes)) as reply:
+        assert reply.status_code == 200
+        return [json.loads(line.removeprefix("data: ")) for line in reply.iter_lines() if line[:5] == "data:"]
+
+
 def check_error(reply: Any, status: int, kind: str, param: str | None = None) -> None:
     found = reply.json()
     assert (reply.status_code, found["type"], found["error"]["type"]) == (status, "error", kind), reply.text
@@ -120,13 +126,54 @@ def test_counted_tokens_are_those_of_the_message(agent_site: Site) -> None:
         assert counted == {"input_tokens": sum(usage.values()) - 1}
 
 
+@pytest.mark.parametrize("n_characters", [MAX_MODEL_LEN, 2 * MAX_MODEL_LEN, 9 * MAX_MODEL_LEN])
+def test_a_conversation_longer_than_the_context_is_counted(site: Site, n_characters: int) -> None:
+    messages = [{"role": "user", "content": "a" * n_characters}]
+    counted = site.http.post("/v1/messages/count_tokens", json={"messages": messages})
+    assert counted.json() == {"input_tokens": len("<user><assistant>") + n_characters}
+
+
+ROOM = MAX_MODEL_LEN - len("<user>Hi<assistant>")
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "reason"),
+    [
+        (32_000, "model_context_window_exceeded"),
+        ((1 << 31) - 1, "model_context_window_exceeded"),
+        (ROOM + 1, "model_context_window_exceeded"),
+        (ROOM, "max_tokens"),
+        (ROOM - 1, "max_tokens"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_ends_with_the_context(site: Site, max_tokens: int, reason: str, stream: bool) -> None:
+    if stream:
+        (end,) = [event for event in stream_of(site, max_tokens=max_tokens) if event["type"] == "message_delta"]
+        found, usage = end["delta"]["stop_reason"], end["usage"]
+    else:
+        message = post(site, max_tokens=max_tokens)
+        found, usage = message["stop_reason"], message["usage"]
+    assert (found, usage["output_tokens"]) == (reason, min(max_tokens, ROOM))
+
+
+def test_a_large_max_tokens_changes_no_other_end(site: Site) -> None:
+    message = post(site, max_tokens=32_000, stop_sequences=["ser"])
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "ser")
+
+
+def test_the_checkpoints_limit_is_not_the_context(served_model: ServedModel, tmp_path: Path) -> None:
+    limited = replace(served_model, default_sampling={"max_new_tokens": 7})
+    with running_site(limited, tmp_path) as site:
+        message = post(site, max_tokens=32_000)
+    assert (message["stop_reason"], message["usage"]["output_tokens"]) == ("max_tokens", 7)
+
+
 def test_edits_of_the_conversation_are_accepted_and_none_is_reported(site: Site) -> None:
     edits = {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}
     assert post(site, **edits)["context_management"] == {"applied_edits": []}
     assert "context_management" not in post(site)
-    with site.http.stream("POST", "/v1/messages", json=body(stream=True, **edits)) as reply:
-        events = [json.loads(line.removeprefix("data: ")) for line in reply.iter_lines() if line[:5] == "data:"]
-    (delta,) = [event for event in events if event["type"] == "message_delta"]
+    (delta,) = [event for event in stream_of(site, **edits) if event["type"] == "message_delta"]
     assert delta["context_management"] == {"applied_edits": []}
     counted = site.http.post("/v1/messages/count_tokens", json={"messages": [USER], **edits}).json()
     assert counted["context_management"] == {"original_input_tokens": counted["input_tokens"]}
