@@ -214,11 +214,25 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
     items: list[TokenLogprobs]
 
 
+class ComputedPrompt(msgspec.Struct, frozen=True, array_like=True):
+    """What the cache gave and got of a prompt, known once that is computed."""
+
+    id: str
+    n_cached_tokens: int
+    """Prompt tokens that were not computed."""
+    n_copied_tokens: int
+    """The part of ``n_cached_tokens`` that was copied from pages with other tokens after them."""
+    n_added_tokens: int
+    """Prompt tokens in pages that the cache did not have before, including what was copied into them."""
+
+
 class Tokens(msgspec.Struct, frozen=True, tag=True):
     """The new tokens and prompt logprobs of one step, for all requests."""
 
     items: list[NewTokens]
     prompts: list[PromptLogprobs] = []
+    computed: list[ComputedPrompt] = []
+    """Of each request once, with its first token."""
 
 
 class CacheMiss(msgspec.Struct, frozen=True, array_like=True):

@@ -33,6 +33,7 @@ from radixkv.stats import Stats
 from radixkv.wire import (
     MAX_FRAME_BYTES,
     Cancel,
+    ComputedPrompt,
     Done,
     Drain,
     Failed,
@@ -86,6 +87,7 @@ FROM_RUNTIME: list[FromRuntime] = [
     Tokens(
         [NewTokens("a", b"\1\0\0\0", 1, "stop", 1, [TokenLogprobs(-0.5, 1, b"\1\0\0\0", b"\0\0\0\xbf")])],
         [PromptLogprobs("a", 1, [TokenLogprobs(-2.0, 3, b"", b"")])],
+        [ComputedPrompt("a", 32, 5, 16)],
     ),
     Done("a", "stop", 3, 4, 2, 1, 1, 0.5, 1),
     Failed("a", "queue_full", "the queue is full", None),

@@ -44,7 +44,7 @@ from radixkv.frontend.in_flight import (
     TokenDelta,
     WakeUp,
 )
-from radixkv.frontend.miss_report import without_contents
+from radixkv.frontend.miss_report import without_contents, without_copies
 from radixkv.frontend.misses import MissCounts
 from radixkv.stats import Stats
 from radixkv.tenants import OPERATOR
@@ -428,6 +428,9 @@ class RuntimeClient:
             return
         match message:
             case Tokens():
+                for computed in message.computed:
+                    if (request := self._requests.get(computed.id)) is not None:
+                        request.add_computed(computed if self._shows_contents else without_copies(computed))
                 for logprobs in message.prompts:
                     if (request := self._receiver(logprobs.id)) is not None:
                         request.add_prompt_logprobs(logprobs)

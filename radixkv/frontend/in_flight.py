@@ -16,7 +16,7 @@ from starlette.requests import Request
 from radixkv.errors import RequestError
 from radixkv.frontend.tenant import tenant_of
 from radixkv.tenants import OPERATOR
-from radixkv.wire import Done, NewTokens, PromptLogprobs, Submit, TokenLogprobs
+from radixkv.wire import ComputedPrompt, Done, NewTokens, PromptLogprobs, Submit, TokenLogprobs
 
 _TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})
 _INLINE_WORK = 256
@@ -124,6 +124,8 @@ class TokenDelta(msgspec.Struct):
 
     They come with choice 0, before its first token.
     """
+    computed: ComputedPrompt | None = None
+    """What the cache gave and got of the prompt. It comes with choice 0, before or with its first token."""
     done: Done | None = None
     """How the whole request ended; set in the last delta of its last choice.
 
@@ -227,6 +229,10 @@ class InFlightRequest:
         """Adds logprobs of the prompt's next tokens."""
         self._delta_of(0).prompt_logprobs += item.items
         self._wake.set()
+
+    def add_computed(self, computed: ComputedPrompt) -> None:
+        """Adds what the cache gave and got of the prompt; tokens follow."""
+        self._delta_of(0).computed = computed
 
     def end(self, done: Done, metrics: RequestMetrics) -> None:
         """Ends the request as its terminal message says."""

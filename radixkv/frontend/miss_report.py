@@ -8,7 +8,7 @@ import msgspec
 
 from radixkv.frontend.misses import MissCounts, MissesAtPlace
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import CacheMiss, Done, unpack_tokens
+from radixkv.wire import CacheMiss, ComputedPrompt, Done, unpack_tokens
 
 _MAX_CHARACTERS = 40
 """Most characters of each text around a first difference."""
@@ -22,6 +22,12 @@ def without_contents(done: Done) -> Done:
         miss = CacheMiss(reason, miss.n_matched, miss.place)
     n_cached = done.n_cached_tokens - done.n_copied_tokens
     return msgspec.structs.replace(done, n_cached_tokens=n_cached, n_copied_tokens=0, miss=miss)
+
+
+def without_copies(computed: ComputedPrompt) -> ComputedPrompt:
+    """Returns what the cache gave and got of a prompt without what was copied from a part of a page."""
+    n_cached = computed.n_cached_tokens - computed.n_copied_tokens
+    return msgspec.structs.replace(computed, n_cached_tokens=n_cached, n_copied_tokens=0)
 
 
 def miss_fields(miss: CacheMiss, tokenizer: Tokenizer | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One prompt's only answer while it is generated, and the usage at its end."""
+"""One prompt's only answer while it is generated, and its usage so far."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from radixkv.frontend.http.sse import EventStream
 from radixkv.frontend.in_flight import Arrival, TokenDelta, is_slow_to_render
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
-from radixkv.wire import Done
+from radixkv.wire import ComputedPrompt
 
 
 class SingleAnswer:
@@ -37,8 +37,8 @@ class SingleAnswer:
         self.n_prompt = len(prompt.submit.tokens) // 4
         self.ends_with_context = prompt.ends_with_context
         """Whether an answer that ends by its length has filled the context."""
-        self.done: Done | None = None
-        """How the request ended; None before."""
+        self._computed: ComputedPrompt | None = None
+        """What the cache gave and got of the prompt; None before the first token."""
         self._prompt = prompt.submit
         self._keeper = prompt.keeper
         self._chat = chat
@@ -60,15 +60,16 @@ class SingleAnswer:
 
     @property
     def n_cached(self) -> int:
-        """Prompt tokens that were not computed; 0 before the end."""
-        return 0 if self.done is None else self.done.n_cached_tokens
+        """Prompt tokens that were not computed; 0 before the first token."""
+        return 0 if self._computed is None else self._computed.n_cached_tokens
 
     @property
     def n_written(self) -> int:
-        """Prompt tokens that were computed and are now cached, in whole pages; 0 before the end."""
-        if self.done is None or not self._served_model.caches_prompts:
+        """Prompt tokens that were computed and are cached now, in whole pages; 0 before the first token."""
+        if self._computed is None:
             return 0
-        return max(0, self.n_prompt - self.n_prompt % self._served_model.ready.page_size - self.n_cached)
+        page_size = self._served_model.ready.page_size
+        return min(self._computed.n_added_tokens, max(0, self.n_prompt // page_size * page_size - self.n_cached))
 
     async def outputs(self, client: RuntimeClient, *, streams: bool) -> AsyncGenerator[OutputDelta[None], None]:
         """Yields the output as it arrives. Raises ``RequestError``; closing it cancels the request.
@@ -81,8 +82,8 @@ class SingleAnswer:
         with naming_answer_format(self._format_field):
             async with group, aclosing(group.deltas()) as deltas:
                 async for delta in deltas:
-                    if delta.done is not None:
-                        self.done = delta.done
+                    if delta.computed is not None:
+                        self._computed = delta.computed
                     if is_slow_to_render(delta):
                         output = await asyncio.to_thread(self._convert, delta)
                     else:

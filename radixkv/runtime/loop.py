@@ -37,6 +37,7 @@ from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire import (
     WIRE_VERSION,
     Cancel,
+    ComputedPrompt,
     Done,
     Drain,
     Failed,
@@ -77,6 +78,10 @@ class _LiveRequest:
     @property
     def n_copied(self) -> int:
         return sum(choice.n_copied for choice in self.choices)
+
+    @property
+    def n_added(self) -> int:
+        return sum(choice.n_added for choice in self.choices)
 
     @property
     def n_loaded(self) -> int:
@@ -404,6 +409,7 @@ class Loop:
     def _to_messages(self, updates: list[Update]) -> list[FromRuntime]:
         items: list[NewTokens] = []
         prompt_logprobs: list[PromptLogprobs] = []
+        computed: list[ComputedPrompt] = []
         later: list[FromRuntime] = []
         n_of_canaries = 0
         for update in updates:
@@ -415,6 +421,7 @@ class Loop:
                 prompt_logprobs.append(update.prompt_logprobs)
             if request.n_cached is not None and not live.is_counted:
                 self._count_prompt(live, request)
+                computed.append(ComputedPrompt(request.id, live.n_cached, live.n_copied, live.n_added))
             if update.error is not None:
                 self._abort_rest(live)
                 later.append(Failed(request.id, update.error.code, str(update.error), update.error.param))
@@ -430,7 +437,9 @@ class Loop:
                 if not live.n_unfinished:
                     later.append(self._finish(live, update.finish_reason))
         self._counters.generation_tokens += len(items) - n_of_canaries
-        return [Tokens(items, prompt_logprobs), *later] if items or prompt_logprobs else later
+        if items or prompt_logprobs or computed:
+            return [Tokens(items, prompt_logprobs, computed), *later]
+        return later
 
     def _count_prompt(self, live: _LiveRequest, request: Request) -> None:
         live.is_counted = True

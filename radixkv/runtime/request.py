@@ -149,10 +149,14 @@ class Request:
     """Positions that were fetched from disk before the first output token."""
     copied_ranges: list[tuple[int, int]] = field(default_factory=list)
     """Prompt positions copied from a page with other tokens after them, before the first output token."""
+    added_ranges: list[tuple[int, int]] = field(default_factory=list)
+    """Prompt positions whose pages entered the tree with it, before the first output token."""
     n_cached: int | None = None
     """Prompt tokens taken from the cache; None until the first output token, 0 in a follower."""
     n_copied: int = 0
     """Those of the cached tokens that were copied from a page with other tokens after them."""
+    n_added: int = 0
+    """Prompt tokens in pages that entered the tree with it; 0 until the first output token, and in a follower."""
     n_offered: int = 0
     """Leading tokens that were offered to the host tier."""
     n_loaded: int = 0
@@ -318,7 +322,7 @@ class Request:
         new_leader.prompt_logprobs_end = self.prompt_logprobs_end
         new_leader.computed_ranges, new_leader.n_cached = self.computed_ranges, None
         new_leader.loaded_ranges, new_leader.fetched_ranges = self.loaded_ranges, self.fetched_ranges
-        new_leader.copied_ranges = self.copied_ranges
+        new_leader.copied_ranges, new_leader.added_ranges = self.copied_ranges, self.added_ranges
         new_leader.scheduled_at = self.scheduled_at
         return new_leader
 
@@ -332,7 +336,7 @@ class Request:
         self.bypasses_tree = self.is_retried = False
 
     def count_cached(self) -> None:
-        """Sets ``n_cached``, ``n_copied``, ``n_loaded`` and ``n_fetched`` from the ranges, once.
+        """Sets ``n_cached``, ``n_copied``, ``n_loaded``, ``n_fetched`` and ``n_added`` from the ranges, once.
 
         A preempted request may compute positions that were loaded or copied for it before, and load others again. A
         position that was both loaded and copied counts as loaded. O(chunks · log chunks).
@@ -349,6 +353,9 @@ class Request:
         computed.clear()
         loaded.clear()
         fetched.clear()
+        if self.added_ranges:
+            self.n_added = _n_positions(self.added_ranges)
+            self.added_ranges.clear()
         if self.turn is not None:
             self.turn.n_found = self.n_cached - self.n_copied
 

@@ -103,6 +103,9 @@ class CopiesPartialPages(ScriptedLoop):
     def _copied(message: FromRuntime) -> FromRuntime:
         if isinstance(message, Done):
             return replace(message, n_cached_tokens=7, n_copied_tokens=3)
+        if isinstance(message, Tokens):
+            computed = [replace(each, n_cached_tokens=7, n_copied_tokens=3) for each in message.computed]
+            return replace(message, computed=computed)
         if isinstance(message, Stats):
             return replace(message, prefix_hits_total=70, prefix_hits_copied_total=30)
         return message
@@ -113,9 +116,12 @@ def test_parts_of_pages_are_counted_only_if_clients_may_know(
     tmp_path: Path, shows_contents: bool, n_cached: int
 ) -> None:
     async def test(client: RuntimeClient, server: RuntimeServer) -> None:
-        done = (await gather(client, [prompt(1)]))[-1].done
+        deltas = await gather(client, [prompt(1)])
+        done = deltas[-1].done
         assert done is not None
         assert done.n_cached_tokens == n_cached
+        (computed,) = [delta.computed for delta in deltas if delta.computed is not None]
+        assert (computed.n_cached_tokens, computed.n_copied_tokens) == (n_cached, n_cached - 4)
         stats = await client.stats()
         assert stats.prefix_hits_total == 10 * n_cached
         assert done.n_copied_tokens == stats.prefix_hits_copied_total / 10 == n_cached - 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from radixkv import cache_messages, wire
@@ -235,6 +236,30 @@ def test_the_part_of_a_page_that_was_copied_is_counted_as_cached(loop: Loop) -> 
     (stats,) = loop.receive(wire.GetStats("s"))
     assert isinstance(stats, Stats)
     assert (stats.prefix_hits_total, stats.prefix_hits_copied_total) == (14 + 15, 2)
+
+
+def test_the_first_token_comes_with_what_the_cache_gave_and_got() -> None:
+    def computed(request_id: str, n_tokens: int) -> tuple[int, int, int]:
+        loop.receive(submit(request_id, n_tokens))
+        first, *others = [message for message in run(loop) if isinstance(message, wire.Tokens)]
+        assert [item.id for item in first.items] == [request_id]
+        assert not any(message.computed for message in others)
+        (found,) = first.computed
+        assert found.id == request_id
+        return found.n_cached_tokens, found.n_copied_tokens, found.n_added_tokens
+
+    loop = make_loop(OneNamespaceDevice(64, 4))
+    assert computed("a", 16) == (0, 0, 16)
+    assert computed("the same", 16) == (15, 0, 0), "the last token is computed again, in a page that is cached"
+    assert computed("shorter", 15) == (14, 2, 0), "the last page is not whole"
+    assert computed("longer", 26) == (16, 0, 8)
+    other = msgspec.structs.replace(submit("other"), tokens=token_bytes([*range(1, 16), 99]))
+    loop.receive(other)
+    (found,) = [each for message in run(loop) if isinstance(message, wire.Tokens) for each in message.computed]
+    assert (found.n_cached_tokens, found.n_copied_tokens, found.n_added_tokens) == (15, 3, 4)
+    loop.receive(msgspec.structs.replace(submit("again", 16), reads_cache=False))
+    (found,) = [each for message in run(loop) if isinstance(message, wire.Tokens) for each in message.computed]
+    assert (found.n_cached_tokens, found.n_added_tokens) == (0, 0), "it is computed, and nothing of it is new"
 
 
 def test_stats_count_what_running_requests_store_share_and_hold_twice(loop: Loop) -> None:

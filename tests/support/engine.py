@@ -372,6 +372,7 @@ class Engine:
                 self.beam_logprobs[name] = update.beam.logprob
             if request.n_cached is not None:
                 assert 0 <= request.n_fetched <= request.n_loaded <= request.n_cached, "tokens count twice"
+                assert 0 <= request.n_added <= request.n_prompt - request.n_prompt % self.cache.page_size
             if update.finish_reason is not None or update.error is not None:
                 reason = update.finish_reason or (update.error.code if update.error else "")
                 self.ended[name] = Ended(reason, self.output(request))

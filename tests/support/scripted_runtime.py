@@ -42,6 +42,7 @@ from radixkv.stats import DiskStats, HostStats, SharedStoreStats, Stats, TenantS
 from radixkv.wire import (
     WIRE_VERSION,
     Cancel,
+    ComputedPrompt,
     Done,
     Drain,
     Failed,
@@ -264,6 +265,7 @@ class ScriptedLoop:
         time.sleep(self.step_s)
         items: list[NewTokens] = []
         prompts: list[PromptLogprobs] = []
+        computed: list[ComputedPrompt] = []
         ends: list[FromRuntime] = []
         for request_id, request in list(self.running.items()):
             if (count := request.submit.sampling.prompt_logprobs) is not None and request.n == 0:
@@ -284,12 +286,16 @@ class ScriptedLoop:
                 continue
             if self.fails_cancelled_after is not None and request.n >= self.fails_cancelled_after:
                 continue
+            if request.n == 0:
+                n_prompt = len(request.prompt)
+                n_added = n_prompt - n_prompt % 16 - n_prompt // 2 // 16 * 16
+                computed.append(ComputedPrompt(request_id, n_prompt // 2, 0, n_added))
             items += self._step(request)
             if request.is_done:
                 ends.append(self._done(request))
         for end in ends:
             self.running.pop(end.id, None)
-        return [Tokens(items, prompts), *ends]
+        return [Tokens(items, prompts, computed), *ends]
 
     def _step(self, request: _Running) -> list[NewTokens]:
         """Generates the next token of each choice; choices after the first start one step later."""

@@ -274,6 +274,8 @@ class PromptRows:
         miss = find_miss(self._cache, request, start) if request.scheduled_at is None else None
         n_in_tree = self._cache.commit(blocks, request.tokens, end, request.last_step)
         write_start = min(end, max(start, n_in_tree * page_size))
+        if request.n_cached is None and blocks.n_leased > n_in_tree:
+            request.added_ranges.append((n_in_tree * page_size, blocks.n_leased * page_size))
         if request.scheduled_at is None:
             request.scheduled_at = self._clock()
             request.miss = miss

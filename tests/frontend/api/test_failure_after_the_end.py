@@ -95,7 +95,8 @@ def test_messages(site: Site) -> None:
     body["model"] = "echo"
     whole = post(site, "/v1/messages", body)
     assert (whole["content"][0]["text"], whole["stop_sequence"]) == ("<user>ab", "cd")
-    assert whole["usage"]["cache_read_input_tokens"] == 0
+    n_prompt = len(f"<user>{PROMPT}<assistant>")
+    assert whole["usage"]["cache_read_input_tokens"] == n_prompt // 2, "which is known since the first token"
     *_, end, last = stream(site, "/v1/messages", body)
     assert (end["delta"]["stop_sequence"], last) == ("cd", {"type": "message_stop"})
 

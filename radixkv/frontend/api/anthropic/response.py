@@ -85,7 +85,7 @@ class MessageWriter:
         return {"stop_reason": _STOP_REASONS.get(output.finish_reason or "", "end_turn"), "stop_sequence": None}
 
     def _usage(self) -> dict[str, int]:
-        """Returns the usage so far; what the cache gave is known only at the end."""
+        """Returns the usage so far. From the first token on, only the tokens of the answer change."""
         answer = self._answer
         return {
             "input_tokens": answer.n_prompt - answer.n_cached - answer.n_written,

@@ -55,9 +55,11 @@ def test_a_message_is_answered(site: Site) -> None:
     assert sum(usage.values()) == n_prompt + 5
 
 
-def test_a_server_without_a_prefix_cache_writes_nothing(served_model: ServedModel, tmp_path: Path) -> None:
-    with running_site(replace(served_model, caches_prompts=False), tmp_path) as site:
-        assert post(site)["usage"]["cache_creation_input_tokens"] == 0
+def test_a_stream_begins_with_the_split_of_the_prompt(site: Site) -> None:
+    first, *_, end, _ = stream_of(site, system="Be kind.", max_tokens=9)
+    start = first["message"]["usage"]
+    assert {**start, "output_tokens": 9} == end["usage"]
+    assert start["cache_read_input_tokens"] > 0
 
 
 def test_a_stop_sequence_ends_the_answer(site: Site) -> None:
