@@ -93,7 +93,8 @@ UNITS: Mapping[str, int] = {"kv_offloading_size": 1 << 30, "hicache_size": 10**9
 
 ALWAYS_ON_FLAGS: Mapping[Place, str] = {
     Place.FLAG: "enable_chunked_prefill async_scheduling",
-    Place.SERVE_FLAG: "enable_auto_tool_choice enable_metrics enable_cache_report enable_prompt_tokens_details",
+    Place.SERVE_FLAG: "enable_auto_tool_choice enable_metrics enable_cache_report enable_prompt_tokens_details "
+    "enable_request_id_headers enable_tokenizer_info_endpoint",
 }
 """Flags without a value that turn on what radixkv always does."""
 

@@ -37,6 +37,7 @@ from radixkv.frontend.http.disconnect import ClientDisconnected
 from radixkv.frontend.http.error_response import error_response
 from radixkv.frontend.http.errors import MethodNotAllowed, RouteNotFound
 from radixkv.frontend.http.openapi import DocumentedApp
+from radixkv.frontend.http.request_ids import REQUEST_ID_HEADER, RequestIds
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
@@ -87,6 +88,7 @@ def build_app(
         version=__version__,
         description="A server with an API key needs the header Authorization: Bearer KEY.",
         redirect_slashes=False,
+        around_all=[Middleware(RequestIds), *([_cors(allowed_origins)] if allowed_origins else ())],
         middleware=[access_check],
         exception_handlers={
             RequestError: _render_error,
@@ -112,16 +114,22 @@ def build_app(
     add_server_info_routes(app, client, served_model, metrics, settings)
     for path in _REFUSED_ROUTES:
         app.add_api_route(path, _refuse_route, methods=["GET", "POST"], include_in_schema=False)
-    return _with_cors(app, allowed_origins) if allowed_origins else app
+    return app
 
 
-def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+def _cors(origins: Sequence[str]) -> Middleware:
     """Allows web pages of these origins to send requests and to read the responses, errors included.
 
     It wraps the access check because a browser sends its preflight request without the key. Of a stream, only the
     head and the end pass through it: ``Connection.write_part`` writes the rest.
     """
-    return CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=[REQUEST_ID_HEADER],
+    )
 
 
 async def _refuse_route(request: Request) -> Response:

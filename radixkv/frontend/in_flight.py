@@ -14,6 +14,7 @@ import msgspec
 from starlette.requests import Request
 
 from radixkv.errors import RequestError
+from radixkv.frontend.request_id import request_id_of
 from radixkv.frontend.tenant import tenant_of
 from radixkv.tenants import OPERATOR
 from radixkv.wire import ComputedPrompt, Done, NewTokens, PromptLogprobs, Submit, TokenLogprobs
@@ -61,6 +62,8 @@ class Arrival(NamedTuple):
     """Those of W3C Trace Context, ``traceparent`` and ``tracestate``, as far as it has them."""
     tenant: str = OPERATOR
     """Who sent it."""
+    request_id: str = ""
+    """The id that its response has."""
 
     @classmethod
     def of(cls, request: Request) -> Self:
@@ -70,7 +73,9 @@ class Arrival(NamedTuple):
             for name, value in request.scope["headers"]
             if name in _TRACE_HEADERS
         }
-        return cls(time.monotonic(), request.scope["path"], trace_headers, tenant_of(request))
+        return cls(
+            time.monotonic(), request.scope["path"], trace_headers, tenant_of(request), request_id_of(request)
+        )
 
 
 class EndedRequest(NamedTuple):

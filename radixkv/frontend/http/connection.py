@@ -16,6 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.http.body import BODY_TIMEOUT_S
 from radixkv.frontend.http.errors import error_body
+from radixkv.frontend.request_id import new_request_id
 
 CONNECTION = "connection"
 """Key of the connection in a request's ``state``."""
@@ -131,7 +132,8 @@ class Connection(H11Protocol):
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             error = InvalidRequest("this is not a valid HTTP/1.1 request; send one")
             response = Response(msgspec.json.encode(error_body(error, path="")), media_type="application/json")
-            headers = [*response.raw_headers, (b"connection", b"close")]
+            request_id = (b"x-request-id", new_request_id())
+            headers = [*response.raw_headers, (b"connection", b"close"), request_id]
             for event in (
                 h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
                 h11.Data(data=bytes(response.body)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 import jinja2
@@ -12,8 +12,10 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
+from starlette.types import ASGIApp
 
 from radixkv.frontend.http.body import name_misspelt_fields
 from radixkv.frontend.http.response_docs import ERRORS, EVENTS, add_responses
@@ -26,13 +28,25 @@ class DocumentedApp(FastAPI):
 
     Handlers take only the ``Request`` and decode its body themselves. So FastAPI validates nothing, and no error of
     its own repeats input. The page loads nothing else.
+
+    Args:
+        around_all: middlewares around everything, the rendering of faults included; the first is the outermost.
+        settings: of FastAPI.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, around_all: Sequence[Middleware] = (), **settings: Any) -> None:
+        self._around_all = around_all
         super().__init__(openapi_url="/openapi.json", docs_url=None, redoc_url=None, **settings)
         self.router.route_class = _RequestRoute
         self._bodies: list[type[msgspec.Struct]] = []
         self.add_api_route("/docs", self._render_docs, include_in_schema=False)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Returns what handles all requests."""
+        app = super().build_middleware_stack()
+        for middleware in reversed(self._around_all):
+            app = middleware.cls(app, *middleware.args, **middleware.kwargs)
+        return app
 
     def json_body(
         self, body: type[msgspec.Struct], refused: Collection[str] = (), **replaced: Any

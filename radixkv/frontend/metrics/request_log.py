@@ -30,6 +30,8 @@ class RequestLine(msgspec.Struct):
     """The end of the request, in ISO 8601."""
     id: str
     """The id of the response after its prefix, such as ``chatcmpl-``."""
+    request_id: str
+    """The ``X-Request-Id`` of request and response."""
     route: str
     model: str
     prompt_tokens: int
@@ -91,6 +93,7 @@ class RequestLog:
         return RequestLine(
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             id=prompt.id,
+            request_id=ended.arrival.request_id,
             route=ended.arrival.route,
             model=self._model,
             prompt_tokens=len(prompt.tokens) // 4,

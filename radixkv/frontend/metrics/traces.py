@@ -70,6 +70,7 @@ class RequestTraces:
         prompt, done, sampling = ended.prompt, ended.done, ended.prompt.sampling
         attributes: dict[str, str | bool | int | float | tuple[str, ...]] = {
             "http.route": ended.arrival.route,
+            "http.response.header.x-request-id": (ended.arrival.request_id,),
             "gen_ai.response.model": self._model,
             "gen_ai.request.id": prompt.id,
             "gen_ai.request.n": sampling.n,

@@ -53,8 +53,10 @@ def post(site: Site, path: str, **body: Any) -> httpx.Response:
 def test_a_line_has_what_the_reply_has(site: Site, lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site.loop, "host", HOST)
     monkeypatch.setattr(site.loop, "disk", DISK)
-    reply = post(site, "/v1/completions", prompt=list(range(10, 20)), max_tokens=4).json()
+    whole = post(site, "/v1/completions", prompt=list(range(10, 20)), max_tokens=4)
+    reply = whole.json()
     (line,) = lines.take()
+    assert line.pop("request_id") == whole.headers["x-request-id"]
     assert 0 <= line.pop("ttft_s") <= line.pop("e2e_s") < LIMIT_S
     assert line.pop("time")[-6:] == "+00:00"
     assert reply["id"] == "cmpl-" + line.pop("id")
@@ -102,6 +104,7 @@ def test_every_api_has_its_line_without_any_text(
     (line,) = lines.take()
     assert "Q" not in json.dumps(line)
     assert (line["route"], line["finish_reason"]) == (path, "length")
+    assert line["request_id"] == reply.headers["x-request-id"]
     assert f'"{prefix}{line["id"]}"' in reply.text
 
 

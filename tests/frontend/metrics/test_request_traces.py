@@ -61,7 +61,8 @@ def test_a_request_has_a_span_with_its_phases(site: Site, spans: Spans, monkeypa
     monkeypatch.setattr(site.loop, "disk", DISK)
     monkeypatch.setattr(site.loop, "step_s", 0.2)  # the scripted time in the queue is 0.25 s
     before = time.time_ns()
-    reply = post(site, prompt=list(range(10, 20)), max_tokens=4, temperature=0.5, top_p=0.25).json()
+    headers = {"X-Request-Id": "order-17"}
+    reply = post(site, headers, prompt=list(range(10, 20)), max_tokens=4, temperature=0.5, top_p=0.25).json()
     after = time.time_ns()
     root, children = spans.take()
     assert root.name == "llm_request"
@@ -78,6 +79,7 @@ def test_a_request_has_a_span_with_its_phases(site: Site, spans: Spans, monkeypa
     assert 0 < attributes.pop("gen_ai.latency.time_to_first_token") < attributes.pop("gen_ai.latency.e2e")
     assert attributes == {
         "http.route": "/v1/completions",
+        "http.response.header.x-request-id": ("order-17",),
         "gen_ai.response.model": "echo",
         "gen_ai.request.id": reply["id"].removeprefix("cmpl-"),
         "gen_ai.request.n": 1,
