@@ -16,8 +16,8 @@ from radixkv.frontend.http.errors import ForbiddenOrigin, OperatorOnly, Unauthor
 from radixkv.frontend.tenant import set_tenant
 from radixkv.tenants import OPERATOR
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/ui"})
-"""Health checks, and the page that asks for the key: they need none."""
+OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready", "/ui"})
+"""Health checks, and the page that asks for the key with what leads to it: they need none."""
 OPERATOR_PATHS = frozenset(
     {
         "/cache/doctor",

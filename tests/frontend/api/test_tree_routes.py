@@ -52,6 +52,15 @@ def n_tasks(site: Site) -> int:
     return site.call(count())
 
 
+def test_the_root_leads_to_the_page(site: Site, guarded_site: Site) -> None:
+    for one in (site, guarded_site):
+        assert one.http.get("/", follow_redirects=False).is_redirect
+        page = one.http.get("/", follow_redirects=True)
+        assert (page.status_code, page.url.path, page.text) == (200, "/ui", one.http.get("/ui").text)
+        assert one.http.head("/").is_redirect
+        assert one.http.post("/").status_code == 405
+
+
 def test_the_tree_has_what_the_runtime_outlines(site: Site) -> None:
     reply = site.http.get("/cache/tree")
     assert reply.status_code == 200, reply.text

@@ -1,9 +1,9 @@
-"""The routes ``/ui``, ``/cache/tree`` and ``/cache/tree/events``: what the cache holds, as a page and as JSON."""
+"""The routes ``/``, ``/ui``, ``/cache/tree`` and ``/cache/tree/events``: what the cache holds, as a page and as JSON."""
 
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from radixkv.frontend.api.ui.page import Page
 from radixkv.frontend.api.ui.watch import CacheWatch
@@ -19,6 +19,11 @@ def add_ui_routes(
 ) -> None:
     """Adds the page and its routes; with ``explain_contents`` these also show tokens of clients."""
     watch, page = CacheWatch(client, served_model, contents=explain_contents), Page()
+
+    @app.api_route("/", methods=["GET", "HEAD"], status_code=307, response_class=RedirectResponse)
+    async def root(request: Request) -> Response:
+        """Leads to the page ``/ui``; needs no key."""
+        return RedirectResponse("ui")  # relative, because a proxy may give the server a path of its own
 
     @app.api_route("/ui", methods=["GET", "HEAD"], response_class=HTMLResponse)
     async def ui(request: Request) -> Response:
