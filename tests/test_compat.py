@@ -87,7 +87,7 @@ def test_empty_values_and_accepted_ones_ask_for_nothing(value: object, asks_for_
 
 
 def test_an_empty_schema_asks_for_any_json() -> None:
-    assert not refusals(Place.CHATS)["json_schema"].asks_for_nothing({})
+    assert not refusals(Place.SAMPLING)["json_schema"].asks_for_nothing({})
 
 
 def resolve(**settings: object) -> tuple[dict[str, object], dict[str, str]]:

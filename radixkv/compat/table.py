@@ -165,7 +165,8 @@ REFUSED = (
         },
     ),
     Refused("structured outputs have one layout, JSON on one line", {OPENAI: "guided_whitespace_pattern"}),
-    Refused("", {PARAMETERS: "structural_tag json_schema regex ebnf"}, "use structured_outputs"),
+    Refused("", {PARAMETERS: "structural_tag"}, "use structured_outputs"),
+    Refused("", {Place.SAMPLING: "json_schema regex ebnf"}, "use structured_outputs"),
     Refused("", {Place.LLM_GENERATE: "guided_options_request"}, "use structured_outputs of SamplingParams"),
     Refused(
         "LLM returns answers as the model writes them",

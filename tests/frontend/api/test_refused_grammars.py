@@ -18,6 +18,8 @@ GIVEN: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/completions", {"prompt": "a", "guided_regex": "("}, "guided_regex"),
     ("/v1/chat/completions", {**CHAT, "response_format": FORMAT}, "response_format"),
     ("/v1/chat/completions", {**CHAT, "structured_outputs": {"json": SCHEMA}}, "structured_outputs"),
+    ("/v1/chat/completions", {**CHAT, "regex": "("}, "regex"),
+    ("/v1/chat/completions", {**CHAT, "ebnf": "("}, "ebnf"),
     ("/v1/chat/completions", {**CHAT, "tools": [STRICT]}, "tools"),
     ("/v1/chat/completions", {**CHAT, "tools": [STRICT], "response_format": FORMAT}, "response_format"),
     ("/v1/responses", {"input": "a", "text": {"format": {"type": "json_schema", "schema": SCHEMA}}}, "text"),

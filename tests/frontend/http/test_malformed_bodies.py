@@ -108,7 +108,6 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("modalities", ["text", "audio"]),
     ("chat_template", "{{ messages }}"),
     ("structured_outputs", {"regex": "a", "whitespace_pattern": " "}),
-    ("json_schema", {}),
     ("web_search_options", {}),
     ("truncate_prompt_tokens", 5),
     ("extra_key", "tenant"),

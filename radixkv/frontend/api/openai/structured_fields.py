@@ -39,8 +39,8 @@ def requested_field(request: GenerationRequest) -> tuple[str, StructuredOutputs]
     return next(iter(found.items()), None)
 
 
-def _guided(field: str) -> Callable[[Any], StructuredOutputs | None]:
-    """Returns the parser of one of vLLM's older fields."""
+def _only(field: str) -> Callable[[Any], StructuredOutputs | None]:
+    """Returns the parser of a request's field that has the value of one field of ``structured_outputs``."""
     return lambda value: parse_structured_outputs({field: value})
 
 
@@ -67,9 +67,12 @@ def _response_format(value: Mapping[str, Any]) -> StructuredOutputs | None:
 _PARSERS: Mapping[str, Callable[[Any], StructuredOutputs | None]] = {
     "structured_outputs": parse_structured_outputs,
     "response_format": _response_format,
-    "guided_json": _guided("json"),
-    "guided_regex": _guided("regex"),
-    "guided_choice": _guided("choice"),
-    "guided_grammar": _guided("grammar"),
+    "guided_json": _only("json"),
+    "guided_regex": _only("regex"),
+    "guided_choice": _only("choice"),
+    "guided_grammar": _only("grammar"),
+    "json_schema": _only("json"),
+    "regex": _only("regex"),
+    "ebnf": _only("grammar"),
 }
-"""Each field with what reads it."""
+"""Each field with what reads it: vLLM's and OpenAI's, vLLM's older ones, SGLang's."""

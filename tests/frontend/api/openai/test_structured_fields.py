@@ -47,6 +47,12 @@ GIVEN: list[tuple[dict[str, Any], StructuredOutputs | None]] = [
     ({"guided_regex": "a+", "guided_decoding_backend": "xgrammar"}, StructuredOutputs(regex="a+")),
     ({"guided_choice": ["a"], "response_format": {"type": "text"}}, StructuredOutputs(choice=("a",))),
     ({"guided_grammar": 'root ::= "a"'}, StructuredOutputs(grammar='root ::= "a"')),
+    ({"json_schema": json.dumps(SCHEMA)}, StructuredOutputs(json=json.dumps(SCHEMA))),
+    ({"json_schema": SCHEMA}, StructuredOutputs(json=json.dumps(SCHEMA))),
+    ({"json_schema": {}}, StructuredOutputs(json="{}")),
+    ({"regex": "a+", "response_format": {"type": "text"}}, StructuredOutputs(regex="a+")),
+    ({"ebnf": 'root ::= "a"'}, StructuredOutputs(grammar='root ::= "a"')),
+    ({"json_schema": "", "regex": "", "ebnf": None}, None),
     ({"structured_outputs": {}, "response_format": None, "guided_regex": ""}, None),
 ]
 
