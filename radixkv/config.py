@@ -314,8 +314,8 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: int = 8000
-    served_model_name: str | None = None
-    """The model name that clients use; None takes the model's own."""
+    served_model_name: str | tuple[str, ...] | None = None
+    """The model names that clients may use, of which replies have the first; None takes the model's own."""
     heartbeat_timeout_s: float = 60.0
     """A runtime process that sends nothing for longer counts as hung."""
     max_body_bytes: int = 8 << 20
@@ -367,7 +367,8 @@ class ServerConfig:
         check_bool("keep_nonces", self.keep_nonces)
         check_bool("restart_runtime", self.restart_runtime)
         check_priority_range(self.priority_range)
-        check_text("served_model_name", self.served_model_name, "a name")
+        for name in self.served_model_names:
+            check_text("served_model_name", name, "a name")
         check_text("chat_template", self.chat_template, "a file")
         check_text("request_log", self.request_log, "a file")
         if self.otlp_traces_endpoint is not None and not re.match(r"https?://[^/]", str(self.otlp_traces_endpoint)):
@@ -387,6 +388,12 @@ class ServerConfig:
                 "a healthy runtime sends a heartbeat every half second"
             )
         check_at_least(1, "max_body_bytes", self.max_body_bytes)
+
+    @property
+    def served_model_names(self) -> tuple[str, ...]:
+        """The names of ``served_model_name``, each once; none for the model's own."""
+        names = self.served_model_name
+        return tuple(dict.fromkeys(names)) if isinstance(names, tuple) else () if names is None else (names,)
 
     @property
     def needs_key(self) -> bool:

@@ -60,8 +60,11 @@ def test_a_heartbeat_timeout_that_a_healthy_runtime_exceeds_is_refused(timeout: 
 
 def test_the_served_name_may_be_left_out_but_not_empty() -> None:
     assert ServerConfig(served_model_name=None).served_model_name is None
-    with pytest.raises(ConfigError, match="served_model_name is empty"):
-        ServerConfig(served_model_name="")
+    assert ServerConfig().served_model_names == ()
+    assert ServerConfig(served_model_name="a").served_model_names == ("a",)
+    for empty in ("", ("a", "")):
+        with pytest.raises(ConfigError, match="served_model_name is empty"):
+            ServerConfig(served_model_name=empty)
 
 
 @pytest.mark.parametrize("seed", [0, MAX_SEED])

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         "serve",
         help="serve a model over HTTP with OpenAI's API",
         description="Serve a model over HTTP with OpenAI's API.",
-        formatter_class=_HelpFormatter,
     )
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
     defaults = ServerConfig()
@@ -47,9 +45,10 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     http.add_argument(
         "--served-model-name",
-        action=_SingleName,
+        nargs="+",
         metavar="NAME",
-        help="the model's name in the API; exactly one (default: --model)",
+        help="the model's name in the API, or several that requests may use; replies and metrics have the first "
+        "(default: --model)",
     )
     key = http.add_mutually_exclusive_group()
     key.add_argument(
@@ -221,7 +220,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         return ServerConfig(
             host=args.host,
             port=args.port,
-            served_model_name=args.served_model_name,
+            served_model_name=_served_model_name(args),
             heartbeat_timeout_s=args.heartbeat_timeout,
             restart_runtime=args.restart_runtime,
             canary_interval_s=args.canary_interval,
@@ -267,37 +266,21 @@ def _api_key(args: argparse.Namespace) -> str | None:
     return key
 
 
-class _SingleName(argparse.Action):
-    """Consumes all words after the flag, as other engines do, and rejects all but the first.
+def _served_model_name(args: argparse.Namespace) -> str | tuple[str, ...] | None:
+    """Returns the values of ``--served-model-name``: as in other engines, all words after it.
 
-    Otherwise a second name would silently become the positional model.
+    Ends as wrong usage for several names without a model: the last one may be meant as the model.
     """
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
-        super().__init__(option_strings, dest, nargs="+", **kwargs)
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        name, *more = values
-        if more:
-            parser.error(
-                f"{option_string} takes one name, not also {shortened(more[0])}; a model comes before the flags"
-            )
-        setattr(namespace, self.dest, name)
-
-
-class _HelpFormatter(argparse.HelpFormatter):
-    """Shows a single name as the value of ``--served-model-name``."""
-
-    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        if isinstance(action, _SingleName):
-            return str(action.metavar)
-        return super()._format_args(action, default_metavar)
+    names = args.served_model_name
+    if names is None or len(names) == 1:
+        return None if names is None else str(names[0])
+    if args.positional_model is None and args.model is None:
+        parser: Parser = args.parser
+        parser.error(
+            f"--served-model-name takes all words after it, also {shortened(names[-1])}; give the model before the "
+            "flags or with --model"
+        )
+    return tuple(names)
 
 
 def _origins(text: str) -> tuple[str, ...]:

@@ -235,8 +235,10 @@ async def _start(
             await asyncio.gather(starting, return_exceptions=True)
             raise
         runtime = await starting
+    name, *other_names = server.served_model_names or (checkpoint.name,)
     served_model = ServedModel(
-        name=server.served_model_name or checkpoint.name,
+        name=name,
+        other_names=tuple(other_names),
         root=checkpoint.name,
         ready=runtime.ready,
         tokenizer=tokenizer,

@@ -20,6 +20,9 @@ class ServedModel(GenerationModel):
     """The one model of the server."""
 
     name: str
+    """The name that replies and metrics have."""
+    other_names: tuple[str, ...] = ()
+    """Further names that requests may have."""
     root: str
     """The folder or hub name that the user gave."""
     created: int
@@ -52,6 +55,11 @@ class ServedModel(GenerationModel):
         return KeptAnswers.create(self.tokenizer, self.eos_token_ids)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All names that requests may have."""
+        return (self.name, *self.other_names)
+
+    @property
     def warnings(self) -> list[str]:
         """Consequences of the settings that the user may not have intended, one line each."""
         lines = []
@@ -62,9 +70,10 @@ class ServedModel(GenerationModel):
         return lines
 
     def check_name(self, name: str | None) -> None:
-        """Raises ``ModelNotFound`` unless ``name`` is None or this model's."""
-        if name is not None and name != self.name:
-            raise ModelNotFound(f"this server serves the model {self.name!r} only", param="model")
+        """Raises ``ModelNotFound`` unless ``name`` is None or one of this model's."""
+        if name is not None and name not in self.names:
+            others = f", also under the names {', '.join(map(repr, self.other_names))}" if self.other_names else ""
+            raise ModelNotFound(f"this server serves the model {self.name!r} only{others}", param="model")
 
     def check_priority(self, priority: int | None) -> None:
         """Raises ``InvalidRequest`` for a ``priority`` that this server does not allow its clients."""

@@ -163,15 +163,13 @@ def test_wrong_server_flags_are_one_line(capsys, flags, message):
 
 def test_the_model_may_follow_a_name_that_is_joined_to_its_flag():
     args = command(add_serve, "serve", "--served-model-name=name", "some/model")
-    assert (args.served_model_name, args.positional_model) == ("name", "some/model")
+    assert (args.served_model_name, args.positional_model) == (["name"], "some/model")
 
 
-def test_help_shows_a_single_served_model_name(capsys):
-    with pytest.raises(SystemExit):
-        command(add_serve, "serve", "--help")
-    text = capsys.readouterr().out
-    assert "--served-model-name NAME" in text
-    assert "NAME [NAME" not in text
+@pytest.mark.parametrize("model", [["some/model"], ["--model", "some/model"]])
+def test_the_model_may_have_several_names(model):
+    args = command(add_serve, "serve", *model, "--served-model-name", "a", "org/b", "a")
+    assert server_config(args).served_model_names == ("a", "org/b")
 
 
 @pytest.mark.parametrize(

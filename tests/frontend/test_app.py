@@ -5,13 +5,17 @@ import json
 import re
 import socket
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from radixkv.errors import Draining
+from radixkv.frontend.served_model import ServedModel
 from support.live import LIMIT_S
+from support.running_site import running_site
 from support.scripted_runtime import EOS, FAILS_AFTER_THREE, FAILS_AT_ONCE, MAX_MODEL_LEN, Site
 
 
@@ -339,6 +343,33 @@ def test_models(site: Site) -> None:
             }
         ],
     }
+
+
+def test_a_model_may_have_several_names(served_model: ServedModel, tmp_path: Path) -> None:
+    requests: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"prompt": "ab", "max_tokens": 2}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 2}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}),
+    ]
+    with running_site(replace(served_model, other_names=("claude", "org/gpt")), tmp_path) as named:
+        listed = named.http.get("/v1/models").json()["data"]
+        assert [(model["id"], model["root"]) for model in listed] == [
+            ("echo", "some/echo"),
+            ("claude", "some/echo"),
+            ("org/gpt", "some/echo"),
+        ]
+        assert named.http.get("/v1/models/org/gpt").json()["id"] == "org/gpt"
+        for name in ("echo", "claude", "org/gpt", None):
+            for path, body in requests:
+                reply = named.http.post(path, json={"model": name, **body})
+                assert reply.status_code == 200, reply.text
+                assert reply.json()["model"] == "echo"
+        for name in ("other", "gpt"):
+            assert named.http.get(f"/v1/models/{name}").status_code == 404
+            for path, body in requests:
+                assert named.http.post(path, json={"model": name, **body}).status_code == 404
+        assert named.http.get("/server_info").json()["served_model_name"] == "echo"
 
 
 def test_a_reset_reports_pages_of_running_requests(site: Site) -> None:

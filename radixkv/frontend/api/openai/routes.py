@@ -65,16 +65,18 @@ def add_openai_routes(
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        """The served model, in a list."""
-        return JSONResponse({"object": "list", "data": [_model(served_model)]})
+        """The served model, in a list with an entry for each of its names."""
+        entries = [_model(served_model, name) for name in served_model.names]
+        return JSONResponse({"object": "list", "data": entries})
 
-    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    parameter = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 
-    @app.get("/v1/models/{name:path}", openapi_extra={"parameters": [name]})
+    @app.get("/v1/models/{name:path}", openapi_extra={"parameters": [parameter]})
     async def model(request: Request) -> Response:
         """The served model."""
-        served_model.check_name(request.path_params["name"])
-        return JSONResponse(_model(served_model))
+        name = request.path_params["name"]
+        served_model.check_name(name)
+        return JSONResponse(_model(served_model, name))
 
 
 async def _response(request: Request, writer: ResponseWriter, client: RuntimeClient, *, streams: bool) -> Response:
@@ -84,9 +86,9 @@ async def _response(request: Request, writer: ResponseWriter, client: RuntimeCli
     return Response(whole, media_type="application/json")
 
 
-def _model(served_model: ServedModel) -> dict[str, object]:
+def _model(served_model: ServedModel, name: str) -> dict[str, object]:
     return {
-        "id": served_model.name,
+        "id": name,
         "object": "model",
         "created": served_model.created,
         "owned_by": "radixkv",

@@ -1,4 +1,4 @@
-"""The routes ``/``, ``/ui``, ``/cache/tree`` and ``/cache/tree/events``: what the cache holds, as a page and as JSON."""
+"""The routes ``/``, ``/ui``, ``/cache/tree`` and ``/cache/tree/events``: what the cache holds, as page and JSON."""
 
 from __future__ import annotations
 
