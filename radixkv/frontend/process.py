@@ -42,6 +42,7 @@ from radixkv.generation.parsers.answer_format import AnswerFormat
 from radixkv.terminal_progress import Progress
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
+from radixkv.text.tokenizer_info import read_tokenizer_info
 from radixkv.wire import Ready
 
 SLOW_READER_TIMEOUT_MS = 30_000
@@ -227,6 +228,7 @@ async def _start(
             # The tokenizers package holds the GIL while it reads a file: seconds for millions of tokens.
             with signals.left_to_kernel():
                 tokenizer, longest = await asyncio.to_thread(_load_tokenizer, texts_folder)
+            tokenizer_info = await asyncio.to_thread(read_tokenizer_info, texts_folder)
             answer_format = await asyncio.to_thread(
                 AnswerFormat.load, texts_folder, template, server.tool_call_parser, server.reasoning_parser
             )
@@ -242,6 +244,7 @@ async def _start(
         root=checkpoint.name,
         ready=runtime.ready,
         tokenizer=tokenizer,
+        tokenizer_info=tokenizer_info,
         eos_token_ids=checkpoint.eos_token_ids,
         created=int(time.time()),
         max_token_characters=longest,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from radixkv.checks import MAX_PRIORITY, MIN_PRIORITY
 from radixkv.errors import InvalidRequest
@@ -25,6 +27,8 @@ class ServedModel(GenerationModel):
     """Further names that requests may have."""
     root: str
     """The folder or hub name that the user gave."""
+    tokenizer_info: Mapping[str, Any] = field(default_factory=dict)
+    """The tokenizer's configuration, as ``read_tokenizer_info`` returns it."""
     created: int
     """When the server loaded the model, in seconds since 1970."""
     max_token_characters: int | None = None

@@ -37,6 +37,7 @@ TENANT_PATHS = {
     "/sessions/{id:path}/close",
     "/tokenize",
     "/v1/chat/completions",
+    "/tokenizer_info",
     "/v1/completions",
     "/v1/messages",
     "/v1/messages/count_tokens",

@@ -1,13 +1,14 @@
-"""The routes ``/tokenize`` and ``/detokenize``."""
+"""The routes ``/tokenize``, ``/detokenize`` and ``/tokenizer_info``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from radixkv.compat import Place, refusals
 from radixkv.errors import InvalidRequest
@@ -44,7 +45,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 def add_tokenize_routes(app: DocumentedApp, served_model: ServedModel, body_reader: BodyReader) -> None:
-    """Adds the routes ``/tokenize`` and ``/detokenize``."""
+    """Adds the routes ``/tokenize``, ``/detokenize`` and ``/tokenizer_info``."""
 
     @app.post("/tokenize", openapi_extra=app.json_body(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
@@ -61,6 +62,11 @@ def add_tokenize_routes(app: DocumentedApp, served_model: ServedModel, body_read
         body = await body_reader.read(request, _detokenize.decode, MAX_TOKENS)
         text = await cancel_on_disconnect(request.receive, _detokenized(body, served_model))
         return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
+
+    @app.get("/tokenizer_info")
+    async def tokenizer_info(request: Request) -> Response:
+        """The tokenizer's configuration, with the chat template."""
+        return JSONResponse(_tokenizer_info(served_model))
 
 
 def _check_text(raw: bytes, maximum: int) -> None:
@@ -104,6 +110,19 @@ async def _tokenized(body: TokenizeRequest, served_model: ServedModel, tenant: s
     if len(text) <= _MAX_INLINE_SIZE:
         return tokenized(tokenizer.encode_inline)
     return await served_model.serial.run(partial(tokenized, tokenizer.encode))
+
+
+def _tokenizer_info(served_model: ServedModel) -> dict[str, Any]:
+    """Returns the fields of vLLM's ``/tokenizer_info``. Raises ``InvalidRequest`` without a tokenizer."""
+    tokenizer, template = served_model.tokenizer, served_model.chat_template
+    if tokenizer is None:
+        raise InvalidRequest("this checkpoint has no tokenizer; start the server with --tokenizer")
+    info = dict(served_model.tokenizer_info)
+    if info.get("eos_token") is None:  # lm-eval needs one
+        ends = (tokenizer.token(one, skip_special_tokens=False) for one in sorted(served_model.eos_token_ids))
+        info["eos_token"] = next(ends, None)
+    info.pop("chat_template", None)  # perhaps several, or another than that of --chat-template
+    return info if template is None else info | {"chat_template": template.source}
 
 
 async def _detokenized(body: DetokenizeRequest, served_model: ServedModel) -> str:

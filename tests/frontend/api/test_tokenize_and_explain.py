@@ -80,6 +80,16 @@ def test_messages_are_tokenized_as_chat_does(site: Site) -> None:
     assert post(site, "/detokenize", tokens=found["tokens"])["prompt"] == "hi?"
 
 
+def test_the_configuration_of_the_tokenizer_is_shown(served_model: ServedModel, tmp_path: Path) -> None:
+    """lm-eval takes a server's tokenizer if this has an ``eos_token``, and renders chats with the template."""
+    config = {"bos_token": "<s>", "eos_token": None, "chat_template": [{"name": "default", "template": "older"}]}
+    template = ChatTemplate(TEMPLATE, {}, "--chat-template")
+    with running_site(replace(served_model, tokenizer_info=config, chat_template=template), tmp_path) as site:
+        found = site.http.get("/tokenizer_info").json()
+        assert found == {"bos_token": "<s>", "eos_token": "<eos>", "chat_template": TEMPLATE}
+        assert post(site, "/tokenize", prompt=found["eos_token"], add_special_tokens=False)["tokens"] == [EOS]
+
+
 def test_special_tokens_are_added_as_requested(
     site: Site, served_model: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +173,7 @@ def test_without_a_tokenizer_there_is_no_text(site_without_tokenizer: Site) -> N
         check_refusal(reply, next(iter(body)))
         assert "--tokenizer" in reply.json()["error"]["message"]
     assert post(site_without_tokenizer, "/cache/explain", prompt=[1, 2, 3, 4])["cached_tokens"] == 2
+    check_refusal(site_without_tokenizer.http.get("/tokenizer_info"), None)
 
 
 def test_the_explanation_of_the_runtime_is_returned(site: Site) -> None:
