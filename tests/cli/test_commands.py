@@ -42,6 +42,8 @@ def check_error(done, code, message, command="radixkv"):
 
 def test_version_and_help():
     assert radixkv("--version").stdout == f"radixkv {__version__}\n"
+    package = subprocess.run([sys.executable, "-m", "radixkv", "--version"], capture_output=True, text=True)
+    assert package.stdout == f"radixkv {__version__}\n"
     done = radixkv("--help")
     assert done.returncode == 0
     assert all(command in done.stdout for command in ("serve", "chat", "generate", "explain", "bench", "examples:"))

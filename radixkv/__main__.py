@@ -1,0 +1,7 @@
+"""``python -m radixkv``: the same as the command ``radixkv``."""
+
+import sys
+
+from radixkv.cli import main
+
+sys.exit(main())
