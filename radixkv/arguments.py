@@ -6,13 +6,16 @@ import argparse
 import difflib
 import math
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
 
-from radixkv.compat import UNITS, Place, attention_backend_name, dtype_name, in_bytes, renamed, write_policy_name
+from radixkv.compat import Place, attention_backend_name, dtype_name, in_bytes, renamed, write_policy_name
 from radixkv.compat_flags import add_always_on_flags, add_refused_flags, check_implied_flags, spellings
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from radixkv.errors import RadixKVError, shortened
+from radixkv.errors import ConfigError, RadixKVError, shortened
+from radixkv.sizes import parse_bytes, parse_count
+
+ValueT = TypeVar("ValueT")
 
 QUEUE_SETTINGS = ("max_queued_requests", "queue_timeout_s", "target_itl_ms", "lpm_window", "lpm_max_passes")
 """Fields of ``SchedulerConfig`` that only commands with a request queue have flags for."""
@@ -87,22 +90,25 @@ def _target_itl_ms(text: str) -> float | None:
     return None if text == "off" else number(text)
 
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(|[KMGT]i?B?|B)", re.IGNORECASE)
-_SIZE_STEPS = " KMGT"
+def count(text: str) -> int:
+    """Parses the value of a flag for a number of tokens or other things, such as ``4096`` or ``4k``."""
+    return _of_flag(parse_count, text)
 
 
 def byte_size(text: str) -> int:
-    """Parses a size in bytes, such as ``64GiB``, ``500MB`` or ``1048576``. ``GiB`` and ``G`` are 2**30 bytes."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{shortened(text)} is not a size; give one such as 64GiB")
-    value, unit = float(match[1]), match[2].upper()
-    base = 1000 if unit.endswith("B") and "I" not in unit else 1024
-    return int(value * base ** _SIZE_STEPS.index(unit[0] if unit not in ("", "B") else " "))
+    """Parses the value of a flag for a size in bytes, such as ``64GiB``, ``500MB`` or ``1048576``."""
+    return _of_flag(parse_bytes, text)
+
+
+def _of_flag(parse: Callable[[str], ValueT], text: str) -> ValueT:
+    try:
+        return parse(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 class _ByteSize(argparse.Action):
-    """Takes a size such as ``64GiB``, or under another engine's flag a number in its unit."""
+    """Takes a size such as ``64GiB``, or under another engine's flag also a number in its unit."""
 
     def __call__(
         self,
@@ -113,10 +119,9 @@ class _ByteSize(argparse.Action):
     ) -> None:
         alias = str(option_string).removeprefix("--").replace("-", "_")
         try:
-            size = in_bytes(alias, number(values)) if alias in UNITS else byte_size(values)
-        except argparse.ArgumentTypeError as error:
+            setattr(namespace, self.dest, in_bytes(alias, values))
+        except ConfigError as error:
             raise argparse.ArgumentError(self, str(error)) from None
-        setattr(namespace, self.dest, size)
 
 
 def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
@@ -158,7 +163,7 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
     )
     model.add_argument(
         *spellings("max_model_len"),
-        type=whole_number,
+        type=count,
         metavar="TOKENS",
         help="maximum length of a prompt plus its answer, in tokens (default: the checkpoint's)",
     )
@@ -329,20 +334,21 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
     defaults = CacheConfig()
     group.add_argument(
         *spellings("page_size"),
-        type=whole_number,
+        type=count,
         default=defaults.page_size,
         metavar="TOKENS",
         help="tokens per page of the KV cache (default: %(default)s)",
     )
     group.add_argument(
         "--kv-cache-memory-bytes",
-        type=whole_number,
-        metavar="BYTES",
-        help="size of the KV cache (default: 1 GiB on the CPU; on CUDA what --gpu-memory-utilization leaves)",
+        type=byte_size,
+        metavar="SIZE",
+        help="size of the KV cache, such as 4GiB (default: 1 GiB on the CPU; on CUDA what "
+        "--gpu-memory-utilization leaves)",
     )
     group.add_argument(
         "--max-total-tokens",
-        type=whole_number,
+        type=count,
         metavar="TOKENS",
         help="size of the KV cache in tokens, instead of --kv-cache-memory-bytes",
     )
@@ -441,13 +447,13 @@ def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
     defaults = SchedulerConfig()
     group.add_argument(
         *spellings("max_num_seqs"),
-        type=whole_number,
+        type=count,
         metavar="SEQUENCES",
         help="maximum number of sequences in a step (default: 256 on the CPU, 512 on CUDA)",
     )
     group.add_argument(
         *spellings("max_num_batched_tokens"),
-        type=whole_number,
+        type=count,
         metavar="TOKENS",
         help="maximum number of tokens in a step (default: 2048 on the CPU, 8192 on CUDA)",
     )
@@ -479,7 +485,7 @@ def _add_queue_flags(group: argparse._ArgumentGroup) -> None:
     defaults = SchedulerConfig()
     group.add_argument(
         "--max-queued-requests",
-        type=whole_number,
+        type=count,
         default=defaults.max_queued_requests,
         metavar="REQUESTS",
         help="maximum number of waiting requests; more are rejected (default: %(default)s)",
@@ -501,14 +507,14 @@ def _add_queue_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--lpm-window",
-        type=whole_number,
+        type=count,
         default=defaults.lpm_window,
         metavar="REQUESTS",
         help="number of oldest waiting requests that --schedule-policy lpm ranks by prefix (default: %(default)s)",
     )
     group.add_argument(
         "--lpm-max-passes",
-        type=whole_number,
+        type=count,
         default=defaults.lpm_max_passes,
         metavar="TIMES",
         help="with --schedule-policy lpm, a request that others overtook this often goes first (default: "

@@ -103,7 +103,7 @@ def test_the_host_tiers_size_has_the_unit_of_its_name() -> None:
             "host_memory_bytes": 2 * 10**9,
             "write_policy": "write_through",
         }
-    assert resolve(hicache_size="2")[0] == {"host_memory_bytes": "2"}, "refused as any text is"
+    assert resolve(hicache_size="2")[0] == {"host_memory_bytes": 2 * 10**9}, "as of the flag"
 
 
 def test_errors_name_a_size_in_bytes_as_ours() -> None:

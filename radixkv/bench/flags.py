@@ -6,7 +6,7 @@ import argparse
 import math
 from pathlib import Path
 
-from radixkv.arguments import Parser, number, whole_number
+from radixkv.arguments import Parser, count, number, whole_number
 
 WORKLOADS = (
     "agents",
@@ -58,7 +58,7 @@ def add_load_flags(load: argparse._ArgumentGroup) -> None:
         help=f"the workload: {', '.join(WORKLOADS)}, or a TOML file (default: fewshot)",
     )
     for flag, description in COUNT_FLAGS:
-        load.add_argument(flag, type=whole_number, metavar="COUNT", help=f"{description} (default: the workload's)")
+        load.add_argument(flag, type=count, metavar="COUNT", help=f"{description} (default: the workload's)")
     load.add_argument(
         "--too-long",
         choices=("skip", "scale"),
@@ -117,7 +117,7 @@ def add_load_flags(load: argparse._ArgumentGroup) -> None:
     )
     load.add_argument(
         "--warmup-requests",
-        type=whole_number,
+        type=count,
         default=2,
         metavar="COUNT",
         help="number of unrelated requests to send before the measurement (default: %(default)s)",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from radixkv.arguments import Parser, number, whole_number
+from radixkv.arguments import Parser, count, number, whole_number
 from radixkv.config import EngineConfig
 from radixkv.errors import RadixKVError
 from radixkv.sampling import SamplingParams
@@ -30,8 +30,8 @@ NUMERIC_FLAGS = (
     ("--presence-penalty", number, "subtracted from the logits of tokens that are in the answer"),
     ("--frequency-penalty", number, "subtracted from a token's logit for each time it occurs in the answer"),
     ("--repetition-penalty", number, "divides the logits of tokens that are in the prompt or the answer"),
-    ("--max-tokens", whole_number, "maximum number of tokens of an answer"),
-    ("--min-tokens", whole_number, "minimum number of tokens of an answer"),
+    ("--max-tokens", count, "maximum number of tokens of an answer"),
+    ("--min-tokens", count, "minimum number of tokens of an answer"),
     ("--seed", whole_number, "sampling seed; the same seed gives the same answer"),
 )
 """Flag, type of its value and help."""

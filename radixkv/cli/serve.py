@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from radixkv.arguments import Parser, add_engine_flags, engine_config, number, whole_number
+from radixkv.arguments import Parser, add_engine_flags, byte_size, engine_config, number, whole_number
 from radixkv.compat import Place
 from radixkv.compat_flags import add_always_on_flags, spellings
 from radixkv.config import EngineConfig, KVEventsConfig, ServerConfig
@@ -178,10 +178,10 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     http.add_argument(
         "--max-body-bytes",
-        type=whole_number,
+        type=byte_size,
         default=defaults.max_body_bytes,
-        metavar="BYTES",
-        help="maximum size of a request body (default: %(default)s)",
+        metavar="SIZE",
+        help="maximum size of a request body, such as 32MiB (default: %(default)s)",
     )
     http.add_argument(
         "--kv-events-config",

@@ -12,11 +12,14 @@ from inspect import signature
 from typing import Any, ParamSpec, TypeVar, cast
 
 from radixkv.compat.refusals import refusals
-from radixkv.compat.table import ALIASES, UNITS, Place
-from radixkv.errors import RadixKVError, RequestError, UnsupportedFeature, shortened
+from radixkv.compat.table import ALIASES, BYTE_SIZES, COUNTS, UNITS, Place
+from radixkv.errors import ConfigError, RadixKVError, RequestError, UnsupportedFeature, shortened
+from radixkv.sizes import parse_bytes, parse_count
 
 ParametersT = ParamSpec("ParametersT")
 ResultT = TypeVar("ResultT")
+
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 class SettingNames:
@@ -68,13 +71,13 @@ class SettingNames:
         refused: list[str] = []
         for name, value in settings.items():
             if name in known:
-                resolved[name] = value
+                resolved[name] = self._number(name, name, value)
             elif name in self._aliases:
                 ours = self._aliases[name].removeprefix("no_")
                 if ours in settings or ours in used or ours in by_position:
                     raise self._error(f"{used.get(ours, ours)} and {name} are the same setting; give one of them")
                 is_opposite = ours != self._aliases[name] and isinstance(value, bool)
-                resolved[ours], used[ours] = (not value if is_opposite else in_bytes(name, value)), name
+                resolved[ours], used[ours] = (not value if is_opposite else self._number(name, ours, value)), name
             elif name not in self._refusals:
                 unknown.append(name)
             elif not self._refusals[name].asks_for_nothing(value):
@@ -85,6 +88,15 @@ class SettingNames:
         if unknown:
             raise self._unknown(sorted(unknown), known)
         return resolved, {ours: name for ours, name in used.items() if name not in UNITS}
+
+    def _number(self, name: str, ours: str, value: object) -> object:
+        """Returns the number that a text gives of a size, or another value as it is. ``name`` is the user's."""
+        try:
+            if ours in BYTE_SIZES:
+                return in_bytes(name, value)
+            return parse_count(value) if ours in COUNTS and isinstance(value, str) else value
+        except ConfigError as error:
+            raise self._error(f"{name} {error}") from None
 
     def _unknown(self, names: list[str], known: Collection[str]) -> UnsupportedFeature:
         for name in names:
@@ -156,8 +168,17 @@ def attention_backend_name(backend: Any) -> Any:
     return {"FLASHINFER": "flashinfer", "TRITON_ATTN": "triton"}.get(str(backend), backend)
 
 
-def in_bytes(alias: str, value: object) -> object:
-    """Returns a size in bytes that is given under an alias with another unit; other values as they are."""
-    if alias not in UNITS or isinstance(value, bool) or not isinstance(value, int | float):
+def in_bytes(name: str, value: object) -> object:
+    """Returns a size in bytes, which may be a text and, under an alias, in another unit; other values as they are.
+
+    Raises:
+        ConfigError: a text is no size. The error begins with the text.
+    """
+    unit = UNITS.get(name)
+    if isinstance(value, str):
+        if unit is None or not _NUMBER.fullmatch(value.strip()):
+            return parse_bytes(value)
+        value = float(value)
+    if unit is None or isinstance(value, bool) or not isinstance(value, int | float):
         return value
-    return int(value * UNITS[alias]) if math.isfinite(value) else value
+    return int(value * unit) if math.isfinite(value) else value

@@ -77,6 +77,12 @@ ALIASES: Mapping[Place, Mapping[str, str]] = {
         "hicache_size": "host_memory_bytes",
         "hicache_write_policy": "write_policy",
     },
+    Place.LLM: {
+        "host_memory": "host_memory_bytes",
+        "cache_dir_size": "cache_dir_bytes",
+        "queue_timeout": "queue_timeout_s",
+        "no_enable_prefix_caching": "no_enable_prefix_caching",
+    },
     Place.SAMPLING: {
         "max_new_tokens": "max_tokens",
         "max_completion_tokens": "max_tokens",
@@ -86,10 +92,20 @@ ALIASES: Mapping[Place, Mapping[str, str]] = {
         "guided_decoding": "structured_outputs",
     },
 }
-"""By place: other engines' names of our settings. ``no_`` before ours means that the values are opposite."""
+"""By place: other names of our settings, those of other engines and, for ``LLM``, of our flags.
+
+``no_`` before ours means that the values are opposite."""
 
 UNITS: Mapping[str, int] = {"kv_offloading_size": 1 << 30, "hicache_size": 10**9}
 """Bytes of one unit of those aliases that are not in bytes: vLLM's are GiB, SGLang's GB."""
+
+BYTE_SIZES = frozenset({"kv_cache_memory_bytes", "host_memory_bytes", "cache_dir_bytes"})
+"""Settings in bytes, which are also given as texts: ``64GiB``."""
+COUNTS = frozenset(
+    "page_size max_model_len max_total_tokens max_num_seqs max_num_batched_tokens max_queued_requests lpm_window "
+    "lpm_max_passes".split()
+)
+"""Settings that count tokens or other things, which are also given as texts: ``4k``."""
 
 ALWAYS_ON_FLAGS: Mapping[Place, str] = {
     Place.FLAG: "enable_chunked_prefill async_scheduling",
@@ -217,6 +233,7 @@ REFUSED = (
         "prompts are always computed in chunks",
         {Place.LLM: "enable_chunked_prefill=true", Place.FLAG: "no_enable_chunked_prefill"},
     ),
+    Refused("the next step is always planned while one runs", {Place.LLM: "async_scheduling=true"}),
     Refused("every token is streamed at once", {ENGINE: "stream_interval=1"}),
     Refused("settings are not read from files", {Place.FLAG: "config"}, "give them as flags"),
     Refused("the log has one level", {ENGINE: 'log_level="info" uvicorn_log_level="info"'}),

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from radixkv.cache_messages import (
     CacheCommand,
@@ -44,7 +44,7 @@ from radixkv.generation.prompts import encode_ids, render_chat
 from radixkv.generation.tools import parse_tool_use
 from radixkv.limits import DEFAULT_TTL_S, check_prefix
 from radixkv.llm.garbage_collection import paused_collector
-from radixkv.llm.names import BEAM_SEARCH_NAMES, CHAT_NAMES, GENERATE_NAMES, LLM_NAMES, as_name
+from radixkv.llm.names import BEAM_SEARCH_NAMES, CHAT_NAMES, GENERATE_NAMES, LLM_NAMES, Size, as_name
 from radixkv.llm.offline_request import OfflineRequest
 from radixkv.llm.offline_runner import OfflineRunner
 from radixkv.llm.outputs import BeamSearchOutput, RequestOutput, beam_search_output
@@ -100,9 +100,18 @@ class LLM:
         schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs`` (first come, first served).
         num_reserved_decode_tokens: tokens of the page pool that an admission leaves free for each running answer.
         max_reserved_decode_share: the fraction of the page pool that these are at most.
+        max_queued_requests: how many prompts of a call wait in the queue that ``schedule_policy`` orders, at most.
+        queue_timeout_s: a call fails if one of these waits longer for its first step; None: no limit.
+        target_itl_ms: limits new prompts while answers run, as of ``radixkv serve``; None and ``off``: no limit.
+        lpm_window: number of oldest waiting prompts that ``lpm`` ranks by prefix.
+        lpm_max_passes: with ``lpm``, a prompt that others overtook this often goes first.
         seed: determines the seeds of requests without a seed of their own.
         show_download: gets the downloaded bytes as a text, from several threads; None: standard error.
-        settings: the above under names of vLLM or SGLang; others of theirs are refused unless they change nothing.
+        settings: the above under the names of ``radixkv serve``'s flags, of vLLM or SGLang; others of theirs are
+            refused unless they change nothing.
+
+    Sizes are numbers or texts as of flags: ``max_model_len="4k"``, ``host_memory="80GiB"``. As a context manager,
+    an ``LLM`` shuts down at the end of the block.
 
     Raises:
         CheckpointError: there is no such model, or its files are corrupt.
@@ -125,18 +134,18 @@ class LLM:
         grammar_backend: GrammarBackend = "xgrammar",
         attention_backend: AttentionBackend = "auto",
         chat_template: str | None = None,
-        max_model_len: int | None = None,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        page_size: int = 16,
-        kv_cache_memory_bytes: int | None = None,
-        max_total_tokens: int | None = None,
+        max_model_len: Size | None = None,
+        max_num_seqs: Size | None = None,
+        max_num_batched_tokens: Size | None = None,
+        page_size: Size = 16,
+        kv_cache_memory_bytes: Size | None = None,
+        max_total_tokens: Size | None = None,
         kv_cache_dtype: KVCacheDtype = "auto",
         gpu_memory_utilization: float | None = None,
         enable_prefix_caching: bool = True,
-        host_memory_bytes: int | None = None,
+        host_memory_bytes: Size | None = None,
         cache_dir: str | Path | None = None,
-        cache_dir_bytes: int | None = None,
+        cache_dir_bytes: Size | None = None,
         cache_url: str | None = None,
         write_policy: WritePolicy = "through",
         load_policy: LoadPolicy = "auto",
@@ -144,8 +153,13 @@ class LLM:
         ghost_capacity: float = 4.0,
         pin_budget: float = CacheConfig.pin_budget,
         schedule_policy: SchedulePolicy = "lpm",
-        num_reserved_decode_tokens: int = SchedulerConfig.num_reserved_decode_tokens,
+        num_reserved_decode_tokens: Size = SchedulerConfig.num_reserved_decode_tokens,
         max_reserved_decode_share: float = SchedulerConfig.max_reserved_decode_share,
+        max_queued_requests: Size = SchedulerConfig.max_queued_requests,
+        queue_timeout_s: float | None = None,
+        target_itl_ms: float | Literal["off"] | None = None,
+        lpm_window: Size = SchedulerConfig.lpm_window,
+        lpm_max_passes: Size = SchedulerConfig.lpm_max_passes,
         seed: int = 0,
         show_download: Callable[[str], None] | None = None,
         **settings: object,
@@ -186,9 +200,13 @@ class LLM:
                 max_num_seqs,
                 max_num_batched_tokens,
                 schedule_policy,
-                target_itl_ms=None,
                 num_reserved_decode_tokens=num_reserved_decode_tokens,
                 max_reserved_decode_share=max_reserved_decode_share,
+                max_queued_requests=max_queued_requests,
+                queue_timeout_s=queue_timeout_s,
+                target_itl_ms=None if target_itl_ms == "off" else target_itl_ms,
+                lpm_window=lpm_window,
+                lpm_max_passes=lpm_max_passes,
             ),
             seed,
         )
@@ -216,6 +234,12 @@ class LLM:
         )
         self._runner = OfflineRunner(lambda: self._open_loop, config.scheduler.max_queued_requests)
         self._ids = (f"llm-{number}" for number in itertools.count())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
 
     @takes_other_names(GENERATE_NAMES)
     def generate(

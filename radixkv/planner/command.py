@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from radixkv.arguments import Parser, byte_size, number, whole_number
+from radixkv.arguments import Parser, byte_size, count, number
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig
 from radixkv.errors import ConfigError
 from radixkv.terminal_progress import Progress
@@ -70,29 +70,25 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     model.add_argument("--quantization", "-q", metavar="FORMAT", help="fp8 counts weights rounded to FP8")
     model.add_argument(
         "--max-model-len",
-        type=whole_number,
+        type=count,
         metavar="TOKENS",
         help="maximum length of a prompt plus its answer, in tokens (default: the checkpoint's)",
     )
     model.add_argument(
-        "--page-size", "--block-size", type=whole_number, default=16, metavar="TOKENS", help="default: %(default)s"
+        "--page-size", "--block-size", type=count, default=16, metavar="TOKENS", help="default: %(default)s"
     )
     traffic = parser.add_argument_group("requests")
-    traffic.add_argument(
-        "--prompt", type=whole_number, metavar="TOKENS", help=f"length of a prompt (default: {PROMPT})"
-    )
-    traffic.add_argument(
-        "--answer", type=whole_number, metavar="TOKENS", help=f"length of an answer (default: {ANSWER})"
-    )
+    traffic.add_argument("--prompt", type=count, metavar="TOKENS", help=f"length of a prompt (default: {PROMPT})")
+    traffic.add_argument("--answer", type=count, metavar="TOKENS", help=f"length of an answer (default: {ANSWER})")
     traffic.add_argument(
         "--shared",
-        type=whole_number,
+        type=count,
         metavar="TOKENS",
         help="leading tokens that all prompts have in common (default: 0)",
     )
     traffic.add_argument(
         "--rows",
-        type=whole_number,
+        type=count,
         default=1,
         metavar="COUNT",
         help="rows at once for which the longest context is computed (default: 1)",

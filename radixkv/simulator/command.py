@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from radixkv.arguments import Parser, number, whole_number
+from radixkv.arguments import Parser, byte_size, count, number, whole_number
 from radixkv.terminal_progress import Progress
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ DEFAULT_POLICIES: tuple[Policy, ...] = ("lru", "oracle")
 ROUTINGS: tuple[Routing, ...] = ("round-robin", "prefix", "events")
 MAX_SERVERS = 10_000
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
-_CAPACITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([kmg]?)")
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+_CAPACITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)((?:[kmg]i?)?)")
 _TIER_SIZE = re.compile(r"\s*(?:(\w+)\s*=)?(.*)", re.DOTALL)
 _TIER_BEFORE = {"host": "device", "disk": "host"}
 """The tier that must be given before a tier."""
@@ -82,7 +82,8 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         type=_capacities,
         required=True,
         metavar="TOKENS,...",
-        help="cache capacities in tokens, such as 0.5M,5M,15M or 512k; an infinite one is always added. "
+        help="cache capacities in tokens, such as 0.5M,5M,15M or 512k, in powers of 1,000 also with a "
+        "capital (Ki and Mi: of 1,024); an infinite one is always added. "
         "device=0.5M,host=5M,disk=50M is one capacity with a host tier and a disk tier; another device= begins the "
         "next one",
     )
@@ -131,7 +132,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     cache.add_argument(
         "--page-size",
         "--block-size",
-        type=whole_number,
+        type=count,
         metavar="TOKENS",
         help="tokens per page (default: 16; 512 for a trace with --rule blocks)",
     )
@@ -146,7 +147,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     cache.add_argument(
         "--concurrency",
         "--max-concurrency",
-        type=whole_number,
+        type=count,
         default=1,
         metavar="REQUESTS",
         help="number of requests in flight, scheduled as by the server (default: 1)",
@@ -154,7 +155,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     cache.add_argument(
         "--max-num-batched-tokens",
         "--chunked-prefill-size",
-        type=whole_number,
+        type=count,
         metavar="TOKENS",
         help="maximum number of tokens in a step, with --concurrency above 1 (default: 8192)",
     )
@@ -176,7 +177,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     )
     servers.add_argument(
         "--events-delay",
-        type=whole_number,
+        type=count,
         metavar="REQUESTS",
         help="requests that --routing events sends on before it learns what the events of one say (default: 0, as "
         "if the router asked all servers)",
@@ -187,8 +188,8 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     )
     size.add_argument(
         "--kv-bytes-per-token",
-        type=whole_number,
-        metavar="BYTES",
+        type=byte_size,
+        metavar="SIZE",
         help="also show capacities in bytes, for KV of this size per token, such as 131072 for Llama 3 8B",
     )
     output = parser.add_argument_group("output")

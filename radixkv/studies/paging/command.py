@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from radixkv.arguments import Parser, add_engine_flags, engine_config, engine_flags, whole_number
+from radixkv.arguments import Parser, add_engine_flags, count, engine_config, engine_flags, whole_number
 from radixkv.config import EngineConfig
 from radixkv.cores import n_cores
 from radixkv.terminal_progress import Progress
@@ -93,7 +93,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     study.add_argument(
         "--num-prompts",
-        type=whole_number,
+        type=count,
         metavar="COUNT",
         help="number of requests or chats of each workload (default: as many as fill the pool four times)",
     )
@@ -378,4 +378,4 @@ def _page_sizes(text: str) -> list[int]:
 
 
 def _whole_numbers(text: str) -> list[int]:
-    return sorted({whole_number(number) for number in text.split(",")})
+    return sorted({count(number) for number in text.split(",")})
