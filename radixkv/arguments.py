@@ -262,18 +262,6 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
         parser.error(str(error))
 
 
-def add_server_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that name a running server."""
-    server = parser.add_argument_group("server")
-    server.add_argument(
-        "--base-url",
-        default="http://127.0.0.1:8000",
-        metavar="URL",
-        help="address of the server (default: %(default)s)",
-    )
-    server.add_argument("--api-key", metavar="KEY", help="API key of the server")
-
-
 def engine_flags(config: EngineConfig) -> list[str]:
     """Returns flags that reproduce a configuration, but for events and tenants. Default values are left out."""
     model, cache, scheduler = config.model, config.cache, config.scheduler

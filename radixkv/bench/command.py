@@ -13,6 +13,7 @@ from radixkv.arguments import Parser, add_engine_flags, engine_config, engine_fl
 from radixkv.bench.flags import add_load_flags, check_load_ranges
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError
+from radixkv.server_flags import add_key_flags, api_key, has_key_flag
 from radixkv.terminal_progress import Progress
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> argparse.
     output.add_argument(
         "--base-url", metavar="URL", help="measure this running OpenAI-compatible server (default: start one)"
     )
-    output.add_argument("--api-key", metavar="KEY", help="API key of the server at --base-url")
+    add_key_flags(output, "API key of the server at --base-url")
     output.add_argument(
         "--compare-cache",
         action="store_true",
@@ -132,8 +133,8 @@ def run_compare(args: argparse.Namespace) -> int:
 
 def _check_combination(args: argparse.Namespace, config: EngineConfig) -> None:
     parser: Parser = args.parser
-    if args.base_url is None and args.api_key is not None:
-        parser.error("--api-key is for a running server; give its --base-url, or leave out --api-key")
+    if args.base_url is None and has_key_flag(args):
+        parser.error("an API key is for a running server; give its --base-url, or leave out the key")
     if args.base_url is not None:
         if args.compare_cache:
             parser.error("--compare-cache starts servers of its own; leave out --base-url")
@@ -198,7 +199,7 @@ def _runs(
 ) -> Iterator[Coroutine[Any, Any, Outcome]]:
     """Yields the runs in their order."""
     if args.base_url is not None:
-        yield benchmark.run(args.base_url, model=args.model, api_key=args.api_key, use_environment=True)
+        yield benchmark.run(args.base_url, model=args.model, api_key=api_key(args), use_environment=True)
         return
     if args.compare_cache:
         yield _with_server(benchmark, replace(config, cache=replace(config.cache, enable_prefix_caching=False)))

@@ -17,6 +17,7 @@ from radixkv.child_process import ChildProcess
 from radixkv.client.errors import BadReply
 from radixkv.client.http import HTTPClient
 from radixkv.errors import RadixKVError
+from radixkv.server_flags import KEY_VARIABLE
 from radixkv.terminal_progress import Progress
 
 START_LIMIT_S = 900.0
@@ -54,7 +55,7 @@ async def running_server(
     Args:
         flags: all but ``--host`` and ``--port``.
         host: the address to listen on.
-        environment: variables beside those of this process.
+        environment: variables beside those of this process, of which ``RADIXKV_API_KEY`` is left out.
         start_limit_s: limit of the time until it is ready.
 
     Raises:
@@ -62,7 +63,9 @@ async def running_server(
     """
     serve = [sys.executable, "-m", "radixkv.cli", "serve", *flags, "--host", host, "--port", "0"]
     with tempfile.TemporaryFile() as log:
-        variables = {**os.environ, **environment, "PYTHONUNBUFFERED": "1"}
+        # A key in the environment is that of another server, which this process may measure or be.
+        ours = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
+        variables = {**ours, **environment, "PYTHONUNBUFFERED": "1"}
         process = await ChildProcess.start(serve, output=log, environment=variables)
         try:
             with Progress("starting the server") as progress:

@@ -6,7 +6,8 @@ import argparse
 
 import msgspec
 
-from radixkv.arguments import Parser, add_server_flags
+from radixkv.arguments import Parser
+from radixkv.server_flags import add_server_flags, api_key
 from radixkv.terminal_progress import Progress
 
 
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints the report and returns the exit code."""
     from radixkv.cli.server_client import ServerClient
 
-    with Progress(f"asking {args.base_url}"), ServerClient(args.base_url, args.api_key) as client:
+    with Progress(f"asking {args.base_url}"), ServerClient(args.base_url, api_key(args)) as client:
         report = client.get("/cache/doctor", DoctorResponse)
     lines = [report.text, *(f"  {misses.text}" for misses in report.misses)]
     if report.history_answers is not None and report.history_answers.otherwise:

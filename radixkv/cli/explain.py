@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from radixkv.arguments import Parser, add_server_flags
+from radixkv.arguments import Parser
 from radixkv.cli.offline import is_utf8
 from radixkv.errors import ConfigError
+from radixkv.server_flags import add_server_flags, api_key
 from radixkv.terminal_progress import Progress
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     salt = request.get("cache_salt") if args.cache_salt is None else args.cache_salt
     from radixkv.cli.server_client import ServerClient
 
-    with Progress(f"asking {args.base_url}"), ServerClient(args.base_url, args.api_key) as client:
+    with Progress(f"asking {args.base_url}"), ServerClient(args.base_url, api_key(args)) as client:
         ids = client.post("/tokenize", request, TokenizeResponse).tokens
         explanation = client.post("/cache/explain", {"prompt": ids, "cache_salt": salt}, ExplainResponse)
         lines = _report(client, ids, explanation)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,10 +14,9 @@ from radixkv.arguments import Parser, add_engine_flags, byte_size, engine_config
 from radixkv.compat import Place
 from radixkv.compat_flags import add_always_on_flags, spellings
 from radixkv.config import EngineConfig, KVEventsConfig, ServerConfig
-from radixkv.errors import ConfigError, RadixKVError, shortened
+from radixkv.errors import RadixKVError, shortened
+from radixkv.server_flags import add_key_flags, api_key
 from radixkv.tenants import OPERATOR, TenantConfig, Tenants, read_tenants
-
-_KEY_VARIABLE = "RADIXKV_API_KEY"
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -50,17 +47,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         help="the model's name in the API, or several that requests may use; replies and metrics have the first "
         "(default: --model)",
     )
-    key = http.add_mutually_exclusive_group()
-    key.add_argument(
-        "--api-key",
-        metavar="KEY",
-        help="key that clients must send as 'Authorization: Bearer KEY'; other users of this machine see it in the "
-        f"list of processes, unlike one from --api-key-file or the environment variable {_KEY_VARIABLE} "
-        "(default: none)",
-    )
-    key.add_argument(
-        "--api-key-file", metavar="FILE", help="file with the key instead; a final line break is ignored"
-    )
+    add_key_flags(http, "key that clients must send as 'Authorization: Bearer KEY'")
     http.add_argument(
         "--tenants",
         metavar="FILE",
@@ -225,7 +212,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
             restart_runtime=args.restart_runtime,
             canary_interval_s=args.canary_interval,
             max_body_bytes=args.max_body_bytes,
-            api_key=_api_key(args),
+            api_key=api_key(args),
             explain_contents=args.explain_contents,
             keep_nonces=args.keep_nonces,
             chat_template=args.chat_template,
@@ -241,29 +228,6 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         )
     except RadixKVError as error:
         parser.error(str(error))
-
-
-def _api_key(args: argparse.Namespace) -> str | None:
-    """Returns the key from ``--api-key`` or ``--api-key-file``, else from ``RADIXKV_API_KEY``; None without any.
-
-    Raises:
-        ConfigError: the file cannot be read, or file or variable are empty.
-    """
-    if args.api_key is not None:
-        return str(args.api_key)
-    if args.api_key_file is None:
-        source, key = f"the environment variable {_KEY_VARIABLE}", os.environ.get(_KEY_VARIABLE)
-    else:
-        source = f"--api-key-file {shortened(args.api_key_file)}"
-        try:
-            key = Path(args.api_key_file).expanduser().read_text("ascii").rstrip("\r\n")
-        except OSError as error:
-            raise ConfigError(f"{source} cannot be read: {error.strerror}; give a file with the key") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"{source} is not ASCII; give a file with only the key") from None
-    if key == "":
-        raise ConfigError(f"{source} is empty; put the API key there, or leave it out for a server without a key")
-    return key
 
 
 def _served_model_name(args: argparse.Namespace) -> str | tuple[str, ...] | None:

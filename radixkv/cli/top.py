@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from radixkv.arguments import Parser, add_server_flags, number
+from radixkv.arguments import Parser, number
 from radixkv.cli.doctor import DoctorResponse
 from radixkv.errors import ConfigError
+from radixkv.server_flags import add_server_flags, api_key
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -128,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     if not args.once and not console.is_terminal:
         raise ConfigError("standard output is no terminal; give --once to print the state once")
-    with ServerClient(args.base_url, args.api_key) as client:
+    with ServerClient(args.base_url, api_key(args)) as client:
         tree = client.get("/cache/tree", TreeResponse)
         doctor, asked_at = client.get("/cache/doctor", DoctorResponse), time.monotonic()
         if args.once:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from radixkv.errors import RadixKVError
 
+_GIVE_A_KEY = "; give the server's key with --api-key, --api-key-file or RADIXKV_API_KEY"
+
 
 class BadReply(RadixKVError):
     """A server's reply is missing, is an error, is malformed, or ends early.
@@ -30,5 +32,7 @@ class StatusError(BadReply):
     def __init__(self, status: int, body: bytes) -> None:
         self.status = status
         self.text = body.decode("utf-8", "replace")
-        self.remedy = "; give the server's key with --api-key" if status == 401 else ""
+        self.remedy = (
+            "; give the server's key with --api-key, --api-key-file or RADIXKV_API_KEY" if status == 401 else ""
+        )
         super().__init__(f"http_{status}", f"HTTP status {status}: {self.text[:300]}{self.remedy}")
