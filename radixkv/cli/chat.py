@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.arguments import Parser, add_engine_flags, engine_config, engine_flags
 from radixkv.cli.offline import add_sampling_flags, is_utf8, load_llm, sampling_settings
-from radixkv.errors import RadixKVError
+from radixkv.errors import ConfigError, RadixKVError
+from radixkv.server_flags import DEFAULT_URL, add_key_flags, api_key, has_key_flag
 from radixkv.terminal_progress import Progress
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 512
 """Default of ``--max-tokens`` for answers of this process."""
+PROBE_LIMIT_S = 2.0
+"""Time limit of the question whether there is a server at the default address."""
 
 HELP = "/clear starts a new conversation, /exit or end of input quits, Ctrl-C stops an answer"
 
@@ -42,9 +45,10 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "--base-url",
         metavar="URL",
-        help="chat with this running OpenAI-compatible server (default: run the model in this process)",
+        help=f"chat with this running OpenAI-compatible server (default: the one at {DEFAULT_URL}, if it "
+        "runs; without it, or with a model or a flag of the engine, the model runs in this process)",
     )
-    parser.add_argument("--api-key", metavar="KEY", help="API key of the server at --base-url")
+    add_key_flags(parser.add_argument_group("API key"), "API key of the server")
     add_sampling_flags(parser)
     add_engine_flags(parser, has_queue=False)
     parser.set_defaults(parser=parser, run=run)
@@ -68,26 +72,50 @@ def run(args: argparse.Namespace) -> int:
 def _backend(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStack) -> ChatBackend:
     parser: Parser = args.parser
     config = engine_config(args, model=args.positional_model)
-    if args.base_url is None:
-        if args.api_key is not None:
-            parser.error("--api-key is for a running server; give its --base-url, or leave out --api-key")
+    model = args.positional_model or args.model
+    flags = [flag for flag in engine_flags(config) if not flag.startswith("--model=")]
+    if args.chat_template is not None:
+        flags.append("--chat-template")
+    is_for_this_process = model is not None or bool(flags)
+    url = args.base_url
+    if url is not None and flags:
+        parser.error(
+            f"{' '.join(flags)} cannot change the server at --base-url, which is already running; leave it out"
+        )
+    if url is None and has_key_flag(args):
+        if is_for_this_process:
+            parser.error("an API key is for a running server; give its --base-url, or leave out the key")
+        url = DEFAULT_URL
+    if url is None and not is_for_this_process and (model := _served_model(api_key(args))) is not None:
+        url = DEFAULT_URL
+    if url is None:
         from radixkv.cli.chat_backends import LocalBackend
 
         llm = load_llm(config, chat_template=args.chat_template)
         stack.callback(llm.shutdown)
         return LocalBackend(llm, {"max_tokens": MAX_TOKENS} | settings)
-    flags = [flag for flag in engine_flags(config) if not flag.startswith("--model=")]
-    if args.chat_template is not None:
-        flags.append("--chat-template")
-    if flags:
-        parser.error(
-            f"{' '.join(flags)} cannot change the server at --base-url, which is already running; leave it out"
-        )
     from radixkv.cli.chat_backends import ServerBackend
     from radixkv.cli.server_client import ServerClient
 
-    server = stack.enter_context(ServerClient(args.base_url, args.api_key))
-    return ServerBackend(server, args.positional_model or args.model, settings)
+    return ServerBackend(stack.enter_context(ServerClient(url, api_key(args))), model, settings)
+
+
+def _served_model(key: str | None) -> str | None:
+    """Returns the model of the server at the default address, None without one, and says which it is."""
+    from radixkv.cli.chat_backends import first_model
+    from radixkv.cli.server_client import ServerClient, ServerError
+
+    try:
+        with ServerClient(DEFAULT_URL, key) as server:
+            model = first_model(server, limit_s=PROBE_LIMIT_S)
+    except ServerError as error:
+        print(f"radixkv: {error}; running the model in this process", file=sys.stderr)
+    except ConfigError:
+        print(f"radixkv: no server at {DEFAULT_URL}; running the model in this process", file=sys.stderr)
+    else:
+        print(f"radixkv: chatting with {model} at {DEFAULT_URL}", file=sys.stderr)
+        return model
+    return None
 
 
 class Conversation:

@@ -111,7 +111,7 @@ class ServerBackend:
 
     def __init__(self, server: ServerClient, model: str | None, settings: dict[str, Any]) -> None:
         self._server = server
-        self._model = _first_model(server) if model is None else model
+        self._model = first_model(server) if model is None else model
         self._settings = settings
 
     def answer(self, messages: list[Message]) -> Generator[str | TurnStats, None, None]:
@@ -133,10 +133,11 @@ class ServerBackend:
         yield TurnStats(usage.prompt_tokens or 0, cached, usage.completion_tokens or 0, finish_reason)
 
 
-def _first_model(server: ServerClient) -> str:
-    models = server.get("/v1/models", ModelList).data
+def first_model(server: ServerClient, *, limit_s: float | None = None) -> str:
+    """Returns the first of a server's models. Raises ``RadixKVError`` as ``ServerClient``, or if there is none."""
+    models = server.get("/v1/models", ModelList, limit_s=limit_s).data
     if not models:
-        raise ConfigError("the server at --base-url lists no models; give a model's name with --model")
+        raise ConfigError("the server lists no models; give a model's name with --model")
     return models[0].id
 
 

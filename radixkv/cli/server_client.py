@@ -48,9 +48,9 @@ class ServerClient:
         self._loop.run(self._http.__aexit__(error_type, error, traceback))
         self._loop.close()
 
-    def get(self, path: str, response_type: type[ReplyT]) -> ReplyT:
-        """Returns the response of a GET request."""
-        return self._decode(path, self._run(path, self._http.request("GET", path)), response_type)
+    def get(self, path: str, response_type: type[ReplyT], *, limit_s: float | None = None) -> ReplyT:
+        """Returns the response of a GET request, which may take ``limit_s``."""
+        return self._decode(path, self._run(path, self._http.request("GET", path, limit_s=limit_s)), response_type)
 
     def post(self, path: str, body: dict[str, Any], response_type: type[ReplyT]) -> ReplyT:
         """Returns the response of a POST request."""
@@ -58,26 +58,47 @@ class ServerClient:
         return self._decode(path, reply, response_type)
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[Chunk, None, None]:
-        """Yields the events of a streamed completion, without the final ``[DONE]``. Closing it disconnects."""
+        """Yields the events of a streamed completion, without the final ``[DONE]``. Closing it disconnects.
+
+        A stream without ``[DONE]``, which some servers leave out, is whole if every choice has a finish reason.
+        """
         reader = EventReader()
         pieces = self._http.stream(path, msgspec.json.encode(body))
+        unfinished: dict[int, bool] = {}
+        """Whether a choice has no finish reason yet, by its index."""
+
+        def is_whole() -> bool:
+            return bool(unfinished) and not any(unfinished.values())
 
         async def next_piece() -> bytes:
-            return await anext(pieces, b"")
+            try:
+                return await anext(pieces, b"")
+            except BadReply as error:
+                if error.kind == "disconnect" and is_whole():
+                    return b""
+                raise
 
         try:
-            while piece := self._run(path, next_piece()):
-                for data in reader.push(piece):
+            is_open = True
+            while is_open:
+                piece = self._run(path, next_piece())
+                is_open = bool(piece)
+                for data in reader.push(piece) if is_open else reader.finish():
                     if data == b"[DONE]":
                         return
                     try:
                         chunk = read_chunk(data)
                     except BadReply as error:
                         raise ServerError(f"{self._http.address}{path}: {error}") from None
+                    for choice in chunk.choices:
+                        unfinished[choice.index] = choice.finish_reason is None and unfinished.get(
+                            choice.index, True
+                        )
                     yield chunk
         finally:
             self._loop.run(pieces.aclose())
-        raise ServerError(f"{self._http.address}{path}: the stream ended early")
+        if not is_whole():
+            raise ServerError(f"{self._http.address}{path}: the stream ended early")
 
     def _run(self, path: str, request: Coroutine[Any, Any, T]) -> T:
         address = f"{self._http.address}{path}"

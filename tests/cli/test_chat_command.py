@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pty
 import re
@@ -138,6 +139,97 @@ def test_a_line_that_is_not_text_does_not_end_the_session(fake: FakeServer) -> N
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.startswith(b"that line is not UTF-8 text\nFine\n[")
     assert fake.requests[0][1]["messages"] == [{"role": "user", "content": "caf\u00e9"}]
+
+
+def served(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    """Makes the fake server the one at the default address; returns the events with which it answers."""
+    events: list[dict[str, object]] = [{"choices": [{"delta": {"content": "Good day"}, "finish_reason": "stop"}]}]
+    fake.responses = {
+        "/v1/models": lambda _: {"data": [{"id": "served"}]},
+        "/v1/chat/completions": lambda _: events,
+    }
+    monkeypatch.setattr("radixkv.cli.chat.DEFAULT_URL", fake.address)
+    return events
+
+
+def session(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[str, str]:
+    """Runs a session of one question; returns what it printed and its notes."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("How many legs have 2 hens?\n"))
+    assert main(["chat", "--max-tokens", "8", *flags]) == 0
+    printed = capsys.readouterr()
+    return printed.out, printed.err
+
+
+def test_a_running_server_is_used_and_named(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served(fake, monkeypatch)
+    shown, notes = session(monkeypatch, capsys)
+    assert shown.startswith("Good day\n[")
+    assert notes.count("\n") == 1
+    assert "served" in notes
+    assert fake.address in notes
+    assert fake.requests[-1][1]["model"] == "served"
+
+
+@pytest.mark.parametrize("flags", [("tiny",), ("--model", "tiny"), POOL, ("--device", "cpu")])
+def test_a_model_or_a_flag_of_the_engine_is_for_this_process(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+) -> None:
+    served(fake, monkeypatch)
+    shown, notes = session(monkeypatch, capsys, *flags)
+    assert REUSED.search(shown)
+    assert (notes, fake.requests) == ("", [])
+
+
+@pytest.mark.parametrize("there", ["nothing", "another program", "a server with a key", "a server of no models"])
+def test_without_a_usable_server_the_model_runs_here_and_the_reason_is_told(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: str
+) -> None:
+    served(fake, monkeypatch)
+    if there == "nothing":
+        monkeypatch.setattr("radixkv.cli.chat.DEFAULT_URL", "http://127.0.0.1:9")
+    elif there == "a server with a key":
+        fake.key = "secret"
+    else:
+        reply = b"<html>" if there == "another program" else {"data": []}
+        fake.responses["/v1/models"] = lambda _: reply
+    shown, notes = session(monkeypatch, capsys)
+    assert REUSED.search(shown)
+    assert "running the model in this process" in notes
+    assert ("RADIXKV_API_KEY" in notes) is (there == "a server with a key")
+
+
+def test_a_key_is_for_the_running_server(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    served(fake, monkeypatch)
+    fake.key = "secret"
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    assert main(["chat", "--api-key", "wrong"]) == 1
+    assert main(["chat", "--api-key", "secret"]) == 0
+    with pytest.raises(SystemExit):
+        main(["chat", "tiny", "--api-key", "secret"])
+
+
+@pytest.mark.parametrize("last_line_ends", [True, False])
+def test_a_finish_reason_ends_a_stream_without_done(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], last_line_ends: bool
+) -> None:
+    events = served(fake, monkeypatch)
+    events.append({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}})
+    text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    fake.responses["/v1/chat/completions"] = lambda _: (text if last_line_ends else text.rstrip()).encode()
+    shown, _ = session(monkeypatch, capsys)
+    assert shown.startswith("Good day\n[an unknown part of 9 prompt tokens")
+
+
+def test_a_stream_that_ends_without_finish_reason_and_done_is_an_error(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served(fake, monkeypatch)
+    fake.responses["/v1/chat/completions"] = lambda _: b'data: {"choices": [{"delta": {"content": "Good"}}]}\n\n'
+    shown, _ = session(monkeypatch, capsys)
+    assert "error: " in shown
+    assert "ended early" in shown
 
 
 class Terminal:

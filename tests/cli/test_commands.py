@@ -97,7 +97,7 @@ def test_help_of_each_command_names_its_flags_and_none_that_is_refused(inside, c
         (["generate", "text", "--load-format", "gguf"], "load_format 'gguf'", "radixkv generate"),
         (["chat", "--top-p", "0"], "top_p is 0.0", "radixkv chat"),
         (["chat", "--system", b"caf\xe9"], "system prompt", "radixkv chat"),
-        (["chat", "--api-key", "x"], "--base-url", "radixkv chat"),
+        (["chat", "tiny", "--api-key", "x"], "--base-url", "radixkv chat"),
         (["chat", "--base-url", "http://a", "--page-size", "8"], "--page-size=8 ", "radixkv chat"),
         (
             ["chat", "--base-url", "http://a", "--chat-template", "f"],

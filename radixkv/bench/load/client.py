@@ -133,7 +133,7 @@ class OpenAIClient(HTTPClient):
             await asyncio.to_thread(_parse, pieces, record)
         else:
             _parse(pieces, record)
-        if failure is not None and not record.is_done:
+        if failure is not None and not record.has_ended:
             raise failure
         record.check_complete(n_choices)
 

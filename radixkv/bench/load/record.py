@@ -117,6 +117,13 @@ class Record:
         ]
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the stream ended in ``[DONE]``, or every choice has a finish reason."""
+        return self.is_done or (
+            bool(self.choices) and all(answer.finish_reason is not None for answer in self.choices)
+        )
+
+    @property
     def n_prompt_tokens(self) -> int:
         return (self.usage and self.usage.prompt_tokens) or 0
 
@@ -167,8 +174,7 @@ class Record:
         Raises:
             BadReply: output, choices, the end or the usage is missing.
         """
-        has_ends = bool(self.choices) and all(answer.finish_reason is not None for answer in self.choices)
-        if not self.is_done and not has_ends:
+        if not self.has_ended:
             raise BadReply("stream", "the stream ended early, without a finish_reason and without [DONE]")
         if not self.choices or not all(answer.arrivals for answer in self.choices):
             raise BadReply("stream", "the stream brought no output")
