@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import functools
 import gc
 import os
@@ -106,8 +107,11 @@ def open_listener(host: str, port: int) -> socket.socket:
         listener.listen(2048)
     except OSError as error:
         listener.close()
+        is_taken = error.errno == errno.EADDRINUSE
+        why = "is used by another program; stop that" if is_taken else f"cannot be used: {error.strerror}; free it"
         raise ConfigError(
-            f"port {port} on {host} cannot be used: {error.strerror}; choose another --port, or 0 for a free one"
+            f"port {port} on {host} {why}, or choose another --port (0 for a free one) and tell clients, as with "
+            "radixkv chat --base-url http://127.0.0.1:PORT"
         ) from error
     return listener
 
@@ -202,7 +206,7 @@ async def _serve(
                 return await _serve_until_end(
                     supervisor,
                     client,
-                    served_model,
+                    functools.partial(_announce, served_model, listener, needs_key=server.needs_key),
                     body_reader,
                     _uvicorn(app),
                     listener,
@@ -353,14 +357,14 @@ def _load_tokenizer(folder: Path) -> tuple[Tokenizer | None, int | None]:
 async def _serve_until_end(
     supervisor: Supervisor,
     client: RuntimeClient,
-    served_model: ServedModel,
+    announce: Callable[[], None],
     body_reader: BodyReader,
     http: uvicorn.Server,
     listener: socket.socket,
     heartbeat_timeout_s: float,
     signals: _Signals,
 ) -> int:
-    """Serves HTTP until a signal or until the supervisor gives up; returns the exit code."""
+    """Serves HTTP until a signal or until the supervisor gives up. Returns the exit code."""
     death = asyncio.create_task(supervisor.run(heartbeat_timeout_s))
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     signalled = asyncio.create_task(signals.first.wait())
@@ -369,7 +373,7 @@ async def _serve_until_end(
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
-        _announce(served_model, listener)
+        announce()
         await asyncio.wait({death, serving, signalled}, return_when=asyncio.FIRST_COMPLETED)
         if signalled.done() and not death.done():
             supervisor.restarts = False
@@ -422,15 +426,35 @@ async def _drain(
             supervisor.kill()
 
 
-def _announce(served_model: ServedModel, listener: socket.socket) -> None:
+def _announce(served_model: ServedModel, listener: socket.socket, *, needs_key: bool) -> None:
     for line in served_model.warnings:
         log_line(line)
     host, port = listener.getsockname()[:2]
     ready = served_model.ready
     kv = f" with KV in {ready.kv_cache_dtype}" if ready.kv_cache_dtype else ""
+    here = _url({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
     print(
-        f"radixkv ready on http://{f'[{host}]' if ':' in host else host}:{port} "
+        f"radixkv ready on {_url(host, port)} "
         f"(model {served_model.name}, {ready.n_pages} pages of {ready.page_size} tokens, "
-        f"{ready.dtype}{kv} on {ready.device})",
+        f"{ready.dtype}{kv} on {ready.device})\n"
+        f"  the cache in a browser: {here}/ui\n"
+        f"  a first request: {_first_request(served_model, here, needs_key=needs_key)}",
         flush=True,
     )
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _first_request(served_model: ServedModel, url: str, *, needs_key: bool) -> str:
+    """Returns a command that asks the server for an answer, in a form that the model takes."""
+    if served_model.tokenizer is None:
+        path, body = "completions", '{"prompt": [1, 2, 3]}'
+    elif served_model.chat_template is None:
+        path, body = "completions", '{"prompt": "The capital of France is"}'
+    else:
+        path, body = "chat/completions", '{"messages": [{"role": "user", "content": "What is 41 plus 11?"}]}'
+    key = ' -H "Authorization: Bearer $RADIXKV_API_KEY"' if needs_key else ""
+    glob = "-g " if "[" in url else ""  # curl would take the brackets of an IPv6 address for a range
+    return f"curl -s {glob}{url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import httpx
@@ -11,6 +16,25 @@ from support.live import CANARY, LIMIT_S, serving, wait_for
 
 KEY = "sesame-0123456789"
 FLAGS = ("--stats-interval", "0.2", "--metrics-compat", "sglang", "--served-model-name", "name")
+
+
+def test_the_ready_line_names_the_page_and_a_command_that_works(sensitive: Path, tmp_path: Path) -> None:
+    with serving(sensitive, tmp_path / "errors", key=KEY) as live:
+        shown = [live.process.stdout.readline().strip() for _ in range(2)]
+        (page,) = re.findall(r"http://\S+", shown[0])
+        assert page == f"{live.base_url}/ui"
+        assert httpx.get(page).status_code == 200
+        command = shown[1].partition(": ")[2]
+        assert command.startswith("curl ")
+        done = subprocess.run(command, shell=True, capture_output=True, env={**os.environ, "RADIXKV_API_KEY": KEY})
+        assert json.loads(done.stdout)["usage"]["completion_tokens"] > 0, done
+    without_chats = tmp_path / "model"
+    shutil.copytree(sensitive, without_chats)
+    (without_chats / "tokenizer.json").unlink()
+    with serving(without_chats, tmp_path / "errors") as live:
+        command = [live.process.stdout.readline() for _ in range(2)][1].partition(": ")[2]
+        done = subprocess.run(command, shell=True, capture_output=True)
+        assert json.loads(done.stdout)["usage"]["completion_tokens"] > 0, done
 
 
 def test_a_guarded_server_from_its_start_to_its_end(sensitive: Path, tmp_path: Path) -> None:
