@@ -94,6 +94,40 @@ def test_a_file_with_messages_is_a_chat_and_other_json_is_text(server: FakeServe
         assert server.requests[0][1] == {"prompt": text}
 
 
+def test_a_file_of_several_requests_is_explained_line_by_line(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "requests.jsonl"
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "cache_salt": "hers", "temperature": 0}
+    batch = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "of a batch"}}
+    lines = [{"prompt": LETTERS}, chat, {"prompt": [97, 98]}, {"prompt_token_ids": [99]}, batch]
+    path.write_text("\n\n".join(map(json.dumps, lines)) + "\n")
+    server.responses["/cache/explain"] = lambda body: {"text": f"{len(body['prompt'])}!", "cached_tokens": 0}
+    assert explain(server, "--file", str(path)) == 0
+    shown = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("  ")]
+    n_chat = len(json.dumps(chat["messages"]))
+    assert shown == ["line 1: 26!", f"line 3: {n_chat}!", "line 5: 2!", "line 7: 1!", "line 9: 10!"]
+    explained = [body for name, body, _ in server.requests if name == "/cache/explain"]
+    assert [body["cache_salt"] for body in explained] == [None, "hers", None, None, None]
+    assert [body["prompt"] for body in explained[2:4]] == [[97, 98], [99]]
+    path.write_text(json.dumps(chat) + "\n" + json.dumps(chat)[:-3])
+    assert explain(server, "--file", str(path)) == 1
+    assert f"line 2 of {path} is no request" in error_line(capsys)
+    server.responses["/tokenize"] = lambda body: {"tokens": [1]} if "messages" in body else {"error": "no"}
+    path.write_text(json.dumps(chat) + "\n" + json.dumps({"prompt": "a"}))
+    assert explain(server, "--file", str(path)) == 1
+    assert "error: line 2: " in error_line(capsys)
+
+
+def test_one_request_has_no_line_number(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps({"prompt": LETTERS, "max_tokens": 5}) + "\n")
+    assert explain(server, "--file", str(path)) == 0
+    assert capsys.readouterr().out.startswith("16 of 26 are cached.\n")
+
+
 def error_line(capsys: pytest.CaptureFixture[str]) -> str:
     error = capsys.readouterr().err
     assert error.count("\n") == 1
