@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import select
+import sys
+import termios
 import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,15 +23,20 @@ from radixkv.server_flags import add_server_flags, api_key
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
+    from rich.text import Text
 
 N_RUNS = 12
-"""Runs of pages in the table."""
+"""Most runs of pages in the table."""
+MIN_RUNS = 3
+"""Runs of pages in the table of a terminal with few lines."""
 N_REASONS = 5
 """Reasons of misses shown."""
 LONGEST_INTERVAL_S = 3600.0
 BAR_WIDTH = 30
-TEXT_WIDTH = 48
+MIN_BAR_WIDTH = 8
+TIER_WIDTH = len("Host tier ")
+MARK = re.compile(r"(<\|?\w{1,24}\|?>)+")
+"""The special tokens with which texts begin."""
 DOCTOR_PERIOD_S = 5.0
 """Time between two questions for the reasons of misses."""
 
@@ -66,6 +79,9 @@ class Tier(msgspec.Struct):
     free: int
     pages: int
     nodes: list[Node]
+    evictable: int = 0
+    """Pages that no request uses; of the device only."""
+    pinned: int = 0
 
 
 class Storage(msgspec.Struct):
@@ -98,10 +114,10 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "top",
-        help="show a server's cache live: tiers, hit rate, the largest prefixes, why prompts missed",
-        description="Show the cache of a running radixkv server, again and again until Ctrl-C: requests, how full "
-        "each tier is, the hit rate, the prefixes with the most pages, and why prompts missed. The page /ui shows "
-        "the same in a browser.",
+        help="show a server's cache live: hit rate, tiers, the largest runs of pages, why prompts missed",
+        description="Show the cache of a running radixkv server, again and again until q or Ctrl-C: the hit rate, "
+        "requests, how full each tier is, the runs of pages with the most pages, and why prompts missed. The page "
+        "/ui shows the same in a browser.",
     )
     parser.add_argument(
         "--interval",
@@ -116,7 +132,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Shows the server's state until Ctrl-C, or once. Returns the exit code."""
+    """Shows the server's state until ``q`` or Ctrl-C, or once. Returns the exit code."""
     parser: Parser = args.parser
     if not 0 < args.interval <= LONGEST_INTERVAL_S:
         parser.error(f"--interval {args.interval:g} must be above 0 and at most {LONGEST_INTERVAL_S:g}")
@@ -133,12 +149,15 @@ def run(args: argparse.Namespace) -> int:
         tree = client.get("/cache/tree", TreeResponse)
         doctor, asked_at = client.get("/cache/doctor", DoctorResponse), time.monotonic()
         if args.once:
-            console.print(picture(tree, None, doctor))
+            console.print(picture(tree, None, doctor, width=console.width))
             return 0
         before: TreeResponse | None = None
-        with Live(picture(tree, before, doctor), console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                time.sleep(args.interval)
+
+        def shown() -> RenderableType:
+            return picture(tree, before, doctor, width=console.width, height=console.height)
+
+        with _keys() as next_key, Live(shown(), console=console, screen=True, auto_refresh=False) as live:
+            while next_key(args.interval) not in ("q", "Q"):
                 try:
                     latest = client.get("/cache/tree", TreeResponse)
                     if time.monotonic() - asked_at >= DOCTOR_PERIOD_S:
@@ -148,91 +167,153 @@ def run(args: argparse.Namespace) -> int:
                     continue
                 if latest.time != tree.time:  # the server looks once a second
                     before, tree = tree, latest
-                live.update(picture(tree, before, doctor), refresh=True)
+                live.update(shown(), refresh=True)
+    return 0
 
 
-def picture(tree: TreeResponse, before: TreeResponse | None, doctor: DoctorResponse) -> RenderableType:
-    """Returns what is shown.
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Yields a function that waits some seconds for a key and returns it, or nothing.
+
+    Without a terminal on standard input, the function only waits.
+    """
+    if not sys.stdin.isatty():
+
+        def wait(seconds: float) -> str:
+            time.sleep(seconds)
+            return ""
+
+        yield wait
+        return
+    terminal = sys.stdin.fileno()
+
+    def next_key(seconds: float) -> str:
+        if not select.select([terminal], [], [], seconds)[0]:
+            return ""
+        key = os.read(terminal, 1) or b"q"  # nothing to read: the terminal is gone
+        return key.decode("ascii", "replace")
+
+    settings = termios.tcgetattr(terminal)
+    tty.setcbreak(terminal)  # keys arrive without Enter; Ctrl-C still interrupts
+    try:
+        yield next_key
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, settings)
+
+
+def picture(
+    tree: TreeResponse,
+    before: TreeResponse | None,
+    doctor: DoctorResponse,
+    *,
+    width: int,
+    height: int | None = None,
+) -> RenderableType:
+    """Returns what is shown, in the words of the page /ui.
 
     Args:
         tree: the state.
         before: the state that was shown last, from which rates are computed; None at first.
         doctor: the reasons of misses.
+        width: columns of the terminal; longer lines are wrapped between words, but those of runs are cut.
+        height: lines of the terminal, which is live; None: it is not.
     """
     from rich.console import Group
     from rich.text import Text
 
-    reasons = [Text(f"  {misses.text}", overflow="fold") for misses in doctor.misses[:N_REASONS]]
+    above = [*load_lines(tree, before), *tier_lines(tree.tiers, width)]
+    reasons = [f"  {misses.text}" for misses in doctor.misses[:N_REASONS]]
+    below = [doctor.text, *reasons]
+    n_runs = N_RUNS
+    if height is not None:
+        n_lines = sum(-(-len(line) // width) for line in (*above, *below)) + len(("title", "", "header", ""))
+        n_runs = max(MIN_RUNS, min(N_RUNS, height - n_lines))
+    title = tree.model if height is None else f"{tree.model} (q quits)"
     return Group(
-        Text(f"{tree.model}: {load_text(tree, before)}", style="bold"),
-        *(Text(line) for line in tier_lines(tree.tiers)),
+        Text(title, style="bold"),
+        *map(Text, above),
         Text(),
-        runs_table(tree),
+        *run_lines(tree, n_runs, width),
         Text(),
         Text(doctor.text, style="bold"),
-        *reasons,
+        *(Text(line, overflow="fold") for line in reasons),
     )
 
 
-def load_text(tree: TreeResponse, before: TreeResponse | None) -> str:
-    """Returns requests, hit rate and, given an earlier state of the same server, the rate of output tokens."""
+def load_lines(tree: TreeResponse, before: TreeResponse | None) -> list[str]:
+    """Returns hit rate and requests and, given an earlier state of the same server, the rates between the two."""
     load, totals = tree.load, tree.totals
-    parts = [
-        f"{load.running} of {load.max_running} running",
-        f"{load.waiting} waiting",
-        f"{_percent(totals.prefix_hits, totals.prefix_queries)} of prompt tokens cached",
-    ]
+    rate = f"Hit rate {_percent(totals.prefix_hits, totals.prefix_queries)} since start"
+    requests = f"Running {load.running:,} of at most {load.max_running:,}, waiting {load.waiting:,}"
     if before is not None and tree.time > before.time:
         n_queries = totals.prefix_queries - before.totals.prefix_queries
         if n_queries > 0:
-            parts[-1] += f" ({_percent(totals.prefix_hits - before.totals.prefix_hits, n_queries)} now)"
+            rate += f", {_percent(totals.prefix_hits - before.totals.prefix_hits, n_queries)} now"
         n_tokens = totals.generation_tokens - before.totals.generation_tokens
         if n_tokens >= 0:
-            parts.append(f"{n_tokens / (tree.time - before.time):,.0f} tokens/s")
-    parts += [f"{totals.pages_evicted:,} pages evicted", f"{totals.preemptions:,} preemptions"]
-    return ", ".join(parts)
+            requests += f", answers {n_tokens / (tree.time - before.time):,.0f} tokens/s"
+    return [rate, requests, f"{totals.pages_evicted:,} pages evicted, {totals.preemptions:,} preemptions"]
 
 
-def tier_lines(tiers: Tiers) -> list[str]:
-    """Returns a line for each tier: a bar of its used pages, and their number."""
-    lines = []
-    for name, tier in (("device", tiers.device), ("host", tiers.host)):
-        if tier is not None:
-            n_used = tier.capacity - tier.free
-            filled = round(BAR_WIDTH * n_used / max(tier.capacity, 1))
-            bar = "█" * filled + "░" * (BAR_WIDTH - filled)
-            lines.append(
-                f"{name:<8} {bar} {_percent(n_used, tier.capacity):>6} of {tier.capacity:,} pages used, "
-                f"{tier.pages:,} cached"
-            )
-    if tiers.storage is not None:
-        lines.append(f"storage  {tiers.storage.pages:,} pages, {tiers.storage.bytes / 1e9:.2f} GB")
+def tier_lines(tiers: Tiers, width: int) -> list[str]:
+    """Returns a line for each tier: a bar of its pages in use, cached and free, and their numbers."""
+    device, host, storage = tiers.device, tiers.host, tiers.storage
+    n_in_use = device.capacity - device.free - device.evictable
+    shares = f"{_percent(n_in_use, device.capacity)} in use, {_percent(device.evictable, device.capacity)} cached"
+    pinned = f", {device.pinned:,} pinned" if device.pinned else ""
+    text = f" {shares}, {device.capacity:,} pages{pinned}"
+    lines = ["Pool".ljust(TIER_WIDTH) + _bar(device.capacity, n_in_use, device.evictable, width - len(text)) + text]
+    if host is not None:
+        n_filled = host.capacity - host.free
+        text = f" {_percent(n_filled, host.capacity)} filled, {host.capacity:,} pages"
+        lines.append("Host tier".ljust(TIER_WIDTH) + _bar(host.capacity, 0, n_filled, width - len(text)) + text)
+    if storage is not None:
+        lines.append(f"Storage tier {storage.pages:,} pages, {storage.bytes / 2**30:,.1f} GiB")
     return lines
 
 
-def runs_table(tree: TreeResponse) -> Table:
-    """Returns the cached prefixes with the most pages in and below them, each below the one that it continues."""
-    from rich.table import Table
+def _bar(capacity: int, n_in_use: int, n_cached: int, room: int) -> str:
+    """Returns a bar of at most ``room`` columns with the tier's name: pages in use, cached ones, free ones."""
+    width = max(MIN_BAR_WIDTH, min(BAR_WIDTH, room - TIER_WIDTH))
+    in_use = round(width * n_in_use / max(capacity, 1))
+    filled = round(width * (n_in_use + n_cached) / max(capacity, 1))
+    return "█" * in_use + "▒" * (filled - in_use) + "░" * (width - filled)
+
+
+def run_lines(tree: TreeResponse, most: int, width: int) -> list[Text]:
+    """Returns a header and the runs with the most pages in and below them, each below the one that it continues.
+
+    A line that is longer than ``width`` loses the end of the run's text. Its numbers are not cut.
+    """
     from rich.text import Text
 
-    table = Table("pages", "share", "last use", "requests", "prefix", box=None, pad_edge=False)
-    for column in table.columns[:4]:
-        column.justify = "right"
-        column.no_wrap = True
-    table.columns[4].no_wrap = True
     device = tree.tiers.device
-    for depth, node in largest_runs(device.nodes, N_RUNS):
-        text = node.starts_with if isinstance(node.starts_with, str) else str(node.starts_with)
-        label = repr(text[:TEXT_WIDTH]) if text else node.namespace or "(no salt)" if node.parent < 0 else "…"
-        last_use = "next to go" if node.age is None else f"{node.age:,} uses ago"
-        table.add_row(
-            f"{node.pages:,}",
-            _percent(node.pages, device.pages),
-            "in use" if node.leases else last_use,
-            str(node.leases) if node.leases else "",
-            Text("  " * depth + label + (" (pinned)" if node.is_pinned else "")),
-        )
-    return table
+    rows = [("Pages", "Share", "Last use", "Run")]
+    for depth, node in largest_runs(device.nodes, most):
+        text = "  " * depth + _name(node) + (" (pinned)" if node.is_pinned else "")
+        rows.append((f"{node.pages:,}", _percent(node.pages, device.pages), _last_use(node), text))
+    pages, shares, uses = (max(len(row[column]) for row in rows) for column in range(3))
+    room = width if pages + shares + uses + 4 < width else 2 * width  # a narrow terminal wraps between words
+    lines = [Text(f"{row[0]:>{pages}}  {row[1]:>{shares}}  {row[2]:<{uses}}  {row[3]}") for row in rows]
+    for line in lines:
+        line.truncate(room, overflow="ellipsis")
+    return lines
+
+
+def _last_use(node: Node) -> str:
+    if node.leases:
+        return f"in use by {node.leases:,}"
+    return "next to be evicted" if node.age is None else f"{node.age:,} uses ago"
+
+
+def _name(node: Node) -> str:
+    """Returns a run's salt if it is a root, else its text without the marks at its beginning, or its size."""
+    if node.parent < 0:
+        return node.namespace or "no salt"
+    if isinstance(node.starts_with, str) and node.starts_with:
+        text = " ".join(node.starts_with.split())
+        return repr(MARK.sub("", text, count=1) if MARK.match(text) else text)
+    return f"{node.own_pages:,} pages"
 
 
 def largest_runs(nodes: list[Node], most: int) -> list[tuple[int, Node]]:

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
 from typing import Any
 
 import msgspec
@@ -10,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.cli import main, top
-from radixkv.cli.top import Node, TreeResponse, largest_runs, load_text, tier_lines
+from radixkv.cli.top import Node, TreeResponse, largest_runs, load_lines, tier_lines
 from support.fake_openai import FakeServer
+from support.live import LIMIT_S
 
 TREE: dict[str, Any] = {
     "model": "llama",
@@ -29,6 +38,7 @@ TREE: dict[str, Any] = {
         "device": {
             "capacity": 400,
             "free": 100,
+            "evictable": 200,
             "pages": 200,
             "nodes": [
                 {"id": 0, "parent": -1, "own_pages": 0, "pages": 200, "age": 0, "namespace": "salt 1"},
@@ -52,10 +62,15 @@ def server(fake: FakeServer) -> FakeServer:
 def test_once(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--once", "--base-url", server.address, "--api-key", "secret"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("llama: 3 of 256 running, 12 waiting, 87.0% of prompt tokens cached")
-    assert [line.split()[0] for line in lines if "█" in line or "░" in line] == ["device", "host"]
+    assert lines[:4] == [
+        "llama",
+        "Hit rate 87.0% since start",
+        "Running 3 of at most 256, waiting 12",
+        "40 pages evicted, 2 preemptions",
+    ]
+    assert [line.split()[0] for line in lines if "▒" in line or "░" in line] == ["Pool", "Host"]
     assert any(line.split() == ["200", "100.0%", "5", "uses", "ago", "'You", "are'"] for line in lines)
-    assert any(line.split() == ["50", "25.0%", "in", "use", "2", "…", "(pinned)"] for line in lines)
+    assert any(line.split() == ["50", "25.0%", "in", "use", "by", "2", "50", "pages", "(pinned)"] for line in lines)
     assert [line.strip() for line in lines if "reason" in line] == [f"reason {i}" for i in range(5)]
     assert {key for _, _, key in server.requests} == {"Bearer secret"}
 
@@ -88,7 +103,7 @@ def test_the_picture_survives_a_restart_of_the_runtime(
     assert main(["top", "--base-url", server.address]) == 130
     shown = capsys.readouterr().out
     assert "restarting" in shown
-    assert shown.rindex("llama: 3 of 256 running") > shown.index("restarting")
+    assert shown.rindex("Running 3 of at most 256") > shown.index("restarting")
 
 
 @pytest.mark.parametrize("interval", ["0", "-1", "inf", "soon"])
@@ -106,22 +121,94 @@ def test_a_server_without_a_tree(fake: FakeServer, capsys: pytest.CaptureFixture
 def test_rates_are_those_since_the_state_before() -> None:
     totals = TREE["totals"] | {"prefix_queries": 1200, "prefix_hits": 970, "generation_tokens": 5600}
     before = msgspec.convert(TREE, TreeResponse)
-    text = load_text(msgspec.convert(TREE | {"time": 102.0, "totals": totals}, TreeResponse), before)
-    assert "80.8% of prompt tokens cached (50.0% now), 300 tokens/s" in text
+    rate, requests, _ = load_lines(msgspec.convert(TREE | {"time": 102.0, "totals": totals}, TreeResponse), before)
+    assert rate == "Hit rate 80.8% since start, 50.0% now"
+    assert requests.endswith(", answers 300 tokens/s")
 
 
 def test_rates_of_a_server_that_was_started_again_are_left_out() -> None:
     totals = dict.fromkeys(TREE["totals"], 0)
     before = msgspec.convert(TREE, TreeResponse)
-    text = load_text(msgspec.convert(TREE | {"time": 102.0, "totals": totals}, TreeResponse), before)
-    assert text.startswith("3 of 256 running, 12 waiting, - of prompt tokens cached, 0 pages evicted")
+    lines = load_lines(msgspec.convert(TREE | {"time": 102.0, "totals": totals}, TreeResponse), before)
+    assert lines[:2] == ["Hit rate - since start", "Running 3 of at most 256, waiting 12"]
 
 
-def test_bars_show_used_pages() -> None:
-    device, host, storage = tier_lines(msgspec.convert(TREE, TreeResponse).tiers)
-    assert (device.count("█"), host.count("█")) == (22, 0)
-    assert "75.0% of 400 pages used, 200 cached" in device
-    assert storage == "storage  12 pages, 3.00 GB"
+def test_bars_show_pages_in_use_and_cached_ones() -> None:
+    device, host, storage = tier_lines(msgspec.convert(TREE, TreeResponse).tiers, 80)
+    assert [device.count(sign) for sign in "█▒░"] == [8, 14, 8]
+    assert [host.count(sign) for sign in "█▒░"] == [0, 0, 30]
+    assert "25.0% in use, 50.0% cached, 400 pages" in device
+    assert storage == "Storage tier 12 pages, 2.8 GiB"
+
+
+LARGE = 123_456_789
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_no_number_is_cut_at_any_width(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    text = "Tell me a story of " + "a very long way to say it, " * 20
+    nodes = [
+        {"id": 0, "parent": -1, "own_pages": 0, "pages": LARGE, "age": LARGE, "namespace": "salt 1"},
+        {"id": 1, "parent": 0, "own_pages": 1, "pages": LARGE, "age": LARGE, "starts_with": text},
+        {"id": 2, "parent": 1, "own_pages": 1, "pages": LARGE, "leases": LARGE, "starts_with": text},
+    ]
+    tier = {"capacity": 2 * LARGE, "free": 5, "evictable": LARGE, "pinned": LARGE, "pages": LARGE, "nodes": nodes}
+    large = TREE | {
+        "load": dict.fromkeys(TREE["load"], LARGE),
+        "totals": dict.fromkeys(TREE["totals"], LARGE),
+        "tiers": {"device": tier, "host": tier, "storage": {"pages": LARGE, "bytes": LARGE << 30}},
+    }
+    server.responses["/cache/tree"] = lambda _: large
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["top", "--once", "--base-url", server.address]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    n_numbers = " ".join(lines).count(f"{LARGE:,}")
+    # Requests, evictions, pinned pages, the storage tier, and pages and last use of three runs.
+    assert n_numbers == 3 + 2 + 1 + 2 + 6
+    runs = [line for line in lines if line.startswith(f"{LARGE:,}") and "%" in line]
+    assert len(runs) == 3
+    assert all(len(line) <= max(width, 60) for line in lines)
+    if width >= 80:
+        assert "Tell me a story" in runs[1]
+
+
+def test_a_text_cannot_control_the_terminal(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    node = {"id": 1, "parent": 0, "own_pages": 1, "pages": 1, "age": 1, "starts_with": "<|begin|>a\x1b[2J\nb"}
+    device = TREE["tiers"]["device"]
+    nodes = [*device["nodes"][:1], node]
+    server.responses["/cache/tree"] = lambda _: TREE | {"tiers": {"device": device | {"nodes": nodes}}}
+    assert main(["top", "--once", "--base-url", server.address]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "'a\\x1b[2J b'" in shown
+
+
+@pytest.mark.parametrize("key", [b"q", b"Q", b"xq"])
+def test_q_quits_and_leaves_the_terminal_as_it_was(server: FakeServer, key: bytes) -> None:
+    near, far = pty.openpty()
+    fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    before = termios.tcgetattr(far)
+    command = [sys.executable, "-m", "radixkv", "top", "--base-url", server.address]
+    process = subprocess.Popen(command, stdin=far, stdout=far, stderr=far, env=os.environ | {"TERM": "xterm"})
+    shown = b""
+    try:
+        while b"Pool" not in shown:
+            assert select.select([near], [], [], LIMIT_S)[0], shown
+            shown += os.read(near, 1 << 16)
+        assert b"q quits" in shown
+        os.write(near, key)
+        while process.poll() is None:
+            if select.select([near], [], [], 0.1)[0]:
+                os.read(near, 1 << 16)
+        assert process.returncode == 0
+        assert termios.tcgetattr(far) == before
+    finally:
+        process.kill()
+        process.wait()
+        os.close(near)
+        os.close(far)
 
 
 @st.composite
