@@ -45,7 +45,10 @@ class SingleAnswer:
         self._served_model = served_model
         self._arrived = arrived
         self._choice: ChoiceStream[None] = ChoiceStream(
-            prompt.submit.sampling, served_model, parser=prompt.open_parser(served_model)
+            prompt.submit.sampling,
+            served_model,
+            parser=prompt.open_parser(served_model),
+            prompt=prompt.submit.tokens,
         )
 
     @property

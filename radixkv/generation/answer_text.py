@@ -15,9 +15,11 @@ class AnswerText:
     Args:
         tokenizer: the model's tokenizer.
         stop: strings that end the answer.
+        prompt: the ids before the answer, as little-endian int32.
         includes_stop: whether the text includes the stop string, or the text of the stop token.
         min_tokens: stop strings that end within this many tokens are ignored.
         skip_special_tokens: whether the text leaves out special tokens.
+        repeats_partial: as in ``IncrementalDetokenizer``.
     """
 
     def __init__(
@@ -25,11 +27,15 @@ class AnswerText:
         tokenizer: Tokenizer,
         stop: Sequence[str] = (),
         *,
+        prompt: bytes = b"",
         includes_stop: bool = False,
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
+        repeats_partial: bool = False,
     ) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, prompt, skip_special_tokens=skip_special_tokens, repeats_partial=repeats_partial
+        )
         self._stop = StopStrings(stop, includes_stop=includes_stop)
         self._includes_stop = includes_stop
         self._n_early = min_tokens

@@ -13,7 +13,6 @@ from radixkv.generation.logprobs import RenderedT, TokenRenderer
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.parts import Part, ReasoningPart, TextPart, ToolCallPart
 from radixkv.sampling import SamplingParams
-from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import TokenLogprobs, unpack_tokens
 
 if TYPE_CHECKING:  # it imports Transformers, which few models need
@@ -98,6 +97,9 @@ class ChoiceStream(Generic[RenderedT]):
             each token. None is faster; ``render_token`` then gets 0 as the offset.
         parser: splits the text into parts; None if all of it is text. It may look for special tokens, so the text
             has them then.
+        prompt: the ids before the answer, as little-endian int32.
+        repeats_partial: whether the text begins with the character that is incomplete at the end of the prompt's;
+            see ``IncrementalDetokenizer``.
     """
 
     def __init__(
@@ -107,6 +109,9 @@ class ChoiceStream(Generic[RenderedT]):
         render_token: TokenRenderer[RenderedT] | None = None,
         first_offset: int | None = None,
         parser: AnswerParser | None = None,
+        *,
+        prompt: bytes = b"",
+        repeats_partial: bool = False,
     ) -> None:
         self.n_tokens = 0
         self.is_ended = False
@@ -116,7 +121,17 @@ class ChoiceStream(Generic[RenderedT]):
         self._parser = parser
         if parser is not None:
             sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
-        self._text = None if model.tokenizer is None else answer_text(sampling, model.tokenizer)
+        self._text: AnswerText | None = None
+        if model.tokenizer is not None:
+            self._text = AnswerText(
+                model.tokenizer,
+                sampling.stop,
+                prompt=prompt,
+                includes_stop=sampling.include_stop_str_in_output,
+                min_tokens=sampling.min_tokens,
+                skip_special_tokens=sampling.skip_special_tokens,
+                repeats_partial=repeats_partial,
+            )
         self._render_token = render_token
         self._first_offset = first_offset
         self._goes_singly = bool(sampling.stop) or (render_token is not None and first_offset is not None)
@@ -246,14 +261,3 @@ class ChoiceStream(Generic[RenderedT]):
             output.stop_reason = stop_token_id
         output.finish_reason = finish_reason
         self.is_ended = finish_reason is not None
-
-
-def answer_text(sampling: SamplingParams, tokenizer: Tokenizer) -> AnswerText:
-    """Returns the detokenizer of an answer with the text options of ``sampling``."""
-    return AnswerText(
-        tokenizer,
-        sampling.stop,
-        includes_stop=sampling.include_stop_str_in_output,
-        min_tokens=sampling.min_tokens,
-        skip_special_tokens=sampling.skip_special_tokens,
-    )

@@ -6,7 +6,6 @@ from radixkv.generation.logprobs import token_text, top_logprobs
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
 from radixkv.llm.outputs import CompletionOutput, Logprob, RequestOutput
-from radixkv.sampling import SamplingParams
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import Done, NewTokens, PromptLogprobs, Submit, TokenLogprobs, unpack_tokens
 
@@ -18,12 +17,15 @@ class _OfflineChoice:
     building text and lists in every step would take several times as long.
     """
 
-    def __init__(self, sampling: SamplingParams, model: GenerationModel, *, is_streamed: bool) -> None:
+    def __init__(self, submit: Submit, model: GenerationModel, *, is_streamed: bool) -> None:
+        sampling = submit.sampling
         self._is_deferred = not (is_streamed or sampling.stop)
         self._tokens = bytearray()
         self._token_logprobs: list[TokenLogprobs] = []
         self._has_logprobs = sampling.logprobs is not None
-        self._stream = ChoiceStream(sampling, model, logprobs_by_token if self._has_logprobs else None)
+        self._stream = ChoiceStream(
+            sampling, model, logprobs_by_token if self._has_logprobs else None, prompt=submit.tokens
+        )
         self._output: OutputDelta[dict[int, Logprob]] = OutputDelta()
         """The answer so far, without the deferred tokens."""
         self._cumulative_logprob = 0.0 if self._has_logprobs else None
@@ -85,7 +87,7 @@ class OfflineRequest:
         self._prompt_ids = unpack_tokens(submit.tokens)
         self._tokenizer = model.tokenizer
         sampling = submit.sampling
-        self._choices = [_OfflineChoice(sampling, model, is_streamed=is_streamed) for _ in range(sampling.n)]
+        self._choices = [_OfflineChoice(submit, model, is_streamed=is_streamed) for _ in range(sampling.n)]
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if sampling.prompt_logprobs is not None:
             self._prompt_logprobs = [None] * len(self._prompt_ids)

@@ -12,6 +12,7 @@ from tokenizers import decoders, models
 
 from radixkv.generation.detokenizer import IncrementalDetokenizer
 from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire import pack_tokens
 from support.cases import examples
 from support.text_oracle import expected_text
 
@@ -47,6 +48,46 @@ def test_pieces_concatenate_to_the_text_of_all_ids(
     text = "".join(push_in_pieces(detokenizer, ids, cuts)) + detokenizer.finish()
     assert text == expected_text(tokenizer, ids, skip_special_tokens=skips)
     assert detokenizer.n_characters == len(text)
+
+
+@MANY
+@given(data=st.data(), cuts=CUTS, skips=st.booleans(), repeats=st.booleans(), at_once=st.booleans())
+def test_an_answer_is_what_it_adds_to_the_text_of_its_prompt(
+    tokenizer: Tokenizer, data: st.DataObject, cuts: list[int], skips: bool, repeats: bool, at_once: bool
+) -> None:
+    prompt, ids = data.draw(ids_strategy(tokenizer)), data.draw(ids_strategy(tokenizer))
+    detokenizer = IncrementalDetokenizer(
+        tokenizer, pack_tokens(prompt), skip_special_tokens=skips, repeats_partial=repeats
+    )
+    if at_once:
+        text = detokenizer.decode_all(ids)
+    else:
+        text = "".join(push_in_pieces(detokenizer, ids, cuts)) + detokenizer.finish()
+    before = expected_text(tokenizer, prompt, skip_special_tokens=skips)
+    whole = expected_text(tokenizer, prompt + ids, skip_special_tokens=skips)
+    n_partial = detokenizer.n_partial
+    assert before.endswith("\ufffd" * n_partial)
+    if repeats:
+        assert before[: len(before) - n_partial] + text == whole
+    else:
+        n_same = next(
+            (i for i, pair in enumerate(zip(before, whole, strict=False)) if len({*pair}) == 2), len(before)
+        )
+        assert text == whole[n_same:]
+    assert detokenizer.n_characters == len(text)
+
+
+@pytest.mark.parametrize("n_before", [0, 1, 5000])
+def test_a_character_that_the_prompt_begins_appears_with_its_last_byte(
+    byte_tokenizer: CountingTokenizer, n_before: int
+) -> None:
+    first, *rest = "🎉".encode()
+    prompt = pack_tokens([*b"x" * n_before, first])
+    assert [IncrementalDetokenizer(byte_tokenizer, prompt).push(ids) for ids in (rest, b"x")] == ["🎉", "x"]
+    whole = IncrementalDetokenizer(byte_tokenizer, prompt, repeats_partial=True)
+    assert whole.n_partial == 1
+    assert whole.push(b"x") == "\ufffdx"
+    assert byte_tokenizer.n_decoded < 200
 
 
 def test_special_tokens_are_shown_where_they_stand(tokenizer: Tokenizer) -> None:

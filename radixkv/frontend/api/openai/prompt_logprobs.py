@@ -11,6 +11,7 @@ from radixkv.generation.detokenizer import IncrementalDetokenizer
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import OutputDelta
+from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import Submit, TokenLogprobs, unpack_tokens
 
 
@@ -21,7 +22,7 @@ class PromptWithLogprobs:
         prompt: as it was submitted.
         model: provides the tokenizer.
         n_top: how many of the likeliest tokens each of ``entries`` has; None for no entries.
-        echo: the text that choices begin with.
+        echo: the prompt's text, if choices begin with it.
         render_token: renders the echoed tokens' logprobs; None if the response shows none.
     """
 
@@ -35,7 +36,8 @@ class PromptWithLogprobs:
         render_token: TokenRenderer[RenderedToken] | None,
     ) -> None:
         self.prompt = prompt
-        self.echo = echo
+        self.echo = _without_partial(echo, prompt, model.tokenizer)
+        """The text that choices begin with, without a character that they may complete."""
         self.entries: list[msgspec.Raw | None] | None = None if n_top is None else [None]
         """vLLM's ``prompt_logprobs``: one entry per token, None for the first."""
         self._n_top = n_top or 0
@@ -88,3 +90,12 @@ class PromptWithLogprobs:
         name = self._tokenizer.token(token, skip_special_tokens=False)
         # The offset does not count an incomplete character before the token yet.
         return name is not None and self.echo.startswith((name, f"\N{REPLACEMENT CHARACTER}{name}"), offset)
+
+
+def _without_partial(text: str, prompt: Submit, tokenizer: Tokenizer | None) -> str:
+    """Returns a prompt's text without the U+FFFD at its end that stand for an incomplete character."""
+    if tokenizer is None or not text:
+        return text
+    skip_special_tokens = prompt.sampling.skip_special_tokens
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt.tokens, skip_special_tokens=skip_special_tokens)
+    return text[: len(text) - detokenizer.n_partial]

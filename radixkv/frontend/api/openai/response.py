@@ -148,7 +148,13 @@ class ResponseWriter:
         ]
         self._choices = [
             ChoiceStream(
-                prompt.prompt.sampling, model, render_token, first_offset=len(prompt.echo), parser=open_parser()
+                prompt.prompt.sampling,
+                model,
+                render_token,
+                first_offset=len(prompt.echo),
+                parser=open_parser(),
+                prompt=prompt.prompt.tokens,
+                repeats_partial=echoed is not None,
             )
             for prompt in self._prompts
             for _ in range(self._n)

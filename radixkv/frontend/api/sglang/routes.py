@@ -129,7 +129,9 @@ class GenerateWriter:
                     next(indices),
                     _id(prompt, index),
                     prompt,
-                    ChoiceStream(prompt.prompt.sampling, model, _token_renderer(prompt)),
+                    ChoiceStream(
+                        prompt.prompt.sampling, model, _token_renderer(prompt), prompt=prompt.prompt.tokens
+                    ),
                     None if prompt.prompt.sampling.logprobs is None else OutputLogprobs(prompt),
                 )
                 for index in range(prompt.prompt.sampling.n)
