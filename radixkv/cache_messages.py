@@ -134,7 +134,8 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     ``Explain.contents`` is False.
     """
     reason: str
-    """``whole``, ``differs``, ``evicted``, ``never_seen`` or ``other_namespace``; see ``tree.explain``."""
+    """``whole``, ``differs``, ``evicted``, ``never_seen``, ``evicted_or_never_seen`` or ``other_namespace``; see
+    ``tree.explain``."""
     first_difference: int | None = None
     """Position of the first token that no cached sequence has, if other cached pages follow the match."""
     token: int | None = None

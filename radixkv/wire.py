@@ -239,8 +239,8 @@ class CacheMiss(msgspec.Struct, frozen=True, array_like=True):
     """Why a prompt lacked at least a page in the cache when its first row was scheduled. Lengths are in tokens."""
 
     reason: str
-    """``differs``, ``evicted``, ``never_seen`` or ``other_namespace``, see ``tree.explain``; or ``not_read``: the
-    request reads no cache."""
+    """``differs``, ``evicted``, ``never_seen``, ``evicted_or_never_seen`` or ``other_namespace``, see
+    ``tree.explain``; or ``not_read``: the request reads no cache."""
     n_matched: int
     """Length of the match in whole pages."""
     place: int = 0
@@ -255,6 +255,9 @@ class CacheMiss(msgspec.Struct, frozen=True, array_like=True):
     """The tokens at the same positions in the cached sequence with the longest match; empty if there is none."""
     n_elsewhere: int | None = None
     """For ``other_namespace``: the longest cached prefix in any other namespace."""
+    is_new: bool = False
+    """For ``differs`` and ``evicted_or_never_seen``: whether the prompt, as far as it was compared, has no page of
+    text in common with the cache behind the place where its match ends."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):

@@ -19,7 +19,7 @@ def without_contents(done: Done) -> Done:
     miss = done.miss
     if miss is not None:
         reason = "never_seen" if miss.reason == "other_namespace" else miss.reason
-        miss = CacheMiss(reason, miss.n_matched, miss.place)
+        miss = CacheMiss(reason, miss.n_matched, miss.place, is_new=miss.is_new)
     n_cached = done.n_cached_tokens - done.n_copied_tokens
     return msgspec.structs.replace(done, n_cached_tokens=n_cached, n_copied_tokens=0, miss=miss)
 
@@ -48,18 +48,24 @@ def miss_fields(miss: CacheMiss, tokenizer: Tokenizer | None) -> dict[str, Any]:
 
 def place_text(place: MissesAtPlace, counts: MissCounts, tokenizer: Tokenizer | None) -> str:
     """Returns what was lost at a place, and why, in words."""
-    share = f"{place.n_lost / counts.n_lost:.0%} of lost tokens" if counts.n_lost else "no lost tokens"
+    share = f"{place.n_lost / counts.n_lost:.0%}" if counts.n_lost else "none"
+    of_requests = f"{place.n_requests:,} request{'s' if place.n_requests > 1 else ''}"
+    who = f"{share} of computed tokens, of {of_requests},"
     match place.reason:
         case "differs":
-            what = f"{share} {_where(place.example, tokenizer)}"
+            what = f"{who} {_where(place.example, tokenizer)}"
         case "evicted":
-            what = f"{share} were cached and have been evicted"
+            what = f"{who} were cached and have been evicted"
         case "other_namespace":
-            what = f"{share} are cached under another cache_salt, which is not shared"
+            what = f"{who} are cached under another cache_salt, which is not shared"
         case "not_read":
-            what = f"{share} are of requests that do not read the cache"
+            what = f"{who} are not looked up, as the requests ask"
+        case "evicted_or_never_seen" if place.has_place:
+            what = f"{who} {_where(place.example, tokenizer)}, unless they were evicted long ago"
+        case "evicted_or_never_seen":
+            what = f"{who} are new, or were evicted too long ago to be remembered"
         case _:
-            what = f"{share} are new: no earlier request continued there"
+            what = f"{who} are new: no earlier request continued there"
     return f"{what}; {place.n_lost // place.n_requests:,} tokens a request"
 
 
@@ -73,7 +79,8 @@ def worst_miss(counts: MissCounts, tokenizer: Tokenizer | None, *, min_share: fl
         min_tokens: the fewest lost tokens that are worth a line.
     """
     for place in counts.places():
-        is_avoidable = place.reason not in ("never_seen", "not_read") and place.n_requests > 1
+        is_avoidable = place.has_place or place.reason in ("evicted", "other_namespace")
+        is_avoidable = is_avoidable and place.n_requests > 1
         if is_avoidable and place.n_lost >= max(min_tokens, min_share * counts.n_lost):
             return place_text(place, counts, tokenizer)
     return None
@@ -81,12 +88,12 @@ def worst_miss(counts: MissCounts, tokenizer: Tokenizer | None, *, min_share: fl
 
 def _where(miss: CacheMiss, tokenizer: Tokenizer | None) -> str:
     if miss.first_difference is None:
-        return f"end in the page after token {miss.n_matched}, where the cache has other tokens"
+        return f"follow the page after token {miss.n_matched}, where the cache has other tokens"
     if tokenizer is None:
-        return f"end at token {miss.first_difference}, where the prompts differ"
+        return f"follow token {miss.first_difference}, where the prompts differ"
     after = _text(miss.common, tokenizer)[-_MAX_CHARACTERS:]
     behind = f" after {after!r}" if after else ""
-    return f"end at token {miss.first_difference}, where the prompts differ{behind}"
+    return f"follow token {miss.first_difference}, where the prompts differ{behind}"
 
 
 def _text(tokens: bytes, tokenizer: Tokenizer) -> str:

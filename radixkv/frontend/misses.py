@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from radixkv.wire import CacheMiss, Done
 
-MISS_REASONS = ("differs", "evicted", "never_seen", "other_namespace", "not_read")
+MISS_REASONS = ("differs", "evicted", "never_seen", "evicted_or_never_seen", "other_namespace", "not_read")
 """The reasons of ``CacheMiss``."""
 MAX_PLACES = 256
 """Most places that are counted; a new one takes the room of the one with the fewest lost tokens."""
@@ -38,9 +38,11 @@ class MissesAtPosition:
 
 @dataclass(slots=True)
 class MissesAtPlace:
-    """Misses for the same reason whose matches end after the same pages of text."""
+    """Misses for the same reason, and of some reasons those whose matches end after the same pages of text."""
 
     reason: str
+    has_place: bool
+    """Whether it is one text after which all of them differ from the cache."""
     n_requests: int = 0
     n_lost: int = 0
     """Prompt tokens that were computed."""
@@ -82,7 +84,7 @@ class MissCounts:
         self.n_lost += n_lost
         if done.miss is None:
             return
-        of_reason = self.by_reason.setdefault(done.miss.reason, MissesOfReason())
+        of_reason = self.by_reason.setdefault(_counted_reason(done.miss), MissesOfReason())
         of_reason.n_requests += 1
         of_reason.n_lost += n_lost
         place = self._place(done.miss)
@@ -99,11 +101,15 @@ class MissCounts:
         return sorted(self._places.values(), key=lambda place: place.n_lost, reverse=True)
 
     def _place(self, miss: CacheMiss) -> MissesAtPlace:
+        reason = _counted_reason(miss)
         # Only where prompts differ is it the place that matters; all texts that are new are counted as one.
-        key = (miss.reason, miss.n_matched, miss.place) if miss.reason == "differs" else miss.reason
+        has_place = reason == "differs" or (
+            reason == "evicted_or_never_seen" and miss.first_difference is not None and not miss.is_new
+        )
+        key = (reason, miss.n_matched, miss.place) if has_place else reason
         place = self._places.get(key)
         if place is None:
-            place = MissesAtPlace(miss.reason)
+            place = MissesAtPlace(reason, has_place)
             if len(self._places) == MAX_PLACES:
                 least = min(self._places, key=lambda other: self._rank(self._places[other]))
                 place.n_uncertain = self._rank(self._places.pop(least))
@@ -112,3 +118,11 @@ class MissCounts:
 
     def _rank(self, place: MissesAtPlace) -> int:
         return place.n_lost + place.n_uncertain
+
+
+def _counted_reason(miss: CacheMiss) -> str:
+    """Returns the reason under which a miss is counted: a prompt that differs, and is new from there on, is new.
+
+    It is no miss that another prompt would avoid. ``differs`` is left to prompts that come back to the cached text.
+    """
+    return "never_seen" if miss.reason == "differs" and miss.is_new else miss.reason

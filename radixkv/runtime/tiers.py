@@ -87,6 +87,7 @@ def open_tiers(
     """
     policy = open_eviction_policy(resolved.eviction_policy, resolved.ghost_capacity)
     host, cost = PageCache(0, resolved.page_size, policy=policy, tenants=resolved.tenants), LoadCost()
+    host.tree.history = cache.tree.history
     with ExitStack() as on_failure:
         copier = executor.open_copier(host_memory_bytes)
         on_failure.callback(copier.close)

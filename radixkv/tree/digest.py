@@ -6,7 +6,6 @@ Digests never decide what is shared: a match compares tokens.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable
 
 from xxhash import xxh3_64_intdigest
@@ -67,24 +66,3 @@ def _continue(
         value = digest(value, key[start : start + page_bytes])
         digests.append(value)
     return value
-
-
-class RecentDigests:
-    """Set of the ``capacity`` digests that were added last. Memory: 120 to 260 bytes a digest."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._digests: OrderedDict[int, None] = OrderedDict()
-
-    def add(self, digest: int) -> None:
-        """Adds a digest, or makes it the newest; drops the oldest beyond the capacity. O(1)."""
-        self._digests[digest] = None
-        self._digests.move_to_end(digest)
-        if len(self._digests) > self._capacity:
-            self._digests.popitem(last=False)
-
-    def __contains__(self, digest: int) -> bool:
-        return digest in self._digests
-
-    def __len__(self) -> int:
-        return len(self._digests)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from radixkv.tree.digest import Digest, digest_at
@@ -15,8 +15,8 @@ class EvictedRun(NamedTuple):
     """Consecutive pages that were evicted together."""
 
     namespace: Namespace
-    parent_digest: int
-    """Chained digest of everything before the run."""
+    digests: Sequence[int]
+    """The chained digest of each page."""
     tokens: bytes
     """The run's tokens, little-endian int32."""
     pages: list[int]
@@ -41,14 +41,14 @@ def evict_leaves(
         ends_leaf = n_most == len(leaf.pages) <= n_pages + n_beyond
         n_evicted = n_most if ends_leaf else min(n_pages, n_most)
         n_kept = len(leaf.pages) - n_evicted
-        parent_digest = digest_at(digest, leaf, n_kept, forest.page_bytes)
+        digest_at(digest, leaf, len(leaf.pages), forest.page_bytes)
+        digests = leaf.digests[n_kept:]
         if policy.remembers:
-            digest_at(digest, leaf, len(leaf.pages), forest.page_bytes)
-            policy.remember(leaf, leaf.digests[n_kept:], forest.n_leased + forest.n_evictable)
+            policy.remember(leaf, digests, forest.n_leased + forest.n_evictable)
         if not n_kept:
             leaves.pop(index)
         tokens, pages = forest.truncate(leaf, n_kept)
         n_pages -= n_evicted
         if left is not None:
             left[group] -= n_evicted
-        yield EvictedRun(namespace, parent_digest, tokens, pages)
+        yield EvictedRun(namespace, digests, tokens, pages)

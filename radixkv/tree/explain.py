@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from radixkv.tree.digest import Digest, RecentDigests, digest_at, namespace_digest
-from radixkv.tree.neighbours import Neighbours, find_neighbours
+from radixkv.tree.digest import Digest, digest_at, namespace_digest
+from radixkv.tree.history import Departure, PageHistory
+from radixkv.tree.neighbours import Neighbour, Neighbours, find_neighbours
 from radixkv.tree.node import TOKEN_BYTES, Namespace, Node, walk
 
-Reason = Literal["whole", "differs", "evicted", "never_seen", "other_namespace"]
+Reason = Literal["whole", "differs", "evicted", "never_seen", "evicted_or_never_seen", "other_namespace"]
+
+_MIN_SAME_TOKENS = 16
+"""Consecutive tokens, at least a page, that a prompt has in common with a cached sequence behind a difference if it
+comes back to it: more than the marks of a chat template."""
+_MAX_COMPARED_TOKENS = 2048
+"""Tokens behind a difference that are compared, on each side."""
+_MAX_SAMPLES = 32
+"""Most runs of ``_MIN_SAME_TOKENS`` of the prompt that are looked for."""
 
 
 class Explanation(NamedTuple):
@@ -19,10 +28,12 @@ class Explanation(NamedTuple):
     """Why the match ended.
 
     - ``whole``: it did not; every whole page of the prompt is cached.
-    - ``evicted``: the next page was cached until recently. Known by its 64-bit digest, so almost certain.
+    - ``evicted``: the next page was cached and has been evicted. Known by its digest, so almost certain.
     - ``other_namespace``: another namespace has more of the prompt cached.
-    - ``differs``: the cached pages that continue the match have other tokens.
-    - ``never_seen``: no cached page continues the match.
+    - ``differs``: the cached pages that continue the match have other tokens, and the next page was never cached.
+    - ``never_seen``: no cached page continues the match, and the next page was never cached; or it was dropped on
+      request, which ``PageHistory`` calls dropped.
+    - ``evicted_or_never_seen``: ``PageHistory`` may have forgotten the next page.
     """
     n_tokens: int
     """Length of the match in tokens, in whole pages."""
@@ -41,6 +52,9 @@ class Explanation(NamedTuple):
     """With ``other_namespace``: the length of that prefix in tokens."""
     n_partial: int = 0
     """Leading tokens after the match that a computed page shares, whose KV a request can therefore copy."""
+    comes_back: bool = False
+    """Whether the prompt goes on, behind the first difference, with text that follows there in the cache, too: what
+    differs is then in the way of more hits. Found if a page of it or more is the same near the difference."""
 
     @property
     def cached_token(self) -> int | None:
@@ -55,14 +69,14 @@ def explain_match(
     tokens: bytes,
     page_bytes: int,
     digest: Digest,
-    evicted: RecentDigests,
+    history: PageHistory,
     contents: bool,
     max_namespaces: int | None = None,
 ) -> Explanation:
     """Explains why the match of ``tokens`` in ``namespace`` ends where it does.
 
-    O(edges + log children) and, once anything was evicted, a digest of each page without one. Then O(edges) for
-    each other namespace, unless the reason is ``whole`` or ``evicted``.
+    O(edges + log children) and, once anything has left the tree, a digest of each page without one. Where the
+    prompt may differ from the cache, a search in some thousand tokens, and O(edges) for each other namespace.
 
     Args:
         roots: the root of each namespace.
@@ -70,9 +84,10 @@ def explain_match(
         tokens: the prompt's, little-endian int32.
         page_bytes: bytes of one page's tokens.
         digest: the tree's digest function.
-        evicted: digests of the first pages of recently evicted runs.
+        history: the pages that have left the tree.
         contents: False withholds other namespaces, and everything that would let a client guess a cached page token
-            by token: ``n_partial``, ``first_difference``, ``cached_tokens`` and the common lengths.
+            by token: ``n_partial``, ``first_difference``, ``cached_tokens`` and the common lengths; and
+            ``comes_back``.
         max_namespaces: if there are more in all, other namespaces are ignored; None: no limit.
     """
     root = roots.get(namespace)
@@ -80,28 +95,38 @@ def explain_match(
     end += n_partial * page_bytes
     page = tokens[end : end + page_bytes]
     neighbours = Neighbours(None, None)
-    if root is None:  # nothing cached, perhaps because all of it was evicted
-        was_evicted = len(evicted) > 0 and digest(namespace_digest(digest, namespace), page) in evicted
+    departure: Departure | None = None
+    if root is None:  # nothing cached, perhaps because all of it has left
+        if not history.is_empty:
+            departure = history.departure(digest(namespace_digest(digest, namespace), page))
     else:
         last = path[-1] if path else root
         node, n_pages = (last, len(last.pages)) if partial is None else (partial, n_partial)
-        was_evicted = len(evicted) > 0 and digest(digest_at(digest, node, n_pages, page_bytes), page) in evicted
+        if not history.is_empty:
+            departure = history.departure(digest(digest_at(digest, node, n_pages, page_bytes), page))
         if page:
             neighbours = find_neighbours(node, n_pages, page, page_bytes)
 
     below, above = neighbours
     nearest, source = neighbours.nearest, neighbours.nearest_computed
-    reason: Reason = "never_seen" if nearest is None else "differs"
+    reason: Reason
     if len(page) < page_bytes:
         reason = "whole"
-    elif was_evicted:
+    elif departure == "evicted":
         reason = "evicted"
+    elif departure == "forgotten":
+        reason = "evicted_or_never_seen"
+    else:
+        reason = "never_seen" if nearest is None or departure == "dropped" else "differs"
     if not contents:
         return Explanation(reason, end // TOKEN_BYTES)
+    comes_back = reason in ("differs", "evicted_or_never_seen") and any(
+        _comes_back(tokens[end:], neighbour, page_bytes) for neighbour in neighbours if neighbour is not None
+    )
     elsewhere, n_elsewhere = None, None
     n_others = len(roots) - (root is not None)
     searches_others = n_others > 0 and (max_namespaces is None or len(roots) <= max_namespaces)
-    if searches_others and reason in ("differs", "never_seen"):
+    if searches_others and reason in ("differs", "never_seen", "evicted_or_never_seen"):
         longest = _longest_elsewhere(roots, tokens, page_bytes, end)
         if longest is not None:
             reason = "other_namespace"
@@ -117,7 +142,47 @@ def explain_match(
         namespace=elsewhere,
         n_tokens_elsewhere=n_elsewhere,
         n_partial=0 if source is None else source.n_common,
+        comes_back=comes_back,
     )
+
+
+def _comes_back(rest: bytes, neighbour: Neighbour, page_bytes: int) -> bool:
+    """Returns whether a prompt has text behind its first difference that follows there in the cache, too.
+
+    Args:
+        rest: the prompt's tokens after the match.
+        neighbour: the cached page after the match.
+        page_bytes: bytes of one page's tokens.
+    """
+    first = neighbour.n_common * TOKEN_BYTES
+    rest = rest[first : first + _MAX_COMPARED_TOKENS * TOKEN_BYTES]
+    sample = max(page_bytes, _MIN_SAME_TOKENS * TOKEN_BYTES)
+    if len(rest) < sample:
+        return False
+    cached = _following(neighbour, page_bytes)[first:]
+    step = max(sample, len(rest) // _MAX_SAMPLES // TOKEN_BYTES * TOKEN_BYTES)
+    return any(
+        _has_tokens(cached, rest[start : start + sample]) for start in range(0, len(rest) - sample + 1, step)
+    )
+
+
+def _following(neighbour: Neighbour, page_bytes: int) -> bytes:
+    """Returns a cached page and some of what follows it in the tree: of several children, the first one."""
+    node, limit = neighbour.node, _MAX_COMPARED_TOKENS * TOKEN_BYTES
+    start = neighbour.place * page_bytes
+    text = bytes(node.key[start : start + limit])
+    while len(text) < limit and node.children is not None:
+        node = next(iter(node.children.values()))
+        text += bytes(node.key[: limit - len(text)])
+    return text
+
+
+def _has_tokens(text: bytes, tokens: bytes) -> bool:
+    """Returns whether some tokens are in a text, both little-endian int32."""
+    start = text.find(tokens)
+    while start > 0 and start % TOKEN_BYTES:
+        start = text.find(tokens, start + 1)
+    return start >= 0
 
 
 def _longest_elsewhere(

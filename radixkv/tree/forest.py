@@ -299,7 +299,12 @@ class Forest:
 
     def reachable(self) -> Iterator[Node]:
         """Yields every node that a match can reach, parents first, roots included."""
-        stack = list(self.roots.values())
+        for root in self.roots.values():
+            yield from self.below(root)
+
+    def below(self, top: Node) -> Iterator[Node]:
+        """Yields a reachable node and every node below it, parents first."""
+        stack = [top]
         while stack:
             node = stack.pop()
             yield node

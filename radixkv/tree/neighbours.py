@@ -19,6 +19,8 @@ class Neighbour(NamedTuple):
     """Leading tokens that both pages have in common."""
     is_computed: bool
     """Whether the KV of the cached page is computed."""
+    place: int = 0
+    """Number of the cached page among those of the node."""
 
 
 class Neighbours(NamedTuple):
@@ -64,7 +66,8 @@ def find_neighbours(node: Node, n_pages: int, page: bytes, page_bytes: int, *, m
         following = bytes(node.key[n_pages * page_bytes : (n_pages + 1) * page_bytes])
         if not following.startswith(start):
             return _NO_NEIGHBOURS
-        only = Neighbour(node, following, n_common_tokens(page, following), node.n_computed > n_pages)
+        n_common = n_common_tokens(page, following)
+        only = Neighbour(node, following, n_common, node.n_computed > n_pages, n_pages)
         return Neighbours(only, None) if following < page else Neighbours(None, only)
     children = node.children
     if children is None:

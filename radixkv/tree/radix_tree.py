@@ -10,11 +10,12 @@ from itertools import groupby
 from radixkv.errors import InvariantError
 from radixkv.tree.changes import StoredPages
 from radixkv.tree.demotions import Demotions
-from radixkv.tree.digest import Digest, RecentDigests, chained_xxh3_64, digest_at
+from radixkv.tree.digest import Digest, chained_xxh3_64, digest_at
 from radixkv.tree.evict import EvictedRun, evict_leaves
 from radixkv.tree.eviction import EvictionPolicy, LruEviction
 from radixkv.tree.explain import Explanation, explain_match
 from radixkv.tree.forest import Forest
+from radixkv.tree.history import PageHistory
 from radixkv.tree.invariants import check_counts, check_forest
 from radixkv.tree.neighbours import find_neighbours
 from radixkv.tree.node import (
@@ -35,9 +36,6 @@ from radixkv.tree.node import (
 from radixkv.tree.outline import Outline, outline
 from radixkv.tree.retention import Retentions
 from radixkv.tree.shared_runs import SharedLeases, SharedRuns, branch_of
-
-_MAX_REMEMBERED_EVICTIONS = 1 << 14
-"""Evicted runs that ``explain`` can still recognise."""
 
 
 class RadixTree:
@@ -79,7 +77,8 @@ class RadixTree:
         """Records which computed pages enter and leave the tree, once it is told to."""
         self._leases: set[Lease] = set()
         self._shared_runs = SharedRuns(self._forest, self._leases)
-        self._evicted = RecentDigests(_MAX_REMEMBERED_EVICTIONS)
+        self.history = PageHistory()
+        """The pages that have left the tree, for ``explain``. The trees of two tiers may have one together."""
 
     @property
     def n_pages_reachable(self) -> int:
@@ -377,7 +376,7 @@ class RadixTree:
             return []
         n_bytes = len(tokens) - len(tokens) % self._page_bytes
         if not n_bytes:
-            return self._forest.detach(root)
+            return self._drop(root)
         path, end, top, n_partial = walk(root, tokens[:n_bytes], self._page_bytes)
         if top is not None:
             end += n_partial * self._page_bytes
@@ -386,7 +385,7 @@ class RadixTree:
         # Cached pages that follow a shorter match belong to other sequences.
         if top is None or (end < n_bytes and (n_partial or top.children is not None)):
             return []
-        return self._forest.detach(first_without_branch(top))
+        return self._drop(first_without_branch(top))
 
     def evict(
         self, n_pages: int, quotas: Mapping[str, int] | None = None, *, n_beyond: int = 0
@@ -404,7 +403,7 @@ class RadixTree:
         """
         runs: list[EvictedRun] = []
         for run in evict_leaves(self._forest, self._policy, self._digest, n_pages, quotas, n_beyond):
-            self._evicted.add(self._digest(run.parent_digest, run.tokens[: self._page_bytes]))
+            self.history.add(run.digests, is_evicted=True)
             runs.append(run)
         return runs
 
@@ -423,9 +422,9 @@ class RadixTree:
         Without ``contents`` it reveals nothing finer than whole pages, and ignores other namespaces. Those are also
         ignored if there are more than ``max_namespaces`` in all.
         """
-        roots, evicted = self._forest.roots, self._evicted
+        roots, history = self._forest.roots, self.history
         return explain_match(
-            roots, namespace, tokens, self._page_bytes, self._digest, evicted, contents, max_namespaces
+            roots, namespace, tokens, self._page_bytes, self._digest, history, contents, max_namespaces
         )
 
     def outline(self, *, max_nodes: int, max_visited: int) -> Outline:
@@ -462,6 +461,14 @@ class RadixTree:
             check_forest(self._forest, self._leases, self._digest)
         else:
             check_counts(self._forest)
+
+    def _drop(self, top: Node) -> list[int]:
+        """Detaches a subtree on request, and notes its computed pages. O(its pages + nodes · log leaves)."""
+        for node in self._forest.below(top):
+            if node.n_computed:
+                stored = self.changes.stored_pages(node, 0, node.n_computed)
+                self.history.add(stored.digests, is_evicted=False)
+        return self._forest.detach(top)
 
     def _append_recalled(self, lease: Lease, tokens: bytes, pages: Sequence[int]) -> None:
         """Adds pages after the end of the lease, with the hits that the eviction policy remembers of them."""

@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
+from msgspec.structs import replace
 
 from radixkv.frontend.api.doctor import MAX_REPORTED_PLACES, doctor_fields
 from radixkv.frontend.metrics.log import MissLog
@@ -52,6 +53,32 @@ def test_the_place_of_most_lost_tokens_is_named_first(tokenizer: Tokenizer) -> N
         "lost_tokens_per_request": 1000,
     }
     assert (second["reason"], second["requests"], second["lost_tokens"]) == ("never_seen", 2, 2000)
+
+
+def test_a_first_visit_is_new_though_the_cache_goes_on_with_other_tokens(tokenizer: Tokenizer) -> None:
+    counts = MissCounts()
+    for _ in range(3):
+        counts.add(done(replace(differs(tokenizer, 7, 41), is_new=True), 1041, 41))
+        counts.add(without_contents(done(replace(differs(tokenizer, 7, 41), is_new=True), 1041, 41)))
+    counts.add(done(CacheMiss("never_seen", 0), 500))
+    (only,) = doctor_fields(counts, tokenizer)["misses"]
+    assert (only["reason"], only["requests"], only["lost_tokens"]) == ("never_seen", 7, 6500)
+    assert "first_difference" not in only
+    assert "7 requests" in only["text"]
+    assert (counts.by_reason["never_seen"].n_requests, counts.by_reason["differs"].n_requests) == (7, 0)
+
+
+def test_where_evictions_are_forgotten_a_nonce_still_has_its_place(tokenizer: Tokenizer) -> None:
+    counts = MissCounts()
+    nonce = replace(differs(tokenizer, 7, 41), reason="evicted_or_never_seen")
+    for miss in (nonce, nonce, replace(nonce, is_new=True), CacheMiss("evicted_or_never_seen", 0, is_new=True)):
+        counts.add(done(miss, 1041, 41))
+    first, second = doctor_fields(counts, tokenizer)["misses"]
+    assert first["reason"] == second["reason"] == "evicted_or_never_seen"
+    assert sorted((first["requests"], second["requests"])) == [2, 2]
+    placed = first if "first_difference" in first else second
+    assert "cch=" in placed["text"]
+    assert counts.by_reason["evicted_or_never_seen"].n_requests == 4
 
 
 def test_nonces_that_begin_alike_by_chance_do_not_hide_where_they_begin(tokenizer: Tokenizer) -> None:

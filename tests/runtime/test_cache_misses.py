@@ -83,6 +83,34 @@ def test_an_evicted_prefix_is_named() -> None:
     assert miss.reason == "evicted"
 
 
+def test_a_page_behind_the_first_of_an_evicted_run_is_evicted_too() -> None:
+    front = Frontend(n_pages=16)
+    front.submit("a", FIRST)
+    front.run()
+    front.submit("large", range(30, 80))
+    front.run()
+    front.submit("half", [*range(1, 9), *range(90, 95)])
+    front.run()
+    miss = miss_of(front, FIRST)
+    assert miss is not None
+    assert (miss.reason, miss.n_matched, miss.first_difference) == ("evicted", 8, 8)
+
+
+def test_a_prompt_that_is_all_new_behind_the_difference_says_so() -> None:
+    front = Frontend(n_pages=256)
+    said = list(range(100, 160))
+    front.submit("a", [*range(1, 15), 90, *said])
+    front.run()
+    nonce = miss_of(front, [*range(1, 15), 91, 92, *said])
+    front.submit("c", [*range(1, 15), 93, *range(200, 260)])
+    front.run()
+    new = done(front.received["c"]).miss
+    assert nonce is not None
+    assert new is not None
+    assert (nonce.reason, nonce.is_new) == ("differs", False)
+    assert (new.reason, new.is_new) == ("differs", True)
+
+
 def test_less_than_a_page_beside_the_last_token_is_no_miss(front: Frontend) -> None:
     assert miss_of(front, FIRST) is None
     assert miss_of(front, [*FIRST, 90, 91]) is None

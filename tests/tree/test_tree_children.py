@@ -6,7 +6,6 @@ from struct import pack
 import pytest
 
 from radixkv.tree.children import Children
-from radixkv.tree.digest import RecentDigests
 from radixkv.tree.explain import Explanation
 from radixkv.tree.node import Namespace, Node
 from radixkv.tree.radix_tree import RadixTree
@@ -47,14 +46,6 @@ def test_neighbours_agree_with_a_sorted_list(n_children: int) -> None:
         if random.random() < 0.2:
             check()
     assert children == {}
-
-
-@pytest.mark.parametrize(("added", "remembered"), [((1, 2, 3), {2, 3}), ((1, 2, 1, 3), {1, 3})])
-def test_recent_digests_keeps_the_newest(added: tuple[int, ...], remembered: set[int]) -> None:
-    recent = RecentDigests(2)
-    for digest in added:
-        recent.add(digest)
-    assert {digest for digest in (1, 2, 3) if digest in recent} == remembered
 
 
 def test_a_part_of_a_page_is_held_for_the_fewest_tokens_or_more() -> None:

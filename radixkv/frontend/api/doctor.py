@@ -58,9 +58,10 @@ def _history_fields(kept_answers: KeptAnswers) -> dict[str, Any]:
 
 def _place_fields(place: MissesAtPlace, counts: MissCounts, tokenizer: Tokenizer | None) -> dict[str, Any]:
     example = miss_fields(place.example, tokenizer)
-    if place.reason != "differs":
-        example = {"reason": place.reason}  # the places of the others differ
+    if not place.has_place:
+        example = {}  # the places of the others differ
     return example | {
+        "reason": place.reason,
         "requests": place.n_requests,
         "lost_tokens": place.n_lost,
         "share": round(place.n_lost / counts.n_lost, 4) if counts.n_lost else 0.0,
@@ -73,7 +74,6 @@ def _summary(counts: MissCounts) -> str:
     if not counts.n_requests:
         return "no request has ended yet"
     cached = 1 - counts.n_lost / counts.n_prompt
-    return (
-        f"{cached:.0%} of {counts.n_prompt:,} prompt tokens of {counts.n_requests:,} requests were cached; "
-        f"{counts.n_lost:,} were lost, that is computed"
-    )
+    requests = f"{counts.n_requests:,} request{'s' if counts.n_requests > 1 else ''}"
+    what = f"{cached:.0%} of {counts.n_prompt:,} prompt tokens of {requests} were cached"
+    return f"{what}; {counts.n_lost:,} were computed"

@@ -115,6 +115,8 @@ def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) 
                 why += f": token {explained.first_difference} is {own} in the prompt and {cached} in the cache"
         case "evicted":
             why = "the next page was cached but has been evicted"
+        case "evicted_or_never_seen":
+            why = "the next page is new, or was evicted too long ago to be remembered"
         case "other_namespace":
             why = f"{explained.n_cached_elsewhere} are cached under another cache_salt, which is not shared"
         case _ if contents:
