@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -12,6 +12,12 @@ from radixkv.errors import InvalidRequest, UnsupportedFeature, shortened
 
 MAX_SPECIFICATION_BYTES = 1 << 18
 """Largest specification in UTF-8."""
+
+SPECIAL_MARKS = frozenset(
+    f"<{name}>"
+    for name in ("think", "/think", "|start|", "|channel|", "|constrain|", "|message|", "|end|", "|call|")
+)
+"""Special tokens that structural tags may name by their ids. No other format allows a special token."""
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +112,11 @@ def parse_structured_outputs(value: Any) -> StructuredOutputs | None:
             )
     wanted = {name: one for name, one in given.items() if name not in _OF_NO_EFFECT}
     return StructuredOutputs(**wanted) if wanted else None
+
+
+def choice_grammar(texts: Sequence[str]) -> str:
+    """Returns a grammar in xgrammar's EBNF, which has the escapes of JSON, that matches one of the texts."""
+    return f"root ::= {' | '.join(json.dumps(text, ensure_ascii=False) for text in texts)}"
 
 
 _OF_NO_EFFECT = frozenset({"disable_any_whitespace", "disable_fallback", "backend", "_backend"})

@@ -186,7 +186,7 @@ REFUSED = (
     Refused("", {Place.LLM_GENERATE: "guided_options_request"}, "use structured_outputs of SamplingParams"),
     Refused(
         "LLM returns answers as the model writes them",
-        {Place.LLM: "enable_auto_tool_choice=false tool_call_parser reasoning_parser"},
+        {Place.LLM: "enable_auto_tool_choice=false tool_call_parser"},
     ),
     Refused("tools are for chats", {Place.COMPLETIONS: 'tools tool_choice="none"'}, "use /v1/chat/completions"),
     Refused("functions are tools now", {OPENAI: 'functions function_call="none"'}, "use tools and tool_choice"),

@@ -148,7 +148,7 @@ async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> Cha
         sampling = request_sampling_params(chat.sampling, chat.max_tokens, served_model)
     text = await chat_text(chat, tools, served_model)
     with naming_fields(chat.field_name):
-        sampling = served_model.constrained(sampling, text, tools)
+        sampling = served_model.constrained(sampling, text, tools, chat.variables)
     encoded = await chat_tokens(text, chat, served_model, tenant)
     is_default = chat.max_tokens is None or chat.fits_max_tokens
     max_tokens_field = None if is_default else chat.field_name("max_tokens")

@@ -234,7 +234,12 @@ async def _start(
                 tokenizer, longest = await asyncio.to_thread(_load_tokenizer, texts_folder)
             tokenizer_info = await asyncio.to_thread(read_tokenizer_info, texts_folder)
             answer_format = await asyncio.to_thread(
-                AnswerFormat.load, texts_folder, template, server.tool_call_parser, server.reasoning_parser
+                AnswerFormat.load,
+                texts_folder,
+                template,
+                server.tool_call_parser,
+                server.reasoning_parser,
+                tokenizer,
             )
         except BaseException:
             starting.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -66,20 +66,27 @@ class GenerationModel:
                 param="tools",
             )
 
-    def constrained(self, sampling: SamplingParams, prompt: str, tools: ToolUse) -> SamplingParams:
-        """Returns the sampling parameters with what the answer must match so that its calls are as demanded.
+    def constrained(
+        self,
+        sampling: SamplingParams,
+        prompt: str,
+        tools: ToolUse,
+        variables: Mapping[str, Any] | None = None,
+    ) -> SamplingParams:
+        """Returns the sampling parameters with what the whole answer must match: reasoning, calls and text.
 
         Args:
             sampling: as requested, perhaps with a format for the answer's text.
             prompt: the rendered prompt.
             tools: the tools of the request.
+            variables: those that the request set for the chat template.
 
         Raises:
             InvalidRequest: as ``AnswerFormat.constraint``.
         """
         if self.answer_format is None:
             return sampling
-        constraint = self.answer_format.constraint(prompt, tools, sampling.structured_outputs)
+        constraint = self.answer_format.constraint(prompt, tools, sampling.structured_outputs, variables)
         if constraint is sampling.structured_outputs:
             return sampling
         return msgspec.structs.replace(sampling, structured_outputs=constraint)

@@ -40,9 +40,9 @@ from radixkv.config import (
 from radixkv.errors import ConfigError, InvalidRequest, request_error, shortened
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import check_sampling, default_sampling_params
-from radixkv.generation.prompts import encode_ids, render_chat
-from radixkv.generation.tools import parse_tool_use
+from radixkv.generation.prompts import encode_ids
 from radixkv.limits import DEFAULT_TTL_S, check_prefix
+from radixkv.llm.chats import Chats
 from radixkv.llm.garbage_collection import paused_collector
 from radixkv.llm.names import BEAM_SEARCH_NAMES, CHAT_NAMES, GENERATE_NAMES, LLM_NAMES, Size, as_name
 from radixkv.llm.offline_request import OfflineRequest
@@ -58,7 +58,7 @@ from radixkv.stats import Stats
 from radixkv.terminal_progress import Progress, shown_download
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import Failed, GetStats, Submit, unpack_tokens
+from radixkv.wire import Failed, GetStats, Submit
 
 ReplyT = TypeVar("ReplyT", bound=CacheReply | Stats)
 
@@ -78,6 +78,8 @@ class LLM:
         grammar_backend: what compiles structured outputs: ``xgrammar``, or ``none`` to refuse them.
         attention_backend: of prompts on CUDA: ``flashinfer``, ``triton``, or ``auto``: FlashInfer if there is one.
         chat_template: a file with a chat template to use instead of the tokenizer's own.
+        reasoning_parser: how the model writes its reasoning, after which structured outputs of chats begin: a name
+            of ``radixkv serve --reasoning-parser``, or ``none``; None finds it out.
         max_model_len: maximum length of a prompt plus its answer, in tokens; None takes the model's own limit.
         max_num_seqs: maximum number of sequences in a step; None takes 256 on the CPU, 512 on CUDA.
         max_num_batched_tokens: maximum number of tokens in a step; None takes 2048 on the CPU, 8192 on CUDA.
@@ -134,6 +136,7 @@ class LLM:
         grammar_backend: GrammarBackend = "xgrammar",
         attention_backend: AttentionBackend = "auto",
         chat_template: str | None = None,
+        reasoning_parser: str | None = None,
         max_model_len: Size | None = None,
         max_num_seqs: Size | None = None,
         max_num_batched_tokens: Size | None = None,
@@ -232,6 +235,7 @@ class LLM:
             eos_token_ids=checkpoint.eos_token_ids,
             default_sampling=checkpoint.default_sampling,
         )
+        self._chats = Chats(self._model, folder, reasoning_parser)
         self._runner = OfflineRunner(lambda: self._open_loop, config.scheduler.max_queued_requests)
         self._ids = (f"llm-{number}" for number in itertools.count())
 
@@ -329,7 +333,7 @@ class LLM:
 
         Args:
             messages: a list of dictionaries with ``role`` and ``content``, or a list of such conversations.
-            sampling_params: as in ``generate``.
+            sampling_params: as in ``generate``. What ``structured_outputs`` demands begins after the reasoning.
             use_tqdm: as in ``generate``.
             add_generation_prompt: whether the prompt ends with the header of the assistant's answer.
             continue_final_message: whether the answer continues the last message.
@@ -340,8 +344,8 @@ class LLM:
         Raises:
             RequestError: the template rejects a conversation, or as in ``generate``.
         """
-        prompts = [
-            self.chat_prompt(
+        texts = [
+            self._chats.text(
                 conversation,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -350,7 +354,13 @@ class LLM:
             )
             for conversation in as_conversation_list(messages)
         ]
-        return self.generate(prompts, sampling_params, use_tqdm)
+        default = self.get_default_sampling_params()
+        sampling = broadcast("sampling_params", SamplingParams, sampling_params, default, texts)
+        constrained = [
+            self._chats.constrained(one, text, chat_template_kwargs)
+            for one, text in zip(sampling, texts, strict=True)
+        ]
+        return self.generate([self._chats.tokens(text) for text in texts], constrained, use_tqdm)
 
     def chat_prompt(
         self,
@@ -362,16 +372,14 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Returns the token ids of the prompt that ``chat`` makes of a conversation. Raises ``RequestError``."""
-        tokenizer = self._model.require_tokenizer("messages")
-        text = render_chat(
+        text = self._chats.text(
             messages,
-            self._model,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            tools=parse_tool_use(tools),
-            variables=chat_template_kwargs,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
         )
-        return unpack_tokens(tokenizer.encode(text, adds_special_tokens=False))
+        return self._chats.tokens(text)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None

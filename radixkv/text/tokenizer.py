@@ -174,6 +174,11 @@ class Tokenizer:
         n_ids = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         return [b"" if one in self._special else self._compute_token_bytes(one) for one in range(n_ids)]
 
+    def special_ids(self, names: Iterable[str]) -> dict[str, int]:
+        """Returns the ids of those names that are special tokens. O(names)."""
+        ids = ((name, self._backend.token_to_id(name)) for name in names)
+        return {name: token_id for name, token_id in ids if token_id is not None and token_id in self._special}
+
     def decode_tokens(self, tokens: Sequence[str]) -> str:
         """Returns the text of tokens given by name; ``decode`` looks up the names of ids and does the same."""
         return " ".join(tokens) if self._decoder is None else self._decoder.decode(tokens)

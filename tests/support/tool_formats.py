@@ -9,6 +9,7 @@ from radixkv.generation.parsers.answer_format import AnswerFormat
 from radixkv.generation.parts import Part, ReasoningPart, TextPart, ToolCallPart
 from radixkv.generation.tools import ToolUse, parse_tool_use
 from radixkv.text.chat_template import ChatTemplate
+from radixkv.text.tokenizer import Tokenizer
 
 CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TYPED: dict[str, Any] = {
@@ -55,9 +56,12 @@ def chat_template(format_name: str, *, has_reasoning: bool = False) -> ChatTempl
     return ChatTemplate(source, {}, "the test")
 
 
-def answer_format(folder: Path, format_name: str, *, has_reasoning: bool = False) -> AnswerFormat:
+def answer_format(
+    folder: Path, format_name: str, *, has_reasoning: bool = False, tokenizer: Tokenizer | None = None
+) -> AnswerFormat:
     """Returns the format that ``chat_template`` shows; the folder has no files."""
-    found = AnswerFormat.load(folder, chat_template(format_name, has_reasoning=has_reasoning))
+    template = chat_template(format_name, has_reasoning=has_reasoning)
+    found = AnswerFormat.load(folder, template, tokenizer=tokenizer)
     assert found is not None
     return found
 

@@ -187,7 +187,7 @@ class AnswerParser:
     def _follow_reasoning(self, kind: str, field: str, text: str) -> None:
         if field in REASONING_FIELDS:
             self.reasoning = "closed" if kind == "region_close" else "open"
-        elif field == TOOL_FIELD or text.strip():
+        elif field != self._template.implicit or text.strip():
             self.reasoning = "absent"
 
     def _pieces(self, text: str) -> list[str]:

@@ -40,6 +40,18 @@ class CallTag:
 
 
 @dataclass(frozen=True)
+class ReasoningTag:
+    """What stands around reasoning and before the answer's text, for a grammar."""
+
+    begin: str
+    end: str
+    next_message: str = ""
+    """What stands between the end and whatever follows. With it, there may be several pieces of reasoning."""
+    text_begin: tuple[str, ...] = ("",)
+    """What stands before the answer's text, one of these."""
+
+
+@dataclass(frozen=True)
 class ToolFormat:
     """A format of calls."""
 
@@ -79,6 +91,7 @@ class ReasoningFormat:
     """Text that a chat template of this format contains."""
     field: Mapping[str, Any]
     """The field ``reasoning_content`` of a response template."""
+    tag: ReasoningTag
     text_field: Mapping[str, Any] | None = None
     """As of ``ToolFormat``."""
 
@@ -103,6 +116,12 @@ REASONING_FORMATS = (
         ("openai_gptoss", "gpt-oss"),
         "<|channel|>analysis",
         {"open_pattern": _CHANNEL + r"analysis<\|message\|>", "close": "<|end|>", "content": "text"},
+        ReasoningTag(
+            "<|channel|>analysis<|message|>",
+            "<|end|>",
+            "<|start|>assistant",
+            ("<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>"),
+        ),
         _CHANNEL_TEXT,
     ),
     ReasoningFormat(
@@ -110,6 +129,7 @@ REASONING_FORMATS = (
         "</think>",
         # At the start of the answer, or from the end of the prompt on.
         {"open_pattern": r"\A\s*<think>", "close": "</think>", "content": "text"},
+        ReasoningTag("<think>", "</think>"),
     ),
 )
 """All formats. Where the marks of several are in a chat template, the first is taken."""
@@ -133,7 +153,7 @@ TOOL_FORMATS = (
             "content": "json",
             "transform": _transform("{name}", "{content}"),
         },
-        None,
+        CallTag("", "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>", "", is_parallel=False),
         text_field=_CHANNEL_TEXT,
     ),
     ToolFormat(

@@ -10,10 +10,15 @@ from typing import Any
 import xgrammar
 
 from radixkv.errors import InvalidRequest, shortened
-from radixkv.runtime.structured.source import ANY_OBJECT, Source
+from radixkv.runtime.structured.source import ANY_OBJECT, Source, one_line_schemas
 from radixkv.runtime.structured.vocabulary import Vocabulary
 
 _CONTROL_CHARACTER = re.compile(rb"[\x00-\x1f]")
+_EBNF_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]')
+"""A text or a class of characters in the notation in which xgrammar prints grammars."""
+_CHARACTERS = r"[^\"\\\r\n]"
+"""xgrammar's class of the characters of a string with a length."""
+_PRINTABLE_CHARACTERS = r"[^\0-\x1f\"\\\r\n]"
 _PLACE_IN_XGRAMMAR = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+?:\d+: (Check failed: \(.*?\) is false: |Warning: )?")
 
 
@@ -53,7 +58,7 @@ class Compiler:
                     return self._compiler.compile_regex(source.text)
                 case "grammar":
                     return self._compiler.compile_grammar(source.text)
-            return self._compiler.compile_structural_tag(source.text)
+            return self._compiler.compile_structural_tag(_structural_tag(source))
         except (RuntimeError, ValueError, TypeError) as error:  # what C++ and its bindings raise
             raise refusal(str(error)) from None
 
@@ -67,15 +72,34 @@ def _open(
     return xgrammar.GrammarCompiler(info, max_threads=n_threads, cache_limit_bytes=cache_bytes)
 
 
+def _structural_tag(source: Source) -> str:
+    """Returns a structural tag with xgrammar's keys only."""
+    tag = json.loads(source.text)
+    for part in one_line_schemas(tag):
+        ebnf = str(xgrammar.Grammar.from_json_schema(json.dumps(part["json_schema"]), any_whitespace=False))
+        part.clear()
+        part |= {"type": "grammar", "grammar": _EBNF_LITERAL.sub(_without_control_characters, ebnf)}
+    if source.before:
+        tag["format"] = {"type": "sequence", "elements": [json.loads(source.before), tag["format"]]}
+    return json.dumps(tag)
+
+
+def _without_control_characters(literal: re.Match[str]) -> str:
+    return _PRINTABLE_CHARACTERS if literal[0] == _CHARACTERS else literal[0]
+
+
 def check_patterns(source: Source) -> None:
     """Raises ``InvalidRequest`` for a pattern in a schema that xgrammar would let leave its JSON string.
 
     xgrammar builds an automaton of most patterns, without the characters that JSON strings have as escapes only. If
     it cannot, because the pattern needs such characters or repeats too often, it allows them as they are.
     """
-    if source.language != "json":
-        return
-    for pattern in set(_patterns(json.loads(source.text))):
+    schemas = []
+    if source.language == "json":
+        schemas = [json.loads(source.text)]
+    elif source.language == "structural_tag":
+        schemas = [one["json_schema"] for one in one_line_schemas(json.loads(source.text))]
+    for pattern in {pattern for schema in schemas for pattern in _patterns(schema)}:
         schema = json.dumps({"type": "string", "pattern": pattern})
         try:
             grammar = xgrammar.Grammar.from_json_schema(schema)

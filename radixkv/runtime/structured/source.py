@@ -11,7 +11,7 @@ import msgspec
 
 from radixkv.errors import InvalidRequest
 from radixkv.runtime.structured.json_schema import prepare, prepare_schema
-from radixkv.structured_outputs import StructuredOutputs
+from radixkv.structured_outputs import StructuredOutputs, choice_grammar
 
 ANY_OBJECT = '{"type": "object", "additionalProperties": {}}'
 """The schema of any JSON object."""
@@ -22,13 +22,16 @@ class Source(msgspec.Struct, frozen=True):
 
     language: Literal["json", "regex", "grammar", "structural_tag"]
     text: str
+    before: str = ""
+    """What comes before a structural tag's format: another format of xgrammar as JSON text; empty for nothing."""
 
 
 def prepare_source(spec: StructuredOutputs) -> Source:
     """Returns the source of a specification. O(length).
 
-    A JSON schema in a structural tag that has ``or_any_object`` beside it becomes that of any object if grammars do
-    not enforce it.
+    Structural tags have three keys besides those of xgrammar. A JSON schema with ``or_any_object`` becomes that of
+    any object if grammars do not enforce it. One with ``is_one_line`` has the layout that answers have as a whole.
+    ``before``, beside ``format``, is a format that comes first.
 
     Raises:
         InvalidRequest: a JSON schema is invalid, or has what grammars do not enforce.
@@ -41,23 +44,34 @@ def prepare_source(spec: StructuredOutputs) -> Source:
         case "regex":
             return Source("regex", spec.regex or "")
         case "choice":
-            return Source("grammar", f"root ::= {' | '.join(_quoted(text) for text in spec.choice)}")
+            return Source("grammar", choice_grammar(spec.choice))
         case "grammar":
             return Source("grammar", spec.grammar or "")
-    return Source("structural_tag", _prepare_structural_tag(spec.structural_tag or ""))
+    return _prepare_structural_tag(spec.structural_tag or "")
 
 
-def _quoted(text: str) -> str:
-    """Returns a text as a literal of xgrammar's EBNF, which has the escapes of JSON."""
-    return json.dumps(text, ensure_ascii=False)
+def one_line_schemas(tag: Any) -> Iterator[dict[str, Any]]:
+    """Yields the parts of a structural tag that are JSON schemas with ``is_one_line``."""
+    match tag:
+        case {"type": "json_schema", "is_one_line": True}:
+            yield tag
+        case {"type": "json_schema"}:
+            return
+        case dict():
+            for one in tag.values():
+                yield from one_line_schemas(one)
+        case list():
+            for one in tag:
+                yield from one_line_schemas(one)
 
 
-def _prepare_structural_tag(text: str) -> str:
+def _prepare_structural_tag(text: str) -> Source:
     """Returns a structural tag with its JSON schemas prepared."""
     try:
         tag = json.loads(text)
         json.dumps(tag, ensure_ascii=False).encode()
-        return json.dumps(_with_prepared_schemas(tag))
+        before = json.dumps(tag.pop("before")) if isinstance(tag, dict) and "before" in tag else ""
+        return Source("structural_tag", json.dumps(_with_prepared_schemas(tag)), before)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(
             f"the structural tag is not valid JSON: {type(error).__name__}", param="structured_outputs"

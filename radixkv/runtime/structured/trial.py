@@ -76,6 +76,9 @@ def _try(spec: StructuredOutputs, compiler: Compiler, limits: TrialLimits) -> So
     with tempfile.TemporaryFile() as log:
         os.dup2(log.fileno(), 2)  # xgrammar writes to standard error what it ignores
         check_patterns(source)
+        if source.before:  # which the random answer would not leave
+            after = msgspec.structs.replace(source, before="")
+            follow(Grammar(compiler.compile(after)), compiler.vocabulary)
         grammar = Grammar(compiler.compile(source))
         log.seek(0)
         warnings = [line for line in log.read().decode(errors="replace").splitlines() if "Warning: " in line]

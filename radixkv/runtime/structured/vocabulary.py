@@ -7,14 +7,19 @@ from pathlib import Path
 
 import msgspec
 
+from radixkv.structured_outputs import SPECIAL_MARKS
 from radixkv.text.tokenizer import Tokenizer
+
+_NO_TEXT = b"\xff"
+"""A byte that UTF-8 never has."""
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
     """The bytes of each token, and which tokens end an answer."""
 
     tokens: list[bytes]
-    """By id. An empty one is never allowed: special tokens, and ids that the model has and the tokenizer lacks."""
+    """By id. An empty one is never allowed: special tokens, and ids that the model has and the tokenizer lacks. The
+    bytes of ``SPECIAL_MARKS`` are no UTF-8, so that no text matches them."""
     eos_token_ids: tuple[int, ...]
     """The tokens that may end an answer; at least one."""
 
@@ -35,6 +40,10 @@ def read_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Sequence[int])
     Raises:
         CheckpointError: the tokenizer is missing or corrupt.
     """
-    tokens = Tokenizer.load(folder).vocabulary()[:vocab_size]
+    tokenizer = Tokenizer.load(folder)
+    tokens = tokenizer.vocabulary()[:vocab_size]
     tokens += [b""] * (vocab_size - len(tokens))
+    for name, token_id in tokenizer.special_ids(SPECIAL_MARKS).items():
+        if token_id < vocab_size and token_id not in eos_token_ids:
+            tokens[token_id] = _NO_TEXT + name.encode()
     return Vocabulary(tokens, tuple(eos_token_ids))

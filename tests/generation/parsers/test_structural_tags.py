@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import xgrammar
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from radixkv.errors import InvalidRequest, UnsupportedFeature
 from radixkv.generation.parsers.answer_format import AnswerFormat
 from radixkv.generation.tools import parse_tool_use
+from radixkv.runtime.structured.compiler import Compiler
+from radixkv.runtime.structured.matcher import Grammar
 from radixkv.runtime.structured.source import prepare_source
-from radixkv.structured_outputs import StructuredOutputs
+from radixkv.runtime.structured.vocabulary import read_vocabulary
+from radixkv.structured_outputs import SPECIAL_MARKS, StructuredOutputs
+from radixkv.text.chat_template import ChatTemplate
+from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire import unpack_tokens
 from support.tool_formats import HEADER, TOOLS, USE, answer_format, chat_template, parse
 
-EOS = 256
+EOS = "<eos>"
 PARIS = {
     "hermes": '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>',
     "qwen3_coder": (
@@ -37,16 +45,43 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 ONLY_NOW = [{"type": "function", "function": {"name": "now"}}]
 
 Accepts = Callable[..., bool]
+ALPHABET = pre_tokenizers.ByteLevel.alphabet()
+
+
+class Grammars:
+    """Compiles constraints for a vocabulary of single bytes, whose marks are special tokens or not."""
+
+    def __init__(self, folder: Path, *, has_special_marks: bool) -> None:
+        backend = tokenizers.Tokenizer(models.BPE({x: i for i, x in enumerate(sorted(ALPHABET))}, []))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        marks = sorted(SPECIAL_MARKS)
+        backend.add_special_tokens([EOS, *(marks if has_special_marks else [])])
+        backend.add_tokens([AddedToken(mark, special=False) for mark in marks])
+        backend.save(str(folder / "tokenizer.json"))
+        self.tokenizer = Tokenizer.load(folder)
+        vocabulary = read_vocabulary(folder, backend.get_vocab_size(), [backend.token_to_id(EOS)])
+        self._compiler = Compiler(vocabulary, n_threads=1, cache_bytes=1 << 24)
+
+    def accepts(self, constraint: StructuredOutputs, text: str) -> bool:
+        """Returns whether a text is a whole answer."""
+        matcher = Grammar(self._compiler.compile(prepare_source(constraint))).new_matcher()
+        ids = unpack_tokens(self.tokenizer.encode(text + EOS, adds_special_tokens=False))
+        return all(matcher.accept(token) for token in ids)
 
 
 @pytest.fixture(scope="module")
-def compiler() -> xgrammar.GrammarCompiler:
-    vocabulary = [*(bytes([byte]) for byte in range(EOS)), b"<eos>"]
-    return xgrammar.GrammarCompiler(xgrammar.TokenizerInfo(vocabulary, stop_token_ids=[EOS]))
+def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
+    return Grammars(tmp_path_factory.mktemp("plain"), has_special_marks=False)
+
+
+@pytest.fixture(scope="module")
+def special(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
+    return Grammars(tmp_path_factory.mktemp("special"), has_special_marks=True)
 
 
 @pytest.fixture
-def accepts(compiler: xgrammar.GrammarCompiler, tmp_path: Path) -> Accepts:
+def accepts(grammars: Grammars) -> Accepts:
     """Returns a function that says whether a text is a whole answer to a request with these tools."""
 
     def accepts(
@@ -56,13 +91,10 @@ def accepts(compiler: xgrammar.GrammarCompiler, tmp_path: Path) -> Accepts:
         tools: object = TOOLS,
         prompt: str = HEADER,
         text_format: StructuredOutputs | None = None,
+        of: Grammars = grammars,
     ) -> bool:
         constraint = one.constraint(prompt, parse_tool_use(tools, *request), text_format)
-        if constraint is None:
-            return True
-        assert constraint.structural_tag is not None
-        matcher = xgrammar.GrammarMatcher(compiler.compile_structural_tag(prepare_source(constraint).text))
-        return all(matcher.accept_token(token) for token in [*text.encode(), EOS])
+        return constraint is None or of.accepts(constraint, text)
 
     return accepts
 
@@ -108,16 +140,6 @@ def test_strict_tools_in_free_text(accepts: Accepts, tmp_path: Path, name: str) 
     for text in ("Hello.", PARIS[name], f"Hello. {PARIS[name]}"):
         assert accepts(one, text, tools=STRICT)
     assert not accepts(one, PARIS[name].replace("city", "town"), tools=STRICT)
-
-
-def test_channels_are_not_demanded(tmp_path: Path) -> None:
-    one = answer_format(tmp_path, "openai")
-    assert one.constraint(HEADER, parse_tool_use(TOOLS)) is None
-    text = StructuredOutputs(json_object=True)
-    assert one.constraint(HEADER, parse_tool_use([]), text) == text
-    for request, text_format in (((STRICT,), None), ((TOOLS, "required"), None), ((TOOLS,), text)):
-        with pytest.raises(UnsupportedFeature, match="format of calls cannot be demanded"):
-            one.constraint(HEADER, parse_tool_use(*request), text_format)
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -176,7 +198,137 @@ def test_an_answer_with_a_format_is_that_text_or_calls(
         assert not accepts(one, answer, text_format=text_format)
     assert accepts(one, BOTH["hermes"], "required", text_format=text_format)
     assert not accepts(one, text, "required", text_format=text_format), "a call is demanded"
-    assert one.constraint(HEADER, parse_tool_use(TOOLS, "none"), text_format) is text_format
+
+
+OBJECT, OWN_TAG = StructuredOutputs(json_object=True), {"type": "const_string", "value": "tag"}
+THINK = f"{HEADER}<think>\n"
+
+
+@pytest.mark.parametrize("marks", ["plain", "special"])
+@pytest.mark.parametrize("tools", [{"tools": []}, {"tools": TOOLS}, {"tools": TOOLS, "choice": "none"}])
+@pytest.mark.parametrize(("text_format", "text"), TEXT_FORMATS)
+def test_a_format_begins_after_reasoning(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    marks: str,
+    tools: dict[str, Any],
+    text_format: StructuredOutputs,
+    text: str,
+) -> None:
+    of: Grammars = request.getfixturevalue("grammars" if marks == "plain" else "special")
+    one = answer_format(tmp_path, "hermes", has_reasoning=True, tokenizer=of.tokenizer)
+
+    def accepts(answer: str, prompt: str = HEADER) -> bool:
+        constraint = one.constraint(prompt, parse_tool_use(tools["tools"], tools.get("choice")), text_format)
+        assert constraint is not None
+        return of.accepts(constraint, answer)
+
+    for thought in ("\nI see.\n", "", "a < b </ c {\n}", "日本 <b>"):
+        assert accepts(f"<think>{thought}</think>\n\n{text}")
+        assert accepts(f"{thought}</think>{text}", THINK)
+        assert accepts(f"{thought}</think>{text}", THINK.rstrip())
+    assert accepts(text), "the model need not reason"
+    assert accepts(text, f"{THINK}\n</think>\n\n"), "the prompt has ended the reasoning"
+    assert accepts(text, f"{HEADER}The answer: "), "the prompt has begun the text"
+    assert accepts(f" see.</think>\n{text}", f"{THINK}I"), "the prompt has begun the reasoning"
+    for answer in ("", "Hello.", "<think>", f"<think>{text}", "<think>a</think>Hello.", f"{text}<think></think>"):
+        assert not accepts(answer)
+    assert not accepts(text, THINK)
+    assert not accepts(f"<think></think>{text}", f"{THINK}\n</think>\n\n")
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        {"type": "structural_tag", "format": OWN_TAG},
+        {
+            "type": "structural_tag",
+            "structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}],
+            "triggers": ["<f>"],
+        },
+    ],
+)
+def test_a_structural_tag_of_the_request_begins_after_reasoning(accepts: Accepts, tmp_path: Path, tag: Any) -> None:
+    one = answer_format(tmp_path, "hermes", has_reasoning=True)
+    wanted = StructuredOutputs(structural_tag=tag)
+    text, wrong = ("tag", "rag") if "format" in tag else ("a <f>3</f>", "a <f>b</f>")
+    for answer, prompt in ((text, HEADER), (f"<think>{wrong}</think>{text}", HEADER), (f"a</think>{text}", THINK)):
+        assert accepts(one, answer, tools=[], prompt=prompt, text_format=wanted)
+    assert not accepts(one, f"a</think>{wrong}", tools=[], prompt=THINK, text_format=wanted)
+
+
+def test_json_after_reasoning_is_on_one_line_without_control_characters(accepts: Accepts, tmp_path: Path) -> None:
+    one = answer_format(tmp_path, "hermes", has_reasoning=True)
+    short = {"type": "string", "maxLength": 8}
+    schema = {"type": "object", "properties": {"a": short, "b": {"type": "string"}}, "required": ["a", "b"]}
+    wanted = StructuredOutputs(json=schema)
+    for text in ('{"a": "x", "b": "y"}', '{"a": "é日", "b": "[^\\"\\\\\\r\\n]"}'):
+        assert accepts(one, f"<think></think>\n\n{text}", tools=[], text_format=wanted)
+    for text in ('{"a":"x","b":"y"}', '{ "a": "x", "b": "y"}', '{"a": "\t", "b": "y"}', '{"a": "x", "b": "\t"}'):
+        assert not accepts(one, f"<think></think>\n\n{text}", tools=[], text_format=wanted)
+    const = StructuredOutputs(json={"const": r"[^\"\\\r\n]"})
+    assert accepts(one, r'"[^\\\"\\\\\\r\\n]"', tools=[], text_format=const)
+
+
+START, FINAL = "<|im_start|>assistant\n", "<|channel|>final<|message|>"
+ANALYSIS = "<|channel|>analysis<|message|>I see.<|end|><|start|>assistant"
+CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Paris"}'
+
+
+@pytest.mark.parametrize("marks", ["grammars", "special"])
+def test_channels(request: pytest.FixtureRequest, accepts: Accepts, tmp_path: Path, marks: str) -> None:
+    of: Grammars = request.getfixturevalue(marks)
+    one = answer_format(tmp_path, "openai", has_reasoning=True, tokenizer=of.tokenizer)
+    for tools in ({"tools": []}, {"tools": TOOLS}):
+        for before in ("", ANALYSIS, ANALYSIS * 2):
+            for begin in (FINAL, "<|channel|>final <|constrain|>json<|message|>"):
+                assert accepts(one, f'{before}{begin}{{"a": 1}}', text_format=OBJECT, of=of, **tools)
+            assert not accepts(one, f"{before}{FINAL}Hello.", text_format=OBJECT, of=of, **tools)
+        assert not accepts(one, '{"a": 1}', text_format=OBJECT, of=of, **tools)
+        rest = f'thought<|end|><|start|>assistant{FINAL}{{"a": 1}}'
+        begun = f"{HEADER}<|channel|>analysis<|message|>"
+        assert accepts(one, rest, prompt=begun, text_format=OBJECT, of=of, **tools)
+        assert accepts(one, '{"a": 1}', prompt=HEADER + FINAL, text_format=OBJECT, of=of, **tools)
+    for answer in (CALL, ANALYSIS + CALL):
+        assert accepts(one, answer, of=of, text_format=OBJECT)
+        assert accepts(one, answer, "required", of=of)
+        assert accepts(one, answer, of=of, tools=STRICT)
+        assert not accepts(one, answer.replace("city", "town"), of=of, tools=STRICT)
+        assert not accepts(one, answer, "none", of=of, text_format=OBJECT)
+    for answer in (f"{ANALYSIS}{FINAL}Hello.", f"{FINAL}Hello."):
+        assert not accepts(one, answer, "required", of=of)
+        assert accepts(one, answer, of=of, tools=STRICT)
+
+
+def test_reasoning_of_its_own(accepts: Accepts, tmp_path: Path) -> None:
+    fields = {"content": {}, "thinking": {"open": "<reason>", "close": "</reason>"}}
+    config = {"response_template": {"start_anchor": HEADER, "fields": fields}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    one = AnswerFormat.load(tmp_path, None)
+    assert one is not None
+    assert accepts(one, '<reason>a</reason>\n{"a": 1}', tools=[], text_format=OBJECT)
+    assert accepts(one, 'a</reason>{"a": 1}', tools=[], prompt=f"{HEADER}<reason>", text_format=OBJECT)
+    fields["thinking"] = {"open_pattern": "<reason[0-9]>", "close": "</reason>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    one = AnswerFormat.load(tmp_path, None)
+    assert one is not None
+    with pytest.raises(UnsupportedFeature, match="--reasoning-parser"):
+        one.constraint(HEADER, parse_tool_use([]), OBJECT)
+
+
+@pytest.mark.parametrize("bot", ["<|bot|>", ""])
+def test_a_template_that_opens_the_reasoning_without_another_header(
+    accepts: Accepts, tmp_path: Path, bot: str
+) -> None:
+    shown = "{{ messages[-1].content }}{% if add_generation_prompt %}BOT<think>\n{% endif %}{# </think> #}"
+    source = shown.replace("BOT", bot)
+    template = ChatTemplate(source, {}, "the test")
+    one = AnswerFormat.load(tmp_path, template)
+    assert one is not None
+    prompt = template.render([{"role": "user", "content": "Why </think>?"}])
+    assert accepts(one, 'a</think>\n\n{"a": 1}', tools=[], prompt=prompt, text_format=OBJECT)
+    assert not accepts(one, '{"a": 1}', tools=[], prompt=prompt, text_format=OBJECT)
+    assert parse(one, ["I see.</think>\n\nHello."], prompt=prompt) == [("think", "I see."), "Hello."]
 
 
 def test_a_structural_tag_of_the_request_excludes_tools(tmp_path: Path) -> None:
@@ -208,3 +360,25 @@ def test_schemas_that_are_too_large(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="too large") as caught:
         one.constraint(HEADER, parse_tool_use(tools, "required"))
     assert caught.value.param == "tools"
+
+
+SWITCHES = {
+    "on unless switched off": ("enable_thinking is not defined or enable_thinking", True),
+    "off unless switched on": ("enable_thinking", False),
+}
+
+
+@pytest.mark.parametrize(("condition", "reasons"), SWITCHES.values(), ids=SWITCHES)
+def test_reasoning_that_is_switched_off_does_not_come_before_a_format(
+    accepts: Accepts, tmp_path: Path, condition: str, reasons: bool
+) -> None:
+    source = "{{ messages[-1].content }}{% if CONDITION %} Think.{% endif %}"
+    source += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{# </think> #}"
+    one = AnswerFormat.load(tmp_path, ChatTemplate(source.replace("CONDITION", condition), {}, "the test"))
+    assert one is not None
+    for wanted, may_reason in ((None, reasons), (True, True), (False, False)):
+        variables = {} if wanted is None else {"enable_thinking": wanted}
+        constraint = one.constraint(HEADER, parse_tool_use([]), OBJECT, variables)
+        assert (constraint != OBJECT) == may_reason
+        opened = one.constraint(THINK, parse_tool_use([]), OBJECT, variables)
+        assert opened != OBJECT, "the prompt has begun it all the same"

@@ -92,6 +92,18 @@ VALID: list[Mapping[str, Any]] = [
     },
 ]
 
+AMBIGUOUS = "root ::= (root root root | [a-z])* root?"
+ANY_BEFORE = {"type": "any_text", "excludes": ["|"]}
+VALID.append(
+    {
+        "structural_tag": {
+            "type": "structural_tag",
+            "before": ANY_BEFORE,
+            "format": {"type": "json_schema", "json_schema": closed(x={"maxLength": 3}), "is_one_line": True},
+        }
+    }
+)
+
 HOSTILE: list[Mapping[str, Any]] = [
     {"json": "{"},
     {"json": '{"type": "object", "not": {}}'},
@@ -117,7 +129,20 @@ HOSTILE: list[Mapping[str, Any]] = [
         "grammar": 'root ::= "a" root'  # may only be cut
         ' | "b" dead\ndead ::= "c" dead2\ndead2 ::= dead2'
     },
-    {"grammar": "root ::= (root root root | [a-z])* root?"},
+    {"grammar": AMBIGUOUS},
+    {
+        "structural_tag": {
+            "type": "structural_tag",
+            "before": ANY_BEFORE,
+            "format": {"type": "grammar", "grammar": AMBIGUOUS},
+        }
+    },
+    {
+        "structural_tag": {
+            "type": "structural_tag",
+            "format": {"type": "json_schema", "json_schema": {"pattern": '^"$'}, "is_one_line": True},
+        }
+    },
     {"structural_tag": "{}"},
     {"structural_tag": "[" * 20_000},
     {"structural_tag": '{"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {"not": {}}}}'},

@@ -72,7 +72,7 @@ async def chat_prompt(request: ChatRequest, served_model: ServedModel, tenant: s
         tools=tools,
         variables=request.template_variables,
     )
-    sampling = served_model.constrained(sampling, text, tools)
+    sampling = served_model.constrained(sampling, text, tools, request.template_variables)
     encoded = await encode_conversation(
         text,
         request.cache_salt or "",
