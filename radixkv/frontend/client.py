@@ -218,6 +218,11 @@ class RuntimeClient:
         """
         if arrived.tenant != OPERATOR:
             prompts = [msgspec.structs.replace(prompt, tenant=arrived.tenant) for prompt in prompts]
+        if arrived.session_id:
+            prompts = [
+                msgspec.structs.replace(prompt, session_id=prompt.session_id or arrived.session_id)
+                for prompt in prompts
+            ]
         return RequestGroup(self, prompts, arrived, streams)
 
     def take_recent_misses(self) -> MissCounts:

@@ -16,9 +16,11 @@ from starlette.requests import Request
 from radixkv.errors import RequestError
 from radixkv.frontend.request_id import request_id_of
 from radixkv.frontend.tenant import tenant_of
+from radixkv.limits import check_session_id
 from radixkv.tenants import OPERATOR
 from radixkv.wire import ComputedPrompt, Done, NewTokens, PromptLogprobs, Submit, TokenLogprobs
 
+SESSION_HEADER = "x-session-id"
 _TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})
 _INLINE_WORK = 256
 """Rendering work done on the event loop, in tokens without logprobs; a thread renders more."""
@@ -64,17 +66,30 @@ class Arrival(NamedTuple):
     """Who sent it."""
     request_id: str = ""
     """The id that its response has."""
+    session_id: str = ""
+    """That of its header ``X-Session-Id``, for a body that has none."""
 
     @classmethod
     def of(cls, request: Request) -> Self:
-        """Returns that of a request that arrives now."""
+        """Returns that of a request that arrives now.
+
+        Raises:
+            InvalidRequest: the id of its session is too long.
+        """
+        session_id = request.headers.get(SESSION_HEADER, "")
+        check_session_id(session_id)
         trace_headers = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in request.scope["headers"]
             if name in _TRACE_HEADERS
         }
         return cls(
-            time.monotonic(), request.scope["path"], trace_headers, tenant_of(request), request_id_of(request)
+            at=time.monotonic(),
+            route=request.scope["path"],
+            trace_headers=trace_headers,
+            tenant=tenant_of(request),
+            request_id=request_id_of(request),
+            session_id=session_id,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +34,7 @@ def make_app(
     server: ServerConfig | None = None,
     metrics: Metrics | None = None,
     body_limit_s: float = BODY_TIMEOUT_S,
+    log: Callable[[str], None] | None = None,
 ) -> ASGIApp:
     """Returns the app with the settings of the server and the default ones of the engine."""
     server = server or ServerConfig()
@@ -41,7 +42,7 @@ def make_app(
         client,
         served_model,
         metrics or Metrics(),
-        BodyReader(100_000, body_limit_s),
+        BodyReader(100_000, body_limit_s, log=log),
         api_key=server.api_key,
         tenant_keys=server.tenants.names,
         allowed_origins=server.allowed_origins,
@@ -58,6 +59,7 @@ def running_site(
     server: ServerConfig | None = None,
     connection: type[Connection] = Connection,
     body_limit_s: float = BODY_TIMEOUT_S,
+    log: Callable[[str], None] | None = None,
 ) -> Iterator[Site]:
     """Runs a site in its own threads until the end of the context."""
     scripted = ScriptedLoop()
@@ -73,7 +75,7 @@ def running_site(
         client = RuntimeClient(metrics)
         await client.connect(str(path))
         await client.handshake()
-        app = make_app(client, served_model, server, metrics, body_limit_s)
+        app = make_app(client, served_model, server, metrics, body_limit_s, log)
         config = uvicorn.Config(app, http=connection, ws="none", lifespan="off", log_config=None, log_level="error")
         http = _Uvicorn(config)
         serving = asyncio.create_task(http.serve(sockets=[listener]))

@@ -23,6 +23,17 @@ _MAX_INLINE_BYTES = 1 << 16
 """Up to this many bytes, parse on the event loop. In a thread, the loop can run between the passes over a body."""
 MAX_LOGGED_FIELDS = 1000
 """Most misspelt fields that are logged, so that clients cannot fill the log."""
+IGNORED_SESSION_HEADERS = frozenset(
+    {
+        "x-claude-code-session-id",  # Claude Code
+        *("session-id", "session_id", "thread-id", "conversation_id"),  # Codex, its older versions too
+        "x-session-affinity",  # OpenCode
+        "x-litellm-session-id",
+        "x-smg-routing-key",  # SGLang's router
+    }
+)
+"""Headers in which agents and routers name a session. Sub-agents and side questions share it with the conversation,
+so that it is none in the sense of ``session_id``: each of these would demote the others' pages."""
 UNKNOWN_FIELD_HEADER = "X-RadixKV-Unknown-Field"
 _MISSPELT = "misspelt_fields"
 
@@ -41,7 +52,8 @@ class BodyReader:
     Args:
         max_bytes: the longest body.
         timeout_s: how long a client may take to send a body.
-        log: gets one line for each misspelt field, once for each name.
+        log: gets one line for each misspelt field, and for the headers of sessions that are ignored, once for each
+            name.
     """
 
     def __init__(
@@ -66,6 +78,7 @@ class BodyReader:
             ClientDisconnected: the client left before the end of the body.
             RequestError: ``refuse`` was called with it, or ``parse`` raised it.
         """
+        self._report_session_headers(request)
         body = await self._read_in_time(request)
         misspelt: dict[str, str] = {}
         try:
@@ -91,6 +104,16 @@ class BodyReader:
                 self._log(
                     f"a request has the unknown field {name}, which is ignored; did you mean {misspelt[name]}?"
                 )
+
+    def _report_session_headers(self, request: Request) -> None:
+        """Logs, once, that the sessions are ignored that a request names in headers of agents and routers."""
+        found = IGNORED_SESSION_HEADERS.intersection(request.headers.keys())
+        if self._log is not None and found and not found & self._logged:
+            self._log(
+                f"a request names its session in the header {' and '.join(sorted(found))}, which is ignored: "
+                "agents use one session for several conversations; name a single one by X-Session-Id or session_id"
+            )
+        self._logged |= found
 
     async def _read_in_time(self, request: Request) -> bytes:
         if self._refusal is not None:

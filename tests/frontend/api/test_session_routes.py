@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+from radixkv.frontend.served_model import ServedModel
+from support.running_site import running_site
 from support.scripted_runtime import HOST, Site
 
 
@@ -30,6 +33,54 @@ def test_a_body_names_its_session(site: Site, path: str, body: dict[str, Any]) -
         reply = site.http.post(path, json={**body, "session_id": session_id})
         assert reply.status_code == 200, reply.text
         assert site.loop.submitted[-1].session_id == expected
+
+
+APIS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}),
+    ("/v1/responses", {"input": "a", "max_output_tokens": 2}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}),
+    ("/generate", {"text": "a"}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), APIS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_header_names_the_session_of_a_body_without_one(
+    site: Site, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    headers = {"X-Session-Id": "from-the-header"}
+    for fields, expected in (({}, "from-the-header"), ({"session_id": "mine"}, "mine")):
+        n_before = len(site.loop.submitted)
+        reply = site.http.post(path, json={**body, **fields, "stream": stream}, headers=headers)
+        assert reply.status_code == 200, reply.text
+        assert {prompt.session_id for prompt in site.loop.submitted[n_before:]} == {expected}
+        assert site.http.post(f"/sessions/{expected}/close").status_code == 200
+
+
+@pytest.mark.parametrize(("path", "body"), APIS)
+def test_a_header_that_is_too_long_is_refused(site: Site, path: str, body: dict[str, Any]) -> None:
+    reply = site.http.post(path, json=body, headers={"X-Session-Id": "x" * 129})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "session_id")
+
+
+def test_sessions_of_agents_are_ignored_with_one_line(served_model: ServedModel, tmp_path: Path) -> None:
+    agents = [
+        {"X-Claude-Code-Session-Id": "a"},
+        {"session-id": "b", "thread-id": "b"},
+        {"X-SMG-Routing-Key": "c"},
+        {"session_id": "d"},
+    ]
+    lines: list[str] = []
+    with running_site(served_model, tmp_path, log=lines.append) as site:
+        for _ in range(2):
+            for headers in agents:
+                reply = site.http.post("/v1/completions", json={"prompt": "a"}, headers=headers)
+                assert reply.status_code == 200
+                assert site.loop.submitted[-1].session_id == ""
+        site.http.post("/v1/completions", json={"prompt": "a"}, headers={"X-Session-Id": "e"})
+    assert len(lines) == len(agents)
+    assert [name for line, headers in zip(lines, agents, strict=True) for name in headers if name.lower() in line]
 
 
 @pytest.mark.parametrize("session_id", ["plain", "with space", "a/b", "ü%2F", "close"])
