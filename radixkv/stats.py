@@ -45,7 +45,7 @@ class DiskStats(msgspec.Struct, frozen=True):
     pages_fetched_total: int
     pages_written_total: int
     pages_lost_total: int
-    """Pages that were listed but could not be read: damaged, removed, or an error of the file system."""
+    """Pages that were damaged or had vanished when they were to be read."""
     fetch_seconds: float
     """Time of the reads, each prompt's alone."""
     write_seconds: float

@@ -151,7 +151,7 @@ def _host_stats(scheduler: Scheduler, transfers: Transfers, steps: StepCounters,
 
 
 def _disk_stats(disk: DiskTier, steps: StepCounters) -> DiskStats:
-    counters, health = disk.counters, disk.store.health
+    counters, counts, health = disk.counters, disk.store.counts, disk.store.health
     shared = None
     if health is not None:
         shared = SharedStoreStats(
@@ -165,8 +165,8 @@ def _disk_stats(disk: DiskTier, steps: StepCounters) -> DiskStats:
         n_bytes=disk.store.n_bytes,
         prefix_hits_total=steps.prefix_hits_fetched,
         pages_fetched_total=counters.n_pages_fetched,
-        pages_written_total=counters.n_pages_written,
-        pages_lost_total=counters.n_pages_lost,
+        pages_written_total=counts.n_written,
+        pages_lost_total=counts.n_lost,
         fetch_seconds=counters.fetch_seconds,
         write_seconds=counters.write_seconds,
         fetch_seconds_per_token=disk.cost.fetch_s_per_token,

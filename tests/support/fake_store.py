@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from radixkv.runtime.cache.tiers.page_keys import DIGEST_BYTES
-from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, Removal, StoreHealth
+from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
 from support.fake_copier import PAGE_BYTES, FakeCopier, slot_of
 from support.fake_device import POISON, KVValue
 
@@ -52,6 +52,7 @@ class FakeStore:
     all_written: dict[bytes, bytes] = field(default_factory=dict)
     """Tokens of every page that was ever stored, by key."""
     _removed: list[bytes] = field(default_factory=list)
+    counts: PageCounts = field(default_factory=PageCounts)
     _n_tickets: int = 0
     _n_removals: int = 0
 
@@ -157,6 +158,7 @@ class FakeStore:
             key = list(self.pages)[which % len(self.pages)]
             del self.pages[key]
             self._lost.add(key)
+            self.counts = self.counts._replace(n_lost=self.counts.n_lost + 1)
             self._removed.append(key)
 
     def _begin(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview], *, is_load: bool) -> int:
@@ -190,6 +192,8 @@ class FakeStore:
         assert POISON not in values, f"slot {slot} is written, and not filled"
         assert values == transfer.sources[index], f"slot {slot} has changed while it was written"
         self.unknown.discard(key)
-        self.pages.setdefault(key, StoredPage(tokens, list(values)))
+        if key not in self.pages:
+            self.pages[key] = StoredPage(tokens, list(values))
+            self.counts = self.counts._replace(n_written=self.counts.n_written + 1)
         self.all_written.setdefault(key, tokens)
         return True

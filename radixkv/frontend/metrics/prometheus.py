@@ -285,8 +285,8 @@ def _disk_families(disk: DiskStats) -> Iterator[Metric]:
             "Part of host_prefix_cache_hits: came from disk.",
         ),
         "disk_pages_fetched": (disk.pages_fetched_total, "Pages copied from disk to the host tier."),
-        "disk_pages_written": (disk.pages_written_total, "Pages copied from the host tier to disk."),
-        "disk_pages_lost": (disk.pages_lost_total, "Pages on disk that could not be read, and were computed."),
+        "disk_pages_written": (disk.pages_written_total, "Pages written to disk."),
+        "disk_pages_lost": (disk.pages_lost_total, "Pages on disk that were damaged or had vanished."),
         "disk_fetch_seconds": (disk.fetch_seconds, "Time of the copies from disk."),
         "disk_write_seconds": (disk.write_seconds, "Time of the copies to disk."),
     }
@@ -329,10 +329,10 @@ def _shared_store_families(disk: DiskStats, shared: SharedStoreStats) -> Iterato
             "Part of host_prefix_cache_hits: came from the shared store.",
         ),
         "store_pages_fetched": (disk.pages_fetched_total, "Pages copied from the shared store to the host tier."),
-        "store_pages_written": (disk.pages_written_total, "Pages copied from the host tier to the shared store."),
+        "store_pages_written": (disk.pages_written_total, "Pages written to the shared store."),
         "store_pages_missed": (
             disk.pages_lost_total,
-            "Pages that the shared store had, but that could not be read, and were computed.",
+            "Pages that the shared store had, and that were damaged or had vanished.",
         ),
         "store_fetch_seconds": (disk.fetch_seconds, "Time of the copies from the shared store."),
         "store_write_seconds": (disk.write_seconds, "Time of the copies to the shared store."),

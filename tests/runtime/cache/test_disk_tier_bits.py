@@ -18,6 +18,7 @@ from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.runtime.cache.tiers import page_value
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier
 from radixkv.runtime.cache.tiers.page_keys import KeyChain
+from radixkv.runtime.cache.tiers.page_store import PageCounts
 from radixkv.tree.node import Namespace
 from support.checkpoints import save_checkpoint
 from support.cold_answers import ColdAnswers
@@ -91,7 +92,7 @@ def test_pages_that_the_host_tier_has_evicted_come_from_disk(restarts: Restarts)
             evict_all(server.cache)
             evict_all(server.transfers.host)
             assert restarts.ask(server) == WHOLE
-        assert server.disk.counters.n_pages_lost == 0
+        assert server.disk.store.counts.n_lost == 0
 
 
 def test_pages_outlive_the_server(restarts: Restarts) -> None:
@@ -99,7 +100,7 @@ def test_pages_outlive_the_server(restarts: Restarts) -> None:
     for _ in range(2):
         with restarts.server() as server:
             assert restarts.ask(server) == WHOLE
-            assert server.disk.counters.n_pages_written == 0, "a page was written that is on disk"
+            assert server.disk.store.counts.n_written == 0, "a page was written that is on disk"
 
 
 def test_two_requests_join_one_fetch(restarts: Restarts) -> None:
@@ -140,7 +141,27 @@ def test_a_damaged_page_is_computed(restarts: Restarts) -> None:
         file.write_bytes(contents)
     with restarts.server() as server:
         assert restarts.ask(server) == [0] * len(PROMPTS)
-        assert server.disk.counters.n_pages_lost > 0
+        assert server.disk.store.counts.n_lost > 0
+
+
+def test_one_damaged_page_is_one_lost_and_one_written(restarts: Restarts) -> None:
+    """The pages behind it stay on disk, and are found again once it is computed and written."""
+    with restarts.server(n_pages=60) as server:
+        assert restarts.ask(server, [40]) == [0]
+    files = sorted(page_files(restarts.folder), key=lambda file: file.stat().st_mtime_ns)
+    damaged = bytearray(files[3].read_bytes())
+    damaged[-100] ^= 1
+    files[3].write_bytes(damaged)
+    before = {file: file.read_bytes() for file in files}
+    with restarts.server(n_pages=60) as server:
+        (n_loaded,) = restarts.ask(server, [40])
+        assert n_loaded < WHOLE[3]
+    assert server.disk.store.counts == PageCounts(n_written=1, n_lost=1)
+    changed = [file for file in files if file.read_bytes() != before[file]]
+    assert changed == [files[3]]
+    with restarts.server(n_pages=60) as server:
+        assert restarts.ask(server, [40]) == [WHOLE[3]]
+        assert server.disk.store.counts == PageCounts()
 
 
 def test_another_pages_file_is_not_taken_for_a_page(restarts: Restarts) -> None:

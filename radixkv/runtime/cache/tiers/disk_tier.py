@@ -73,9 +73,6 @@ class DiskCounters:
     """What the disk tier has done since the start."""
 
     n_pages_fetched: int = 0
-    n_pages_lost: int = 0
-    """Pages that the store listed but could not give."""
-    n_pages_written: int = 0
     fetch_seconds: float = 0.0
     write_seconds: float = 0.0
     n_lookups: int = 0
@@ -275,7 +272,6 @@ class DiskTier:
         page_size, first = self.host.page_size, fetch.blocks.n_leased
         n_missing = len(fetch.blocks.pages) - first
         self.counters.n_pages_fetched += finished.n_pages
-        self.counters.n_pages_lost += n_missing - finished.n_pages
         self.counters.fetch_seconds += finished.seconds
         if finished.n_pages:
             self.cost.add_fetch(finished.n_pages * page_size, finished.seconds)
@@ -287,7 +283,6 @@ class DiskTier:
         self.host.close(fetch.blocks)
 
     def _end_write(self, write: _Write, finished: FinishedTransfer) -> None:
-        self.counters.n_pages_written += finished.n_pages
         self.counters.write_seconds += finished.seconds
         self._n_pages_in_write -= write.n_pages
         self.changes.add_stored(*write.offer)

@@ -21,7 +21,7 @@ from radixkv.runtime.cache.tiers.page_folder import (
     name_of,
     unusable,
 )
-from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, Removal, StoreHealth
+from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
 from radixkv.runtime.cache.tiers.page_value import DamagedPage
 from radixkv.runtime.cache.tiers.rare_warnings import RareWarnings
 from radixkv.runtime.cache.tiers.transfer_threads import TransferThreads, Urgency
@@ -78,6 +78,7 @@ class FileStore:
         """Calls of ``remove`` and ``clear``. A store of before the last one is dropped."""
         self._removed: list[bytes] | None = None
         """Keys of the pages that have left the index, for ``take_removed``; None before its first call."""
+        self._counts = PageCounts()
         self._n_write_failures = 0
         """Writes that failed since the last that succeeded."""
         self._writes_resume = 0.0
@@ -111,6 +112,11 @@ class FileStore:
     def n_bytes(self) -> int:
         """See ``PageStore``."""
         return self._index.n_bytes
+
+    @property
+    def counts(self) -> PageCounts:
+        """See ``PageStore``."""
+        return self._counts
 
     @property
     def health(self) -> StoreHealth | None:
@@ -206,6 +212,7 @@ class FileStore:
             with self._names:
                 if self._index.remove(key) is None:
                     return  # it was removed while it was read
+                self._counts = self._counts._replace(n_lost=self._counts.n_lost + 1)
                 self._note_removed(key)
                 with contextlib.suppress(OSError):
                     self._unlink(key)
@@ -251,6 +258,7 @@ class FileStore:
                 os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
                 if key not in self._index:  # another thread may have written the same page meanwhile
                     self._index.add(IndexedFile(key, self._file_bytes, tick))
+                    self._counts = self._counts._replace(n_written=self._counts.n_written + 1)
                 self._reserved_bytes -= self._file_bytes  # with the index, so that no byte counts twice
                 self._n_write_failures = 0
                 return True

@@ -37,6 +37,15 @@ class StoreHealth(NamedTuple):
     """Whether the store has failed, and not answered since the pause after that."""
 
 
+class PageCounts(NamedTuple):
+    """What has become of a store's pages since it was opened."""
+
+    n_written: int = 0
+    """Pages that it has written: not those that were there already."""
+    n_lost: int = 0
+    """Pages that it had, and that were damaged or had vanished when they were to be read."""
+
+
 class PageStore(Protocol):
     """Keeps pages of KV by key, outside the process's memory.
 
@@ -62,6 +71,11 @@ class PageStore(Protocol):
     @property
     def n_bytes(self) -> int:
         """Bytes that these pages occupy."""
+        ...
+
+    @property
+    def counts(self) -> PageCounts:
+        """What has become of its pages. O(1)."""
         ...
 
     @property

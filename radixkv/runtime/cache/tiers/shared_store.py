@@ -13,7 +13,7 @@ import numpy as np
 from radixkv.runtime.cache.tiers.file_index import FileIndex, IndexedFile
 from radixkv.runtime.cache.tiers.object_store import ObjectStore, ObjectStoreError
 from radixkv.runtime.cache.tiers.page_keys import DIGEST_BYTES
-from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, Removal, StoreHealth
+from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
 from radixkv.runtime.cache.tiers.page_value import DamagedPage, PageHeader
 from radixkv.runtime.cache.tiers.rare_warnings import RareWarnings
 from radixkv.runtime.cache.tiers.transfer_loop import TransferLoop
@@ -67,6 +67,7 @@ class SharedStore:
         """Keys of pages that may still be there, but must not be found."""
         self._removed: list[bytes] | None = None
         """Keys that have left ``_known``, for ``take_removed``; None before its first call."""
+        self._counts = PageCounts()
         self._lock = threading.Lock()
         """Guards the fields above."""
         self._n_failures = 0
@@ -92,6 +93,11 @@ class SharedStore:
     def n_bytes(self) -> int:
         """See ``PageStore``."""
         return self._known.n_bytes
+
+    @property
+    def counts(self) -> PageCounts:
+        """See ``PageStore``."""
+        return self._counts
 
     @property
     def health(self) -> StoreHealth | None:
@@ -216,12 +222,12 @@ class SharedStore:
                 return False
             value = await self._objects.get(_name_of(key))
         if value is None:
-            self._forget(key)
+            self._note_lost(key)
             return False
         try:
             self._read(value, key, tokens, page)
         except DamagedPage as error:
-            self._forget(key)
+            self._note_lost(key)
             self._damage_warnings.add(f"the page {_name_of(key)} in {self._name} is a miss, and is removed", error)
             await self._objects.delete(_name_of(key))  # else nobody would write it again
             return False
@@ -272,6 +278,8 @@ class SharedStore:
                     if not await self._objects.put(name, value.data):
                         self._room_warnings.add("a page is not stored", ObjectStoreError(f"{self._name} is full"))
                         return False
+                    with self._lock:
+                        self._counts = self._counts._replace(n_written=self._counts.n_written + 1)
                 if not self._note((key,), n_removals):  # it may be one of those that were removed meanwhile
                     await self._objects.delete(name)
                     return False
@@ -316,9 +324,11 @@ class SharedStore:
                 self._note_removed(page.key)
         return True
 
-    def _forget(self, key: bytes) -> None:
+    def _note_lost(self, key: bytes) -> None:
+        """Forgets a page that is damaged or has vanished, and counts it if the store was known to have it."""
         with self._lock:
             if self._known.remove(key) is not None:
+                self._counts = self._counts._replace(n_lost=self._counts.n_lost + 1)
                 self._note_removed(key)
 
     def _forget_all(self) -> None:

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from radixkv.runtime.cache.tiers.file_store import FileStore
 from radixkv.runtime.cache.tiers.page_file import PageFormat
+from radixkv.runtime.cache.tiers.page_store import PageCounts
 from support.cases import examples
 from support.page_files import (
     PAGE_TOKEN_BYTES,
@@ -313,6 +314,33 @@ def test_clear_drops_stores_that_have_not_finished(tmp_path: Path, monkeypatch: 
         assert finished == {ticket: 0, removal: 1}
         assert not page_files(path)
         assert store_run(store, range(8)) == 8
+
+
+def test_pages_that_give_way_to_others_are_not_lost(tmp_path: Path) -> None:
+    """A full folder is no broken one: what was evicted before its load began is a miss, and nothing more."""
+    with file_store(tmp_path / "pages", max_bytes=6 * FILE_BYTES) as store:
+        assert store_run(store, [1, 2, 3, 4]) == 4
+        assert store_run(store, [5, 6, 7, 8]) == 4
+        assert len(load_run(store, [1, 2, 3, 4])) == 2
+        wait(store, store.remove(keys_of([5])[0]).ticket)
+        assert load_run(store, [5, 6, 7, 8]) == []
+        wait(store, store.clear())
+        assert load_run(store, [1, 2]) == []
+        assert store.counts == PageCounts(n_written=8)
+
+
+def test_a_page_counts_once_for_each_file_that_is_written(tmp_path: Path) -> None:
+    with file_store(tmp_path / "pages") as store:
+        store_run(store, range(4))
+        store_run(store, range(6))
+        tickets = {store.store(keys_of(range(9)), tokens_of(range(9)), buffers(9, 4096)) for _ in range(4)}
+        while tickets:
+            assert select.select([store.fileno()], [], [], TIMEOUT_S)[0]
+            tickets -= {finished.ticket for finished in store.take_finished()}
+        assert store.counts == PageCounts(n_written=9)
+    with file_store(tmp_path / "pages") as store:
+        store_run(store, range(9))
+        assert store.counts == PageCounts()
 
 
 def test_close_keeps_what_was_to_be_stored(tmp_path: Path) -> None:

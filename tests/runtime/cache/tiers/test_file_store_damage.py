@@ -89,7 +89,10 @@ def check_miss(store: FileStore, damaged: Path, caplog: pytest.LogCaptureFixture
     (record,) = caplog.records
     assert damaged.name in record.getMessage()
     assert store.run(keys_of(RUN)) == DAMAGED
+    assert store.counts.n_lost == 1
+    n_before = store.counts.n_written
     assert store_run(store, RUN) == len(RUN)
+    assert store.counts.n_written == n_before + 1
     assert load_run(store, RUN) == [page_of(key, 4096) for key in keys_of(RUN)]
     assert len(caplog.records) == 1
 
@@ -206,9 +209,11 @@ def test_reads_that_fail_are_misses(
         with failing(monkeypatch, "readv", errno.ENOMEM):
             assert load_run(store, RUN) == []
         assert len(load_run(store, RUN)) == len(RUN), "the next attempt may succeed"
+        assert store.counts.n_lost == 0
         with failing(monkeypatch, "readv", errno.EIO):
             assert load_run(store, RUN) == []
         assert store.run(keys_of(RUN)) == 0, "a bad block stays bad"
+        assert store.counts.n_lost == len(RUN)
         assert len(caplog.records) == 1
 
 

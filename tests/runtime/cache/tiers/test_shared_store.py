@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from radixkv.runtime.cache.tiers import shared_store as shared_store_module
+from radixkv.runtime.cache.tiers.page_store import PageCounts
 from radixkv.runtime.cache.tiers.shared_store import N_NAMES, SharedStore
 from support.cases import examples
 from support.fake_objects import PAGE_BYTES, FakeObjects, shared_store
@@ -232,6 +233,29 @@ def test_pages_that_arrived_before_a_failure_count() -> None:
         assert store.run(keys_of([1, 2, 3])) == 2
         assert not store.health.is_away
         assert store_run(store, [1, 2, 3]) == 3
+
+
+def test_only_pages_that_are_damaged_or_gone_are_lost() -> None:
+    objects = FakeObjects()
+    with shared_store(objects) as store:
+        assert store_run(store, range(9)) == 9
+        assert store.counts == PageCounts(n_written=9)
+        names = [key[:32].hex() for key in keys_of(range(9))]
+        objects.objects[names[6]] = bytes(len(objects.objects[names[6]]))
+        load_run(store, range(9))
+        assert store.counts.n_lost == 1
+        del objects.objects[names[3]]
+        assert len(load_run(store, range(6))) == 3
+        assert store.counts.n_lost == 2
+        assert load_run(store, [7]) == [], "it was never known to have this page"
+        store_run(store, range(9))
+        assert store.counts == PageCounts(n_written=11, n_lost=2), "those two again"
+        objects.fails = True
+        load_run(store, range(9))
+        assert store.counts.n_lost == 2, "a store that is away has lost nothing"
+    with shared_store(FakeObjects(objects.objects)) as other:
+        store_run(other, range(9))
+        assert other.counts == PageCounts(), "another server has written them"
 
 
 def test_a_full_store_is_not_away(caplog: pytest.LogCaptureFixture) -> None:
