@@ -17,7 +17,7 @@ class Offer(NamedTuple):
     tokens: bytes
     """Whole pages of tokens, little-endian int32."""
     on_stored: Callable[[Namespace, bytes], None] | None = None
-    """Called with namespace and tokens once the host tier has the sequence's computed pages."""
+    """Called with namespace and tokens once the host tier has what it has room for of the computed pages."""
 
 
 class CachedPrefixes(NamedTuple):

@@ -157,7 +157,8 @@ class Transfers:
         Args:
             namespace: namespace of the sequence.
             tokens: the sequence; a last page that they do not fill is left out.
-            on_stored: called with both once the host tier has the pages that are computed; not if that fails.
+            on_stored: called with both once the host tier has the pages that are computed, or the leading ones for
+                which it has room; not if that fails.
         """
         if self.n_offers == MAX_OFFERS:
             (self._postponed or self._offers).popleft()
@@ -428,30 +429,30 @@ class Transfers:
             self._start_store(self._offers.popleft())
 
     def _start_store(self, offer: Offer) -> None:
-        """Starts the store of an offer if anything of it is missing in the host tier.
+        """Starts the store of what the host tier lacks of an offer: of the leading pages for which it has room.
 
         An offer whose first missing page is being stored for another one, or for which there are too few slots yet,
         is postponed until a store has finished or there are more slots.
         """
+        page_size = self.device.page_size
         source = self.device.open(offer.namespace, offer.tokens, is_use=False)
         blocks = self.host.open(offer.namespace, offer.tokens, is_hit=False)
-        first, last = blocks.n_leased, self.device.n_computed(source) // self.device.page_size
-        is_being_stored = first < last and source.pages[first] in self._pages_in_store
-        if first >= last or is_being_stored or not self.host.reserve(blocks, last):
+        first, end = blocks.n_leased, self.device.n_computed(source) // page_size
+        last = min(end, first + max(0, self.host.n_available_to(offer.namespace.tenant)))
+        is_being_stored = first < end and source.pages[first] in self._pages_in_store
+        waits_for_slots = last < end and self.host.n_pages < self.copier.n_slots
+        if first >= last or is_being_stored or waits_for_slots:
             self._close_both(source, blocks, offer.namespace, offer.tokens)
-            if first >= last:
-                _stored(offer)
-            elif is_being_stored or self.host.n_pages < self.copier.n_slots:
+            if is_being_stored or waits_for_slots:
                 self._postponed.append(offer)
+            else:
+                _stored(offer)
             return
+        has_room = self.host.reserve(blocks, last)
+        assert has_room, "the host tier has fewer slots than it counts as available"
         pages = source.pages[first:last]
-        store = _Store(
-            bytearray(offer.tokens[: last * self.device.page_size * TOKEN_BYTES]),
-            source,
-            blocks,
-            frozenset(pages),
-            offer,
-        )
+        tokens = bytearray(offer.tokens[: last * page_size * TOKEN_BYTES])
+        store = _Store(tokens, source, blocks, frozenset(pages), offer)
         self._pages_in_store |= store.pages
         self._stores[self.copier.store(pages, blocks.pages[first:last])] = store
 

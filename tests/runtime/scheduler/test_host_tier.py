@@ -371,6 +371,69 @@ def test_the_tier_evicts_what_was_used_least_recently() -> None:
     assert lost.n_cached < 39
 
 
+def n_in_host(engine: Engine, tokens: list[int], namespace: Namespace = Namespace()) -> int:
+    (n_tokens,) = engine.host.matches([(namespace, token_bytes(tokens))])
+    return n_tokens
+
+
+def settle(engine: Engine) -> None:
+    """Runs until nothing is offered or copied any more."""
+    while engine.transfers.is_busy or engine.transfers.n_offers:
+        engine.turn()
+
+
+@pytest.mark.parametrize("write_policy", ["through", "selective"])
+@pytest.mark.parametrize(("n_prompt", "n_answer"), [(80, 1), (8, 72), (40, 40)])
+def test_the_leading_pages_of_what_is_larger_than_the_tier_are_stored(
+    write_policy: str, n_prompt: int, n_answer: int
+) -> None:
+    engine = Engine(n_pages=32, page_size=4, n_slots=7, write_policy=write_policy, max_num_batched_tokens=200)
+    first = engine.add(prompt(n_prompt), max_tokens=n_answer)
+    engine.run()
+    settle(engine)
+    whole = [*prompt(n_prompt), *engine.output(first)]
+    if write_policy == "selective":
+        assert n_in_host(engine, whole) == 0
+        engine.add(whole, max_tokens=1)
+        engine.run()
+        settle(engine)
+    assert n_in_host(engine, whole) == 7 * 4
+    evict_all(engine.cache)
+    again = engine.add(whole, max_tokens=1)
+    finish(engine)
+    assert again.n_loaded == 7 * 4
+
+
+def test_pages_that_are_in_use_leave_room_for_the_leading_ones_of_others() -> None:
+    engine = Engine(n_pages=64, page_size=4, n_slots=10, max_num_batched_tokens=200)
+    serve(engine, 16)
+    settle(engine)
+    held = engine.host.open(Namespace(), token_bytes(prompt(16)))  # as a copy in flight holds its slots
+    serve(engine, 40, first=2)
+    settle(engine)
+    assert n_in_host(engine, prompt(40, 2)) == 6 * 4
+    assert n_in_host(engine, prompt(16)) == 16
+    engine.host.close(held)
+    serve(engine, 44, first=2)
+    settle(engine)
+    assert n_in_host(engine, prompt(44, 2)) == 10 * 4
+    finish(engine)
+
+
+def test_a_tenant_stores_the_leading_pages_within_its_share_of_the_tier() -> None:
+    tenants = [TenantConfig("capped", max_page_share=0.25), TenantConfig("other")]
+    engine = Engine(n_pages=80, page_size=4, n_slots=20, tenants=tenants, max_num_batched_tokens=200)
+    engine.add(prompt(40), tenant="capped", namespace=Namespace(tenant="capped"), max_tokens=1)
+    engine.run()
+    settle(engine)
+    assert n_in_host(engine, prompt(40), Namespace(tenant="capped")) == 5 * 4
+    engine.add(prompt(40), tenant="other", namespace=Namespace(tenant="other"), max_tokens=1)
+    engine.run()
+    settle(engine)
+    assert n_in_host(engine, prompt(40), Namespace(tenant="other")) == 40
+    finish(engine)
+
+
 def test_loading_requests_yield_to_the_running_one() -> None:
     engine = small_engine(n_pages=24, finishes_copies=False)
     serve_and_store(engine)

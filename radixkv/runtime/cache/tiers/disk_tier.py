@@ -193,17 +193,21 @@ class DiskTier:
     def begin_fetch(self, namespace: Namespace, tokens: bytes, n_tokens: int) -> Fetch | None:
         """Starts to read the pages of a prompt's first ``n_tokens`` that the host tier does not have. O(tokens).
 
+        If too few slots are available, only the leading pages are read that have one.
+
         Returns:
-            None if too few slots are available; the cached prefix counts as used.
+            None if no slot is available; the cached prefix counts as used.
         """
         page_size = self.host.page_size
         blocks = self.host.open(
             namespace, tokens[: n_tokens * TOKEN_BYTES], is_hit=False
         )  # the load after it is one
-        first, last = blocks.n_leased, n_tokens // page_size
+        first = blocks.n_leased
+        last = min(n_tokens // page_size, first + max(0, self.host.n_available_to(namespace.tenant)))
         if first >= last or not self.host.reserve(blocks, last):
             self.host.close(blocks)
             return None
+        n_tokens = last * page_size
         keys = self._chain.keys(namespace, tokens[: n_tokens * TOKEN_BYTES])[first:]
         missing = tokens[first * page_size * TOKEN_BYTES : n_tokens * TOKEN_BYTES]
         ticket = self.store.load(keys, missing, self._buffers(blocks.pages[first:last]))
