@@ -48,8 +48,8 @@ class ModelSize:
 def model_size(checkpoint: Checkpoint, quantization: str | None = None) -> ModelSize:
     """Returns the sizes that a model has on CUDA with ``--dtype auto``.
 
-    Reads the headers of the weight files where they are; otherwise all follows from ``config.json``, and every
-    matrix that the checkpoint's format may quantize counts as quantized.
+    Reads the headers of the weight files where they are, and a head that may be tied. Otherwise all follows from
+    ``config.json``, and every matrix that the checkpoint's format may quantize counts as quantized.
 
     Args:
         checkpoint: its ``config.json`` is enough.

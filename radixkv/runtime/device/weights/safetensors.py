@@ -129,6 +129,10 @@ class SafetensorsFiles:
                 for name, stored in self._stored.items()
             }
 
+    def rename(self, name: str, new: str) -> None:
+        """Gives a tensor another name, which no other one has. Errors have the name of the file."""
+        self._stored[new] = self._stored.pop(name)
+
     def check_layers(self, prefix: str, n_layers: int) -> None:
         """Checks the number of layers that tensor names mention. Reads no tensor.
 

@@ -27,6 +27,7 @@ from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatric
 from radixkv.runtime.device.weights.quantization.parse import check_quantization, parse_scheme
 from radixkv.runtime.device.weights.safetensors import RandomTensors, SafetensorsFiles, TensorSource
 from radixkv.runtime.device.weights.shapes import layer_shapes, optional_tensors, tensor_shapes
+from radixkv.runtime.device.weights.tied_head import check_tied_head
 
 logger = logging.getLogger(__name__)
 
@@ -400,7 +401,9 @@ def open_weights(
     quantization: str | None = None,
     products: Collection[WeightProducts] = (),
 ) -> Iterator[Weights]:
-    """Opens the checkpoint's weights and checks the headers of all tensors. Reads no tensor but scales.
+    """Opens the checkpoint's weights and checks the headers of all tensors.
+
+    Reads no tensor but scales, and a head beside an embedding that ``config.json`` ties it to.
 
     The files are ``model.safetensors``, or those that ``model.safetensors.index.json`` names. Cost: O(tensors).
     Tensors on a GPU are loaded in parallel and are complete only when the ``with`` block ends. Quantized matrices
@@ -429,18 +432,19 @@ def open_weights(
     if "fp8" in products:
         fp8 = "channels" if quantization == "fp8" and scheme is None else fp8_scales(scheme)
     int4 = int4_groups(scheme) if "int4" in products else None
-    # Of 4-bit matrices, those of experts and of the output head are dequantized.
+    # Of 4-bit matrices, those of experts and of the output head are dequantized; of FP8 ones, the latter.
     has_dense = config.experts is not None or (isinstance(scheme, Gptq) and scheme.has_head)
     is_dequantized = scheme is not None and fp8 is None and (int4 is None or has_dense)
-    shapes = tensor_shapes(config)
     with ExitStack() as stack:
         if load_format == "dummy":
-            random = RandomTensors(shapes, dtype, device)
+            random = RandomTensors(tensor_shapes(config), dtype, device)
             yield Weights(config, random, dtype, device, is_dequantized=is_dequantized, fp8=fp8, int4=int4)
             return
         files = SafetensorsFiles(checkpoint.folder, stack)
         files.add_missing_prefix(config.names.layers, config.names.head)
         files.check_layers(config.names.layers, config.n_layers)
+        config = check_tied_head(config, files, scheme, dtype)
+        shapes = tensor_shapes(config)
         quantized = None if scheme is None else QuantizedMatrices(scheme, shapes, files.names, files)
         headers = {name: Header(shape) for name, shape in shapes.items()}
         kv_scales = KVScales(config, files, files.names)
@@ -449,11 +453,12 @@ def open_weights(
         if quantized is not None:
             headers = quantized.replace(headers)
             optional |= quantized.optional
+            is_dequantized |= f"{config.names.head}.weight" in quantized
         files.check(headers, optional)
         if quantized is not None:
             quantized.check_values()
             if is_dequantized:
-                parts = "" if int4 is None else " of experts and of the output head"
+                parts = "" if int4 is None and fp8 is None else " of experts and of the output head"
                 logger.info(
                     "the checkpoint's %s weights%s are dequantized to %s",
                     quantized.scheme_name,

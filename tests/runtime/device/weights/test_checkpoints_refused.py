@@ -13,10 +13,8 @@ from torch import Tensor
 
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
-from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.model_config.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
-from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.weights.weights import open_weights
 from support.checkpoints import save_checkpoint, save_llama
 from support.device_support import CHECKPOINTS, OTHERS, limited_memory
@@ -156,16 +154,6 @@ def test_half_precision_weights_become_float32(folder: Path, dtype: torch.dtype)
     for half, full in zip(load(folder), expected, strict=True):
         assert half.dtype == torch.float32
         assert torch.equal(half, full.to(dtype).float())
-
-
-def test_a_head_is_ignored_if_the_embedding_is_tied(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
-    (folder / "config.json").write_text(json.dumps(config))
-    checkpoint = resolve(str(folder))
-    with open_weights(checkpoint, load_format="auto", dtype=torch.float32) as weights:
-        decoder = Decoder(weights, CpuOperations(weights.config, 8))
-        hidden = torch.randn(5, 48)
-        assert torch.allclose(decoder.logits(hidden), hidden @ weights.embedding().T, atol=1e-5)
 
 
 def test_rotary_frequencies_of_older_checkpoints_are_ignored(folder: Path) -> None:
