@@ -19,7 +19,7 @@ from radixkv.frontend.prompt_pins import breakpoint_pins, check_breakpoints
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import clamp_max_tokens, request_sampling_params
-from radixkv.generation.tools import ToolUse, parse_tool_use
+from radixkv.generation.tools import SkippedTool, ToolUse, parse_tool_use
 from radixkv.limits import MAX_PINS, check_cache_salt, check_session_id
 from radixkv.wire import PromptPin, Submit
 
@@ -39,6 +39,8 @@ class Chat:
     """In OpenAI's chat format. Text parts may have ``prompt_cache_breakpoint`` with a ``ttl``."""
     tools: Sequence[Mapping[str, Any]] = ()
     """In OpenAI's chat format."""
+    skipped_tools: Sequence[SkippedTool] = ()
+    """Further tools of the request, which are no functions."""
     tool_choice: object = None
     """In OpenAI's chat format."""
     parallel_tool_calls: bool | None = None
@@ -62,7 +64,7 @@ class Chat:
 
     def tool_use(self) -> ToolUse:
         """Checks and returns the tools. Raises ``InvalidRequest``."""
-        return parse_tool_use(list(self.tools), self.tool_choice, self.parallel_tool_calls)
+        return parse_tool_use(list(self.tools), self.tool_choice, self.parallel_tool_calls, self.skipped_tools)
 
     def field_name(self, name: str) -> str:
         """Returns the request's name of a field."""

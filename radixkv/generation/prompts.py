@@ -13,6 +13,8 @@ from radixkv.text.messages import normalize_messages
 from radixkv.text.template_sandbox import OperationBudget
 from radixkv.wire import pack_tokens
 
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""The roles of OpenAI's chats."""
 _NOT_VARIABLES = ("messages", "add_generation_prompt", "continue_final_message")
 """What a chat template reads besides variables."""
 
@@ -73,13 +75,30 @@ def render_chat(
             param="tools",
         )
     shown = {} if tools is None or not tools.tools else {"tools": tools.definitions}
+    normalized = normalize_messages(messages)
+    _check_roles(normalized, model.chat_template.source)
     return model.chat_template.render(
-        normalize_messages(messages),
+        normalized,
         budget,
         **{**(variables or {}), **shown},
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
     )
+
+
+def _check_roles(messages: Sequence[Mapping[str, Any]], template: str) -> None:
+    """Raises ``InvalidRequest`` for a role that neither OpenAI's API nor the chat template knows.
+
+    Many templates would write any role into the prompt as it is.
+    """
+    for index, message in enumerate(messages):
+        role = message["role"]
+        if role not in _ROLES and f"'{role}'" not in template and f'"{role}"' not in template:
+            raise InvalidRequest(
+                f"messages[{index}].role is {shortened(role)}, which is unknown; it must be one of "
+                f"{', '.join(_ROLES)}, or one that the chat template names",
+                param="messages",
+            )
 
 
 def effort_variables(effort: str | None) -> dict[str, Any]:

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from radixkv.errors import InvalidRequest, UnsupportedFeature
+from radixkv.errors import InvalidRequest, UnsupportedFeature, shortened
 
 ToolMode = Literal["none", "auto", "required"]
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_MAX_SHOWN = 8
+"""Most skipped tools that an error names."""
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 """The schema of a function that takes no arguments."""
 
@@ -27,6 +29,22 @@ class Tool:
     """Whether the arguments must match the schema, so that a grammar constrains them."""
     definition: dict[str, Any]
     """The tool as chat templates read it: ``{"type": "function", "function": {...}}``."""
+
+
+@dataclass(frozen=True)
+class SkippedTool:
+    """A tool of a request that the model is not told of, because it is no function."""
+
+    path: str
+    """Where it is in the request, such as ``tools[2]``."""
+    kind: str
+    """Its type."""
+    name: str | None = None
+    """Its name, if it has one."""
+
+    def __str__(self) -> str:
+        name = "" if self.name is None else f" and name {shortened(self.name)}"
+        return f"{self.path} of type {shortened(self.kind)}{name}"
 
 
 @dataclass(frozen=True)
@@ -61,33 +79,55 @@ class ToolUse:
         return self.mode == "required" or is_limited or any(tool.is_strict for tool in self.callable_tools)
 
 
-def parse_tool_use(tools: object, tool_choice: object = None, parallel_tool_calls: bool | None = None) -> ToolUse:
+def parse_tool_use(
+    tools: object,
+    tool_choice: object = None,
+    parallel_tool_calls: bool | None = None,
+    skipped: Sequence[SkippedTool] = (),
+) -> ToolUse:
     """Checks the fields of a chat request about tools.
 
     Args:
         tools: in OpenAI's chat format, a list of ``{"type": "function", "function": {...}}``; None for no tools.
         tool_choice: ``none``, ``auto``, ``required``, a named function or ``allowed_tools``; None is ``auto``.
         parallel_tool_calls: whether one answer may have several calls; None is true.
+        skipped: tools that the request has besides.
 
     Raises:
         InvalidRequest: a tool or the choice is malformed, or the choice names a tool that is not there. The text
-            never repeats a part of the request.
+            repeats no other part of the request than names and types of skipped tools.
+        UnsupportedFeature: the choice demands a call of a skipped tool.
     """
     parsed = _parse_tools(tools)
     if not parsed:
         if tool_choice not in (None, "none", "auto"):
+            if skipped:
+                raise skipped_choice_error(skipped)
             raise InvalidRequest("tool_choice needs tools; give tools, or leave it out", param="tool_choice")
         return ToolUse()
     mode, names = _parse_choice(tool_choice)
     known = frozenset(tool.name for tool in parsed)
     for name in names:
         if name not in known:
+            if named := [tool for tool in skipped if tool.name == name]:
+                raise skipped_choice_error(named)
             raise InvalidRequest(
                 "tool_choice names a function that is not in tools; name one that is",
                 param="tool_choice",
             )
     is_named = isinstance(tool_choice, Mapping) and tool_choice.get("type") == "function"
     return ToolUse(parsed, mode, frozenset(names) or known, parallel_tool_calls is not False and not is_named)
+
+
+def skipped_choice_error(skipped: Sequence[SkippedTool]) -> UnsupportedFeature:
+    """Returns the error of a ``tool_choice`` that only these tools could meet; there is at least one."""
+    shown = ", ".join(map(str, skipped[:_MAX_SHOWN]))
+    more = f" and {len(skipped) - _MAX_SHOWN} more" if len(skipped) > _MAX_SHOWN else ""
+    return UnsupportedFeature(
+        f"tool_choice demands a call, and only functions can be called, so these were skipped: {shown}{more}; "
+        "choose a function, or leave tool_choice out",
+        param="tool_choice",
+    )
 
 
 def _parse_tools(tools: object) -> tuple[Tool, ...]:

@@ -92,6 +92,7 @@ def test_another_template_with_its_own_variables(sensitive: Path, oracle: AutoTo
         (["hello"], "a conversation is 'hello'"),
         ([CHAT[0], "hello"], "a message is 'hello'"),
         ([{"content": "hello"}], r"messages\[0\].role must be a text"),
+        ([{"role": "usr", "content": "hello"}], r"messages\[0\].role is 'usr'"),
         ([*CHAT, {"role": "user"}], r"messages\[2\].content is missing"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "not of type text"),
     ],

@@ -16,6 +16,7 @@ from radixkv.frontend.api.anthropic.schema import (
 )
 from radixkv.frontend.chat import Chat
 from radixkv.frontend.http.errors import ThreadNotStored
+from radixkv.generation.tools import SkippedTool
 from radixkv.limits import parse_ttl
 from radixkv.structured_outputs import StructuredOutputs
 
@@ -25,12 +26,14 @@ _SKIPPED_BLOCKS = frozenset({"redacted_thinking"})
 
 def prompt_chat(request: CountTokensRequest) -> Chat:
     """Translates the fields that make the prompt. Raises ``InvalidRequest``, which names the field."""
-    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools or ()) if _is_function(tool)]
+    numbered = [(f"tools[{index}]", tool) for index, tool in enumerate(request.tools or ())]
+    tools = [_tool(tool, path) for path, tool in numbered if _is_function(tool)]
     choice, is_parallel = _tool_choice(request.tool_choice)
     messages = list(_messages(request))
     return Chat(
         messages=messages,
         tools=tools,
+        skipped_tools=[_skipped(tool, path) for path, tool in numbered if not _is_function(tool)],
         tool_choice=choice,
         parallel_tool_calls=is_parallel,
         variables=_variables(request),
@@ -63,6 +66,7 @@ def answer_chat(request: MessagesRequest) -> Chat:
     return Chat(
         messages=chat.messages,
         tools=chat.tools,
+        skipped_tools=chat.skipped_tools,
         tool_choice=chat.tool_choice,
         parallel_tool_calls=chat.parallel_tool_calls,
         variables=chat.variables,
@@ -90,8 +94,8 @@ def _messages(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
                 yield from _user(content, f"{path}.content")
             case "system":
                 yield {"role": "system", "content": _texts(content, f"{path}.content", "messages")}
-            case _:
-                raise _invalid(f"{path}.role must be user, assistant or system")
+            case role:
+                raise _invalid(f"{path}.role is {shortened(role)}; it must be user, assistant or system")
 
 
 def _user(content: object, path: str) -> Iterator[dict[str, Any]]:
@@ -197,6 +201,11 @@ def _is_prefill(message: Mapping[str, Any]) -> bool:
 def _is_function(tool: Mapping[str, Any]) -> bool:
     """Whether a tool is one that the client runs; the others are those of Anthropic's servers, and are skipped."""
     return tool.get("type") in (None, "custom")
+
+
+def _skipped(tool: Mapping[str, Any], path: str) -> SkippedTool:
+    name = tool.get("name")
+    return SkippedTool(path, str(tool["type"]), name if isinstance(name, str) else None)
 
 
 def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:

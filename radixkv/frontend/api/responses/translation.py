@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from radixkv.frontend.api.responses.schema import ResponsesRequest, TextOptions
 from radixkv.frontend.cache_options import PromptCacheOptions
 from radixkv.frontend.chat import Chat
 from radixkv.generation.prompts import effort_variables
+from radixkv.generation.tools import SkippedTool, skipped_choice_error
 from radixkv.structured_outputs import StructuredOutputs
 
 SEALED_REASONING = "reasoning.encrypted_content"
@@ -42,11 +43,16 @@ def answer_chat(request: ResponsesRequest) -> Chat:
     for index, tool in enumerate(request.tools or ()):
         if not isinstance(tool.get("type"), str):
             raise _invalid(f"tools[{index}].type must be a text, such as function", "tools")
-    tools = [_tool(tool) for tool in request.tools or () if tool["type"] == "function"]
+    skipped = [
+        _skipped(tool, f"tools[{index}]")
+        for index, tool in enumerate(request.tools or ())
+        if tool["type"] != "function"
+    ]
     return Chat(
         messages=conversation.messages,
-        tools=tools,
-        tool_choice=_tool_choice(request.tool_choice),
+        tools=[_tool(tool) for tool in request.tools or () if tool["type"] == "function"],
+        skipped_tools=skipped,
+        tool_choice=_tool_choice(request.tool_choice, skipped),
         parallel_tool_calls=request.parallel_tool_calls,
         sampling={
             "temperature": request.temperature,
@@ -120,7 +126,7 @@ class _Conversation:
         elif role == "user":
             self.add({"role": "user", "content": content})
         else:
-            raise _invalid(f"{path}.role must be user, assistant, system or developer")
+            raise _invalid(f"{path}.role is {shortened(role)}; it must be user, assistant, system or developer")
 
     def _add_reasoning(self, item: Mapping[str, Any], path: str) -> None:
         content = item.get("content")
@@ -185,15 +191,43 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
 
 
-def _tool_choice(choice: object) -> object:
-    """Returns ``tool_choice`` of OpenAI's chat format; what is malformed stays as it is, and is refused later."""
+def _skipped(tool: Mapping[str, Any], path: str) -> SkippedTool:
+    name = tool.get("name")
+    return SkippedTool(path, tool["type"], name if isinstance(name, str) else None)
+
+
+def _tool_choice(choice: object, skipped: Sequence[SkippedTool]) -> object:
+    """Returns ``tool_choice`` of OpenAI's chat format; what is malformed stays as it is, and is refused later.
+
+    Raises:
+        UnsupportedFeature: it demands a call of a tool that is skipped.
+    """
     match choice:
         case {"type": "function", "name": str(name)}:
-            return {"type": "function", "function": {"name": name}}
+            return _named(name)
         case {"type": "allowed_tools", "mode": mode, "tools": list(tools)}:
-            allowed = [_tool_choice(tool) for tool in tools]
-            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
+            chosen = [tool for one in tools for tool in _meant(one, skipped)]
+            allowed = [_tool_choice(one, ()) for one in tools if not _meant(one, skipped)]
+            if allowed or not chosen:
+                return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
+            if mode == "auto":
+                return "none"
+            raise skipped_choice_error(chosen)
+    if chosen := _meant(choice, skipped):
+        raise skipped_choice_error(chosen)
     return choice
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def _meant(choice: object, skipped: Sequence[SkippedTool]) -> list[SkippedTool]:
+    """Returns the skipped tools that a choice means, by its type, and by its name if it has one."""
+    if not isinstance(choice, dict) or choice.get("type") == "function":
+        return []
+    name = choice.get("name")
+    return [tool for tool in skipped if tool.kind == choice.get("type") and name in (None, tool.name)]
 
 
 def _structured_outputs(text: TextOptions | None) -> StructuredOutputs | None:

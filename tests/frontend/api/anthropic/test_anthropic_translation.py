@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from radixkv.errors import InvalidRequest
+from radixkv.errors import InvalidRequest, UnsupportedFeature
 from radixkv.frontend.api.anthropic.schema import parse_messages
 from radixkv.frontend.api.anthropic.translation import answer_chat
 from radixkv.frontend.chat import Chat
@@ -24,6 +24,25 @@ def translate(**body: Any) -> Chat:
 def texts(message: dict[str, Any]) -> Any:
     content = message["content"]
     return content if isinstance(content, str) else [part["text"] for part in content]
+
+
+BASH = {"type": "bash_20250124", "name": "bash"}
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice"),
+    [
+        ([BASH], {"type": "any"}),
+        ([BASH], {"type": "tool", "name": "bash"}),
+        ([{"name": "f", "input_schema": {"type": "object"}}, BASH], {"type": "tool", "name": "bash"}),
+    ],
+)
+def test_a_demand_for_a_skipped_tool_names_it(tools: list[Any], choice: Any) -> None:
+    with pytest.raises(UnsupportedFeature) as caught:
+        translate(tools=tools, tool_choice=choice).tool_use()
+    assert caught.value.param == "tool_choice"
+    assert f"tools[{len(tools) - 1}] of type 'bash_20250124' and name 'bash'" in str(caught.value)
+    assert translate(tools=tools, tool_choice={"type": "auto"}).tool_use().mode in ("auto", "none")
 
 
 def test_a_body_of_claude_code_is_translated() -> None:

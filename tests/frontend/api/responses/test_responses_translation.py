@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from radixkv.errors import InvalidRequest
+from radixkv.errors import InvalidRequest, UnsupportedFeature
 from radixkv.frontend.api.responses.reasoning import sealed_reasoning
 from radixkv.frontend.api.responses.schema import parse_responses
 from radixkv.frontend.api.responses.translation import answer_chat
@@ -93,6 +93,48 @@ def test_choices_of_tools_are_translated() -> None:
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
     expected = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}}
     assert translate(tool_choice=allowed).tool_choice == expected
+
+
+CUSTOM = {"type": "custom", "name": "apply_patch"}
+SEARCH = {"type": "web_search"}
+FUNCTION = {"type": "function", "name": "f"}
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "named"),
+    [
+        ([CUSTOM, SEARCH], "required", ["tools[0]", "custom", "apply_patch", "tools[1]", "web_search"]),
+        ([CUSTOM], CUSTOM, ["tools[0]", "apply_patch"]),
+        ([FUNCTION, CUSTOM], CUSTOM, ["tools[1]", "apply_patch"]),
+        ([FUNCTION, CUSTOM], {"type": "function", "name": "apply_patch"}, ["tools[1]", "apply_patch"]),
+        ([FUNCTION, SEARCH], {"type": "web_search"}, ["tools[1]", "web_search"]),
+        (
+            [FUNCTION, CUSTOM],
+            {"type": "allowed_tools", "mode": "required", "tools": [CUSTOM]},
+            ["tools[1]", "apply_patch"],
+        ),
+    ],
+)
+def test_a_demand_for_a_skipped_tool_names_it(tools: list[Any], choice: Any, named: list[str]) -> None:
+    with pytest.raises(UnsupportedFeature) as caught:
+        translate(tools=tools, tool_choice=choice).tool_use()
+    assert caught.value.param == "tool_choice"
+    assert all(name in str(caught.value) for name in named)
+
+
+@pytest.mark.parametrize(
+    ("choice", "mode", "callable_names"),
+    [
+        ("auto", "auto", {"f"}),
+        ("required", "required", {"f"}),
+        ({"type": "allowed_tools", "mode": "required", "tools": [CUSTOM, FUNCTION]}, "required", {"f"}),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [CUSTOM]}, "none", None),
+    ],
+)
+def test_skipped_tools_do_no_harm_beside_functions(choice: Any, mode: str, callable_names: Any) -> None:
+    tools = translate(tools=[CUSTOM, FUNCTION], tool_choice=choice).tool_use()
+    assert tools.mode == mode
+    assert callable_names in (None, tools.callable_names)
 
 
 def test_arguments_that_are_no_json_are_named() -> None:
