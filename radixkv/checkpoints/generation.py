@@ -34,17 +34,14 @@ class GenerationConfig:
 
 
 def read_generation_config(folder: Path, config: Mapping[str, Any]) -> GenerationConfig:
-    """Reads ``generation_config.json``, which is optional; end-of-sequence ids default to those of ``config.json``.
+    """Reads ``generation_config.json``, which is optional; its end-of-sequence ids join those of ``config.json``.
 
     Raises:
         CheckpointError: a value is invalid; the error names the file and the key.
     """
     path = folder / "generation_config.json"
     values = read_object(path) or {}
-    if values.get("eos_token_id") is not None:
-        eos_token_ids = _token_ids(values, path)
-    else:
-        eos_token_ids = _token_ids(config, folder / "config.json")
+    eos_token_ids = _token_ids(values, path) | _token_ids(config, folder / "config.json")
     return GenerationConfig(eos_token_ids, _default_sampling(values, path))
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from radixkv.checkpoints.embedded import embedded_folder
 from radixkv.checkpoints.files import is_integer, read_object
 from radixkv.checkpoints.generation import read_generation_config
+from radixkv.checkpoints.special_tokens import tokenizer_eos_token_id
 from radixkv.config import LoadFormat
 from radixkv.errors import CheckpointError
 
@@ -40,7 +41,10 @@ class Checkpoint:
     """The parsed ``config.json``. Without a ``quantization_config`` in it, ``hf_quant_config.json`` is that, which
     NVIDIA's Model Optimizer writes."""
     eos_token_ids: frozenset[int]
-    """End-of-sequence tokens of ``generation_config.json``, else those of ``config.json``."""
+    """End-of-sequence tokens of ``config.json``, ``generation_config.json`` and the tokenizer's configuration.
+
+    A fine-tune may name its own in any of them, and keep those of its base model in the others.
+    """
     default_sampling: Mapping[str, float | int]
     """Defaults for requests from ``generation_config.json``: any of ``temperature``, ``top_p``, ``top_k``,
     ``min_p``, ``repetition_penalty`` and ``max_new_tokens``."""
@@ -92,6 +96,7 @@ def resolve(
     revision: str | None = None,
     *,
     load_format: LoadFormat = "auto",
+    tokenizer_folder: Path | None = None,
     cache_folder: Path | None = None,
     hub_endpoint: str | None = None,
     show_download: Callable[[str], None] = lambda details: None,
@@ -103,6 +108,7 @@ def resolve(
             ``./tiny``.
         revision: a hub repository's branch, tag or commit; None takes ``main``.
         load_format: ``dummy`` neither needs nor downloads weights; it also serves to check all other files first.
+        tokenizer_folder: has the tokenizer, which names an end-of-sequence token too; None: the model's folder.
         cache_folder: the folder for downloaded files; None takes huggingface_hub's own (``HF_HOME``).
         hub_endpoint: the hub's address; None takes huggingface_hub's (``HF_ENDPOINT``).
         show_download: gets a text with the downloaded bytes whenever there are more, from several threads; at the
@@ -128,7 +134,9 @@ def resolve(
     if config.get("quantization_config") is None and (own := read_object(folder / "hf_quant_config.json")):
         config["quantization_config"] = {**own, "quant_method": "modelopt"}
     generation = read_generation_config(folder, config)
-    return Checkpoint(model, folder, config, generation.eos_token_ids, generation.default_sampling)
+    own_eos = tokenizer_eos_token_id(tokenizer_folder or folder)
+    eos_token_ids = generation.eos_token_ids if own_eos is None else generation.eos_token_ids | {own_eos}
+    return Checkpoint(model, folder, config, eos_token_ids, generation.default_sampling)
 
 
 def resolve_tokenizer(

@@ -295,10 +295,9 @@ async def _get_model(
     if model.tokenizer is not None:
         with Progress(f"getting the tokenizer {model.tokenizer}", is_log=True) as progress:
             texts_folder = await asyncio.to_thread(resolve_tokenizer, model.tokenizer, show_download=progress.show)
+    find = functools.partial(resolve, model.model, model.revision, tokenizer_folder=texts_folder)
     with Progress(f"getting the model {model.model}", is_log=True) as progress:
-        checkpoint = await asyncio.to_thread(
-            resolve, model.model, model.revision, load_format="dummy", show_download=progress.show
-        )
+        checkpoint = await asyncio.to_thread(find, load_format="dummy", show_download=progress.show)
     texts_folder = texts_folder or checkpoint.folder
     override = None if chat_template is None else Path(chat_template).expanduser()
     template = await asyncio.to_thread(ChatTemplate.load, texts_folder, override)
@@ -307,7 +306,7 @@ async def _get_model(
     with Progress("checking that machine, settings and model fit", is_log=True):
         await preflight(engine, checkpoint.folder)
     with Progress(f"getting the weights of {model.model}", is_log=True) as progress:
-        checkpoint = await asyncio.to_thread(resolve, model.model, model.revision, show_download=progress.show)
+        checkpoint = await asyncio.to_thread(find, show_download=progress.show)
     return checkpoint, texts_folder, template
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -216,7 +217,8 @@ class LLM:
         machine = look_at_machine(config.model.device)
         with shown_download(model, show_download) as show:
             tokenizer_folder = None if tokenizer is None else resolve_tokenizer(tokenizer, show_download=show)
-            checkpoint = resolve(model, revision, load_format="dummy", show_download=show)
+            find = partial(resolve, model, revision, tokenizer_folder=tokenizer_folder)
+            checkpoint = find(load_format="dummy", show_download=show)
         resolved = resolve_config(config, checkpoint, machine)
         folder = tokenizer_folder or checkpoint.folder
         template = ChatTemplate.load(folder, None if chat_template is None else Path(chat_template))
@@ -224,7 +226,7 @@ class LLM:
         if load_format == "auto" and not checkpoint.has_weights:
             check_shared_store(cache_url)
             with shown_download(model, show_download) as show:
-                checkpoint = resolve(model, revision, show_download=show)  # the weights, so only after all checks
+                checkpoint = find(show_download=show)  # the weights, so only after all checks
         self._default_sampling = default_sampling_params(checkpoint.default_sampling)
         loop = open_loop(resolved, checkpoint, folder)
         self._loop: Loop | None = loop

@@ -140,7 +140,7 @@ def _open_grammars(checkpoint: Checkpoint, tokenizer_folder: Path, *, is_off: bo
             "structured_outputs is off: this engine runs with grammar_backend none", param="structured_outputs"
         )
     has_tokenizer = (tokenizer_folder / "tokenizer.json").exists()
-    eos_token_ids = sorted(checkpoint.eos_token_ids)
+    eos_token_ids = sorted(token for token in checkpoint.eos_token_ids if token < checkpoint.vocab_size)
     if (refusal := refusal_of_all(has_tokenizer=has_tokenizer, has_eos=bool(eos_token_ids))) is not None:
         raise refusal
     read = partial(read_vocabulary, tokenizer_folder, checkpoint.vocab_size, eos_token_ids)

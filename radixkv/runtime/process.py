@@ -153,11 +153,13 @@ def _serve(start: Start) -> None:
 
         times = StartTimes.of_process()
         times.end("imports")
+        tokenizer_folder = Path(start.tokenizer_folder or start.folder)
+        load_format = start.engine.model.load_format
         try:
             loop = build_loop(
                 start.engine,
-                resolve(start.folder, load_format=start.engine.model.load_format),
-                Path(start.tokenizer_folder or start.folder),
+                resolve(start.folder, load_format=load_format, tokenizer_folder=tokenizer_folder),
+                tokenizer_folder,
                 warms_grammars=True,
                 times=times,
             )

@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 
 from radixkv.checkpoints.files import read_object, read_text
+from radixkv.checkpoints.special_tokens import named_special_tokens
 from radixkv.errors import CheckpointError, InvalidRequest, context_length_exceeded
 from radixkv.text.template_sandbox import (
     BUDGET,
@@ -67,8 +68,7 @@ class ChatTemplate:
         Raises:
             CheckpointError: a file cannot be read, or is not a valid template.
         """
-        config = read_object(folder / "tokenizer_config.json") or {}
-        tokens = _special_tokens(config, folder)
+        tokens = named_special_tokens(folder)
         if override is not None:
             return cls(_read_override(override), tokens, str(override))
         path = folder / "chat_template.jinja"
@@ -76,7 +76,7 @@ class ChatTemplate:
             return cls(source, tokens, str(path))
         for name, content in (
             ("chat_template.json", read_object(folder / "chat_template.json") or {}),
-            ("tokenizer_config.json", config),
+            ("tokenizer_config.json", read_object(folder / "tokenizer_config.json") or {}),
         ):
             path = folder / name
             if (value := content.get("chat_template")) is not None:
@@ -197,15 +197,3 @@ def _default_template(value: object, path: Path) -> str:
             "choose one with --chat-template"
         )
     return template
-
-
-def _special_tokens(config: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Returns the special tokens by name; a file has them as strings or as objects with ``content``."""
-    # In older checkpoints, without ``added_tokens_decoder``, special_tokens_map.json has the right ones.
-    older = {} if "added_tokens_decoder" in config else read_object(folder / "special_tokens_map.json") or {}
-    tokens = {}
-    for name, value in {**config, **older}.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            tokens[name] = text
-    return tokens

@@ -46,7 +46,7 @@ def test_downloads_config_tokenizer_and_safetensors_and_nothing_else(
     assert found == checkpoint_files
     assert sorted(served.downloaded()) == sorted(checkpoint_files)
     assert checkpoint.name == "org/model"
-    assert checkpoint.eos_token_ids == {5, 7}
+    assert checkpoint.eos_token_ids == {2, 5, 7}
     assert checkpoint.vocab_size == 64
 
 

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import tokenizers
+from tokenizers import models
 
 from radixkv.checkpoints import resolve, resolve_tokenizer
 from radixkv.errors import CheckpointError
@@ -37,26 +39,57 @@ def test_home_folder_is_expanded(checkpoint_folder: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("generation_config", "eos_token_id", "expected"),
     [
-        ({"eos_token_id": [5, 7]}, 2, {5, 7}),
-        ({"eos_token_id": 0}, 2, {0}),
+        ({"eos_token_id": [5, 7]}, 2, {2, 5, 7}),
+        ({"eos_token_id": 0}, 2, {0, 2}),
         ({}, 2, {2}),
         ({"eos_token_id": None}, [2, 3], {2, 3}),
         (None, 2, {2}),
         (None, None, set()),
     ],
 )
-def test_end_of_sequence_ids_come_from_the_generation_config_first(
+@pytest.mark.parametrize(
+    ("tokenizer_config", "own"),
+    [
+        (None, set()),
+        ({}, set()),
+        ({"eos_token": None}, set()),
+        ({"eos_token": "<end>"}, {9}),
+        ({"eos_token": {"__type": "AddedToken", "content": "<end>", "lstrip": False}}, {9}),
+        ({"eos_token": "a"}, {1}),
+        ({"eos_token": "not in the vocabulary"}, set()),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("model", [models.BPE({"b": 0, "a": 1}, []), models.Unigram([("b", 0.0), ("a", -1.0)], 0)])
+def test_end_of_sequence_ids_come_from_all_files(
     checkpoint_folder: Path,
     generation_config: dict[str, object] | None,
     eos_token_id: object,
     expected: set[int],
+    tokenizer_config: dict[str, object] | None,
+    own: set[int],
+    model: models.Model,
 ) -> None:
     if generation_config is None:
         (checkpoint_folder / "generation_config.json").unlink()
     else:
         (checkpoint_folder / "generation_config.json").write_text(json.dumps(generation_config))
     (checkpoint_folder / "config.json").write_text(json.dumps({"eos_token_id": eos_token_id}))
-    assert resolve(str(checkpoint_folder)).eos_token_ids == expected
+    backend = tokenizers.Tokenizer(model)
+    backend.add_tokens([f"<{index}>" for index in range(7)])
+    backend.add_special_tokens(["<end>"])
+    backend.save(str(checkpoint_folder / "tokenizer.json"))
+    if tokenizer_config is not None:
+        (checkpoint_folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    assert resolve(str(checkpoint_folder)).eos_token_ids == expected | own
+
+
+def test_the_end_of_sequence_of_another_tokenizer_counts(checkpoint_folder: Path, tmp_path: Path) -> None:
+    own = resolve(str(checkpoint_folder)).eos_token_ids
+    backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "b"}))
+    assert resolve(str(checkpoint_folder), tokenizer_folder=tmp_path).eos_token_ids == own | {1}
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
