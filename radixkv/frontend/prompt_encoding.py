@@ -135,7 +135,7 @@ async def encode_texts(
 
     n_characters = sum(map(len, texts))
     try:
-        if n_characters <= _MAX_INLINE_CHARACTERS:
+        if n_characters <= _MAX_INLINE_CHARACTERS and tokenizer.is_bounded:
             encode_inline = partial(
                 tokenizer.encode_inline, adds_special_tokens=adds_special_tokens, namespace=tenant
             )

@@ -17,14 +17,12 @@ from string import ascii_letters, digits
 import tokenizers
 
 from radixkv.text.separators import is_local, pre_tokenizer_steps
+from radixkv.text.tokenizer_bounds import CL100K_WORDS
 
-_CL100K = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _NEEDS_TEXT_BEFORE_NEWLINE = {
     # Llama 3, Qwen 2 and 3: the word with a newline extends to the last of consecutive newlines and ends there.
-    _CL100K % r"\p{N}{1,3}": False,
-    _CL100K % r"\p{N}": False,
+    CL100K_WORDS % r"\p{N}{1,3}": False,
+    CL100K_WORDS % r"\p{N}": False,
     # GPT-2: the last of consecutive white space characters is a word of its own, but only if other text follows.
     "GPT-2": True,
 }

@@ -12,9 +12,18 @@ import tokenizers
 from tokenizers import decoders, pre_tokenizers
 
 from radixkv.checkpoints.files import read_text
-from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidRequest, context_length_exceeded
+from radixkv.errors import (
+    CheckpointError,
+    ContextLengthExceeded,
+    InvalidRequest,
+    context_length_exceeded,
+    shortened,
+)
+from radixkv.text.guarded_encoder import GuardedEncoder
+from radixkv.text.panics import is_failure, raise_failure
 from radixkv.text.segment_cache import SegmentCache, pack_ids
 from radixkv.text.separators import find_separators
+from radixkv.text.tokenizer_bounds import is_bounded, odd_decoder
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _MAX_CACHED_TOKENS = 1 << 15
@@ -27,7 +36,11 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._segment_cache = SegmentCache.create(backend)
+        self.is_bounded = is_bounded(backend)
+        """Whether encoding takes no longer than a text of its length may; if not, ``encode_inline`` may wait for
+        seconds."""
+        self._guard = None if self.is_bounded else GuardedEncoder(backend.to_str())
+        self._segment_cache = SegmentCache.create(backend) if self.is_bounded else None
         self._special = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
@@ -52,8 +65,18 @@ class Tokenizer:
                 f"{path} is missing; give a checkpoint with a tokenizer, or send prompts as token ids"
             )
         try:
-            return cls(tokenizers.Tokenizer.from_str(text))
-        except Exception as error:  # the package raises nothing narrower
+            backend = tokenizers.Tokenizer.from_str(text)
+            if (decoder := odd_decoder(backend)) is not None:
+                raise CheckpointError(
+                    f"{path} has the decoder {shortened(decoder)} with a pattern or a long text, which may take "
+                    "any time and memory; give another tokenizer with --tokenizer"
+                )
+            return cls(backend)
+        except CheckpointError:
+            raise
+        except BaseException as error:  # the package raises nothing narrower
+            if not is_failure(error):
+                raise
             raise CheckpointError(f"{path} is not a tokenizer: {error}; fetch the checkpoint again") from error
 
     @property
@@ -99,6 +122,7 @@ class Tokenizer:
         Raises:
             InvalidRequest: the text contains a lone surrogate, which is not a character.
             ContextLengthExceeded: there are more than ``limit`` tokens.
+            TokenizerFailed: the tokenizer cannot encode the text, or not within limits of time and memory.
         """
         (encoded,) = self.encode_batch([text], limit, adds_special_tokens=adds_special_tokens, namespace=namespace)
         return _raise_if_error(encoded)
@@ -112,9 +136,14 @@ class Tokenizer:
         """
         if self._segment_cache is None:
             return self.encode(text, limit, adds_special_tokens=adds_special_tokens, namespace=namespace)
-        if (error := _lone_surrogate(text)) is not None:
-            raise error
-        ids = self._segment_cache.encode_inline(text, adds_special_tokens=adds_special_tokens, namespace=namespace)
+        if (refusal := _lone_surrogate(text)) is not None:
+            raise refusal
+        try:
+            ids = self._segment_cache.encode_inline(
+                text, adds_special_tokens=adds_special_tokens, namespace=namespace
+            )
+        except BaseException as error:
+            raise_failure("encode the text", error)
         return _raise_if_error(_check_limit(ids, limit))
 
     def encode_batch(
@@ -125,23 +154,32 @@ class Tokenizer:
         adds_special_tokens: bool = True,
         namespace: str = "",
     ) -> list[bytes | InvalidRequest]:
-        """Returns for each text what ``encode`` returns, or the error that it raises. Uses all processors."""
+        """Returns for each text what ``encode`` returns, or the error that it raises. Uses all processors.
+
+        Raises:
+            TokenizerFailed: the tokenizer cannot encode one of the texts, and does not say which.
+        """
         errors = [_lone_surrogate(text) for text in texts]
         whole = [text for text, error in zip(texts, errors, strict=True) if error is None]
-        if self._segment_cache is None:
-            # Only the package's batch methods release the GIL.
-            encodings = self._backend.encode_batch_fast(whole, add_special_tokens=adds_special_tokens)
-            encoded = iter([pack_ids(encoding.ids) for encoding in encodings])
-        else:
-            cached = self._segment_cache.encode_batch(
-                whole, adds_special_tokens=adds_special_tokens, namespace=namespace
-            )
-            encoded = iter(cached)
+        if self._guard is not None:
+            guarded = iter(self._guard.encode_batch(whole, limit, adds_special_tokens=adds_special_tokens))
+            return [next(guarded) if error is None else error for error in errors]
+        try:
+            encoded = iter(self._encode_all(whole, adds_special_tokens, namespace))
+        except BaseException as error:
+            raise_failure("encode the text", error)
         return [_check_limit(next(encoded), limit) if error is None else error for error in errors]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Returns the text of the ids; bytes that are not valid UTF-8 become U+FFFD."""
-        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        """Returns the text of the ids; bytes that are not valid UTF-8 become U+FFFD.
+
+        Raises:
+            TokenizerFailed: the tokenizer cannot decode them.
+        """
+        try:
+            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            raise_failure("decode the tokens", error)
 
     def token(self, token_id: int, *, skip_special_tokens: bool = True) -> str | None:
         """Returns the token's name; None if ``decode`` skips it: special tokens, and ids beyond the vocabulary."""
@@ -181,11 +219,25 @@ class Tokenizer:
 
     def decode_tokens(self, tokens: Sequence[str]) -> str:
         """Returns the text of tokens given by name; ``decode`` looks up the names of ids and does the same."""
-        return " ".join(tokens) if self._decoder is None else self._decoder.decode(tokens)
+        if self._decoder is None:
+            return " ".join(tokens)
+        try:
+            return str(self._decoder.decode(tokens))
+        except BaseException as error:
+            raise_failure("decode the tokens", error)
 
     def byte(self, token: str) -> bytes | None:
         """Returns the byte of a single-byte token (``<0xE4>``) of a sentencepiece vocabulary, else None."""
         return bytes.fromhex(token[3:5]) if self.has_byte_fallback and _BYTE_TOKEN.fullmatch(token) else None
+
+    def _encode_all(self, texts: Sequence[str], adds_special_tokens: bool, namespace: str) -> list[bytes]:
+        if self._segment_cache is not None:
+            return self._segment_cache.encode_batch(
+                texts, adds_special_tokens=adds_special_tokens, namespace=namespace
+            )
+        # Only the package's batch methods release the GIL.
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=adds_special_tokens)
+        return [pack_ids(encoding.ids) for encoding in encodings]
 
     def _compute_token_bytes(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)

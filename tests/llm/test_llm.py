@@ -24,8 +24,10 @@ from radixkv.runtime.device.machine_cuda import Machine
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.sampling import SamplingParams
+from radixkv.text import guarded_encoder
 from radixkv.wire import FromRuntime
 from support.checkpoints import save_llama
+from support.hostile_tokenizers import splitting
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 TEXT = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many eggs does he get in a month?"
@@ -433,3 +435,17 @@ def test_a_missing_device_is_reported_before_a_checkpoint_is_downloaded(
         LLM("some/model", device="cuda")
     with pytest.raises(Fetched):
         LLM("some/model", device="cpu")
+
+
+def test_a_text_that_the_tokenizer_cannot_encode_is_an_error_and_the_next_one_is_answered(
+    sensitive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded_encoder, "DEADLINE_S", 0.5)
+    monkeypatch.setattr(guarded_encoder, "MIN_CHARACTERS_PER_S", 1_000_000)
+    splitting(r"a*x|.").save(str(tmp_path / "tokenizer.json"))
+    hostile = LLM(sensitive, tokenizer=tmp_path, max_total_tokens=4096, max_model_len=1024)
+    with pytest.raises(InvalidRequest, match="cannot encode the text"):
+        hostile.generate("a" * 100_000, GREEDY)
+    (output,) = hostile.generate("b", GREEDY)
+    assert len(output.outputs[0].token_ids) == 12
+    hostile.shutdown()

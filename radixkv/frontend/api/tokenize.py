@@ -107,7 +107,7 @@ async def _tokenized(body: TokenizeRequest, served_model: ServedModel, tenant: s
         }
         return msgspec.json.encode(fields)
 
-    if len(text) <= _MAX_INLINE_SIZE:
+    if len(text) <= _MAX_INLINE_SIZE and tokenizer.is_bounded:
         return tokenized(tokenizer.encode_inline)
     return await served_model.serial.run(partial(tokenized, tokenizer.encode))
 

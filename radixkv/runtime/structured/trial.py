@@ -6,10 +6,8 @@ import os
 import random
 import resource
 import signal
-import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -17,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.errors import InvalidRequest
+from radixkv.process_limits import limit_memory
 from radixkv.runtime.structured.compiler import Compiler, check_patterns, refusal
 from radixkv.runtime.structured.matcher import Grammar, MaskFiller
 from radixkv.runtime.structured.messages import TrialLimits, TrialResult
@@ -46,7 +45,8 @@ def run_trial(
         nowhere = os.open(os.devnull, os.O_RDWR)
         os.dup2(nowhere, 0)
         os.dup2(nowhere, 1)
-        _limit_memory(limits.memory_bytes)
+        limit_memory(limits.memory_bytes)
+        resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))
         try:
             result = TrialResult(0, source=_try(spec, compiler, limits))
         except InvalidRequest as error:
@@ -60,15 +60,6 @@ def run_trial(
         code = 0
     finally:
         os._exit(code)  # without the handlers of the process that this one is a copy of
-
-
-def _limit_memory(memory_bytes: int) -> None:
-    """Limits the memory that this process may take from now on. Only Linux counts it in this way."""
-    if sys.platform == "linux":
-        status = Path("/proc/self/status").read_text()
-        used = int(status.partition("VmData:")[2].split()[0]) << 10
-        resource.setrlimit(resource.RLIMIT_DATA, (used + memory_bytes, used + memory_bytes))
-    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))
 
 
 def _try(spec: StructuredOutputs, compiler: Compiler, limits: TrialLimits) -> Source:

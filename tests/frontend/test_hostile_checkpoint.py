@@ -1,0 +1,78 @@
+"""A checkpoint whose tokenizer or chat template wants to stop the server, on every API."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tokenizers
+
+from radixkv.frontend.served_model import ServedModel
+from radixkv.text import guarded_encoder
+from radixkv.text.tokenizer import Tokenizer
+from support.hostile_tokenizers import HOSTILE
+from support.running_site import running_site
+from support.scripted_runtime import Site
+
+SLOW = "a" * 60_000
+MESSAGES = [{"role": "user", "content": SLOW}]
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": SLOW}),
+    ("/v1/completions", {"prompt": ["b", SLOW], "stream": True}),
+    ("/v1/chat/completions", {"messages": MESSAGES}),
+    ("/v1/responses", {"input": SLOW}),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 2, "model": "echo"}),
+    ("/v1/messages/count_tokens", {"messages": MESSAGES, "model": "echo"}),
+    ("/generate", {"text": SLOW}),
+    ("/tokenize", {"prompt": SLOW}),
+    ("/cache/explain", {"prompt": SLOW}),
+    ("/cache/match", {"prompt": [SLOW]}),
+    ("/cache/pin", {"messages": MESSAGES}),
+]
+
+
+@pytest.fixture(scope="module")
+def make_site(
+    served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[tokenizers.Tokenizer], Any]]:
+    def make(backend: tokenizers.Tokenizer) -> Any:
+        model = replace(served_model, tokenizer=Tokenizer(backend), max_token_characters=None)
+        return running_site(model, tmp_path_factory.mktemp("s"))
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(guarded_encoder, "DEADLINE_S", 0.3)
+    patch.setattr(guarded_encoder, "MIN_CHARACTERS_PER_S", 1_000_000)
+    yield make
+    patch.undo()
+
+
+@pytest.fixture(
+    scope="module", params=["a pattern that takes quadratic time", "a normalizer that makes a long text"]
+)
+def hostile_site(
+    request: pytest.FixtureRequest, make_site: Callable[[tokenizers.Tokenizer], Any]
+) -> Iterator[Site]:
+    with make_site(HOSTILE[request.param]()) as site:
+        yield site
+
+
+@pytest.mark.parametrize(("path", "body"), REQUESTS, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_text_that_cannot_be_encoded_is_a_400_and_the_server_goes_on(
+    hostile_site: Site, path: str, body: dict[str, Any]
+) -> None:
+    replies: list[Any] = []
+    asking = threading.Thread(target=lambda: replies.append(hostile_site.http.post(path, json=body)))
+    asking.start()
+    n_healthy = 0
+    while asking.is_alive():
+        assert hostile_site.http.get("/health").status_code == 200
+        n_healthy += 1
+        asking.join(0.01)
+    assert n_healthy > 3, "the event loop serves others meanwhile"
+    assert replies[0].status_code == 400
+    assert "the tokenizer of this checkpoint cannot encode the text" in replies[0].json()["error"]["message"]
+    reply = hostile_site.http.post("/v1/completions", json={"prompt": "b", "max_tokens": 2})
+    assert reply.status_code == 200, reply.text
