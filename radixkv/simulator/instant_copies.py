@@ -7,7 +7,7 @@ from itertools import count
 
 from radixkv.errors import InvariantError
 from radixkv.runtime.cache.tiers.file_index import FileIndex, IndexedFile
-from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, Removal, StoreHealth
+from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
 from radixkv.runtime.step.page_copier import FinishedCopy
 
 
@@ -75,6 +75,7 @@ class InstantStore:
         self._index = FileIndex()
         self._tickets, self._ticks = count(), count()
         self._finished: list[FinishedTransfer] = []
+        self._n_written = 0
         self._removed: list[bytes] | None = None
         """Keys for ``take_removed``; None before its first call."""
 
@@ -87,6 +88,11 @@ class InstantStore:
     def n_bytes(self) -> int:
         """See ``PageStore``."""
         return self._index.n_bytes
+
+    @property
+    def counts(self) -> PageCounts:
+        """See ``PageStore``. No page is ever damaged."""
+        return PageCounts(self._n_written)
 
     @property
     def health(self) -> StoreHealth | None:
@@ -119,6 +125,7 @@ class InstantStore:
                 self._index.remove(first.key)
                 self._note_removed(first.key)
             self._index.add(IndexedFile(key, self.page_bytes, tick))
+            self._n_written += 1
         return self._finish(len(keys))
 
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
