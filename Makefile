@@ -11,7 +11,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check -q
 # Packages of clients exclude each other: each list in tests/clients has an environment of its own.
 CLIENTS := $(VENV)/clients/openai-3/.ready $(VENV)/clients/anthropic-2/.ready
 ALL_CLIENTS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcard tests/clients/*.txt))
-# Those of frameworks take 1.8 GB, so only `make test-clients` makes them.
+# Those of frameworks take 3 GB, so only `make test-clients` makes them.
 FRAMEWORKS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcard tests/clients/frameworks/*.txt))
 # Tests start a hundred processes, each of which would compile radixkv again.
 unexport PYTHONDONTWRITEBYTECODE

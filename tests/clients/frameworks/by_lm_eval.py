@@ -53,6 +53,10 @@ GENERATED = {
 }
 
 
+OF_THE_SERVER = {"tokenizer_backend": "remote", "tokenizer": None, "auth_token": os.environ["KEY"]}
+"""Settings with which the server tokenizes, and not a tokenizer in a folder."""
+
+
 @pytest.fixture
 def tasks(tmp_path: Path) -> TaskManager:
     lines = "".join(json.dumps(question) + "\n" for question in QUESTIONS)
@@ -63,7 +67,17 @@ def tasks(tmp_path: Path) -> TaskManager:
     return TaskManager(include_path=str(tmp_path), include_defaults=False)
 
 
-@pytest.mark.parametrize("settings", [{}, {"tokenized_requests": False}, {"batch_size": 4}, {"num_concurrent": 3}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"tokenized_requests": False},
+        {"batch_size": 4},
+        {"num_concurrent": 3},
+        OF_THE_SERVER,
+        OF_THE_SERVER | {"tokenized_requests": False},
+    ],
+)
 def test_all_answers_are_right(
     tasks: TaskManager, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
