@@ -354,6 +354,8 @@ class ServerConfig:
     never."""
     tenants: Tenants = field(default_factory=Tenants)
     """Who may use the server, by their keys; none: all who have ``api_key``."""
+    return_tokens_as_token_ids: bool = False
+    """Whether logprobs of completions and chats name tokens by their ids, in requests that do not say."""
 
     def __post_init__(self) -> None:
         check_at_most(65535, "65535", "port", self.port)
@@ -365,6 +367,7 @@ class ServerConfig:
         if self.explain_contents is not None:
             check_bool("explain_contents", self.explain_contents)
         check_bool("keep_nonces", self.keep_nonces)
+        check_bool("return_tokens_as_token_ids", self.return_tokens_as_token_ids)
         check_bool("restart_runtime", self.restart_runtime)
         check_priority_range(self.priority_range)
         for name in self.served_model_names:

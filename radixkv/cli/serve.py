@@ -75,6 +75,12 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         "header of Claude Code; they end every cached prefix (default: they are removed)",
     )
     http.add_argument(
+        "--return-tokens-as-token-ids",
+        action="store_true",
+        help="name tokens by their ids in logprobs, such as token_id:123; a request's field of this name wins "
+        "(default: by their texts)",
+    )
+    http.add_argument(
         "--priority-range",
         type=_priority_range,
         metavar="MIN,MAX",
@@ -215,6 +221,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
             api_key=api_key(args),
             explain_contents=args.explain_contents,
             keep_nonces=args.keep_nonces,
+            return_tokens_as_token_ids=args.return_tokens_as_token_ids,
             chat_template=args.chat_template,
             tool_call_parser=args.tool_call_parser,
             reasoning_parser=args.reasoning_parser,

@@ -284,7 +284,6 @@ REFUSED = (
         {
             Place.SAMPLING: "detokenize=true flat_logprobs=false skip_reading_prefix_cache=false",
             PARAMETERS | SGLANG: "spaces_between_special_tokens=true",
-            OPENAI: "return_tokens_as_token_ids=false",
             BODIES: "return_hidden_states=false return_routed_experts=false",
             Place.GENERATE: "return_sampling_mask=false return_entropy=false return_prompt_token_ids=false",
             Place.ROUTE: "/invocations /sleep /wake_up /pause /resume /start_profile /stop_profile",

@@ -263,6 +263,7 @@ async def _start(
         priority_range=server.allowed_priorities,
         caches_prompts=engine.cache.enable_prefix_caching,
         pins_prompts=engine.cache.enable_prefix_caching and engine.cache.pin_budget > 0,
+        names_tokens_by_id=server.return_tokens_as_token_ids,
         nonce_filter=None if server.keep_nonces else NonceFilter(),
     )
     start_again = functools.partial(

@@ -39,6 +39,8 @@ class ServedModel(GenerationModel):
     """Whether what is computed of a prompt stays in the cache."""
     pins_prompts: bool = True
     """Whether clients may pin prompts."""
+    names_tokens_by_id: bool = False
+    """Whether logprobs name tokens by their ids, in requests that do not say."""
     nonce_filter: NonceFilter | None = field(default_factory=NonceFilter)
     """Removes known nonces from system messages; None leaves them."""
     serial: SerialExecutor = field(default_factory=SerialExecutor)

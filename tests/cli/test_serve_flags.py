@@ -71,6 +71,11 @@ def test_known_nonces_are_removed_unless_a_flag_keeps_them():
     assert server_config(command(add_serve, "serve", "--keep-nonces")).keep_nonces
 
 
+def test_a_flag_of_vllm_names_tokens_by_their_ids():
+    assert not server_config(command(add_serve, "serve")).return_tokens_as_token_ids
+    assert server_config(command(add_serve, "serve", "--return-tokens-as-token-ids")).return_tokens_as_token_ids
+
+
 @pytest.mark.parametrize("content", ["sesame", "sesame\n", "sesame\r\n"])
 def test_the_key_comes_from_a_flag_a_file_or_the_environment(tmp_path, monkeypatch, content):
     file = tmp_path / "key"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from radixkv.frontend.api.openai.logprobs import RenderedToken, chat_logprobs, chat_token
@@ -16,16 +17,17 @@ from radixkv.wire import unpack_tokens
 
 
 class ChatFormat:
-    """OpenAI's ``chat.completion`` and ``chat.completion.chunk`` objects."""
+    """OpenAI's ``chat.completion`` and ``chat.completion.chunk`` objects. See ``CompletionFormat``."""
 
-    def __init__(self, request: ChatRequest, model: str, request_id: str) -> None:
+    def __init__(self, request: ChatRequest, model: str, request_id: str, *, tokens_as_ids: bool) -> None:
         self._request = request
+        self._render_token = partial(chat_token, as_ids=tokens_as_ids)
         self._head = {"id": f"chatcmpl-{request_id}", "created": int(time.time()), "model": model}
 
     @property
     def render_token(self) -> TokenRenderer[RenderedToken]:
         """Renders a token's logprobs as chat does."""
-        return chat_token
+        return self._render_token
 
     def whole(
         self, outputs: Sequence[OutputDelta[RenderedToken]], prompts: Sequence[PromptWithLogprobs]

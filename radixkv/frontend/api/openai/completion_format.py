@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,10 +18,18 @@ from radixkv.wire import unpack_tokens
 
 
 class CompletionFormat:
-    """OpenAI's ``text_completion`` objects, with the same fields in a stream and in a whole response."""
+    """OpenAI's ``text_completion`` objects, with the same fields in a stream and in a whole response.
 
-    def __init__(self, request: CompletionRequest, model: str, request_id: str) -> None:
+    Args:
+        request: the parsed body.
+        model: its name.
+        request_id: of the reply's ``id``.
+        tokens_as_ids: whether logprobs name tokens by their ids.
+    """
+
+    def __init__(self, request: CompletionRequest, model: str, request_id: str, *, tokens_as_ids: bool) -> None:
         self._request = request
+        self._render_token = partial(completion_token, as_ids=tokens_as_ids)
         self._has_logprobs = request.n_logprobs is not None
         self._head = {
             "id": f"cmpl-{request_id}",
@@ -32,7 +41,7 @@ class CompletionFormat:
     @property
     def render_token(self) -> TokenRenderer[RenderedToken]:
         """Renders a token's logprobs as completions do."""
-        return completion_token
+        return self._render_token
 
     def whole(
         self, outputs: Sequence[OutputDelta[RenderedToken]], prompts: Sequence[PromptWithLogprobs]

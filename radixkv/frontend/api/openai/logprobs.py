@@ -30,27 +30,55 @@ class RenderedToken:
 
 
 def completion_token(
-    tokenizer: Tokenizer | None, token: int, offset: int, token_logprobs: TokenLogprobs | None, n_top: int
+    tokenizer: Tokenizer | None,
+    token: int,
+    offset: int,
+    token_logprobs: TokenLogprobs | None,
+    n_top: int,
+    *,
+    as_ids: bool = False,
 ) -> RenderedToken:
-    """Renders a token for completions: a map from text to logprob, with the token itself."""
-    text = _text(tokenizer, token)
+    """Renders a token for completions: a map from name to logprob, with the token itself.
+
+    A token's name is its text, or its bytes as OpenAI writes them if they are no whole characters. Of several
+    tokens with one text, the token itself has it as its name, or else the likeliest; the others are named by their
+    ids. So the likeliest name is that of the token itself exactly if the token is the likeliest.
+
+    Args:
+        tokenizer: of the model; None: all tokens are named by their ids.
+        token: the token itself.
+        offset: where its text begins.
+        token_logprobs: of the token; None for the first one of a prompt.
+        n_top: how many of the likeliest tokens the map has.
+        as_ids: whether all tokens are named by their ids.
+    """
+    named_by = None if as_ids else tokenizer
+    name = _name(named_by, token)
     if token_logprobs is None:
-        return RenderedToken(text, None, offset, msgspec.Raw(b"null"))
+        return RenderedToken(name, None, offset, msgspec.Raw(b"null"))
     logprob = finite_logprob(token_logprobs, token)
-    top_logprobs = {text: logprob}
+    top_logprobs = {name: logprob}
     for other, other_logprob in finite_top_logprobs(token_logprobs, n_top):
-        top_logprobs.setdefault(_text(tokenizer, other), other_logprob)
-    return RenderedToken(text, logprob, offset, _raw(top_logprobs))
+        if other != token:
+            other_name = _name(named_by, other)
+            top_logprobs[_id_name(other) if other_name in top_logprobs else other_name] = other_logprob
+    return RenderedToken(name, logprob, offset, _raw(top_logprobs))
 
 
 def chat_token(
-    tokenizer: Tokenizer | None, token: int, offset: int, token_logprobs: TokenLogprobs | None, n_top: int
+    tokenizer: Tokenizer | None,
+    token: int,
+    offset: int,
+    token_logprobs: TokenLogprobs | None,
+    n_top: int,
+    *,
+    as_ids: bool = False,
 ) -> RenderedToken:
-    """Renders a token for chat: an object with a list of the likeliest tokens."""
+    """Renders a token for chat: an object with a list of the likeliest tokens. See ``completion_token``."""
     logprob = None if token_logprobs is None else finite_logprob(token_logprobs, token)
-    entry = _chat_entry(tokenizer, token, logprob)
+    entry = _chat_entry(tokenizer, token, logprob, as_ids=as_ids)
     top_logprobs = [] if token_logprobs is None else finite_top_logprobs(token_logprobs, n_top)
-    entry["top_logprobs"] = [_chat_entry(tokenizer, *other) for other in top_logprobs]
+    entry["top_logprobs"] = [_chat_entry(tokenizer, *other, as_ids=as_ids) for other in top_logprobs]
     return RenderedToken(entry["token"], logprob, offset, _raw(entry))
 
 
@@ -83,14 +111,30 @@ def _prompt_logprob(tokenizer: Tokenizer | None, token: int, logprob: float, ran
     return {"logprob": logprob, "rank": rank, "decoded_token": _text(tokenizer, token)}
 
 
-def _chat_entry(tokenizer: Tokenizer | None, token: int, logprob: float | None) -> dict[str, Any]:
-    text = _text(tokenizer, token)
+def _chat_entry(tokenizer: Tokenizer | None, token: int, logprob: float | None, *, as_ids: bool) -> dict[str, Any]:
+    text = _text(None if as_ids else tokenizer, token)
     token_bytes = text.encode() if tokenizer is None else tokenizer.token_bytes(token)
     return {"token": text, "logprob": logprob, "bytes": list(token_bytes)}
 
 
 def _text(tokenizer: Tokenizer | None, token: int) -> str:
-    return f"token_id:{token}" if tokenizer is None else tokenizer.token_text(token)
+    return _id_name(token) if tokenizer is None else tokenizer.token_text(token)
+
+
+def _name(tokenizer: Tokenizer | None, token: int) -> str:
+    """Returns a text that no other text and no other bytes have."""
+    if tokenizer is None:
+        return _id_name(token)
+    token_bytes = tokenizer.token_bytes(token)
+    try:
+        return token_bytes.decode()
+    except UnicodeDecodeError:
+        return f"bytes:{str(token_bytes)[2:-1]}"  # of b' \xf0', what is between the quotes
+
+
+def _id_name(token: int) -> str:
+    """Returns the name that vLLM gives a token with ``return_tokens_as_token_ids``."""
+    return f"token_id:{token}"
 
 
 def _raw(value: object) -> msgspec.Raw:

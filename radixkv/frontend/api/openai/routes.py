@@ -40,7 +40,12 @@ def add_openai_routes(
             request.receive, completion_prompts(body, served_model, arrived.tenant)
         )
         echoed = await echoed_texts(body, served_model, prompts) if body.echo else None
-        response_format = CompletionFormat(body, served_model.name, prompts[0].id)
+        response_format = CompletionFormat(
+            body,
+            served_model.name,
+            prompts[0].id,
+            tokens_as_ids=body.names_tokens_by_id(default=served_model.names_tokens_by_id),
+        )
         writer = ResponseWriter(body, response_format, served_model, prompts, echoed=echoed, arrived=arrived)
         return await _response(request, writer, client, streams=bool(body.stream))
 
@@ -51,7 +56,12 @@ def add_openai_routes(
         body = await body_reader.read(request, parse_chat, served_model.max_prompt_and_answer)
         prompt = await cancel_on_disconnect(request.receive, chat_prompt(body, served_model, arrived.tenant))
         parser = partial(prompt.open_parser, served_model)
-        response_format = ChatFormat(body, served_model.name, prompt.submit.id)
+        response_format = ChatFormat(
+            body,
+            served_model.name,
+            prompt.submit.id,
+            tokens_as_ids=body.names_tokens_by_id(default=served_model.names_tokens_by_id),
+        )
         writer = ResponseWriter(
             body,
             response_format,

@@ -72,6 +72,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     regex: str | None = None
     ebnf: str | None = None
     return_token_ids: bool | None = False
+    return_tokens_as_token_ids: bool | None = None
     return_cached_tokens_details: bool | None = False
     explain_cache: bool | None = False
 
@@ -79,6 +80,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     def breakpoint_ttl_s(self) -> float:
         """How long a breakpoint that names no time lives, in seconds."""
         return (self.prompt_cache_options or PromptCacheOptions()).ttl_s
+
+    def names_tokens_by_id(self, *, default: bool) -> bool:
+        """Returns whether logprobs name tokens by their ids; ``default``, if the request does not say."""
+        return default if self.return_tokens_as_token_ids is None else self.return_tokens_as_token_ids
 
     @property
     def n_choices(self) -> int:

@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 import tokenizers
-from tokenizers import processors
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, processors
 
 from radixkv.frontend.api.openai.logprobs import chat_token, completion_token, prompt_entry
 from radixkv.frontend.api.sglang.logprobs import render_with_text
@@ -21,6 +23,7 @@ from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire import TokenLogprobs, pack_tokens, unpack_tokens
 from support.running_site import running_site
 from support.scripted_runtime import EOS, Site, scripted_logprobs, write_tokenizer
+from support.small_tokenizers import sentencepiece
 
 
 def complete(site: Site, **body: Any) -> dict[str, Any]:
@@ -241,6 +244,80 @@ def test_a_tokens_own_logprob_equals_that_among_the_likeliest(tokenizer: Tokeniz
     )
     assert msgspec.json.decode(prompt_entry(tokenizer, 5, token_logprobs, count))["5"]["logprob"] == among
     assert render_with_text(tokenizer, 5, 0, token_logprobs, count).logprob == among
+
+
+def test_tokens_that_are_no_characters_have_names_of_their_own(site: Site, tokenizer: Tokenizer) -> None:
+    body = {"prompt": "🎉 é", "max_tokens": 7, "logprobs": 5, "echo": True}
+    logprobs = complete(site, **body)["choices"][0]["logprobs"]
+    names = ["bytes:\\xf0", "bytes:\\x9f", "bytes:\\x8e", "bytes:\\x89", " ", "bytes:\\xc3", "bytes:\\xa9"]
+    assert logprobs["tokens"] == names * 2
+    for name, alternatives in zip(logprobs["tokens"][1:], logprobs["top_logprobs"][1:], strict=True):
+        assert len(alternatives) == 5
+        assert alternatives[name] == -1.0
+        assert max(alternatives, key=alternatives.__getitem__) != name  # the scripted token is the second likeliest
+
+
+@pytest.fixture(scope="module")
+def doubled() -> Tokenizer:
+    """A tokenizer in which s is two tokens, and \ufffd one beside those of single bytes."""
+    return Tokenizer(sentencepiece(decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])))
+
+
+@given(data=st.data())
+def test_no_two_tokens_share_a_name(doubled: Tokenizer, data: st.DataObject) -> None:
+    """A greedy token is told from others as lm-eval does it."""
+    n = doubled.vocab_size + 3
+    with_texts = [token for token in range(n) if doubled.token_text(token) in ("s", "t", "e", "")]
+    some = st.sampled_from(with_texts) | st.integers(0, n - 1)
+    ids = data.draw(st.lists(some, min_size=1, max_size=12, unique=True))
+    token = data.draw(st.sampled_from(ids) | some)
+    logprobs = struct.pack(f"<{len(ids)}f", *(-1.0 - rank for rank in range(len(ids))))
+    own = -1.0 - ids.index(token) if token in ids else -50.0
+    rendered = completion_token(doubled, token, 0, TokenLogprobs(own, 1, pack_tokens(ids), logprobs), len(ids))
+    names = msgspec.json.decode(rendered.encoded)
+    assert len(names) == len({token, *ids})
+    assert names[rendered.text] == own
+    assert (max(names, key=names.__getitem__) == rendered.text) == (token == ids[0])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_may_be_named_by_their_ids(site: Site, tokenizer: Tokenizer, stream: bool) -> None:
+    ids = ids_of(tokenizer, "é!é!")
+    names = [f"token_id:{token}" for token in ids]
+    wanted = {"return_tokens_as_token_ids": True, "stream": stream}
+    body = {"prompt": "é!", "max_tokens": 3, "logprobs": 2, "echo": True, **wanted}
+    if stream:
+        logprobs = [event["choices"][0]["logprobs"] for event in events(site, **body)]
+        tokens, alternatives = (
+            [one for each in logprobs for one in each[name]] for name in ("tokens", "top_logprobs")
+        )
+    else:
+        choice = complete(site, **body)["choices"][0]
+        tokens, alternatives = choice["logprobs"]["tokens"], choice["logprobs"]["top_logprobs"]
+        assert choice["text"] == "é!é!"
+    assert tokens == names
+    assert [list(each) for each in alternatives[1:]] == [
+        [f"token_id:{token}", f"token_id:{token + 1}"] for token in ids[1:]
+    ]
+    chat = {"messages": [{"role": "user", "content": "é"}], "max_tokens": 8, "logprobs": True, "top_logprobs": 2}
+    if not stream:
+        reply = site.http.post("/v1/chat/completions", json={**chat, **wanted}).json()
+        content = reply["choices"][0]["logprobs"]["content"]
+        assert [entry["token"] for entry in content] == [
+            f"token_id:{token}" for token in ids_of(tokenizer, "<user>é")
+        ]
+        assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == "<user>é"
+        likeliest = [other["token"] for other in content[0]["top_logprobs"]]
+        assert likeliest == [f"token_id:{ids_of(tokenizer, '<')[0] + 1}", content[0]["token"]]
+
+
+def test_a_request_decides_about_names_before_the_server(served_model: ServedModel, tmp_path: Path) -> None:
+    with running_site(replace(served_model, names_tokens_by_id=True), tmp_path) as site:
+        found = [
+            complete(site, prompt="ab", max_tokens=1, logprobs=0, return_tokens_as_token_ids=wanted)["choices"][0]
+            for wanted in (None, False)
+        ]
+    assert [choice["logprobs"]["tokens"] for choice in found] == [["token_id:64"], ["a"]]
 
 
 def test_without_a_tokenizer_tokens_are_shown_as_ids() -> None:
