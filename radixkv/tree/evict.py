@@ -9,6 +9,7 @@ from radixkv.tree.digest import Digest, digest_at
 from radixkv.tree.eviction import EvictionPolicy
 from radixkv.tree.forest import Forest
 from radixkv.tree.node import Namespace
+from radixkv.tree.spared import SparedLeaves
 
 
 class EvictedRun(NamedTuple):
@@ -30,25 +31,51 @@ def evict_leaves(
     n_pages: int,
     quotas: Mapping[str, int] | None,
     n_beyond: int,
+    spared: SparedLeaves,
+    n_required: int,
 ) -> Iterator[EvictedRun]:
     """Frees pages and yields them, as ``RadixTree.evict`` does."""
     left = None if quotas is None else dict(quotas)
-    while n_pages > 0 and (leaves := forest.evictable.candidates(left)):
-        index = policy.victim(leaves)
-        leaf = leaves[index]
-        namespace, group = leaf.namespace, forest.evictable.group_of(leaf)
-        n_most = len(leaf.pages) if left is None else min(len(leaf.pages), left[group])
+    while n_pages > 0:
+        leaves = forest.evictable.candidates(left)
+        has_ordinary = bool(leaves) and not leaves[0].n_retentions
+        last_needed = None if has_ordinary else spared.last_needed(left)
+        if last_needed is not None and not (leaves and last_needed.n_retentions):
+            if n_required <= 0:
+                break
+            leaf, is_spared = last_needed, True
+            n_most = min(n_required, len(leaf.pages) - spared.n_needed_earlier(leaf))
+            spared.pop_last_needed()
+        elif leaves:
+            index = policy.victim(leaves)
+            leaf, is_spared = leaves[index], False
+            n_most = len(leaf.pages) - spared.n_needed(leaf)
+        else:
+            break
+        group = forest.evictable.group_of(leaf)
+        if left is not None:
+            n_most = min(n_most, left[group])
         ends_leaf = n_most == len(leaf.pages) <= n_pages + n_beyond
         n_evicted = n_most if ends_leaf else min(n_pages, n_most)
         n_kept = len(leaf.pages) - n_evicted
+        namespace, parent = leaf.namespace, leaf.parent
+        assert parent is not None, "a root is no leaf to evict"
         digest_at(digest, leaf, len(leaf.pages), forest.page_bytes)
+        assert leaf.digests is not None
         digests = leaf.digests[n_kept:]
         if policy.remembers:
             policy.remember(leaf, digests, forest.n_leased + forest.n_evictable)
-        if not n_kept:
+        if not (n_kept or is_spared):
             leaves.pop(index)
         tokens, pages = forest.truncate(leaf, n_kept)
+        if not n_kept:
+            spared.spare(parent)
+        elif is_spared:
+            spared.spare_rest(leaf)
+        else:
+            spared.note_cut(leaf)
         n_pages -= n_evicted
+        n_required -= n_evicted
         if left is not None:
             left[group] -= n_evicted
         yield EvictedRun(namespace, digests, tokens, pages)

@@ -18,6 +18,8 @@ OTHERS = ""
 class EvictableLeaves:
     """The leaves without a lease, smallest rank first; those that a retention covers come after all others.
 
+    *Spared* leaves are no candidates until their sparing ends.
+
     Args:
         tenants: those whose leaves are apart, so that they can be evicted alone, or spared.
     """
@@ -27,13 +29,16 @@ class EvictableLeaves:
         self._ordinary = {group: SortedKeyList(key=_KEY) for group in groups}
         self._retained = {group: SortedKeyList(key=_KEY) for group in groups}
         self._is_divided = bool(tenants)
+        self.spared: set[Node] = set()
+        """Read-only outside; ``spare`` adds to it."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._ordinary.values())) + sum(map(len, self._retained.values()))
+        return sum(map(len, (*self._ordinary.values(), *self._retained.values(), self.spared)))
 
     def __iter__(self) -> Iterator[Node]:
-        yield from merge(*self._ordinary.values(), key=_KEY)
-        yield from merge(*self._retained.values(), key=_KEY)
+        spared = sorted(self.spared, key=_KEY)
+        yield from merge(*self._ordinary.values(), (leaf for leaf in spared if not leaf.n_retentions), key=_KEY)
+        yield from merge(*self._retained.values(), (leaf for leaf in spared if leaf.n_retentions), key=_KEY)
 
     def add(self, leaf: Node) -> None:
         """Adds a leaf. O(log leaves)."""
@@ -41,7 +46,20 @@ class EvictableLeaves:
 
     def remove(self, leaf: Node) -> None:
         """Removes a leaf, before its rank or the count of its retentions changes. O(log leaves)."""
+        if leaf in self.spared:
+            self.spared.remove(leaf)
+        else:
+            self._leaves_like(leaf).remove(leaf)
+
+    def spare(self, leaf: Node) -> None:
+        """Makes a leaf that was added no candidate, until it is removed or its sparing ends. O(log leaves)."""
         self._leaves_like(leaf).remove(leaf)
+        self.spared.add(leaf)
+
+    def end_sparing(self, leaf: Node) -> None:
+        """Makes a spared leaf a candidate again. O(log leaves)."""
+        self.spared.remove(leaf)
+        self._leaves_like(leaf).add(leaf)
 
     def group_of(self, leaf: Node) -> str:
         """Returns the tenant of a leaf if its leaves are apart, or else ``""``. O(1)."""

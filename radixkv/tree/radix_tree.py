@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import groupby
 
@@ -36,6 +36,7 @@ from radixkv.tree.node import (
 from radixkv.tree.outline import Outline, outline
 from radixkv.tree.retention import Retentions
 from radixkv.tree.shared_runs import SharedLeases, SharedRuns, branch_of
+from radixkv.tree.spared import SparedLeaves, WaitingPrompt
 
 
 class RadixTree:
@@ -75,6 +76,7 @@ class RadixTree:
         """Makes sequences the next to be evicted."""
         self.changes = self._forest.changes
         """Records which computed pages enter and leave the tree, once it is told to."""
+        self._spared = SparedLeaves(self._forest)
         self._leases: set[Lease] = set()
         self._shared_runs = SharedRuns(self._forest, self._leases)
         self.history = PageHistory()
@@ -388,21 +390,36 @@ class RadixTree:
         return self._drop(first_without_branch(top))
 
     def evict(
-        self, n_pages: int, quotas: Mapping[str, int] | None = None, *, n_beyond: int = 0
+        self,
+        n_pages: int,
+        quotas: Mapping[str, int] | None = None,
+        *,
+        n_beyond: int = 0,
+        waiting: Iterable[WaitingPrompt] = (),
+        n_required: int | None = None,
     ) -> list[EvictedRun]:
         """Frees ``n_pages`` pages, or all that can be evicted if there are fewer.
 
         Takes the leaves in the order of the eviction policy, retained ones last, and the pages of a leaf from its
-        end. O(pages + log leaves + tenants) a run, and a digest of each page before it that has none yet.
+        end. What the ``waiting`` prompts will need goes after all that is not retained and that none of them needs,
+        first what is needed last. O(pages + log leaves + tenants) a run, a digest of each page before it that has
+        none yet, and the cost of ``SparedLeaves.update``.
 
         Args:
             n_pages: how many pages to free.
             quotas: the most pages to take of each tenant that is counted apart, and of all others together under
                 ``""``; who is left out loses none. None: there is no limit.
             n_beyond: the most pages to free in addition, where that ends the last leaf.
+            waiting: prompts that will be looked up soon, the first one first.
+            n_required: how many of the pages must be freed although a waiting prompt needs them, if there are no
+                others; the rest is only freed of what none needs. None: all of them.
         """
         runs: list[EvictedRun] = []
-        for run in evict_leaves(self._forest, self._policy, self._digest, n_pages, quotas, n_beyond):
+        self._spared.update(waiting)
+        n_required = n_pages if n_required is None else n_required
+        for run in evict_leaves(
+            self._forest, self._policy, self._digest, n_pages, quotas, n_beyond, self._spared, n_required
+        ):
             self.history.add(run.digests, is_evicted=True)
             runs.append(run)
         return runs

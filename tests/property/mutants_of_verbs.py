@@ -25,7 +25,7 @@ def ignore_the_namespace(patch: Patch) -> None:
 
 
 def evict_a_leased_or_inner_node(patch: Patch) -> None:
-    def mutant(self: RadixTree, n_pages: int, quotas: object = None, n_beyond: int = 0) -> list[EvictedRun]:
+    def mutant(self: RadixTree, n_pages: int, quotas: object = None, **settings: object) -> list[EvictedRun]:
         pages = list(self.reachable_pages())[:n_pages]
         return [EvictedRun(Namespace(), (), b"", pages)]
 

@@ -199,9 +199,28 @@ class TreeMachine(RuleBasedStateMachine):
     def find_retained(self, namespace, index, fraction, suffix):
         self.world.find_retained(namespace, self.prompt(index, fraction, suffix))
 
-    @rule(n_pages=st.integers(0, 8), n_beyond=st.integers(0, 3))
-    def evict(self, n_pages, n_beyond):
-        self.world.evict(n_pages, n_beyond=n_beyond if n_pages else 0)
+    @precondition(lambda self: self.world.cached and len(self.world.waiting) < 6)
+    @rule(index=st.integers(0), suffix=suffixes, place=st.integers(0, 6))
+    def wait(self, index, suffix, place):
+        """Queues a prompt that continues a cached sequence, before or after those that wait."""
+        cached = list(self.world.cached)
+        namespace, tokens = cached[index % len(cached)]
+        self.world.waiting.insert(place, (namespace, tokens + suffix))
+
+    @precondition(lambda self: self.world.waiting)
+    @rule(index=st.integers(0))
+    def wait_no_more(self, index):
+        self.world.waiting.pop(index % len(self.world.waiting))
+
+    @rule(n_pages=st.integers(0, 8), n_beyond=st.integers(0, 3), n_required=st.none() | st.integers(0, 8))
+    def evict(self, n_pages, n_beyond, n_required):
+        n_required = None if n_required is None else min(n_required, n_pages)
+        self.world.evict(n_pages, n_beyond=n_beyond if n_pages else 0, n_required=n_required)
+
+    @precondition(lambda self: self.world.waiting)
+    @rule(n_left=st.integers(0, 6), n_beyond=st.integers(0, 3))
+    def evict_what_is_needed(self, n_left, n_beyond):
+        self.world.evict(max(0, self.world.tree.n_pages_evictable - n_left), n_beyond=n_beyond)
 
     @rule(n_pages=st.integers(1, 8), quotas=st.tuples(quotas, quotas), n_beyond=st.integers(0, 3))
     def evict_by_quotas(self, n_pages, quotas, n_beyond):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations, takewhile
@@ -68,6 +69,8 @@ class World:
     """What the eviction policy must choose."""
     leases: list[TrackedLease] = field(default_factory=list)
     retentions: list[TrackedRetention] = field(default_factory=list)
+    waiting: list[Prefix] = field(default_factory=list)
+    """The prompts that wait, the first one first."""
     announced: dict[int, tuple[int | None, bytes]] = field(default_factory=dict)
     """By digest, the parent's digest and the tokens of each page that is stored by the tree's recorded changes."""
 
@@ -281,13 +284,31 @@ class World:
             self.group_of(namespace) for (namespace, _), page in self.cached.items() if page not in leased
         )
 
-    def evict(self, n_pages: int, quotas: dict[str, int] | None = None, n_beyond: int = 0) -> None:
+    def needed_by(self) -> dict[int, int]:
+        """By page, the index of the first waiting prompt that needs it."""
+        orders: dict[int, int] = {}
+        for order, (namespace, tokens) in enumerate(self.waiting):
+            n = self.expected_match(namespace, tokens)
+            for page in self.path_pages(namespace, tokens[: n * self.page_bytes]):
+                orders.setdefault(page, order)
+        return orders
+
+    def evict(
+        self,
+        n_pages: int,
+        quotas: dict[str, int] | None = None,
+        n_beyond: int = 0,
+        n_required: int | None = None,
+    ) -> None:
         left = self.n_evictable_by_group() if quotas is None else Counter(quotas)
         n_evictable = (left & self.n_evictable_by_group()).total()
+        n_required = n_pages if n_required is None else n_required
+        needed_by = self.needed_by()
         nodes = {(stored.namespace, stored.tokens) for stored in self.tree.computed_pages()}
-        runs = self.tree.evict(n_pages, quotas, n_beyond=n_beyond)
-        n_evicted = sum(len(run.pages) for run in runs)
-        assert min(n_pages, n_evictable) <= n_evicted <= min(n_pages + n_beyond, n_evictable)
+        waiting = [(namespace, bytes(bytearray(tokens))) for namespace, tokens in self.waiting]
+        runs = self.tree.evict(n_pages, quotas, n_beyond=n_beyond, waiting=waiting, n_required=n_required)
+        n_evicted, n_before = sum(len(run.pages) for run in runs), 0
+        assert min(n_required, n_evictable) <= n_evicted <= min(n_pages + n_beyond, n_evictable)
         if n_evicted > n_pages:
             assert (runs[-1].namespace, runs[-1].tokens) in nodes, "it evicts more than asked only to end a leaf"
         leased = {page for tracked in self.leases for page in tracked.pages}
@@ -298,20 +319,26 @@ class World:
             assert run.namespace == namespace
             assert last.endswith(run.tokens)
             assert len(run.tokens) == self.page_bytes * len(run.pages)
-            inner = {(ns, tokens[: -self.page_bytes]) for ns, tokens in self.cached}
             groups = [group for group in ("", *self.tenants) if left[group] > 0]
             group = self.group_of(namespace)
             assert group in groups
             if self.policy == "adaptive":  # it compares the leaves of the group with the smallest rank
                 groups = [group]
-            left[group] -= len(run.pages)
-            leaves = [
-                page
-                for prefix, page in self.cached.items()
-                if prefix not in inner and page not in leased and self.group_of(prefix[0]) in groups
-            ]
+            leaves = self._evictable_leaves(groups)
             retained = self.retained_pages()
-            self.model.check_victim(run.pages[-1], [page for page in leaves if page not in retained] or leaves)
+            leaves = [page for page in leaves if page not in retained] or leaves
+            orders = {needed_by.get(page) for page in run.pages}
+            n_before += len(run.pages)
+            if orders == {None}:
+                self.model.check_victim(run.pages[-1], [page for page in leaves if page not in needed_by])
+            else:
+                groups = [group for group in ("", *self.tenants) if left[group] > 0]
+                leaves = self._evictable_leaves(groups)
+                leaves = [page for page in leaves if page not in retained] or leaves
+                assert needed_by.keys() >= set(leaves), "a needed page goes before one that nobody needs"
+                assert orders == {max(needed_by[page] for page in leaves)}, "the pages needed last go first"
+                assert n_before <= n_required, "more needed pages are evicted than must be"
+            left[group] -= len(run.pages)
             self.model.evicted(run.pages, [prefix_of[page] for page in run.pages], n_cached)
             for page in reversed(run.pages):
                 prefix = prefix_of[page]
@@ -320,6 +347,20 @@ class World:
                 del self.cached[prefix]
             self._trim_retentions()
             self._free_pages(run.pages)
+        if n_evicted < min(n_pages, n_evictable):
+            leaves = self._evictable_leaves([group for group in ("", *self.tenants) if left[group] > 0])
+            leaves = [page for page in leaves if page not in self.retained_pages()] or leaves
+            assert needed_by.keys() >= set(leaves), "fewer pages than asked are evicted, though some are not needed"
+
+    def _evictable_leaves(self, groups: Collection[str]) -> list[int]:
+        """The last pages of sequences of some groups that no lease holds."""
+        leased = {page for tracked in self.leases for page in tracked.pages}
+        inner = {(namespace, tokens[: -self.page_bytes]) for namespace, tokens in self.cached}
+        return [
+            page
+            for prefix, page in self.cached.items()
+            if prefix not in inner and page not in leased and self.group_of(prefix[0]) in groups
+        ]
 
     def retain(self, namespace: Namespace, tokens: bytes, until: float) -> None:
         pages = self.path_pages(namespace, tokens[: self.expected_match(namespace, tokens) * self.page_bytes])

@@ -21,6 +21,7 @@ from radixkv.tree.node import Lease, Namespace
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.tree.retention import Retentions
 from radixkv.tree.shared_runs import SharedRuns
+from radixkv.tree.spared import SparedLeaves
 from support.histories import FIRST_FAILURE, run_histories
 from support.tree_machine import TreeMachine
 from support.tree_mutants import after_each_split
@@ -223,13 +224,29 @@ def eviction_takes_the_newest(patch: Patch) -> None:
 
 
 def eviction_exceeds_a_quota_by_a_page(patch: Patch) -> None:
-    def evict(self: RadixTree, n_pages: int, quotas: Any = None, *, n_beyond: int = 0) -> Any:
+    def evict(self: RadixTree, n_pages: int, quotas: Any = None, **settings: Any) -> Any:
         if quotas is not None:
             quotas = {group: quota and quota + 1 for group, quota in quotas.items()}
-        return original(self, n_pages, quotas, n_beyond=n_beyond)
+        return original(self, n_pages, quotas, **settings)
 
     original = RadixTree.evict
     patch.setattr(RadixTree, "evict", evict)
+
+
+def waiting_prompts_are_forgotten(patch: Patch) -> None:
+    def evict(self: RadixTree, n_pages: int, quotas: Any = None, *, waiting: Any, **settings: Any) -> Any:
+        return original(self, n_pages, quotas, **settings)
+
+    original = RadixTree.evict
+    patch.setattr(RadixTree, "evict", evict)
+
+
+def what_is_needed_first_goes_with_the_rest(patch: Patch) -> None:
+    patch.setattr(SparedLeaves, "n_needed_earlier", lambda self, leaf: 0)
+
+
+def sparing_never_ends(patch: Patch) -> None:
+    patch.setattr(EvictableLeaves, "end_sparing", lambda self, leaf: None)
 
 
 def retained_leaves_are_evicted_as_others(patch: Patch) -> None:
@@ -324,6 +341,7 @@ OF_VERBS = (
     duplicates_are_lost,
     release_removes_no_lease,
     fork_does_not_pin,
+    waiting_prompts_are_forgotten,
     retained_leaves_are_evicted_as_others,
     retained_pages_are_never_let_go,
 )
@@ -349,6 +367,8 @@ OTHERS = (
     empty_roots_stay,
     eviction_takes_the_newest,
     eviction_exceeds_a_quota_by_a_page,
+    what_is_needed_first_goes_with_the_rest,
+    sparing_never_ends,
     retained_leaf_grows_in_place,
     split_loses_the_retentions,
     version_never_changes,

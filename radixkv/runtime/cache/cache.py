@@ -8,7 +8,7 @@ The device's KV pool has one page cache, and the host tier another, whose pages 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from collections.abc import Set as AbstractSet
 
 from radixkv.runtime.cache.block_table import BlockTable, ComputedRow, ReplacedPage
@@ -20,6 +20,7 @@ from radixkv.tree.explain import Explanation
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.tree.shared_runs import SharedLeases
+from radixkv.tree.spared import WaitingPrompt
 
 MIN_COPIED_TOKENS = 4
 """Fewest tokens for which a part of a page is copied. Finding and leasing the page takes the host about as long as
@@ -73,6 +74,9 @@ class PageCache:
         """The pages of tenants with a share of them."""
         self.n_evicted = 0
         """Pages evicted since the creation of the cache."""
+        self.waiting: Callable[[], Iterable[WaitingPrompt]] = tuple
+        """Returns the prompts that will be opened soon, the first one first: what is cached of them is evicted only
+        after what none of them needs."""
         self._free = list(range(n_pages - 1, -1, -1)) if free_pages is None else free_pages
         self._n_private = 0
         """Pages in tails and replaced duplicates."""
@@ -472,16 +476,18 @@ class PageCache:
     def _make_free(self, tenant: str, n_pages: int) -> None:
         """Evicts what is missing of ``n_pages`` free pages for a tenant, which can get them."""
         if n_over := self.tenants.n_over_cap(tenant, n_pages):
-            self._evict(n_over, {tenant: n_over})
+            self._evict(n_over, {tenant: n_over}, n_required=n_over)
         n_short = n_pages - len(self._free)
         if n_short > 0:
             # Evicting pages one by one takes several times as long, and losing 1/128 of the pages hardly matters.
             quotas = self.tenants.quotas(tenant) if self.tenants.n_owned else None
-            self._evict(max(n_short, self.n_pages >> 7), quotas, n_beyond=self.n_pages >> 7)
+            n_most = self.n_pages >> 7
+            self._evict(max(n_short, n_most), quotas, n_beyond=n_most, n_required=n_short)
         assert len(self._free) >= n_pages, "the tree evicted fewer pages than it counts as evictable"
 
-    def _evict(self, n_pages: int, quotas: Mapping[str, int] | None, *, n_beyond: int = 0) -> None:
-        for run in self.tree.evict(n_pages, quotas, n_beyond=n_beyond):
+    def _evict(self, n_pages: int, quotas: Mapping[str, int] | None, *, n_required: int, n_beyond: int = 0) -> None:
+        waiting = self.waiting()
+        for run in self.tree.evict(n_pages, quotas, n_beyond=n_beyond, waiting=waiting, n_required=n_required):
             self.n_evicted += len(run.pages)
             self._give_back(run.namespace.tenant, run.pages)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
-from itertools import chain, count
+from itertools import chain, count, islice, zip_longest
 from math import inf
 from typing import NamedTuple, TypeAlias
 
@@ -12,6 +12,7 @@ from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.row_shares import RowShares
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.tenants import TenantConfig
+from radixkv.tree.spared import WaitingPrompt
 
 _MIN_WINDOW = 4
 """Fewest requests of a tenant that are ranked, however many tenants wait."""
@@ -126,6 +127,11 @@ class FairQueue:
         O(log tenants) a request.
         """
         return self._in_turn(lambda tenant: self._queues[tenant].candidates())
+
+    def next_prompts(self) -> Iterator[WaitingPrompt]:
+        """Yields what ``WaitingQueue.next_prompts`` does, of each tenant in turn, at most ``window`` of them."""
+        in_turn = zip_longest(*(self._queues[name].next_prompts() for name in self._turns))
+        return islice((prompt for prompts in in_turn for prompt in prompts if prompt is not None), self._window)
 
     def short(self, n_tokens: int, unfinished: Sequence[Request]) -> Iterator[Request]:
         """Yields requests that may overtake ``unfinished`` prompts, by ``WaitingQueue.short`` of each tenant.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
@@ -13,6 +13,7 @@ from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.fair_queue import Queue
 from radixkv.tree.node import TOKEN_BYTES
+from radixkv.tree.spared import WaitingPrompt
 
 
 class _Loading(NamedTuple):
@@ -60,6 +61,14 @@ class LoadingRequests:
     def requests(self) -> list[Request]:
         """All requests in phase ``LOADING``. O(requests)."""
         return [*self._loads, *self._joined]
+
+    def next_prompts(self) -> Iterator[WaitingPrompt]:
+        """Yields namespace and tokens of the requests that will return to the waiting queue, and lease nothing.
+
+        O(tokens) a request.
+        """
+        for request in self._joined:
+            yield request.namespace, bytes(request.tokens)
 
     def block_tables(self) -> list[BlockTable]:
         """The block tables of the loading and loaded requests. O(requests)."""

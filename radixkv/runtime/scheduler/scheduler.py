@@ -8,8 +8,9 @@ on the device.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from time import monotonic
 from typing import NamedTuple
 
@@ -35,6 +36,7 @@ from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.tenants import TenantConfig
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace
+from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire import TokenLogprobs
 
 _OFFERED_TOKENS = 256
@@ -129,6 +131,9 @@ class Scheduler:
             max_reserved_share=max_reserved_decode_share,
         )
         self._shared_prefixes = SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None
+        cache.waiting = self._next_prompts
+        if transfers is not None:
+            transfers.host.waiting = self._next_prompts
         self._transfers = transfers
         self._clock = clock
         self._target_itl_ms = target_itl_ms
@@ -266,6 +271,10 @@ class Scheduler:
         if self.fair_queue is not None and self._beams:
             self._make_way_for_beams(self.fair_queue)
         return plan
+
+    def _next_prompts(self) -> Iterator[WaitingPrompt]:
+        """Yields namespace and tokens of the requests that will look up their prefixes soon, in that order."""
+        return chain(self.loading.next_prompts(), self.waiting.next_prompts())
 
     def _make_way_for_beams(self, queue: FairQueue) -> None:
         """Makes way within each tenant whose rows all belong to beams that wait for a row of another. O(running).

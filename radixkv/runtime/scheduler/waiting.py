@@ -11,6 +11,7 @@ from radixkv.checks import MAX_PRIORITY
 from radixkv.config import SchedulePolicy
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
+from radixkv.tree.spared import WaitingPrompt
 
 _MAX_ADMISSIONS_BEFORE_AGING = 64
 """After so many admissions the oldest waiting request, if its priority is not the best, gets the best one."""
@@ -96,6 +97,17 @@ class WaitingQueue:
             return window
         self._match(window)
         return sorted(window, key=self._rank)
+
+    def next_prompts(self) -> Iterator[WaitingPrompt]:
+        """Yields namespace and tokens of requests that will read the cache, those first that are admitted first.
+
+        These are at most ``window`` requests. ``lpm`` ranks them by the prefixes that it has found last. Changes
+        nothing. O(window), with ``lpm`` O(window · log window).
+        """
+        window: Iterable[Request] = islice(self._in_order.values(), self.window)
+        for request in window if self._policy == "fcfs" else sorted(window, key=self._rank):
+            if request.reads_cache and not request.bypasses_tree:
+                yield request.namespace, request.key
 
     def short(self, n_tokens: int, unfinished: Sequence[Request]) -> list[Request]:
         """Requests that have at most ``n_tokens`` to compute, oldest first, at most about twice ``window`` of them.
