@@ -97,7 +97,8 @@ class DecoderConfig:
         architecture = ARCHITECTURES[name]
         fields.allow_only(partial_rotary_factor=1.0, **dict(architecture.only))
         fields.allow_only(**{architecture.activation_field: architecture.activation_name})
-        biases = {switch: fields.flag(switch) for switch in architecture.bias_switches}
+        default_biases = {"attention_bias": architecture.default_attention_bias, "mlp_bias": False}
+        biases = {name: fields.flag(name, default=default_biases[name]) for name in architecture.bias_switches}
         fields.allow_only(**{switch: False for switch in ("attention_bias", "mlp_bias") if switch not in biases})
         attention_bias = biases.get("attention_bias", False)
         hidden_size = fields.count("hidden_size")
@@ -174,7 +175,11 @@ def _architecture(fields: ConfigReader) -> str:
 def _heads(fields: ConfigReader, architecture: Architecture, hidden_size: int) -> tuple[int, int, int]:
     """Returns the number of query heads, the number of key-value heads and the head size."""
     n_heads = fields.count("num_attention_heads")
-    n_kv_heads = fields.count("num_key_value_heads", n_heads)
+    default = architecture.default_n_kv_heads
+    # As in Transformers, null means as many as query heads. No model is of a default that does not divide these.
+    if default is None or n_heads % default or "num_key_value_heads" in fields:
+        default = n_heads
+    n_kv_heads = fields.count("num_key_value_heads", default)
     head_dim = fields.count("head_dim", architecture.default_head_dim or hidden_size // n_heads)
     if n_heads % n_kv_heads:
         raise fields.error(f"num_attention_heads {n_heads} is not a multiple of num_key_value_heads {n_kv_heads}")
@@ -188,6 +193,9 @@ def _ropes(fields: ConfigReader, architecture: Architecture) -> tuple[Rope | Non
     if architecture.n_unused_positions is not None:
         return None, None
     if architecture.default_local_rope_theta is None:
+        scaling = architecture.default_rope_scaling
+        if scaling is not None and not fields.get("rope_scaling") and fields.get("rope_parameters") is None:
+            fields = fields.with_value("rope_scaling", scaling)
         rope = Rope.parse(fields, architecture.default_rope_theta)
         return rope, rope
     sections = fields.get("rope_parameters")

@@ -72,7 +72,10 @@ class ExpertFields:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Differences of an architecture from Llama."""
+    """Differences of an architecture from Llama.
+
+    Defaults are those of Transformers' configuration class, because checkpoints may leave such fields out.
+    """
 
     names: WeightNames = WeightNames()
     has_query_key_value_bias: bool = False
@@ -81,6 +84,8 @@ class Architecture:
     has_mlp_bias: bool = False
     bias_switches: frozenset[str] = frozenset()
     """Which of the fields ``attention_bias`` and ``mlp_bias`` may be true."""
+    default_attention_bias: bool = False
+    """What ``attention_bias`` is where it is absent."""
     has_query_key_norm: bool = False
     norm: NormKind = "rms"
     has_sinks: bool = False
@@ -113,9 +118,14 @@ class Architecture:
     """Window size where the field ``sliding_window`` is absent."""
     default_head_dim: int | None = None
     """Head size where the field ``head_dim`` is absent; None: the hidden size divided by the number of heads."""
+    default_n_kv_heads: int | None = None
+    """Key-value heads where the field ``num_key_value_heads`` is absent, if they divide the query heads; None: as
+    many as these."""
     default_rope_theta: float = 10_000.0
     default_local_rope_theta: float | None = None
     """Theta of layers with a window where ``config.json`` has none; None: all layers have the same angles."""
+    default_rope_scaling: Mapping[str, object] | None = None
+    """What ``rope_scaling`` is where ``config.json`` has neither it nor ``rope_parameters``."""
     default_tied_head: bool = False
     overflows_float16: bool = False
     """Whether activations exceed what float16 can hold."""
@@ -131,6 +141,7 @@ _QWEN3 = Architecture(
     window="by_layer",
     default_window=4096,
     default_head_dim=128,
+    default_n_kv_heads=32,
 )
 
 _OPT_LAYER = "model.decoder.layers.{layer}."
@@ -151,6 +162,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             window="patterned",
             default_window=4096,
             default_head_dim=256,
+            default_n_kv_heads=4,
             default_rope_theta=1e6,
             default_local_rope_theta=10_000.0,
             overflows_float16=True,
@@ -162,7 +174,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             ),
         ),
         "LlamaForCausalLM": Architecture(bias_switches=frozenset({"attention_bias", "mlp_bias"})),
-        "MistralForCausalLM": Architecture(window="always", default_window=4096),
+        "MistralForCausalLM": Architecture(window="always", default_window=4096, default_n_kv_heads=8),
         "MixtralForCausalLM": Architecture(
             names=WeightNames(
                 router="model.layers.{layer}.block_sparse_moe.gate",
@@ -171,6 +183,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 expert_down="model.layers.{layer}.block_sparse_moe.experts.{expert}.w2",
             ),
             window="always",
+            default_n_kv_heads=8,
             default_rope_theta=1e6,
             default_norm_eps=1e-5,
             experts=ExpertFields(("num_local_experts",), "intermediate_size", normalizes=True),
@@ -178,13 +191,25 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "GptOssForCausalLM": Architecture(
             names=WeightNames(router="model.layers.{layer}.mlp.router"),
             bias_switches=frozenset({"attention_bias"}),
+            default_attention_bias=True,
             has_sinks=True,
             activation="clamped_silu",
             window="patterned",
             default_window=128,
             default_window_pattern=2,
             default_head_dim=64,
+            default_n_kv_heads=8,
             default_rope_theta=150_000.0,
+            default_rope_scaling=MappingProxyType(
+                {
+                    "rope_type": "yarn",
+                    "factor": 32.0,
+                    "beta_fast": 32.0,
+                    "beta_slow": 1.0,
+                    "truncate": False,
+                    "original_max_position_embeddings": 4096,
+                }
+            ),
             default_norm_eps=1e-5,
             experts=ExpertFields(("num_local_experts",), "intermediate_size", normalizes=True, are_stacked=True),
             only=(("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)),
@@ -223,12 +248,15 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 ("layer_norm_elementwise_affine", True),
             ),
         ),
-        "Qwen2ForCausalLM": Architecture(has_query_key_value_bias=True, window="by_layer", default_window=4096),
+        "Qwen2ForCausalLM": Architecture(
+            has_query_key_value_bias=True, window="by_layer", default_window=4096, default_n_kv_heads=32
+        ),
         "Qwen3ForCausalLM": _QWEN3,
         "Qwen3MoeForCausalLM": replace(
             _QWEN3,
             window="switched",
             default_head_dim=None,
+            default_n_kv_heads=4,
             experts=ExpertFields(("num_experts", "num_local_experts"), "moe_intermediate_size", normalizes=False),
         ),
     }
