@@ -18,6 +18,7 @@ from radixkv.config import MetricsCompat
 from radixkv.errors import ContextLengthExceeded, InvalidRequest, RequestError
 from radixkv.frontend.api.admin import add_admin_routes
 from radixkv.frontend.api.anthropic.routes import add_messages_routes
+from radixkv.frontend.api.anthropic.translation import parse_messages_prompt
 from radixkv.frontend.api.doctor import add_doctor_route
 from radixkv.frontend.api.explain import add_explain_route
 from radixkv.frontend.api.invalidate import add_invalidate_route
@@ -25,6 +26,7 @@ from radixkv.frontend.api.match import add_match_route
 from radixkv.frontend.api.openai.routes import add_openai_routes
 from radixkv.frontend.api.pin import add_pin_route
 from radixkv.frontend.api.responses.routes import add_responses_route
+from radixkv.frontend.api.responses.translation import parse_responses_prompt
 from radixkv.frontend.api.server_info import add_server_info_routes
 from radixkv.frontend.api.sessions import add_session_routes
 from radixkv.frontend.api.sglang.routes import add_generate_route
@@ -104,7 +106,8 @@ def build_app(
     add_generate_route(app, client, served_model, body_reader)
     add_admin_routes(app, client, served_model, metrics, aliases)
     add_tokenize_routes(app, served_model, body_reader)
-    add_explain_route(app, client, served_model, body_reader, explain_contents=explain_contents)
+    chats = {"/v1/messages": parse_messages_prompt, "/v1/responses": parse_responses_prompt}
+    add_explain_route(app, client, served_model, body_reader, chats, explain_contents=explain_contents)
     add_match_route(app, client, served_model, body_reader)
     add_doctor_route(app, client, served_model)
     add_ui_routes(app, client, served_model, explain_contents=explain_contents)

@@ -134,6 +134,13 @@ async def count_tokens(chat: Chat, served_model: ServedModel, tenant: str) -> in
     return len(encoded.tokens) // 4
 
 
+async def prompt_tokens(chat: Chat, served_model: ServedModel, tenant: str) -> bytes:
+    """Returns the little-endian int32 ids of a conversation's prompt. Raises ``InvalidRequest``."""
+    check_cache_salt(chat.cache_salt)
+    text = await chat_text(chat, chat.tool_use(), served_model)
+    return (await chat_tokens(text, chat, served_model, tenant)).tokens
+
+
 async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> ChatPrompt:
     """Checks a conversation and returns its prompt; long ones are rendered and encoded in a thread.
 

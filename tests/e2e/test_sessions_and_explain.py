@@ -69,3 +69,52 @@ def test_a_chat_reuses_its_earlier_turns(server: LiveServer) -> None:
     turns = re.findall(r"\[(\d+) of (\d+) prompt tokens from the cache, 6 new tokens", done.stdout)
     (_, first), (cached, second) = ((int(a), int(b)) for a, b in turns)
     assert first - 16 < cached < second
+
+
+RULES = "You are a patient teacher of mathematics. Answer in short steps, and write the result on the last line."
+ASKED = [{"role": "user", "content": "How many legs have 12 hens?"}]
+BODIES = {
+    "/v1/completions": {"prompt": RULES, "max_tokens": 1, "temperature": 0, "stream": False},
+    "/v1/chat/completions": {
+        "messages": [{"role": "system", "content": RULES}, *ASKED],
+        "max_tokens": 1,
+    },
+    "/v1/messages": {
+        "system": [{"type": "text", "text": RULES}],
+        "messages": [*ASKED, {"role": "assistant", "content": [{"type": "text", "text": "They have "}]}],
+        "stop_sequences": ["."],
+        "max_tokens": 1,
+        "cache_salt": "hers",
+    },
+    "/v1/responses": {
+        "instructions": RULES,
+        "input": ASKED,
+        "max_output_tokens": 1,
+        "cache_salt": "his",
+    },
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_the_body_of_a_request_to_any_api_is_explained(server: LiveServer, path: str) -> None:
+    server.http.post("/flush_cache")
+    ask = f"/cache/explain?path={path}&return_token_ids=true"
+    before = server.http.post(ask, json=BODIES[path])
+    assert before.status_code == 200, before.text
+    assert before.json()["cached_tokens"] == 0
+    usage = server.http.post(path, json=BODIES[path]).json()["usage"]
+    n_prompt = usage.get("prompt_tokens", usage.get("input_tokens", 0)) + usage.get(
+        "cache_creation_input_tokens", 0
+    )
+    after = server.http.post(ask, json=BODIES[path]).json()
+    assert after["prompt_tokens"] == len(after["prompt_token_ids"]) == before.json()["prompt_tokens"] == n_prompt
+    assert after["cached_tokens"] >= n_prompt - 16
+    others = {**BODIES[path], "cache_salt": "nobody"}
+    assert server.http.post(ask, json=others).json()["reason"] == "other_namespace"
+
+
+def test_a_path_without_prompts_is_refused_by_name(server: LiveServer) -> None:
+    refused = server.http.post("/cache/explain?path=/v1/embeddings", json={"prompt": "a"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "path"
+    assert "/v1/messages" in refused.json()["error"]["message"]

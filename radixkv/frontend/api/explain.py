@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,15 +12,21 @@ from starlette.responses import Response
 
 from radixkv.cache_messages import Explained
 from radixkv.compat import Place, refusals
+from radixkv.errors import InvalidRequest, shortened
 from radixkv.frontend.cache_prompt import CACHE_PROMPT_CHECKS, CachePromptRequest, encode_prompt
+from radixkv.frontend.chat import Chat, prompt_tokens
 from radixkv.frontend.client import RuntimeClient
-from radixkv.frontend.http.body import BodyReader
+from radixkv.frontend.http.body import BodyReader, Parse
 from radixkv.frontend.http.body_decoder import BodyDecoder
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.tenant import tenant_of
 from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire import unpack_tokens
+
+_PATHS = ("", "/v1/completions", "/v1/chat/completions")
+"""The paths whose bodies this route reads by itself."""
 
 
 def add_explain_route(
@@ -27,22 +34,43 @@ def add_explain_route(
     client: RuntimeClient,
     served_model: ServedModel,
     body_reader: BodyReader,
+    chats: Mapping[str, Parse[Chat]],
     *,
     explain_contents: bool,
 ) -> None:
-    """Adds the route ``/cache/explain``; with ``explain_contents`` it also shows tokens of other clients."""
+    """Adds the route ``/cache/explain``.
+
+    Args:
+        app: gets the route.
+        client: asks the runtime.
+        served_model: the model.
+        body_reader: reads the bodies.
+        chats: by the path of an API: reads the prompt of its bodies, where these are no completions or chats.
+        explain_contents: whether the answers also show tokens of other clients.
+    """
 
     @app.post("/cache/explain", openapi_extra=app.json_body(CachePromptRequest))
     async def explain(request: Request) -> Response:
-        """How much of a prompt is cached, and why not more."""
-        tenant = tenant_of(request)
-        body = await body_reader.read(request, _explain.decode, served_model.max_prompt_and_answer)
-        tokens = await cancel_on_disconnect(request.receive, encode_prompt(body, served_model, tenant))
-        explained = await client.explain(tokens, body.cache_salt or "", tenant=tenant, contents=explain_contents)
-        return Response(
-            msgspec.json.encode(explanation(explained, served_model.tokenizer, contents=explain_contents)),
-            media_type="application/json",
-        )
+        """How much of a prompt is cached, and why not more; with ?path=/v1/messages, of a body for that path."""
+        path = request.query_params.get("path", "")
+        tenant, max_tokens = tenant_of(request), served_model.max_prompt_and_answer
+        if path in chats:
+            chat = await body_reader.read(request, chats[path], max_tokens)
+            encoding, salt = prompt_tokens(chat, served_model, tenant), chat.cache_salt
+        elif path in _PATHS:
+            body = await body_reader.read(request, _explain.decode, max_tokens)
+            encoding, salt = encode_prompt(body, served_model, tenant), body.cache_salt or ""
+        else:
+            paths = ", ".join((*_PATHS[1:], *chats))
+            raise InvalidRequest(
+                f"path {shortened(path)} has no prompts to explain; give one of {paths}", param="path"
+            )
+        tokens = await cancel_on_disconnect(request.receive, encoding)
+        explained = await client.explain(tokens, salt, tenant=tenant, contents=explain_contents)
+        fields = explanation(explained, served_model.tokenizer, contents=explain_contents)
+        if request.query_params.get("return_token_ids", "false").lower() in ("true", "1"):
+            fields["prompt_token_ids"] = unpack_tokens(tokens)
+        return Response(msgspec.json.encode(fields), media_type="application/json")
 
 
 def explanation(explained: Explained, tokenizer: Tokenizer | None, *, contents: bool) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from radixkv.frontend.api.anthropic.schema import (
     CountTokensRequest,
     MessagesRequest,
     OutputConfig,
+    parse_count_tokens,
 )
 from radixkv.frontend.chat import Chat
 from radixkv.frontend.http.errors import ThreadNotStored
@@ -40,6 +41,11 @@ def prompt_chat(request: CountTokensRequest) -> Chat:
         continue_final_message=bool(messages) and _is_prefill(messages[-1]),
         cache_salt=request.cache_salt or "",
     )
+
+
+def parse_messages_prompt(body: bytes, max_prompt_tokens: int, misspelt: dict[str, str]) -> Chat:
+    """Parses a body of ``/v1/messages`` for its prompt alone. Raises ``InvalidRequest``."""
+    return prompt_chat(parse_count_tokens(body, max_prompt_tokens, misspelt))
 
 
 def answer_chat(request: MessagesRequest) -> Chat:

@@ -10,7 +10,7 @@ import msgspec
 
 from radixkv.errors import InvalidRequest, UnsupportedFeature, shortened
 from radixkv.frontend.api.responses.reasoning import unsealed_reasoning
-from radixkv.frontend.api.responses.schema import ResponsesRequest, TextOptions
+from radixkv.frontend.api.responses.schema import ResponsesRequest, TextOptions, parse_responses
 from radixkv.frontend.cache_options import PromptCacheOptions
 from radixkv.frontend.chat import Chat
 from radixkv.generation.prompts import effort_variables
@@ -21,6 +21,11 @@ SEALED_REASONING = "reasoning.encrypted_content"
 """The value of ``include`` that asks for the reasoning in a form that clients send back."""
 _TEXT_TYPES = frozenset({"input_text", "output_text", "text", "refusal"})
 _SYSTEM_ROLES = frozenset({"system", "developer"})
+
+
+def parse_responses_prompt(body: bytes, max_prompt_tokens: int, misspelt: dict[str, str]) -> Chat:
+    """Parses a body of ``/v1/responses`` for its prompt alone. Raises ``InvalidRequest``."""
+    return answer_chat(parse_responses(body, max_prompt_tokens, misspelt))
 
 
 def answer_chat(request: ResponsesRequest) -> Chat:
