@@ -213,6 +213,10 @@ class TreeNode(msgspec.Struct, frozen=True, array_like=True):
     """In a root: a label of its salt that does not reveal it, the same in all tiers; empty without a salt."""
     tokens: bytes = b""
     """The first tokens of the run; none without ``Outline.contents``."""
+    idle_s: float | None = None
+    """Seconds since its last use; None if its age is None."""
+    tiers: tuple[Tier, ...] = ()
+    """In ``Outlined.joint``: the tiers that have the run."""
 
 
 class TierOutline(msgspec.Struct, frozen=True):
@@ -236,6 +240,8 @@ class Outlined(msgspec.Struct, frozen=True, tag=True):
     device: TierOutline
     host: TierOutline | None = None
     """None without a host tier."""
+    joint: TierOutline | None = None
+    """Both trees as one: a run is in the same tiers as a whole, and counts once. None without a host tier."""
 
 
 class Pinned(msgspec.Struct, frozen=True, tag=True):

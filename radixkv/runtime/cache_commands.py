@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from hashlib import blake2b
+from operator import itemgetter
 from typing import NamedTuple
 
 from radixkv.cache_messages import (
@@ -23,6 +24,7 @@ from radixkv.cache_messages import (
     Pin,
     Pinned,
     SessionClosed,
+    Tier,
     TierMatch,
     TierOutline,
     TreeNode,
@@ -37,14 +39,19 @@ from radixkv.runtime.intake import Intake
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.stats import count_requests, count_requests_of
 from radixkv.tenants import OPERATOR
-from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.tree.joint import JointRun, joint_roots
+from radixkv.tree.node import TOKEN_BYTES, Namespace, Node
+from radixkv.tree.outline import Outline as TreeOutline
+from radixkv.tree.outline import OutlinedNode, RunT
+from radixkv.tree.outline import outline as make_outline
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.wire import Failed, unpack_tokens
 
 MAX_OUTLINED_NODES = 400
-"""Nodes of an ``Outlined``, in all tiers together."""
+"""Nodes of an ``Outlined``, in all tiers together. The joint tree has as many more."""
 MAX_VISITED_NODES = 800
-"""Nodes that an ``Outline`` looks at, in all tiers together: which takes about a millisecond of the loop."""
+"""Nodes that an ``Outline`` looks at, in all tiers together: which takes about a millisecond of the loop. The joint
+tree takes as much again."""
 MAX_SHOWN_TOKENS = 12
 """Tokens of a node in an ``Outlined``."""
 
@@ -199,33 +206,62 @@ class CacheCommands:
         return TierMatch(n_tokens, cached.n_device, cached.n_beyond_device, cached.n_beyond_host)
 
     def _outline(self, message: Outline) -> Outlined:
-        trees = [self._cache.tree] if self._transfers is None else [self._cache.tree, self._transfers.host.tree]
-        outlines = [self._outline_tree(tree, len(trees), message.contents) for tree in trees]
-        return Outlined(message.id, outlines[0], outlines[1] if len(outlines) > 1 else None)
+        device, contents = self._cache.tree, message.contents
+        if self._transfers is None:
+            return Outlined(message.id, self._outline_tree(device, 1, contents))
+        host = self._transfers.host.tree
+        return Outlined(
+            message.id,
+            self._outline_tree(device, 2, contents),
+            self._outline_tree(host, 2, contents),
+            self._outline_joint(device, host, contents),
+        )
 
     def _outline_tree(self, tree: RadixTree, n_trees: int, contents: bool) -> TierOutline:
         """Outlines one of ``n_trees`` trees, which share the limits."""
         outline = tree.outline(max_nodes=MAX_OUTLINED_NODES // n_trees, max_visited=MAX_VISITED_NODES // n_trees)
-        nodes = tuple(
-            TreeNode(
-                serial=node.serial,
-                parent=parent,
-                n_own_pages=len(node.pages),
-                n_pages=n_pages,
-                n_leases=node.n_leases,
-                n_hits=node.n_hits,
-                age=age,
-                is_pinned=node.n_retentions > 0,
-                n_more=n_more,
-                n_more_pages=n_more_pages,
-                namespace=self._label(node.namespace) if parent < 0 else "",
-                tokens=bytes(node.key[: MAX_SHOWN_TOKENS * TOKEN_BYTES]) if contents else b"",
-            )
-            for node, parent, n_pages, n_more, n_more_pages, age in outline.nodes
-        )
-        n_in_all = tree.n_pages_reachable
-        return TierOutline(
-            nodes, n_in_all, n_in_all - outline.n_pages, outline.n_more_roots, outline.n_more_root_pages
+        nodes = [self._outlined(each, [(tree, each.node)], contents) for each in outline.nodes]
+        return _tier_outline(outline, nodes, tree.n_pages_reachable)
+
+    def _outline_joint(self, device: RadixTree, host: RadixTree, contents: bool) -> TierOutline:
+        """Outlines the trees of device and host tier as one."""
+        runs = joint_roots(device.roots, host.roots, TOKEN_BYTES * self._cache.page_size)
+        outline = make_outline(runs, lambda run: None, max_nodes=MAX_OUTLINED_NODES, max_visited=MAX_VISITED_NODES)
+        nodes = []
+        for each in outline.nodes:
+            run, found = each.node, dict[Tier, tuple[RadixTree, Node]]()
+            if run.upper is not None:
+                found["device"] = device, run.upper
+            if run.lower is not None:
+                found["host"] = host, run.lower
+            nodes.append(self._outlined(each, list(found.values()), contents, tuple(found)))
+        return _tier_outline(outline, nodes, max(tree.n_pages_reachable for tree in (device, host)))
+
+    def _outlined(
+        self,
+        each: OutlinedNode[Node] | OutlinedNode[JointRun],
+        found: list[tuple[RadixTree, Node]],
+        contents: bool,
+        tiers: tuple[Tier, ...] = (),
+    ) -> TreeNode:
+        """Returns what is told of a run, which is found as these nodes of these trees."""
+        last_uses = [use for tree, node in found if (use := tree.last_use(node)) is not None]
+        age, idle_s = min(last_uses, key=itemgetter(1), default=(None, None))
+        return TreeNode(
+            serial=each.node.serial,
+            parent=each.parent,
+            n_own_pages=len(each.node.pages),
+            n_pages=each.n_pages,
+            n_leases=sum(node.n_leases for _, node in found),
+            n_hits=max(node.n_hits for _, node in found),
+            age=age,
+            is_pinned=any(node.n_retentions > 0 for _, node in found),
+            n_more=each.n_more,
+            n_more_pages=each.n_more_pages,
+            namespace=self._label(found[0][1].namespace) if each.parent < 0 else "",
+            tokens=bytes(each.node.key[: MAX_SHOWN_TOKENS * TOKEN_BYTES]) if contents else b"",
+            idle_s=idle_s,
+            tiers=tiers,
         )
 
     def _label(self, namespace: Namespace) -> str:
@@ -245,6 +281,13 @@ class CacheCommands:
             self._pins.unpin(namespace, message.tokens)
         pinned = self._pins.find(namespace, message.tokens)
         return Pinned(message.id, len(message.tokens) // TOKEN_BYTES, pinned.n_tokens, pinned.seconds_left)
+
+
+def _tier_outline(outline: TreeOutline[RunT], nodes: list[TreeNode], n_pages: int) -> TierOutline:
+    """Returns the message of an outline of at least ``n_pages`` pages."""
+    n_pages = max(n_pages, outline.n_pages)
+    n_not_visited = n_pages - outline.n_pages
+    return TierOutline(tuple(nodes), n_pages, n_not_visited, outline.n_more_roots, outline.n_more_root_pages)
 
 
 class _TierHits(NamedTuple):

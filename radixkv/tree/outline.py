@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import islice
-from typing import NamedTuple
-
-from radixkv.tree.node import Node
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 _CHILDREN_PER_ROUND = 64
 """Children of a node that the walk takes before it goes on with those of other nodes."""
 
 
-class OutlinedNode(NamedTuple):
+class Run(Protocol):
+    """What the walk needs of a node: a ``Node`` of a tree, or a ``JointRun`` of two."""
+
+    @property
+    def pages(self) -> Sized:
+        """Its pages."""
+        ...
+
+    @property
+    def children(self) -> Any:
+        """A container with ``len`` and ``values`` of the nodes that continue it; None if there are none."""
+        ...
+
+
+RunT = TypeVar("RunT", bound=Run)
+
+
+class OutlinedNode(NamedTuple, Generic[RunT]):
     """A node of an outline."""
 
-    node: Node
+    node: RunT
     parent: int
     """Index of the parent in ``Outline.nodes``; -1 for a root."""
     n_pages: int
@@ -30,10 +45,10 @@ class OutlinedNode(NamedTuple):
     """Uses of the tree since that of the node; None if it is demoted, or if ages do not count."""
 
 
-class Outline(NamedTuple):
+class Outline(NamedTuple, Generic[RunT]):
     """The largest nodes of a tree, parents first."""
 
-    nodes: list[OutlinedNode]
+    nodes: list[OutlinedNode[RunT]]
     n_pages: int
     """Pages of all nodes that the walk visited."""
     n_more_roots: int
@@ -43,8 +58,8 @@ class Outline(NamedTuple):
 
 
 def outline(
-    roots: Iterable[Node], age: Callable[[Node], int | None], *, max_nodes: int, max_visited: int
-) -> Outline:
+    roots: Iterable[RunT], age: Callable[[RunT], int | None], *, max_nodes: int, max_visited: int
+) -> Outline[RunT]:
     """Finds the nodes with the most pages in and below them.
 
     Nodes near the roots are visited first, and the children of a node with many children in turn with those of
@@ -78,7 +93,7 @@ def outline(
         else:
             n_more_roots += 1
             n_more_root_pages += n_pages[index]
-    outlined: list[OutlinedNode] = []
+    outlined: list[OutlinedNode[RunT]] = []
     for index in places:
         node, parent = nodes[index], places.get(parents[index], -1)
         outlined.append(OutlinedNode(node, parent, n_pages[index], n_more[index], n_more_pages[index], age(node)))
@@ -86,12 +101,12 @@ def outline(
     return Outline(outlined, n_visited_pages, n_more_roots, n_more_root_pages)
 
 
-def _visit(roots: Iterable[Node], max_visited: int) -> tuple[Sequence[Node], list[int], list[int]]:
+def _visit(roots: Iterable[RunT], max_visited: int) -> tuple[Sequence[RunT], list[int], list[int]]:
     """Returns visited nodes, parents first, the index of each one's parent, and how many children were left out."""
-    nodes: list[Node] = []
+    nodes: list[RunT] = []
     parents: list[int] = []
     n_not_visited: list[int] = []
-    waiting: deque[tuple[int, Iterator[Node]]] = deque([(-1, iter(roots))])
+    waiting: deque[tuple[int, Iterator[RunT]]] = deque([(-1, iter(roots))])
     while waiting and len(nodes) < max_visited:
         parent, siblings = waiting.popleft()
         n_before = len(nodes)
@@ -104,7 +119,7 @@ def _visit(roots: Iterable[Node], max_visited: int) -> tuple[Sequence[Node], lis
             n_not_visited.append(0 if children is None else len(children))
         n_taken = len(nodes) - n_before
         if parent >= 0:
-            n_not_visited[parent] -= n_taken
+            n_not_visited[parent] = max(0, n_not_visited[parent] - n_taken)
         if n_taken == _CHILDREN_PER_ROUND:
             waiting.append((parent, siblings))
     return nodes, parents, n_not_visited

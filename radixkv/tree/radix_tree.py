@@ -37,6 +37,7 @@ from radixkv.tree.outline import Outline, outline
 from radixkv.tree.retention import Retentions
 from radixkv.tree.shared_runs import SharedLeases, SharedRuns, branch_of
 from radixkv.tree.spared import SparedLeaves, WaitingPrompt
+from radixkv.tree.use_times import UseTimes
 
 
 class RadixTree:
@@ -79,6 +80,7 @@ class RadixTree:
         self._spared = SparedLeaves(self._forest)
         self._leases: set[Lease] = set()
         self._shared_runs = SharedRuns(self._forest, self._leases)
+        self._use_times = UseTimes()
         self.history = PageHistory()
         """The pages that have left the tree, for ``explain``. The trees of two tiers may have one together."""
 
@@ -115,6 +117,11 @@ class RadixTree:
     def namespaces(self) -> list[Namespace]:
         """Returns the namespaces that have a reachable page, or a lease that is not detached. O(namespaces)."""
         return list(self._forest.roots)
+
+    @property
+    def roots(self) -> Mapping[Namespace, Node]:
+        """The root of each of these namespaces. O(1)."""
+        return self._forest.roots
 
     def match(self, namespace: Namespace, tokens: bytes) -> int:
         """Returns the length of the longest cached prefix, in tokens of whole pages. Changes nothing. O(edges)."""
@@ -307,6 +314,7 @@ class RadixTree:
         lease.branch = None
         if lease.is_use:
             self._policy.use(lease.node)
+            self._use_times.add()
         return self._forest.remove_lease_of_path(lease.node)
 
     def mark_computed(self, lease: Lease, n_tokens: int) -> None:
@@ -444,9 +452,14 @@ class RadixTree:
             roots, namespace, tokens, self._page_bytes, self._digest, history, contents, max_namespaces
         )
 
-    def outline(self, *, max_nodes: int, max_visited: int) -> Outline:
+    def outline(self, *, max_nodes: int, max_visited: int) -> Outline[Node]:
         """Returns the nodes with the most pages in and below them; the cost is that of ``outline``."""
         return outline(self._forest.roots.values(), self._policy.age, max_nodes=max_nodes, max_visited=max_visited)
+
+    def last_use(self, node: Node) -> tuple[int, float] | None:
+        """Returns the uses and the seconds since that of a node; None if its ``EvictionPolicy.age`` is None."""
+        age = self._policy.age(node)
+        return None if age is None else (age, self._use_times.seconds_since(age))
 
     def reachable_pages(self) -> Iterator[int]:
         """Yields every page that a match can find. O(pages)."""
@@ -482,9 +495,7 @@ class RadixTree:
     def _drop(self, top: Node) -> list[int]:
         """Detaches a subtree on request, and notes its computed pages. O(its pages + nodes · log leaves)."""
         for node in self._forest.below(top):
-            if node.n_computed:
-                stored = self.changes.stored_pages(node, 0, node.n_computed)
-                self.history.add(stored.digests, is_evicted=False)
+            self.history.add(self.changes.stored_pages(node, 0, node.n_computed).digests, is_evicted=False)
         return self._forest.detach(top)
 
     def _append_recalled(self, lease: Lease, tokens: bytes, pages: Sequence[int]) -> None:

@@ -100,3 +100,10 @@ def test_the_tiers_share_the_bound_and_each_has_its_tree(has_host: bool, monkeyp
         assert tier.n_pages == tree.n_pages_reachable
         n_shown = sum(node.n_own_pages for node in tier.nodes)
         assert n_shown + sum(node.n_more_pages for node in tier.nodes) == tier.n_pages - tier.n_not_visited
+    if reply.joint is None:
+        assert not has_host
+        return
+    runs = reply.joint.nodes
+    assert {run.tiers for run in runs} == {("device", "host")}, "what is computed is stored"
+    assert reply.joint.n_pages == reply.device.n_pages == sum(run.n_own_pages + run.n_more_pages for run in runs)
+    assert all(run.idle_s is not None for run in runs)

@@ -170,6 +170,8 @@ class ScriptedLoop:
     """Counters of a host tier, from which every request has loaded one token; None: there is no host tier."""
     disk: DiskStats | None = None
     """Counters of a disk tier, from which that token came; None: there is no disk tier."""
+    joint: TierOutline | None = None
+    """The tree of device and host tier together."""
     tenants: dict[str, TenantStats] = field(default_factory=dict)
     """Counters of tenants."""
     is_waiting: bool = False
@@ -250,7 +252,8 @@ class ScriptedLoop:
                     TreeNode(3, -1, 0, 6, 0, 0, None, False, n_more=1, n_more_pages=6, namespace="5eed0001"),
                 )
                 device = TierOutline(nodes, 30, 4, 0, 0)
-                return [Outlined(message.id, device, None if self.host is None else TierOutline((), 0, 0, 0, 0))]
+                host = None if self.host is None else TierOutline((), 0, 0, 0, 0)
+                return [Outlined(message.id, device, host, self.joint)]
             case Pin():
                 self.pinned.append(message)
                 n_tokens = len(message.tokens) // 4

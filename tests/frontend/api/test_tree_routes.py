@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from radixkv.cache_messages import TierOutline, TreeNode
 from radixkv.config import ServerConfig
 from radixkv.errors import Draining
 from radixkv.frontend.api.ui.watch import INTERVAL_S, CacheWatch
@@ -131,6 +132,32 @@ def test_each_tier_that_there_is_is_shown(served_model: ServedModel, tmp_path: P
         "pinned": 25,
     }
     assert tiers["storage"] == {"pages": 70, "bytes": 77000}
+
+
+def test_seconds_since_the_last_use_and_the_joint_tree_are_shown_where_there_are_any(
+    served_model: ServedModel, tmp_path: Path
+) -> None:
+    ready = ScriptedLoop(host=HOST).ready
+    with running_site(replace(served_model, ready=ready), tmp_path) as site:
+        assert "joint" not in site.http.get("/cache/tree").json()
+        site.loop.host = HOST
+        site.loop.joint = TierOutline(
+            (
+                TreeNode(1, -1, 0, 5, 0, 0, 3, False, idle_s=12.34, tiers=("device", "host")),
+                TreeNode(2, 0, 5, 5, 0, 0, None, False, tiers=("host",)),
+            ),
+            5,
+            0,
+            0,
+            0,
+        )
+        time.sleep(INTERVAL_S)
+        joint = site.http.get("/cache/tree").json()["joint"]
+    assert (joint["pages"], joint["pages_not_visited"]) == (5, 0)
+    root, run = joint["nodes"]
+    assert (root["idle_seconds"], root["tiers"]) == (12.3, ["device", "host"])
+    assert "idle_seconds" not in run
+    assert run["tiers"] == ["host"]
 
 
 def test_viewers_share_an_answer(site: Site, served_model: ServedModel) -> None:

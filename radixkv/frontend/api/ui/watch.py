@@ -109,7 +109,7 @@ class CacheWatch:
                 "preemptions": stats.preemptions_total,
             },
             "tiers": tiers,
-        }
+        } | ({} if outlined.joint is None else {"joint": _tree_fields(outlined.joint, tokenizer)})
 
 
 def _tree_fields(outline: TierOutline, tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -131,6 +131,10 @@ def _node_fields(node: TreeNode, tokenizer: Tokenizer | None) -> dict[str, Any]:
         "pages": node.n_pages,
         "age": node.age,
     }
+    if node.idle_s is not None:
+        fields["idle_seconds"] = round(node.idle_s, 1)
+    if node.tiers:
+        fields["tiers"] = node.tiers
     if node.parent < 0:
         fields["namespace"] = node.namespace
     if node.tokens:

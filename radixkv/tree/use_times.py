@@ -1,0 +1,57 @@
+"""When a tree was used, so that ages in uses can be told in seconds."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from time import monotonic
+
+_RESOLUTION_S = 0.25
+"""Uses in so short a time are remembered as one."""
+_RESOLUTION = 0.005
+"""Of older times, those are forgotten that are nearer to the next one than this part of their age."""
+_MAX_TIMES = 4096
+
+
+class UseTimes:
+    """Remembers when a tree was used: of times long ago, fewer, so that each is known to about a percent.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._n_uses = 0
+        self._first_uses: list[int] = []
+        self._times: list[float] = []
+
+    def add(self) -> None:
+        """Notes a use that ends now. O(1) amortised."""
+        self._n_uses += 1
+        now = self._clock()
+        if self._times and now - self._times[-1] < _RESOLUTION_S:
+            return
+        self._first_uses.append(self._n_uses)
+        self._times.append(now)
+        if len(self._times) > _MAX_TIMES:
+            self._forget(now)
+
+    def seconds_since(self, n_uses_ago: int) -> float:
+        """Returns the seconds since the use before the last ``n_uses_ago`` ones. O(log) of what is remembered."""
+        place = bisect_right(self._first_uses, self._n_uses - n_uses_ago)
+        since = self._times[max(0, place - 1)] if self._times else self._clock()
+        return max(0.0, self._clock() - since)
+
+    def _forget(self, now: float) -> None:
+        """Forgets the times that are not needed any more. O(times)."""
+        kept: list[int] = []
+        later = now
+        for place in reversed(range(len(self._times))):
+            time = self._times[place]
+            if place == 0 or later - time >= _RESOLUTION * (now - time):
+                kept.append(place)
+                later = time
+        kept.reverse()
+        self._first_uses = [self._first_uses[place] for place in kept]
+        self._times = [self._times[place] for place in kept]
