@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,10 +69,8 @@ def test_the_page_shows_the_tree_and_follows_it(tab: Tab, server: LiveServer) ->
     open_page(tab, server)
     tab.wait(HAS_TREE)
     assert tab.value("document.getElementById('state').innerText") == "live"
-    drawn = text(tab, "#icicle")
-    assert "device" in drawn
-    assert "host" in drawn
-    assert "The cafe in Mill" in drawn
+    assert "The cafe in Mill" in text(tab, "#icicle")
+    tab.wait("latest.joint.nodes.every(node => String(node.tiers) === 'device,host')")
     before = tab.value("latest.tiers.device.pages")
     server.complete(prompt="Something else that is new and fills more than a page of the cache, I hope." * 2)
     tab.wait(f"latest.tiers.device.pages > {before}")
@@ -77,26 +79,229 @@ def test_the_page_shows_the_tree_and_follows_it(tab: Tab, server: LiveServer) ->
     )
 
 
+def test_device_and_host_are_one_tree_and_marks_tell_the_tiers(tab: Tab, server: LiveServer) -> None:
+    open_page(tab, server)
+    tab.wait(HAS_TREE)
+    bars, runs = tab.value(
+        "[document.querySelectorAll('#icicle g rect.mark').length,"
+        " latest.joint.nodes.filter(node => node.parent >= 0).length]"
+    )
+    assert 0 < bars <= runs
+    assert tab.value("latest.joint.pages") == tab.value("latest.tiers.device.pages"), "what both have counts once"
+    assert {"device only", "device and host", "host only"} <= set(text(tab, "#legend").split("\n"))
+    tab.value(
+        "const sets = [['device'], ['host'], ['device', 'host']];"
+        "latest.joint.nodes.forEach((node, index) => (node.tiers = sets[index % 3])); showTree()"
+    )
+    marks = tab.value(
+        "Object.fromEntries([...document.querySelectorAll('#icicle g')].filter(g => g.querySelector('.mark'))"
+        ".map(g => [/ in (device and host|device|host) ·/.exec(g.getAttribute('aria-label'))[1],"
+        " g.querySelector('.mark').style.fill]))"
+    )
+    assert len(set(marks.values())) == len(marks) == 3
+
+
 def test_bars_are_as_wide_as_their_pages(tab: Tab, server: LiveServer) -> None:
     open_page(tab, server)
     tab.wait(HAS_TREE)
-    device, host = tab.value(
-        "[...document.querySelectorAll('#icicle rect')].filter(bar => bar.y.baseVal.value === 0)"
+    widths = tab.value(
+        "[...document.querySelectorAll('#icicle rect:not(.mark)')].filter(bar => bar.y.baseVal.value === 0)"
         ".map(bar => bar.width.baseVal.value)"
     )
-    n_device, n_host = tab.value("[latest.tiers.device.pages, latest.tiers.host.pages]")
-    assert device / host == pytest.approx(n_device / n_host, rel=0.01)
+    roots = tab.value("latest.joint.nodes.filter(node => node.parent < 0).map(node => node.pages)")
+    assert sorted(width / sum(widths) for width in widths) == pytest.approx(
+        sorted(pages / sum(roots) for pages in roots), rel=0.01
+    )
+
+
+def click(tab: Tab, index: int) -> str:
+    """Clicks a bar; returns what its label says."""
+    bar = f"document.querySelectorAll('#icicle g')[{index}]"
+    label: str = tab.value(f"{bar}.getAttribute('aria-label')")
+    tab.value(f"{bar}.dispatchEvent(new MouseEvent('click'))")
+    return label
+
+
+def test_the_text_describes_the_selected_bar_whatever_the_mouse_is_over(tab: Tab, server: LiveServer) -> None:
+    open_page(tab, server)
+    tab.wait(HAS_TREE)
+    for index in (2, 1):
+        label = click(tab, index)
+        tab.value(
+            "for (const bar of document.querySelectorAll('#icicle g'))"
+            " bar.dispatchEvent(new PointerEvent('pointerenter'))"
+        )
+        selected = "document.querySelectorAll('#icicle g.selected')"
+        assert tab.value(f"{selected}.length") == 1
+        assert tab.value(f"{selected}[0].getAttribute('aria-label')") == text(tab, "#detail").split("\n")[-1]
+        assert label.split(" · ")[:2] == text(tab, "#detail").split("\n")[-1].split(" · ")[:2]
+        tab.value("zoom('')")
+
+
+def test_the_last_use_is_told_in_seconds(tab: Tab, server: LiveServer) -> None:
+    open_page(tab, server)
+    tab.wait(HAS_TREE)
+    server.complete(prompt=f"{FACT * 4} Question: When does the cafe open? Answer:", max_tokens=1, temperature=0)
+    tab.wait("latest.joint.nodes.some(node => node.idle_seconds < 3)")
+    click(tab, 1)
+    assert "s ago" in text(tab, "#detail")
+    assert "uses" not in tab.value("document.body.innerText + document.getElementById('largest').innerText")
+
+
+def test_bars_are_reached_with_the_keyboard(tab: Tab, server: LiveServer) -> None:
+    open_page(tab, server)
+    tab.wait(HAS_TREE)
+    focused = "document.activeElement.getAttribute('aria-label')"
+
+    def press(key: str) -> str:
+        tab.value(f"document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {{key: '{key}'}}))")
+        label: str = tab.value(focused)
+        return label
+
+    assert tab.value("document.querySelectorAll('#icicle g[tabindex=\"0\"]').length") == 1
+    tab.value("document.querySelector('#icicle g[tabindex=\"0\"]').focus()")
+    first = tab.value(focused)
+    below = press("ArrowDown")
+    assert below != first
+    assert below == text(tab, "#detail").split("\n")[-1]
+    assert press("ArrowUp").split(" · ")[0] == first.split(" · ")[0]
+    press("ArrowDown")
+    press("Enter")
+    assert tab.value("document.querySelectorAll('#path button').length") >= 1, "zoomed"
+    tab.value("showTree()")
+    assert tab.value("document.activeElement.tagName") == "g", "a new snapshot keeps the focus"
+    press("Escape")
+    assert tab.value("document.querySelectorAll('#path button').length") == 0
 
 
 def test_a_bar_zooms_and_the_path_leads_back(tab: Tab, server: LiveServer) -> None:
     open_page(tab, server)
     tab.wait(HAS_TREE)
-    tab.value("document.querySelector('#icicle g').dispatchEvent(new MouseEvent('click'))")
-    assert text(tab, "#path").startswith("All tiers")
-    assert "device" in text(tab, "#path")
-    assert "host" not in text(tab, "#icicle")
+    n_bars = tab.value("document.querySelectorAll('#icicle g').length")
+    click(tab, 1)
+    assert text(tab, "#path").startswith("Everything cached")
+    assert tab.value("document.querySelectorAll('#icicle g').length") < n_bars
     tab.value("document.querySelector('#path button').click()")
-    assert "host" in text(tab, "#icicle")
+    assert tab.value("document.querySelectorAll('#icicle g').length") == n_bars
+
+
+def test_a_column_that_says_nothing_is_not_shown(tab: Tab, server: LiveServer, guarded_server: LiveServer) -> None:
+    columns = "[...document.querySelectorAll('#largest th')].map(cell => cell.textContent)"
+    open_page(tab, server)
+    tab.wait(HAS_TREE)
+    assert tab.value(columns) == ["Run", "Tiers", "Pages", "Own", "Last use", "cache_salt"], "lru counts no hits"
+    tab.value(
+        "latest = {...latest, joint: undefined, tiers: {device: {...latest.tiers.device, nodes:"
+        " latest.tiers.device.nodes.map(node => ({...node, hits: 3, namespace: ''}))}}}; showTree()"
+    )
+    assert tab.value(columns) == ["Run", "Pages", "Own", "Last use", "Hits"]
+
+
+def test_numbers_fade_while_the_server_is_silent_and_come_back(tab: Tab, server: LiveServer) -> None:
+    open_page(tab, server)
+    tab.wait(HAS_TREE)
+    opacity = "getComputedStyle(document.getElementById('tiles')).opacity"
+    assert tab.value(opacity) == "1"
+    os.kill(server.process.pid, signal.SIGSTOP)
+    try:
+        tab.wait("document.getElementById('state').className === 'lost'")
+        assert float(tab.value(opacity)) < 1
+        assert "numbers of" in text(tab, "#state")
+    finally:
+        os.kill(server.process.pid, signal.SIGCONT)
+    tab.wait("document.getElementById('state').className === 'live'")
+    assert tab.value(opacity) == "1"
+
+
+def test_numbers_fade_when_the_server_is_gone(tab: Tab, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with serving(TINY, tmp_path_factory.mktemp("s") / "errors") as live:
+        fill(live)
+        open_page(tab, live)
+        tab.wait(HAS_TREE)
+        live.process.terminate()
+        live.process.wait(30)
+        tab.wait("document.getElementById('state').className === 'lost'")
+        assert tab.value("document.getElementById('main').classList.contains('stale')")
+    tab.problems.clear()  # the browser reports each connection that is refused
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": FACT, "max_tokens": 1},
+    "/v1/chat/completions": {
+        "model": "tiny",
+        "messages": [{"role": "system", "content": FACT}, {"role": "user", "content": "When?"}],
+        "tools": [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}],
+        "max_tokens": 1,
+    },
+    "/v1/messages": {
+        "model": "tiny",
+        "system": FACT,
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Where?"}]}],
+        "tools": [{"name": "weather", "input_schema": SCHEMA}],
+        "max_tokens": 1,
+    },
+    "/v1/responses": {"model": "tiny", "instructions": FACT, "input": "Who?", "max_output_tokens": 1},
+    "/generate": {"text": f"{FACT} Which?", "sampling_params": {"max_new_tokens": 1}},
+}
+
+
+def explained(tab: Tab, given: str, *, kind: str = "any") -> list[str]:
+    """Explains what is given; returns the sentences."""
+    tab.value("document.getElementById('explained').replaceChildren()")
+    tab.value(
+        f"document.getElementById('explain-text').value = {json.dumps(given)};"
+        f"document.getElementById('explain-kind').value = '{kind}';"
+        "document.querySelector('#explain-form button').click()"
+    )
+    tab.wait("document.getElementById('explained').children.length > 0")
+    sentences: list[str] = tab.value(
+        "[...document.querySelectorAll('#explained > p:not(.hint)')].map(node => node.textContent)"
+    )
+    return sentences
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_the_body_of_a_request_is_explained_as_the_server_reads_it(tab: Tab, server: LiveServer, path: str) -> None:
+    body = {name: value for name, value in BODIES[path].items() if name != "model"}
+    reply = server.http.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    usage = reply.json().get("usage") or reply.json()["meta_info"]
+    n_prompt = sum(usage.get(name, 0) for name in ("prompt_tokens", "input_tokens", "cache_creation_input_tokens"))
+    n_prompt += usage.get("cache_read_input_tokens", 0)
+    open_page(tab, server)
+    tab.wait(HAS_TREE)
+    (sentence,) = explained(tab, json.dumps(BODIES[path], indent=2))
+    n_cached, _, n_tokens, *_ = sentence.split()
+    assert int(n_tokens) == n_prompt
+    assert int(n_cached) >= n_prompt - 16
+    assert FACT in tab.value("document.querySelector('#explained .text').textContent")
+
+
+def test_several_requests_are_explained_and_what_is_none_says_so(tab: Tab, server: LiveServer) -> None:
+    open_page(tab, server)
+    tab.wait(HAS_TREE)
+    lines = [
+        {"prompt": [FACT, "Something else"]},
+        {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": BODIES["/v1/chat/completions"]},
+        {"prompt_token_ids": [5, 6, 7]},
+    ]
+    found = explained(tab, "\n".join(map(json.dumps, lines)))
+    assert [sentence.split(": ")[0] for sentence in found] == ["Line 1", "Line 1", "Line 2", "Line 3"]
+    (sentence,) = explained(tab, json.dumps([{"role": "user", "content": "Hi"}]))
+    assert "prompt tokens are cached" in sentence
+    for given, said in (
+        ('{"prompt": "a"', "JSON"),
+        ('{"prompt": "a"}\n{"prompt": ', "Line 2"),
+        ('{"temperature": 0}', "messages"),
+        ('{"prompt": "a", "cache_salt": 5}', "cache_salt"),
+    ):
+        (sentence,) = explained(tab, given)
+        assert said in sentence
+        assert tab.value("!!document.querySelector('#explained .error')")
+    (sentence,) = explained(tab, '{"prompt": "a"', kind="text")
+    assert "prompt tokens are cached" in sentence
+    tab.problems.clear()  # the browser reports the 400
 
 
 @pytest.mark.parametrize("colouring", ["heat", "tier", "namespace"])
@@ -107,6 +312,7 @@ def test_every_colouring_paints_all_bars_and_no_salt_is_shown(tab: Tab, server: 
         f"document.getElementById('colouring').value = '{colouring}';"
         "document.getElementById('colouring').dispatchEvent(new Event('change'))"
     )
+    assert not tab.value("!document.getElementById('no-contents').hidden"), "contents are shown"
     fills = tab.value("[...document.querySelectorAll('#icicle rect')].map(bar => getComputedStyle(bar).fill)")
     assert "rgb(0, 0, 0)" not in fills, "the fill of a colour that does not exist"
     assert "secret" not in tab.value("document.documentElement.outerHTML + JSON.stringify(latest)")
@@ -165,12 +371,13 @@ def test_a_server_with_a_key_is_asked_for_it_and_shows_no_contents(tab: Tab, gua
         )
         tab.wait(shown)
     assert tab.value("document.getElementById('key-form').hidden")
+    assert "--explain-contents" in text(tab, "#no-contents")
     assert "cafe" not in tab.value("document.documentElement.innerHTML + JSON.stringify(latest)")
     tab.problems.clear()  # the browser reports each 401
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1200, 380])
+@pytest.mark.parametrize("width", [1440, 390])
 def test_the_page_fits_and_its_picture_is_taken(
     tab: Tab, server: LiveServer, width: int, dark: bool, pytestconfig: pytest.Config, tmp_path: Path
 ) -> None:

@@ -7,10 +7,12 @@ const HISTORY_S = 600;
 const RATE_S = 10; // rates are means of so many seconds
 const DOCTOR_MS = 5000;
 const RETRY_MS = 2000;
+const SILENT_MS = 5000; // the server sends once a second; after so long without a word the numbers are old
 const SALT_COLOURS = 7; // the eighth colour is for all others
 
 const at = (id) => document.getElementById(id);
 const number = new Intl.NumberFormat("en");
+const pagesOf = (n) => `${number.format(n)} page${n === 1 ? "" : "s"}`;
 const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(part < whole && part > 0 ? 1 : 0)}%` : "–");
 
 /** Makes an element; strings among the children become text. */
@@ -70,11 +72,20 @@ async function* events(path, signal) {
 
 let stream = null; // AbortController of the open stream
 let latest = null;
+let heardAt = 0;
 const history = [];
 
+/** Shows how the page stands with the server. Numbers fade unless they are live. */
 function setState(text, kind = "") {
-  at("state").textContent = text;
+  const since = latest && kind === "lost" ? `; numbers of ${new Date(1000 * latest.time).toLocaleTimeString("en-GB")}` : "";
+  at("state").textContent = text + since;
   at("state").className = kind;
+  at("main").classList.toggle("stale", kind !== "live");
+}
+
+function noticeSilence() {
+  const isSilent = stream && latest && at("state").className === "live" && performance.now() - heardAt > SILENT_MS;
+  if (isSilent) setState("the server is silent", "lost");
 }
 
 /** Follows the stream while the page can be seen; a hidden page costs the server nothing. */
@@ -114,6 +125,7 @@ function askForKey(text) {
 
 function show(snapshot) {
   latest = snapshot;
+  heardAt = performance.now();
   history.push({ ...snapshot, tiers: sizes(snapshot.tiers) });
   while (history[0].time < snapshot.time - HISTORY_S) history.shift();
   at("key-form").hidden = true;
@@ -123,6 +135,7 @@ function show(snapshot) {
   }
   at("model").textContent = snapshot.model;
   setState("live", "live");
+  at("no-contents").hidden = snapshot.has_contents;
   showTiles(snapshot);
   showTree();
   showCharts();
@@ -172,41 +185,38 @@ function showTiles({ load, totals, tiers }) {
 let zoomed = ""; // key of the run that has the whole width
 let selected = "";
 
-/** Returns the tiers as one tree of blocks with key, name, pages and children. */
+/** Returns the cache as one tree of blocks with key, name, tiers, pages and children. */
 function blocks(snapshot) {
-  const top = { key: "", kind: "all", name: "All tiers", children: [], pages: 0 };
-  for (const tier of ["device", "host"]) {
-    const found = snapshot.tiers[tier];
-    if (!found?.nodes) continue;
-    const parent = { key: tier, kind: "tier", tier, name: `${tier}: ${number.format(found.pages)} pages`, pages: found.pages, children: [] };
-    const made = found.nodes.map((node) => ({ key: `${tier}:${node.id}`, kind: "run", tier, ...node, children: [] }));
-    made.forEach((block) => {
-      const above = block.parent < 0 ? parent : made[block.parent];
-      block.salt = block.parent < 0 ? block.namespace : above.salt;
-      if (block.parent < 0) block.kind = "root";
-      block.name = nameOf(block);
-      block.parent = above;
-      above.children.push(block);
-    });
-    for (const block of made) {
-      block.children.sort((a, b) => a.id - b.id); // in the order of creation, so that blocks stay where they are
-      addMore(block, block.more, block.more_pages);
-    }
-    parent.children.sort((a, b) => a.id - b.id);
-    addMore(parent, found.more, found.more_pages);
-    if (found.pages_not_visited > 0) addMore(parent, 0, found.pages_not_visited);
-    parent.parent = top;
-    top.children.push(parent);
-    top.pages += parent.pages;
+  const found = snapshot.joint ?? snapshot.tiers.device;
+  const top = { key: "", kind: "all", name: "Everything cached", pages: found.pages, children: [] };
+  const made = found.nodes.map((node) => ({ key: `${node.id}`, kind: "run", tiers: ["device"], ...node, children: [] }));
+  for (const block of made) {
+    const above = block.parent < 0 ? top : made[block.parent];
+    block.salt = block.parent < 0 ? block.namespace : above.salt;
+    if (block.parent < 0) block.kind = "root";
+    block.name = nameOf(block);
+    block.parent = above;
+    above.children.push(block);
   }
+  for (const block of made) addMore(block, block.more, block.more_pages);
+  addMore(top, found.more, found.more_pages);
+  if (found.pages_not_visited > 0) addMore(top, 0, found.pages_not_visited);
+  const [only] = top.children;
+  if (top.children.length === 1 && !only.salt) { // without salts there is nothing to tell the root from the whole
+    top.children = only.children;
+    top.children.forEach((block) => (block.parent = top));
+  }
+  (function order(block) {
+    block.children.sort((a, b) => (a.kind === "more") - (b.kind === "more") || a.id - b.id); // blocks stay where they are
+    block.children.forEach(order);
+  })(top);
   return top;
 }
 
 function addMore(parent, nodes, pages) {
   if (!pages) return;
-  const name = nodes ? `${number.format(nodes)} more` : `${number.format(pages)} pages not looked at`;
-  const { tier, salt } = parent;
-  parent.children.push({ key: `${parent.key}+${nodes ? "more" : "rest"}`, kind: "more", tier, salt, name, pages, children: [], parent });
+  const name = nodes ? `${number.format(nodes)} more` : `${pagesOf(pages)} not looked at`;
+  parent.children.push({ key: `${parent.key}+${nodes ? "more" : "rest"}`, kind: "more", id: 0, tiers: [], salt: parent.salt, name, pages, children: [], parent });
 }
 
 function nameOf(block) {
@@ -215,7 +225,7 @@ function nameOf(block) {
     const text = block.starts_with.replace(/\s+/g, " ");
     return text.replace(/^(<\|?\w{1,24}\|?>)+/, "") || text; // without the mark that begins every text
   }
-  return `${number.format(block.own_pages)} pages`;
+  return pagesOf(block.own_pages);
 }
 
 function find(block, key) {
@@ -229,9 +239,9 @@ function find(block, key) {
 
 const HEATS = [
   ["in-use", "in use now"],
-  ["heat-1", "at most 10 uses ago"],
-  ["heat-2", "100"],
-  ["heat-3", "1,000"],
+  ["heat-1", "used in the last 10 s"],
+  ["heat-2", "last minute"],
+  ["heat-3", "last 10 min"],
   ["heat-4", "longer ago"],
   ["demoted", "next to be evicted"],
 ];
@@ -239,20 +249,21 @@ const HEATS = [
 function heat(block) {
   if (block.kind !== "run") return "more";
   if (block.leases) return "in-use";
-  if (block.age === null) return "demoted";
-  return `heat-${block.age <= 10 ? 1 : block.age <= 100 ? 2 : block.age <= 1000 ? 3 : 4}`;
+  const idle = block.idle_seconds;
+  if (idle === undefined) return "demoted";
+  return `heat-${idle <= 10 ? 1 : idle <= 60 ? 2 : idle <= 600 ? 3 : 4}`;
 }
+
+const TIERS = [["s1", "device only"], ["s3", "device and host"], ["s2", "host only"]];
+const TIER_COLOURS = { device: "s1", "device,host": "s3", host: "s2" }; // by the tiers, joined as a key is
 
 /** Returns a function from blocks to names of colours, and the legend. */
 function colouring(top) {
   const kind = at("colouring").value;
   if (kind === "heat") return [heat, HEATS];
-  const colour = { device: "s1", host: "s2" };
-  if (kind === "tier") return [({ kind, tier }) => (kind === "more" || kind === "all" ? "more" : colour[tier]), top.children.map(({ tier }) => [colour[tier], tier])];
+  if (kind === "tier") return [({ kind, tiers }) => (kind === "run" ? TIER_COLOURS[tiers] : "more"), TIERS];
   const pages = new Map();
-  for (const { children } of top.children) {
-    for (const child of children) if (child.kind === "root") pages.set(child.salt, (pages.get(child.salt) ?? 0) + child.pages);
-  }
+  for (const child of top.children) if (child.salt !== undefined) pages.set(child.salt, (pages.get(child.salt) ?? 0) + child.pages);
   const salts = [...pages.keys()].sort((a, b) => pages.get(b) - pages.get(a) || (a < b ? -1 : 1));
   const place = new Map(salts.map((salt, index) => [salt, `s${Math.min(index, SALT_COLOURS) + 1}`]));
   const legend = salts.slice(0, SALT_COLOURS).map((salt) => [place.get(salt), salt ? `salt ${salt}` : "no salt"]);
@@ -264,9 +275,12 @@ function showTree() {
   const top = blocks(latest);
   const focus = find(top, zoomed) ?? top;
   if (focus === top) zoomed = "";
+  const hasHost = Boolean(latest.joint);
+  for (const option of at("colouring").options) if (option.value === "tier") option.hidden = !hasHost;
   const [colour, legend] = colouring(top);
-  at("legend").replaceChildren(...legend.map(([name, text]) => {
-    const swatch = make("span", { className: "swatch" });
+  const marks = hasHost && at("colouring").value !== "tier" ? TIERS : [];
+  at("legend").replaceChildren(...[...legend, ...marks].map(([name, text], index) => {
+    const swatch = make("span", { className: index < legend.length ? "swatch" : "swatch mark" });
     swatch.style.background = `var(--${name})`;
     return make("span", {}, swatch, text);
   }));
@@ -277,37 +291,57 @@ function showTree() {
   (function place(block, x, share, row) {
     if (share < 1 || row >= MAX_ROWS) return;
     nRows = Math.max(nRows, row + 1);
-    if (block !== top) drawn.push(bar(block, x, share, row, colour(block)));
+    if (block !== top) drawn.push({ block, group: bar(block, x, share, row, colour(block), marks.length > 0) });
     for (const child of block.children) {
       const part = block.pages ? (share * child.pages) / block.pages : 0;
       place(child, x, part, block === top ? row : row + 1);
       x += part;
     }
   })(focus, 0, width, 0);
-  const svg = makeSvg("svg", { width, height: nRows * ROW, role: "img", "aria-label": "The tree as bars" }, ...drawn);
+  const chosen = drawn.find(({ block }) => block.key === selected) ?? drawn[0]; // the one that Tab reaches
+  chosen?.group.setAttribute("tabindex", 0);
+  const hadFocus = at("icicle").contains(document.activeElement);
+  const svg = makeSvg("svg", { width, height: nRows * ROW, role: "group", "aria-label": "The tree as bars" }, ...drawn.map(({ group }) => group));
   at("icicle").replaceChildren(svg);
+  if (hadFocus) chosen?.group.focus({ preventScroll: true });
   if (!top.pages) at("icicle").replaceChildren(make("p", { className: "soft" }, "The cache is empty: no request has filled a page yet."));
   showDetail(find(top, selected) ?? focus);
-  showLargest(top);
+  showLargest(top, hasHost);
 }
 
-function bar(block, x, width, row, colour) {
+function bar(block, x, width, row, colour, hasMark) {
   const rect = makeSvg("rect", { x, y: row * ROW, width, height: ROW, rx: 2 });
   rect.style.fill = `var(--${colour})`;
-  const group = makeSvg("g", { class: [width < 4 ? "thin" : "", block.key === selected ? "selected" : ""].join(" ") }, rect);
+  const isSelected = block.key === selected;
+  const group = makeSvg("g", { class: `${width < 4 ? "thin" : ""} ${isSelected ? "selected" : ""}`, role: "button", tabindex: -1, "aria-pressed": isSelected, "aria-label": describe(block) },
+    makeSvg("title", {}, describe(block)), rect);
+  if (hasMark && block.kind === "run") {
+    const mark = makeSvg("rect", { class: "mark", x: x + 1, y: row * ROW + ROW - 4, width: Math.max(1, width - 2), height: 3 });
+    mark.style.fill = `var(--${TIER_COLOURS[block.tiers]})`;
+    group.append(mark);
+  }
   const room = Math.floor((width - 8) / 6.2);
   if (room >= 3) {
     const name = block.name.length > room ? `${block.name.slice(0, room - 1)}…` : block.name;
-    const text = makeSvg("text", { x: x + 4, y: row * ROW + 15 }, name);
+    const text = makeSvg("text", { x: x + 4, y: row * ROW + (hasMark ? 13 : 15) }, name);
     text.style.fill = `var(--${colour}-ink)`;
     group.append(text);
   }
-  group.addEventListener("click", () => zoom(block.key === zoomed ? block.parent?.key ?? "" : block.kind === "more" ? block.parent.key : block.key, block.key));
-  group.addEventListener("pointerenter", () => {
-    selected = block.key;
-    showDetail(block);
-  });
+  group.addEventListener("click", () => (block.key === zoomed ? zoom(block.parent.key, block.key) : zoom(block.kind === "more" ? block.parent.key : block.key, block.key)));
+  group.addEventListener("keydown", (event) => moveBy(event, block));
   return group;
+}
+
+/** Moves the selection with the arrow keys; Enter and the space bar zoom in or out, Escape shows everything. */
+function moveBy(event, block) {
+  const siblings = block.parent.children, place = siblings.indexOf(block);
+  const isTop = block.key === zoomed || block.parent.kind === "all";
+  const targets = { ArrowDown: block.children[0], ArrowUp: isTop ? undefined : block.parent, ArrowLeft: block.key === zoomed ? undefined : siblings[place - 1], ArrowRight: block.key === zoomed ? undefined : siblings[place + 1] };
+  if (event.key === "Enter" || event.key === " ") event.currentTarget.dispatchEvent(new MouseEvent("click"));
+  else if (event.key === "Escape") zoom("", selected);
+  else if (!(event.key in targets)) return;
+  else if (targets[event.key]) zoom(zoomed, targets[event.key].key);
+  event.preventDefault();
 }
 
 function zoom(key, select = key) {
@@ -325,39 +359,57 @@ function showPath(focus) {
   at("path").replaceChildren(...parts.flatMap((part, index) => (index ? [make("span", { className: "soft" }, "›"), part] : [part])));
 }
 
+function ago(seconds) {
+  for (const [unit, length] of [["d", 86400], ["h", 3600], ["min", 60]]) if (seconds >= length) return `${Math.floor(seconds / length)} ${unit} ago`;
+  return `${Math.floor(seconds)} s ago`;
+}
+
 function lastUse(block) {
   if (block.leases) return `in use by ${number.format(block.leases)}`;
-  return block.age === null ? "next to be evicted" : `${number.format(block.age)} uses of the cache ago`;
+  return block.idle_seconds === undefined ? "next to be evicted" : ago(block.idle_seconds);
+}
+
+/** Returns what there is to say of a block, in one line. */
+function describe(block) {
+  const parts = [pagesOf(block.pages), `${number.format(block.pages * latest.page_size)} tokens`];
+  if (block.kind === "run") {
+    parts[0] += ` in and below, ${number.format(block.own_pages)} of them its own`;
+    if (latest.joint) parts.push(`in ${block.tiers.join(" and ")}`);
+    parts.push(/^in use|^next/.test(lastUse(block)) ? lastUse(block) : `last used ${lastUse(block)}`);
+    if (block.hits) parts.push(`${number.format(block.hits)} hits`);
+    if (block.is_pinned) parts.push("pinned");
+    if (block.salt) parts.push(`salt ${block.salt}`);
+  }
+  if (block.kind === "more") parts.push("too small, too many or too deep to be drawn one by one");
+  return parts.join(" · ");
 }
 
 function showDetail(block) {
-  const parts = [`${number.format(block.pages)} pages`, `${number.format(block.pages * latest.page_size)} tokens`];
-  if (block.kind === "run") {
-    parts[0] += ` in and below, ${number.format(block.own_pages)} of them its own`;
-    parts.push(block.tier, lastUse(block));
-    if (block.hits) parts.push(`${number.format(block.hits)} hits`);
-    if (block.is_pinned) parts.push("pinned");
-    parts.push(block.salt ? `salt ${block.salt}` : "no salt");
-  }
-  if (block.kind === "more") parts.push("too small, too many or too deep to be drawn one by one");
-  const shown = [make("code", {}, block.kind === "run" && block.starts_with ? String(block.starts_with) : block.name), make("br"), parts.join(" · ")];
-  at("detail").replaceChildren(...shown);
+  at("detail").replaceChildren(make("code", {}, block.kind === "run" && block.starts_with ? String(block.starts_with) : block.name), make("br"), describe(block));
 }
 
-function showLargest(top) {
+/** Fills the table of the largest runs, with the columns that have something to say. */
+function showLargest(top, hasHost) {
   const runs = [];
   (function collect(block) {
     if (block.kind === "run") runs.push(block);
     block.children.forEach(collect);
   })(top);
+  const columns = [
+    ["Run", (run) => make("button", { type: "button", onclick: () => zoom(run.key) }, run.name), true],
+    ["Tiers", (run) => run.tiers.join(", "), hasHost],
+    ["Pages", (run) => number.format(run.pages), true, "number"],
+    ["Own", (run) => number.format(run.own_pages), true, "number"],
+    ["Last use", lastUse, true],
+    ["Hits", (run) => number.format(run.hits ?? 0), runs.some((run) => run.hits), "number"],
+    ["cache_salt", (run) => run.salt || "none", runs.some((run) => run.salt)],
+  ].filter(([, , isShown]) => isShown);
   runs.sort((a, b) => b.pages - a.pages);
-  at("largest").tBodies[0].replaceChildren(...runs.slice(0, 16).map((run) => make("tr", {},
-    make("td", {}, make("button", { type: "button", onclick: () => zoom(run.key) }, `${run.tier}: ${run.name}`)),
-    make("td", { className: "number" }, number.format(run.pages)),
-    make("td", { className: "number" }, number.format(run.own_pages)),
-    make("td", {}, lastUse(run)),
-    make("td", { className: "number" }, number.format(run.hits ?? 0)),
-    make("td", {}, run.salt || "none"))));
+  const focused = [...at("largest").querySelectorAll("button")].indexOf(document.activeElement);
+  at("largest").tHead.replaceChildren(make("tr", {}, ...columns.map(([name, , , className = ""]) => make("th", { className }, name))));
+  at("largest").tBodies[0].replaceChildren(...runs.slice(0, 16).map((run) =>
+    make("tr", {}, ...columns.map(([, value, , className = ""]) => make("td", { className }, value(run))))));
+  at("largest").querySelectorAll("button")[focused]?.focus({ preventScroll: true });
 }
 
 // ---------------------------------------------------------------- charts
@@ -432,60 +484,6 @@ function runsOf(values) {
   return runs;
 }
 
-// ---------------------------------------------------------------- the doctor, and explanations
-
-async function showDoctor() {
-  if (!stream) return;
-  try {
-    const report = await (await request("cache/doctor")).json();
-    at("doctor-summary").textContent = report.text;
-    at("doctor").replaceChildren(...report.misses.map((miss) => {
-      const share = make("div", { className: "bar" });
-      share.style.width = `${100 * miss.share}%`;
-      return make("li", {}, miss.text, share);
-    }));
-  } catch (error) {
-    at("doctor-summary").textContent = error.message;
-  }
-}
-
-async function explain() {
-  const isChat = at("explain-kind").value === "messages", text = at("explain-text").value, salt = at("explain-salt").value;
-  const prompt = isChat ? { messages: JSON.parse(text) } : { prompt: text };
-  const found = await post("cache/explain", salt ? { ...prompt, cache_salt: salt } : prompt);
-  const shown = [make("p", {}, found.text)];
-  const { count, tokens } = await post("tokenize", prompt);
-  if (count !== found.prompt_tokens) {
-    shown.push(make("p", { className: "soft" }, "The prompt is not shown: the server keeps tokens of its own for answers in the history, or has removed a nonce."));
-    return shown;
-  }
-  const cached = found.cached_tokens, difference = found.first_difference;
-  const differs = difference?.position ?? count;
-  const parts = [[0, Math.min(cached, differs)], [Math.min(cached, differs), differs], [differs, differs + 1], [differs + 1, count]];
-  const texts = await Promise.all(parts.map(async ([from, to]) => (from < to && from < count ? (await post("detokenize", { tokens: tokens.slice(from, to) })).prompt : "")));
-  const box = make("div", { className: "text" }, make("span", { className: "cached", title: "cached" }, texts[0]), texts[1]);
-  if (texts[2]) {
-    const other = difference.cached_token;
-    const title = other ? `token ${differs}; the cache has ${JSON.stringify(other.text ?? other.id)}` : `token ${differs}`;
-    box.append(make("mark", { title }, texts[2]), texts[3]);
-  }
-  shown.push(box);
-  const legend = [];
-  if (cached) legend.push(`Green: the first ${number.format(cached)} tokens, which are cached.`);
-  if (texts[2]) legend.push(`Red: token ${number.format(differs)}, the first that differs.`);
-  shown.push(make("p", { className: "hint" }, legend.join(" ")));
-  return shown;
-}
-
-async function submitExplain(event) {
-  event.preventDefault();
-  try {
-    at("explained").replaceChildren(...(await explain()));
-  } catch (error) {
-    at("explained").replaceChildren(make("p", { className: "error" }, error.message));
-  }
-}
-
 // ---------------------------------------------------------------- start
 
 at("explain-form").addEventListener("submit", submitExplain);
@@ -499,4 +497,5 @@ at("key-form").addEventListener("submit", (event) => {
 document.addEventListener("visibilitychange", () => (document.hidden ? (stop(), setState("paused")) : follow()));
 new ResizeObserver(() => latest && (showTree(), showCharts())).observe(at("icicle"));
 setInterval(showDoctor, DOCTOR_MS);
+setInterval(noticeSilence, 1000);
 follow();

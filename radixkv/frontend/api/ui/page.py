@@ -10,11 +10,12 @@ from starlette.responses import HTMLResponse, Response
 
 
 class Page:
-    """The document, put together of its three files, with the policy that lets a browser run these only."""
+    """The document, put together of its files, with the policy that lets a browser run these only."""
 
     def __init__(self) -> None:
         folder = files(__package__)
-        style, script = (folder.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+        style = folder.joinpath("page.css").read_text("utf-8")
+        script = "\n".join(folder.joinpath(name).read_text("utf-8") for name in ("explain.js", "page.js"))
         document = folder.joinpath("page.html").read_text("utf-8")
         for place, content in (("<style></style>", style), ("<script></script>", script)):
             assert document.count(place) == 1, place
