@@ -110,9 +110,17 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the plan; returns the exit code."""
     _check_flags(args)
+    from radixkv.bench.formatting import wrapped
     from radixkv.bench.output import check_outputs
     from radixkv.planner.plan import Gpu, check_fits, plan_pool
-    from radixkv.planner.report import hit_rate_lines, model_lines, pool_lines, remarks, request_line
+    from radixkv.planner.report import (
+        LABEL_WIDTH,
+        hit_rate_lines,
+        model_lines,
+        pool_lines,
+        remarks,
+        request_line,
+    )
     from radixkv.planner.trace import hit_rates
     from radixkv.runtime.device.machine_cuda import check_page_size
     from radixkv.runtime.device.model_size_cuda import model_size
@@ -145,18 +153,13 @@ def run(args: argparse.Namespace) -> int:
     ]
     results = [] if recording is None else hit_rates(recording, pools, show_progress=True)
     _save(args, checkpoint, size, gpu, request, pools, results)
-    print(
-        *model_lines(checkpoint.folder.name if args.model != "tiny" else "tiny", size, resolved.max_model_len),
-        sep="\n",
-    )
-    print(request_line(request, args.page_size))
+    name = checkpoint.folder.name if args.model != "tiny" else "tiny"
+    lines = [*model_lines(name, size, resolved.max_model_len), request_line(request, args.page_size)]
     for pool in pools:
-        print()
-        print(*pool_lines(pool, size, gpu, request, args.page_size, resolved.max_model_len, args.rows), sep="\n")
-    print()
-    if results:
-        print(*hit_rate_lines(results, pools), sep="\n")
-    print(*remarks(pools, resolved.max_num_seqs, resolved.max_model_len, request), sep="\n")
+        lines += ["", *pool_lines(pool, size, gpu, request, args.page_size, resolved.max_model_len, args.rows)]
+    lines += ["", *hit_rate_lines(results, pools)] if results else [""]
+    print(wrapped("\n".join(lines), hanging=LABEL_WIDTH))
+    print(wrapped("\n".join(remarks(pools, resolved.max_num_seqs, resolved.max_model_len, request))))
     return 0
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from radixkv.bench.formatting import format_tokens, plural
+from radixkv.bench.formatting import aligned_table, format_tokens, plural
 from radixkv.planner.plan import GIB, Gpu, PoolPlan, RequestShape, SchemePlan
 from radixkv.runtime.device.model_size_cuda import ModelSize
 from radixkv.simulator.simulation import Result
 from radixkv.studies.paging.allocators import next_power_of_two
 
 _UNITS = ((GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+LABEL_WIDTH = len("a request  ")
+"""Characters before what a line says."""
 _COLUMNS = ("scheme", "slots or pages a row", "rows at once", "longest context")
 
 
@@ -74,10 +76,7 @@ def pool_lines(
         yield _host_line(pool, page_size, request)
     cells = [_cells(scheme, pool, request, page_size, max_model_len, n_rows) for scheme in pool.schemes]
     of_rows = f" of {plural(n_rows, 'row')}" if n_rows > 1 else ""
-    rows = [(*_COLUMNS[:-1], _COLUMNS[-1] + of_rows), *cells]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  " + "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
+    yield aligned_table((*_COLUMNS[:-1], _COLUMNS[-1] + of_rows), cells, has_numbers=False, indent="  ")
 
 
 def _usable(gpu: Gpu) -> str:

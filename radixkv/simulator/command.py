@@ -228,6 +228,7 @@ def run(args: argparse.Namespace) -> int:
         )
     _check_tier_flags(parser, args, policies)
     _check_server_flags(parser, args, policies, routings)
+    from radixkv.bench.formatting import wrapped
     from radixkv.bench.output import check_outputs
     from radixkv.simulator.caches import COSTS, GHOST_CAPACITY, CostModel
     from radixkv.simulator.concurrent_replay import MAX_NUM_BATCHED_TOKENS
@@ -269,15 +270,17 @@ def run(args: argparse.Namespace) -> int:
     )
     provenance = _provenance(args)
     table = Table(_has_tier(args, "host"), _has_tier(args, "disk"), n_bytes is not None, has_servers)
-    print(title(recording, args.concurrency, args.ends_known))
-    print(table.format_row([column.title for column in table.columns]), flush=True)
+    print(wrapped(title(recording, args.concurrency, args.ends_known)))
+    print(table.header, flush=True)
     results: list[Result] = []
     for result in replays:
-        print(table.format_row(table.cells(result)), flush=True)
+        print(table.row(table.cells(result)), flush=True)
         _save_result(args, result, provenance)
         results.append(result)
+    for line in table.rest([table.cells(result) for result in results]):
+        print(line)
     for remark in remarks(results, recording):
-        print(remark)
+        print(wrapped(remark))
     if args.plot is not None:
         from radixkv.simulator.hit_rate_plot import plot
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from radixkv.bench.formatting import format_tokens, plural, three_digits
+from radixkv.bench.formatting import MAX_COLUMNS, format_tokens, plural, three_digits
 from radixkv.simulator.recording import Recording
 from radixkv.simulator.simulation import Result
 
@@ -18,10 +18,17 @@ class Column(NamedTuple):
     title: str
     width: int
     """In characters, with the space before it."""
+    compact_width: int
+    """The same in a wide table, whose titles stand on two lines."""
+    is_key: bool = False
+    """Whether the column says which replay it is, and not what came of it."""
 
 
 class Table(NamedTuple):
-    """The columns of a table and its cells."""
+    """The columns of a table and its cells.
+
+    A table that is wider than ``MAX_COLUMNS`` is compact, and what does not fit even so comes in a second one.
+    """
 
     has_host: bool
     """Whether a capacity has a host tier."""
@@ -35,26 +42,73 @@ class Table(NamedTuple):
     @property
     def columns(self) -> Sequence[Column]:
         """The columns, from left to right."""
-        columns = [Column("capacity", 12)]
+        columns = [Column("capacity", 12, 8, True)]
         if self.has_host:
-            columns.append(Column("host", 10))
+            columns.append(Column("host", 10, 8, True))
         if self.has_disk:
-            columns.append(Column("disk", 10))
-        columns.append(Column("policy", 10))
+            columns.append(Column("disk", 10, 8, True))
+        columns.append(Column("policy", 10, 9, True))
         if self.has_servers:
-            columns += [Column("servers", 9), Column("routing", 13), Column("busiest", 9)]
-        columns.append(Column("hit rate", 10))
+            columns += [
+                Column("servers", 9, 8, True),
+                Column("routing", 13, 12, True),
+                Column("busiest", 9, 8),
+            ]
+        columns.append(Column("hit rate", 10, 7))
         if self.has_host:
-            columns.append(Column("saved", 10))
-        columns += [Column("of infinite", 13), Column("cached tokens", 15)]
+            columns.append(Column("saved", 10, 9))
+        columns += [Column("of infinite", 13, 9), Column("cached tokens", 15, 8)]
         if self.has_host:
-            columns.append(Column("loaded tokens", 15))
+            columns.append(Column("loaded tokens", 15, 8))
         if self.has_disk:
-            columns.append(Column("fetched tokens", 16))
-        columns += [Column("evicted tokens", 16), Column("most cached", 13)]
+            columns.append(Column("fetched tokens", 16, 8))
+        columns += [Column("evicted tokens", 16, 8), Column("most cached", 13, 8)]
         if self.has_bytes:
-            columns += [Column("pool GiB", 11), Column("evicted GiB", 13)]
+            columns += [Column("pool GiB", 11, 7), Column("evicted GiB", 13, 8)]
         return columns
+
+    @property
+    def header(self) -> str:
+        """The titles of the columns, on one line or two."""
+        if not self._is_compact:
+            return self.row([column.title for column in self.columns])
+        titles = [column.title.rpartition(" ") for column in self.columns]
+        return "\n".join(self.row([title[part] for title in titles]) for part in (0, 2))
+
+    def row(self, texts: Sequence[str]) -> str:
+        """Returns a line of the table, of the cells that fit."""
+        return self._line(texts, self._parts[0])
+
+    def rest(self, rows: Sequence[Sequence[str]]) -> list[str]:
+        """Returns the lines of the second table, with titles; none if all columns fit."""
+        if len(self._parts) == 1:
+            return []
+        titles = [column.title.rpartition(" ") for column in self.columns]
+        heads = [[title[part] for title in titles] for part in (0, 2)]
+        return ["", *(self._line(texts, self._parts[1]) for texts in (*heads, *rows))]
+
+    @property
+    def _is_compact(self) -> bool:
+        return sum(column.width for column in self.columns) > MAX_COLUMNS
+
+    @property
+    def _parts(self) -> list[list[int]]:
+        """Indices of the columns of each table: the second has the first one's keys and what did not fit there."""
+        indices = range(len(self.columns))
+        if not self._is_compact:
+            return [list(indices)]
+        widths = [column.compact_width for column in self.columns]
+        n_fit = max(n for n in range(len(widths) + 1) if sum(widths[:n]) <= MAX_COLUMNS)
+        keys = [index for index in indices if self.columns[index].is_key]
+        return [list(indices)] if n_fit == len(widths) else [list(indices[:n_fit]), [*keys, *indices[n_fit:]]]
+
+    def _line(self, texts: Sequence[str], shown: Sequence[int]) -> str:
+        """Returns a line: the first column aligned left, the others right."""
+        columns = self.columns
+        widths = [column.compact_width if self._is_compact else column.width for column in columns]
+        padded = [f"{texts[index]:>{widths[index]}}" for index in shown]
+        padded[0] = f"{texts[0]:<{widths[0]}}"
+        return "".join(padded).rstrip()
 
     def cells(self, result: Result) -> list[str]:
         """Returns the cells of a result, in the order of the columns."""
@@ -81,13 +135,6 @@ class Table(NamedTuple):
             pool = result.most_cached_bytes if result.capacity_bytes is None else result.capacity_bytes
             texts += [_format_gib(n_bytes or 0) for n_bytes in (pool, result.evicted_bytes)]
         return texts
-
-    def format_row(self, texts: Sequence[str]) -> str:
-        """Returns a line of the table: the first column aligned left, the others right."""
-        columns = self.columns
-        padded = [f"{text:>{column.width}}" for text, column in zip(texts, columns, strict=True)]
-        padded[0] = f"{texts[0]:<{columns[0].width}}"
-        return "".join(padded).rstrip()
 
 
 def title(recording: Recording, concurrency: int, ends_known: float) -> str:

@@ -171,7 +171,9 @@ def test_a_host_tier_adds_its_slots(planned):
 
 def test_each_printed_quotient_is_what_a_pocket_calculator_gives(model, capsys):
     assert plan(model(), "--gpu-memory", "192GB", "--shared", 1500, "--rows", 8, "--host-memory", "64GiB") == 0
-    cells = re.split(r"  +|\n", capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 100
+    cells = re.split(r"  +|\n", printed)
     sums = [match.groups() for cell in cells if (match := re.match(r"([\d,()/x+ -]+) = ([\d,]+)", cell))]
     assert len(sums) > 20
     for left, right in sums:

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from radixkv.bench.formatting import format_tokens
 from radixkv.checkpoints import resolve_tokenizer
 from radixkv.cli import main
 from radixkv.errors import ConfigError
@@ -67,7 +68,7 @@ def test_table_json_lines_and_plots_agree(trace, tmp_path, capsys):
 
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith(f"trace.jsonl: 80 requests, {n_prompt_tokens:,} prompt tokens; rule blocks, ")
-    table = [line.split() for line in printed[2:9]]
+    table = [line.split() for line in printed[3:10]]
     assert [line[2] for line in table] == [f"{row['hit_rate_pct']:.1f}%" for row in rows]
     assert [line[0] for line in table[::2]] == ["5.12k", "10.24k", "1M", "infinite"]
     page = (folder / "index.html").read_text()
@@ -117,8 +118,29 @@ def test_singular_forms_and_small_sizes_in_the_table(tmp_path, capsys):
     assert simulate("--trace", file, *flags) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("trace.jsonl: 1 request, 1 prompt token; rule engine, pages of 1 token\n1 bad line")
-    lru = printed.splitlines()[3].split()
+    lru = printed.splitlines()[4].split()
     assert lru[-2:] == [f"{768 * 100_000 / 2**30:.3g}", "0"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--capacity", "6k"],
+        ["--capacity", "6k", "--kv-bytes-per-token", "1KiB"],
+        ["--capacity", "device=6k,host=12k,disk=1M"],
+        ["--capacity", "device=6k,host=12k,disk=1M", "--servers", "4", "--kv-bytes-per-token", "1KiB"],
+    ],
+)
+def test_no_line_has_more_than_100_columns_and_every_number_is_shown(trace, tmp_path, capsys, flags):
+    file = tmp_path / "results.jsonl"
+    assert simulate("--trace", trace, "--eviction-policy", "lru", "--output-file", file, *flags) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 100
+    words = printed.split()
+    for row in map(json.loads, file.read_text().splitlines()):
+        for name in ("n_cached_tokens", "n_loaded_tokens", "n_fetched_tokens", "n_evicted_tokens"):
+            has_column = name.split("_")[1] in words
+            assert not has_column or format_tokens(row[name]) in words
 
 
 def test_unsupported_policies_are_rejected(trace):
@@ -186,8 +208,8 @@ def test_tiers_show_what_each_gave_and_the_time_saved(trace, tmp_path, capsys):
         saved_us = 21.7 * row["n_cached_tokens"] - 5 * row["n_loaded_tokens"]
         assert row["saved_seconds"] == round(saved_us / 1e6, 3)
     printed = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-    assert {"host", "saved", "loaded"} <= set(printed[0])
-    assert [line[1] for line in printed[1:8]] == ["-", "-", "12k", "12k", "1M", "1M", "-"]
+    assert {"host", "saved", "loaded"} <= {*printed[0], *printed[1]}
+    assert [line[1] for line in printed[2:9]] == ["-", "-", "12k", "12k", "1M", "1M", "-"]
     assert (folder / "hit_rate_by_capacity.png").exists()
 
 
@@ -207,10 +229,10 @@ def test_a_disk_shows_what_it_gave_and_the_time_saved(trace, tmp_path, capsys):
         copied_us = 2.4 * row["n_loaded_tokens"] + row["fetch_us_per_token"] * row["n_fetched_tokens"]
         assert row["saved_seconds"] == round((21.7 * row["n_cached_tokens"] - copied_us) / 1e6, 3)
     printed = capsys.readouterr().out
-    assert printed.count("32.4 µs from disk") == 1, "only where computing is faster"
-    table = [line.split() for line in printed.splitlines()[1:6]]
-    assert {"disk", "fetched"} <= set(table[0])
-    assert [line[1:3] for line in table[1:]] == [["-", "-"], ["12k", "-"], ["12k", "1M"], ["-", "-"]]
+    assert " ".join(printed.split()).count("32.4 µs from disk") == 1, "only where computing is faster"
+    table = [line.split() for line in printed.splitlines()[1:7]]
+    assert {"disk", "fetched"} <= {*table[0], *table[1]}
+    assert [line[1:3] for line in table[2:]] == [["-", "-"], ["12k", "-"], ["12k", "1M"], ["-", "-"]]
     assert (folder / "hit_rate_by_capacity.png").exists()
 
 

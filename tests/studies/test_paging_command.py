@@ -62,6 +62,7 @@ def test_tables_lines_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[st
     printed = capsys.readouterr().out
     assert code == 0
     assert "variable-length: 25 sequences" in printed
+    assert max(map(len, printed.splitlines())) <= 100
     assert "largest batch / that of reserve-maximum > 4" in printed
     lines: list[dict[str, Any]] = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     by_scheme = [line for line in lines if "study" not in line]

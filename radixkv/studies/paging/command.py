@@ -200,13 +200,13 @@ def _check_flags(args: argparse.Namespace, config: EngineConfig) -> None:
 
 def _show_schemes(lines_by_workload: Mapping[str, Iterator[ResultLine]], save: Save) -> list[ResultLine]:
     """Prints and saves the lines of each workload when they have come; returns all of them."""
+    from radixkv.bench.formatting import aligned_table, wrapped
     from radixkv.studies.paging.tables import (
         SCHEME_COLUMNS,
         SCHEME_LEGEND,
         scheme_cells,
         scheme_heading,
         scheme_label,
-        table,
         target_lines,
         targets,
     )
@@ -219,8 +219,8 @@ def _show_schemes(lines_by_workload: Mapping[str, Iterator[ResultLine]], save: S
             for line in lines_as_they_come:
                 of_workload.append(line)
                 progress.show(f"{scheme_label(line)} is done")
-        print(f"\n{scheme_heading(of_workload)}")
-        print(table(SCHEME_COLUMNS, [scheme_cells(line) for line in of_workload]))
+        print(wrapped(f"\n{scheme_heading(of_workload)}"))
+        print(aligned_table(SCHEME_COLUMNS, [scheme_cells(line) for line in of_workload]))
         print("\n".join(target_lines(targets(of_workload))), flush=True)
         save(of_workload)
         lines += of_workload
@@ -231,7 +231,7 @@ def _show_page_sizes(
     lines_as_they_come: Iterator[ResultLine], settings: StudySettings, save: Save
 ) -> tuple[list[ResultLine], list[str]]:
     """Saves each line when it has come, and prints all; returns them, and remarks on them."""
-    from radixkv.bench.formatting import plural
+    from radixkv.bench.formatting import aligned_table, plural, wrapped
     from radixkv.studies.paging.tables import (
         COST_COLUMNS,
         COST_LEGEND,
@@ -240,7 +240,6 @@ def _show_page_sizes(
         lost_columns,
         lost_rows,
         page_size_remarks,
-        table,
     )
 
     lines: list[ResultLine] = []
@@ -251,24 +250,25 @@ def _show_page_sizes(
             progress.show(f"{line['workload']} with pages of {plural(line['page_size'], 'token')} is done")
     if lines:
         print(f"\n{LOST_LEGEND}")
-        print(table(lost_columns(lines), lost_rows(lines)))
+        print(aligned_table(lost_columns(lines), lost_rows(lines)))
     if rows := cost_rows(lines):
         print(f"\n{COST_LEGEND}")
-        print(table(COST_COLUMNS, rows))
+        print(aligned_table(COST_COLUMNS, rows))
     remarks = page_size_remarks(lines, settings.workloads, settings.page_sizes)
     if remarks:
-        print("\n".join(["", *remarks]), flush=True)
+        print(wrapped("\n".join(["", *remarks])), flush=True)
     return lines, remarks
 
 
 def _recommend(by_scheme: Sequence[ResultLine]) -> list[tuple[str, str]]:
     """Prints and returns each workload with its recommendation."""
+    from radixkv.bench.formatting import wrapped
     from radixkv.studies.paging.recommendation import RECOMMENDATION_LEGEND, recommend
 
     recommendations = recommend(by_scheme)
     if recommendations:
         print(f"\n{RECOMMENDATION_LEGEND}")
-        print("\n".join(f"  {workload}: {text}" for workload, text in recommendations), flush=True)
+        print(wrapped("\n".join(f"  {name}: {text}" for name, text in recommendations), 4), flush=True)
     return recommendations
 
 
@@ -288,6 +288,7 @@ def _measure_settings(args: argparse.Namespace, config: EngineConfig, max_model_
 
 
 def _measure(config: EngineConfig, settings: MeasureSettings, save: Save) -> list[ResultLine]:
+    from radixkv.bench.formatting import aligned_table
     from radixkv.studies.paging.measure import measure
     from radixkv.studies.paging.tables import (
         CURVE_LEGEND,
@@ -298,7 +299,6 @@ def _measure(config: EngineConfig, settings: MeasureSettings, save: Save) -> lis
         measured_targets,
         saturation_cells,
         saturation_lines,
-        table,
         target_lines,
     )
 
@@ -311,10 +311,10 @@ def _measure(config: EngineConfig, settings: MeasureSettings, save: Save) -> lis
     print(f"\n{CURVE_LEGEND}")
     for length in settings.lengths:
         of_length = [line for line in lines if line["length"] == length]
-        print(f"\nlength {length}:\n{table(curve_columns(of_length), curve_rows(of_length))}")
+        print(f"\nlength {length}:\n{aligned_table(curve_columns(of_length), curve_rows(of_length))}")
     best = saturation_lines(lines)
     print(f"\n{SATURATION_LEGEND}")
-    print(table(SATURATION_COLUMNS, [saturation_cells(line, best) for line in best]))
+    print(aligned_table(SATURATION_COLUMNS, [saturation_cells(line, best) for line in best]))
     print("\n".join(target_lines(measured_targets(best))), flush=True)
     return lines
 

@@ -15,7 +15,8 @@ MAX_DIFFERENCE = 0.02
 """How much less than the best throughput a simpler scheme may have, as a fraction."""
 
 RECOMMENDATION_LEGEND = """\
-Recommended: of the schemes that know no length in advance, the simplest with at least 98% of the best TaS."""
+Recommended: of the schemes that know no length in advance, the simplest with at least 98% of the
+best TaS."""
 
 
 def recommend(lines: Sequence[ResultLine]) -> list[tuple[str, str]]:

@@ -40,18 +40,18 @@ SCHEME_COLUMNS = (
     "retracted",
 )
 SCHEME_LEGEND = """\
-While requests wait. MUR, memory utilisation rate: % of the allocated slots that hold KV. The next six columns are
-% of the pool and add up to 100. FI, fragmentation index: internal and external. DR, duplication rate: % of the
-used slots that hold a copy. tokens/slot: tokens of running sequences per used slot, which sharing increases. MBS,
-maximum batch size: most sequences at once. TaS, throughput at saturation: answer tokens per step, which is the mean
-batch."""
+While requests wait. MUR, memory utilisation rate: % of the allocated slots that hold KV. The next
+six columns are % of the pool and add up to 100. FI, fragmentation index: internal and external.
+DR, duplication rate: % of the used slots that hold a copy. tokens/slot: tokens of running sequences
+per used slot, which sharing increases. MBS, maximum batch size: most sequences at once. TaS,
+throughput at saturation: answer tokens per step, which is the mean batch."""
 
 LOST_LEGEND = "Pages: allocated slots that are empty or hold a copy, in % of allocated slots, by page size:"
 
 COST_COLUMNS = ("page size", "entries", "host us", "retracted", "batch")
 COST_LEGEND = """\
-All workloads together: block-table entries per 1,000 tokens, processor time of scheduler, cache and tree per answer
-token, retractions, and the sum of the mean batches."""
+All workloads together: block-table entries per 1,000 tokens, processor time of scheduler, cache and
+tree per answer token, retractions, and the sum of the mean batches."""
 
 
 def scheme_heading(lines: Sequence[ResultLine]) -> str:
@@ -172,16 +172,17 @@ def page_size_remarks(
 
 
 CURVE_LEGEND = """\
-Answer tokens per second by batch size, up to where the memory of a scheme ends. The layout is paged in all of them:
-reservation only limits how many sequences run."""
+Answer tokens per second by batch size, up to where the memory of a scheme ends. The layout is paged
+in all of them: reservation only limits how many sequences run."""
 
 SATURATION_COLUMNS = (
     *("scheme", "length", "memory ends", "TaS", "at batch", "/ reserve-max", "KOR %", "scheduling/attn %"),
     "retracted",
 )
 SATURATION_LEGEND = """\
-TaS, throughput at saturation: the best answer tokens per second of a scheme. KOR, kernel overhead ratio: time of
-page cache and tree in % of attention. scheduling/attn: the same of all work of the scheduler."""
+TaS, throughput at saturation: the best answer tokens per second of a scheme. KOR, kernel overhead
+ratio: time of page cache and tree in % of attention. scheduling/attn: the same of all work of the
+scheduler."""
 
 
 def curve_columns(lines: Sequence[ResultLine]) -> Cells:
@@ -241,18 +242,6 @@ def _throughput_ratio(line: ResultLine, best: Sequence[ResultLine]) -> float | N
         if (other["length"], other["scheme"]) == (line["length"], RESERVE_MAXIMUM):
             return float(line["output_throughput"] / other["output_throughput"])
     return None
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Formats an aligned table: the first column to the left, the others to the right."""
-    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if index else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ).rstrip()
-        for cells in (columns, *rows)
-    )
 
 
 def _best_page_size(lines: Sequence[ResultLine]) -> list[str]:
