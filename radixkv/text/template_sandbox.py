@@ -12,9 +12,9 @@ import math
 import re
 import string
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import BuiltinMethodType, MethodType
-from typing import Any, NoReturn, Self, cast
+from typing import Any, NoReturn, Self
 
 import jinja2
 from jinja2 import filters, nodes
@@ -22,10 +22,11 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import BlockReference, Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
+from jinja2.utils import Namespace, _PassArg
 
 from radixkv.errors import ContextLengthExceeded, context_length_exceeded
+from radixkv.text.template_guard import TemplateGuard
+from radixkv.text.template_prices import depth, n_parts, pay_for_length
 
 MAX_OPERATIONS = 1 << 22
 """Most operations of a rendering: enough for work linear in the number of messages, not quadratic."""
@@ -38,19 +39,27 @@ _OPERATIONS_PER_CHECK = 16
 """The clock is read once in so many operations."""
 _SIZE_PER_OPERATION = 32
 """Characters, items or bytes of a long value that count as one operation."""
-_MAX_FREE_TERMS = 8
-"""An output adds up to this many values without paying: the sum is little longer than they are, and is not kept."""
 _CHEAP_FILTERS = frozenset(
     "abs attr capitalize count d default e escape first float int items last length list lower map reject "
     "rejectattr reverse safe select selectattr title trim upper".split()
 )
-"""Filters whose results are no larger than their arguments; all others pay before they run."""
+"""Filters that take time linear in their arguments; all others pay for the product of their arguments' sizes."""
 _CHEAP_METHODS = frozenset(
     "capitalize casefold copy count endswith find get index isalnum isalpha isdecimal isdigit islower isnumeric "
     "isspace istitle isupper items keys lower lstrip partition removeprefix removesuffix rfind rindex rpartition "
     "rsplit rstrip split splitlines startswith strip swapcase title upper values".split()
 )
-"""Methods of texts and containers whose results are no larger than their arguments."""
+"""Methods of texts and containers that do, too."""
+_INSTANT_METHODS = frozenset("endswith get items keys startswith values".split())
+"""Methods that take no time worth counting."""
+_BACKWARD_METHODS = frozenset("rfind rindex rpartition rsplit".split())
+"""Methods that look for a text from the end, for which Python takes the product of the lengths."""
+_MAX_FREE_CHARACTERS = 1000
+"""A cheap filter without arguments is free for texts of up to this length."""
+_SLOW_FILTERS = frozenset("pprint striptags tojson urlize wordwrap".split())
+"""Filters that take more time than the product of their arguments' sizes."""
+_MAX_DIGITS = 1000
+"""Most digits to which a template may round."""
 _WIDTHS = frozenset("batch center expandtabs indent ljust rjust round slice to_bytes tojson wordwrap zfill".split())
 """Filters and methods that make a value as large as the number that they get."""
 _MAX_DATE_FORMAT_CHARACTERS = 1000
@@ -131,10 +140,12 @@ class SandboxedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationExtension, loopcontrols])
-        self.filters |= {"tojson": _to_json, "sum": _sum}
+        self.filters |= {"tojson": _to_json, "sum": _sum, "round": _round}
         self.filters |= {
-            name: _paid(name, function) for name, function in self.filters.items() if name not in _CHEAP_FILTERS
+            name: _cheap(name, function) if name in _CHEAP_FILTERS else _paid(name, function)
+            for name, function in self.filters.items()
         }
+        self.tests |= {"divisibleby": _is_divisible}
         self.filters |= {node.__name__: function for node, function in _GUARDS.items()}
         del self.globals["lipsum"]
         self.globals |= {
@@ -144,7 +155,7 @@ class SandboxedEnvironment(ImmutableSandboxedEnvironment):
         }
 
     def _generate(self, source: nodes.Template, *arguments: Any, **options: Any) -> str:
-        return super()._generate(_Guard().visit(source), *arguments, **options)
+        return super()._generate(TemplateGuard().visit(source), *arguments, **options)
 
     def call(__self, __context: Context, __obj: Any, *arguments: Any, **values: Any) -> Any:  # noqa: N805
         """Makes a call of the template, if the sandbox allows it, and takes its operations."""
@@ -155,7 +166,13 @@ class SandboxedEnvironment(ImmutableSandboxedEnvironment):
             _check_size(__context, [*arguments, *values.values()])  # they become one value, varargs or kwargs
         if isinstance(__obj, Macro | BlockReference):
             return _check_size(__context, super().call(__context, __obj, *arguments, **values))
-        if not (isinstance(__obj, BuiltinMethodType) and __obj.__name__ in _CHEAP_METHODS):
+        name = __obj.__name__ if isinstance(__obj, BuiltinMethodType) else ""
+        if name in _CHEAP_METHODS:
+            if name not in _INSTANT_METHODS:
+                pay_for_length(budget, name, __obj.__self__, (*arguments, *values.values()))
+            if name in _BACKWARD_METHODS and arguments:
+                budget.pay_for(budget.size(__obj.__self__), budget.size(arguments[0]))
+        else:
             arguments = tuple(map(_finite, arguments))
             _pay(budget, __obj, arguments, values)
         return super().call(__context, __obj, *arguments, **values)
@@ -173,7 +190,7 @@ def _pay(budget: OperationBudget, function: Any, arguments: tuple[Any, ...], val
             sizes = [_format_size(method.__self__)]
         else:
             sizes = [budget.size(method.__self__)]
-    if name == "encode":  # some codecs take quadratic time
+    if name in ("decode", "encode"):  # some codecs take quadratic time
         sizes *= 2
     counts_numbers = name in _WIDTHS
     sizes += [budget.size(value, counts_numbers=counts_numbers) for value in (*arguments, *values.values())]
@@ -188,11 +205,47 @@ def _paid(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         budget: OperationBudget = context[BUDGET]
         value, arguments = _finite(value), tuple(map(_finite, arguments))
         counts_numbers = name in _WIDTHS or (name == "format" and _has_star(value))
-        budget.pay_for(
-            _format_size(value) if name == "format" else budget.size(value),
-            *(budget.size(item, counts_numbers=counts_numbers) for item in (*arguments, *values.values())),
-        )
+        sizes = [_format_size(value) if name == "format" else budget.size(value)]
+        sizes += [budget.size(item, counts_numbers=counts_numbers) for item in (*arguments, *values.values())]
+        if name in _SLOW_FILTERS:
+            sizes.append(_slowness(budget, name, value, (*arguments, *values.values())))
+        budget.pay_for(*sizes)
         return context.call(function, value, *arguments, **values)
+
+    return filter_
+
+
+def _slowness(budget: OperationBudget, name: str, value: Any, arguments: Sequence[Any]) -> int:
+    """Returns by how much a filter takes longer than the product of its arguments' sizes."""
+    match name:
+        case "pprint":
+            return depth(budget, value)
+        case "tojson":
+            return depth(budget, value) if arguments else 1  # each line is indented
+        case "wordwrap":
+            return n_parts(value, arguments[0] if arguments else None)
+        case _:
+            return budget.size(value)
+
+
+def _cheap(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a filter that pays for the length of its value and of long arguments."""
+    passed = _PassArg.from_obj(function)
+
+    @jinja2.pass_context
+    def filter_(context: Context, value: Any, *arguments: Any, **values: Any) -> Any:
+        is_alone = passed is None and not (arguments or values)
+        if is_alone and isinstance(value, str) and len(value) <= _MAX_FREE_CHARACTERS:
+            return function(value)
+        value = pay_for_length(context[BUDGET], name, value, (*arguments, *values.values()))
+        match passed:
+            case None:
+                return function(value, *arguments, **values)
+            case _PassArg.context:
+                return function(context, value, *arguments, **values)
+            case _PassArg.environment:
+                return function(context.environment, value, *arguments, **values)
+        return function(context.eval_ctx, value, *arguments, **values)
 
     return filter_
 
@@ -219,69 +272,6 @@ def _check_widths(text: str) -> None:
         raise TemplateRaised("it formats a value with a width that is itself a field")
 
 
-class _Guard(NodeTransformer):
-    """Puts guards around what can take long or make a long value."""
-
-    def get_visitor(self, node: nodes.Node) -> Callable[..., nodes.Node] | None:
-        """Returns the method that replaces the node; None leaves it as it is."""
-        match node:
-            case nodes.For():
-                return self._guard_loop
-            case nodes.Output():
-                return self._guard_output
-            case nodes.AssignBlock():
-                return self._guard_block
-            case nodes.Mul() | nodes.Mod() | nodes.Pow():
-                return self._guard_operator
-            case nodes.Add() | nodes.Concat():
-                return self._guard_result
-            case nodes.List(items=[_, *_]) | nodes.Dict(items=[_, *_]) | nodes.Tuple(items=[_, *_], ctx="load"):
-                return self._guard_result  # nesting the same values again and again makes a long text
-        return None
-
-    def _guard_loop(self, node: nodes.For) -> nodes.Node:
-        self.generic_visit(node)
-        node.iter = _guarded(nodes.For, cast("nodes.Expr", node.iter))
-        return node
-
-    def _guard_output(self, node: nodes.Output) -> nodes.Node:
-        # Short sums, the most frequent expressions of templates, need no guard.
-        node.nodes = [
-            self._guard_terms(child) if _n_terms(child) <= _MAX_FREE_TERMS else self.visit(child)
-            for child in node.nodes
-        ]
-        return node
-
-    def _guard_terms(self, node: nodes.Expr) -> nodes.Expr:
-        if not isinstance(node, nodes.Add):
-            return cast("nodes.Expr", self.visit(node))
-        node.left, node.right = self._guard_terms(node.left), self._guard_terms(node.right)
-        return node
-
-    def _guard_block(self, node: nodes.AssignBlock) -> nodes.Node:
-        self.generic_visit(node)
-        node.filter = _guarded(nodes.Add, node.filter)
-        return node
-
-    def _guard_result(self, node: nodes.Expr) -> nodes.Node:
-        self.generic_visit(node)
-        return _guarded(nodes.Add, node)
-
-    def _guard_operator(self, node: nodes.BinExpr) -> nodes.Node:
-        self.generic_visit(node)
-        return _guarded(type(node), node.left, node.right)
-
-
-def _guarded(guard: type[nodes.Node], value: nodes.Expr | None, *arguments: nodes.Expr) -> nodes.Filter:
-    """Returns the expression that applies the guard to a value; None is the text of a block."""
-    lineno = 0 if value is None else value.lineno
-    return nodes.Filter(value, guard.__name__, list(arguments), [], None, None, lineno=lineno)
-
-
-def _n_terms(node: nodes.Expr) -> int:
-    return _n_terms(node.left) + _n_terms(node.right) if isinstance(node, nodes.Add) else 1
-
-
 @jinja2.pass_context
 def _count_iterations(context: Context, items: Iterable[Any]) -> Iterator[Any]:
     """Yields the items of a loop and counts each as an operation."""
@@ -292,6 +282,11 @@ def _count_iterations(context: Context, items: Iterable[Any]) -> Iterator[Any]:
 
 
 @jinja2.pass_context
+def _count_statements(context: Context, _: Any) -> None:
+    context[BUDGET].take()
+
+
+@jinja2.pass_context
 def _check_size(context: Context, value: Any) -> Any:
     """Pays for a value that an operator, a literal, a call of a macro or a block has made."""
     if not isinstance(value, str):
@@ -299,6 +294,11 @@ def _check_size(context: Context, value: Any) -> Any:
     elif len(value) >= _SIZE_PER_OPERATION:
         context[BUDGET].pay_for(len(value))
     return value
+
+
+@jinja2.pass_context
+def _pay_for_slice(context: Context, value: Any) -> Any:
+    return pay_for_length(context[BUDGET], "", value, ())
 
 
 @jinja2.pass_context
@@ -314,7 +314,33 @@ def _modulo(context: Context, left: Any, right: Any) -> Any:
     if isinstance(left, str | bytes):
         budget: OperationBudget = context[BUDGET]
         budget.pay_for(_format_size(left), budget.size(right, counts_numbers=_has_star(left)))
+    else:
+        _pay_for_numbers(context, left, right)
     return left % right
+
+
+@jinja2.pass_context
+def _divide(context: Context, left: Any, right: Any) -> Any:
+    _pay_for_numbers(context, left, right)
+    return left / right
+
+
+@jinja2.pass_context
+def _divide_down(context: Context, left: Any, right: Any) -> Any:
+    _pay_for_numbers(context, left, right)
+    return left // right
+
+
+@jinja2.pass_context
+def _is_divisible(context: Context, left: Any, right: Any) -> bool:
+    _pay_for_numbers(context, left, right)
+    return bool(left % right == 0)
+
+
+def _pay_for_numbers(context: Context, left: Any, right: Any) -> None:
+    """Pays for a division: that of integers takes time in the product of their lengths."""
+    if isinstance(left, int) and isinstance(right, int):
+        context[BUDGET].pay_for(left.bit_length() // 8, right.bit_length() // 8)
 
 
 @jinja2.pass_context
@@ -331,6 +357,10 @@ _GUARDS: Mapping[type[nodes.Node], Callable[..., Any]] = {
     nodes.Mul: _multiply,
     nodes.Mod: _modulo,
     nodes.Pow: _power,
+    nodes.Div: _divide,
+    nodes.FloorDiv: _divide_down,
+    nodes.Slice: _pay_for_slice,
+    nodes.Stmt: _count_statements,
 }
 """Filters that guard nodes of this type, under its name."""
 
@@ -389,6 +419,12 @@ def _sum(
     if not isinstance(start, int | float):
         raise TemplateRaised("it sums other values than numbers")  # adding lists takes quadratic time
     return filters.do_sum(environment, items, attribute, start)
+
+
+def _round(value: float, precision: int = 0, method: Any = "common") -> float:
+    if not -_MAX_DIGITS <= precision <= _MAX_DIGITS:
+        raise TemplateRaised(f"it rounds to more than {_MAX_DIGITS} digits")
+    return filters.do_round(value, precision, method)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -275,6 +275,73 @@ def test_a_value_that_would_be_too_long_is_not_made(source: str) -> None:
     assert "MemoryError" not in str(found.value)
 
 
+HUGE = "{% set huge = ('f' * 10000000)|int(0, 16) %}{% set half = ('f' * 5000000)|int(0, 16) %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ('a' * 1000000)|wordwrap(1)|length }}",
+        "{{ ['a' * 1000000]|map('wordwrap', width=1)|first|length }}",
+        "{{ (')' * 300000 ~ 'x)')|urlize|length }}",
+        "{{ ('<!--' * 100000 ~ '-->' * 100000)|striptags|length }}",
+        "{{ ('a' * 1000000)|trim('b' * 1000000 ~ 'a')|length }}",
+        "{{ ('a' * 1000000)|trim(chars='b' * 1000000 ~ 'a')|length }}",
+        *(
+            "{{ ('a' * 1000000).METHOD('b' * 1000000 ~ 'a')|length }}".replace("METHOD", method)
+            for method in ("strip", "lstrip", "rstrip")
+        ),
+        *(
+            "{{ ('a' * 1000000).METHOD('ab' ~ 'a' * 100000) }}".replace("METHOD", method)
+            for method in ("rfind", "rsplit", "rpartition", "rindex")
+        ),
+        "{{ 1|round(100000000, 'floor') }}",
+        "{{ 5|round(-100000000) }}",
+        HUGE + "{{ huge // half > 0 }}",
+        HUGE + "{{ huge % half > 0 }}",
+        HUGE + "{{ huge is divisibleby(half) }}",
+        HUGE + "{{ [huge]|select('divisibleby', half)|list|length }}",
+        "{% set ns = namespace() %}{% set ns.a = ns %}"
+        "{{ ([ns] * 100000)|map(attribute='a.' * 500000 ~ 'a')|list|length }}",
+        "{% set ns = namespace(x=[1] * 10000) %}{% for i in range(900) %}{% set ns.x = [ns.x] %}{% endfor %}"
+        "{{ ns.x|tojson(indent=100)|length }}",
+        "{{ ('a' * 500000 ~ '-' ~ 'a' * 500000).encode('ascii').decode('punycode')|length }}",
+        "{{ ('ab,' * 6000000).split(',')|length }}",
+        "{% set x = 'a' * 10000000 %}" + "".join(f"{{% set a{i} = x.upper() %}}" for i in range(200)),
+        "{% set x = 'a' * 10000000 %}" + "".join(f"{{% set a{i} = x|upper %}}" for i in range(200)),
+        "{% set x = 'a' * 10000000 %}" + "".join(f"{{% set a{i} = x[1:] %}}" for i in range(200)),
+    ],
+)
+def test_what_takes_longer_than_its_arguments_are_long_is_not_begun(source: str) -> None:
+    """Each of these would take seconds to days, or gigabytes."""
+    with pytest.raises(InvalidRequest, match="more than 4194304 operations|rounds to more than"):
+        ChatTemplate(source, {}, "here").render([USER], OperationBudget(MAX_OPERATIONS, 3600.0))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "{% set z = x == y %}",
+        "{% if x == y %}{% else %}{% endif %}",
+        "{% if x == y %}{% endif %}{% if false %}" + "{{ 1 }}" * 20 + "{% endif %}",
+        "{% for i in [] %}" + "{% set z = 1 %}" * 20 + "{% else %}{% if x == y %}{% endif %}{% endfor %}",
+        "{% if false %}{% elif x == y %}{% endif %}",
+    ],
+)
+def test_statements_without_loops_are_counted_too(statement: str) -> None:
+    source = "{% set x = 'a' * 100 %}{% set y = 'a' * 99 ~ 'b' %}" + statement * 4000
+    template = ChatTemplate(source, {}, "here")
+    template.render([USER])
+    with pytest.raises(BudgetExceeded):
+        template.render([USER], OperationBudget(200, 3600.0))
+
+
+def test_a_statement_with_too_many_comparisons_is_no_template() -> None:
+    assert ChatTemplate("{{ [" + "1 == 2," * 900 + "] }}", {}, "here").render([USER])
+    with pytest.raises(CheckpointError, match="1000 comparisons"):
+        ChatTemplate("{{ [" + "1 == 2," * 1100 + "] }}", {}, "here")
+
+
 def test_namespaces_within_namespaces_are_a_short_text() -> None:
     source = DOUBLING.replace("STEP", "namespace(a=ns.x, b=ns.x)") + "{{ ns.x }}"
     assert len(ChatTemplate(source, {}, "here").render([USER])) < 1000
