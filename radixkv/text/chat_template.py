@@ -11,6 +11,7 @@ import jinja2
 from radixkv.checkpoints.files import read_object, read_text
 from radixkv.checkpoints.special_tokens import named_special_tokens
 from radixkv.errors import CheckpointError, InvalidRequest, context_length_exceeded
+from radixkv.text.call_forms import CallForm, find_call_form
 from radixkv.text.template_sandbox import (
     BUDGET,
     MAX_OPERATIONS,
@@ -23,12 +24,16 @@ from radixkv.text.template_sandbox import (
 MAX_RENDERED_CHARACTERS = 1 << 24
 """Rendering stops with an error at a longer text."""
 
+_MAX_PROBE_OPERATIONS, _MAX_PROBE_S = 1 << 16, 1.0
+"""Limits of each rendering that finds out how the template reads calls."""
 _END_MARKER = "CONTINUE_FINAL_MESSAGE_TAG "
 """Marks the end of the final message. Its trailing space shows whether the template strips the content."""
 
 
 class ChatTemplate:
     """A sandboxed Jinja template, rendered as Transformers does. Thread-safe.
+
+    Calls in the history are shown in the form that the template reads, which is found out once, in milliseconds.
 
     Args:
         source: the template's text.
@@ -53,6 +58,7 @@ class ChatTemplate:
             raise CheckpointError(
                 f"{origin} is nested too deeply for a chat template; give another with --chat-template"
             ) from None
+        self._call_form = find_call_form(self._probe) if "tool_calls" in source else CallForm()
 
     @classmethod
     def load(cls, folder: Path, override: Path | None = None) -> ChatTemplate | None:
@@ -96,7 +102,8 @@ class ChatTemplate:
         """Renders a conversation, including special tokens: encode it with ``adds_special_tokens=False``.
 
         Args:
-            messages: dictionaries of JSON types with ``role``, ``content`` and whatever else the template reads.
+            messages: dictionaries of JSON types with ``role``, ``content`` and whatever else the template reads, as
+                ``normalize_messages`` returns them.
             budget: None for ``MAX_OPERATIONS`` and ``MAX_RENDER_S``.
             add_generation_prompt: whether the text ends with the header of the assistant's answer.
             continue_final_message: whether the text ends with the last message's content, for the model to
@@ -115,19 +122,26 @@ class ChatTemplate:
                 "continue_final_message excludes add_generation_prompt; set add_generation_prompt to false",
                 param="continue_final_message",
             )
+        messages = self._call_form.apply(messages)
         if continue_final_message:
             messages, final = _with_end_marker(messages)
-        # As in Transformers, variables of the request override special tokens.
-        context = {"tools": None, "documents": None, **self._tokens, **variables}
-        context |= {
-            "messages": messages,
-            "add_generation_prompt": add_generation_prompt,
-            BUDGET: budget or OperationBudget(MAX_OPERATIONS, MAX_RENDER_S),
-        }
-        text = self._render(context)
+        budget = budget or OperationBudget(MAX_OPERATIONS, MAX_RENDER_S)
+        text = self._render(messages, variables | {"add_generation_prompt": add_generation_prompt}, budget)
         return _cut_at_marker(text, final) if continue_final_message else text
 
-    def _render(self, variables: dict[str, Any]) -> str:
+    def _probe(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str | None:
+        """Renders messages as they are; returns None if the template cannot."""
+        try:
+            return self._render(messages, variables, OperationBudget(_MAX_PROBE_OPERATIONS, _MAX_PROBE_S))
+        except InvalidRequest:
+            return None
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], given: Mapping[str, Any], budget: OperationBudget
+    ) -> str:
+        # As in Transformers, variables of the request override special tokens.
+        variables = {"tools": None, "documents": None, "add_generation_prompt": False, **self._tokens, **given}
+        variables |= {"messages": messages, BUDGET: budget}
         pieces: list[str] = []
         n_characters = 0
         try:

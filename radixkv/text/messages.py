@@ -1,4 +1,4 @@
-"""Conversion of chat messages from the client's form to that which chat templates read."""
+"""Checks of chat messages, and their conversion to one form for all clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _ROLES_WITHOUT_CONTENT = ("assistant",)
 
 
 def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the messages as templates expect them: content is one string, arguments of tool calls are objects.
+    """Returns the messages for ``ChatTemplate.render``.
+
+    The content is one text; that of a message with calls may also be null. Arguments of calls are as the client
+    sent them, JSON text or an object.
 
     Args:
         messages: in OpenAI's format; a message's content is a string or a list of text parts.
@@ -35,6 +38,8 @@ def _normalize_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
     plain = {**message, "content": _content(message.get("content"), f"{path}.content")}
     if calls := plain.pop("tool_calls", None):  # templates ask whether there is such a key
         plain["tool_calls"] = _calls(calls, f"{path}.tool_calls")
+        if message.get("content") is None:
+            plain["content"] = None
     reasoning = plain.pop("reasoning_content", None) or plain.pop("reasoning", None)
     if not isinstance(reasoning, str | None):
         raise _invalid(f"{path}.reasoning_content must be a text")
@@ -76,12 +81,14 @@ def _call(call: object, path: str) -> dict[str, Any]:
     if not isinstance(call, dict) or not isinstance(function, dict):
         raise _invalid(f"{path} must have a function")
     arguments = function.get("arguments")
+    if arguments in (None, ""):
+        arguments = "{}"
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
+            json.loads(arguments)
         except (ValueError, RecursionError):
             raise _invalid(f"{path}.function.arguments is not JSON") from None
-    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _invalid(text: str) -> InvalidRequest:

@@ -16,12 +16,21 @@ def assistant(**fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [('{"a": {"b": 1}}', {"a": {"b": 1}}), ({"a": 1}, {"a": 1}), ("", {}), (None, {}), ("{}", {})],
+    [('{"a": {"b": 1}}', '{"a": {"b": 1}}'), ({"a": 1}, {"a": 1}), ("", "{}"), (None, "{}"), ("{}", "{}")],
 )
-def test_arguments_of_calls_are_objects(arguments: object, expected: object) -> None:
+def test_arguments_of_calls_stay_as_they_were_sent(arguments: object, expected: object) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     (message,) = normalize_messages([assistant(tool_calls=[call])])
     assert message["tool_calls"] == [{**call, "function": {"name": "f", "arguments": expected}}]
+
+
+@pytest.mark.parametrize(("content", "expected"), [(None, None), ("", ""), ([], ""), ("a", "a")])
+def test_a_content_may_be_null_only_beside_calls(content: object, expected: object) -> None:
+    call = {"function": {"name": "f"}}
+    (message,) = normalize_messages([{"role": "assistant", "content": content, "tool_calls": [call]}])
+    assert message["content"] == expected
+    (message,) = normalize_messages([{"role": "assistant", "content": content}])
+    assert message["content"] == (expected or "")
 
 
 @pytest.mark.parametrize("calls", [None, []])

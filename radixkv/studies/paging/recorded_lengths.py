@@ -25,6 +25,7 @@ from radixkv.studies.paging.lengths import (
     published_lengths,
 )
 from radixkv.studies.paging.workloads import WORKLOADS
+from radixkv.text.call_forms import CallForm
 from radixkv.text.messages import normalize_messages
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.tree.node import TOKEN_BYTES
@@ -146,7 +147,7 @@ def _chat_lengths(conversation: Conversation, count: CountTokens) -> ChatLengths
 
     Assistant messages before any other message belong to the first prompt.
     """
-    messages = normalize_messages(conversation.messages)
+    messages = CallForm().apply(normalize_messages(conversation.messages))
     system = ""
     if messages and messages[0]["role"] == "system":
         system = messages.pop(0)["content"]
@@ -166,7 +167,7 @@ def _chat_lengths(conversation: Conversation, count: CountTokens) -> ChatLengths
     return ChatLengths(system, count(system), tuple(turns))
 
 
-def _text(message: dict[str, Any]) -> str:
+def _text(message: Mapping[str, Any]) -> str:
     calls = message.get("tool_calls")
     content: str = message["content"]
     return content if calls is None else content + json.dumps(calls)

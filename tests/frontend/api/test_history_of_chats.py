@@ -182,3 +182,49 @@ def test_answers_of_the_history_are_counted(talking_site: Site) -> None:
         'radixkv:history_answers_total{rendered="same"} 2.0',
         'radixkv:history_answers_total{rendered="otherwise"} 1.0',
     ]
+
+
+NULL_MEANS_CALLS = ChatTemplate(
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is none %}"
+    "{% for c in m.tool_calls %}{{ c.function.name + c.function.arguments }}{% endfor %}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}{# tools <tool_call> #}",
+    {},
+    "the test",
+)
+
+
+@pytest.fixture
+def calling_site(served_model: ServedModel, tmp_path: Path) -> Iterator[Site]:
+    """A site whose template shows calls only beside a content that is null, with their arguments as text."""
+    with running_site(replace(served_model, tokenizer=TOKENIZER, chat_template=NULL_MEANS_CALLS), tmp_path) as site:
+        site.loop.answers = [[*LETTERS, EOS]]
+        yield site
+
+
+def test_calls_of_every_api_reach_the_template(calling_site: Site) -> None:
+    function = {"name": "f", "arguments": '{"a":1}'}
+    chats = [
+        {
+            "role": "assistant",
+            "content": content,
+            "tool_calls": [{"id": "c", "type": "function", "function": function}],
+        }
+        for content in (None, "", [])
+    ]
+    result = {"role": "tool", "tool_call_id": "c", "content": "b"}
+    for message in chats:
+        post(calling_site, "/v1/chat/completions", messages=[QUESTION, message, result])
+        assert sent(calling_site) == plain('<user>hello?<assistant>f{"a":1}<tool>b')
+    item = {"type": "function_call", "call_id": "c", **function}
+    output = {"type": "function_call_output", "call_id": "c", "output": "b"}
+    post(calling_site, "/v1/responses", input=[QUESTION, item, output])
+    assert sent(calling_site) == plain('<user>hello?<assistant>f{"a":1}<tool>b')
+    use = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}
+    block = {"type": "tool_result", "tool_use_id": "c", "content": "b"}
+    messages = [QUESTION, {"role": "assistant", "content": [use]}, {"role": "user", "content": [block]}]
+    post(calling_site, "/v1/messages", messages=messages, max_tokens=20)
+    assert sent(calling_site) == plain('<user>hello?<assistant>f{"a":1}<tool>b')
+    reply = post(
+        calling_site, "/tokenize", messages=[QUESTION, chats[0], result], add_generation_prompt=False
+    ).json()
+    assert reply["tokens"] == sent(calling_site)
