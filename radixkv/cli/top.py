@@ -65,7 +65,8 @@ class Node(msgspec.Struct):
     parent: int
     own_pages: int
     pages: int
-    age: int | None = None
+    idle_seconds: float | None = None
+    """Time since its last use; None if it is the next to be evicted."""
     leases: int = 0
     is_pinned: bool = False
     namespace: str = ""
@@ -303,7 +304,14 @@ def run_lines(tree: TreeResponse, most: int, width: int) -> list[Text]:
 def _last_use(node: Node) -> str:
     if node.leases:
         return f"in use by {node.leases:,}"
-    return "next to be evicted" if node.age is None else f"{node.age:,} uses ago"
+    return "next to be evicted" if node.idle_seconds is None else _ago(node.idle_seconds)
+
+
+def _ago(seconds: float) -> str:
+    for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length_s:
+            return f"{seconds // length_s:,.0f} {unit} ago"
+    return f"{seconds // 1:.0f} s ago"
 
 
 def _name(node: Node) -> str:

@@ -41,8 +41,24 @@ TREE: dict[str, Any] = {
             "evictable": 200,
             "pages": 200,
             "nodes": [
-                {"id": 0, "parent": -1, "own_pages": 0, "pages": 200, "age": 0, "namespace": "salt 1"},
-                {"id": 1, "parent": 0, "own_pages": 200, "pages": 200, "age": 5, "starts_with": "You are"},
+                {
+                    "id": 0,
+                    "parent": -1,
+                    "own_pages": 0,
+                    "pages": 200,
+                    "age": 0,
+                    "idle_seconds": 0.4,
+                    "namespace": "salt 1",
+                },
+                {
+                    "id": 1,
+                    "parent": 0,
+                    "own_pages": 200,
+                    "pages": 200,
+                    "age": 5,
+                    "idle_seconds": 130.0,
+                    "starts_with": "You are",
+                },
                 {"id": 2, "parent": 1, "own_pages": 50, "pages": 50, "age": 9, "leases": 2, "is_pinned": True},
             ],
         },
@@ -69,7 +85,7 @@ def test_once(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
         "40 pages evicted, 2 preemptions",
     ]
     assert [line.split()[0] for line in lines if "▒" in line or "░" in line] == ["Pool", "Host"]
-    assert any(line.split() == ["200", "100.0%", "5", "uses", "ago", "'You", "are'"] for line in lines)
+    assert any(line.split() == ["200", "100.0%", "2", "min", "ago", "'You", "are'"] for line in lines)
     assert any(line.split() == ["50", "25.0%", "in", "use", "by", "2", "50", "pages", "(pinned)"] for line in lines)
     assert [line.strip() for line in lines if "reason" in line] == [f"reason {i}" for i in range(5)]
     assert {key for _, _, key in server.requests} == {"Bearer secret"}
@@ -150,8 +166,22 @@ def test_no_number_is_cut_at_any_width(
 ) -> None:
     text = "Tell me a story of " + "a very long way to say it, " * 20
     nodes = [
-        {"id": 0, "parent": -1, "own_pages": 0, "pages": LARGE, "age": LARGE, "namespace": "salt 1"},
-        {"id": 1, "parent": 0, "own_pages": 1, "pages": LARGE, "age": LARGE, "starts_with": text},
+        {
+            "id": 0,
+            "parent": -1,
+            "own_pages": 0,
+            "pages": LARGE,
+            "idle_seconds": 86_400.0 * LARGE,
+            "namespace": "salt 1",
+        },
+        {
+            "id": 1,
+            "parent": 0,
+            "own_pages": 1,
+            "pages": LARGE,
+            "idle_seconds": 86_400.0 * LARGE,
+            "starts_with": text,
+        },
         {"id": 2, "parent": 1, "own_pages": 1, "pages": LARGE, "leases": LARGE, "starts_with": text},
     ]
     tier = {"capacity": 2 * LARGE, "free": 5, "evictable": LARGE, "pinned": LARGE, "pages": LARGE, "nodes": nodes}
