@@ -159,6 +159,13 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         metavar="TOKENS",
         help="maximum number of tokens in a step, with --concurrency above 1 (default: 8192)",
     )
+    cache.add_argument(
+        "--output-len",
+        type=whole_number,
+        metavar="TOKENS",
+        help="length of each answer, with --concurrency above 1 and a file that does not say it; answers take "
+        "pages of the capacity, and later turns of chats find them (default: the first token ends a request)",
+    )
     servers = parser.add_argument_group("servers")
     servers.add_argument(
         "--servers",
@@ -208,7 +215,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the table, each line as soon as its replay is done; returns the exit code."""
     parser: Parser = args.parser
-    for name in ("page_size", "kv_bytes_per_token", "concurrency", "max_num_batched_tokens"):
+    for name in ("page_size", "kv_bytes_per_token", "concurrency", "max_num_batched_tokens", "output_len"):
         value = vars(args)[name]
         if value is not None and value < 1:
             parser.error(f"{name} {value} must be at least 1")
@@ -217,6 +224,8 @@ def run(args: argparse.Namespace) -> int:
         parser.error(
             "--max-num-batched-tokens needs several requests in flight; give --concurrency, or leave it out"
         )
+    if is_serial and args.output_len is not None:
+        parser.error("--output-len needs several requests in flight; give --concurrency, or leave it out")
     has_servers = max(args.servers) > 1
     policies = args.eviction_policy or (DEFAULT_POLICIES if is_serial and not has_servers else ("lru",))
     routings = args.routing or ROUTINGS
@@ -230,6 +239,7 @@ def run(args: argparse.Namespace) -> int:
     _check_server_flags(parser, args, policies, routings)
     from radixkv.bench.formatting import wrapped
     from radixkv.bench.output import check_outputs
+    from radixkv.simulator.answers import recorded_answers
     from radixkv.simulator.caches import COSTS, GHOST_CAPACITY, CostModel
     from radixkv.simulator.concurrent_replay import MAX_NUM_BATCHED_TOKENS
     from radixkv.simulator.kv_size import kv_bytes_per_token
@@ -249,6 +259,7 @@ def run(args: argparse.Namespace) -> int:
             skip_bad_lines=args.skip_bad_lines,
             compact_pages=is_serial,
         )
+    answers = None if is_serial else recorded_answers(recording, args.output_len)
     replays = simulate(
         recording,
         args.capacity,
@@ -263,6 +274,7 @@ def run(args: argparse.Namespace) -> int:
         ),
         concurrency=args.concurrency,
         max_num_batched_tokens=args.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS,
+        answers=answers,
         servers=args.servers,
         routings=routings,
         events_delay=args.events_delay or 0,

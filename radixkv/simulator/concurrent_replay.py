@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from heapq import nlargest
 
@@ -9,8 +10,9 @@ from radixkv.config import SchedulerConfig
 from radixkv.errors import ConfigError
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.runtime.step.plan import StepPlan
+from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import StepResult
+from radixkv.simulator.answers import Answers
 from radixkv.simulator.caches import COSTS, GHOST_CAPACITY, CostModel, Policy, ReplayCaches, ReplayResult
 from radixkv.simulator.traffic import Traffic
 from radixkv.terminal_progress import Progress
@@ -48,6 +50,8 @@ class ConcurrentReplay:
         disk_pages: pages of the disk tier, which needs a host tier; None: no disk tier.
         ghost_capacity: evicted pages that ``adaptive`` remembers, as a multiple of the pages cached.
         costs: decide whether pages are loaded from the tiers.
+        answers: of the prompts; they take steps and pages, and stay cached, as in the server. An answer ends early
+            where the pool has no room for the rest. None: each request ends with its first token.
 
     Raises:
         ConfigError: see ``check_concurrent_replay``; or there is a disk tier without a host tier.
@@ -65,13 +69,17 @@ class ConcurrentReplay:
         disk_pages: int | None = None,
         ghost_capacity: float = GHOST_CAPACITY,
         costs: CostModel = COSTS,
+        answers: Answers | None = None,
     ) -> None:
         check_concurrent_replay(traffic, max_num_batched_tokens)
         concurrency = min(concurrency, len(traffic.n_tokens))  # more clients than requests stay idle
+        n_answer = [1] * len(traffic.n_tokens) if answers is None else answers.lengths
         pages_in_flight = nlargest(
-            concurrency, (-(-n_tokens // traffic.page_size) + 1 for n_tokens in traffic.n_tokens)
+            concurrency, (-(-sum(n) // traffic.page_size) + 1 for n in zip(traffic.n_tokens, n_answer, strict=True))
         )
         n_pages = traffic.n_distinct_pages + sum(pages_in_flight)  # enough that nothing is evicted
+        if answers is not None:
+            n_pages += sum(n // traffic.page_size + 1 for n in n_answer)
         if capacity_pages is not None:
             n_pages = min(n_pages, capacity_pages)
         self._traffic = traffic
@@ -89,8 +97,11 @@ class ConcurrentReplay:
         )
         self._namespace = Namespace()
         self._launched: deque[StepPlan] = deque()
+        self._answers = answers
         self._in_flight: dict[Request, int] = {}
         """Prompt index of each request in flight."""
+        self._answer_of: dict[Request, array[int]] = {}
+        """The answer of each request in flight."""
 
     def run(self, progress: Progress | None = None) -> ReplayResult:
         """Replays all prompts and flushes the pool. About 0.2 ms per prompt and step, plus O(pages).
@@ -116,6 +127,7 @@ class ConcurrentReplay:
                     self._send(index)
             for request in self._step():
                 index = self._in_flight.pop(request)
+                del self._answer_of[request]
                 cached[index], n_loaded, n_fetched = self._caches.cached_tokens(index, request)
                 n_loaded_tokens += n_loaded
                 n_fetched_tokens += n_fetched
@@ -127,15 +139,25 @@ class ConcurrentReplay:
 
     def _send(self, index: int) -> None:
         symbols = self._traffic.symbols(index)
+        n_prompt = len(symbols) // TOKEN_BYTES
+        answer = array("i", bytes(TOKEN_BYTES) if self._answers is None else self._answers.symbols(index))
+        n_room = self.cache.n_pages * self.cache.page_size - n_prompt
         request = Request(
             id="",
             namespace=self._namespace,
             tokens=bytearray(symbols),
-            n_prompt=len(symbols) // TOKEN_BYTES,
-            max_tokens=1,
+            n_prompt=n_prompt,
+            max_tokens=max(1, min(len(answer), n_room)),
         )
         self._in_flight[request] = index
+        self._answer_of[request] = answer
         self._scheduler.add(request)
+
+    def _next_token(self, row: Row, request: Request) -> int:
+        """Returns the token that a row samples; -1 if it samples none, or after the end of its answer."""
+        answer = self._answer_of.get(request)
+        place = len(request.tokens) // TOKEN_BYTES - request.n_prompt
+        return -1 if row.sampling is None or answer is None or place >= len(answer) else answer[place]
 
     def _step(self) -> list[Request]:
         """Launches a step and completes the one before; returns the requests that finished."""
@@ -145,6 +167,7 @@ class ConcurrentReplay:
         if len(self._launched) <= _LOOKAHEAD and (plan is not None or not self._launched):
             return []
         oldest = self._launched.popleft()
-        n_rows = len(oldest.rows)
-        updates = self._scheduler.complete(oldest, StepResult((0,) * n_rows, (True,) * n_rows))
+        requests = self._scheduler.launched_plans[0].requests
+        tokens = [self._next_token(row, request) for row, request in zip(oldest.rows, requests, strict=True)]
+        updates = self._scheduler.complete(oldest, StepResult(tuple(tokens), (True,) * len(tokens)))
         return [update.request for update in updates if update.finish_reason is not None]

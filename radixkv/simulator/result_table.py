@@ -155,7 +155,8 @@ def title(recording: Recording, concurrency: int, ends_known: float) -> str:
 def remarks(results: Sequence[Result], recording: Recording) -> list[str]:
     """Returns the remarks below the table.
 
-    There is one for each capacity that refused requests as too large, and one if disk tiers have nothing to give.
+    There is one for each capacity that refused requests as too large, one if answers are left out with several
+    requests in flight, and one if disk tiers have nothing to give.
     """
     largest = max(recording.traffic.n_tokens)
     n_refused = {result.capacity_tokens: result.n_too_large for result in results if result.n_too_large}
@@ -165,6 +166,12 @@ def remarks(results: Sequence[Result], recording: Recording) -> list[str]:
         for capacity, n_too_large in n_refused.items()
     ]
     last = results[-1]
+    if last.concurrency > 1 and last.n_answer_tokens is None:
+        remarks.append(
+            "answers are left out, because the file does not say how long they are (--output-len): in a server "
+            "they take pages from prompts, which lowers the hit rate, and later turns of chats find them, which "
+            "raises it"
+        )
     from_disk_us = last.fetch_us_per_token + last.load_us_per_token
     if from_disk_us >= last.compute_us_per_token and any(one.disk_capacity_tokens is not None for one in results):
         remarks.append(

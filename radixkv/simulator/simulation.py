@@ -8,6 +8,7 @@ from time import perf_counter, thread_time
 import msgspec
 
 from radixkv.errors import ConfigError
+from radixkv.simulator.answers import Answers
 from radixkv.simulator.caches import COSTS, GHOST_CAPACITY, Capacity, CostModel, Policy, ReplayResult
 from radixkv.simulator.concurrent_replay import MAX_NUM_BATCHED_TOKENS, ConcurrentReplay, check_concurrent_replay
 from radixkv.simulator.recording import Recording
@@ -30,6 +31,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Requests in flight."""
     max_num_batched_tokens: int | None
     """Maximum tokens per step; None with one request in flight, whose prompt takes one step."""
+    n_answer_tokens: int | None
+    """Tokens of all answers, which take pages; None if each request ends with its first token."""
     servers: int
     """Servers, each with caches of these capacities."""
     routing: str | None
@@ -103,6 +106,7 @@ def simulate(
     costs: CostModel = COSTS,
     concurrency: int = 1,
     max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS,
+    answers: Answers | None = None,
     servers: Sequence[int] = (1,),
     routings: Sequence[Routing] = (),
     events_delay: int = 0,
@@ -125,6 +129,7 @@ def simulate(
         concurrency: requests in flight.
         max_num_batched_tokens: maximum tokens per step; ignored with one request in flight, whose prompt takes one
             step.
+        answers: of the requests, with several in flight; None: each request ends with its first token.
         servers: numbers of servers, each at least 1. More than one need a single request in flight, and no policy
             that knows the future.
         routings: what the router before several servers knows, one replay each.
@@ -166,6 +171,7 @@ def simulate(
         costs,
         concurrency,
         max_num_batched_tokens,
+        answers,
         events_delay,
         show_progress,
     )
@@ -199,6 +205,7 @@ class _Simulation:
         costs: CostModel,
         concurrency: int,
         max_num_batched_tokens: int,
+        answers: Answers | None,
         events_delay: int,
         show_progress: bool,
     ) -> None:
@@ -210,6 +217,7 @@ class _Simulation:
         self._costs = costs
         self._concurrency = concurrency
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._answers = answers
         self._events_delay = events_delay
 
     def results(
@@ -259,6 +267,7 @@ class _Simulation:
             page_size=page_size,
             concurrency=self._concurrency,
             max_num_batched_tokens=None if self._concurrency == 1 else self._max_num_batched_tokens,
+            n_answer_tokens=None if self._answers is None else sum(self._answers.lengths),
             servers=n_servers,
             routing=routing,
             events_delay=self._events_delay if routing == "events" else None,
@@ -323,6 +332,7 @@ class _Simulation:
                 disk_pages=disk_pages,
                 ghost_capacity=self._ghost_capacity,
                 costs=self._costs,
+                answers=self._answers,
             ).run(progress)
 
     def _routed_replay(

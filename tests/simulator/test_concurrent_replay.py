@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
 from radixkv import LLM, SamplingParams
 from radixkv.checkpoints import resolve_tokenizer
 from radixkv.errors import ContextLengthExceeded
+from radixkv.simulator.answers import RecordedAnswers
 from radixkv.simulator.concurrent_replay import ConcurrentReplay
 from radixkv.simulator.recording import read_recording
 from radixkv.simulator.replay import Replay
 from radixkv.simulator.traffic import TokenTraffic
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import pack_tokens
+from radixkv.wire import pack_tokens, unpack_tokens
 from support.cases import rest_nightly
 
 PAGE_SIZE = 16
@@ -69,6 +71,42 @@ def test_with_all_requests_in_flight_cached_tokens_equal_those_of_the_engine(n_p
     assert concurrent.n_cached_tokens == reported
     one_at_a_time = Replay(token_traffic, n_pages, "lru").run()
     assert (sum(concurrent.n_cached_tokens) > sum(one_at_a_time.n_cached_tokens)) == (n_pages < 400)
+
+
+@pytest.mark.parametrize("n_pages", [40, 90, 600])
+def test_with_answers_cached_tokens_equal_those_of_the_engine(n_pages):
+    """Answers take pages from prompts, and what they leave is found: without them the replay is wrong."""
+    prompts, random = random_prompts(seed=200 + n_pages, n_prompts=60), Random(1)
+    lengths = [random.choice([1, 5, 40, 90]) for _ in prompts]
+    llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=n_pages * PAGE_SIZE, max_num_seqs=64)
+    sampling = [SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in lengths]
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    outputs = llm.generate(asked, sampling, use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
+    reported = [output.num_cached_tokens for output in outputs]
+    traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
+    said = [pack_tokens(output.outputs[0].token_ids) for output in outputs]
+    answers = SimpleNamespace(lengths=lengths, symbols=said.__getitem__)
+    replayed = ConcurrentReplay(traffic, n_pages, 64, 2048, answers=answers).run()
+    assert replayed.n_cached_tokens == reported
+    of_lengths = ConcurrentReplay(traffic, n_pages, 64, 2048, answers=RecordedAnswers(traffic, lengths)).run()
+    assert sum(of_lengths.n_cached_tokens) == pytest.approx(sum(reported), rel=0.02), "without knowing the tokens"
+    without = ConcurrentReplay(traffic, n_pages, 64, 2048).run()
+    assert (without.n_cached_tokens != reported) == (n_pages < 600)
+
+
+def test_an_answer_that_a_later_prompt_sends_back_is_found_there():
+    said = [list(range(100, 150)), list(range(200, 240)), list(range(300, 330))]
+    first, second = said[0], [*said[0], *said[1], *said[2]]
+    traffic = TokenTraffic([pack_tokens(prompt) for prompt in (first, second, first)], PAGE_SIZE)
+    answers = RecordedAnswers(traffic, [40, 5, 60])
+    assert answers.symbols(0) == pack_tokens(said[1])
+    new = [unpack_tokens(answers.symbols(index)) for index in (1, 2)]
+    assert [len(tokens) for tokens in new] == [5, 60]
+    assert not set(new[0]) & set(new[1]) | set(second) & {*new[0], *new[1]}
+    replay = ConcurrentReplay(traffic, 100, 1, 2048, answers=answers).run()
+    assert replay.n_cached_tokens[1] >= 80, "the first prompt and its answer, in whole pages"
+    assert ConcurrentReplay(traffic, 100, 1, 2048).run().n_cached_tokens[1] < 64
 
 
 def test_an_infinite_pool_grows_with_the_prompts_and_not_with_the_clients():

@@ -261,6 +261,25 @@ def test_tiers_and_all_server_policies_with_several_requests_in_flight(trace, tm
         assert disk["n_fetched_tokens"] > 0
 
 
+def test_answers_take_room_and_a_file_without_their_lengths_is_said_to_be_replayed_without(trace, tmp_path, capsys):
+    file, ids = tmp_path / "lines.jsonl", tmp_path / "ids.jsonl"
+    ids.write_text("".join(f'{{"prompt_token_ids": {[*range(90), turn]}}}\n' for turn in range(40)))
+    flags = ("--trace", ids, "--capacity", 256, "--concurrency", 2, "--output-file", file)
+    assert simulate(*flags) == 0
+    assert "--output-len" in capsys.readouterr().out
+    assert simulate(*flags, "--output-len", 100) == 0
+    assert "--output-len" not in capsys.readouterr().out
+    without, _, with_answers, infinite = map(json.loads, file.read_text().splitlines())
+    assert (without["n_answer_tokens"], with_answers["n_answer_tokens"]) == (None, 4000)
+    assert without["n_evicted_pages"] < with_answers["n_evicted_pages"]
+    assert infinite["n_evicted_pages"] == 0
+    recorded = ("--trace", trace, "--capacity", "100k", "--concurrency", 2)
+    assert simulate(*recorded, "--output-file", file) == 0
+    assert json.loads(file.read_text().splitlines()[-1])["n_answer_tokens"] > 0
+    assert simulate(*recorded, "--output-len", 5) == 1
+    assert "output_len 5" in capsys.readouterr().err
+
+
 def test_a_model_determines_the_bytes_per_token(trace, tmp_path, capsys):
     file = tmp_path / "results.jsonl"
     flags = ("--trace", trace, "--capacity", "1M", "--output-file", file, "--policy", "lru")
@@ -316,6 +335,8 @@ def test_a_model_determines_the_bytes_per_token(trace, tmp_path, capsys):
         (["--capacity", "device=1M,host=2M,disk=3M", "--fetch-us-per-token", "0"], "fetch_us_per_token 0 "),
         (["--capacity", "device=1M,host=2M", "--compute-us-per-token", "0"], "compute_us_per_token 0 "),
         (["--capacity", "1M", "--max-num-batched-tokens", "512"], "--concurrency"),
+        (["--capacity", "1M", "--output-len", "5"], "--concurrency"),
+        (["--capacity", "1M", "--concurrency", "2", "--output-len", "0"], "output_len 0 "),
         (["--capacity", "1M", "--model", "tiny", "--kv-bytes-per-token", "1"], "--model"),
         (["--capacity", "1M", "--trace", "-"], "standard input"),
         ([], "--capacity"),
