@@ -495,7 +495,8 @@ class RadixTree:
     def _drop(self, top: Node) -> list[int]:
         """Detaches a subtree on request, and notes its computed pages. O(its pages + nodes · log leaves)."""
         for node in self._forest.below(top):
-            self.history.add(self.changes.stored_pages(node, 0, node.n_computed).digests, is_evicted=False)
+            if node.n_computed:
+                self.history.add(self.changes.stored_pages(node, 0, node.n_computed).digests, is_evicted=False)
         return self._forest.detach(top)
 
     def _append_recalled(self, lease: Lease, tokens: bytes, pages: Sequence[int]) -> None:

@@ -180,3 +180,16 @@ def test_a_prompt_that_comes_back_to_the_cached_text_is_told_from_one_that_is_ne
     only_a_few_tokens = same[: start + len(nonce) + 8]
     assert not tree.explain(Namespace(), ids(*only_a_few_tokens)).comes_back
     assert not tree.explain(Namespace(), ids(*same), contents=False).comes_back
+
+
+def test_pages_that_nobody_has_computed_are_dropped_without_a_trace() -> None:
+    tree, n_pages = RadixTree(1), 0
+    for tokens, n_computed in ((ids(1, 2), 1), (ids(1, 9), 1), (ids(5), 0)):
+        lease = tree.lease(Namespace(), tokens)
+        rest = tokens[4 * lease.n_tokens :]
+        tree.commit(lease, rest, range(n_pages, n_pages + len(rest) // 4))
+        tree.mark_computed(lease, n_computed)
+        n_pages += len(rest) // 4
+    tree.detach(Namespace())
+    assert tree.explain(Namespace(), ids(1, 2)).reason == "never_seen"
+    tree.check()
