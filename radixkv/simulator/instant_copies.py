@@ -128,6 +128,10 @@ class InstantStore:
             self._n_written += 1
         return self._finish(len(keys))
 
+    def spare(self, keys: Sequence[bytes]) -> None:
+        """See ``PageStore``."""
+        self._index.spare(keys)
+
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
         """See ``PageStore``."""
         files = self._index.remove_below(key, leading)

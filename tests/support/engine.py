@@ -386,6 +386,10 @@ class Engine:
     def output(self, request: Request) -> list[int]:
         return unpack(bytes(request.tokens))[request.n_prompt :]
 
+    def store_keys(self, tokens: Sequence[int]) -> list[bytes]:
+        """Returns the keys under which the disk tier has the whole pages of a sequence."""
+        return chain_keys(namespace_key(ROOT_KEY, Namespace()), token_bytes(tokens), self.page_size * TOKEN_BYTES)
+
     def cached_values(self, namespace: Namespace, tokens: bytes) -> dict[str, list[list[KVValue | str | None]]]:
         """Returns what each tier has in the pages of the cached prefix of the tokens; O(pages). Changes nothing."""
         offsets = range(self.page_size)

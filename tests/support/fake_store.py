@@ -53,6 +53,8 @@ class FakeStore:
     """Tokens of every page that was ever stored, by key."""
     _removed: list[bytes] = field(default_factory=list)
     counts: PageCounts = field(default_factory=PageCounts)
+    spared: list[bytes] = field(default_factory=list)
+    """What was spared last."""
     _n_tickets: int = 0
     _n_removals: int = 0
 
@@ -88,6 +90,9 @@ class FakeStore:
 
     def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         return self._begin(keys, tokens, buffers, is_load=False)
+
+    def spare(self, keys: Sequence[bytes]) -> None:
+        self.spared = list(keys)
 
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
         known = {*self.pages, *self._lost}

@@ -166,3 +166,21 @@ def test_the_host_tier_keeps_what_waiting_requests_will_load(has_disk: bool) -> 
     assert running.n_cached == 0
     assert (request.n_cached, request.n_loaded) == (N_PREFIX, N_PREFIX)
     engine.check_outputs()
+
+
+def test_the_store_spares_what_waiting_requests_will_fetch() -> None:
+    """These are the last pages that it has of their prompts. None is spared once they have left the queue."""
+    engine = make_engine(60, n_slots=60, has_disk=True, max_num_batched_tokens=16, schedule_policy="fcfs")
+    cache(engine, [prefix(number) for number in range(3)])
+    keys = {number: engine.store_keys(prefix(number)) for number in range(3)}
+    assert engine.store.run(keys[0]) == len(keys[0]) == N_PREFIX // 4
+    engine.add(prompt(140, first=70), max_tokens=40)
+    engine.turn()
+    waiting = [engine.add([*prefix(number), 90], max_tokens=1) for number in (2, 0)]
+    for _ in range(6):
+        engine.turn()
+    assert engine.store.spared == [keys[2][-1], keys[0][-1]]
+    for request in waiting:
+        engine.abort(request)
+    engine.run()
+    assert engine.store.spared == []

@@ -14,6 +14,7 @@ from radixkv.runtime.cache.tiers.disk_changes import DiskChanges
 from radixkv.runtime.cache.tiers.page_keys import KeyChain, namespace_key
 from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, PageStore
 from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.tree.spared import WaitingPrompt
 
 _MAX_WRITTEN_BYTES = 256 << 20
 """No write begins while so many bytes, or 1/4 of the host tier, are being written: they hold their slots. The last
@@ -21,7 +22,7 @@ write may exceed it."""
 _MAX_OFFERS = 4096
 """Offers that wait to be written; beyond them the oldest is dropped."""
 _MAX_OFFERS_PER_TURN = 32
-"""Offers looked at in one turn, which bounds its length: keys of each are computed."""
+"""Offers and waiting prompts looked at in one turn, which bounds its length: keys of each are computed."""
 
 
 class _Offer(NamedTuple):
@@ -107,6 +108,8 @@ class DiskTier:
     _fetches: dict[int, Fetch] = field(default_factory=dict)
     _writes: dict[int, _Write] = field(default_factory=dict)
     _n_pages_in_write: int = 0
+    _spared: dict[WaitingPrompt, tuple[list[bytes], int]] = field(default_factory=dict)
+    """The keys of each waiting prompt, and how many of the first ones the store had when it was last asked."""
     changes: DiskChanges = field(init=False)
     """Records which pages enter and leave the store, once it is told to."""
     _chain: KeyChain = field(init=False)
@@ -293,11 +296,34 @@ class DiskTier:
         self.host.close(write.source)
 
     def _start_writes(self) -> None:
+        self._spare()
         max_pages = max(1, min(_MAX_WRITTEN_BYTES // self.store.page_bytes, self.host.n_pages // 4))
         for _ in range(min(_MAX_OFFERS_PER_TURN, len(self._offers))):
             if self._n_pages_in_write >= max_pages:
                 break
             self._start_write(self._offers.popleft())
+
+    def _spare(self) -> None:
+        """Tells the store what waiting prompts will fetch, before it makes room for writes.
+
+        O(waiting prompts + pages that the store got or lost), and O(tokens) for a bounded number of new prompts.
+        """
+        before, self._spared = self._spared, {}
+        n_new = 0
+        for prompt in self.host.waiting():
+            if prompt in before:
+                keys, n_stored = before[prompt]
+            elif n_new < _MAX_OFFERS_PER_TURN:
+                n_new += 1
+                keys, n_stored = self._chain.keys(*prompt), 0
+            else:
+                continue
+            if n_stored and not self.store.run(keys[n_stored - 1 : n_stored]):
+                n_stored = 0
+            if self.store.run(keys[n_stored : n_stored + 1]):
+                n_stored += self.store.run(keys[n_stored:])
+            self._spared[prompt] = keys, n_stored
+        self.store.spare([keys[n_stored - 1] for keys, n_stored in self._spared.values() if n_stored])
 
     def _start_write(self, offer: _Offer) -> None:
         """Starts to write what the store does not have of an offer and the host tier still has."""

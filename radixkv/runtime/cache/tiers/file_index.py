@@ -35,7 +35,8 @@ class FileIndex:
     """Page files by key. The first to go is the least recently used page that no other page continues.
 
     A page is of no use without those before it, and those may not have been read for long: the host tier has them.
-    Keys contain the digest of their parent's key, so that the files' names are all that the order needs.
+    Keys contain the digest of their parent's key, so that the files' names are all that the order needs. *Spared*
+    pages go after all others.
 
     ``in``, ``len`` and ``run`` are safe in any thread; everything else needs a lock.
     """
@@ -46,6 +47,8 @@ class FileIndex:
         """Number of files whose key continues a digest, if not 0."""
         for file in self._files.values():
             self._n_children[file.parent] = self._n_children.get(file.parent, 0) + 1
+        self._spared: dict[bytes, int] = {}
+        """Place of each spared page in the order in which they are needed, by digest."""
         self._leaves = SortedSet(
             (file.tick, digest) for digest, file in self._files.items() if digest not in self._n_children
         )
@@ -70,8 +73,7 @@ class FileIndex:
         self._n_children[file.parent] = self._n_children.get(file.parent, 0) + 1
         if parent := self._files.get(file.parent):
             self._leaves.discard((parent.tick, parent.digest))
-        if file.digest not in self._n_children:
-            self._leaves.add((file.tick, file.digest))
+        self._add_leaf(file)
 
     def touch(self, key: bytes, tick: int) -> None:
         """Notes a use of a file, if the file is in the index. O(log files)."""
@@ -79,9 +81,8 @@ class FileIndex:
         if (file := self._files.get(digest)) is None:
             return
         self._files[digest] = file._replace(tick=tick)
-        if digest not in self._n_children:
-            self._leaves.discard((file.tick, digest))
-            self._leaves.add((tick, digest))
+        self._leaves.discard((file.tick, digest))
+        self._add_leaf(self._files[digest])
 
     def remove(self, key: bytes) -> IndexedFile | None:
         """Removes a file and returns it; None if it is not in the index. O(log files)."""
@@ -93,16 +94,37 @@ class FileIndex:
         if not self._n_children[file.parent]:
             del self._n_children[file.parent]
             if parent := self._files.get(file.parent):
-                self._leaves.add((parent.tick, parent.digest))
+                self._add_leaf(parent)
         return file
+
+    def spare(self, keys: Iterable[bytes]) -> None:
+        """Spares these pages, the first of which is needed first, and no others any more. O(keys · log files).
+
+        The pages before them are continued, and so stay as long as they do.
+        """
+        before, self._spared = self._spared, {}
+        for order, key in enumerate(keys):
+            self._spared.setdefault(key[:DIGEST_BYTES], order)
+        for digest in before.keys() - self._spared.keys():
+            if file := self._files.get(digest):
+                self._add_leaf(file)
+        for digest in self._spared.keys() - before.keys():
+            if file := self._files.get(digest):
+                self._leaves.discard((file.tick, digest))
 
     def is_continued(self, key: bytes) -> bool:
         """Returns whether the index has a page that continues ``key``. O(1)."""
         return key[:DIGEST_BYTES] in self._n_children
 
     def first_to_go(self) -> IndexedFile | None:
-        """Returns the least recently used page that no other page continues; None if there is none. O(1)."""
-        return self._files[self._leaves[0][1]] if self._leaves else None
+        """Returns the least recently used page that no other page continues; None if there is none.
+
+        If all of them are spared, it is the one that is needed last. O(1), or O(spared pages).
+        """
+        if self._leaves:
+            return self._files[self._leaves[0][1]]
+        spared = [one for one in self._spared if one in self._files and one not in self._n_children]
+        return self._files[max(spared, key=self._spared.__getitem__)] if spared else None
 
     def files(self) -> list[IndexedFile]:
         """Returns all files. O(files)."""
@@ -137,3 +159,8 @@ class FileIndex:
             if (file_before := self.remove(before)) is not None:
                 files.append(file_before)
         return files
+
+    def _add_leaf(self, file: IndexedFile) -> None:
+        """Lists a file among the first to go, if no other continues it, and it is not spared."""
+        if file.digest not in self._n_children and file.digest not in self._spared:
+            self._leaves.add((file.tick, file.digest))

@@ -143,6 +143,11 @@ class FileStore:
         steps = [partial(self._store_page, *page, self._n_removals) for page in pages]
         return self._threads.start(Urgency.STORE, steps, len(steps))
 
+    def spare(self, keys: Sequence[bytes]) -> None:
+        """See ``PageStore``."""
+        with self._names:
+            self._index.spare(keys)
+
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
         """See ``PageStore``."""
         with self._names:

@@ -113,6 +113,15 @@ class PageStore(Protocol):
         """
         ...
 
+    def spare(self, keys: Sequence[bytes]) -> None:
+        """Has these pages, and so those before them, go after all others where the store removes pages for lack of
+        room, or forgets that it has them. Replaces the keys of the call before. O(keys · log pages).
+
+        Args:
+            keys: of the last page of each prompt that waits; the first one will be loaded first.
+        """
+        ...
+
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
         """Removes all pages of a namespace, or a page and those that continue it, as far as ``run`` knows them.
 

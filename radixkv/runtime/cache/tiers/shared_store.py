@@ -123,6 +123,11 @@ class SharedStore:
         page_tokens = self._page_tokens(keys, tokens)
         return self._loop.start(self._store(keys, page_tokens, buffers, self._n_removals), is_kept=True)
 
+    def spare(self, keys: Sequence[bytes]) -> None:
+        """See ``PageStore``: the store removes nothing, but this server may forget what it has."""
+        with self._lock:
+            self._known.spare(keys)
+
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
         """See ``PageStore``."""
         with self._lock:

@@ -10,16 +10,19 @@ from support.page_files import START, keys_of
 
 RUNS = [[0], [0, 0], [0, 0, 0], [0, 1], [1]]
 CHANGES = st.lists(
-    st.tuples(st.sampled_from(["add", "touch", "remove", "make room", "restart"]), st.sampled_from(RUNS)),
+    st.tuples(st.sampled_from(["add", "touch", "remove", "make room", "spare", "restart"]), st.sampled_from(RUNS)),
     min_size=10,
     max_size=60,
 )
 
 
-def first_to_go(files: dict[bytes, IndexedFile]) -> IndexedFile | None:
+def first_to_go(files: dict[bytes, IndexedFile], spared: list[bytes]) -> IndexedFile | None:
     parents = {key[32:] for key in files}
     leaves = [file for file in files.values() if file.key[:32] not in parents]
-    return min(leaves, key=lambda file: file.tick, default=None)
+    others = [file for file in leaves if file.key not in spared]
+    if leaves and not others:
+        return max(leaves, key=lambda file: spared.index(file.key))
+    return min(others, key=lambda file: file.tick, default=None)
 
 
 def below(files: dict[bytes, IndexedFile], key: bytes) -> set[bytes]:
@@ -33,6 +36,7 @@ def below(files: dict[bytes, IndexedFile], key: bytes) -> set[bytes]:
 def test_against_a_dict(changes: list[tuple[str, list[int]]]) -> None:
     files = {keys_of(run)[-1]: IndexedFile(keys_of(run)[-1], 1, tick) for tick, run in enumerate(RUNS)}
     index = FileIndex(files.values())
+    spared: list[bytes] = []
     for tick, (change, run) in enumerate(changes, len(RUNS)):
         key = keys_of(run)[-1]
         if change == "add" and key not in files:
@@ -44,13 +48,16 @@ def test_against_a_dict(changes: list[tuple[str, list[int]]]) -> None:
                 files[key] = files[key]._replace(tick=tick)
         elif change == "remove":
             assert index.remove(key) == files.pop(key, None)
-        elif change == "make room" and (oldest := first_to_go(files)):
+        elif change == "spare":
+            spared = [] if key in spared[:1] else [*spared, key][-2:]
+            index.spare(spared)
+        elif change == "make room" and (oldest := first_to_go(files, spared)):
             assert index.first_to_go() == oldest
             assert index.remove(oldest.key) == files.pop(oldest.key)
         elif change == "restart":
-            index = FileIndex(files.values())
+            index, spared = FileIndex(files.values()), []
         assert (key in index) == (key in files)
-        assert index.first_to_go() == first_to_go(files)
+        assert index.first_to_go() == first_to_go(files, spared)
         assert index.is_continued(key) == any(other[32:] == key[:32] for other in files)
         assert (len(index), index.n_bytes) == (len(files), sum(file.n_bytes for file in files.values()))
         assert sorted(index.files()) == sorted(files.values())

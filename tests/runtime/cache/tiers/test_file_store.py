@@ -224,6 +224,19 @@ def test_the_end_of_the_least_recently_used_run_goes_first(tmp_path: Path) -> No
         assert len(page_files(path)) == store.n_pages == 4, "a smaller bound holds from the start"
 
 
+def test_what_waiting_prompts_need_goes_last(tmp_path: Path) -> None:
+    with file_store(tmp_path / "pages", max_bytes=6 * FILE_BYTES) as store:
+        store_run(store, [0, 1])
+        store_run(store, [2, 3])
+        store_run(store, [4, 5])
+        store.spare([keys_of([0, 1])[-1], keys_of([2, 3])[-1]])
+        assert store_run(store, [6, 7]) == 2
+        assert [store.run(keys_of(run)) for run in ([0, 1], [2, 3], [4, 5])] == [2, 2, 0]
+        store.spare([keys_of([2, 3])[-1]])
+        assert store_run(store, [8, 9]) == 2
+        assert [store.run(keys_of(run)) for run in ([0, 1], [2, 3], [6, 7])] == [0, 2, 2]
+
+
 def test_other_models_and_pages_of_other_sizes_count(tmp_path: Path) -> None:
     path = tmp_path / "pages"
     with file_store(path, page_bytes=2 * FILE_BYTES - 4096) as store:
