@@ -36,20 +36,24 @@ def evict_leaves(
 ) -> Iterator[EvictedRun]:
     """Frees pages and yields them, as ``RadixTree.evict`` does."""
     left = None if quotas is None else dict(quotas)
+    is_sparing = spared.is_sparing
     while n_pages > 0:
         leaves = forest.evictable.candidates(left)
-        has_ordinary = bool(leaves) and not leaves[0].n_retentions
-        last_needed = None if has_ordinary else spared.last_needed(left)
-        if last_needed is not None and not (leaves and last_needed.n_retentions):
+        last_needed = None
+        if is_sparing and (not leaves or leaves[0].n_retentions):
+            last_needed = spared.last_needed(left)
+        is_spared = last_needed is not None and not (leaves and last_needed.n_retentions)
+        if is_spared:
             if n_required <= 0:
                 break
-            leaf, is_spared = last_needed, True
+            assert last_needed is not None
+            leaf = last_needed
             n_most = min(n_required, len(leaf.pages) - spared.n_needed_earlier(leaf))
             spared.pop_last_needed()
         elif leaves:
             index = policy.victim(leaves)
-            leaf, is_spared = leaves[index], False
-            n_most = len(leaf.pages) - spared.n_needed(leaf)
+            leaf = leaves[index]
+            n_most = len(leaf.pages) - (spared.n_needed(leaf) if is_sparing else 0)
         else:
             break
         group = forest.evictable.group_of(leaf)
@@ -68,12 +72,13 @@ def evict_leaves(
         if not (n_kept or is_spared):
             leaves.pop(index)
         tokens, pages = forest.truncate(leaf, n_kept)
-        if not n_kept:
-            spared.spare(parent)
-        elif is_spared:
-            spared.spare_rest(leaf)
-        else:
-            spared.note_cut(leaf)
+        if is_sparing:
+            if not n_kept:
+                spared.spare(parent)
+            elif is_spared:
+                spared.spare_rest(leaf)
+            else:
+                spared.note_cut(leaf)
         n_pages -= n_evicted
         n_required -= n_evicted
         if left is not None:

@@ -72,6 +72,11 @@ class SparedLeaves:
         """The spared leaves: retained ones last, then those first that are needed last. None until it is asked for
         in an eviction."""
 
+    @property
+    def is_sparing(self) -> bool:
+        """Whether any prompt needs a page; if not, no other method but ``update`` does anything. O(1)."""
+        return bool(self._matches)
+
     def update(self, waiting: Iterable[WaitingPrompt]) -> None:
         """Begins an eviction: from now on those leaves are spared that these prompts need, the first one first.
 
@@ -79,12 +84,15 @@ class SparedLeaves:
         spared now and was not before, or was spared before and is not now.
         """
         self._heap = None
+        needed = [prompt for prompt in waiting if prompt[0] in self._forest.roots]
+        if not (needed or self._matches):
+            return
         matches: dict[WaitingPrompt, _Match] = {}
         self._needs = {}
-        for order, prompt in enumerate(waiting):
-            if (root := self._forest.roots.get(prompt[0])) is not None:
-                matches[prompt] = match = self._match(prompt[1], root, self._matches.get(prompt))
-                self._add_needs(match, order)
+        for order, prompt in enumerate(needed):
+            root = self._forest.roots[prompt[0]]
+            matches[prompt] = match = self._match(prompt[1], root, self._matches.get(prompt))
+            self._add_needs(match, order)
         self._matches = matches
         self._cut.clear()
         for leaf in [leaf for leaf in self._leaves.spared if self.n_needed(leaf) < len(leaf.pages)]:
