@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +34,6 @@ def make_app(
     server: ServerConfig | None = None,
     metrics: Metrics | None = None,
     body_limit_s: float = BODY_TIMEOUT_S,
-    log: Callable[[str], None] | None = None,
 ) -> ASGIApp:
     """Returns the app with the settings of the server and the default ones of the engine."""
     server = server or ServerConfig()
@@ -42,7 +41,7 @@ def make_app(
         client,
         served_model,
         metrics or Metrics(),
-        BodyReader(100_000, body_limit_s, log=log),
+        BodyReader(100_000, body_limit_s),
         api_key=server.api_key,
         tenant_keys=server.tenants.names,
         allowed_origins=server.allowed_origins,
@@ -59,7 +58,6 @@ def running_site(
     server: ServerConfig | None = None,
     connection: type[Connection] = Connection,
     body_limit_s: float = BODY_TIMEOUT_S,
-    log: Callable[[str], None] | None = None,
 ) -> Iterator[Site]:
     """Runs a site in its own threads until the end of the context."""
     scripted = ScriptedLoop()
@@ -75,7 +73,7 @@ def running_site(
         client = RuntimeClient(metrics)
         await client.connect(str(path))
         await client.handshake()
-        app = make_app(client, served_model, server, metrics, body_limit_s, log)
+        app = make_app(client, served_model, server, metrics, body_limit_s)
         config = uvicorn.Config(app, http=connection, ws="none", lifespan="off", log_config=None, log_level="error")
         http = _Uvicorn(config)
         serving = asyncio.create_task(http.serve(sockets=[listener]))

@@ -8,7 +8,9 @@ from urllib.parse import quote
 
 import pytest
 
+from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.served_model import ServedModel
+from support import running_site as sites
 from support.running_site import running_site
 from support.scripted_runtime import HOST, Site
 
@@ -64,7 +66,9 @@ def test_a_header_that_is_too_long_is_refused(site: Site, path: str, body: dict[
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "session_id")
 
 
-def test_sessions_of_agents_are_ignored_with_one_line(served_model: ServedModel, tmp_path: Path) -> None:
+def test_sessions_of_agents_are_ignored_with_one_line(
+    served_model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agents = [
         {"X-Claude-Code-Session-Id": "a"},
         {"session-id": "b", "thread-id": "b"},
@@ -72,7 +76,8 @@ def test_sessions_of_agents_are_ignored_with_one_line(served_model: ServedModel,
         {"session_id": "d"},
     ]
     lines: list[str] = []
-    with running_site(served_model, tmp_path, log=lines.append) as site:
+    monkeypatch.setattr(sites, "BodyReader", lambda *limits: BodyReader(*limits, log=lines.append))
+    with running_site(served_model, tmp_path) as site:
         for _ in range(2):
             for headers in agents:
                 reply = site.http.post("/v1/completions", json={"prompt": "a"}, headers=headers)
