@@ -324,7 +324,7 @@ class ServerConfig:
     """Clients must send it as ``Authorization: Bearer``. None: no key, and ``host`` must be a loopback address.
     With ``tenants`` it is the operator's, and None: nobody may use the operator's routes."""
     chat_template: str | None = None
-    """A file with a chat template to use instead of the tokenizer's own."""
+    """A file with a chat template to use instead of the tokenizer's own, or the name of one of the tokenizer's."""
     metrics_compat: MetricsCompat | None = None
     """The engine under whose names metrics are exported in addition; None: under radixkv's own only."""
     stats_interval_s: float | None = 10.0

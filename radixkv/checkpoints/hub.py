@@ -34,10 +34,11 @@ _FILES: Mapping[FileGroup, tuple[str, ...]] = MappingProxyType(
             "added_tokens.json",
             "chat_template.jinja",
             "chat_template.json",
+            "additional_chat_templates/*.jinja",
         ),
     }
 )
-_IGNORED_PATTERNS = ("*/*", "consolidated*.safetensors")
+_IGNORED_PATTERNS = ("*/*.safetensors", "*/*.safetensors.index.json", "consolidated*.safetensors")
 """Files to skip: subfolders contain other formats, and ``consolidated`` files contain the same weights again."""
 
 

@@ -40,7 +40,10 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
     parser.add_argument("--system", metavar="TEXT", help="the system prompt (default: none)")
     parser.add_argument(
-        "--chat-template", metavar="FILE", help="file with a chat template to use instead of the tokenizer's own"
+        "--chat-template",
+        metavar="FILE",
+        help="file with a chat template, or name of one of the tokenizer's, such as tool_use (default: the "
+        "tokenizer's, as Transformers chooses)",
     )
     parser.add_argument(
         "--base-url",

@@ -88,7 +88,10 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         "with --api-key, only 0 without)",
     )
     http.add_argument(
-        "--chat-template", metavar="FILE", help="file with a chat template to use instead of the tokenizer's own"
+        "--chat-template",
+        metavar="FILE",
+        help="file with a chat template, or name of one of the tokenizer's, such as tool_use (default: the "
+        "tokenizer's, as Transformers chooses)",
     )
     http.add_argument(
         "--tool-call-parser",

@@ -68,7 +68,7 @@ def render_chat(
             param="messages",
         )
     check_template_variables(variables)
-    if tools is not None and tools.mode != "none" and "tools" not in model.chat_template.source:
+    if tools is not None and tools.mode != "none" and "tools" not in model.chat_template.with_tools.source:
         raise UnsupportedFeature(
             "the chat template does not show tools to the model; set a file with one that does "
             "(--chat-template), or leave tools out",

@@ -78,7 +78,7 @@ class LLM:
         enforce_eager: whether to run without CUDA graphs: a quicker start, but slower steps.
         grammar_backend: what compiles structured outputs: ``xgrammar``, or ``none`` to refuse them.
         attention_backend: of prompts on CUDA: ``flashinfer``, ``triton``, or ``auto``: FlashInfer if there is one.
-        chat_template: a file with a chat template to use instead of the tokenizer's own.
+        chat_template: a file with a chat template to use instead of the tokenizer's, or the name of one of those.
         reasoning_parser: how the model writes its reasoning, after which structured outputs of chats begin: a name
             of ``radixkv serve --reasoning-parser``, or ``none``; None finds it out.
         max_model_len: maximum length of a prompt plus its answer, in tokens; None takes the model's own limit.

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from radixkv.checkpoints.files import read_object, read_text
+from radixkv.checkpoints.files import read_object
 from radixkv.checkpoints.special_tokens import named_special_tokens
 from radixkv.errors import CheckpointError, InvalidRequest, context_length_exceeded
 from radixkv.text.call_forms import CallForm, find_call_form
+from radixkv.text.named_templates import find_templates
 from radixkv.text.template_sandbox import (
     BUDGET,
     MAX_OPERATIONS,
@@ -47,6 +48,8 @@ class ChatTemplate:
     def __init__(self, source: str, tokens: Mapping[str, str], origin: str) -> None:
         self.source = source
         """The template's text."""
+        self.with_tools = self
+        """The template that renders conversations with tools."""
         self._tokens = dict(tokens)
         try:
             self._template = SandboxedEnvironment().from_string(source)
@@ -64,30 +67,39 @@ class ChatTemplate:
     def load(cls, folder: Path, override: Path | None = None) -> ChatTemplate | None:
         """Loads a checkpoint's template, or returns None if the checkpoint has none.
 
-        The template is ``chat_template.jinja``, or the value of ``chat_template`` in ``chat_template.json`` or
-        ``tokenizer_config.json``; the first of them that exists.
+        A checkpoint may have several templates with names, which ``find_templates`` finds. As in Transformers, the
+        one named ``tool_use`` renders conversations with tools, and ``default`` all others.
 
         Args:
             folder: the folder of the tokenizer, whose files also define the special tokens.
-            override: a file with the template to use instead.
+            override: a file with the template to use instead, or the name of one of the checkpoint's.
 
         Raises:
-            CheckpointError: a file cannot be read, or is not a valid template.
+            CheckpointError: a file cannot be read, or is not a valid template, or there is none of that name.
         """
+        config = read_object(folder / "tokenizer_config.json") or {}
         tokens = named_special_tokens(folder)
+        if override is not None and override.exists():
+            return cls(_read_override(override, ()), tokens, str(override))
+        named = find_templates(folder, config)
         if override is not None:
-            return cls(_read_override(override), tokens, str(override))
-        path = folder / "chat_template.jinja"
-        if (source := read_text(path)) is not None:
-            return cls(source, tokens, str(path))
-        for name, content in (
-            ("chat_template.json", read_object(folder / "chat_template.json") or {}),
-            ("tokenizer_config.json", read_object(folder / "tokenizer_config.json") or {}),
-        ):
-            path = folder / name
-            if (value := content.get("chat_template")) is not None:
-                return cls(_default_template(value, path), tokens, f"{path}: chat_template")
-        return None
+            source, origin = named.get(str(override)) or (_read_override(override, named), str(override))
+            return cls(source, tokens, origin)
+        if not named:
+            return None
+        if "default" not in named:
+            _, origin = next(iter(named.values()))
+            raise CheckpointError(
+                f"{origin} has templates named {', '.join(sorted(named))}, and none is named default; choose one "
+                "with --chat-template"
+            )
+        templates = {
+            name: cls(source, tokens, origin)
+            for name, (source, origin) in named.items()
+            if name in ("default", "tool_use")
+        }
+        templates["default"].with_tools = templates.get("tool_use", templates["default"])
+        return templates["default"]
 
     def render(
         self,
@@ -121,6 +133,14 @@ class ChatTemplate:
             raise InvalidRequest(
                 "continue_final_message excludes add_generation_prompt; set add_generation_prompt to false",
                 param="continue_final_message",
+            )
+        if variables.get("tools") and self.with_tools is not self:
+            return self.with_tools.render(
+                messages,
+                budget,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **variables,
             )
         messages = self._call_form.apply(messages)
         if continue_final_message:
@@ -189,25 +209,10 @@ def _cut_at_marker(text: str, final: str) -> str:
     return text[:mark] if is_kept else text[:mark].rstrip()
 
 
-def _read_override(path: Path) -> str:
+def _read_override(path: Path, named: Collection[str]) -> str:
     """Returns the text of the file that the user named, which may be a pipe such as ``<(command)``."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; check the file") from error
-
-
-def _default_template(value: object, path: Path) -> str:
-    """Returns the only template, or the one named ``default`` of several."""
-    if isinstance(value, str):
-        return value
-    named = {}
-    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
-        named = {item.get("name"): item.get("template") for item in value}
-    template = named.get("default")
-    if not isinstance(template, str):
-        raise CheckpointError(
-            f"{path}: chat_template is neither a string nor a list of named templates with one named 'default'; "
-            "choose one with --chat-template"
-        )
-    return template
+        names = f", or name one of the checkpoint's templates: {', '.join(sorted(named))}" if named else ""
+        raise CheckpointError(f"{path} cannot be read: {error}; check the file{names}") from error

@@ -68,6 +68,13 @@ def test_a_tokenizer_is_its_files_and_no_others(served: Any, tmp_path: Path) -> 
         resolve_tokenizer("org/absent", cache_folder=tmp_path, hub_endpoint=served.endpoint)
 
 
+def test_named_chat_templates_come_from_their_folder(served: Any, tmp_path: Path) -> None:
+    named = {"additional_chat_templates/tool_use.jinja": b"tools", "other/tool_use.jinja": b"not this one"}
+    served.repositories["org/model"] |= named
+    folder = resolve_tokenizer("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint)
+    assert [path.relative_to(folder).as_posix() for path in folder.rglob("tool_use.jinja")] == [*named][:1]
+
+
 def test_a_model_brings_its_chat_template(served: Any, tmp_path: Path) -> None:
     served.repositories["org/model"] |= dict.fromkeys(TOKENIZER_FILES, b"{}")
     folder = resolve("org/model", cache_folder=tmp_path, hub_endpoint=served.endpoint).folder

@@ -123,6 +123,58 @@ def test_the_default_of_several_templates_is_used(tmp_path: Path) -> None:
     assert load(tmp_path).render([USER]) == "user" == transformers_text(tmp_path, [USER])
 
 
+NAMED = {
+    "default": "{{ messages[0].content }} alone",
+    "tool_use": "{{ messages[0].content }} with {{ tools[0].function.name }}",
+    "rag": "rag",
+}
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+
+
+@pytest.mark.parametrize("place", ["the configuration", "files", "files beside the configuration"])
+def test_named_templates_are_chosen_as_by_transformers(tmp_path: Path, place: str) -> None:
+    named = [{"name": name, "template": source} for name, source in NAMED.items()]
+    write_checkpoint(tmp_path, None if place == "files" else named)
+    if place.startswith("files"):
+        (tmp_path / "chat_template.jinja").write_text(NAMED["default"])
+        (tmp_path / "additional_chat_templates").mkdir()
+        for name in ("tool_use", "rag"):
+            (tmp_path / "additional_chat_templates" / f"{name}.jinja").write_text(NAMED[name])
+    for tools in (None, TOOLS):
+        for options in ({}, {"continue_final_message": True}):
+            messages = [USER] if not options else [{"role": "assistant", "content": "A"}]
+            text = load(tmp_path).render(messages, tools=tools, add_generation_prompt=not options, **options)
+            assert text == transformers_text(tmp_path, messages, tools=tools, **options)
+    assert load(tmp_path).render([USER], tools=[]) == transformers_text(tmp_path, [USER])
+    for name in NAMED:
+        expected = transformers_text(tmp_path, [USER], tools=TOOLS, chat_template=name)
+        assert load(tmp_path, Path(name)).render([USER], tools=TOOLS) == expected
+    with pytest.raises(CheckpointError, match="default, rag, tool_use"):
+        load(tmp_path, Path("agent"))
+
+
+def test_a_single_file_replaces_all_of_the_configuration(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, [{"name": name, "template": source} for name, source in NAMED.items()])
+    (tmp_path / "chat_template.jinja").write_text("one for all")
+    assert load(tmp_path).render([USER], tools=TOOLS) == "one for all"
+    assert transformers_text(tmp_path, [USER], tools=TOOLS) == "one for all"
+
+
+def test_a_file_beside_a_template_in_the_configuration(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, NAMED["default"])
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(NAMED["tool_use"])
+    template = load(tmp_path)
+    assert template.render([USER]).endswith("alone")
+    assert template.render([USER], tools=TOOLS).endswith("with add")
+
+
+def test_the_users_file_goes_before_what_is_malformed(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, [])
+    (tmp_path / "mine").write_text("mine")
+    assert load(tmp_path, tmp_path / "mine").render([USER]) == "mine"
+
+
 def test_a_file_goes_before_the_configuration_and_the_users_before_both(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "from config")
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "from json"}))

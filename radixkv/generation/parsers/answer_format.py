@@ -109,7 +109,7 @@ class AnswerFormat:
 
         Args:
             folder: the folder of the tokenizer, whose ``tokenizer_config.json`` may have a ``response_template``.
-            chat_template: the model's, which shows the format otherwise.
+            chat_template: the model's; otherwise the one that it uses with tools shows the format.
             tool_call_parser: name of the format of calls, or ``none``; None finds it out.
             reasoning_parser: name of the format of reasoning, or ``none``; None finds it out.
             tokenizer: the model's, which says which marks are special tokens.
@@ -118,7 +118,7 @@ class AnswerFormat:
             CheckpointError: the response template is malformed.
             ConfigError: there is no format of that name.
         """
-        source = "" if chat_template is None else chat_template.source
+        source = "" if chat_template is None else chat_template.with_tools.source
         tool_format = find_tool_format(tool_call_parser, source)
         reasoning_format = find_reasoning_format(reasoning_parser, source)
         path = folder / "tokenizer_config.json"
@@ -140,8 +140,9 @@ class AnswerFormat:
             reasoning_tag = _own_reasoning_tag(fields)
         if fields.keys() <= {"content", "role"}:
             return None
-        header = _assistant_header(chat_template)
-        anchor = {} if own is not None else {"start_anchor": _THINK.split(header)[0] or _NO_ANCHOR}
+        headers = _assistant_headers(chat_template)
+        anchors = sorted({anchor for header in headers if (anchor := _THINK.split(header)[0])})
+        anchor = {} if own is not None else {"start_anchor": anchors or _NO_ANCHOR}
         tag = None if tool_format is None else tool_format.tag
         return cls(
             {**(own or {}), **anchor, "fields": fields},
@@ -149,7 +150,7 @@ class AnswerFormat:
             f"{path}: response_template",
             reasoning_tag=reasoning_tag,
             mark_ids={} if tokenizer is None else tokenizer.special_ids(SPECIAL_MARKS),
-            has_header=header != "",
+            has_header=any(headers),
             reasons_by_default=_reasons_by_default(chat_template),
         )
 
@@ -270,13 +271,17 @@ def _reasons_by_default(chat_template: ChatTemplate | None) -> bool | None:
     return None if on == off else default != off
 
 
-def _assistant_header(chat_template: ChatTemplate | None) -> str:
-    """Returns what a chat template writes before the assistant's answer, or an empty text."""
+def _assistant_headers(chat_template: ChatTemplate | None) -> list[str]:
+    """Returns what a chat template writes before the assistant's answer, without tools and with them."""
     if chat_template is None:
-        return ""
-    try:
-        before = chat_template.render(_PROBE, add_generation_prompt=False)
-        whole = chat_template.render(_PROBE)
-    except InvalidRequest:
-        return ""
-    return whole.removeprefix(before) if whole.startswith(before) else ""
+        return []
+    headers = []
+    for template in {chat_template, chat_template.with_tools}:
+        try:
+            before = template.render(_PROBE, add_generation_prompt=False)
+            whole = template.render(_PROBE)
+        except InvalidRequest:
+            continue
+        if whole.startswith(before):
+            headers.append(whole.removeprefix(before))
+    return headers

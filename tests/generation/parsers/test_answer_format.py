@@ -14,7 +14,7 @@ from radixkv.generation.parsers.formats import TOOL_FORMATS, find_tool_format
 from radixkv.generation.tools import ToolUse
 from radixkv.text.chat_template import ChatTemplate
 from support.chat_templates import CHATML, LLAMA_3, MISTRAL, QWEN_3
-from support.tool_formats import HEADER, SHOWN_BY, chat_template, parse
+from support.tool_formats import HEADER, SHOWN_BY, TOOLS, chat_template, parse
 
 CALLS = {
     "hermes": '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
@@ -77,6 +77,23 @@ def test_mistral_means_the_generation_that_the_chat_template_shows() -> None:
         getattr(find_tool_format("mistral", SHOWN_BY[each]), "name", None) for each in ("mistral", "mistral_args")
     ]
     assert names == ["mistral", "mistral_args"]
+
+
+def test_the_template_that_is_used_with_tools_shows_the_format(tmp_path: Path) -> None:
+    named = [
+        {"name": "default", "template": "{{ messages[0].content }}{% if add_generation_prompt %}A:{% endif %}"},
+        {"name": "tool_use", "template": chat_template("hermes", has_reasoning=True).source},
+    ]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    template = ChatTemplate.load(tmp_path)
+    assert template is not None
+    one = AnswerFormat.load(tmp_path, template)
+    assert one is not None
+    assert (one.has_tools, one.has_reasoning) == (True, True)
+    for tools in (None, TOOLS):
+        prompt = template.render([{"role": "user", "content": "a</think>"}], tools=tools, prefill="<think>")
+        begun = prompt if tools else f"{prompt}<think>"
+        assert parse(one, ["I see.</think>Hello."], prompt=begun) == [("think", "I see."), "Hello."]
 
 
 def test_the_user_chooses(tmp_path: Path) -> None:
