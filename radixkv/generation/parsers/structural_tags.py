@@ -87,7 +87,7 @@ class StructuralTags:
             self._literal(tag.end),
             self._literal(tag.next_message) if tag.next_message else space,
         )
-        whole = _sequence(self._literal(tag.begin), rest)
+        whole = _sequence(_text("") if tag.next_message else space, self._literal(tag.begin), rest)
         more: Format = {"type": "star" if tag.next_message else "optional", "content": whole}
         match stage:
             case "awaited":

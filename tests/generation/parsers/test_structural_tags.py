@@ -225,6 +225,7 @@ def test_a_format_begins_after_reasoning(
 
     for thought in ("\nI see.\n", "", "a < b </ c {\n}", "日本 <b>"):
         assert accepts(f"<think>{thought}</think>\n\n{text}")
+        assert accepts(f"\n<think>{thought}</think>\n{text}"), "some models begin with a new line"
         assert accepts(f"{thought}</think>{text}", THINK)
         assert accepts(f"{thought}</think>{text}", THINK.rstrip())
     assert accepts(text), "the model need not reason"
