@@ -177,14 +177,17 @@ class LoadingRequests:
         return self.n_promised - (0 if loading is None else loading.n_missing)
 
     def take_received_before(self, time_s: float) -> list[Request]:
-        """Removes and returns the loaded requests that have not started and were received before that time.
+        """Removes and returns the requests that have not started and were received before that time.
 
-        Their pages stay cached. O(loads), and O(pages) a request.
+        Those stay whose pages are being copied to the device. Loaded pages stay cached, and what is being fetched
+        from disk is cached when it comes. O(loads), and O(pages) a request.
         """
         taken = [
             request
-            for request, (load, _) in self._loads.items()
-            if load.is_done and request.scheduled_at is None and request.received_at < time_s
+            for request in self.requests()
+            if (request in self._joined or self.is_loaded(request))
+            and request.scheduled_at is None
+            and request.received_at < time_s
         ]
         for request in taken:
             self.leave(request)

@@ -217,7 +217,7 @@ class Scheduler:
     def expire(self) -> list[Update]:
         """Fails the requests that have waited longer than ``queue_timeout_s`` for their first step.
 
-        A request that has run never times out, nor does one while its pages are loaded. O(loads) if none does.
+        A request that has run never times out, nor one whose pages are being copied to the device. O(loads).
         """
         if self.queue_timeout_s is None:
             return []

@@ -6,6 +6,8 @@ Free pages are filled with NaN, as in the tests of the host tier.
 from __future__ import annotations
 
 import select
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from radixkv import cache_messages
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.runtime.cache.tiers import page_value
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier
+from radixkv.runtime.cache.tiers.page_file import PageFormat
 from radixkv.runtime.cache.tiers.page_keys import KeyChain
 from radixkv.runtime.cache.tiers.page_store import PageCounts
 from radixkv.tree.node import Namespace
@@ -162,6 +165,36 @@ def test_one_damaged_page_is_one_lost_and_one_written(restarts: Restarts) -> Non
     with restarts.server(n_pages=60) as server:
         assert restarts.ask(server, [40]) == [WHOLE[3]]
         assert server.disk.store.counts == PageCounts()
+
+
+@pytest.mark.parametrize("call", ["read", "write"])
+def test_a_disk_that_hangs_holds_neither_requests_nor_pages_nor_the_end(
+    restarts: Restarts, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    for name in ("transfer_threads.STUCK_S", "transfer_threads.LAST_STEP_S", "file_store.LOAD_TIMEOUT_S"):
+        monkeypatch.setattr(f"radixkv.runtime.cache.tiers.{name}", 0.2)
+    if call == "read":
+        restarts.fill()
+    lets_go, function = threading.Event(), getattr(PageFormat, call)
+
+    def hang(*args: Any) -> None:
+        assert lets_go.wait(TIMEOUT_S)
+        function(*args)
+
+    threads = set(threading.enumerate())
+    with restarts.server() as server:
+        monkeypatch.setattr(PageFormat, call, hang)
+        assert restarts.ask(server) == [0] * len(PROMPTS)
+        server.loop.check()
+        host = server.transfers.host
+        assert host.n_available == host.n_pages, "the slots are free again"
+        if call == "write":
+            restarts.ask(server)
+        began = time.monotonic()
+    assert time.monotonic() - began < TIMEOUT_S / 2
+    lets_go.set()
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(TIMEOUT_S)
 
 
 def test_another_pages_file_is_not_taken_for_a_page(restarts: Restarts) -> None:

@@ -8,7 +8,7 @@ from radixkv.runtime.cache.load_cost import LoadCost
 from radixkv.runtime.cache.tier_copies import CachedPrefixes
 from radixkv.runtime.request import Phase, Request
 from radixkv.tree.node import Namespace
-from support.engine import Engine, prompt, token_bytes
+from support.engine import Engine, name_of, prompt, token_bytes
 from support.evicting import evict_all
 
 
@@ -73,6 +73,27 @@ def test_a_request_fetches_once_only_if_pages_cannot_be_read() -> None:
     finish(engine)
     assert sources(request) == (8, 8, 8)
     assert engine.transfers.disk.store.counts.n_lost == 0, "the store has them still"
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_request_waits_for_a_fetch_or_a_lookup_no_longer_than_for_its_first_step(is_shared: bool) -> None:
+    engine = restarted_engine(finishes_copies=False, queue_timeout_s=5.0)
+    if is_shared:
+        engine.store.is_shared = True
+        engine.store.make_unknown(0)
+    request = engine.add(prompt(40))
+    engine.turn()
+    assert (request.phase, len(engine.store.in_flight)) == (Phase.LOADING, 1)
+    engine.now += 4.0
+    engine.expire()
+    assert request.phase is Phase.LOADING
+    engine.now += 2.0
+    engine.expire()
+    assert engine.ended[name_of(request)].reason == "queue_timeout"
+    finish(engine)
+    again = engine.add(prompt(40))
+    finish(engine)
+    assert again.n_loaded == 39, "what was fetched meanwhile is cached"
 
 
 def test_an_abort_during_a_fetch() -> None:

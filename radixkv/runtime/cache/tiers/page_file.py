@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import stat
 
 from radixkv.runtime.cache.tiers.page_value import BLOCK_BYTES, DamagedPage, PageHeader, header_bytes
 
@@ -47,11 +48,17 @@ class PageFormat:
         """Reads a file's page into ``page``, and sets the modification time to ``tick`` where that is allowed.
 
         Raises:
-            DamagedPage: the file is too short, of another format, key or tokens, or its checksum is wrong.
+            DamagedPage: the file is no regular one, too short, of another format, key or tokens, or its checksum is
+                wrong.
             OSError: the file cannot be read.
         """
         header = self._empty_header()
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | self._flags(page), dir_fd=folder)
+        if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise DamagedPage(
+                "it is no regular file"
+            )  # opening a FIFO would wait for a writer, and reading it, too
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | self._flags(page)
+        descriptor = os.open(name, flags, dir_fd=folder)
         try:
             n_read, n_bytes = os.readv(descriptor, [header, page]), len(header) + page.nbytes
             if n_read < n_bytes:
