@@ -140,6 +140,9 @@ class Connection(H11Protocol):
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event) or b"")
+        if self.cycle is not None:  # a handler that still reads the body, or answers, finds the client gone
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.transport.close()
 
     def _close_after_reset(self) -> None:

@@ -160,13 +160,15 @@ def test_each_request_on_a_connection_has_its_own_deadline(long_deadline: Site) 
         HEAD + b"Transfer-Encoding: gzip\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 66_000,
         HEAD + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n",
+        HEAD + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"pro\r\nzz\r\n',
+        HEAD + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"proXXXX',
         SMUGGLING,
         SMUGGLING.replace(b"POST /v1/completions", b"GET /health"),
     ],
     ids=lambda sent: repr(sent[:20] + sent[-20:]),
 )
 def test_bytes_that_are_not_http_get_an_error_object(
-    long_deadline: Site, sent: bytes, capfd: pytest.CaptureFixture[str]
+    long_deadline: Site, sent: bytes, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with connect(long_deadline) as connection:
         connection.sendall(sent)
@@ -176,6 +178,7 @@ def test_bytes_that_are_not_http_get_an_error_object(
     assert (error["type"], error["code"]) == ("BadRequestError", "invalid_request")
     assert long_deadline.http.get("/health").status_code == 200
     assert capfd.readouterr().err == ""
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 @pytest.mark.parametrize(
