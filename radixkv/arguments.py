@@ -214,7 +214,7 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
     if model is not None and args.model is not None:
         parser.error(f"the model is given twice, as {model!r} and as --model {args.model!r}; give it once")
     given = model if model is not None else args.model
-    if args.host_memory is None:
+    if args.host_memory_bytes is None:
         check_implied_flags(parser, args, "host_memory_bytes")
     try:
         return EngineConfig(
@@ -238,7 +238,7 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
                 kv_cache_dtype=args.kv_cache_dtype,
                 enable_prefix_caching=args.enable_prefix_caching,
                 gpu_memory_utilization=args.gpu_memory_utilization,
-                host_memory_bytes=args.host_memory,
+                host_memory_bytes=args.host_memory_bytes,
                 cache_dir=args.cache_dir,
                 cache_dir_bytes=args.cache_dir_size,
                 cache_url=args.cache_url,
@@ -368,7 +368,7 @@ def _add_cache_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--host-memory",
         *spellings("host_memory_bytes"),
-        dest="host_memory",
+        dest="host_memory_bytes",
         action=_ByteSize,
         metavar="SIZE",
         help="size of the host tier, such as 64GiB: host memory that keeps KV which no longer fits; "

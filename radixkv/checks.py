@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import TypeGuard
 
@@ -10,6 +9,12 @@ from radixkv.errors import ConfigError, shortened
 
 MIN_PRIORITY, MAX_PRIORITY = -(1 << 31), (1 << 31) - 1
 MAX_KEY_CHARACTERS = 1024
+MAX_COUNT = (1 << 31) - 1
+"""Most of anything that is counted: tokens, requests, batches."""
+MAX_BYTES = 1 << 60
+"""Largest size in bytes; whether there is as much memory is found out later."""
+MAX_SECONDS = 1e9
+"""Longest time, in seconds or milliseconds: timers take no longer one."""
 _CACHE_URL = re.compile(
     r"(s3://[A-Za-z0-9._-]+|mooncake://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5})(/[^?#@\s]*)?", re.ASCII
 )
@@ -23,10 +28,18 @@ def check_integer(name: str, value: object) -> int:
     return value
 
 
-def check_at_least(minimum: int, name: str, value: object) -> None:
-    """Refuses what is no whole number of at least ``minimum``."""
-    if check_integer(name, value) < minimum:
+def check_at_least(minimum: int, name: str, value: object, maximum: int = MAX_COUNT) -> None:
+    """Refuses what is no whole number from ``minimum`` to ``maximum``."""
+    number = check_integer(name, value)
+    if number < minimum:
         raise ConfigError(f"{name} {shortened(value)} must be at least {minimum}")
+    if number > maximum:
+        raise ConfigError(f"{name} {shortened(value)} must be at most {maximum}")
+
+
+def check_bytes(name: str, value: object) -> None:
+    """Refuses what is no size in bytes above 0."""
+    check_at_least(1, name, value, MAX_BYTES)
 
 
 def check_at_most(maximum: int, shown: str, name: str, value: object) -> None:
@@ -47,9 +60,11 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def check_seconds(name: str, value: float | None, unit: str = "seconds") -> None:
-    """Refuses what is neither None nor a finite number above 0."""
-    if value is not None and not (is_number(value) and 0 < value < math.inf):  # also catches NaN
-        raise ConfigError(f"{name} {shortened(value)} must be a number of {unit} above 0")
+    """Refuses what is neither None nor a number above 0 and of at most ``MAX_SECONDS``."""
+    if value is not None and not (is_number(value) and 0 < value <= MAX_SECONDS):  # also catches NaN
+        raise ConfigError(
+            f"{name} {shortened(value)} must be a number of {unit} above 0 and of at most {MAX_SECONDS:.0f}"
+        )
 
 
 def check_text(name: str, value: str | None, what: str) -> None:

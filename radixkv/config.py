@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 import re
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from radixkv.checks import (
     MAX_PRIORITY,
+    MAX_SECONDS,
     MIN_PRIORITY,
     check_api_key,
     check_at_least,
     check_at_most,
     check_bool,
+    check_bytes,
     check_cache_url,
     check_priority_range,
     check_seconds,
@@ -25,6 +26,10 @@ from radixkv.errors import ConfigError, shortened
 from radixkv.tenants import TenantConfig, Tenants, check_rows, check_tenants
 
 MAX_SEED = (1 << 63) - 1
+MAX_BUFFER_STEPS = 1_000_000
+"""Most batches of events that are kept for replays; a request for one looks at all of them."""
+MAX_TOPIC_BYTES = 256
+MAX_GHOST_CAPACITY = 1_000_000.0
 MIN_HEARTBEAT_TIMEOUT_S = 2.0
 """Four times the interval at which a healthy runtime sends heartbeats."""
 
@@ -146,7 +151,7 @@ class CacheConfig:
     def __post_init__(self) -> None:
         check_at_least(1, "page_size", self.page_size)
         if self.kv_cache_memory_bytes is not None:
-            check_at_least(1, "kv_cache_memory_bytes", self.kv_cache_memory_bytes)
+            check_bytes("kv_cache_memory_bytes", self.kv_cache_memory_bytes)
         if self.max_total_tokens is not None:
             check_at_least(1, "max_total_tokens", self.max_total_tokens)
         if self.kv_cache_dtype not in get_args(KVCacheDtype):
@@ -158,14 +163,14 @@ class CacheConfig:
         if share is not None and not (is_number(share) and 0 < share <= 1):  # also catches NaN
             raise ConfigError(f"gpu_memory_utilization {shortened(share)} must be above 0 and at most 1")
         if self.host_memory_bytes is not None:
-            check_at_least(1, "host_memory_bytes", self.host_memory_bytes)
+            check_bytes("host_memory_bytes", self.host_memory_bytes)
             if not self.enable_prefix_caching:
                 raise ConfigError(
                     "host_memory_bytes needs enable_prefix_caching: the host tier keeps pages of the prefix cache"
                 )
         check_text("cache_dir", self.cache_dir, "a folder")
         if self.cache_dir_bytes is not None:
-            check_at_least(1, "cache_dir_bytes", self.cache_dir_bytes)
+            check_bytes("cache_dir_bytes", self.cache_dir_bytes)
             if self.cache_dir is None:
                 raise ConfigError(
                     f"cache_dir_bytes {self.cache_dir_bytes} needs cache_dir: without a folder there is no disk "
@@ -191,8 +196,12 @@ class CacheConfig:
             raise ConfigError(
                 f"eviction_policy {shortened(self.eviction_policy)} is unknown; use 'lru', 'lfuda' or 'adaptive'"
             )
-        if not (is_number(self.ghost_capacity) and 0 <= self.ghost_capacity < math.inf):  # also catches NaN
-            raise ConfigError(f"ghost_capacity {shortened(self.ghost_capacity)} must be a number of at least 0")
+        capacity = self.ghost_capacity
+        if not (is_number(capacity) and 0 <= capacity <= MAX_GHOST_CAPACITY):  # also catches NaN
+            raise ConfigError(
+                f"ghost_capacity {shortened(capacity)} must be a number of at least 0, and of at most "
+                f"{MAX_GHOST_CAPACITY:.0f}"
+            )
         if not (is_number(self.pin_budget) and 0 <= self.pin_budget <= 1):  # also catches NaN
             raise ConfigError(f"pin_budget {shortened(self.pin_budget)} must be a number between 0 and 1")
 
@@ -270,10 +279,12 @@ class KVEventsConfig:
             _check_endpoint("replay_endpoint", self.replay_endpoint, allow_remote=self.allow_remote)
         if self.endpoint == self.replay_endpoint:
             raise ConfigError(f"replay_endpoint {shortened(self.endpoint)} is the endpoint, too; give it another")
-        check_at_least(1, "buffer_steps", self.buffer_steps)
+        check_at_least(1, "buffer_steps", self.buffer_steps, MAX_BUFFER_STEPS)
         check_at_least(1, "hwm", self.hwm)
         if not isinstance(self.topic, str):
             raise ConfigError(f"topic {shortened(self.topic)} must be a text")
+        if (n_bytes := len(self.topic.encode("utf-8", "surrogatepass"))) > MAX_TOPIC_BYTES:
+            raise ConfigError(f"topic has {n_bytes} bytes; at most {MAX_TOPIC_BYTES}")
 
 
 @dataclass(frozen=True)
@@ -385,12 +396,13 @@ class ServerConfig:
             raise ConfigError(f"metrics_compat {shortened(self.metrics_compat)} is unknown; use vllm or sglang")
         check_seconds("stats_interval_s", self.stats_interval_s)
         check_seconds("canary_interval_s", self.canary_interval_s)
-        if not self.heartbeat_timeout_s >= MIN_HEARTBEAT_TIMEOUT_S:  # also catches NaN
+        timeout_s = self.heartbeat_timeout_s
+        if not (is_number(timeout_s) and MIN_HEARTBEAT_TIMEOUT_S <= timeout_s <= MAX_SECONDS):  # also catches NaN
             raise ConfigError(
-                f"heartbeat_timeout_s {self.heartbeat_timeout_s:g} must be at least {MIN_HEARTBEAT_TIMEOUT_S:g}: "
-                "a healthy runtime sends a heartbeat every half second"
+                f"heartbeat_timeout_s {shortened(timeout_s)} must be at least {MIN_HEARTBEAT_TIMEOUT_S:g}, and at "
+                f"most {MAX_SECONDS:.0f}: a healthy runtime sends a heartbeat every half second"
             )
-        check_at_least(1, "max_body_bytes", self.max_body_bytes)
+        check_bytes("max_body_bytes", self.max_body_bytes)
 
     @property
     def served_model_names(self) -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from radixkv.config import (
     MAX_SEED,
     CacheConfig,
     EngineConfig,
+    KVEventsConfig,
     ModelConfig,
     SchedulerConfig,
     ServerConfig,
@@ -53,7 +56,7 @@ def test_the_error_for_an_invalid_address_does_not_mention_keys(host: str) -> No
 
 @pytest.mark.parametrize("timeout", [-1.0, 0.0, 0.3, 1.99, float("nan")])
 def test_a_heartbeat_timeout_that_a_healthy_runtime_exceeds_is_refused(timeout: float) -> None:
-    with pytest.raises(ConfigError, match=f"heartbeat_timeout_s {timeout:g} .*2"):
+    with pytest.raises(ConfigError, match=f"heartbeat_timeout_s {timeout} .*2"):
         ServerConfig(heartbeat_timeout_s=timeout)
     assert ServerConfig(heartbeat_timeout_s=2.0).heartbeat_timeout_s == 2.0
 
@@ -174,3 +177,32 @@ def test_settings_of_a_wrong_type_are_named(make: Callable[[], object], message:
 def test_a_budget_below_one_page_is_refused_whatever_the_device() -> None:
     with pytest.raises(ConfigError, match="max_num_batched_tokens 15 .*16"):
         EngineConfig(scheduler=SchedulerConfig(max_num_batched_tokens=15))
+
+
+NUMBERS = [
+    (config, field.name)
+    for config in (ModelConfig, CacheConfig, SchedulerConfig, KVEventsConfig, EngineConfig, ServerConfig)
+    for field in dataclasses.fields(config)
+    if {"int", "float"} & set(re.findall(r"\w+", str(field.type))) and "tuple" not in str(field.type)
+]
+BESIDE: dict[str, dict[str, Any]] = {"cache_dir_bytes": {"cache_dir": "x", "host_memory_bytes": 1 << 20}}
+
+
+@pytest.mark.parametrize(("config", "name"), NUMBERS, ids=[name for _, name in NUMBERS])
+@pytest.mark.parametrize(
+    "value",
+    [-1, -1e300, float("nan"), float("inf"), -float("inf"), 1 << 63, 1 << 64, 10**40, 10**5000, 1e300, True, "5"],
+    ids=lambda value: str(value)[:9] if isinstance(value, float | str | bool) else f"2**{value.bit_length()}",
+)
+def test_every_number_that_is_absurd_is_refused_by_name(config: Any, name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name) as caught:
+        config(**{name: value, **BESIDE.get(name, {})})
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["host_memory_bytes", "kv_cache_memory_bytes", "cache_dir_bytes"])
+def test_the_largest_size_is_named(name: str) -> None:
+    beside = BESIDE.get(name, {})
+    CacheConfig(**{**beside, name: 10 << 50})
+    with pytest.raises(ConfigError, match=f"{name} .* at most {1 << 60}"):
+        CacheConfig(**{**beside, name: (1 << 60) + 1})

@@ -181,4 +181,5 @@ def in_bytes(name: str, value: object) -> object:
         value = float(value)
     if unit is None or isinstance(value, bool) or not isinstance(value, int | float):
         return value
-    return int(value * unit) if math.isfinite(value) else value
+    size = value * unit
+    return int(size) if isinstance(size, int) or math.isfinite(size) else size

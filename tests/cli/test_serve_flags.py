@@ -213,3 +213,31 @@ def test_the_canary_has_an_interval_and_needs_the_cache(capsys):
         assert "--canary-interval" in refused(capsys, command, add_serve, "serve", "--canary-interval", value)
     without = command(add_serve, "serve", "--canary-interval", "30", "--no-enable-prefix-caching")
     assert "canary_interval_s needs enable_prefix_caching" in refused(capsys, without.run, without)
+
+
+NUMBER_FLAGS = (
+    "--max-model-len --page-size --kv-cache-memory-bytes --max-total-tokens --gpu-memory-utilization --host-memory "
+    "--kv-offloading-size --hicache-size --ghost-capacity --pin-budget --max-num-seqs --max-num-batched-tokens "
+    "--max-queued-requests --queue-timeout --target-itl-ms --lpm-window --lpm-max-passes --port --stats-interval "
+    "--heartbeat-timeout --canary-interval --max-body-bytes --seed"
+).split()
+
+
+def configs(*flags):
+    args = command(add_serve, "serve", *flags)
+    return server_config(args), engine_config(args, seed=args.seed)
+
+
+@pytest.mark.parametrize("flag", NUMBER_FLAGS)
+@pytest.mark.parametrize("value", ["-5", "nan", "inf", "-inf", str(1 << 64), "1e300", "9" * 400, "9" * 5000])
+def test_an_absurd_number_is_wrong_usage_of_its_flag(flag, value, capsys):
+    assert flag.lstrip("-") in refused(capsys, configs, f"{flag}={value}").replace("_", "-")
+
+
+@pytest.mark.parametrize("value", ["1e30", "9" * 400 + "GiB", "1" * 30, "2048PB", "2000000TiB"])
+def test_an_absurd_size_is_wrong_usage_of_its_flag(value, capsys):
+    for flags in ((), ("--cache-dir=x",)):
+        refused(capsys, configs, *flags, f"--host-memory={value}")
+    assert "cache-dir-size" in refused(
+        capsys, configs, "--host-memory=1GiB", "--cache-dir=x", f"--cache-dir-size={value}"
+    ).replace("_", "-").replace("cache-dir-bytes", "cache-dir-size")
