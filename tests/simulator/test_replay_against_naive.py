@@ -63,11 +63,9 @@ def naive_tiers(requests, capacity, host_capacity):
         n_host = next((n for n, page in enumerate(path) if page not in host.last_use), len(path))
         n_device = device.use(index)
         device.evict(index, capacity)
-        if len(path) <= host_capacity:
-            host.evict(index, host_capacity - (len(path) - n_host), keep=path[:n_host])
-            host.use(index)
-        else:
-            host.last_use |= dict.fromkeys(path[:n_host], index)
+        stored = path[:host_capacity]
+        host.evict(index, host_capacity - (len(stored) - n_host), keep=path[:n_host])
+        host.last_use |= dict.fromkeys(stored, index)
         cached.append(max(n_device, n_host))
         n_loaded += max(0, n_host - n_device)
     return cached, n_loaded
@@ -97,7 +95,7 @@ def naive_tiers_with_disk(requests, capacity, host_capacity, disk_capacity):
     """Returns the cached blocks of each prompt in any tier, how many of all were loaded, and how many fetched.
 
     As ``naive_tiers``; what enters the host tier enters the disk, and what only the disk has of a prompt enters the
-    host tier before the prompt is computed, if the whole prefix fits there.
+    host tier before the prompt is computed, as far as it fits there.
     """
     pages = [request.hash_ids for request in requests]
     device, host = (Naive(pages, n, knows_future=False) for n in (capacity, host_capacity))
@@ -107,20 +105,18 @@ def naive_tiers_with_disk(requests, capacity, host_capacity, disk_capacity):
         n_host = next((n for n, page in enumerate(path) if page not in host.last_use), len(path))
         n_device = device.use(index)
         device.evict(index, capacity)
-        n_disk = n_host + disk.n_found(path[n_host:])
-        if n_disk > max(n_host, n_device) and n_disk <= host_capacity:
+        n_disk = min(n_host + disk.n_found(path[n_host:]), host_capacity)
+        if n_disk > max(n_host, n_device):
             host.evict(index, host_capacity - (n_disk - n_host), keep=path[:n_host])
             host.last_use |= dict.fromkeys(path[:n_disk], index)
             disk.use(path[n_host:n_disk])
             n_fetched += n_disk - n_host if n_device < n_host else n_disk - n_device
             n_host = n_disk
-        if len(path) <= host_capacity:
-            host.evict(index, host_capacity - (len(path) - n_host), keep=path[:n_host])
-            host.use(index)
-            if n_host < len(path):
-                disk.use(path[disk.n_found(path) :])
-        else:
-            host.last_use |= dict.fromkeys(path[:n_host], index)
+        stored = path[:host_capacity]
+        host.evict(index, host_capacity - (len(stored) - n_host), keep=path[:n_host])
+        host.last_use |= dict.fromkeys(stored, index)
+        if n_host < len(stored):
+            disk.use(stored[disk.n_found(stored) :])
         cached.append(max(n_device, n_host))
         n_loaded += max(0, n_host - n_device)
     return cached, n_loaded, n_fetched

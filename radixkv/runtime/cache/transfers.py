@@ -223,7 +223,7 @@ class Transfers:
         if not self.should_load(cached):
             self._n_fetches_declined += 1
             return None
-        fetch = self.disk.begin_fetch(namespace, tokens, cached.n_disk)
+        fetch = self.disk.begin_fetch(namespace, tokens, cached.n_disk, cached.n_device)
         if fetch is not None:
             self._n_fetches_declined = 0
         return fetch

@@ -193,13 +193,19 @@ class DiskTier:
                 return fetch
         return None
 
-    def begin_fetch(self, namespace: Namespace, tokens: bytes, n_tokens: int) -> Fetch | None:
+    def begin_fetch(self, namespace: Namespace, tokens: bytes, n_tokens: int, n_device: int) -> Fetch | None:
         """Starts to read the pages of a prompt's first ``n_tokens`` that the host tier does not have. O(tokens).
 
         If too few slots are available, only the leading pages are read that have one.
 
+        Args:
+            namespace: the prompt's.
+            tokens: the prompt.
+            n_tokens: length of its prefix in host tier and store together.
+            n_device: length of its prefix on the device.
+
         Returns:
-            None if no slot is available; the cached prefix counts as used.
+            None if there is no slot for a page that the device lacks; the cached prefix counts as used.
         """
         page_size = self.host.page_size
         blocks = self.host.open(
@@ -207,7 +213,7 @@ class DiskTier:
         )  # the load after it is one
         first = blocks.n_leased
         last = min(n_tokens // page_size, first + max(0, self.host.n_available_to(namespace.tenant)))
-        if first >= last or not self.host.reserve(blocks, last):
+        if last <= max(first, n_device // page_size) or not self.host.reserve(blocks, last):
             self.host.close(blocks)
             return None
         n_tokens = last * page_size
