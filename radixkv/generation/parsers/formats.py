@@ -102,12 +102,14 @@ class ReasoningFormat:
         return own | ({} if self.text_field is None else {_TEXT_FIELD: self.text_field})
 
 
+# A mark that may still come is looked for again with each token, from where it would begin. So no part of a pattern
+# has any length: names have up to 256 characters, white space 64.
 _CHANNEL = r"(?:<\|start\|>assistant)?<\|channel\|>"
 """Begins a message of GPT-OSS; the prompt ends with the first one's ``<|start|>assistant``."""
 _CHANNEL_TEXT: Mapping[str, Any] = {
     # The second is what an answer ends with if it is cut before the text of a message.
-    "open_pattern": _CHANNEL + r"(?:final|commentary)(?: ?<\|constrain\|>[^<]*)?<\|message\|>"
-    r"|(?:<\|start\|>|<\|channel\|>)(?:[^<]|<\|channel\|>|<\|constrain\|>)*\Z",
+    "open_pattern": _CHANNEL + r"(?:final|commentary)(?: ?<\|constrain\|>[^<]{0,256})?<\|message\|>"
+    r"|(?:<\|start\|>|<\|channel\|>)(?:[^<]|<\|channel\|>|<\|constrain\|>){0,256}\Z",
     "close": ["<|end|>", "<|return|>"],
     "content": "text",
 }
@@ -128,7 +130,7 @@ REASONING_FORMATS = (
         ("qwen3", "deepseek_r1", "deepseek-r1", "qwen3-thinking"),
         "</think>",
         # At the start of the answer, or from the end of the prompt on.
-        {"open_pattern": r"\A\s*<think>", "close": "</think>", "content": "text"},
+        {"open_pattern": r"\A\s{0,64}<think>", "close": "</think>", "content": "text"},
         ReasoningTag("<think>", "</think>"),
     ),
 )
@@ -146,8 +148,9 @@ TOOL_FORMATS = (
         ("<|channel|>", "functions."),
         {
             # The recipient stands before the channel or after it.
-            "open_pattern": r"(?:<\|start\|>assistant)?(?:<\|channel\|>\w+)? ?to=functions\.(?P<name>[\w.-]+)"
-            r"(?: ?<\|channel\|>\w+)?[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>",
+            "open_pattern": r"(?:<\|start\|>assistant)?(?:<\|channel\|>\w{1,64})?"
+            r" ?to=functions\.(?P<name>[\w.-]{1,256})"
+            r"(?: ?<\|channel\|>\w{1,64})?[^<]{0,256}(?:<\|constrain\|>[^<]{0,256})?<\|message\|>",
             "close": ["<|call|>", "<|end|>"],
             "repeats": True,
             "content": "json",
@@ -161,12 +164,16 @@ TOOL_FORMATS = (
         ("qwen3_xml",),
         ("<function=", "<parameter="),
         {
-            "open_pattern": r"(?:<tool_call>\s*)?<function=(?P<name>[^>\n]+)>",
+            "open_pattern": r"(?:<tool_call>\s{0,64})?<function=(?P<name>[^>\n]{1,256})>",
             # A pattern that could end earlier would do so while the rest is still to come.
-            "close_pattern": r"</function>\s*(?:</tool_call>|(?=<[^/])|(?=[^<\s])|\Z)",
+            "close_pattern": r"</function>\s{0,64}+(?:</tool_call>|(?=<[^/])|(?=[^<])|\Z)",
             "repeats": True,
             "content": "xml-inline",
-            "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
+            "content_args": {
+                "tag_pattern": r"<parameter=(?P<key>[^>\n]{1,256})>\n?"
+                # Without its end a value would be looked for up to the end of the call, for each that begins.
+                r"(?P<value>(?:(?!<parameter=).)*?)\n?</parameter>"
+            },
             "transform": _transform("{name}", "{content}"),
         },
         CallTag(
@@ -196,7 +203,7 @@ TOOL_FORMATS = (
         (),
         ("[TOOL_CALLS]", "[ARGS]"),
         {
-            "open_pattern": r"\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]",
+            "open_pattern": r"\[TOOL_CALLS\]\s{0,64}(?P<name>[\w.-]{1,256})(?:\[CALL_ID\]\w{1,256})?\[ARGS\]",
             "close_pattern": r"(?=\[TOOL_CALLS\])",
             "repeats": True,
             "content": "json",
@@ -222,7 +229,7 @@ TOOL_FORMATS = (
         ("llama4_json", "llama3"),
         ('"parameters": ', "ipython"),
         {
-            "open_pattern": r"\A\s*(?:<\|python_tag\|>\s*)?(?=\{)",
+            "open_pattern": r"\A\s{0,64}(?:<\|python_tag\|>\s{0,64})?(?=\{)",
             "repeats": True,
             "content": "json",
             "transform": _transform("{content.name}", "{content.parameters}"),

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.utils.chat_parsing import ResponseParser
 
 from radixkv.generation.parsers.answer_format import AnswerFormat
-from radixkv.generation.parts import TextPart
+from radixkv.generation.parsers.answer_parser import compile_template
+from radixkv.generation.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from radixkv.generation.parts import TextPart, ToolCallPart
 from radixkv.generation.tools import ToolUse, parse_tool_use
 from support.cases import examples
 from support.tool_formats import HEADER, SHOWN_BY, TOOLS, USE, answer_format, parse
@@ -354,3 +357,54 @@ def test_reasoning_may_stay_in_the_text(tmp_path: Path) -> None:
     one = answer_format(tmp_path, "hermes", has_reasoning=True)
     assert one.open_parser(HEADER, ToolUse(), has_reasoning=False) is None
     assert one.open_parser(HEADER, ToolUse()) is not None
+
+
+UNENDED = {
+    "a name": "weather" + "x" * 3000,
+    "white space": "\n" * 3000,
+    "marks": "<" * 3000,
+    "beginnings": "<parameter=" * 300,
+    "text": "ab " * 1000,
+}
+BEGINNINGS = {
+    "hermes": ["", "<tool_call>"],
+    "qwen3_coder": ["", "<tool_call>", "<tool_call><function=", "<tool_call><function=weather></function>"],
+    "mistral": ["", "[TOOL_CALLS]", "[TOOL_CALLS] ["],
+    "mistral_args": ["", "[TOOL_CALLS]", "[TOOL_CALLS]weather[CALL_ID]"],
+    "llama3_json": ["", " ", "<|python_tag|>"],
+    "openai": [
+        "",
+        "<|channel|>",
+        "<|channel|>commentary to=functions.",
+        "<|channel|>commentary to=functions.weather ",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", UNENDED)
+@pytest.mark.parametrize(
+    ("format_name", "beginning"), [(one, beginning) for one, all_ in BEGINNINGS.items() for beginning in all_]
+)
+def test_what_is_held_back_and_looked_at_again_with_each_token_is_short(
+    format_name: str, beginning: str, name: str
+) -> None:
+    """Otherwise an answer takes time quadratic in its length."""
+    tools = next(one for one in TOOL_FORMATS if one.name == format_name)
+    fields = {"content": {"content": "text"}, **REASONING_FORMATS[1].fields, **tools.fields}
+    template = {"start_anchor": HEADER, "fields": fields}
+    compiled = compile_template(template, has_tools=True, has_reasoning=True)
+    parser = ResponseParser(compiled.template, prefix="")
+    n_taken = 0
+    for n_fed, piece in enumerate(beginning + UNENDED[name], 1):
+        n_taken += sum(len(event.get("text", "")) for event in parser.feed(piece))
+        assert n_fed - n_taken < 1000
+
+
+def test_parameters_without_an_end_are_no_call(tmp_path: Path) -> None:
+    """Each beginning of a value was looked for up to the end of the call, so that these took minutes."""
+    parser = answer_format(tmp_path, "qwen3_coder").open_parser("", USE)
+    assert parser is not None
+    text = "<tool_call>\n<function=weather>\n" + "<parameter=city>\n" * 20_000 + "</function>\n</tool_call>"
+    parts = [*parser.feed(text), *parser.finish()]
+    assert isinstance(parts[0], ToolCallPart)
+    assert parts[0].arguments == "{}"
