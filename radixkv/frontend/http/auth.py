@@ -35,6 +35,11 @@ OPERATOR_PATHS = frozenset(
 """What shows or changes what all tenants have: for the operator's key only."""
 
 
+CHANGING_PATHS = frozenset({"/cache/invalidate", "/cache/pin", "/flush_cache", "/reset_prefix_cache"})
+"""What changes the cache, beside ``SESSIONS``: a browser sends such a request for any page, without asking."""
+SESSIONS = "/sessions/"
+
+
 class ApiKeyRequired:
     """Refuses requests without an API key, except those for ``OPEN_PATHS``, and notes whose key it is.
 
@@ -101,7 +106,14 @@ class LocalOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on or answers it with 403."""
-        if scope["type"] == "http" and (error := foreign_refusal(Headers(scope=scope), self._origins)) is not None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, path = Headers(scope=scope), scope["path"]
+        error = foreign_refusal(headers, self._origins)
+        if error is None and (path in CHANGING_PATHS or path.startswith(SESSIONS)):
+            error = other_origin_refusal(headers, self._origins)
+        if error is not None:
             await error_response(error, scope["path"])(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -120,6 +132,24 @@ def foreign_refusal(headers: Headers, origins: Collection[str]) -> ForbiddenOrig
     if not is_foreign:
         return None
     return ForbiddenOrigin("pages of other sites may not use this server; allow a site with --allowed-origins")
+
+
+def other_origin_refusal(headers: Headers, origins: Collection[str]) -> ForbiddenOrigin | None:
+    """Returns the error of a request of any page but this server's own and those of sites in ``origins``.
+
+    A page of another port of this machine is of another origin: any program may have opened it.
+    """
+    origin = headers.get("origin")
+    if origin is None:
+        is_other = headers.get("sec-fetch-site") not in (None, "none", "same-origin")
+    else:
+        is_other = origin not in origins and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+    if not is_other:
+        return None
+    return ForbiddenOrigin(
+        "only this server's own page may change its cache, and no page of another port; allow one with "
+        "--allowed-origins"
+    )
 
 
 def _is_local(url: str) -> bool:

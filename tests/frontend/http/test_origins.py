@@ -115,3 +115,35 @@ def test_by_default_there_are_no_cors_headers(site: Site) -> None:
     reply = site.http.post("/v1/completions", json=BODY, headers={"Origin": "http://localhost:3000"})
     assert reply.status_code == 200
     assert not any(name.startswith("access-control") or name == "vary" for name in reply.headers)
+
+
+CHANGING = ("/flush_cache", "/reset_prefix_cache", "/cache/invalidate", "/cache/pin", "/sessions/s/close")
+NEIGHBOUR = "http://localhost:3000"
+
+
+@pytest.mark.parametrize("path", CHANGING)
+def test_a_page_of_another_port_of_this_machine_may_not_change_the_cache(keyless: Site, path: str) -> None:
+    own = f"http://{keyless.http.base_url.netloc.decode()}"
+    for headers, is_refused in (
+        ({"Origin": NEIGHBOUR}, True),
+        ({"Sec-Fetch-Site": "same-site"}, True),
+        ({"Origin": "null"}, True),
+        ({"Origin": own}, False),
+        ({"Origin": PAGE}, False),
+        ({"Sec-Fetch-Site": "same-origin"}, False),
+        ({"Sec-Fetch-Site": "none"}, False),
+        ({}, False),
+    ):
+        reply = keyless.http.post(path, headers=headers)
+        assert (reply.status_code == 403) == is_refused, (headers, reply.text)
+    assert keyless.http.get("/flush_cache", headers={"Sec-Fetch-Site": "same-site"}).status_code == 403
+
+
+def test_a_page_of_another_port_may_ask_for_answers(keyless: Site) -> None:
+    assert keyless.http.post("/v1/completions", json=BODY, headers={"Origin": NEIGHBOUR}).status_code == 200
+
+
+def test_with_a_key_the_origin_does_not_matter(keyed: Site) -> None:
+    reply = keyed.http.post("/flush_cache", headers={"Origin": NEIGHBOUR, **KEY})
+    assert reply.status_code == 200
+    assert keyed.http.post("/flush_cache", headers={"Origin": NEIGHBOUR}).status_code == 401
