@@ -57,3 +57,11 @@ def test_the_sampler_writes_a_line_for_each_case_and_distribution(tmp_path: Path
     lines = run("sampling.py", tmp_path, "--rows", "2", "--vocab", "1000", "--history", "20", "--rounds", "1")
     assert {line["logits"] for line in lines} == {"peaked", "spread", "flat"}
     assert len({(line["logits"], line["case"]) for line in lines}) == len(lines) == 3 * 10
+
+
+def test_the_structure_of_the_product_is_counted(tmp_path: Path) -> None:
+    (line,) = run("structure.py", tmp_path)
+    assert line["lines"]["all"]["files"] == len(list((ROOT / "radixkv").rglob("*.py")))
+    assert set(line["chat"]["folders"]) >= {"frontend/api/", "runtime/scheduler/", "tree/"}
+    assert "runtime/open_loop.py" in line["reach"]["tiers"]["imported by"]
+    assert line["calls_a_turn"]["radixkv"] > line["calls_a_turn"]["radixkv without the device"] > 0
