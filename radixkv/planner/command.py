@@ -131,11 +131,12 @@ def run(args: argparse.Namespace) -> int:
     checkpoint = _checkpoint(args.model)
     limit = checkpoint.max_position_embeddings
     resolved = with_defaults(_engine_config(args), "cuda", limit)
-    if resolved.max_model_len > limit:
-        raise ConfigError(f"max_model_len {resolved.max_model_len} must be between 1 and the checkpoint's {limit}")
-    recording, request = _requests(args, resolved.max_model_len)
+    settings = resolved.device_settings
+    if settings.max_model_len > limit:
+        raise ConfigError(f"max_model_len {settings.max_model_len} must be between 1 and the checkpoint's {limit}")
+    recording, request = _requests(args, settings.max_model_len)
     size = model_size(checkpoint, args.quantization)
-    gpu = Gpu(args.gpu_memory, resolved.gpu_memory_utilization, args.workspace)
+    gpu = Gpu(args.gpu_memory, settings.gpu_memory_utilization, args.workspace)
     in_fp8 = None if size.n_quantized_values else model_size(checkpoint, "fp8")
     check_fits(size, in_fp8, gpu, size.page(args.page_size, "auto"), request)
     pools = [
@@ -145,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
             request,
             kv_cache_dtype=kv_cache_dtype,
             page_size=args.page_size,
-            max_model_len=resolved.max_model_len,
+            max_model_len=settings.max_model_len,
             n_rows=args.rows,
             host_bytes=resolved.host_memory_bytes,
         )
@@ -154,12 +155,12 @@ def run(args: argparse.Namespace) -> int:
     results = [] if recording is None else hit_rates(recording, pools, show_progress=True)
     _save(args, checkpoint, size, gpu, request, pools, results)
     name = checkpoint.folder.name if args.model != "tiny" else "tiny"
-    lines = [*model_lines(name, size, resolved.max_model_len), request_line(request, args.page_size)]
+    lines = [*model_lines(name, size, settings.max_model_len), request_line(request, args.page_size)]
     for pool in pools:
-        lines += ["", *pool_lines(pool, size, gpu, request, args.page_size, resolved.max_model_len, args.rows)]
+        lines += ["", *pool_lines(pool, size, gpu, request, args.page_size, settings.max_model_len, args.rows)]
     lines += ["", *hit_rate_lines(results, pools)] if results else [""]
     print(wrapped("\n".join(lines), hanging=LABEL_WIDTH))
-    print(wrapped("\n".join(remarks(pools, resolved.max_num_seqs, resolved.max_model_len, request))))
+    print(wrapped("\n".join(remarks(pools, settings.max_num_seqs, settings.max_model_len, request))))
     return 0
 
 

@@ -82,7 +82,7 @@ def open_loop(
         on_failure.callback(executor.close)
         cache = TimedPageCache(
             executor.n_pages,
-            resolved.page_size,
+            resolved.device_settings.page_size,
             shares=resolved.enable_prefix_caching,
             window=executor.window,
             policy=open_eviction_policy(resolved.eviction_policy, resolved.ghost_capacity),
@@ -96,8 +96,8 @@ def open_loop(
         forecast = StepForecast()
         scheduler = Scheduler(
             cache,
-            max_num_seqs=resolved.max_num_seqs,
-            max_num_batched_tokens=resolved.max_num_batched_tokens,
+            max_num_seqs=resolved.device_settings.max_num_seqs,
+            max_num_batched_tokens=resolved.device_settings.max_num_batched_tokens,
             schedule_policy=resolved.schedule_policy,
             lpm_window=resolved.lpm_window,
             lpm_max_passes=resolved.lpm_max_passes,
@@ -118,7 +118,7 @@ def open_loop(
             tenants=resolved.tenants,
             transfers=transfers,
             open_grammars=open_grammars if warm is None else lambda: warm,
-            max_model_len=resolved.max_model_len,
+            max_model_len=resolved.device_settings.max_model_len,
             eos_token_ids=checkpoint.eos_token_ids,
             pin_budget=resolved.pin_budget,
             seed=resolved.seed,

@@ -85,16 +85,17 @@ def open_tiers(
     Raises:
         ConfigError: a tier does not fit the machine, or the folder cannot be used.
     """
+    settings = resolved.device_settings
     policy = open_eviction_policy(resolved.eviction_policy, resolved.ghost_capacity)
-    host, cost = PageCache(0, resolved.page_size, policy=policy, tenants=resolved.tenants), LoadCost()
+    host, cost = PageCache(0, settings.page_size, policy=policy, tenants=resolved.tenants), LoadCost()
     host.tree.history = cache.tree.history
     with ExitStack() as on_failure:
         copier = executor.open_copier(host_memory_bytes)
         on_failure.callback(copier.close)
         disk = None
         if objects is not None or resolved.cache_dir is not None:
-            max_tokens = min(resolved.max_num_batched_tokens, resolved.max_model_len)
-            _measure_compute(executor, resolved.page_size, max_tokens, cost)
+            max_tokens = min(settings.max_num_batched_tokens, settings.max_model_len)
+            _measure_compute(executor, settings.page_size, max_tokens, cost)
             root = root_key(_kv_identity(resolved, checkpoint, executor))
             store = _open_store(resolved, copier.page_bytes, objects)
             on_failure.callback(store.close, timeout_s=0.0)
@@ -113,7 +114,7 @@ def open_tiers(
 
 
 def _open_store(resolved: ResolvedConfig, page_bytes: int, objects: ObjectStore | None) -> PageStore:
-    page_token_bytes = resolved.page_size * TOKEN_BYTES
+    page_token_bytes = resolved.device_settings.page_size * TOKEN_BYTES
     if objects is not None:
         name = f"the shared store {resolved.cache_url}"
         return SharedStore(objects, name, page_bytes=page_bytes, page_token_bytes=page_token_bytes)
@@ -149,9 +150,9 @@ def _measure_compute(executor: Executor, page_size: int, max_tokens: int, cost: 
 
 
 def _kv_identity(resolved: ResolvedConfig, checkpoint: Checkpoint, executor: Executor) -> KVIdentity:
-    page = executor.page_format
+    page, settings = executor.page_format, resolved.device_settings
     return KVIdentity(
-        model=fingerprint(checkpoint.folder, resolved.load_format, resolved.quantization),
+        model=fingerprint(checkpoint.folder, settings.load_format, settings.quantization),
         device=page.device,
         processor=page.processor,
         torch_version=page.torch_version,
@@ -159,5 +160,5 @@ def _kv_identity(resolved: ResolvedConfig, checkpoint: Checkpoint, executor: Exe
         kv_dtype=executor.kv_dtype,
         kv_scales=page.scales,
         layout=page.layout,
-        page_size=resolved.page_size,
+        page_size=settings.page_size,
     )

@@ -24,6 +24,7 @@ from radixkv.runtime.cache.tiers.file_store import FileStore
 from radixkv.runtime.cache.tiers.page_keys import KVIdentity, root_key
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.cache.transfers import Transfers
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
 from radixkv.runtime.loop import Loop
@@ -101,12 +102,15 @@ class CpuServer:
     ) -> None:
         self.executor = CpuExecutor(
             checkpoint,
-            page_size=page_size,
-            max_rows=max_rows,
-            max_model_len=max_model_len,
-            kv_cache_memory_bytes=1,
-            max_total_tokens=n_pages * page_size,
-            kv_cache_dtype=kv_cache_dtype,
+            DeviceSettings(
+                page_size=page_size,
+                max_num_seqs=max_rows,
+                max_model_len=max_model_len,
+                kv_cache_memory_bytes=1,
+                max_total_tokens=n_pages * page_size,
+                kv_cache_dtype=kv_cache_dtype,
+                max_num_batched_tokens=2048,
+            ),
         )
         self.cache = TimedPageCache(
             n_pages,

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.config import KVCacheDtype, LoadFormat
 from radixkv.cores import n_cores
 from radixkv.errors import ConfigError, DeviceError
 from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cpu.base import Attention
 from radixkv.runtime.device.attention.cpu.paged import PagedAttention
 from radixkv.runtime.device.copy_threads import CopyThreads
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.host_slots_cpu import CpuHostSlots
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name, scales_text
 from radixkv.runtime.device.kv_pool_cpu import KVPool, PageShape, count_pages
@@ -55,15 +55,7 @@ class CpuExecutor:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        *,
-        page_size: int,
-        max_rows: int,
-        max_model_len: int,
-        kv_cache_memory_bytes: int,
-        max_total_tokens: int | None,
-        dtype: str = "auto",
-        kv_cache_dtype: KVCacheDtype = "auto",
-        load_format: LoadFormat = "auto",
+        settings: DeviceSettings,
     ) -> None:
         """Loads the model and allocates a zeroed KV pool.
 
@@ -72,14 +64,7 @@ class CpuExecutor:
 
         Args:
             checkpoint: checkpoint to run.
-            page_size: tokens per page.
-            max_rows: number of batch slots, which is the maximum number of rows in a plan.
-            max_model_len: maximum length of a sequence in tokens.
-            kv_cache_memory_bytes: size of the pool in bytes, used if ``max_total_tokens`` is None.
-            max_total_tokens: size of the pool in tokens.
-            dtype: ``float32``, ``bfloat16``, or ``auto``, which is float32.
-            kv_cache_dtype: of the pool; ``auto`` is that of activations.
-            load_format: ``dummy`` uses random weights and reads no file except ``config.json``.
+            settings: all of the device. A ``dtype`` of ``auto`` is float32.
 
         Raises:
             CheckpointError: the checkpoint cannot be run.
@@ -87,10 +72,11 @@ class CpuExecutor:
         """
         # Must come before any computation: which tile sizes give equal bits depends on the number of threads.
         torch.set_num_threads(max(1, n_cores() // 2))
+        page_size, max_rows, max_model_len = settings.page_size, settings.max_num_seqs, settings.max_model_len
         if page_size < 1 or max_rows < 1:
-            raise ConfigError(f"page_size {page_size} and max_rows {max_rows} must be at least 1")
-        with open_weights(checkpoint, load_format=load_format, dtype=_dtype(dtype)) as weights:
-            page, n_pages = _plan_pool(weights, page_size, kv_cache_dtype, kv_cache_memory_bytes, max_total_tokens)
+            raise ConfigError(f"page_size {page_size} and max_num_seqs {max_rows} must be at least 1")
+        with open_weights(checkpoint, load_format=settings.load_format, dtype=_dtype(settings.dtype)) as weights:
+            page, n_pages = _plan_pool(weights, settings)
             config = weights.config
             kv_scales = None if page.dtype == weights.dtype else weights.kv_scales()
             self.model = Decoder(weights, CpuOperations(config, max_model_len), kv_scales)
@@ -330,24 +316,17 @@ class _Step:
         return self.outcome
 
 
-def check_for_cpu(
-    checkpoint: Checkpoint,
-    *,
-    page_size: int,
-    kv_cache_memory_bytes: int,
-    max_total_tokens: int | None,
-    dtype: str,
-    quantization: str | None,
-    kv_cache_dtype: KVCacheDtype,
-) -> None:
+def check_for_cpu(checkpoint: Checkpoint, settings: DeviceSettings) -> None:
     """Runs those checks of ``CpuExecutor`` that need no weights, and refuses to quantize them.
 
     Raises:
         CheckpointError: ``config.json`` is invalid or not supported.
         ConfigError: a size does not fit the checkpoint or the memory.
     """
-    with open_weights(checkpoint, load_format="dummy", dtype=_dtype(dtype), quantization=quantization) as weights:
-        _plan_pool(weights, page_size, kv_cache_dtype, kv_cache_memory_bytes, max_total_tokens)
+    with open_weights(
+        checkpoint, load_format="dummy", dtype=_dtype(settings.dtype), quantization=settings.quantization
+    ) as weights:
+        _plan_pool(weights, settings)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -356,22 +335,17 @@ def _dtype(name: str) -> torch.dtype:
     return choices[name]
 
 
-def _plan_pool(
-    weights: Weights,
-    page_size: int,
-    kv_cache_dtype: KVCacheDtype,
-    kv_cache_memory_bytes: int,
-    max_total_tokens: int | None,
-) -> tuple[PageShape, int]:
+def _plan_pool(weights: Weights, settings: DeviceSettings) -> tuple[PageShape, int]:
     """Returns the page shape and the number of pages.
 
     Raises:
         ConfigError: weights and pool together do not fit into memory.
     """
     config = weights.config
-    dtype = choose_kv_dtype(kv_cache_dtype, weights.dtype)
-    page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, dtype)
-    n_pages = count_pages(page, kv_cache_memory_bytes, max_total_tokens)
+    assert settings.kv_cache_memory_bytes is not None, "the pool on the CPU has a size"
+    dtype = choose_kv_dtype(settings.kv_cache_dtype, weights.dtype)
+    page = PageShape(config.n_layers, config.n_kv_heads, settings.page_size, config.head_dim, dtype)
+    n_pages = count_pages(page, settings.kv_cache_memory_bytes, settings.max_total_tokens)
     _check_memory(weights, (n_pages + 1) * page.n_bytes)
     return page, n_pages
 

@@ -13,6 +13,7 @@ import torch
 from radixkv.checkpoints import Checkpoint
 from radixkv.config import Device, EngineConfig
 from radixkv.errors import ConfigError
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.errors_cuda import is_out_of_memory
 from radixkv.runtime.device.executor_cpu import CpuExecutor, check_for_cpu
 from radixkv.runtime.device.machine_cuda import (
@@ -91,47 +92,25 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     device = choose_device(config.model.device, checkpoint, machine)
     limit = checkpoint.max_position_embeddings
     resolved = with_defaults(config, device, limit, machine)
-    if resolved.max_model_len > limit:
-        raise ConfigError(f"max_model_len {resolved.max_model_len} must be between 1 and the checkpoint's {limit}")
-    check_rows(resolved.tenants, resolved.max_num_seqs)
+    settings = resolved.device_settings
+    if settings.max_model_len > limit:
+        raise ConfigError(f"max_model_len {settings.max_model_len} must be between 1 and the checkpoint's {limit}")
+    check_rows(resolved.tenants, settings.max_num_seqs)
     if resolved.host_memory_bytes is not None:
         require_host_memory(resolved.host_memory_bytes)
     if device == "cuda":
         assert machine is not None
-        check_attention_backend(resolved.attention_backend, machine)
-        check_for_cuda(
-            checkpoint,
-            check_machine(machine),
-            page_size=resolved.page_size,
-            max_rows=resolved.max_num_seqs,
-            max_model_len=resolved.max_model_len,
-            dtype=resolved.dtype,
-            quantization=resolved.quantization,
-            kv_cache_dtype=resolved.kv_cache_dtype,
-            kv_cache_memory_bytes=resolved.kv_cache_memory_bytes,
-            max_total_tokens=resolved.max_total_tokens,
-            gpu_memory_utilization=resolved.gpu_memory_utilization,
-        )
+        check_attention_backend(settings.attention_backend, machine)
+        check_for_cuda(checkpoint, check_machine(machine), settings)
     else:
-        assert resolved.kv_cache_memory_bytes is not None
-        if resolved.attention_backend != "auto":
+        if settings.attention_backend != "auto":
             raise ConfigError(
-                f"attention_backend {resolved.attention_backend} is for CUDA, and the device in use is the CPU; "
+                f"attention_backend {settings.attention_backend} is for CUDA, and the device in use is the CPU; "
                 "set it to auto"
             )
         if config.cache.gpu_memory_utilization is not None:
-            _warn_of_ignored_utilization(
-                resolved.gpu_memory_utilization, resolved.kv_cache_memory_bytes, resolved.max_total_tokens
-            )
-        check_for_cpu(
-            checkpoint,
-            page_size=resolved.page_size,
-            kv_cache_memory_bytes=resolved.kv_cache_memory_bytes,
-            max_total_tokens=resolved.max_total_tokens,
-            dtype=resolved.dtype,
-            quantization=resolved.quantization,
-            kv_cache_dtype=resolved.kv_cache_dtype,
-        )
+            _warn_of_ignored_utilization(settings)
+        check_for_cpu(checkpoint, settings)
     return resolved
 
 
@@ -155,24 +134,7 @@ def open_executor(resolved: ResolvedConfig, checkpoint: Checkpoint, times: Start
 
         times.end("imports of kernels")
         try:
-            return open_cuda_executor(
-                checkpoint,
-                resolved.machine,
-                page_size=resolved.page_size,
-                max_rows=resolved.max_num_seqs,
-                max_tokens=resolved.max_num_batched_tokens,
-                max_model_len=resolved.max_model_len,
-                kv_cache_memory_bytes=resolved.kv_cache_memory_bytes,
-                max_total_tokens=resolved.max_total_tokens,
-                gpu_memory_utilization=resolved.gpu_memory_utilization,
-                dtype=resolved.dtype,
-                quantization=resolved.quantization,
-                kv_cache_dtype=resolved.kv_cache_dtype,
-                load_format=resolved.load_format,
-                attention_backend=resolved.attention_backend,
-                enforce_eager=resolved.enforce_eager,
-                times=times,
-            )
+            return open_cuda_executor(checkpoint, resolved.machine, resolved.device_settings, times)
         except BaseException as error:
             out_of_memory = is_out_of_memory(error)
             _release_gpu_memory(error)
@@ -183,18 +145,7 @@ def open_executor(resolved: ResolvedConfig, checkpoint: Checkpoint, times: Start
                 "gpu_memory_utilization, max_num_seqs, max_num_batched_tokens or max_model_len lower, use a "
                 "smaller model, or stop other programs that use the GPU"
             ) from None
-    assert resolved.kv_cache_memory_bytes is not None
-    executor = CpuExecutor(
-        checkpoint,
-        page_size=resolved.page_size,
-        max_rows=resolved.max_num_seqs,
-        max_model_len=resolved.max_model_len,
-        kv_cache_memory_bytes=resolved.kv_cache_memory_bytes,
-        max_total_tokens=resolved.max_total_tokens,
-        dtype=resolved.dtype,
-        kv_cache_dtype=resolved.kv_cache_dtype,
-        load_format=resolved.load_format,
-    )
+    executor = CpuExecutor(checkpoint, resolved.device_settings)
     times.end("weights and pool")
     return executor
 
@@ -207,10 +158,11 @@ def _release_gpu_memory(error: BaseException) -> None:
         torch.cuda.empty_cache()
 
 
-def _warn_of_ignored_utilization(utilization: float, n_bytes: int, n_tokens: int | None) -> None:
+def _warn_of_ignored_utilization(settings: DeviceSettings) -> None:
+    n_bytes, n_tokens = settings.kv_cache_memory_bytes, settings.max_total_tokens
     logger.warning(
         "gpu_memory_utilization %g has no effect on the CPU, the device in use: there %s bounds the KV pool",
-        utilization,
+        settings.gpu_memory_utilization,
         f"kv_cache_memory_bytes, {n_bytes}," if n_tokens is None else f"max_total_tokens, {n_tokens},",
     )
 

@@ -9,12 +9,12 @@ from functools import partial
 import torch
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.config import AttentionBackend, LoadFormat
 from radixkv.runtime.device import machine_cuda
 from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.flashinfer_modules import not_compiled
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.executor_cuda import CudaExecutor
 from radixkv.runtime.device.graphs.decode import decode_buckets
 from radixkv.runtime.device.graphs.piecewise import token_buckets
@@ -43,20 +43,7 @@ _PIECEWISE_GRAPH_BYTES = 160 << 10
 def open_cuda_executor(
     checkpoint: Checkpoint,
     machine: machine_cuda.Machine,
-    *,
-    page_size: int,
-    max_rows: int,
-    max_tokens: int,
-    max_model_len: int,
-    kv_cache_memory_bytes: int | None,
-    max_total_tokens: int | None,
-    gpu_memory_utilization: float,
-    dtype: str,
-    quantization: str | None,
-    kv_cache_dtype: str,
-    load_format: LoadFormat,
-    attention_backend: AttentionBackend,
-    enforce_eager: bool,
+    settings: DeviceSettings,
     times: StartTimes,
 ) -> CudaExecutor:
     """Loads the model onto the current GPU, gives the remaining memory to the KV pool, and captures CUDA graphs.
@@ -64,19 +51,7 @@ def open_cuda_executor(
     Args:
         checkpoint: the model; ``check_for_cuda`` has found that it and the settings fit the machine.
         machine: with a usable GPU.
-        page_size: tokens per page.
-        max_rows: most rows of a step, and number of batch slots.
-        max_tokens: most tokens of a step.
-        max_model_len: most positions of a sequence.
-        kv_cache_memory_bytes: the pool's size; None takes the remaining memory.
-        max_total_tokens: the pool's size in tokens; takes precedence over the other two settings.
-        gpu_memory_utilization: the share of the GPU's memory that may be used in all.
-        dtype: ``bfloat16``, ``float16``, or ``auto``.
-        quantization: ``fp8`` rounds the layers' matrices to FP8; None, or the checkpoint's own format, does not.
-        kv_cache_dtype: of the pool: ``fp8``, or ``auto`` for that of activations.
-        load_format: ``dummy`` creates random weights and reads only ``config.json``.
-        attention_backend: of prompts; ``auto`` for FlashInfer where it can be had.
-        enforce_eager: whether to run without CUDA graphs.
+        settings: all of the device.
         times: gets those of the stages.
 
     Raises:
@@ -87,15 +62,15 @@ def open_cuda_executor(
     device = torch.device("cuda", torch.cuda.current_device())
     stream = torch.cuda.Stream(device)
     with torch.inference_mode(), torch.cuda.stream(stream):
-        torch_dtype = machine_cuda.choose_dtype(dtype, checkpoint.config)
-        kv_dtype = choose_kv_dtype(kv_cache_dtype, torch_dtype)
+        torch_dtype = machine_cuda.choose_dtype(settings.dtype, checkpoint.config)
+        kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, torch_dtype)
         has_fp8 = gpu.capability >= machine_cuda.MIN_FP8_CAPABILITY
         with open_weights(
             checkpoint,
-            load_format=load_format,
+            load_format=settings.load_format,
             dtype=torch_dtype,
             device=device,
-            quantization=quantization,
+            quantization=settings.quantization,
             products=("fp8", "int4"),
         ) as weights:
             config = weights.config
@@ -104,14 +79,14 @@ def open_cuda_executor(
                 config.n_heads,
                 config.n_kv_heads,
                 config.head_dim,
-                page_size,
+                settings.page_size,
                 torch_dtype,
                 config.attention_scale,
                 kv_dtype,
             )
-            windows = config.windows_within(max_model_len)
+            windows = config.windows_within(settings.max_model_len)
             backend = machine_cuda.choose_attention_backend(
-                attention_backend, machine, partial(not_compiled, shape, windows, gpu.capability)
+                settings.attention_backend, machine, partial(not_compiled, shape, windows, gpu.capability)
             )
             logger.info("loading %.1f GiB of weights onto %s", weights.n_bytes / _GIB, gpu.name)
             if weights.has_fp8 and not has_fp8:
@@ -121,24 +96,26 @@ def open_cuda_executor(
                     gpu.name,
                     *gpu.capability,
                 )
-            decoder = Decoder(weights, CudaOperations(config, max_model_len, device, has_fp8=has_fp8), kv_scales)
+            decoder = Decoder(
+                weights, CudaOperations(config, settings.max_model_len, device, has_fp8=has_fp8), kv_scales
+            )
         times.end("weights")
-        page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, kv_dtype)
+        page = PageShape(config.n_layers, config.n_kv_heads, settings.page_size, config.head_dim, kv_dtype)
         layout = StagingLayout()
-        rows = RowFields(max_rows, layout)
-        width = -(-max_model_len // page_size)
+        rows = RowFields(settings.max_num_seqs, layout)
+        width = -(-settings.max_model_len // settings.page_size)
         attention = PagedAttention(
             shape,
             windows,
-            max_rows=max_rows,
+            max_rows=settings.max_num_seqs,
             layout=layout,
             device=device,
             kv_scales=kv_scales,
             sinks=decoder.sinks,
             prompt_kernel="triton" if backend == "triton" else None,
         )
-        decode_sizes = [] if enforce_eager else decode_buckets(max_rows)
-        piecewise_sizes = [] if enforce_eager else token_buckets(max_tokens)
+        decode_sizes = [] if settings.enforce_eager else decode_buckets(settings.max_num_seqs)
+        piecewise_sizes = [] if settings.enforce_eager else token_buckets(settings.max_num_batched_tokens)
         max_static_tokens = max(piecewise_sizes, default=0)
         runner = ModelRunner(
             decoder,
@@ -149,10 +126,10 @@ def open_cuda_executor(
             max_static_tokens=max_static_tokens,
             stream=stream,
         )
-        sampler = CudaSampler(max_rows, config.vocab_size, device)
+        sampler = CudaSampler(settings.max_num_seqs, config.vocab_size, device)
         sampler.warm_up(torch_dtype)
         times.end("sampler")
-        step_bytes = _step_bytes(runner, page, max_tokens, max_model_len)
+        step_bytes = _step_bytes(runner, page, settings.max_num_batched_tokens, settings.max_model_len)
         times.end("largest step")
         graph_bytes = _graph_bytes(runner, config.n_layers, decode_sizes, piecewise_sizes)
         times.end("memory of graphs")
@@ -161,19 +138,23 @@ def open_cuda_executor(
         n_pages = plan_pages(
             page,
             measure_memory(device, step_bytes + graph_bytes),
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-            max_total_tokens=max_total_tokens,
-            gpu_memory_utilization=gpu_memory_utilization,
-            max_model_len=max_model_len,
+            kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+            max_total_tokens=settings.max_total_tokens,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            max_model_len=settings.max_model_len,
         )
-        logger.info("the KV pool holds %d tokens", n_pages * page_size)
+        logger.info("the KV pool holds %d tokens", n_pages * settings.page_size)
         runner.open_pool(page, n_pages)
         times.end("pool")
         runner.capture(decode_sizes)
         runner.capture_piecewise(piecewise_sizes)
         times.end("graphs")
     packer = Packer(
-        page_size=page_size, max_rows=max_rows, max_tokens=max_tokens, max_model_len=max_model_len, n_pages=n_pages
+        page_size=settings.page_size,
+        max_rows=settings.max_num_seqs,
+        max_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        n_pages=n_pages,
     )
     return CudaExecutor(
         runner,

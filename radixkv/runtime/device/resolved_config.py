@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from radixkv.config import (
-    AttentionBackend,
     Device,
     EngineConfig,
     EvictionPolicyName,
     GrammarBackend,
-    KVCacheDtype,
-    LoadFormat,
     LoadPolicy,
     SchedulePolicy,
     WritePolicy,
 )
 from radixkv.errors import ConfigError
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.machine_cuda import Machine
 from radixkv.tenants import TenantConfig
 
@@ -34,20 +32,9 @@ class ResolvedConfig:
     device: Device
     machine: Machine | None
     """What the look at the machine found; None if the settings asked for the CPU."""
-    dtype: str
-    quantization: str | None
-    load_format: LoadFormat
-    enforce_eager: bool
+    device_settings: DeviceSettings
     grammar_backend: GrammarBackend
-    attention_backend: AttentionBackend
-    max_model_len: int
-    page_size: int
-    kv_cache_dtype: KVCacheDtype
     enable_prefix_caching: bool
-    kv_cache_memory_bytes: int | None
-    """Size of the KV pool; None if ``gpu_memory_utilization`` decides. Never None on the CPU."""
-    max_total_tokens: int | None
-    """Size of the KV pool in tokens, instead of ``kv_cache_memory_bytes``; None if that one decides."""
     host_memory_bytes: int | None
     """Size of the host tier; None: no host tier."""
     cache_dir: str | None
@@ -61,10 +48,6 @@ class ResolvedConfig:
     eviction_policy: EvictionPolicyName
     ghost_capacity: float
     pin_budget: float
-    gpu_memory_utilization: float
-    """No effect on the CPU."""
-    max_num_seqs: int
-    max_num_batched_tokens: int
     schedule_policy: SchedulePolicy
     lpm_window: int
     lpm_max_passes: int
@@ -106,18 +89,23 @@ def with_defaults(
     return ResolvedConfig(
         device=device,
         machine=machine,
-        dtype=model.dtype,
-        quantization=model.quantization,
-        load_format=model.load_format,
-        enforce_eager=model.enforce_eager,
+        device_settings=DeviceSettings(
+            page_size=cache.page_size,
+            max_num_seqs=n_rows,
+            max_num_batched_tokens=n_tokens,
+            max_model_len=model.max_model_len or max_position_embeddings,
+            kv_cache_memory_bytes=_CPU_POOL_BYTES if n_bytes is None and device == "cpu" else n_bytes,
+            max_total_tokens=cache.max_total_tokens,
+            gpu_memory_utilization=_GPU_MEMORY_UTILIZATION if utilization is None else utilization,
+            dtype=model.dtype,
+            kv_cache_dtype=cache.kv_cache_dtype,
+            quantization=model.quantization,
+            load_format=model.load_format,
+            attention_backend=model.attention_backend,
+            enforce_eager=model.enforce_eager,
+        ),
         grammar_backend=model.grammar_backend,
-        attention_backend=model.attention_backend,
-        max_model_len=model.max_model_len or max_position_embeddings,
-        page_size=cache.page_size,
-        kv_cache_dtype=cache.kv_cache_dtype,
         enable_prefix_caching=cache.enable_prefix_caching,
-        kv_cache_memory_bytes=_CPU_POOL_BYTES if n_bytes is None and device == "cpu" else n_bytes,
-        max_total_tokens=cache.max_total_tokens,
         host_memory_bytes=cache.host_memory_bytes,
         cache_dir=cache.cache_dir,
         cache_dir_bytes=_CACHE_DIR_BYTES if cache.cache_dir_bytes is None else cache.cache_dir_bytes,
@@ -127,9 +115,6 @@ def with_defaults(
         eviction_policy=cache.eviction_policy,
         ghost_capacity=cache.ghost_capacity,
         pin_budget=cache.pin_budget,
-        gpu_memory_utilization=_GPU_MEMORY_UTILIZATION if utilization is None else utilization,
-        max_num_seqs=n_rows,
-        max_num_batched_tokens=n_tokens,
         schedule_policy=scheduler.schedule_policy,
         lpm_window=scheduler.lpm_window,
         lpm_max_passes=scheduler.lpm_max_passes,

@@ -10,6 +10,7 @@ from torch import Tensor
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError, DeviceError
 from radixkv.runtime.device import executor_cpu as executor_module
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import PendingStep
@@ -32,11 +33,14 @@ def open_executor(
 ) -> CpuExecutor:
     return CpuExecutor(
         checkpoint,
-        page_size=page_size,
-        max_rows=max_rows,
-        max_model_len=max_model_len,
-        kv_cache_memory_bytes=kv_cache_memory_bytes,
-        max_total_tokens=max_total_tokens,
+        DeviceSettings(
+            page_size=page_size,
+            max_num_seqs=max_rows,
+            max_model_len=max_model_len,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            max_total_tokens=max_total_tokens,
+            max_num_batched_tokens=2048,
+        ),
     )
 
 
@@ -229,7 +233,7 @@ def test_the_pool_is_sized_by_tokens_or_bytes(checkpoint: Get) -> None:
         ),
         ({"max_total_tokens": 1 << 50}, "does not fit into memory"),
         ({"page_size": 0}, "page_size 0"),
-        ({"max_rows": 0}, "max_rows 0"),
+        ({"max_rows": 0}, "max_num_seqs 0"),
     ],
 )
 def test_invalid_sizes(checkpoint: Get, settings: dict[str, int], message: str) -> None:

@@ -19,6 +19,7 @@ from radixkv.errors import ConfigError
 from radixkv.runtime import open_loop
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.device import factory
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.device.factory import choose_device, open_executor, resolve_config
 from radixkv.runtime.device.machine_cuda import PACKAGES, Gpu, Machine
@@ -197,7 +198,7 @@ def test_the_machine_is_looked_at_once(
 ) -> None:
     looks: list[None] = []
 
-    def opened(_: Checkpoint, machine: Machine, **__: object) -> None:
+    def opened(_: Checkpoint, machine: Machine, *__: object) -> None:
         assert machine is H100
         raise KeyboardInterrupt
 
@@ -249,21 +250,21 @@ def test_too_little_memory_at_start_is_a_one_line_error(
 def test_enforce_eager_reaches_the_cuda_executor(
     use_machine: ReplaceMachine, supported: Checkpoint, is_eager: bool
 ) -> None:
-    settings_used: dict[str, Any] = {}
-    use_machine(H100, lambda *_, **settings: settings_used.update(settings))
+    settings_used: list[DeviceSettings] = []
+    use_machine(H100, lambda *arguments: settings_used.append(arguments[2]))
     open_executor(with_defaults(EngineConfig(ModelConfig(enforce_eager=is_eager)), "cuda", 64, H100), supported)
-    assert settings_used["enforce_eager"] is is_eager
+    assert settings_used[-1].enforce_eager is is_eager
 
 
 @pytest.mark.parametrize("backend", ["auto", "triton", "flashinfer"])
 def test_the_attention_backend_reaches_the_cuda_executor(
     use_machine: ReplaceMachine, supported: Checkpoint, backend: AttentionBackend
 ) -> None:
-    settings_used: dict[str, Any] = {}
-    use_machine(H100, lambda *_, **settings: settings_used.update(settings))
+    settings_used: list[DeviceSettings] = []
+    use_machine(H100, lambda *arguments: settings_used.append(arguments[2]))
     config = EngineConfig(ModelConfig(attention_backend=backend))
     open_executor(with_defaults(config, "cuda", 64, H100), supported)
-    assert settings_used["attention_backend"] == backend
+    assert settings_used[-1].attention_backend == backend
 
 
 def test_flashinfer_that_is_not_installed_is_refused_before_the_gpu_is_opened(supported: Checkpoint) -> None:

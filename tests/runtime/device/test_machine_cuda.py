@@ -19,6 +19,7 @@ import torch
 from radixkv.checkpoints import resolve
 from radixkv.config import AttentionBackend
 from radixkv.errors import ConfigError
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.machine_cuda import (
     HEAD_SIZES,
     PACKAGES,
@@ -412,15 +413,18 @@ def test_experts_in_fp8_need_ada(tmp_path: Path) -> None:
         check_for_cuda(
             resolve(str(tmp_path)),
             gpu,
-            page_size=16,
-            max_rows=8,
-            max_model_len=64,
-            dtype="bfloat16",
-            quantization=quantization,
-            kv_cache_dtype="auto",
-            kv_cache_memory_bytes=None,
-            max_total_tokens=None,
-            gpu_memory_utilization=0.9,
+            DeviceSettings(
+                max_num_batched_tokens=2048,
+                page_size=16,
+                max_num_seqs=8,
+                max_model_len=64,
+                dtype="bfloat16",
+                quantization=quantization,
+                kv_cache_dtype="auto",
+                kv_cache_memory_bytes=None,
+                max_total_tokens=None,
+                gpu_memory_utilization=0.9,
+            ),
         )
 
     with pytest.raises(ConfigError, match=r"^experts in FP8 need .* 8\.9 .* NVIDIA A100 has 8\.0; use"):

@@ -9,6 +9,7 @@ import pytest
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.errors import CheckpointError, ConfigError
 from radixkv.runtime.device import memory_check
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.device.kv_pool_cpu import KVPool, PageShape, count_pages
 from radixkv.runtime.device.memory_check import available_bytes, check_allocation
@@ -62,17 +63,23 @@ def test_allocations_beyond_the_available_memory_are_refused(
     [
         ({"max_total_tokens": 10**23 - 1}, "KV pool .* max_total_tokens"),
         ({"kv_cache_memory_bytes": 10**23 - 1, "max_total_tokens": None}, "KV pool .*kv_cache_memory_bytes"),
-        ({"max_rows": 10**9}, "max_num_seqs 1000000000 and max_model_len 200"),
-        ({"max_rows": 10**23}, "max_num_seqs 100000000000000000000000"),
+        ({"max_num_seqs": 10**9}, "max_num_seqs 1000000000 and max_model_len 200"),
+        ({"max_num_seqs": 10**23}, "max_num_seqs 100000000000000000000000"),
     ],
 )
 def test_settings_of_absurd_size_are_refused(
     checkpoint: Callable[[str], Checkpoint], settings: dict[str, Any], message: str
 ) -> None:
     # With page_size 1 there are as many table entries as positions: a billion rows exceed any machine's memory.
-    base: dict[str, Any] = {"page_size": 1, "max_rows": 4, "max_model_len": 200, "max_total_tokens": 200}
+    base: dict[str, Any] = {
+        "page_size": 1,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 200,
+        "max_model_len": 200,
+        "max_total_tokens": 200,
+    }
     with pytest.raises(ConfigError, match=message):
-        CpuExecutor(checkpoint("grouped"), **({"kv_cache_memory_bytes": 1 << 30} | base | settings))
+        CpuExecutor(checkpoint("grouped"), DeviceSettings(**({"kv_cache_memory_bytes": 1 << 30} | base | settings)))
 
 
 def test_a_corrupt_context_length_is_refused_before_allocating(tmp_path: Path) -> None:
@@ -92,11 +99,14 @@ def test_a_corrupt_layer_count_is_refused_before_the_pool_is_sized(tmp_path: Pat
 def open_executor(folder: Path, *, max_model_len: int) -> CpuExecutor:
     return CpuExecutor(
         resolve(str(folder)),
-        page_size=4,
-        max_rows=4,
-        max_model_len=max_model_len,
-        kv_cache_memory_bytes=1 << 20,
-        max_total_tokens=None,
+        DeviceSettings(
+            page_size=4,
+            max_num_seqs=4,
+            max_model_len=max_model_len,
+            kv_cache_memory_bytes=1 << 20,
+            max_total_tokens=None,
+            max_num_batched_tokens=2048,
+        ),
     )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
 import pytest
 
 from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.errors import ConfigError
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.resolved_config import with_defaults
 
 LIMIT = 4096
@@ -17,12 +19,14 @@ LIMIT = 4096
 
 def test_defaults_depend_on_the_device() -> None:
     cpu, cuda = (with_defaults(EngineConfig(seed=7), device, LIMIT) for device in ("cpu", "cuda"))
-    assert (cpu.device, cpu.max_num_seqs, cpu.max_num_batched_tokens) == ("cpu", 256, 2048)
-    assert (cuda.device, cuda.max_num_seqs, cuda.max_num_batched_tokens) == ("cuda", 512, 8192)
-    assert (cpu.kv_cache_memory_bytes, cuda.kv_cache_memory_bytes) == (1 << 30, None)
-    assert cuda.gpu_memory_utilization == 0.9
-    assert cpu.max_model_len == cuda.max_model_len == LIMIT
+    assert (cpu.device, cuda.device) == ("cpu", "cuda")
     assert cpu.seed == cuda.seed == 7
+    on_cpu, on_cuda = cpu.device_settings, cuda.device_settings
+    assert (on_cpu.max_num_seqs, on_cpu.max_num_batched_tokens) == (256, 2048)
+    assert (on_cuda.max_num_seqs, on_cuda.max_num_batched_tokens) == (512, 8192)
+    assert (on_cpu.kv_cache_memory_bytes, on_cuda.kv_cache_memory_bytes) == (1 << 30, None)
+    assert on_cuda.gpu_memory_utilization == 0.9
+    assert on_cpu.max_model_len == on_cuda.max_model_len == LIMIT
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -43,10 +47,17 @@ def test_settings_that_are_set_stay_on_every_device(device: Any) -> None:
         ),
     )
     resolved = with_defaults(config, device, LIMIT)
-    assert (resolved.dtype, resolved.max_model_len, resolved.enforce_eager) == ("bfloat16", 100, True)
-    assert (resolved.page_size, resolved.kv_cache_memory_bytes) == (8, 5000)
-    assert device == "cpu" or resolved.gpu_memory_utilization == 0.5
-    assert {name: getattr(resolved, name) for name in asdict(config.scheduler)} == asdict(config.scheduler)
+    settings = resolved.device_settings
+    assert (settings.dtype, settings.max_model_len, settings.enforce_eager) == ("bfloat16", 100, True)
+    assert (settings.page_size, settings.kv_cache_memory_bytes) == (8, 5000)
+    assert device == "cpu" or settings.gpu_memory_utilization == 0.5
+    found = {**asdict(resolved), **msgspec.structs.asdict(settings)}
+    assert found.items() >= asdict(config.scheduler).items()
+
+
+def test_the_settings_of_a_device_survive_a_wire() -> None:
+    settings = with_defaults(EngineConfig(ModelConfig(quantization="fp8")), "cuda", LIMIT).device_settings
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(settings), type=DeviceSettings) == settings
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -68,7 +79,10 @@ def test_a_default_fits_the_settings_that_are_set(
         assert n_tokens < n_rows - 1 + page_size
         return
     resolved = with_defaults(config, device, LIMIT)
-    found_rows, found_tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
+    found_rows, found_tokens = (
+        resolved.device_settings.max_num_seqs,
+        resolved.device_settings.max_num_batched_tokens,
+    )
     spare = found_tokens - (found_rows - 1 + page_size)
     assert spare >= 0
     assert found_rows == n_rows or found_rows in (256, 512) or spare == 0
@@ -82,9 +96,9 @@ def test_the_pool_size_can_be_set_only_once(device: Any, n_bytes: int) -> None:
     with pytest.raises(ConfigError, match=f"kv_cache_memory_bytes {n_bytes} .*max_total_tokens 640"):
         with_defaults(twice, device, LIMIT)
     resolved = with_defaults(EngineConfig(cache=CacheConfig(max_total_tokens=640)), device, LIMIT)
-    assert resolved.max_total_tokens == 640
+    assert resolved.device_settings.max_total_tokens == 640
 
 
 def test_gpu_memory_utilization_changes_nothing_on_the_cpu() -> None:
     config = EngineConfig(cache=CacheConfig(gpu_memory_utilization=0.8))
-    assert with_defaults(config, "cpu", LIMIT).kv_cache_memory_bytes == 1 << 30
+    assert with_defaults(config, "cpu", LIMIT).device_settings.kv_cache_memory_bytes == 1 << 30

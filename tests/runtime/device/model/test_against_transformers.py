@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from radixkv.checkpoints import Checkpoint
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.step.plan import Row, StepPlan
 from support.device_support import CHECKPOINTS, GREEDY, OpenDevice, load_oracle, random_ids, row_of, tokens_of
@@ -34,11 +35,14 @@ def test_greedy_tokens_alone_batched_chunked_and_with_hits(checkpoint: Get, name
     oracle = load_oracle(checkpoint(name))
     executor = CpuExecutor(
         checkpoint(name),
-        page_size=PAGE,
-        max_rows=4,
-        max_model_len=256,
-        kv_cache_memory_bytes=1 << 30,
-        max_total_tokens=PAGE * 60,
+        DeviceSettings(
+            page_size=PAGE,
+            max_num_seqs=4,
+            max_model_len=256,
+            kv_cache_memory_bytes=1 << 30,
+            max_total_tokens=PAGE * 60,
+            max_num_batched_tokens=2048,
+        ),
     )
     for page in range(executor.n_pages):
         executor.pool.poison(page)

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.step.plan import StepPlan
 from support.device_support import CHECKPOINTS, GREEDY, OpenDevice, load_oracle, random_ids, row_of
@@ -45,12 +46,15 @@ def test_the_error_is_about_that_of_transformers(checkpoint: Get, name: str) -> 
 def open_executor(checkpoint: Checkpoint, dtype: str) -> CpuExecutor:
     return CpuExecutor(
         checkpoint,
-        page_size=8,
-        max_rows=2,
-        max_model_len=256,
-        kv_cache_memory_bytes=1 << 20,
-        max_total_tokens=None,
-        dtype=dtype,
+        DeviceSettings(
+            page_size=8,
+            max_num_seqs=2,
+            max_model_len=256,
+            kv_cache_memory_bytes=1 << 20,
+            max_total_tokens=None,
+            dtype=dtype,
+            max_num_batched_tokens=2048,
+        ),
     )
 
 

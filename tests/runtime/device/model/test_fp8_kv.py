@@ -17,6 +17,7 @@ from transformers import DynamicCache
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.config import KVCacheDtype
 from radixkv.errors import CheckpointError
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.device.kv_dtype import FP8, FP8_MAX, UNSCALED, LayerScales, quantize, scales_text
 from radixkv.runtime.device.weights.weights import open_weights
@@ -185,12 +186,15 @@ def test_the_scales_and_the_dtype_are_what_pages_depend_on(saved: Callable[[str]
     def identity(checkpoint: Checkpoint, kv_cache_dtype: KVCacheDtype) -> tuple[str, str, str]:
         executor = CpuExecutor(
             checkpoint,
-            page_size=4,
-            max_rows=2,
-            max_model_len=64,
-            kv_cache_memory_bytes=1 << 20,
-            max_total_tokens=None,
-            kv_cache_dtype=kv_cache_dtype,
+            DeviceSettings(
+                page_size=4,
+                max_num_seqs=2,
+                max_model_len=64,
+                kv_cache_memory_bytes=1 << 20,
+                max_total_tokens=None,
+                kv_cache_dtype=kv_cache_dtype,
+                max_num_batched_tokens=2048,
+            ),
         )
         return executor.dtype, executor.kv_dtype, executor.page_format.scales
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import DeviceError
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring, StepPlan
 from radixkv.wire import TokenLogprobs
@@ -27,11 +28,14 @@ PENALISED = replace(GREEDY, frequency_penalty=1.0, presence_penalty=0.5, repetit
 def executor(checkpoint: Get) -> CpuExecutor:
     executor = CpuExecutor(
         checkpoint("grouped"),
-        page_size=4,
-        max_rows=4,
-        max_model_len=700,
-        kv_cache_memory_bytes=1 << 30,
-        max_total_tokens=1000,
+        DeviceSettings(
+            page_size=4,
+            max_num_seqs=4,
+            max_model_len=700,
+            kv_cache_memory_bytes=1 << 30,
+            max_total_tokens=1000,
+            max_num_batched_tokens=2048,
+        ),
     )
     for page in range(executor.n_pages):
         executor.pool.poison(page)

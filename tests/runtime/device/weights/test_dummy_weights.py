@@ -9,6 +9,7 @@ from transformers import AutoConfig
 
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError, ConfigError
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.step.plan import StepPlan
 from support.checkpoints import save_checkpoint
@@ -29,7 +30,10 @@ LLAMA_8B = {
 def execute(folder: Path, **settings: Any) -> CpuExecutor:
     base: dict[str, Any] = {"kv_cache_memory_bytes": 4 << 20, "max_total_tokens": None, "load_format": "dummy"}
     return CpuExecutor(
-        resolve(str(folder), load_format="dummy"), page_size=8, max_rows=2, max_model_len=256, **(base | settings)
+        resolve(str(folder), load_format="dummy"),
+        DeviceSettings(
+            page_size=8, max_num_seqs=2, max_model_len=256, **(base | settings), max_num_batched_tokens=2048
+        ),
     )
 
 

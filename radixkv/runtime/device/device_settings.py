@@ -1,0 +1,38 @@
+"""The settings of a device: all that it needs to load a model and to size its pool and its steps."""
+
+from __future__ import annotations
+
+import msgspec
+
+from radixkv.config import AttentionBackend, KVCacheDtype, LoadFormat
+
+
+class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings that a device reads, with their defaults resolved. They can be sent to another process."""
+
+    page_size: int
+    """Tokens per page."""
+    max_num_seqs: int
+    """Most rows of a step, and number of batch slots."""
+    max_num_batched_tokens: int
+    """Most tokens of a step; the CPU computes steps of any size."""
+    max_model_len: int
+    """Most positions of a sequence."""
+    kv_cache_memory_bytes: int | None = None
+    """Size of the KV pool; None if ``gpu_memory_utilization`` decides. Never None on the CPU."""
+    max_total_tokens: int | None = None
+    """Size of the KV pool in tokens, before the other two settings; None if they decide."""
+    gpu_memory_utilization: float = 0.9
+    """Share of the GPU's memory that may be used in all. No effect on the CPU."""
+    dtype: str = "auto"
+    """Of weights and activations: ``float32`` or ``bfloat16`` on the CPU, ``bfloat16`` or ``float16`` on CUDA."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """Of the pool; ``auto`` is that of activations."""
+    quantization: str | None = None
+    """``fp8`` rounds the layers' matrices to FP8; None, or the checkpoint's own format, does not."""
+    load_format: LoadFormat = "auto"
+    """``dummy`` creates random weights and reads no file except ``config.json``."""
+    attention_backend: AttentionBackend = "auto"
+    """Of prompts on CUDA; ``auto`` is FlashInfer where it can be had."""
+    enforce_eager: bool = False
+    """Whether CUDA runs without graphs."""
