@@ -238,7 +238,7 @@ def timed_search() -> Iterator[list[float]]:
     times_ms: list[float] = []
     find = SharedPrefixes.find
 
-    def timed(self: SharedPrefixes, requests: Sequence[Request]) -> tuple[SharedRun, ...]:
+    def timed(self: SharedPrefixes, requests: Sequence[Request]) -> tuple[tuple[SharedRun, ...], int]:
         started = time.thread_time()
         runs = find(self, requests)
         times_ms.append((time.thread_time() - started) * 1e3)

@@ -149,10 +149,10 @@ def time_out_what_has_run(patch: Patch) -> None:
 
 def keep_shared_runs_while_the_rows_are_as_many(patch: Patch) -> None:
     find = SharedPrefixes.find
-    last: dict[SharedPrefixes, tuple[int, tuple[SharedRun, ...]]] = {}
+    last: dict[SharedPrefixes, tuple[int, tuple[tuple[SharedRun, ...], int]]] = {}
 
-    def mutant(self: SharedPrefixes, requests: Sequence[Request]) -> tuple[SharedRun, ...]:
-        n_rows, runs = last.get(self, (0, ()))
+    def mutant(self: SharedPrefixes, requests: Sequence[Request]) -> tuple[tuple[SharedRun, ...], int]:
+        n_rows, runs = last.get(self, (0, ((), 0)))
         if n_rows != len(requests):
             last.clear()
             runs = find(self, requests)
@@ -160,6 +160,11 @@ def keep_shared_runs_while_the_rows_are_as_many(patch: Patch) -> None:
         return runs
 
     patch.setattr(SharedPrefixes, "find", mutant)
+
+
+def keep_the_number_of_other_shared_runs(patch: Patch) -> None:
+    find = SharedPrefixes.find
+    patch.setattr(SharedPrefixes, "find", lambda self, requests: (find(self, requests)[0], 1))
 
 
 def share_pages_of_the_tail(patch: Patch) -> None:
@@ -223,6 +228,7 @@ OF_REQUESTS: tuple[Callable[[Patch], None], ...] = (
     admit_a_retried_request_among_others,
     time_out_what_has_run,
     keep_shared_runs_while_the_rows_are_as_many,
+    keep_the_number_of_other_shared_runs,
     share_pages_of_the_tail,
     find_shared_runs_in_another_order_of_the_rows,
     believe_that_a_failed_step_has_arrived,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -250,6 +251,8 @@ class FakeDevice:
     copied_slots: set[tuple[int, int]] = field(default_factory=set)
     """KV slots that hold a copy, which the fork may overwrite."""
     _queue: deque[FakePending] = field(default_factory=deque)
+    _runs_of: dict[int, tuple[SharedRun, ...]] = field(default_factory=dict)
+    """The shared runs of each ``StepPlan.runs_id``."""
 
     n_closed: int = 0
 
@@ -268,6 +271,9 @@ class FakeDevice:
             self.refuse_launches -= 1
             raise DeviceError("the launch was refused")
         assert all(pending.is_finished for pending in self._queue), "a step is launched before another is finished"
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=StepPlan) == plan, (
+            "the plan does not survive a wire"
+        )
         self.trace.append(f"launch {plan.step}")
         self.busy_until = max(self.now, self.busy_until) + self.step_s
         pending = FakePending(self, plan, self.busy_until, self.step_s)
@@ -341,7 +347,11 @@ class FakeDevice:
         )
 
     def _check_shared(self, plan: StepPlan) -> None:
-        """Checks that decode rows come first, and that shared runs match the block tables and nest."""
+        """Checks that decode rows come first, and that shared runs match number and block tables, and nest."""
+        if plan.shared_runs:
+            assert self._runs_of.setdefault(plan.runs_id, plan.shared_runs) == plan.shared_runs, (
+                f"number {plan.runs_id} means other shared runs than before"
+            )
         last = max((index for index, row in enumerate(plan.rows) if row.tokens is None), default=0)
         assert all(row.n_tokens == 1 for row in plan.rows[:last]), "decode rows come first"
         outer: dict[int, list[SharedRun]] = {}

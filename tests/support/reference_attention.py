@@ -71,6 +71,7 @@ class ReferenceAttention:
         shared: Sequence[SharedRun] = (),
         bucket: int | None = None,
         variant: Variant | None = None,
+        runs_id: int | None = None,
     ) -> Ints:
         """Returns [3, rows]: batch slots, starts and token counts."""
         assert bucket is None, "there are no graphs"

@@ -196,7 +196,10 @@ class ModelRunner:
     def _replay(self, step: PackedStep, bucket: int) -> StepOutputs:
         staged = self._staging.stage()
         self._row_fields.fill_decode(staged, step, bucket)
-        decode = self._attention.plan_decode(staged, step.batch_slots, step.lengths, step.plan.shared_runs, bucket)
+        plan = step.plan
+        decode = self._attention.plan_decode(
+            staged, step.batch_slots, step.lengths, plan.shared_runs, bucket, runs_id=plan.runs_id
+        )
         self._staging.send(staged)
         self._graphs.replay(bucket, decode.variant)
         return self._outputs(bucket)
@@ -208,7 +211,10 @@ class ModelRunner:
         decode = prompts = None
         if n_decode:
             batch_slots, lengths = step.batch_slots[:n_decode], step.lengths[:n_decode]
-            decode = self._attention.plan_decode(staged, batch_slots, lengths, step.plan.shared_runs, None)
+            plan = step.plan
+            decode = self._attention.plan_decode(
+                staged, batch_slots, lengths, plan.shared_runs, None, runs_id=plan.runs_id
+            )
         self._staging.send(staged)
         if len(step.updates):
             self._batch.update(step.n_rows, to_device(step.updates, self._device))

@@ -32,7 +32,7 @@ from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.shared_prefixes import MIN_SHARED_TOKENS, SharedPrefixes
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.runtime.step.forecast import StepForecast
-from radixkv.runtime.step.plan import Row, StepPlan
+from radixkv.runtime.step.plan import Row, SharedRun, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.tenants import TenantConfig
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace
@@ -425,11 +425,14 @@ class Scheduler:
             rows.append(row)
         if not rows:
             return None
-        shared = () if self._shared_prefixes is None else self._shared_prefixes.find(requests[:n_decoding])
+        shared: tuple[SharedRun, ...] = ()
+        runs_id = 0
+        if self._shared_prefixes is not None:
+            shared, runs_id = self._shared_prefixes.find(requests[:n_decoding])
         forks = [request for request in requests[:n_decoding] if request.leader is not None]  # of beams
         copies, sources = _take_copies(forks + requests[n_decoding:])
         is_masked = any(row.sampling is not None and row.sampling.is_masked for row in rows)
-        plan = StepPlan(self._n_steps, tuple(rows), copies, shared, is_masked)
+        plan = StepPlan(self._n_steps, tuple(rows), copies, shared, runs_id, is_masked)
         self._launched.append(LaunchedPlan(plan, requests, sources))
         self._n_steps += 1
         return plan

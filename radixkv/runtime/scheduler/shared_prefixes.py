@@ -27,18 +27,22 @@ class SharedPrefixes:
         self._min_pages = cache.pages_for(min_tokens)
         self._leases: list[Lease | None] = []
         self._runs: tuple[SharedRun, ...] = ()
+        self._runs_id = 0
 
-    def find(self, requests: Sequence[Request]) -> tuple[SharedRun, ...]:
-        """Returns the shared runs of the requests, whose rows are in a plan in this order.
+    def find(self, requests: Sequence[Request]) -> tuple[tuple[SharedRun, ...], int]:
+        """Returns the shared runs of the requests, whose rows are in a plan in this order, and their number.
+
+        Two calls return the same number only with the same runs.
 
         O(rows); O(edges) more if the requests differ from those of the previous call.
         """
         leases = [request.blocks.lease for request in requests]
         if leases != self._leases:
             self._leases = leases
+            self._runs_id += 1
             self._runs = tuple(
                 SharedRun(run.leases, run.first_page, run.n_pages)
                 for run in self._cache.shared_runs(leases)
                 if run.n_pages >= self._min_pages
             )
-        return self._runs
+        return self._runs, self._runs_id

@@ -1,7 +1,8 @@
 """The plan of a step: what the scheduler tells the device to compute, as plain ints and bytes.
 
 The classes of this module are ``msgspec`` structs because a step creates hundreds of them: a frozen dataclass takes
-ten times as long.
+ten times as long. A plan can be sent to another process: encoded as arrays, structs take a quarter of the bytes of
+maps.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import msgspec
 from radixkv.errors import InvariantError
 
 
-class History(msgspec.Struct, frozen=True):
+class History(msgspec.Struct, frozen=True, array_like=True):
     """The tokens before the one to sample, which penalties depend on."""
 
     tokens: bytes
@@ -20,7 +21,7 @@ class History(msgspec.Struct, frozen=True):
     """Tokens of the prompt."""
 
 
-class RowSampling(msgspec.Struct, frozen=True):
+class RowSampling(msgspec.Struct, frozen=True, array_like=True):
     """How a row's token is sampled. The random number depends on ``seed`` and ``index`` only."""
 
     temperature: float
@@ -53,7 +54,7 @@ class RowSampling(msgspec.Struct, frozen=True):
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
-class Scoring(msgspec.Struct, frozen=True):
+class Scoring(msgspec.Struct, frozen=True, array_like=True):
     """Request for prompt logprobs: the log-probabilities of the prompt tokens that follow a row's tokens."""
 
     targets: bytes
@@ -62,7 +63,7 @@ class Scoring(msgspec.Struct, frozen=True):
     """How many of the most likely tokens to report with each target."""
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(msgspec.Struct, frozen=True, array_like=True):
     """One request's part of a step: the tokens to compute and the pages that hold their KV.
 
     Computes the tokens at positions ``start .. start + n_tokens - 1``. In every layer, all rows of the plan write K
@@ -94,7 +95,7 @@ class Row(msgspec.Struct, frozen=True):
     """None computes no prompt logprobs."""
 
 
-class SharedRun(msgspec.Struct, frozen=True):
+class SharedRun(msgspec.Struct, frozen=True, array_like=True):
     """A run of pages shared by rows, which attention can read once for all of them.
 
     The block tables of these rows have the same pages at entries ``first_page .. first_page + n_pages - 1``. Each
@@ -109,7 +110,7 @@ class SharedRun(msgspec.Struct, frozen=True):
     """Length of the run in pages."""
 
 
-class StepPlan(msgspec.Struct, frozen=True):
+class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One forward pass."""
 
     step: int
@@ -121,8 +122,10 @@ class StepPlan(msgspec.Struct, frozen=True):
     A row may start within a page that was copied: it then overwrites the rest of the page."""
     shared_runs: tuple[SharedRun, ...] = ()
     """Runs of pages that decode rows share, if the executor uses them. Runs nest: a run of more rows comes before
-    the runs that some of those rows share after it. Empty does not mean that no pages are shared.
-    The same tuple object always means the same runs, so that a device can cache what it plans for them."""
+    the runs that some of those rows share after it. Empty does not mean that no pages are shared."""
+    runs_id: int = 0
+    """Number of ``shared_runs``. Plans with the same number have the same runs, so that a device can cache what it
+    plans for them."""
     is_masked: bool = False
     """Whether any row is masked, so that its token is sampled by ``RunningStep.finish``."""
 

@@ -340,8 +340,8 @@ def test_a_run_after_a_gap_is_left_out() -> None:
     selector = SharedRunSelector(
         SharingCosts(), page_size=PAGE, token_bytes=4096, group=4, small_tile=16, large_tile=128
     )
-    assert selector.select([SharedRun(tuple(range(64)), 5, 200)], 64, 16, 4) is None
-    assert selector.select([SharedRun(tuple(range(64)), 0, 200)], 64, 16, 4) is not None
+    assert selector.select([SharedRun(tuple(range(64)), 5, 200)], None, 64, 16, 4) is None
+    assert selector.select([SharedRun(tuple(range(64)), 0, 200)], None, 64, 16, 4) is not None
 
 
 def test_a_step_without_runs_keeps_the_last_plan() -> None:
@@ -349,9 +349,19 @@ def test_a_step_without_runs_keeps_the_last_plan() -> None:
         SharingCosts(), page_size=PAGE, token_bytes=4096, group=4, small_tile=16, large_tile=128
     )
     runs = [SharedRun(tuple(range(64)), 0, 200)]
-    chosen = selector.select(runs, 64, 16, 4)
-    assert selector.select((), 64, 16, 4) is None
-    assert selector.select(runs, 64, 16, 4) is chosen
+    chosen = selector.select(runs, 3, 64, 16, 4)
+    assert selector.select((), 0, 64, 16, 4) is None
+    assert selector.select(list(runs), 3, 64, 16, 4) is chosen
+
+
+def test_runs_with_another_number_are_selected_anew() -> None:
+    selector = SharedRunSelector(
+        SharingCosts(), page_size=PAGE, token_bytes=4096, group=4, small_tile=16, large_tile=128
+    )
+    many, few = ([SharedRun(tuple(range(64)), 0, n_pages)] for n_pages in (200, 100))
+    plans = [selector.select(runs, number, 64, 16, 4) for runs, number in ((many, 1), (few, 2), (many, None))]
+    assert all(plan is not None for plan in plans)
+    assert [plan.runs[0].n_pages for plan in plans if plan is not None] == [200, 100, 200]
 
 
 def test_an_fa3_schedule_has_every_tile_once_and_is_balanced() -> None:

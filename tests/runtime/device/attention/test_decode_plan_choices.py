@@ -23,7 +23,7 @@ def used_sizes(n_rows: int, n_tokens: int, n_groups: int, kernel: SharedKernel) 
     )
     size = n_rows // n_groups
     runs = [SharedRun(tuple(range(first, first + size)), 0, n_tokens // PAGE) for first in range(0, n_rows, size)]
-    sharing = selector.select(runs, n_rows, max(n_rows // 4, 1), max(2 * n_rows * 4 // 128, 1))
+    sharing = selector.select(runs, None, n_rows, max(n_rows // 4, 1), max(2 * n_rows * 4 // 128, 1))
     return [] if sharing is None else [run.is_large for run in sharing.runs]
 
 

@@ -68,6 +68,7 @@ class Attention(Protocol[DecodeT, PromptT]):
         shared: Sequence[SharedRun] = (),
         bucket: int | None = None,
         variant: Variant | None = None,
+        runs_id: int | None = None,
     ) -> DecodeT:
         """Plans a step's decode rows, and stages the plan; called before ``staged`` is sent.
 
@@ -75,9 +76,10 @@ class Attention(Protocol[DecodeT, PromptT]):
             staged: the step's staging buffer.
             batch_slots: [rows].
             lengths: [rows], positions that each row attends to, its own included.
-            shared: runs of shared pages, see ``StepPlan.shared_runs``; the same object means the same runs.
+            shared: runs of shared pages, see ``StepPlan.shared_runs``.
             bucket: rows of the graph that will run; None runs without a graph.
             variant: variant of the graph; None chooses the fastest.
+            runs_id: number of ``shared``, see ``StepPlan.runs_id``; None: it has none.
         """
         ...
 

@@ -182,6 +182,7 @@ class DecodePlanner:
         shared: Sequence[SharedRun] = (),
         bucket: int | None = None,
         variant: Variant | None = None,
+        runs_id: int | None = None,
     ) -> DecodeStep:
         """Plans and stages the rows, padded to the bucket with rows of one token.
 
@@ -190,10 +191,11 @@ class DecodePlanner:
             batch_slots: [rows].
             lengths: [rows], positions that each row attends to.
             width: entries per block table.
-            shared: as in ``StepPlan.shared_runs``; the same object only for the same runs.
+            shared: as in ``StepPlan.shared_runs``.
             bucket: rows of the graph that will run; None pads no large items;
                 small items are always padded to the most for this number of rows.
             variant: None chooses the fastest.
+            runs_id: number of ``shared``, by which the selection among them is cached; None: it is not.
         """
         n_rows = len(batch_slots) if bucket is None else bucket
         padding = n_rows - len(batch_slots)
@@ -202,7 +204,7 @@ class DecodePlanner:
         sharing = None
         if variant is None:
             sharing = (
-                self._shared_run_selector.select(shared, n_rows, *self._max_tiles(n_rows))
+                self._shared_run_selector.select(shared, runs_id, n_rows, *self._max_tiles(n_rows))
                 if self._reads_all
                 else None
             )

@@ -158,6 +158,7 @@ class PagedAttention:
         shared: Sequence[SharedRun] = (),
         bucket: int | None = None,
         variant: Variant | None = None,
+        runs_id: int | None = None,
     ) -> DecodeStep:
         """Plans a step's decode rows, and stages the plan.
 
@@ -168,8 +169,10 @@ class PagedAttention:
             shared: runs of shared pages, see ``StepPlan.shared_runs``.
             bucket: rows of the graph that will run; None runs without a graph.
             variant: variant of the graph; None chooses the fastest.
+            runs_id: number of ``shared``, see ``StepPlan.runs_id``; None: it has none.
         """
-        return self._decode.plan(staged, batch_slots, lengths, self._tables.shape[1], shared, bucket, variant)
+        width = self._tables.shape[1]
+        return self._decode.plan(staged, batch_slots, lengths, width, shared, bucket, variant, runs_id)
 
     def plan_prompts(self, batch_slots: Ints, starts: Ints, n_tokens: Ints) -> PromptLaunches:
         """Plans the prompt rows, and sends the plan on the current stream.

@@ -104,26 +104,33 @@ class SharedRunSelector:
         self._page_tokens = page_size * token_bytes / 4096
         self._small_rows = small_tile // group
         self._large_rows = large_tile // group
-        self._last_call: tuple[Sequence[SharedRun], int] = (), 0
+        self._last_call: tuple[int, int] | None = None
         self._last_plan: SharingPlan | None = None
 
     def select(
-        self, shared: Sequence[SharedRun], n_rows: int, max_small_tiles: int, max_large_tiles: int
+        self,
+        shared: Sequence[SharedRun],
+        runs_id: int | None,
+        n_rows: int,
+        max_small_tiles: int,
+        max_large_tiles: int,
     ) -> SharingPlan | None:
         """Returns the runs to use; None if no run saves time.
 
         The pages of an unused run go to the runs nested in it, so that the used runs of a row cover its leading
-        pages without a gap. O(rows of all runs), or O(1) for the same ``shared`` object as in the last call.
+        pages without a gap. O(rows of all runs), or O(1) for the same ``runs_id`` as in the last call.
 
         Args:
             shared: the step's runs, see ``StepPlan.shared_runs``.
+            runs_id: their number, see ``StepPlan.runs_id``; None: they have none.
             n_rows: decode rows, which come first in the plan.
             max_small_tiles, max_large_tiles: most tiles that used runs may fill; functions of ``n_rows``.
         """
         if not shared:  # as in the plan of the last layer; the plan of the step's decode rows stays cached
             return None
-        if self._last_call[0] is not shared or self._last_call[1] != n_rows:
-            self._last_call = shared, n_rows
+        call = None if runs_id is None else (runs_id, n_rows)
+        if call is None or call != self._last_call:
+            self._last_call = call
             self._last_plan = self._select(shared, n_rows, max_small_tiles, max_large_tiles)
         return self._last_plan
 
