@@ -83,7 +83,7 @@ class Plans:
 
     def __init__(self, case: Case, n_pages: int, first_step: int) -> None:
         self._case = case
-        self._step = first_step
+        self._step = self._first_step = first_step
         self._rng = Random(first_step)
         self._free = iter(range(n_pages))
         self._n_pages = n_pages
@@ -137,7 +137,13 @@ class Plans:
             )
             for batch_slot, table in enumerate(self._tables[case.n_decode :], case.n_decode)
         ]
-        plan = StepPlan(self._step, tuple(rows), shared_runs=self._runs)
+        plan = StepPlan(
+            self._step,
+            tuple(rows),
+            shared_runs=self._runs,
+            runs_id=self._first_step,
+            n_decode=case.n_decode,
+        )
         self._step += 1
         self._n_done += 1
         return plan

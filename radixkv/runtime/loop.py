@@ -396,8 +396,8 @@ class Loop:
         except DeviceError:
             return self._to_messages(self._scheduler.fail())
         if self._transfers is not None:
-            n_prompt_tokens = sum(row.n_tokens for row in step.plan.rows if row.n_tokens > 1)
-            self._transfers.cost.add_step(n_prompt_tokens, step.plan.n_tokens, step.result.device_seconds)
+            plan = step.plan
+            self._transfers.cost.add_step(plan.n_prompt_tokens, plan.n_tokens, step.result.device_seconds)
         self._counters.attention_seconds += step.result.attention_seconds
         self._counters.device_busy_seconds += step.result.device_seconds
         started = perf_counter()

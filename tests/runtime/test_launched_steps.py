@@ -14,7 +14,8 @@ from radixkv.runtime.step.result import StepResult
 
 def plan_of(n_decode: int, *prompts: int) -> StepPlan:
     lengths = [*[1] * n_decode, *prompts]
-    return StepPlan(0, tuple(Row(slot, 0, n, None, 0, 0, (), None) for slot, n in enumerate(lengths)))
+    rows = tuple(Row(slot, 0, n, None, 0, 0, (), None) for slot, n in enumerate(lengths))
+    return StepPlan(0, rows, n_decode=n_decode)
 
 
 def test_a_step_is_expected_to_take_as_long_as_the_shorter_of_the_last_two_of_its_size() -> None:

@@ -347,13 +347,13 @@ class FakeDevice:
         )
 
     def _check_shared(self, plan: StepPlan) -> None:
-        """Checks that decode rows come first, and that shared runs match number and block tables, and nest."""
+        """Checks the decode rows, and that shared runs match number and block tables, and nest."""
         if plan.shared_runs:
             assert self._runs_of.setdefault(plan.runs_id, plan.shared_runs) == plan.shared_runs, (
                 f"number {plan.runs_id} means other shared runs than before"
             )
-        last = max((index for index, row in enumerate(plan.rows) if row.tokens is None), default=0)
-        assert all(row.n_tokens == 1 for row in plan.rows[:last]), "decode rows come first"
+        assert all(row.n_tokens == 1 for row in plan.rows[: plan.n_decode]), "decode rows compute one token"
+        assert all(row.tokens is not None for row in plan.rows[plan.n_decode :]), "decode rows come first"
         outer: dict[int, list[SharedRun]] = {}
         for run in plan.shared_runs:
             assert len(run.rows) > 1, "a shared run has one row only"
@@ -363,9 +363,7 @@ class FakeDevice:
             assert len(pages[0]) == run.n_pages > 0, "a run reaches beyond the block table"
             assert all(other == pages[0] for other in pages), "rows of a shared run have different pages"
             for index in run.rows:
-                assert all(row.n_tokens == 1 for row in plan.rows[: index + 1]), (
-                    "a row of a shared run is not a decode row"
-                )
+                assert index < plan.n_decode, "a row of a shared run is not a decode row"
                 assert end * self.page_size <= plan.rows[index].start, "a shared run contains the row's own token"
                 for before in outer.setdefault(index, []):
                     assert set(run.rows) < set(before.rows), (

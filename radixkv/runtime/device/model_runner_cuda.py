@@ -150,7 +150,6 @@ class ModelRunner:
         ends = np.cumsum(n_tokens, dtype=np.int32)
         step = PackedStep(
             plan=StepPlan(0, ()),
-            n_decode=0,
             batch_slots=np.full(n_rows, self._row_fields.max_rows, np.int32),
             starts=zeros,
             n_tokens=n_tokens,

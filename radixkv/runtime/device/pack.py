@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,6 @@ class PackedStep:
     """One step as int32 arrays, with one element per row unless a shape is given."""
 
     plan: StepPlan
-    n_decode: int
-    """Leading rows of one token, which attention computes as decode rows."""
     batch_slots: Ints
     starts: Ints
     """Position of each row's first token in its sequence."""
@@ -48,6 +46,11 @@ class PackedStep:
     def n_rows(self) -> int:
         """Number of rows."""
         return len(self.batch_slots)
+
+    @property
+    def n_decode(self) -> int:
+        """Leading rows of one token, which attention computes as decode rows."""
+        return self.plan.n_decode
 
     @property
     def lengths(self) -> Ints:
@@ -91,7 +94,6 @@ class Packer:
         ids = b"".join([_LAST_TOKEN if row.tokens is None else row.tokens for row in plan.rows])
         step = PackedStep(
             plan=plan,
-            n_decode=sum(1 for _ in takewhile(lambda n: n == 1, n_tokens.tolist())),
             batch_slots=batch_slots,
             starts=starts,
             n_tokens=n_tokens,

@@ -331,7 +331,7 @@ class Scheduler:
         for index, (row, request, token, finite) in enumerate(rows):
             if finite and request.phase is not Phase.FINISHED and not request.discards_results:
                 # A row of a prompt does not end a retry: it does not show that decoding works.
-                if request.is_retried and row.n_tokens == 1 and row.sampling is not None:
+                if request.is_retried and index < plan.n_decode and row.sampling is not None:
                     request.is_retried = False
                 row_logprobs = result.prompt_logprobs[index] if result.prompt_logprobs else None
                 if row_logprobs and (unreported := request.take_prompt_logprobs(row.start, row_logprobs)):
@@ -419,8 +419,9 @@ class Scheduler:
             prompt_rows: makes the rows of prompts, of at most the given number of tokens.
         """
         requests, rows = self._decode_rows(decoding)
-        n_decoding = len(rows)
+        n_decoding = n_decode = len(rows)
         for request, row in prompt_rows(self._prompt_budget(n_decoding)):
+            n_decode += row.n_tokens == 1 and n_decode == len(rows)  # the last token of a prompt, alone
             requests.append(request)
             rows.append(row)
         if not rows:
@@ -432,7 +433,7 @@ class Scheduler:
         forks = [request for request in requests[:n_decoding] if request.leader is not None]  # of beams
         copies, sources = _take_copies(forks + requests[n_decoding:])
         is_masked = any(row.sampling is not None and row.sampling.is_masked for row in rows)
-        plan = StepPlan(self._n_steps, tuple(rows), copies, shared, runs_id, is_masked)
+        plan = StepPlan(self._n_steps, tuple(rows), copies, shared, runs_id, is_masked, n_decode)
         self._launched.append(LaunchedPlan(plan, requests, sources))
         self._n_steps += 1
         return plan
@@ -468,9 +469,10 @@ class Scheduler:
     def _offer(self, transfers: Transfers, launched: LaunchedPlan) -> None:
         """Offers what requests of a finished step have computed to the host tier: each chunk of a prompt, and pages
         of the output once there are ``_OFFERED_TOKENS``. O(rows), and the tokens of those that are offered."""
-        for row, request in zip(launched.plan.rows, launched.requests, strict=True):
+        plan = launched.plan
+        for index, (row, request) in enumerate(zip(plan.rows, launched.requests, strict=True)):
             end = row.start + row.n_tokens
-            is_due = row.n_tokens > 1 or end >= request.n_offered + _OFFERED_TOKENS
+            is_due = index >= plan.n_decode or end >= request.n_offered + _OFFERED_TOKENS
             if is_due and request.uses_tiers and request.phase is Phase.RUNNING:
                 request.n_offered = end
                 transfers.offer_computed(request.namespace, bytes(request.tokens[: end * TOKEN_BYTES]))

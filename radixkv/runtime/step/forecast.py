@@ -25,7 +25,7 @@ class StepForecast:
 
     def record(self, plan: StepPlan, seconds: float) -> None:
         """Takes the measured time of a step into account. O(rows)."""
-        n_decode, n_prompt = _counts(plan)
+        n_decode, n_prompt = plan.n_decode, plan.n_prompt_tokens
         if not n_prompt:
             _, last = self._decode_s.get(n_decode.bit_length(), (seconds, seconds))
             self._decode_s[n_decode.bit_length()] = last, seconds
@@ -45,14 +45,7 @@ class StepForecast:
 
     def seconds(self, plan: StepPlan) -> float:
         """Returns the forecast. O(rows)."""
-        n_decode, n_prompt = _counts(plan)
-        return self._decode_seconds(n_decode) + n_prompt * self._prompt_token_s
+        return self._decode_seconds(plan.n_decode) + plan.n_prompt_tokens * self._prompt_token_s
 
     def _decode_seconds(self, n_rows: int) -> float:
         return min(self._decode_s.get(n_rows.bit_length(), (0.0, 0.0)))
-
-
-def _counts(plan: StepPlan) -> tuple[int, int]:
-    """Returns the numbers of decode rows and of prompt tokens."""
-    n_decode = sum(row.n_tokens == 1 for row in plan.rows)
-    return n_decode, plan.n_tokens - n_decode

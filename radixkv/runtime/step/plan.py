@@ -128,6 +128,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     plans for them."""
     is_masked: bool = False
     """Whether any row is masked, so that its token is sampled by ``RunningStep.finish``."""
+    n_decode: int = 0
+    """Leading rows that attention computes as decode rows: each computes one token. The others are of prompts."""
 
     def __post_init__(self) -> None:
         """Raises ``InvariantError`` if a copy's source is a destination: copies may run in any order. O(copies)."""
@@ -142,3 +144,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     def n_tokens(self) -> int:
         """Tokens that the step computes."""
         return sum(row.n_tokens for row in self.rows)
+
+    @property
+    def n_prompt_tokens(self) -> int:
+        """Tokens that rows of prompts compute."""
+        return self.n_tokens - self.n_decode

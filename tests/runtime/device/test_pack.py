@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -29,14 +28,14 @@ def row(batch_slot: int = 0, **changes: object) -> Row:
         "table_pages": (3, 4),
         "sampling": None,
     }
-    return msgspec.convert(fields | changes, Row)
+    return Row(**(fields | changes))
 
 
 def test_rows_become_arrays() -> None:
     packer = make_packer()
     packer.pack(StepPlan(0, (row(2),)))
     decode = row(2, start=5, n_tokens=1, tokens=None, write_start=5, table_start=2, table_pages=())
-    step = packer.pack(StepPlan(1, (decode, row(1, table_pages=(9, 8)))))
+    step = packer.pack(StepPlan(1, (decode, row(1, table_pages=(9, 8))), n_decode=1))
     assert step.n_decode == 1
     found = {
         field.name: value.tolist()
@@ -56,12 +55,6 @@ def test_rows_become_arrays() -> None:
         "updates": [9, 8],
     }
     assert step.lengths.tolist() == [6, 5]
-
-
-def test_a_row_of_one_token_after_a_longer_one_is_no_decode_row() -> None:
-    one = row(0, n_tokens=1, tokens=pack_tokens([5]), table_pages=(1,))
-    step = make_packer().pack(StepPlan(0, (one, row(1), row(2, n_tokens=1, tokens=pack_tokens([5])))))
-    assert step.n_decode == 1
 
 
 @pytest.mark.parametrize(
@@ -105,5 +98,9 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
         packer.pack(StepPlan(0, tuple(row(batch_slot) for batch_slot in range(4))))
     with pytest.raises(DeviceError, match="copies pages 1 to 20"):
         packer.pack(StepPlan(0, (row(),), copies=((1, 20),)))
+    with pytest.raises(DeviceError, match="not all of 1 decode rows compute one token"):
+        packer.pack(StepPlan(0, (row(),), n_decode=1))
+    with pytest.raises(DeviceError, match="not all of 2 decode rows"):
+        packer.pack(StepPlan(0, (row(n_tokens=1, tokens=pack_tokens([5])),), n_decode=2))
     with pytest.raises(DeviceError, match="same destination"):
         packer.pack(StepPlan(0, (row(),), copies=((1, 2), (3, 2))))

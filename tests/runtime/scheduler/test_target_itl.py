@@ -11,7 +11,8 @@ from support.engine import Engine, prompt
 
 def plan_of(n_decode: int, n_prompt: int = 0) -> StepPlan:
     lengths = [1] * n_decode + [n_prompt] * bool(n_prompt)
-    return StepPlan(0, tuple(Row(slot, 0, n, None, 0, 0, (), None) for slot, n in enumerate(lengths)))
+    rows = tuple(Row(slot, 0, n, None, 0, 0, (), None) for slot, n in enumerate(lengths))
+    return StepPlan(0, rows, n_decode=n_decode)
 
 
 def forecast_of(decode_s: float, token_s: float) -> StepForecast:
@@ -26,8 +27,7 @@ def prompt_tokens_of_steps(engine: Engine) -> list[int]:
     counts = []
     while not engine.scheduler.is_idle:
         if engine.launch() is not None:
-            rows = engine.scheduler.launched_plans[-1].plan.rows
-            counts.append(sum(row.n_tokens for row in rows if row.n_tokens > 1))
+            counts.append(engine.scheduler.launched_plans[-1].plan.n_prompt_tokens)
         engine.collect()
     engine.check_outputs()
     return [count for count in counts if count]
