@@ -1,9 +1,4 @@
-# `make demo` serves and measures the prefix cache. `make test` checks a change. `make test-clients` runs frameworks for
-# agents against a server. `make test-ui` opens the page /ui in Chromium and keeps pictures of it in .venv/ui.
-# `make test-stores` runs servers that share their cache, beside moto and Mooncake, which needs the library libibverbs1.
-# `make test-routing` puts servers behind smg and Ray Serve. `make test-api` tests a server against its OpenAPI document.
-# `make test-nightly` runs what takes too long for every change: see tests/property/README.md.
-# `make test-chaos` strikes a server with faults under load for MINUTES: see docs/chaos.md.
+# `make help` lists the targets.
 
 SHELL := /bin/sh
 VENV := .venv
@@ -26,6 +21,10 @@ KERNEL_TESTS := $(ONE_THREAD) $(NIGHTLY)/bin/python -m pytest --noconftest --num
 # What random histories and soaks are drawn from: another number every day, and `make test-nightly SEED=...` repeats one.
 SEED ?= $(shell date +%Y%m%d)
 MINUTES ?= 10
+# What `make quick` tests: the parts that most changes touch, without a server or a model.
+QUICK := tests/tree tests/runtime/scheduler tests/runtime/cache/test_page_cache.py tests/runtime/test_step_plan.py \
+	tests/runtime/test_launched_steps.py tests/test_wire.py tests/test_config.py tests/test_arguments.py tests/test_compat.py \
+	tests/test_tenants.py tests/test_sampling.py
 # The newest Python from 3.11 on that runs; `make PYTHON=...` takes another.
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
@@ -37,45 +36,51 @@ site=$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purel
 	> "$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
 endef
 
-.PHONY: demo test test-api test-chaos test-clients test-nightly test-routing test-stores test-ui lint types imports tests format clean
+.PHONY: help demo quick test test-api test-chaos test-clients test-nightly test-routing test-stores test-ui lint types imports tests format constraints clean
 
-demo: $(VENV)/.ready
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.ready  ## measures the prefix cache: a workload with the cache off and on
 	$(VENV)/bin/radixkv bench --workload fewshot --num-shots 16 --compare-cache
 
-test: lint types imports tests
+test: lint types imports tests  ## what a change must pass: lint, types, import contracts, all CPU tests
 
-lint: $(VENV)/.ready
+quick: lint types imports $(VENV)/.ready  ## lint, types, contracts, and the tests of tree, cache, scheduler, steps, wire and settings
+	$(ONE_THREAD) $(VENV)/bin/pytest -m 'not nightly' -q --numprocesses 2 --dist loadfile $(QUICK)
+
+lint: $(VENV)/.ready  ## ruff
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
-types: $(VENV)/.ready
+types: $(VENV)/.ready  ## mypy, strict
 	$(VENV)/bin/mypy
 
-imports: $(VENV)/.ready
+imports: $(VENV)/.ready  ## the import contracts
 	$(VENV)/bin/lint-imports
 
 # Files run in the order of their folders, because the slowest ones are among the first then.
-tests: $(VENV)/.ready $(CLIENTS)
+tests: $(VENV)/.ready $(CLIENTS)  ## all CPU tests
 	$(VENV)/bin/pytest tests/gpu
 	$(ONE_THREAD) $(VENV)/bin/pytest -m 'not nightly and not clients and not ui and not stores and not routing and not api' --ignore tests/gpu \
 		--numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-test-clients: $(VENV)/.ready $(FRAMEWORKS)
+test-clients: $(VENV)/.ready $(FRAMEWORKS)  ## frameworks for agents against a server
 	$(VENV)/bin/pytest tests/clients/frameworks
 
-test-ui: $(VENV)/.ready
+test-ui: $(VENV)/.ready  ## the page /ui in Chromium; keeps pictures of it in .venv/ui
 	$(VENV)/bin/pytest tests/ui --screenshots $(VENV)/ui
 
-test-stores: $(VENV)/.ready $(STORES)/.ready
+test-stores: $(VENV)/.ready $(STORES)/.ready  ## servers that share S3 (moto) or Mooncake, which needs libibverbs1
 	$(STORES)/bin/python -m pytest tests/stores
 
-test-routing: $(VENV)/.ready $(VENV)/routing/.ready
+test-routing: $(VENV)/.ready $(VENV)/routing/.ready  ## servers behind smg and Ray Serve
 	$(VENV)/bin/pytest tests/routing -s
 
-test-api: $(VENV)/.ready $(VENV)/api/.ready
+test-api: $(VENV)/.ready $(VENV)/api/.ready  ## a server against its OpenAPI document (SEED=...)
 	$(VENV)/bin/pytest tests/api --hypothesis-seed $(SEED)
 
-test-nightly: $(VENV)/.ready $(ALL_CLIENTS) $(NIGHTLY)/.ready
+test-nightly: $(VENV)/.ready $(ALL_CLIENTS) $(NIGHTLY)/.ready  ## what takes too long for every change: tests/property/README.md (SEED=...)
 	$(ONE_THREAD) $(VENV)/bin/pytest -m 'nightly or hypothesis' --ignore tests/gpu --numprocesses 2 --dist load \
 		--hypothesis-profile nightly --hypothesis-seed $(SEED)
 	TRITON_INTERPRET=1 $(KERNEL_TESTS) tests/gpu/test_gpu_kernels*.py tests/gpu/test_gpu_sampler*.py
@@ -85,19 +90,23 @@ test-nightly: $(VENV)/.ready $(ALL_CLIENTS) $(NIGHTLY)/.ready
 	$(MAKE) test-api SEED=$(SEED)
 	$(MAKE) test-chaos SEED=$(SEED)
 
-test-chaos: $(VENV)/.ready
+test-chaos: $(VENV)/.ready  ## strikes a server with faults under load: docs/chaos.md (MINUTES=..., SEED=...)
 	PYTHONPATH=.:tests:bench $(VENV)/bin/python -m chaos --minutes $(MINUTES) --seed $(SEED) --output-file $(VENV)/chaos.jsonl
 
-format: $(VENV)/.ready
+format: $(VENV)/.ready  ## fixes what ruff can fix
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-$(VENV)/.ready: pyproject.toml
+constraints: $(VENV)/.ready  ## writes constraints.txt anew, from the installed packages
+	@{ sed -n '/^#/p' constraints.txt; $(VENV)/bin/pip freeze --exclude-editable | grep -Ev '^(torch|triton|nvidia)'; } > constraints.new
+	@mv constraints.new constraints.txt
+
+$(VENV)/.ready: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "radixkv needs Python 3.11 or newer; install it, or give make PYTHON=/path/to/python" >&2; exit 1; }
 	@echo "Installing packages into $(VENV), torch among them: a minute or several" >&2
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install 'pip>=24'
-	$(PIP) install -e '.[dev]'
+	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@
 
 $(VENV)/clients/%/.ready: tests/clients/%.txt $(VENV)/.ready
@@ -132,5 +141,5 @@ $(VENV)/api/.ready: tests/api/requirements.txt $(VENV)/.ready
 	$(PIP) --python $(@D)/bin/python install --no-compile -r $<
 	@touch $@
 
-clean:
+clean:  ## removes the environments
 	rm -rf $(VENV)
