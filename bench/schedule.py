@@ -41,6 +41,7 @@ from token_workloads import Phases, load_workloads
 
 from radixkv.bench.environment import provenance
 from radixkv.llm import LLM
+from radixkv.runtime.assemble import assemble_loop
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.loop import Loop
@@ -163,32 +164,30 @@ def generate(n_rows: int) -> tuple[list[float], float]:
     device = NullDevice(n_rows * (N_PROMPT + N_OUTPUT) // PAGE_SIZE + 1, vocab_size)
     cache = TimedPageCache(device.n_pages, PAGE_SIZE)
     scheduler = Scheduler(cache, max_num_seqs=n_rows, max_num_batched_tokens=8192, finds_shared_runs=True)
-    llm._loop = loop = TimedLoop(cache, scheduler, device, max_model_len=N_PROMPT + N_OUTPUT)
+    llm._loop = loop = assemble_loop(cache, scheduler, device, max_model_len=N_PROMPT + N_OUTPUT)
+    turns = timed_turns(loop, device)
     rng = Random(1)
     prompts = [[rng.randrange(10, vocab_size) for _ in range(N_PROMPT)] for _ in range(n_rows)]
     started = time.perf_counter()
     outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=N_OUTPUT), use_tqdm=False)
     wall_s = time.perf_counter() - started
     assert all(len(output.outputs[0].token_ids) == N_OUTPUT for output in outputs)
-    return [ms for ms, rows in loop.turns if rows == n_rows], wall_s
+    return [ms for ms, rows in turns if rows == n_rows], wall_s
 
 
-class TimedLoop(Loop):
-    """Records the time between turns, which includes the caller's work, and the rows of the previous plan."""
+def timed_turns(loop: Loop, device: NullDevice) -> list[tuple[float, int]]:
+    """Returns a list that gets the milliseconds between turns, which include the caller's work, and the rows of the
+    plan before."""
+    turn, turns, last_turn_at = loop.turn, [], 0.0
 
-    def __init__(
-        self, cache: TimedPageCache, scheduler: Scheduler, device: NullDevice, *, max_model_len: int
-    ) -> None:
-        super().__init__(cache, scheduler, device, max_model_len=max_model_len)
-        self._device = device
-        self._last_turn_at = 0.0
-        self.turns: list[tuple[float, int]] = []
-        """(milliseconds, rows) of each turn."""
+    def timed() -> list[FromRuntime]:
+        nonlocal last_turn_at
+        elapsed_s, last_turn_at = time.perf_counter() - last_turn_at, time.perf_counter()
+        turns.append((elapsed_s * 1e3, device.n_rows))
+        return turn()
 
-    def turn(self) -> list[FromRuntime]:
-        elapsed_s, self._last_turn_at = time.perf_counter() - self._last_turn_at, time.perf_counter()
-        self.turns.append((elapsed_s * 1e3, self._device.n_rows))
-        return super().turn()
+    loop.turn = timed
+    return turns
 
 
 class NullDevice:

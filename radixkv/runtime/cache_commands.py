@@ -32,10 +32,11 @@ from radixkv.cache_messages import (
 from radixkv.errors import RequestError, SessionNotFound, shortened
 from radixkv.limits import check_prefix, check_ttl
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.cache.pins import Pins
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.compiling import CompilingRequests
 from radixkv.runtime.intake import Intake
+from radixkv.runtime.lifetimes.pins import Pins
+from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.stats import count_requests, count_requests_of
 from radixkv.tenants import OPERATOR
@@ -62,9 +63,10 @@ class CacheCommands:
     Args:
         cache: the device's page cache.
         intake: checks prompts and salts.
-        scheduler: drops prefixes from all tiers, and has the sessions.
+        scheduler: drops prefixes from all tiers.
         transfers: copy pages to and from the host tier; None without one.
         pins: of both caches.
+        sessions: which may be closed.
         compiling: the requests that wait before those of the scheduler.
     """
 
@@ -75,6 +77,7 @@ class CacheCommands:
         scheduler: Scheduler,
         transfers: Transfers | None,
         pins: Pins,
+        sessions: Sessions,
         compiling: CompilingRequests,
     ) -> None:
         self._cache = cache
@@ -82,6 +85,7 @@ class CacheCommands:
         self._scheduler = scheduler
         self._transfers = transfers
         self._pins = pins
+        self._sessions = sessions
         self._compiling = compiling
         self._label_key = os.urandom(16)
 
@@ -136,7 +140,7 @@ class CacheCommands:
 
     def _close_session(self, message: CloseSession) -> SessionClosed:
         namespace = self._intake.namespace(message.tenant, message.cache_salt)
-        demoted = self._scheduler.sessions.close(namespace, message.session_id)
+        demoted = self._sessions.close(namespace, message.session_id)
         if demoted is None:
             raise SessionNotFound(
                 f"there is no session {shortened(message.session_id)} with this cache_salt: no request had its id, "

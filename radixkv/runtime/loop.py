@@ -7,35 +7,29 @@ The runtime process drives it with messages from a socket, ``LLM`` with messages
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic, perf_counter
 
 from radixkv.cache_messages import CacheCommand
-from radixkv.config import CacheConfig
-from radixkv.errors import DeviceError, Draining, InvariantError, RequestError, UnsupportedFeature, queue_timeout
-from radixkv.runtime.cache.pins import Pins
-from radixkv.runtime.cache.tenant_pages import check_longest_request
+from radixkv.errors import DeviceError, Draining, InvariantError, RequestError, queue_timeout
+from radixkv.runtime.alarms import Alarms
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.cache.transfers import Transfers
-from radixkv.runtime.cache_commands import CacheCommands
 from radixkv.runtime.compiling import CompilingRequests
 from radixkv.runtime.events.log import EventLog
 from radixkv.runtime.finished import wait_readable
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.launched_steps import LaunchedSteps
-from radixkv.runtime.request import Phase, Request, Update
+from radixkv.runtime.request import Phase, Request, RequestBranch, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.runtime.stats import StepCounters, make_stats
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.forecast import StepForecast
-from radixkv.runtime.structured.grammars import Grammars
 from radixkv.runtime.token_masks import fill_masks
 from radixkv.sampling import SamplingParams
-from radixkv.tenants import TenantConfig
+from radixkv.stats import Stats
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire import (
-    WIRE_VERSION,
     Cancel,
     ComputedPrompt,
     Done,
@@ -45,7 +39,6 @@ from radixkv.wire import (
     GetStats,
     NewTokens,
     PromptLogprobs,
-    PromptPin,
     Ready,
     Submit,
     Tokens,
@@ -66,8 +59,6 @@ class _LiveRequest:
     choices: list[Request]
     n_unfinished: int
     """Choices whose end has not been reported yet."""
-    pins: tuple[PromptPin, ...]
-    """Prefixes of the prompt to pin at the end."""
     is_counted: bool = False
     """Whether the counters include its prompt."""
 
@@ -96,82 +87,73 @@ class _LiveRequest:
         return sum(choice.n_outputs for choice in self.choices if choice.tokens)  # none of one that never forked
 
 
-def _refuse_grammars() -> Grammars:
-    raise UnsupportedFeature("structured_outputs needs grammars; this loop has none", param="structured_outputs")
+@dataclass(slots=True)
+class StepCounters:
+    """What the loop counts itself, since the start."""
+
+    prefix_hits: int = 0
+    prefix_hits_copied: int = 0
+    prefix_hits_loaded: int = 0
+    prefix_hits_fetched: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
+    schedule_seconds: float = 0.0
+    attention_seconds: float = 0.0
+    device_busy_seconds: float = 0.0
 
 
 class Loop:
     """Turns messages of the frontend into steps on the device, and their results into messages.
 
     Args:
-        cache: the scheduler's cache, with as many pages as the executor's pool.
+        ready: the message that tells a frontend the sizes of model, pool and steps.
+        cache: the scheduler's cache.
         scheduler: plans the steps.
         executor: the device.
-        tenants: the scheduler's; none: all clients are one.
+        intake: makes requests of messages.
+        compiling: requests wait there for their grammars, before the scheduler knows them.
+        branches: what requests may choose by their messages.
+        run_command: carries out a message that looks at the cache or changes it.
+        count: makes the answer to ``GetStats``, of its id and what the loop has counted.
+        alarms: calls that are due at a time.
         transfers: the scheduler's, which copy pages to and from the host tier; None without one.
-        open_grammars: opens what compiles structured outputs, when it is needed first; raises
-            ``UnsupportedFeature`` if there is none.
-        max_model_len: maximum of prompt and output together, in tokens.
-        eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
-        pin_budget: fraction of each tier's pages that the pins of a namespace cover at most.
-        seed: seed of the generator that draws seeds for requests without one.
-        start_seconds: of each stage of the start, for ``Stats``.
         forecast: the scheduler's, which learns from the steps.
         clock: seconds, monotonic.
-
-    Raises:
-        ConfigError: a tenant could not have the pages of the longest request.
     """
 
     def __init__(
         self,
+        ready: Ready,
         cache: TimedPageCache,
         scheduler: Scheduler,
         executor: Executor,
         *,
-        tenants: Sequence[TenantConfig] = (),
-        transfers: Transfers | None = None,
-        open_grammars: Callable[[], Grammars] = _refuse_grammars,
-        max_model_len: int,
-        eos_token_ids: frozenset[int] = frozenset(),
-        pin_budget: float = CacheConfig.pin_budget,
-        seed: int = 0,
-        start_seconds: Mapping[str, float] | None = None,
-        forecast: StepForecast | None = None,
+        intake: Intake,
+        compiling: CompilingRequests,
+        branches: Sequence[RequestBranch],
+        run_command: Callable[[CacheCommand], FromRuntime],
+        count: Callable[[str, StepCounters], Stats],
+        alarms: Alarms,
+        transfers: Transfers | None,
+        forecast: StepForecast | None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
+        self.ready = ready
         self.is_draining = False
         """Whether new requests are refused."""
         self._cache = cache
         self._scheduler = scheduler
         self._executor = executor
         self._transfers = transfers
-        self._start_seconds = start_seconds or {}
-        self._compiling = CompilingRequests(open_grammars, scheduler.max_queued_requests)
+        self._intake = intake
+        self._compiling = compiling
+        self._branches = branches
+        self._run_command = run_command
+        self._count = count
+        self._alarms = alarms
         self._clock = clock
-        self.ready = Ready(
-            version=WIRE_VERSION,
-            vocab_size=executor.vocab_size,
-            max_model_len=max_model_len,
-            page_size=cache.page_size,
-            n_pages=cache.n_pages,
-            max_num_seqs=scheduler.max_num_seqs,
-            max_num_batched_tokens=scheduler.max_num_batched_tokens,
-            device=executor.device,
-            dtype=executor.dtype,
-            n_host_slots=None if transfers is None else transfers.copier.n_slots,
-            has_disk=transfers is not None and transfers.disk is not None,
-            kv_cache_dtype=executor.kv_dtype if executor.kv_dtype != executor.dtype else None,
-            holds_whole_requests=not cache.holds_any_length(scheduler.max_num_batched_tokens),
-        )
-        """The message that tells a frontend the sizes of model, pool and steps."""
-        n_longest = cache.pages_for(self.ready.max_prompt_and_answer - 1)  # the last token needs no KV
-        if not self.ready.holds_whole_requests:
-            n_longest = cache.max_private_pages(scheduler.max_num_batched_tokens) or n_longest
-        check_longest_request(tenants, cache.n_pages, n_longest, cache.page_size)
-        self._intake = Intake(self.ready, tenants=tenants, eos_token_ids=eos_token_ids, seed=seed, clock=clock)
-        self._pins = Pins(cache, transfers, budget=pin_budget, clock=clock)
-        self._cache_commands = CacheCommands(cache, self._intake, scheduler, transfers, self._pins, self._compiling)
         self._live: dict[str, _LiveRequest] = {}
         self._steps = LaunchedSteps(executor, forecast or StepForecast(), clock)
         self._launch_s = 0.0
@@ -197,7 +179,7 @@ class Loop:
 
     def advance(self) -> None:
         """Takes finished copies of pages and starts those that were offered. For a loop without work. O(pages)."""
-        self._pins.expire()
+        self._alarms.ring(self._clock())
         if self._transfers is not None:
             self._scheduler.loading.advance()
 
@@ -216,23 +198,12 @@ class Loop:
             case Cancel():
                 return self._cancel(message)
             case GetStats():
-                return [
-                    make_stats(
-                        message.id,
-                        self._scheduler,
-                        self._cache,
-                        self._counters,
-                        self._transfers,
-                        self._pins,
-                        self._compiling,
-                        self._start_seconds,
-                    )
-                ]
+                return [self._count(message.id, self._counters)]
             case Drain():
                 self.is_draining = True
                 return []
             case _:
-                return [self._cache_commands.run(message)]
+                return [self._run_command(message)]
 
     @property
     def seconds_for_arrivals(self) -> float:
@@ -254,7 +225,8 @@ class Loop:
             InvariantError: a bug in radixkv.
         """
         started, begun = perf_counter(), self._clock()
-        self._pins.expire()
+        if self._alarms.next_at <= begun:
+            self._alarms.ring(begun)
         messages = [*self._admit_compiled(), *self._expire()]
         plan = self._scheduler.schedule()
         self._counters.schedule_seconds += perf_counter() - started
@@ -309,17 +281,14 @@ class Loop:
         try:
             if self.is_draining:
                 raise Draining("the server is shutting down; send the request elsewhere")
-            if message.pins:
-                self._pins.check_available("prompt_cache_options")
             choices = self._intake.make_choices(message)
-            if message.session_id and choices[0].reads_cache:
-                turn = self._scheduler.sessions.begin(choices[0].namespace, message.session_id)
-                for choice in choices:
-                    choice.turn = turn
+            observers = tuple(one.follow(message, choices) for one in self._branches if one.is_chosen(message))
+            for choice in choices:
+                choice.observers = observers
             self._add(choices, message.sampling)
         except RequestError as error:
             return [Failed(message.id, error.code, str(error), error.param)]
-        self._live[message.id] = _LiveRequest(choices, len(choices), message.pins)
+        self._live[message.id] = _LiveRequest(choices, len(choices))
         return []
 
     def _add(self, choices: list[Request], sampling: SamplingParams) -> None:
@@ -466,8 +435,8 @@ class Loop:
     def _finish(self, live: _LiveRequest, finish_reason: str) -> Done:
         self._abort_rest(live)
         now, first = self._clock(), live.choices[0]
-        if live.is_counted:  # else its prompt is not computed
-            self._pin_prompt(live)
+        for observer in first.observers:
+            observer.ended(live.choices, is_prompt_computed=live.is_counted)
         scheduled_at = min((c.scheduled_at for c in live.choices if c.scheduled_at is not None), default=now)
         return Done(
             id=first.id,
@@ -482,13 +451,6 @@ class Loop:
             load_interval_s=_load_interval_s(live.choices),
             miss=next((choice.miss for choice in live.choices if choice.miss is not None), None),
         )
-
-    def _pin_prompt(self, live: _LiveRequest) -> None:
-        first = live.choices[0]
-        uses_tiers = any(choice.uses_tiers for choice in live.choices)
-        for pin in live.pins:
-            tokens = bytes(first.tokens[: pin.n_tokens * TOKEN_BYTES])
-            self._pins.pin(first.namespace, tokens, pin.ttl_s, uses_tiers=uses_tiers)
 
 
 def _load_interval_s(choices: Sequence[Request]) -> tuple[float, float] | None:

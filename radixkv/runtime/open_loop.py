@@ -11,6 +11,7 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.config import EngineConfig
 from radixkv.cores import n_cores
 from radixkv.errors import UnsupportedFeature
+from radixkv.runtime.assemble import assemble_loop
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
 from radixkv.runtime.device.resolved_config import ResolvedConfig
@@ -111,7 +112,7 @@ def open_loop(
             transfers=transfers,
             finds_shared_runs=executor.uses_shared_runs,
         )
-        loop = Loop(
+        loop = assemble_loop(
             cache,
             scheduler,
             executor,

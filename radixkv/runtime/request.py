@@ -7,21 +7,20 @@ docs/decisions/0006-forks.md. With beam search each choice is a beam, see ``sche
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from radixkv.errors import RequestError
 from radixkv.runtime.beam_search import BeamSearch, FinishedBeam
 from radixkv.runtime.cache.block_table import BlockTable
-from radixkv.runtime.cache.sessions import Turn
 from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring
 from radixkv.tenants import OPERATOR
 from radixkv.tree.node import TOKEN_BYTES, Namespace
-from radixkv.wire import CacheMiss, NewTokens, PromptLogprobs, TokenLogprobs, unpack_tokens
+from radixkv.wire import CacheMiss, NewTokens, PromptLogprobs, Submit, TokenLogprobs, unpack_tokens
 
 if TYPE_CHECKING:
     from radixkv.runtime.structured.matcher import Matcher
@@ -94,8 +93,8 @@ class Request:
     """Its output's state in its grammar, after all known tokens; None without a grammar."""
     search: BeamSearch | None = None
     """The beam search of all choices, each of which is a beam; None if they are sampled. See scheduler/beams.py."""
-    turn: Turn | None = None
-    """Its turn of a session, which all choices share; None without a session."""
+    observers: tuple[RequestObserver, ...] = ()
+    """The branches that it has chosen, which follow it; all its choices have the same."""
     received_at: float = 0.0
     """When the request arrived, in seconds of the loop's clock."""
 
@@ -356,8 +355,8 @@ class Request:
         if self.added_ranges:
             self.n_added = _n_positions(self.added_ranges)
             self.added_ranges.clear()
-        if self.turn is not None:
-            self.turn.n_found = self.n_cached - self.n_copied
+        for observer in self.observers:
+            observer.prompt_counted(self)
 
 
 def _n_positions(ranges: Sequence[tuple[int, int]]) -> int:
@@ -367,6 +366,30 @@ def _n_positions(ranges: Sequence[tuple[int, int]]) -> int:
         n_positions += max(0, last - max(first, end))
         end = max(end, last)
     return n_positions
+
+
+class RequestObserver(Protocol):
+    """Follows a request that has chosen a branch, such as a session. A request that chose none calls no branch."""
+
+    def prompt_counted(self, request: Request) -> None:
+        """Takes note that a choice's prompt is computed, and how much of it was cached."""
+        ...
+
+    def released(self, request: Request) -> None:
+        """Takes note that a finished choice, whose prompt was computed, has released its pages."""
+        ...
+
+    def ended(self, choices: Sequence[Request], *, is_prompt_computed: bool) -> None:
+        """Takes note that all choices have ended, unless the request has failed. Some may still hold pages."""
+        ...
+
+
+class RequestBranch(NamedTuple):
+    """A branch that a request chooses by its message."""
+
+    is_chosen: Callable[[Submit], bool]
+    follow: Callable[[Submit, Sequence[Request]], RequestObserver]
+    """Begins to follow the choices of a request. Raises ``RequestError`` if the request cannot have the branch."""
 
 
 class Update(msgspec.Struct, frozen=True):

@@ -4,35 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from radixkv.runtime.cache.pins import Pins
 from radixkv.runtime.cache.slot_use import count_slot_use
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.compiling import CompilingRequests
+from radixkv.runtime.lifetimes.pins import Pins
+from radixkv.runtime.loop import StepCounters
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.stats import DiskStats, HostStats, SharedStoreStats, Stats, TenantStats
 from radixkv.tenants import OPERATOR
-
-
-@dataclass(slots=True)
-class StepCounters:
-    """What the loop counts itself, since the start."""
-
-    prefix_hits: int = 0
-    prefix_hits_copied: int = 0
-    prefix_hits_loaded: int = 0
-    prefix_hits_fetched: int = 0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    steps: int = 0
-    step_seconds: float = 0.0
-    schedule_seconds: float = 0.0
-    attention_seconds: float = 0.0
-    device_busy_seconds: float = 0.0
 
 
 class RequestCount(NamedTuple):
@@ -66,14 +49,14 @@ def count_requests_of(
 
 
 def make_stats(
-    stats_id: str,
     scheduler: Scheduler,
     cache: TimedPageCache,
-    counters: StepCounters,
     transfers: Transfers | None,
     pins: Pins,
     compiling: CompilingRequests,
     start_seconds: Mapping[str, float],
+    stats_id: str,
+    counters: StepCounters,
 ) -> Stats:
     """Returns the message with all counters and gauges. The cost is that of ``count_slot_use``."""
     pins.expire()

@@ -27,7 +27,13 @@ def commands(engine: Engine, tenants: Sequence[TenantConfig] = ()) -> CacheComma
     intake = Intake(READY, tenants=tenants, eos_token_ids=frozenset(), seed=0, clock=lambda: engine.now)
     transfers = engine.transfers if engine.copier.n_slots else None
     return CacheCommands(
-        engine.cache, intake, engine.scheduler, transfers, engine.pins, CompilingRequests(FakeCompiler, 8)
+        engine.cache,
+        intake,
+        engine.scheduler,
+        transfers,
+        engine.pins,
+        engine.sessions,
+        CompilingRequests(FakeCompiler, 8),
     )
 
 

@@ -88,7 +88,13 @@ def test_the_tiers_share_the_bound_and_each_has_its_tree(has_host: bool, monkeyp
     intake = Intake(READY, eos_token_ids=frozenset(), seed=0, clock=lambda: engine.now)
     transfers = engine.transfers if has_host else None
     commands = CacheCommands(
-        engine.cache, intake, engine.scheduler, transfers, engine.pins, CompilingRequests(FakeCompiler, 8)
+        engine.cache,
+        intake,
+        engine.scheduler,
+        transfers,
+        engine.pins,
+        engine.sessions,
+        CompilingRequests(FakeCompiler, 8),
     )
     reply = commands.run(cache_messages.Outline("o"))
     assert isinstance(reply, cache_messages.Outlined)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from radixkv import cache_messages, wire
+from radixkv.runtime.assemble import assemble_loop
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
@@ -39,7 +40,7 @@ def device() -> FakeDevice:
 def make_loop(device: FakeDevice, eos_token_ids: frozenset[int] = frozenset([EOS])) -> Loop:
     cache = TimedPageCache(64, 4, min_copied_tokens=1, free_pages=PoisoningList(device))
     scheduler = Scheduler(cache, max_num_seqs=4, max_num_batched_tokens=64, max_queued_requests=3)
-    return Loop(
+    return assemble_loop(
         cache, scheduler, device, open_grammars=FakeCompiler, max_model_len=100, eos_token_ids=eos_token_ids
     )
 
@@ -155,7 +156,7 @@ def test_without_max_tokens_the_output_fills_the_context(loop: Loop) -> None:
 def test_a_request_larger_than_the_pool_is_refused(device: FakeDevice) -> None:
     cache = TimedPageCache(4, 4)
     scheduler = Scheduler(cache, max_num_seqs=4, max_num_batched_tokens=64)
-    loop = Loop(cache, scheduler, device, open_grammars=FakeCompiler, max_model_len=100)
+    loop = assemble_loop(cache, scheduler, device, open_grammars=FakeCompiler, max_model_len=100)
     (failed,) = loop.receive(submit("a", 10, max_tokens=8))
     assert isinstance(failed, wire.Failed)
     assert failed.code == "context_length_exceeded"

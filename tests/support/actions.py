@@ -253,7 +253,7 @@ class Actions:
 
     def close_session(self, session_id: str) -> None:
         for namespace in self.namespaces:
-            self.engine.scheduler.sessions.close(namespace, session_id)
+            self.engine.sessions.close(namespace, session_id)
         self.engine.check_invariants()
 
     def flush(self) -> None:

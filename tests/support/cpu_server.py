@@ -17,6 +17,7 @@ from radixkv import wire
 from radixkv.checkpoints import Checkpoint
 from radixkv.checkpoints.fingerprint import fingerprint
 from radixkv.config import KVCacheDtype, LoadPolicy
+from radixkv.runtime.assemble import assemble_loop
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.load_cost import LoadCost
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier
@@ -27,7 +28,6 @@ from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
-from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.sampling import SamplingParams
@@ -136,7 +136,7 @@ class CpuServer:
         self.scheduler = Scheduler(
             self.cache, transfers=self.transfers, max_num_seqs=max_rows, max_num_batched_tokens=budget
         )
-        self.loop = Loop(
+        self.loop = assemble_loop(
             self.cache, self.scheduler, self.executor, transfers=self.transfers, max_model_len=max_model_len
         )
         self.outputs: dict[int, Output] = {}

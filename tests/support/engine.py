@@ -13,14 +13,16 @@ from msgspec.structs import replace
 
 from radixkv.config import EvictionPolicyName, LoadPolicy, WritePolicy
 from radixkv.errors import DeviceError
+from radixkv.runtime.alarms import Alarms
 from radixkv.runtime.beam_search import BeamSearch
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.load_cost import LoadCost
-from radixkv.runtime.cache.pins import Pins
 from radixkv.runtime.cache.tiers.disk_tier import DiskTier
 from radixkv.runtime.cache.tiers.page_keys import chain as chain_keys
 from radixkv.runtime.cache.tiers.page_keys import namespace_key
 from radixkv.runtime.cache.transfers import Transfers
+from radixkv.runtime.lifetimes.pins import Pins
+from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.request import GREEDY, Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import RowSampling, StepPlan
@@ -155,7 +157,8 @@ class Engine:
         self.finishes_copies = finishes_copies
         self.now = 0.0
         transfers = self.transfers if n_slots else None
-        self.pins = Pins(self.cache, transfers, budget=PIN_BUDGET, clock=lambda: self.now)
+        self.sessions = Sessions(self.cache, None if transfers is None else self.host)
+        self.pins = Pins(self.cache, transfers, Alarms(), budget=PIN_BUDGET, clock=lambda: self.now)
         defaults = {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 64,
@@ -239,9 +242,9 @@ class Engine:
             for choice in range(n)
         ]
         if session_id:
-            turn = self.scheduler.sessions.begin(namespace, session_id)
+            turn = self.sessions.begin(namespace, session_id)
             for choice in choices:
-                choice.turn = turn
+                choice.observers = (turn,)
         leader, *followers = choices
         if n_prompt_logprobs is not None:
             leader.n_prompt_logprobs, leader.reads_cache, leader.uses_tiers = n_prompt_logprobs, False, False

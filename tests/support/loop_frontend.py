@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixkv import cache_messages, wire
+from radixkv.runtime.assemble import assemble_loop
 from radixkv.runtime.cache.timed import TimedPageCache
-from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.sampling import SamplingParams
@@ -70,7 +70,7 @@ class Frontend:
         defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
         self.scheduler = Scheduler(cache, **(defaults | settings), tenants=tenants, clock=lambda: self.now)
         self.grammars = FakeCompiler()
-        self.loop = Loop(
+        self.loop = assemble_loop(
             cache,
             self.scheduler,
             self.device,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.cache.tier_pins import TierPins
+from radixkv.runtime.lifetimes.pins import TierPins
 from radixkv.tree.node import Namespace
 from support.engine import token_bytes
 

@@ -130,6 +130,6 @@ class BeamGroups:
             updates.append(Update(request, finish_reason=beam.finish_reason, beam=beam))
         self._running.release()
         for request in without_pages:
-            self._running.end_turn(request)
+            self._running.notify_released(request)
         self.forget(members[0])
         return updates

@@ -10,7 +10,6 @@ from operator import ne
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.cache.sessions import Sessions
 from radixkv.runtime.cache.slot_use import TableUse
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import Phase, Request
@@ -35,7 +34,6 @@ class RunningRequests:
         n_batch_slots: batch slots in all.
         max_row_tokens: maximum tokens of a row.
         transfers: copies pages to the host tier; None without one.
-        sessions: end their turns with the choices.
         n_reserved_tokens: tokens that an admission leaves free for each active request, so that their next ones do
             not soon cause a preemption.
         max_reserved_share: the fraction of the pool that this is at most: many short requests free pages as fast as
@@ -51,7 +49,6 @@ class RunningRequests:
         n_batch_slots: int,
         max_row_tokens: int,
         transfers: Transfers | None,
-        sessions: Sessions,
         *,
         n_reserved_tokens: int,
         max_reserved_share: float,
@@ -61,7 +58,6 @@ class RunningRequests:
         self._loading = loading
         self._rows = rows
         self._transfers = transfers
-        self._sessions = sessions
         self._free_batch_slots = list(range(n_batch_slots - 1, -1, -1))
         self._sent_entries: dict[int, list[int]] = {}
         """By free batch slot: the leading entries of its block table that the device has from the last request."""
@@ -308,20 +304,17 @@ class RunningRequests:
                 self.free(request)
                 request.discards_results = False
                 if request.phase is Phase.FINISHED and request.n_cached is not None:
-                    self.end_turn(request)
+                    self.notify_released(request)
                 if request.phase is Phase.PREEMPTED and request.candidates is not None:
                     request.phase = Phase.HELD
                 elif request.phase is Phase.PREEMPTED:
                     request.phase = Phase.WAITING
                     self._waiting.add(request)
 
-    def end_turn(self, request: Request) -> None:
-        """Ends a choice's turn of a session, if it has one, after the free of its pages, which counts as their use.
-
-        ``Sessions.end``.
-        """
-        if request.turn is not None:
-            self._sessions.end(request.turn, bytes(request.tokens))
+    def notify_released(self, request: Request) -> None:
+        """Tells the observers of a finished choice that it has released its pages. Costs what they cost."""
+        for observer in request.observers:
+            observer.released(request)
 
     def _preempt_for_pages(self, victim: Request) -> None:
         self.n_preemptions += 1

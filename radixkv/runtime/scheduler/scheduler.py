@@ -19,7 +19,6 @@ from radixkv.config import SchedulePolicy, SchedulerConfig
 from radixkv.errors import GrammarFailure, InvariantError, QueueFull, queue_timeout
 from radixkv.runtime.cache.block_table import ComputedRow
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.cache.sessions import Sessions
 from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.beams import BeamGroups
@@ -117,7 +116,6 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.loading = LoadingRequests(cache, self.waiting, transfers, clock)
-        self.sessions = Sessions(cache, None if transfers is None else transfers.host)
         self.running = RunningRequests(
             cache,
             self.waiting,
@@ -126,7 +124,6 @@ class Scheduler:
             max_num_seqs,
             max_num_batched_tokens,
             transfers,
-            self.sessions,
             n_reserved_tokens=num_reserved_decode_tokens,
             max_reserved_share=max_reserved_decode_share,
         )

@@ -1,16 +1,23 @@
-"""The pins of one page cache: prefixes that are evicted after everything else, for a time and within a budget."""
+"""Pins: prefixes that are evicted after everything else, for a time and within a budget."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from math import inf
 from operator import attrgetter
+from time import monotonic
 from typing import NamedTuple
 
 from sortedcontainers import SortedKeyList
 
+from radixkv.errors import UnsupportedFeature
+from radixkv.runtime.alarms import Alarms
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.transfers import Transfers
+from radixkv.runtime.request import Request
 from radixkv.tree.node import TOKEN_BYTES, Namespace, Retention
+from radixkv.wire import PromptPin, Submit
 
 _MAX_SHARE = 0.5
 """Most of a cache's pages that the pins of all namespaces cover, so that room for other prompts is left. A larger
@@ -61,6 +68,11 @@ class TierPins:
     def n_pages(self) -> int:
         """Pages that a pin covers. O(1)."""
         return self._cache.tree.retentions.n_pages
+
+    @property
+    def next_end(self) -> float:
+        """When the next pin ends, in the clock's seconds; ``inf`` without pins. O(1)."""
+        return float(self._by_end[0].until) if self._by_end else inf
 
     def pin(self, namespace: Namespace, tokens: bytes, until: float) -> None:
         """Pins what is cached of a sequence, in whole pages.
@@ -179,3 +191,117 @@ class TierPins:
         if not self._pins_of[namespace]:
             del self._pins_of[namespace]
         self._by_end.remove(pin)
+
+
+class Pins:
+    """Pins prefixes on the device and in the host tier, each within the same budget. The disk tier has no pins.
+
+    Args:
+        device: the device's page cache.
+        transfers: copy pages to and from the host tier; None without one.
+        alarms: call ``expire`` when a pin ends.
+        budget: fraction of a tier's pages that the pins of a namespace cover at most.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        device: PageCache,
+        transfers: Transfers | None,
+        alarms: Alarms,
+        *,
+        budget: float,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.device = TierPins(device, budget, clock)
+        """The pins on the device."""
+        self.host = None if transfers is None else TierPins(transfers.host, budget, clock)
+        """The pins of the host tier; None without one."""
+        self._transfers = transfers
+        self._alarms = alarms
+        self._shares = device.shares
+        self._budget = budget
+        self._clock = clock
+
+    def check_available(self, field: str) -> None:
+        """Raises ``UnsupportedFeature``, which names ``field``, if the settings allow no pins."""
+        if not self._shares:
+            raise UnsupportedFeature(
+                "nothing can be pinned: prefix caching is off (--no-enable-prefix-caching)", param=field
+            )
+        if not self._budget:
+            raise UnsupportedFeature("nothing can be pinned: the server has --pin-budget 0", param=field)
+
+    def pin(self, namespace: Namespace, tokens: bytes, ttl_s: float, *, uses_tiers: bool = True) -> None:
+        """Pins what is cached of a sequence, and stores it in the host tier, whatever the write policy.
+
+        In the host tier, what is stored later is pinned when it is there. O(edges · log leaves), and a copy of the
+        tokens.
+
+        Args:
+            namespace: namespace of the sequence.
+            tokens: the sequence, little-endian int32.
+            ttl_s: how long it is pinned, in seconds.
+            uses_tiers: False pins it on the device only.
+        """
+        until = self._clock() + ttl_s
+        self.device.pin(namespace, tokens, until)
+        if self._transfers is not None and self.host is not None and uses_tiers:
+            self.host.pin(namespace, tokens, until)
+            self._transfers.offer(namespace, tokens, self.host.renew)
+        self._set_alarm()
+
+    def unpin(self, namespace: Namespace, tokens: bytes) -> None:
+        """Ends the pin of exactly this sequence, in whole pages. O(tokens + edges · log leaves)."""
+        for tier in self._tiers():
+            tier.unpin(namespace, tokens)
+
+    def expire(self) -> None:
+        """Ends the pins whose time is over. O(1) if there are none."""
+        for tier in self._tiers():
+            tier.expire()
+        self._set_alarm()
+
+    def follow(self, message: Submit, choices: Sequence[Request]) -> PromptPins:
+        """Follows a request whose message has pins. Raises ``UnsupportedFeature`` if nothing can be pinned."""
+        self.check_available("prompt_cache_options")
+        return PromptPins(self, message.pins)
+
+    def clear(self) -> None:
+        """Ends all pins. O(pins · edges · log leaves)."""
+        for tier in self._tiers():
+            tier.clear()
+
+    def find(self, namespace: Namespace, tokens: bytes) -> PinnedPrefix:
+        """Returns how much of a prompt is pinned, on the device or in the host tier, whichever has more of it."""
+        return max(tier.find(namespace, tokens) for tier in self._tiers())
+
+    def _tiers(self) -> list[TierPins]:
+        return [self.device] if self.host is None else [self.device, self.host]
+
+    def _set_alarm(self) -> None:
+        self._alarms.set(self.expire, min(tier.next_end for tier in self._tiers()))
+
+
+class PromptPins:
+    """Pins prefixes of a request's prompt when it has ended: a ``RequestObserver``."""
+
+    def __init__(self, pins: Pins, prefixes: Sequence[PromptPin]) -> None:
+        self._pins = pins
+        self._prefixes = prefixes
+
+    def prompt_counted(self, request: Request) -> None:
+        """Does nothing: pages of the prompt may be computed by another choice."""
+
+    def released(self, request: Request) -> None:
+        """Does nothing: other choices may still run."""
+
+    def ended(self, choices: Sequence[Request], *, is_prompt_computed: bool) -> None:
+        """Pins the prefixes of a prompt that was computed. Costs as ``Pins.pin`` for each."""
+        if not is_prompt_computed:
+            return
+        first = choices[0]
+        uses_tiers = any(choice.uses_tiers for choice in choices)
+        for prefix in self._prefixes:
+            tokens = bytes(first.tokens[: prefix.n_tokens * TOKEN_BYTES])
+            self._pins.pin(first.namespace, tokens, prefix.ttl_s, uses_tiers=uses_tiers)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.request import Request
 from radixkv.tree.neighbours import n_common_tokens
 from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.wire import Submit
 
 MAX_SESSIONS = 1 << 16
 """Sessions that are remembered."""
@@ -36,14 +39,26 @@ class _Session:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """A request of a session."""
+    """A request of a session: a ``RequestObserver``."""
 
+    sessions: Sessions
     key: _Key
     session: _Session
     n_ended: int
     """Turns of all sessions that had ended when it began: it supersedes those of its session with lower serials."""
     n_found: int = 0
     """Prompt tokens that the request found in the cache, without those of a part of a page."""
+
+    def prompt_counted(self, request: Request) -> None:
+        """Notes what the request found."""
+        self.n_found = (request.n_cached or 0) - request.n_copied
+
+    def released(self, request: Request) -> None:
+        """Ends the turn, or one of its choices, after the free of its pages, which counts as their use."""
+        self.sessions.end(self, bytes(request.tokens))
+
+    def ended(self, choices: Sequence[Request], *, is_prompt_computed: bool) -> None:
+        """Does nothing: each choice ends for itself."""
 
 
 class Sessions:
@@ -75,7 +90,11 @@ class Sessions:
         key = namespace, session_id
         session = self._touch(key, _Session())
         self._forget()
-        return Turn(key, session, self._n_ended)
+        return Turn(self, key, session, self._n_ended)
+
+    def follow(self, message: Submit, choices: Sequence[Request]) -> Turn:
+        """Begins the turn of a request with a ``session_id``. O(1)."""
+        return self.begin(choices[0].namespace, message.session_id)
 
     def end(self, turn: Turn, tokens: bytes) -> None:
         """Ends a turn, or one of its choices, once its pages are released.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from radixkv.runtime.cache import sessions
+from radixkv.runtime.lifetimes import sessions
 from radixkv.runtime.request import GREEDY, Request
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt, token_bytes
@@ -29,7 +29,7 @@ def all_tokens(request: Request) -> list[int]:
 
 
 def close(engine: Engine, session_id: str = "a", namespace: Namespace = DEFAULT) -> tuple[int, int] | None:
-    return engine.scheduler.sessions.close(namespace, session_id)
+    return engine.sessions.close(namespace, session_id)
 
 
 def is_demoted(engine: Engine, tokens: list[int], namespace: Namespace = DEFAULT) -> bool:
