@@ -37,6 +37,8 @@ MIN_BAR_WIDTH = 8
 TIER_WIDTH = len("Host tier ")
 MARK = re.compile(r"(<\|?\w{1,24}\|?>)+")
 """The special tokens with which texts begin."""
+UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
+"""Units of times since the last use, in seconds."""
 DOCTOR_PERIOD_S = 5.0
 """Time between two questions for the reasons of misses."""
 
@@ -66,7 +68,9 @@ class Node(msgspec.Struct):
     own_pages: int
     pages: int
     idle_seconds: float | None = None
-    """Time since its last use; None if it is the next to be evicted."""
+    """Seconds since its last use; None: it is next to be evicted."""
+    tiers: list[str] = []
+    """In the joint tree, the tiers that have it."""
     leases: int = 0
     is_pinned: bool = False
     namespace: str = ""
@@ -100,6 +104,13 @@ class Tiers(msgspec.Struct):
     storage: Storage | None = None
 
 
+class Joint(msgspec.Struct):
+    """The trees of device and host tier as one."""
+
+    pages: int
+    nodes: list[Node]
+
+
 class TreeResponse(msgspec.Struct):
     """The response of ``/cache/tree``."""
 
@@ -109,6 +120,7 @@ class TreeResponse(msgspec.Struct):
     load: Load
     totals: Totals
     tiers: Tiers
+    joint: Joint | None = None
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -288,14 +300,20 @@ def run_lines(tree: TreeResponse, most: int, width: int) -> list[Text]:
     """
     from rich.text import Text
 
-    device = tree.tiers.device
-    rows = [("Pages", "Share", "Last use", "Run")]
-    for depth, node in largest_runs(device.nodes, most):
+    found = tree.joint or tree.tiers.device
+    rows = [("Pages", "Share", "Last use", "Tiers", "Run")]
+    for depth, node in largest_runs(found.nodes, most):
         text = "  " * depth + _name(node) + (" (pinned)" if node.is_pinned else "")
-        rows.append((f"{node.pages:,}", _percent(node.pages, device.pages), _last_use(node), text))
-    pages, shares, uses = (max(len(row[column]) for row in rows) for column in range(3))
-    room = width if pages + shares + uses + 4 < width else 2 * width  # a narrow terminal wraps between words
-    lines = [Text(f"{row[0]:>{pages}}  {row[1]:>{shares}}  {row[2]:<{uses}}  {row[3]}") for row in rows]
+        rows.append(
+            (f"{node.pages:,}", _percent(node.pages, found.pages), _last_use(node), ", ".join(node.tiers), text)
+        )
+    pages, shares, uses, tiers = (max(len(row[column]) for row in rows) for column in range(4))
+    lines = []
+    for row in rows:
+        where = f"  {row[3]:<{tiers}}" if tree.joint else ""
+        lines.append(Text(f"{row[0]:>{pages}}  {row[1]:>{shares}}  {row[2]:<{uses}}{where}  {row[4]}"))
+    n_numbers = pages + shares + uses + 4 + (tiers + 2 if tree.joint else 0)
+    room = width if n_numbers < width else 2 * width  # a narrow terminal wraps between words
     for line in lines:
         line.truncate(room, overflow="ellipsis")
     return lines
@@ -304,14 +322,10 @@ def run_lines(tree: TreeResponse, most: int, width: int) -> list[Text]:
 def _last_use(node: Node) -> str:
     if node.leases:
         return f"in use by {node.leases:,}"
-    return "next to be evicted" if node.idle_seconds is None else _ago(node.idle_seconds)
-
-
-def _ago(seconds: float) -> str:
-    for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= length_s:
-            return f"{seconds // length_s:,.0f} {unit} ago"
-    return f"{seconds // 1:.0f} s ago"
+    if node.idle_seconds is None:
+        return "next to be evicted"
+    length, unit = next((one for one in UNITS if node.idle_seconds >= one[0]), (1, "s"))
+    return f"{int(node.idle_seconds / length):,} {unit} ago"
 
 
 def _name(node: Node) -> str:

@@ -204,6 +204,22 @@ def test_no_number_is_cut_at_any_width(
         assert "Tell me a story" in runs[1]
 
 
+def test_the_joint_tree_of_both_tiers_has_marks_and_times(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [
+        {"parent": -1, "own_pages": 0, "pages": 50, "age": 0, "idle_seconds": 3.4, "tiers": ["device", "host"]},
+        {"parent": 0, "own_pages": 50, "pages": 50, "age": 9, "idle_seconds": 7300, "tiers": ["host"]},
+        {"parent": 1, "own_pages": 5, "pages": 5, "tiers": ["device"]},
+    ]
+    server.responses["/cache/tree"] = lambda _: TREE | {"joint": {"pages": 50, "nodes": nodes}}
+    assert main(["top", "--once", "--base-url", server.address]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["50", "100.0%", "3", "s", "ago", "device,", "host", "no", "salt"] in lines
+    assert ["50", "100.0%", "2", "h", "ago", "host", "50", "pages"] in lines
+    assert ["5", "10.0%", "next", "to", "be", "evicted", "device", "5", "pages"] in lines
+
+
 def test_a_text_cannot_control_the_terminal(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     node = {"id": 1, "parent": 0, "own_pages": 1, "pages": 1, "age": 1, "starts_with": "<|begin|>a\x1b[2J\nb"}
     device = TREE["tiers"]["device"]
