@@ -454,7 +454,7 @@ def _add_scheduler_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--num-reserved-decode-tokens",
-        type=whole_number,
+        type=count,
         default=defaults.num_reserved_decode_tokens,
         metavar="TOKENS",
         help="tokens of the KV cache that an admission leaves free for each running answer: with more there are "

@@ -134,7 +134,9 @@ def run_compare(args: argparse.Namespace) -> int:
 def _check_combination(args: argparse.Namespace, config: EngineConfig) -> None:
     parser: Parser = args.parser
     if args.base_url is None and has_key_flag(args):
-        parser.error("an API key is for a running server; give its --base-url, or leave out the key")
+        parser.error(
+            "--api-key and --api-key-file are for a running server; give its --base-url too"
+        )
     if args.base_url is not None:
         if args.compare_cache:
             parser.error("--compare-cache starts servers of its own; leave out --base-url")

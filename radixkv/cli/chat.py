@@ -87,7 +87,9 @@ def _backend(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStac
         )
     if url is None and has_key_flag(args):
         if is_for_this_process:
-            parser.error("an API key is for a running server; give its --base-url, or leave out the key")
+            parser.error(
+                "--api-key and --api-key-file are for a running server; give its --base-url too"
+            )
         url = DEFAULT_URL
     if url is None and not is_for_this_process and (model := _served_model(api_key(args))) is not None:
         url = DEFAULT_URL

@@ -21,7 +21,7 @@ _SERVER_SETTINGS = (
     "host port served_model_name api_key api_key_file tenants allowed_origins explain_contents keep_nonces "
     "priority_range metrics_compat stats_interval request_log disable_log_requests otlp_traces_endpoint "
     "heartbeat_timeout restart_runtime canary_interval max_body_bytes enable_metrics enable_cache_report "
-    "enable_prompt_tokens_details"
+    "enable_prompt_tokens_details return_tokens_as_token_ids"
 )
 """Flags of ``radixkv serve`` that mean nothing without a server."""
 _SERVER_HINTS = {name: f"radixkv serve --{name.replace('_', '-')}" for name in _SERVER_SETTINGS.split()}

@@ -161,7 +161,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     )
     cache.add_argument(
         "--output-len",
-        type=whole_number,
+        type=count,
         metavar="TOKENS",
         help="length of each answer, with --concurrency above 1 and a file that does not say it; answers take "
         "pages of the capacity, and later turns of chats find them (default: the first token ends a request)",

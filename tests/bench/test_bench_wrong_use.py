@@ -11,7 +11,7 @@ from support.bench_command import SMALL
         (["--base-url", "URL", "--compare-cache"], 2, "--compare-cache "),
         (["--base-url", "URL", "--page-size", "32"], 2, "--page-size=32 "),
         (["--compare-cache", "--disable-radix-cache"], 2, "--disable-radix-cache"),
-        (["--api-key", "secret"], 2, "--api-key "),
+        (["--api-key", "secret"], 2, "--api-key and "),
         (["--base-url", "URL", "--workload", "multiturn", "--num-prompts", "4"], 2, "has no num_prompts"),
         (["--base-url", "localhost:1"], 1, "'localhost:1'"),
         (["--base-url", "http://127.0.0.1:9"], 1, "http://127.0.0.1:9"),

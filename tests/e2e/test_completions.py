@@ -179,4 +179,4 @@ def test_a_port_in_use_is_reported_before_anything_starts(server: LiveServer) ->
     assert ended.returncode != 0
     assert ended.stdout == ""
     assert len(ended.stderr.splitlines()) == 1
-    assert f"port {server.port} on 127.0.0.1 cannot be used" in ended.stderr
+    assert f"port {server.port} on 127.0.0.1 is used by another program" in ended.stderr

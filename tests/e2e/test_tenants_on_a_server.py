@@ -62,7 +62,7 @@ SEEN_BODIES: dict[str, dict[str, Any] | None] = {
     "/v1/responses": {"input": MESSAGES, "max_output_tokens": 16, "temperature": 0},
 }
 """Bodies of all routes that take one and are no operator's."""
-CHANGING = re.compile(r"id|created|\w*(_at|latency|_time|_s|_ts)|date|content-length|x-request-id")
+CHANGING = re.compile(r"id|created|\w*(_at|latency|_time|_s|_ts)|date|content-length|(x-)?request-id")
 """Names of fields and headers that are new or a time in every reply."""
 PROMPT = "The quick brown fox jumps over the lazy dog, and the dog does not mind at all. " * 4
 

@@ -219,6 +219,18 @@ class PageCache:
             self._allocate(blocks, n_missing)
         return True
 
+    def make_room(self, tenant: str, n_pages: int) -> int:
+        """Returns how many of ``n_pages`` pages a tenant can get without an eviction of what a waiting prompt needs.
+
+        Evicts what no waiting prompt needs, as far as pages are missing. Costs as much as ``reserve``.
+        """
+        n_pages = max(0, min(n_pages, self.n_available_to(tenant)))
+        n_short = n_pages - len(self._free)
+        if n_short > 0:
+            quotas = self.tenants.quotas(tenant) if self.tenants.n_owned else None
+            self._evict(n_short, quotas, n_required=0)
+        return min(n_pages, len(self._free))
+
     def append_pages(self, block_tables: Sequence[BlockTable]) -> bool:
         """Adds one page to each of the block tables. If too few are free, evicts 1/128 of the pool or more.
 

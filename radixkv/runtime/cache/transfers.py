@@ -438,8 +438,9 @@ class Transfers:
         source = self.device.open(offer.namespace, offer.tokens, is_use=False)
         blocks = self.host.open(offer.namespace, offer.tokens, is_hit=False)
         first, end = blocks.n_leased, self.device.n_computed(source) // page_size
-        last = min(end, first + max(0, self.host.n_available_to(offer.namespace.tenant)))
         is_being_stored = first < end and source.pages[first] in self._pages_in_store
+        n_room = 0 if is_being_stored else self.host.make_room(offer.namespace.tenant, end - first)
+        last = first + n_room
         waits_for_slots = last < end and self.host.n_pages < self.copier.n_slots
         if first >= last or is_being_stored or waits_for_slots:
             self._close_both(source, blocks, offer.namespace, offer.tokens)
