@@ -135,7 +135,7 @@ def _check_combination(args: argparse.Namespace, config: EngineConfig) -> None:
     parser: Parser = args.parser
     if args.base_url is None and has_key_flag(args):
         parser.error(
-            "--api-key and --api-key-file are for a running server; give its --base-url too"
+            "--api-key and --api-key-file are for a running server; give its --base-url, or leave them out"
         )
     if args.base_url is not None:
         if args.compare_cache:

@@ -88,7 +88,7 @@ def _backend(args: argparse.Namespace, settings: dict[str, Any], stack: ExitStac
     if url is None and has_key_flag(args):
         if is_for_this_process:
             parser.error(
-                "--api-key and --api-key-file are for a running server; give its --base-url too"
+                "--api-key and --api-key-file are for a running server; give its --base-url, or leave them out"
             )
         url = DEFAULT_URL
     if url is None and not is_for_this_process and (model := _served_model(api_key(args))) is not None:

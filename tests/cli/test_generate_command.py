@@ -93,7 +93,7 @@ class Engine(types.ModuleType):
 
 sys.modules["radixkv.llm"] = Engine("radixkv.llm")
 from radixkv.cli import main
-sys.exit(main([{command!r}, *{["hi"] if command == "generate" else []}]))
+sys.exit(main([{command!r}, {"hi" if command == "generate" else "tiny"!r}]))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (-signal.SIGINT, "")

@@ -55,8 +55,8 @@ def test_table_and_json_lines_of_several_servers(trace, tmp_path, capsys):
     assert all(row["busiest_server"] >= 1 for row in rows[2:5])
     assert [row["events_delay"] for row in rows] == [None, None, None, None, 1, None]
     printed = capsys.readouterr().out.splitlines()
-    assert printed[1].split()[2:5] == ["servers", "routing", "busiest"]
-    assert printed[6].split()[:4] == ["20.48k", "lru", "4", "events"]
+    assert printed[2].split()[2:5] == ["servers", "routing", "busiest"]
+    assert printed[7].split()[:4] == ["20.48k", "lru", "4", "events"]
 
     assert simulate("--trace", trace, "--capacity", "20480", "--policy", "lru", "--output-file", file) == 0
     again = json.loads(file.read_text().splitlines()[6])
