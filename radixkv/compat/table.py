@@ -103,8 +103,7 @@ BYTE_SIZES = frozenset({"kv_cache_memory_bytes", "host_memory_bytes", "cache_dir
 """Settings in bytes, which are also given as texts: ``64GiB``."""
 COUNTS = frozenset(
     "page_size max_model_len max_total_tokens max_num_seqs max_num_batched_tokens max_queued_requests lpm_window "
-    "num_reserved_decode_tokens "
-    "lpm_max_passes".split()
+    "lpm_max_passes num_reserved_decode_tokens".split()
 )
 """Settings that count tokens or other things, which are also given as texts: ``4k``."""
 

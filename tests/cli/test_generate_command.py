@@ -96,9 +96,7 @@ from radixkv.cli import main
 sys.exit(main([{command!r}, {"hi" if command == "generate" else "tiny"!r}]))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (-signal.SIGINT, "")
-    no_server = "radixkv: no server at http://127.0.0.1:8000; running the model in this process\n"
-    assert done.stderr == (no_server if command == "chat" else "")
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_pythons_ctrl_c_handler_is_restored_after_loading_and_others_are_left_alone(

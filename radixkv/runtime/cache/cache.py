@@ -220,9 +220,9 @@ class PageCache:
         return True
 
     def make_room(self, tenant: str, n_pages: int) -> int:
-        """Returns how many of ``n_pages`` pages a tenant can get without an eviction of what a waiting prompt needs.
+        """Evicts what no waiting prompt needs until ``n_pages`` pages are free for a tenant, or there is no more.
 
-        Evicts what no waiting prompt needs, as far as pages are missing. Costs as much as ``reserve``.
+        Costs as much as ``reserve``. Returns how many of the pages the tenant can get so.
         """
         n_pages = max(0, min(n_pages, self.n_available_to(tenant)))
         n_short = n_pages - len(self._free)
