@@ -220,16 +220,18 @@ class PageCache:
         return True
 
     def make_room(self, tenant: str, n_pages: int) -> int:
-        """Evicts what no waiting prompt needs until ``n_pages`` pages are free for a tenant, or there is no more.
+        """Evicts what no ``waiting`` prompt needs until so many pages are free for a tenant, or nothing is left.
 
-        Costs as much as ``reserve``. Returns how many of the pages the tenant can get so.
+        O(log leaves) a leaf evicted.
+
+        Returns:
+            How many of these pages ``reserve`` gets without the eviction of what a waiting prompt needs.
         """
-        n_pages = max(0, min(n_pages, self.n_available_to(tenant)))
-        n_short = n_pages - len(self._free)
-        if n_short > 0:
-            quotas = self.tenants.quotas(tenant) if self.tenants.n_owned else None
-            self._evict(n_short, quotas, n_required=0)
-        return min(n_pages, len(self._free))
+        n_pages = min(n_pages, self.n_available_to(tenant))
+        if n_pages <= 0:
+            return 0
+        self._make_free(tenant, n_pages, spares_waiting=True)
+        return min(n_pages - self.tenants.n_over_cap(tenant, n_pages), len(self._free))
 
     def append_pages(self, block_tables: Sequence[BlockTable]) -> bool:
         """Adds one page to each of the block tables. If too few are free, evicts 1/128 of the pool or more.
@@ -485,17 +487,19 @@ class PageCache:
             n_tokens = min(n_tokens, first_replaced * self.page_size)
         self.tree.mark_computed(blocks.lease, n_tokens)
 
-    def _make_free(self, tenant: str, n_pages: int) -> None:
+    def _make_free(self, tenant: str, n_pages: int, *, spares_waiting: bool = False) -> None:
         """Evicts what is missing of ``n_pages`` free pages for a tenant, which can get them."""
         if n_over := self.tenants.n_over_cap(tenant, n_pages):
-            self._evict(n_over, {tenant: n_over}, n_required=n_over)
+            self._evict(n_over, {tenant: n_over}, n_required=0 if spares_waiting else n_over)
         n_short = n_pages - len(self._free)
         if n_short > 0:
             # Evicting pages one by one takes several times as long, and losing 1/128 of the pages hardly matters.
             quotas = self.tenants.quotas(tenant) if self.tenants.n_owned else None
             n_most = self.n_pages >> 7
-            self._evict(max(n_short, n_most), quotas, n_beyond=n_most, n_required=n_short)
-        assert len(self._free) >= n_pages, "the tree evicted fewer pages than it counts as evictable"
+            n_required = 0 if spares_waiting else n_short
+            self._evict(max(n_short, n_most), quotas, n_beyond=n_most, n_required=n_required)
+        has_room = spares_waiting or len(self._free) >= n_pages
+        assert has_room, "the tree evicted fewer pages than it counts as evictable"
 
     def _evict(self, n_pages: int, quotas: Mapping[str, int] | None, *, n_required: int, n_beyond: int = 0) -> None:
         waiting = self.waiting()

@@ -431,6 +431,7 @@ class Transfers:
     def _start_store(self, offer: Offer) -> None:
         """Starts the store of what the host tier lacks of an offer: of the leading pages for which it has room.
 
+        What waiting prompts will load is not evicted for that: it will be used, and nobody knows that of an offer.
         An offer whose first missing page is being stored for another one, or for which there are too few slots yet,
         is postponed until a store has finished or there are more slots.
         """
@@ -438,17 +439,20 @@ class Transfers:
         source = self.device.open(offer.namespace, offer.tokens, is_use=False)
         blocks = self.host.open(offer.namespace, offer.tokens, is_hit=False)
         first, end = blocks.n_leased, self.device.n_computed(source) // page_size
+        tenant = offer.namespace.tenant
         is_being_stored = first < end and source.pages[first] in self._pages_in_store
-        n_room = 0 if is_being_stored else self.host.make_room(offer.namespace.tenant, end - first)
-        last = first + n_room
-        waits_for_slots = last < end and self.host.n_pages < self.copier.n_slots
-        if first >= last or is_being_stored or waits_for_slots:
+        is_growing = self.host.n_pages < self.copier.n_slots
+        waits_for_slots = is_growing and end - first > max(0, self.host.n_available_to(tenant))
+        is_postponed = is_being_stored or waits_for_slots
+        n_stored = 0 if is_postponed else self.host.make_room(tenant, end - first)
+        if not n_stored:
             self._close_both(source, blocks, offer.namespace, offer.tokens)
-            if is_being_stored or waits_for_slots:
+            if is_postponed:
                 self._postponed.append(offer)
             else:
                 _stored(offer)
             return
+        last = first + n_stored
         has_room = self.host.reserve(blocks, last)
         assert has_room, "the host tier has fewer slots than it counts as available"
         pages = source.pages[first:last]
