@@ -116,6 +116,9 @@ class Packer:
                 raise DeviceError(f"step {step.plan.step}{where}: {problem}")
 
         require((step.n_tokens >= 1) & (step.starts >= 0), "a row has no tokens, or a start below 0")
+        n_decode = step.n_decode
+        require(0 <= n_decode <= step.n_rows, f"{n_decode} decode rows of {step.n_rows} rows")
+        require(step.n_tokens[:n_decode] == 1, "a decode row computes one token")
         require(n_id_bytes == 4 * step.n_tokens, "a row needs as many ids as it has tokens")
         if self._max_tokens is not None:
             n_ids = len(step.ids)

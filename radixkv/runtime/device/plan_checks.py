@@ -27,8 +27,6 @@ def check_plan(plan: StepPlan, n_batch_slots: int, n_pages: int) -> None:
         raise DeviceError(f"step {plan.step} copies pages {min(pages)} to {max(pages)} of a pool of {n_pages}")
     if len({destination for _, destination in plan.copies}) < len(plan.copies):
         raise DeviceError(f"step {plan.step} copies several pages to the same destination")
-    if any(row.n_tokens != 1 for row in plan.rows[: plan.n_decode]) or not 0 <= plan.n_decode <= len(plan.rows):
-        raise DeviceError(f"step {plan.step}: not all of {plan.n_decode} decode rows compute one token")
     for row in plan.rows:
         if row.scoring is not None:
             _check_scoring(plan.step, row, row.scoring)

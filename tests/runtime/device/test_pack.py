@@ -98,9 +98,9 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
         packer.pack(StepPlan(0, tuple(row(batch_slot) for batch_slot in range(4))))
     with pytest.raises(DeviceError, match="copies pages 1 to 20"):
         packer.pack(StepPlan(0, (row(),), copies=((1, 20),)))
-    with pytest.raises(DeviceError, match="not all of 1 decode rows compute one token"):
+    with pytest.raises(DeviceError, match="row 0: a decode row computes one token"):
         packer.pack(StepPlan(0, (row(),), n_decode=1))
-    with pytest.raises(DeviceError, match="not all of 2 decode rows"):
+    with pytest.raises(DeviceError, match="2 decode rows of 1 rows"):
         packer.pack(StepPlan(0, (row(n_tokens=1, tokens=pack_tokens([5])),), n_decode=2))
     with pytest.raises(DeviceError, match="same destination"):
         packer.pack(StepPlan(0, (row(),), copies=((1, 2), (3, 2))))
