@@ -54,7 +54,7 @@ def is_bounded(backend: tokenizers.Tokenizer) -> bool:
     """Returns whether encoding takes time and memory linear in the text, but for a logarithm."""
     normalizers = _steps(backend.normalizer, "normalizers")
     return (
-        isinstance(backend.model, models.BPE | models.WordLevel)
+        _looks_up_short_words(backend.model)
         and len(normalizers) <= _MAX_STEPS
         and math.prod(map(_growth, normalizers)) <= _MAX_GROWTH
         and _splits_in_linear_time(_steps(backend.pre_tokenizer, "pretokenizers"))
@@ -69,6 +69,14 @@ def odd_decoder(backend: tokenizers.Tokenizer) -> str | None:
         if step["type"] not in _PLAIN_DECODERS and not is_short_replacement:
             return str(step["type"])
     return None
+
+
+def _looks_up_short_words(model: models.Model) -> bool:
+    """Returns whether a model adds only short texts to the characters of a word that it looks up."""
+    if not isinstance(model, models.BPE):
+        return isinstance(model, models.WordLevel)
+    beside = (model.continuing_subword_prefix, model.end_of_word_suffix)
+    return all(len(text or "") <= _MAX_LITERAL_CHARACTERS for text in beside)
 
 
 def _steps(component: Any, nested: str) -> list[Mapping[str, Any]]:

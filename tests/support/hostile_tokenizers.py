@@ -46,10 +46,17 @@ HOSTILE: Mapping[str, Callable[[], tokenizers.Tokenizer]] = {
     "normalizers that multiply": lambda: normalizing(*[normalizers.Replace("a", "aaaaaaaaa")] * 16),
     "a pattern that multiplies": lambda: normalizing(*[normalizers.Replace(Regex("a"), "aaaaaaaaa")] * 16),
     "a post-processor that repeats": lambda: repeating(2000),
+    "a long text before each character of a word": lambda: _with_a_long_prefix(1_000_000),
     "bytes that are written as two again and again": lambda: _of_byte_levels(20),
 }
 """By what they do."""
 MULTIPLYING_ANY_TEXT = ("a post-processor that repeats", "bytes that are written as two again and again")
+
+
+def _with_a_long_prefix(n: int) -> tokenizers.Tokenizer:
+    backend = byte_level()
+    backend.model = models.BPE(backend.get_vocab(), [], continuing_subword_prefix="x" * n)
+    return backend
 
 
 def _of_byte_levels(n: int) -> tokenizers.Tokenizer:
