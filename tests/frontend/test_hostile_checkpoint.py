@@ -1,4 +1,4 @@
-"""A checkpoint whose tokenizer or chat template wants to stop the server, on every API."""
+"""A checkpoint whose tokenizer wants to stop the server, on every API."""
 
 from __future__ import annotations
 
