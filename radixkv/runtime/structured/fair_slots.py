@@ -20,7 +20,9 @@ class FairSlots:
         self._n_free = n_slots
         self._waiting: dict[str, deque[Future[None]]] = {}
         """The jobs of each tenant with any, the oldest first. The tenant whose turn is next comes first."""
-        self._is_newest_next = False
+        self._newest_next: set[str] = set()
+        """The tenants whose next job is their newest. With one turn for all, two tenants that alternate would always
+        get the oldest job of one and the newest of the other."""
 
     @asynccontextmanager
     async def slot(self, tenant: str) -> AsyncGenerator[None]:
@@ -52,16 +54,21 @@ class FairSlots:
             jobs.remove(turn)
             if not jobs:
                 del self._waiting[tenant]
+                self._newest_next.discard(tenant)
 
     def _give_back(self) -> None:
         while self._waiting:
             tenant = next(iter(self._waiting))
             jobs = self._waiting.pop(tenant)
-            turn = jobs.pop() if self._is_newest_next else jobs.popleft()
+            turn = jobs.pop() if tenant in self._newest_next else jobs.popleft()
+            is_given = not turn.cancelled()
+            if is_given:
+                self._newest_next ^= {tenant}
+                turn.set_result(None)
             if jobs:
                 self._waiting[tenant] = jobs
-            if not turn.cancelled():
-                self._is_newest_next = not self._is_newest_next
-                turn.set_result(None)
+            else:
+                self._newest_next.discard(tenant)
+            if is_given:
                 return
         self._n_free += 1

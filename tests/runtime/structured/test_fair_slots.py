@@ -73,6 +73,14 @@ def test_as_many_jobs_begin_as_there_are_slots() -> None:
     run(test, n_slots=2)
 
 
+def test_each_of_two_tenants_gets_its_oldest_and_its_newest_job_by_turns() -> None:
+    async def test(jobs: Jobs) -> None:
+        await jobs.add("c0", *(f"{tenant}{i}" for i in range(4) for tenant in "ab"))
+        assert await jobs.end_all() == ["a0", "b0", "a3", "b3", "a1", "b1", "a2", "b2"]
+
+    run(test)
+
+
 def test_tenants_take_turns() -> None:
     async def test(jobs: Jobs) -> None:
         await jobs.add("a0", *(f"a{i}" for i in range(1, 6)), "b1", "b2", "c1")
