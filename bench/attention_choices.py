@@ -168,7 +168,7 @@ def choose_reading(case: SharedCase, kernel: SharedKernel) -> str:
     groups = [tuple(range(first, first + size)) for first in range(0, case.n_rows, size)]
     runs = [SharedRun(rows, 0, case.n_shared_tokens // PAGE) for rows in groups]
     # the planner's own limits on tiles
-    sharing = selector.select(runs, case.n_rows, max(case.n_rows // 4, 1), max(2 * case.n_rows * 4 // 128, 1))
+    sharing = selector.select(runs, None, case.n_rows, max(case.n_rows // 4, 1), max(2 * case.n_rows * 4 // 128, 1))
     if sharing is None:
         return "flat"
     sizes = {run.is_large for run in sharing.runs}
