@@ -183,7 +183,7 @@ class FileStore:
 
     def spare(self, keys: Sequence[bytes]) -> None:
         """See ``PageStore``."""
-        with self._names:
+        with self._lock:
             self._index.spare(keys)
 
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:

@@ -54,9 +54,7 @@ class PageFormat:
         """
         header = self._empty_header()
         if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            raise DamagedPage(
-                "it is no regular file"
-            )  # opening a FIFO would wait for a writer, and reading it, too
+            raise DamagedPage("it is no regular file")  # opening a FIFO would wait for a writer
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | self._flags(page)
         descriptor = os.open(name, flags, dir_fd=folder)
         try:

@@ -211,6 +211,7 @@ def test_no_call_waits_for_the_file_system(tmp_path: Path, monkeypatch: pytest.M
             store.remove(keys_of(RUN)[4])
             begin_load(store)
             store.store(keys_of([8]), tokens_of([8]), buffers(1, 4096))
+            store.spare([keys_of(RUN)[3]])
             assert store.run(keys_of(RUN)) == 4
             assert set(store.take_removed()) >= {keys_of(RUN)[4]}
             store.clear()
