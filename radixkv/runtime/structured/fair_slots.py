@@ -21,8 +21,8 @@ class FairSlots:
         self._waiting: dict[str, deque[Future[None]]] = {}
         """The jobs of each tenant with any, the oldest first. The tenant whose turn is next comes first."""
         self._newest_next: set[str] = set()
-        """The tenants whose next job is their newest. With one turn for all, two tenants that alternate would always
-        get the oldest job of one and the newest of the other."""
+        """The tenants whose next job is their newest. If all had one turn, two tenants that alternate would get the
+        oldest jobs of one and the newest of the other."""
 
     @asynccontextmanager
     async def slot(self, tenant: str) -> AsyncGenerator[None]:
