@@ -161,7 +161,10 @@ class SparedLeaves:
         """Returns the cached prefix of a prompt. O(1) if it is as it was known to be."""
         page_bytes = self._forest.page_bytes
         end, n_bytes = root, 0
-        if known is not None and (known.end.node is root or self._is_unchanged(known.end)):
+        # Another root than this one is that of a namespace which was empty in between.
+        if known is not None and (
+            known.end.node is root or (known.end.node.parent is not None and self._is_unchanged(known.end))
+        ):
             end, n_bytes = known.end.node, known.n_bytes
             if known.partial is not None:
                 if known.partial.node.parent is end and self._is_unchanged(known.partial):

@@ -80,6 +80,17 @@ def test_what_a_prompt_will_find_grows_while_it_waits() -> None:
     assert [run.pages for run in tree.evict(2, waiting=waiting)] == [[4, 5]]
 
 
+def test_a_prompt_finds_the_pages_that_come_after_the_cache_was_empty() -> None:
+    """An empty namespace loses its root, and gets another one."""
+    tree, waiting = RadixTree(1), [(NAMESPACE, ids(*PROMPT))]
+    cache(tree, 7)
+    assert [run.pages for run in tree.evict(1, waiting=waiting)] == [[7]]
+    cache(tree, 1, 2)
+    cache(tree, 8)
+    assert [run.pages for run in tree.evict(1, waiting=waiting)] == [[8]]
+    assert tree.match(*waiting[0]) == 2
+
+
 def test_a_needed_page_stays_that_need_not_be_freed_now() -> None:
     tree, waiting = RadixTree(1), [(NAMESPACE, ids(1, 2)), (NAMESPACE, ids(1, 2, 3))]
     cache(tree, 1, 2, 3)
