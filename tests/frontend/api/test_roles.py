@@ -51,6 +51,17 @@ def test_an_unknown_role_is_refused_by_name(
         assert f"{field}[1].role is '{role}'" in error["message"]
 
 
+@pytest.mark.parametrize("role", [["user"], {}, 5, None])
+@pytest.mark.parametrize(("path", "field", "body"), APIS, ids=lambda value: str(value)[:30])
+def test_a_role_that_is_no_text_is_refused(
+    site: Site, path: str, field: str, body: dict[str, Any], role: object
+) -> None:
+    reply = site.http.post(path, json={field: [{"role": role, "content": "b"}], **body})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, field), reply.text
+    assert f"{field}[0].role" in error["message"]
+
+
 @pytest.mark.parametrize(
     "role", ["system", "developer", "user", "assistant", "tool", "function", "ipython", "critic"]
 )

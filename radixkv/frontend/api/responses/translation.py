@@ -20,7 +20,7 @@ from radixkv.structured_outputs import StructuredOutputs
 SEALED_REASONING = "reasoning.encrypted_content"
 """The value of ``include`` that asks for the reasoning in a form that clients send back."""
 _TEXT_TYPES = frozenset({"input_text", "output_text", "text", "refusal"})
-_SYSTEM_ROLES = frozenset({"system", "developer"})
+_SYSTEM_ROLES = ("system", "developer")
 
 
 def parse_responses_prompt(body: bytes, max_prompt_tokens: int, misspelt: dict[str, str]) -> Chat:
