@@ -295,6 +295,7 @@ def test_several_requests_are_explained_and_what_is_none_says_so(tab: Tab, serve
         ('{"prompt": "a"}\n{"prompt": ', "Line 2"),
         ('{"temperature": 0}', "messages"),
         ('{"prompt": "a", "cache_salt": 5}', "cache_salt"),
+        ('{"messages": [null]}', "messages[0]"),
     ):
         (sentence,) = explained(tab, given)
         assert said in sentence

@@ -63,7 +63,7 @@ function isMessages({ messages, tools, ...rest }) {
   const names = ["system", "stop_sequences", "thinking", "anthropic_version", "context_management"];
   const types = ["tool_use", "tool_result", "thinking", "redacted_thinking"];
   return names.some((name) => name in rest) || [tools].flat().some((tool) => tool?.input_schema) ||
-    messages.some?.(({ content } = {}) => Array.isArray(content) && content.some((part) => types.includes(part?.type) || part?.cache_control));
+    messages.some?.((message) => Array.isArray(message?.content) && message.content.some((part) => types.includes(part?.type) || part?.cache_control));
 }
 
 async function explain() {
