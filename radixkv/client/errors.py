@@ -32,7 +32,5 @@ class StatusError(BadReply):
     def __init__(self, status: int, body: bytes) -> None:
         self.status = status
         self.text = body.decode("utf-8", "replace")
-        self.remedy = (
-            "; give the server's key with --api-key, --api-key-file or RADIXKV_API_KEY" if status == 401 else ""
-        )
+        self.remedy = _GIVE_A_KEY if status == 401 else ""
         super().__init__(f"http_{status}", f"HTTP status {status}: {self.text[:300]}{self.remedy}")
