@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 N_CONTEXT_TOKENS = 12
 """Tokens shown on either side of the end of the match."""
+_PROMPT_FIELDS = ("prompt", "prompt_token_ids", "text", "input_ids")
+"""What completions, vLLM and SGLang call a prompt."""
+_MESSAGES_FIELDS = ("system", "stop_sequences", "thinking", "anthropic_version", "context_management")
+"""Fields of Anthropic's Messages that OpenAI's chats do not have."""
+_MESSAGES_PARTS = ("tool_use", "tool_result", "thinking", "redacted_thinking")
+"""Types of parts of a content that only Anthropic's Messages have."""
 
 
 class TokenizeResponse(msgspec.Struct):
@@ -47,6 +53,7 @@ class ExplainResponse(msgspec.Struct):
     text: str
     cached_tokens: int
     first_difference: FirstDifference | None = None
+    prompt_token_ids: list[int] = []
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -66,7 +73,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         type=Path,
         metavar="FILE",
         help="file with the prompt's text, or with requests as clients send them, one or one a line: "
-        '{"messages": [...]} or {"prompt": ...}',
+        '{"messages": [...]}, {"prompt": ...} or {"input": ...}',
     )
     prompt.add_argument(
         "--cache-salt",
@@ -86,25 +93,25 @@ def run(args: argparse.Namespace) -> int:
     with Progress(f"asking {args.base_url}"), ServerClient(args.base_url, api_key(args)) as client:
         for request in requests:
             salt = request.body.get("cache_salt") if args.cache_salt is None else args.cache_salt
-            where = "" if request.line is None else f"line {request.line}: "
             try:
-                ids = _token_ids(client, request.body)
-                explanation = client.post("/cache/explain", {"prompt": ids, "cache_salt": salt}, ExplainResponse)
-                reports += _report(client, ids, explanation, where)
+                explanation = _explained(client, request, salt)
+                reports += _report(client, explanation, request.where)
             except ServerError as error:
-                raise ServerError(f"{where}{error}") from None
+                raise ServerError(f"{request.where}{error}") from None
     print("\n".join(reports))
     return 0
 
 
 @dataclass(frozen=True)
 class _Request:
-    """A prompt to explain."""
+    """A request whose prompt to explain."""
 
     body: dict[str, Any]
-    """The body of ``/tokenize``: a chat, or a prompt as a text or token ids."""
-    line: int | None = None
-    """Its line in a file of several."""
+    """A chat, a prompt as a text or token ids, or a body for ``path``."""
+    path: str | None = None
+    """The API that the body is for, if that is neither completions nor chats."""
+    where: str = ""
+    """Its place in a file of several, which begins its report."""
 
 
 def _requests(args: argparse.Namespace) -> list[_Request]:
@@ -116,7 +123,7 @@ def _requests(args: argparse.Namespace) -> list[_Request]:
         text: str = args.prompt
     else:
         try:
-            text = sys.stdin.read() if args.file is None else args.file.read_text(encoding="utf-8")
+            text = sys.stdin.read() if args.file is None else args.file.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
             parser.error("the prompt is not UTF-8 text")
         except OSError as error:
@@ -134,48 +141,82 @@ def _recorded(text: str, file: Path) -> list[_Request] | None:
     Raises:
         ConfigError: the first line is a request, and a later one is not.
     """
-    if (body := _body(text)) is not None:
-        return [_Request(body)]
+    if requests := _parsed(text):
+        return requests
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not lines or _body(lines[0][1]) is None:
+    if not lines or not _parsed(lines[0][1]):
         return None
-    requests = []
     for number, line in lines:
-        if (body := _body(line)) is None:
+        parsed = _parsed(line, f"line {number}: ")
+        if not parsed:
             raise ConfigError(
-                f"line {number} of {file} is no request; each line must be a JSON object with messages or a prompt"
+                f"line {number} of {file} is no request; each line must be a JSON object with messages, a prompt "
+                "or an input"
             )
-        requests.append(_Request(body, number))
+        requests += parsed
     return requests
 
 
-def _body(text: str) -> dict[str, Any] | None:
-    """Returns the request that a JSON object describes; None: the text is no such object.
+def _parsed(text: str, where: str = "") -> list[_Request]:
+    """Returns the request that a JSON object describes, once for each of its prompts; none: it is no such object.
 
     It may be the body itself or, as in files of OpenAI's batches, have it as ``body``.
     """
     try:
         body = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
-        return None
+        return []
     if not isinstance(body, dict):
-        return None
-    inner = body.get("body")
+        return []
+    url, inner = body.get("url"), body.get("body")
     body = inner if isinstance(inner, dict) else body
-    if "messages" in body or "prompt" in body:
-        return body
-    return {**body, "prompt": body["prompt_token_ids"]} if "prompt_token_ids" in body else None
+    if body.get("messages") is not None:
+        path = "/v1/messages" if url == "/v1/messages" or _is_for_messages(body) else None
+        return [_Request(body, path, where)]
+    prompt = next((body[name] for name in _PROMPT_FIELDS if body.get(name) is not None), None)
+    if prompt is None:
+        return [_Request(body, "/v1/responses", where)] if body.get("input") is not None else []
+    others = {name: value for name, value in body.items() if name not in _PROMPT_FIELDS}
+    if not isinstance(prompt, list) or not all(isinstance(one, str | list) for one in prompt):
+        return [_Request({**others, "prompt": prompt}, where=where)]
+    places = [where] if len(prompt) == 1 else [f"{where}prompt {number}: " for number in range(1, len(prompt) + 1)]
+    return [_Request({**others, "prompt": one}, where=place) for one, place in zip(prompt, places, strict=True)]
 
 
-def _token_ids(client: ServerClient, body: dict[str, Any]) -> list[int]:
-    prompt = body.get("prompt")
+def _is_for_messages(body: dict[str, Any]) -> bool:
+    """Returns whether a chat is in the form of Anthropic's Messages, and not in that of OpenAI's chats."""
+    contents = [message.get("content") for message in _objects(body.get("messages"))]
+    return (
+        any(name in body for name in _MESSAGES_FIELDS)
+        or any("input_schema" in tool for tool in _objects(body.get("tools")))
+        or any(part.get("type") in _MESSAGES_PARTS for content in contents for part in _objects(content))
+    )
+
+
+def _objects(values: object) -> list[dict[str, Any]]:
+    """Returns the JSON objects of a list; nothing of anything else."""
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+
+
+def _explained(client: ServerClient, request: _Request, salt: str | None) -> ExplainResponse:
+    """Returns the server's explanation with the token ids of the prompt."""
+    if request.path is not None:
+        body = request.body if salt is None else {**request.body, "cache_salt": salt}
+        path = f"/cache/explain?path={request.path}&return_token_ids=true"
+        return client.post(path, body, ExplainResponse)
+    prompt = request.body.get("prompt")
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
-        return prompt
-    return client.post("/tokenize", body, TokenizeResponse).tokens
+        ids = prompt
+    else:
+        ids = client.post("/tokenize", request.body, TokenizeResponse).tokens
+    explanation = client.post("/cache/explain", {"prompt": ids, "cache_salt": salt}, ExplainResponse)
+    explanation.prompt_token_ids = ids
+    return explanation
 
 
-def _report(client: ServerClient, ids: list[int], explanation: ExplainResponse, where: str) -> list[str]:
+def _report(client: ServerClient, explanation: ExplainResponse, where: str) -> list[str]:
     """Returns the lines to print: the server's explanation, then the text around the end of the match."""
+    ids = explanation.prompt_token_ids
     lines = [f"{where}{explanation.text}"]
     end = (
         explanation.cached_tokens if explanation.first_difference is None else explanation.first_difference.position

@@ -119,6 +119,50 @@ def test_a_file_of_several_requests_is_explained_line_by_line(
     assert "error: line 2: " in error_line(capsys)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"system": "Be kind.", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}),
+        ("/v1/messages", {"tools": [{"name": "f", "input_schema": {}}], "messages": [None]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}], "cache_salt": "s"}),
+        ("/v1/responses", {"instructions": "Be kind.", "input": "Hi"}),
+    ],
+)
+def test_bodies_of_messages_and_responses_are_explained_as_the_server_reads_them(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str, body: dict[str, object]
+) -> None:
+    server.responses[f"/cache/explain?path={path}&return_token_ids=true"] = lambda _: {
+        "text": "as it is read",
+        "cached_tokens": 1,
+        "prompt_token_ids": [97, 98],
+    }
+    file = tmp_path / "requests.jsonl"
+    file.write_text(json.dumps(body, indent=1))
+    assert explain(server, "--file", str(file)) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "as it is read",
+        "  up to token 1: 'a'",
+        "  and from there on: 'b'",
+    ]
+    assert server.requests[0][1] == body
+    server.requests.clear()
+    file.write_text(json.dumps({"prompt": [97]}) + "\n" + json.dumps({"url": path, "body": body}))
+    assert explain(server, "--file", str(file), "--cache-salt", "mine") == 0
+    assert "line 2: as it is read" in capsys.readouterr().out.splitlines()
+    assert {**body, "cache_salt": "mine"} in [asked for _, asked, _ in server.requests]
+
+
+def test_each_prompt_of_a_request_is_explained(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.responses["/cache/explain"] = lambda body: {"text": f"{len(body['prompt'])}!", "cached_tokens": 0}
+    file = tmp_path / "requests.jsonl"
+    file.write_text("\ufeff" + json.dumps({"prompt": ["abc", "de"]}) + "\n" + json.dumps({"text": ["a"]}), "utf-8")
+    assert explain(server, "--file", str(file)) == 0
+    shown = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("  ")]
+    assert shown == ["line 1: prompt 1: 3!", "line 1: prompt 2: 2!", "line 2: 1!"]
+
+
 def test_one_request_has_no_line_number(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
