@@ -56,7 +56,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """The body of ``POST /v1/messages``, with radixkv's fields about cache and queue."""
 
-    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)]
     stop_sequences: list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None

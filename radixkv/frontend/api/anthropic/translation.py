@@ -23,6 +23,8 @@ from radixkv.structured_outputs import StructuredOutputs
 
 _SKIPPED_BLOCKS = frozenset({"redacted_thinking"})
 """Blocks that only Anthropic's servers can read."""
+_MAX_TOKENS = (1 << 31) - 1
+"""Longer than any context, and the most that ``SamplingParams`` takes: a greater ``max_tokens`` means the same."""
 
 
 def prompt_chat(request: CountTokensRequest) -> Chat:
@@ -79,7 +81,7 @@ def answer_chat(request: MessagesRequest) -> Chat:
         continue_final_message=chat.continue_final_message,
         sampling=sampling,
         pin_s=_pin_s(request.cache_control),
-        max_tokens=request.max_tokens,
+        max_tokens=min(request.max_tokens, _MAX_TOKENS),
         fits_max_tokens=True,
         field_names={"stop": "stop_sequences", "structured_outputs": "output_config"},
         cache_salt=chat.cache_salt,

@@ -143,6 +143,8 @@ ROOM = MAX_MODEL_LEN - len("<user>Hi<assistant>")
     [
         (32_000, "model_context_window_exceeded"),
         ((1 << 31) - 1, "model_context_window_exceeded"),
+        ((1 << 53) - 1, "model_context_window_exceeded"),
+        (10**30, "model_context_window_exceeded"),
         (ROOM + 1, "model_context_window_exceeded"),
         (ROOM, "max_tokens"),
         (ROOM - 1, "max_tokens"),
