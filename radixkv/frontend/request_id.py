@@ -14,20 +14,15 @@ _VALID = re.compile(rb"[!-~]{1,%d}" % MAX_REQUEST_ID_BYTES)
 _REQUEST_ID = "request_id"
 
 
-def new_request_id() -> bytes:
-    """Returns an id of 32 hexadecimal digits."""
-    return uuid.uuid4().hex.encode()
-
-
 def set_request_id(scope: Scope, given: bytes) -> bytes:
     """Notes and returns the id of a request.
 
     Args:
         scope: of the request.
-        given: the id that came with it. A new one takes the place of one that is empty, longer than
-            ``MAX_REQUEST_ID_BYTES`` or not of visible ASCII.
+        given: the id that came with it. A new one, of 32 hexadecimal digits, takes the place of one that is empty,
+            longer than ``MAX_REQUEST_ID_BYTES`` or not of visible ASCII.
     """
-    request_id = given if _VALID.fullmatch(given) else new_request_id()
+    request_id = given if _VALID.fullmatch(given) else uuid.uuid4().hex.encode()
     scope.setdefault("state", {})[_REQUEST_ID] = request_id.decode()
     return request_id
 

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.http.body import BODY_TIMEOUT_S
 from radixkv.frontend.http.errors import error_body
-from radixkv.frontend.request_id import new_request_id
+from radixkv.frontend.http.request_ids import id_headers
 
 CONNECTION = "connection"
 """Key of the connection in a request's ``state``."""
@@ -130,10 +130,13 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answers bytes that are not an HTTP request with 400, unless a response has begun, and closes."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            scope: Any = {"path": "", "headers": ()}
+            if self.conn.our_state is h11.SEND_RESPONSE and self.cycle is not None:  # only the body is wrong
+                scope = self.cycle.scope
             error = InvalidRequest("this is not a valid HTTP/1.1 request; send one")
-            response = Response(msgspec.json.encode(error_body(error, path="")), media_type="application/json")
-            request_id = (b"x-request-id", new_request_id())
-            headers = [*response.raw_headers, (b"connection", b"close"), request_id]
+            body = msgspec.json.encode(error_body(error, scope["path"]))
+            response = Response(body, media_type="application/json")
+            headers = [*response.raw_headers, (b"connection", b"close"), *id_headers(scope)]
             for event in (
                 h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
                 h11.Data(data=bytes(response.body)),

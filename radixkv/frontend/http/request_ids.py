@@ -13,6 +13,14 @@ _ANTHROPIC_NAME = b"request-id"
 """The header in which Anthropic's clients look for the id."""
 
 
+def id_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """Notes the id of a request, its own or a new one. Returns the headers of the response that have it."""
+    given = next((value for name, value in scope["headers"] if name == _NAME), b"")
+    request_id = set_request_id(scope, given)
+    names = (_NAME, _ANTHROPIC_NAME) if is_anthropic(scope["path"]) else (_NAME,)
+    return [(name, request_id) for name in names]
+
+
 class RequestIds:
     """Gives each request an id, its own ``X-Request-Id`` or a new one, and the id to its response.
 
@@ -29,13 +37,11 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = next((value for name, value in scope["headers"] if name == _NAME), b"")
-        request_id = set_request_id(scope, given)
-        names = (_NAME, _ANTHROPIC_NAME) if is_anthropic(scope["path"]) else (_NAME,)
+        headers = id_headers(scope)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *((name, request_id) for name in names)]
+                message["headers"] = [*message.get("headers", ()), *headers]
             await send(message)
 
         await self._app(scope, receive, send_with_id)

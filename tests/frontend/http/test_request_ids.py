@@ -109,3 +109,16 @@ def test_bytes_that_are_not_http_are_answered_with_an_id(site: Site) -> None:
         connection.sendall(b"GARBAGE\r\n\r\n")
         reply = b"".join(iter(lambda: connection.recv(4096), b""))
     assert re.search(rb"(?i)\r\nx-request-id: [0-9a-f]{32}\r\n", reply)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_a_request_whose_body_is_not_http_is_answered_with_its_id(site: Site, path: str) -> None:
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Request-Id: order-17\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
+        connection.sendall(head.encode() + b"nonsense\r\n")
+        reply = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert re.match(rb"HTTP/1.1 400 ", reply)
+    assert re.findall(rb"(?i)\r\nx-request-id: ([^\r]*)\r\n", reply) == [b"order-17"]
+    assert (b'"type":"error"' in reply) is (path == "/v1/messages")
