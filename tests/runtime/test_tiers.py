@@ -58,7 +58,7 @@ def test_a_shared_store_whose_package_is_missing(
         (tiers, "DiskTier"),
         (tiers, "Transfers"),
         (open_loop, "Scheduler"),
-        (open_loop, "Loop"),
+        (open_loop, "assemble_loop"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
