@@ -15,7 +15,8 @@ _ID_CHARACTERS = 9
 class PartWriter:
     """Collects the parts of an answer, without the white space between parts of different kinds.
 
-    White space at the end of a text is held back until more text of the same kind follows, or the answer ends.
+    The answer's text keeps the indentation of its first line, which a regular expression may demand. White space at
+    the end of a text is held back until more text of the same kind follows, or the answer ends.
     """
 
     def __init__(self) -> None:
@@ -34,13 +35,21 @@ class PartWriter:
             self._has_text = self._kind is None and kind is TextPart
             self._kind, self._space = kind, ""
         if not self._has_text:
-            text = text.lstrip()
+            text = self._hold_indentation(text)
         shown = text.rstrip()
         if shown:
             self._has_text = True
             self._parts.append(kind(self._space + shown))
             self._space = ""
         self._space += text[len(shown) :]
+
+    def _hold_indentation(self, text: str) -> str:
+        """Returns text from its first character that is no white space on; holds back what stands before it."""
+        rest = text.lstrip()
+        if self._kind is TextPart:
+            _, newline, indentation = text[: len(text) - len(rest)].rpartition("\n")
+            self._space = indentation if newline else self._space + indentation
+        return rest
 
     def break_line(self, kind: type[TextPart] | type[ReasoningPart]) -> None:
         """Begins a new line if more text of the same kind follows, such as another message of the same answer."""
@@ -69,7 +78,7 @@ class PartWriter:
 
     def finish(self) -> list[Part]:
         """Returns the rest at the end of the answer."""
-        if self._kind is TextPart and self._space:
+        if self._kind is TextPart and self._has_text and self._space:
             self._parts.append(TextPart(self._space))
         self._space = ""
         return self.take()

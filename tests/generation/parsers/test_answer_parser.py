@@ -282,6 +282,10 @@ REASONING: dict[str, tuple[str, str, list[Any]]] = {
     "begun in the prompt": ("<think>\n", "I see.\n</think>\n\nHello.", [("think", "I see."), "Hello."]),
     "begun at the prompt's very end": ("<think>", "I see.</think>Hello.", [("think", "I see."), "Hello."]),
     "ended in the prompt": ("<think>\n\n</think>\n\n", "Hello <think> there", ["Hello <think> there"]),
+    "an indented text after it": ("", "<think>\nI see.\n</think> \n\n  Hello.", [("think", "I see."), "  Hello."]),
+    "a space after it": ("<think>\n", "I see.</think> Paris", [("think", "I see."), " Paris"]),
+    "ended in the prompt before a space": ("<think>\n\n</think>\n\n", " Paris", [" Paris"]),
+    "nothing but a space after it": ("<think>\n", "I see.</think> ", [("think", "I see.")]),
     "none": ("", "Hello.", ["Hello."]),
     "named later": ("", "The tag <think> begins it.", ["The tag <think> begins it."]),
     "empty": ("", "<think>\n\n</think>\n\nHello.", ["Hello."]),
@@ -318,6 +322,10 @@ CHANNELS: dict[str, tuple[str, list[Any]]] = {
     "around a call": (
         f"{ANALYSIS} to=functions.now<|channel|>commentary json<|message|>{{}}<|call|><|start|>assistant{ANALYSIS}",
         [("think", "I see."), ("now", "{}"), ("think", "I see.")],
+    ),
+    "a text after it that begins with a space": (
+        f"{ANALYSIS}<|channel|>final<|message|> Paris<|return|>",
+        [("think", "I see."), " Paris"],
     ),
     "a call named in it": (
         "<|channel|>analysis<|message|>I say to=functions.now<|message|>{}<|call|> now",
