@@ -44,14 +44,14 @@ def find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, tuple[s
 def _named(value: object, origin: str) -> dict[str, str]:
     if isinstance(value, str):
         return {DEFAULT: value}
+    items = [{"name": name, "template": text} for name, text in value.items()] if isinstance(value, dict) else value
     named: dict[str, str] = {}
-    for item in value if isinstance(value, list) and value else [None]:
+    for item in items if isinstance(items, list) and items else [None]:
         match item:
             case {"name": str(name), "template": str(template)}:
                 named[name] = template
             case _:
                 raise CheckpointError(
-                    f"{origin} is neither a text nor a list of templates with names; choose a file with "
-                    "--chat-template"
+                    f"{origin} is neither a text nor templates with names; choose a file with --chat-template"
                 )
     return named

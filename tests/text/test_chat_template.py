@@ -131,10 +131,12 @@ NAMED = {
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 
 
-@pytest.mark.parametrize("place", ["the configuration", "files", "files beside the configuration"])
+@pytest.mark.parametrize(
+    "place", ["the configuration", "an object of it", "files", "files beside the configuration"]
+)
 def test_named_templates_are_chosen_as_by_transformers(tmp_path: Path, place: str) -> None:
     named = [{"name": name, "template": source} for name, source in NAMED.items()]
-    write_checkpoint(tmp_path, None if place == "files" else named)
+    write_checkpoint(tmp_path, {"files": None, "an object of it": NAMED}.get(place, named))
     if place.startswith("files"):
         (tmp_path / "chat_template.jinja").write_text(NAMED["default"])
         (tmp_path / "additional_chat_templates").mkdir()
@@ -211,7 +213,9 @@ def test_an_invalid_template_is_rejected_when_it_is_loaded(tmp_path: Path, sourc
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("found", [3, {}, [], ["x"], [{"name": "rag", "template": "x"}], [{"name": "default"}]])
+@pytest.mark.parametrize(
+    "found", [3, {}, [], ["x"], {"default": 3}, [{"name": "rag", "template": "x"}], [{"name": "default"}]]
+)
 def test_a_template_of_the_wrong_json_type_is_rejected(tmp_path: Path, found: Any) -> None:
     write_checkpoint(tmp_path, found)
     with pytest.raises(CheckpointError, match="tokenizer_config.json: chat_template"):
