@@ -28,12 +28,17 @@ class _Model(msgspec.Struct):
     """The ids by token, or the tokens with their scores in order of their ids."""
 
 
-def named_special_tokens(folder: Path) -> dict[str, str]:
-    """Returns the special tokens of a tokenizer by name, such as ``bos_token``. Raises ``CheckpointError``."""
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """Returns the fields of ``tokenizer_config.json``, and the right special tokens. Raises ``CheckpointError``."""
     config = read_object(folder / "tokenizer_config.json") or {}
     # In older checkpoints, without ``added_tokens_decoder``, special_tokens_map.json has the right ones.
     older = {} if "added_tokens_decoder" in config else read_object(folder / "special_tokens_map.json") or {}
-    named: dict[str, Any] = {**config, **older}
+    return {**config, **older}
+
+
+def named_special_tokens(folder: Path) -> dict[str, str]:
+    """Returns the special tokens of a tokenizer by name, such as ``bos_token``. Raises ``CheckpointError``."""
+    named = read_tokenizer_config(folder)
     # A file has each as a string or as an object with ``content``.
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
     return {name: text for name, text in texts.items() if name.endswith("_token") and isinstance(text, str)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from radixkv.checkpoints.files import read_object
+from radixkv.checkpoints.special_tokens import read_tokenizer_config
 
 _PATHS = frozenset({"vocab_file", "merges_file", "tokenizer_file", "name_or_path"})
 """Fields that name files of the machine on which the tokenizer was saved."""
@@ -20,10 +20,7 @@ def read_tokenizer_info(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: a file of it cannot be read.
     """
-    config = read_object(folder / "tokenizer_config.json") or {}
-    # In older checkpoints, without ``added_tokens_decoder``, special_tokens_map.json has the right ones.
-    older = {} if "added_tokens_decoder" in config else read_object(folder / "special_tokens_map.json") or {}
-    fields = {name: value for name, value in (config | older).items() if name not in _PATHS}
+    fields = {name: value for name, value in read_tokenizer_config(folder).items() if name not in _PATHS}
     return {"tokenizer_class": "PreTrainedTokenizerFast"} | {name: _plain(value) for name, value in fields.items()}
 
 
