@@ -73,27 +73,34 @@ def test_with_all_requests_in_flight_cached_tokens_equal_those_of_the_engine(n_p
     assert (sum(concurrent.n_cached_tokens) > sum(one_at_a_time.n_cached_tokens)) == (n_pages < 400)
 
 
-@pytest.mark.parametrize("n_pages", [40, 90, 600])
-def test_with_answers_cached_tokens_equal_those_of_the_engine(n_pages):
-    """Answers take pages from prompts, and what they leave is found: without them the replay is wrong."""
-    prompts, random = random_prompts(seed=200 + n_pages, n_prompts=60), Random(1)
-    lengths = [random.choice([1, 5, 40, 90]) for _ in prompts]
+@pytest.mark.parametrize(("n_pages", "n_sets"), [(40, 4), (90, 1), (600, 1)])
+def test_with_answers_cached_tokens_equal_those_of_the_engine(n_pages, n_sets):
+    """Answers take pages from prompts, and what they leave is found: without them the replay is wrong.
+
+    A replay that does not know their tokens is right in sum: in a small pool, one set of prompts is up to 4% off.
+    """
     llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=n_pages * PAGE_SIZE, max_num_seqs=64)
-    sampling = [SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in lengths]
-    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-    outputs = llm.generate(asked, sampling, use_tqdm=False)
-    assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
-    reported = [output.num_cached_tokens for output in outputs]
-    traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
-    said = [pack_tokens(output.outputs[0].token_ids) for output in outputs]
-    answers = SimpleNamespace(lengths=lengths, symbols=said.__getitem__)
-    replayed = ConcurrentReplay(traffic, n_pages, 64, 2048, answers=answers).run()
-    assert replayed.n_cached_tokens == reported
-    of_lengths = ConcurrentReplay(traffic, n_pages, 64, 2048, answers=RecordedAnswers(traffic, lengths)).run()
-    # Without the tokens, equal answers share no pages: in the smallest pool that changes what is evicted.
-    assert sum(of_lengths.n_cached_tokens) == pytest.approx(sum(reported), rel=0.05 if n_pages == 40 else 0.02)
-    without = ConcurrentReplay(traffic, n_pages, 64, 2048).run()
-    assert (without.n_cached_tokens != reported) == (n_pages < 600)
+    n_reported = n_of_lengths = 0
+    for seed in range(200 + n_pages, 200 + n_pages + n_sets):
+        llm.flush_cache()
+        prompts, random = random_prompts(seed=seed, n_prompts=60), Random(1)
+        lengths = [random.choice([1, 5, 40, 90]) for _ in prompts]
+        sampling = [SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in lengths]
+        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = llm.generate(asked, sampling, use_tqdm=False)
+        assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
+        reported = [output.num_cached_tokens for output in outputs]
+        traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
+        said = [pack_tokens(output.outputs[0].token_ids) for output in outputs]
+        answers = SimpleNamespace(lengths=lengths, symbols=said.__getitem__)
+        replayed = ConcurrentReplay(traffic, n_pages, 64, 2048, answers=answers).run()
+        assert replayed.n_cached_tokens == reported
+        of_lengths = ConcurrentReplay(traffic, n_pages, 64, 2048, answers=RecordedAnswers(traffic, lengths)).run()
+        n_reported += sum(reported)
+        n_of_lengths += sum(of_lengths.n_cached_tokens)
+        without = ConcurrentReplay(traffic, n_pages, 64, 2048).run()
+        assert (without.n_cached_tokens != reported) == (n_pages < 600)
+    assert n_of_lengths == pytest.approx(n_reported, rel=0.02), "without knowing the tokens"
 
 
 def test_an_answer_that_a_later_prompt_sends_back_is_found_there():
