@@ -28,7 +28,7 @@ from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention, PromptKernel
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharingCosts
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype
-from radixkv.runtime.device.staging_cuda import Staging, StagingLayout
+from radixkv.runtime.device.memory.cuda.staging import Staging, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 
 Ints = NDArray[np.int32]

@@ -20,7 +20,7 @@ import torch
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, Geometry
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharedRunSelector, SharingCosts
 from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS
-from radixkv.runtime.device.staging_cuda import StagingBuffer, StagingLayout
+from radixkv.runtime.device.memory.cuda.staging import StagingBuffer, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 
 PAGE = 16

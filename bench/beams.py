@@ -26,20 +26,20 @@ from result_lines import report, script_parser
 
 from gpu import gpu_provenance
 from radixkv import LLM, SamplingParams
-from radixkv.bench.workloads.arithmetic import generate_problems
-from radixkv.bench.workloads.problems import question_prompt, worked_examples
-from radixkv.cache_messages import Flush
 from radixkv.checkpoints import resolve
-from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.lab.bench.workloads.arithmetic import generate_problems
+from radixkv.lab.bench.workloads.problems import question_prompt, worked_examples
+from radixkv.runtime.device.cuda.persistent_batch import RowFields
+from radixkv.runtime.device.memory.cuda.staging import StagingLayout
 from radixkv.runtime.device.pack import PackedStep, Packer
-from radixkv.runtime.device.persistent_batch_cuda import RowFields
-from radixkv.runtime.device.staging_cuda import StagingLayout
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import build_loop
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.stats import Stats
+from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import Done, GetStats, Submit, Tokens
+from radixkv.wire.cache_messages import Flush
+from radixkv.wire.messages import Done, GetStats, Submit, Tokens
+from radixkv.wire.stats import Stats
 
 N_EXAMPLES = 3
 POOL_TOKENS = 1 << 17

@@ -32,7 +32,7 @@ from token_workloads import VOCAB, Phases, decode
 from gpu import gpu_provenance
 from radixkv import LLM
 from radixkv.runtime.device.attention.cuda import decode_plan as attention
-from radixkv.runtime.device.executor_cuda import CudaExecutor
+from radixkv.runtime.device.cuda.executor import CudaExecutor
 from radixkv.runtime.device.ops.cuda import linear, linear_add_norm
 
 

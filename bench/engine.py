@@ -45,7 +45,7 @@ from traces import record_trace, table
 from gpu import gpu_provenance, watched_power
 from radixkv import LLM, SamplingParams
 from radixkv.runtime.device.start_times import process_age_s
-from radixkv.stats import Stats
+from radixkv.wire.stats import Stats
 
 CACHE_COUNTERS = ("cache_seconds", "schedule_seconds", "step_seconds", "attention_seconds")
 SMALL_SIZES: Mapping[str, Mapping[str, int]] = {

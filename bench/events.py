@@ -30,8 +30,7 @@ from statistics import fmean, median
 from result_lines import report, script_parser
 from schedule import NullDevice
 
-from radixkv.bench.environment import provenance
-from radixkv.config import KVEventsConfig
+from radixkv.lab.bench.environment import provenance
 from radixkv.runtime.assemble import assemble_loop
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.events.kv_events import KVEvents
@@ -39,8 +38,9 @@ from radixkv.runtime.events.publisher import EventPublisher
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.executor import Executor
-from radixkv.sampling import SamplingParams
-from radixkv.wire import GetStats, Submit
+from radixkv.settings.config import KVEventsConfig
+from radixkv.wire.messages import GetStats, Submit
+from radixkv.wire.sampling import SamplingParams
 
 PAGE_SIZE = 16
 VOCAB_SIZE = 30_000

@@ -14,12 +14,12 @@ import time
 
 from result_lines import report, script_parser
 
-from radixkv.bench.environment import provenance
 from radixkv.checkpoints import resolve
-from radixkv.config import EngineConfig, ModelConfig
+from radixkv.lab.bench.environment import provenance
 from radixkv.runtime.open_loop import build_loop
-from radixkv.sampling import SamplingParams
-from radixkv.wire import Submit, Tokens, pack_tokens
+from radixkv.settings.config import EngineConfig, ModelConfig
+from radixkv.wire.messages import Submit, Tokens, pack_tokens
+from radixkv.wire.sampling import SamplingParams
 
 
 def main() -> None:

@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 from result_lines import report, script_parser
 
-from radixkv.bench.environment import provenance
-from radixkv.runtime.cache.tiers.file_store import FileStore
-from radixkv.runtime.cache.tiers.page_keys import KVIdentity, chain, namespace_key, root_key
+from radixkv.lab.bench.environment import provenance
+from radixkv.runtime.tiers.stores.file_store import FileStore
+from radixkv.runtime.tiers.stores.page_keys import KVIdentity, chain, namespace_key, root_key
 from radixkv.tree.node import Namespace
 
 PAGE_BYTES = (20 * 2**10, 128 * 2**10, 2 * 2**20)

@@ -45,10 +45,10 @@ from null_runtime import age_s
 from result_lines import report, script_parser
 from server import processor_s
 
-from radixkv.bench.environment import provenance
-from radixkv.bench.run import Benchmark
-from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
-from radixkv.child_process import ChildProcess
+from radixkv.lab.bench.environment import provenance
+from radixkv.lab.bench.run import Benchmark
+from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload
+from radixkv.processes.child_process import ChildProcess
 
 HERE = Path(__file__).parent
 N_HEAVY_CLIENTS = 2

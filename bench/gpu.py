@@ -13,7 +13,7 @@ from statistics import median
 
 import torch
 
-from radixkv.bench.environment import environment
+from radixkv.lab.bench.environment import environment
 
 PACKAGES = ("triton", "flashinfer-python", "cuda-bindings", "transformers")
 QUERY = ("nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "250")

@@ -26,9 +26,9 @@ from shapes import LLAMA_8B, SMALL, write_model
 
 from gpu import gpu_provenance
 from radixkv.checkpoints import resolve
-from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
 from radixkv.runtime.step.executor import Executor
+from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 
 
 def main() -> None:

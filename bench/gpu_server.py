@@ -35,17 +35,17 @@ import msgspec
 import uvloop
 from result_lines import add_gpu_flags, append, script_parser
 
-from radixkv.bench.environment import provenance
-from radixkv.bench.load.arrivals import Load
-from radixkv.bench.load.client import OpenAIClient
-from radixkv.bench.load.generator import LoadGenerator
-from radixkv.bench.load.record import Measurement, Record
-from radixkv.bench.load.requests import PromptEncoder
-from radixkv.bench.report.run_metrics import run_metrics
-from radixkv.bench.run import Benchmark
-from radixkv.bench.server_process import running_server
-from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload, warmup_sessions
 from radixkv.checkpoints.resolve import resolve_tokenizer
+from radixkv.lab.bench.environment import provenance
+from radixkv.lab.bench.load.arrivals import Load
+from radixkv.lab.bench.load.client import OpenAIClient
+from radixkv.lab.bench.load.generator import LoadGenerator
+from radixkv.lab.bench.load.record import Measurement, Record
+from radixkv.lab.bench.load.requests import PromptEncoder
+from radixkv.lab.bench.report.run_metrics import run_metrics
+from radixkv.lab.bench.run import Benchmark
+from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload, warmup_sessions
+from radixkv.processes.server_process import running_server
 
 Cache = Literal["on", "off"]
 WORKLOADS: Mapping[str, WorkloadOverrides] = {

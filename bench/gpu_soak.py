@@ -31,13 +31,23 @@ from shapes import SMALL, write_model
 
 from gpu import gpu_provenance
 from radixkv import SamplingParams
-from radixkv.cache_messages import Flush
 from radixkv.checkpoints import resolve
-from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import build_loop
-from radixkv.stats import Stats
-from radixkv.wire import Cancel, Done, Failed, FromRuntime, GetStats, Submit, Tokens, pack_tokens, unpack_tokens
+from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.wire.cache_messages import Flush
+from radixkv.wire.messages import (
+    Cancel,
+    Done,
+    Failed,
+    FromRuntime,
+    GetStats,
+    Submit,
+    Tokens,
+    pack_tokens,
+    unpack_tokens,
+)
+from radixkv.wire.stats import Stats
 
 VOCAB = 32_000
 MAX_TOKENS = 600

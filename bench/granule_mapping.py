@@ -16,7 +16,7 @@ import torch
 from kv_layouts import DTYPE, N_HEADS, Layout, Rows, random_tokens, spread
 from virtual_memory import VirtualMemory
 
-from radixkv.studies.paging.schemes import HEAD_DIM, N_LAYERS, N_TENSORS, granule_tokens
+from radixkv.lab.studies.paging.schemes import HEAD_DIM, N_LAYERS, N_TENSORS, granule_tokens
 
 Line = dict[str, Any]
 AT_ONCE = ((1, 1), (8, 1), (N_TENSORS, 1), (1, N_TENSORS))

@@ -13,9 +13,9 @@ import torch
 from attention import Ints, attention_over, planned
 from torch import Tensor
 
+from radixkv.lab.studies.paging.schemes import HEAD_DIM, N_KV_HEADS, VALUE_BYTES
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.step.plan import SharedRun
-from radixkv.studies.paging.schemes import HEAD_DIM, N_KV_HEADS, VALUE_BYTES
 
 N_HEADS = 32
 GROUP = N_HEADS // N_KV_HEADS

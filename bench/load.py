@@ -23,14 +23,14 @@ from typing import Any
 import uvloop
 from result_lines import report, script_parser
 
-from radixkv.bench.environment import provenance
-from radixkv.bench.load.arrivals import Load
-from radixkv.bench.load.client import OpenAIClient
-from radixkv.bench.load.generator import LoadGenerator
-from radixkv.bench.load.record import Measurement
-from radixkv.bench.report.run_metrics import percentile
-from radixkv.bench.session import BenchRequest, single_request_session
-from radixkv.child_process import ChildProcess
+from radixkv.lab.bench.environment import provenance
+from radixkv.lab.bench.load.arrivals import Load
+from radixkv.lab.bench.load.client import OpenAIClient
+from radixkv.lab.bench.load.generator import LoadGenerator
+from radixkv.lab.bench.load.record import Measurement
+from radixkv.lab.bench.report.run_metrics import percentile
+from radixkv.lab.bench.session import BenchRequest, single_request_session
+from radixkv.processes.child_process import ChildProcess
 
 HERE = Path(__file__).parent
 N_CHUNKS = 16

@@ -26,14 +26,14 @@ from result_lines import add_gpu_flags, report, script_parser
 from shapes import QWEN3, SMALL, write_model
 
 from gpu import gpu_provenance
-from radixkv.bench.report.html_page import COLOURS, MUTED_COLOUR, entitle, label_ends, new_figure, save, style
 from radixkv.checkpoints import resolve
-from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.lab.bench.report.html_page import COLOURS, MUTED_COLOUR, entitle, label_ends, new_figure, save, style
 from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.page_copier import PageCopier
 from radixkv.runtime.step.plan import Row, StepPlan
-from radixkv.wire import pack_tokens
+from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.wire.messages import pack_tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 import msgspec
 import zmq
 
-from radixkv.stats import Stats
-from radixkv.wire import (
+from radixkv.wire.messages import (
     WIRE_VERSION,
     Cancel,
     Done,
@@ -44,6 +43,7 @@ from radixkv.wire import (
     endpoint,
     pack_tokens,
 )
+from radixkv.wire.stats import Stats
 
 _FIRST_ID, _N_IDS = 512, 3584
 """Token ids used as stamps; most of them are ordinary words, with ordinary lengths."""

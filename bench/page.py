@@ -19,9 +19,9 @@ import msgspec
 from result_lines import report, script_parser
 from server import processes, processor_s
 
-from radixkv.bench.environment import provenance
-from radixkv.bench.server_process import running_server
 from radixkv.client.http import HTTPClient
+from radixkv.lab.bench.environment import provenance
+from radixkv.processes.server_process import running_server
 
 N_COMMON, N_OWN = 16, 32
 """Tokens of a prompt that others share, and its own."""

@@ -30,8 +30,8 @@ from shapes import LLAMA_8B, SMALL, write_model
 from step_plans import MAX_STEPS, Case, Plans
 
 from gpu import gpu_provenance
-from radixkv.runtime.device.copy_threads import CopyThreads
-from radixkv.runtime.device.executor_cuda import CudaExecutor
+from radixkv.runtime.device.cuda.executor import CudaExecutor
+from radixkv.runtime.device.memory.copy_threads import CopyThreads
 
 JOBS = (1, 8, 32, 128, 512)
 """Pages of a job."""

@@ -28,12 +28,12 @@ from shapes import LLAMA_8B, SMALL, write_model
 
 from gpu import gpu_provenance
 from radixkv.checkpoints import resolve
-from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import build_loop
-from radixkv.sampling import SamplingParams
-from radixkv.stats import Stats
-from radixkv.wire import GetStats, Submit, Tokens, pack_tokens
+from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.wire.messages import GetStats, Submit, Tokens, pack_tokens
+from radixkv.wire.sampling import SamplingParams
+from radixkv.wire.stats import Stats
 
 VOCAB = 32_000
 DEFAULT_RESERVES = ((16, 1 / 24), (32, 1 / 16), (64, 1 / 16), (128, 1 / 12))

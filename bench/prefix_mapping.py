@@ -25,8 +25,8 @@ from kv_layouts import (
 from torch import Tensor
 from virtual_memory import VirtualMemory, tensor_at
 
+from radixkv.lab.studies.paging.schemes import HEAD_DIM, N_KV_HEADS, N_LAYERS, N_TENSORS, granule_tokens
 from radixkv.runtime.step.plan import SharedRun
-from radixkv.studies.paging.schemes import HEAD_DIM, N_KV_HEADS, N_LAYERS, N_TENSORS, granule_tokens
 
 Line = dict[str, Any]
 PAGE_SIZE = 16

@@ -33,10 +33,10 @@ from traces import record_trace, table
 
 from gpu import gpu_provenance
 from radixkv.checkpoints import resolve
-from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.result import PendingStep
+from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 
 
 def main() -> None:

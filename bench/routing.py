@@ -23,10 +23,10 @@ from pathlib import Path
 
 from result_lines import report, script_parser
 
-from radixkv.bench.environment import provenance
-from radixkv.bench.server_process import running_server
 from radixkv.client.errors import BadReply
 from radixkv.client.http import HTTPClient
+from radixkv.lab.bench.environment import provenance
+from radixkv.processes.server_process import running_server
 
 START_LIMIT_S = 300.0
 ROUTERS = ("smg round_robin", "smg cache_aware", "ray")

@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from result_lines import append, script_parser
 from torch import Tensor
 
-from radixkv.bench.environment import provenance
+from radixkv.lab.bench.environment import provenance
 from radixkv.runtime.device.sampling.cpu import Sampler
 from radixkv.runtime.device.sampling.penalties import has_edits
 from radixkv.runtime.step.plan import History, RowSampling

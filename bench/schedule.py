@@ -39,7 +39,7 @@ from unittest.mock import patch
 from result_lines import report, script_parser
 from token_workloads import Phases, load_workloads
 
-from radixkv.bench.environment import provenance
+from radixkv.lab.bench.environment import provenance
 from radixkv.llm import LLM
 from radixkv.runtime.assemble import assemble_loop
 from radixkv.runtime.cache.cache import PageCache
@@ -50,10 +50,10 @@ from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.scheduler.shared_prefixes import SharedPrefixes
 from radixkv.runtime.step.plan import SharedRun, StepPlan
 from radixkv.runtime.step.result import StepResult
-from radixkv.sampling import SamplingParams
-from radixkv.tenants import OPERATOR, TenantConfig
+from radixkv.settings.tenants import OPERATOR, TenantConfig
 from radixkv.tree.node import Namespace
-from radixkv.wire import FromRuntime
+from radixkv.wire.messages import FromRuntime
+from radixkv.wire.sampling import SamplingParams
 
 PAGE_SIZE = 16
 PREFIX_TOKENS = 2048

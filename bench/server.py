@@ -21,9 +21,9 @@ from statistics import median
 import msgspec
 from result_lines import report, script_parser
 
-from radixkv.bench.environment import provenance
-from radixkv.bench.server_process import running_server
 from radixkv.client.http import HTTPClient
+from radixkv.lab.bench.environment import provenance
+from radixkv.processes.server_process import running_server
 
 FLAGS = ("--max-total-tokens", "65536")
 

@@ -15,10 +15,10 @@ from statistics import median
 
 from result_lines import report, script_parser
 
-from radixkv.bench.environment import provenance
-from radixkv.runtime.cache.tiers.page_keys import KEY_BYTES, chain
-from radixkv.runtime.cache.tiers.shared_store import SharedStore
-from radixkv.runtime.tiers import open_objects
+from radixkv.lab.bench.environment import provenance
+from radixkv.runtime.tiers.open import open_objects
+from radixkv.runtime.tiers.stores.page_keys import KEY_BYTES, chain
+from radixkv.runtime.tiers.stores.shared_store import SharedStore
 
 PAGE_TOKEN_BYTES = 64
 PAGES = {"tiny": 80 << 10, "8B": 2 << 20}

@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 from result_lines import report, script_parser
 
-from radixkv.bench.environment import provenance
-from radixkv.bench.server_process import running_server
 from radixkv.client.http import HTTPClient
-from radixkv.simulator.answers import RecordedAnswers
-from radixkv.simulator.concurrent_replay import ConcurrentReplay
-from radixkv.simulator.traffic import TokenTraffic
-from radixkv.wire import pack_tokens
+from radixkv.lab.bench.environment import provenance
+from radixkv.lab.simulator.answers import RecordedAnswers
+from radixkv.lab.simulator.concurrent_replay import ConcurrentReplay
+from radixkv.lab.simulator.traffic import TokenTraffic
+from radixkv.processes.server_process import running_server
+from radixkv.wire.messages import pack_tokens
 
 PAGE_SIZE = 16
 MAX_NUM_BATCHED_TOKENS = 2048

@@ -23,10 +23,10 @@ import msgspec
 from result_lines import report, script_parser
 from server import FLAGS, counters, processes, resident_bytes
 
-from radixkv.bench.environment import provenance
-from radixkv.bench.server_process import running_server
 from radixkv.client.errors import StatusError
 from radixkv.client.http import HTTPClient
+from radixkv.lab.bench.environment import provenance
+from radixkv.processes.server_process import running_server
 
 CANARY = {
     "prompt": "Question: what is 2 + 2?\nAnswer:",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from radixkv.runtime.step.plan import Row, RowSampling, SharedRun, StepPlan
-from radixkv.wire import pack_tokens
+from radixkv.wire.messages import pack_tokens
 
 PAGE_SIZE = 16
 MAX_MODEL_LEN = 16_384

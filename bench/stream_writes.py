@@ -23,12 +23,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from radixkv.bench.environment import provenance
 from radixkv.frontend.http.auth import LocalOnly
 from radixkv.frontend.http.connection import Connection
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.sse import EventStream, event
+from radixkv.lab.bench.environment import provenance
 
 PART = event(
     {

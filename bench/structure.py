@@ -40,7 +40,7 @@ from result_lines import append, script_parser
 
 import radixkv
 from radixkv import LLM, SamplingParams
-from radixkv.bench.environment import provenance
+from radixkv.lab.bench.environment import provenance
 
 PACKAGE = Path(radixkv.__file__).parent
 CHAT_TOKENS = 8

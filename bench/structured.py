@@ -28,7 +28,7 @@ from shapes import LLAMA_8B, SMALL, Config, write_model
 
 from gpu import gpu_provenance
 from radixkv import LLM, SamplingParams
-from radixkv.structured_outputs import StructuredOutputs
+from radixkv.wire.structured_outputs import StructuredOutputs
 
 PROMPT_TOKENS = 64
 WORD_LETTERS = "aeiou" * 3 + "bcdfghklmnprstvw"

@@ -31,14 +31,14 @@ from transformers import LlamaForCausalLM
 from bench.gpu import gpu_provenance
 from bench.result_lines import add_setting_flag, report, script_parser
 from radixkv import LLM, RequestOutput, SamplingParams
-from radixkv.bench.session import Reply
-from radixkv.bench.workloads.arithmetic import read_problems
-from radixkv.bench.workloads.problems import question_prompt, result_check, worked_examples
 from radixkv.checkpoints import resolve
 from radixkv.generation.parsers.answer_format import AnswerFormat
 from radixkv.generation.tools import parse_tool_use
-from radixkv.structured_outputs import StructuredOutputs
+from radixkv.lab.bench.session import Reply
+from radixkv.lab.bench.workloads.arithmetic import read_problems
+from radixkv.lab.bench.workloads.problems import question_prompt, result_check, worked_examples
 from radixkv.text.chat_template import ChatTemplate
+from radixkv.wire.structured_outputs import StructuredOutputs
 from training.cases import OUTPUT_TOKENS, Step, cases, count_right, families, fitting_cases, lengths
 from training.chat_format import ChatFormat, Conversation
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from result_lines import report, script_parser
 
-from radixkv.bench.environment import provenance
-from radixkv.config import EvictionPolicyName
+from radixkv.lab.bench.environment import provenance
+from radixkv.settings.config import EvictionPolicyName
 from radixkv.tree.eviction import open_eviction_policy
 from radixkv.tree.node import Namespace
 from radixkv.tree.radix_tree import RadixTree

@@ -24,7 +24,7 @@ from result_lines import report, script_parser
 from token_workloads import ALL
 
 if TYPE_CHECKING:
-    from radixkv.child_process import ChildProcess
+    from radixkv.processes.child_process import ChildProcess
 
 Workloads = dict[str, tuple[str, dict[str, int]]]
 WORKLOADS: Workloads = {
@@ -55,7 +55,7 @@ class Tree:
     @classmethod
     async def start(cls, path: Path, model: Path, arguments: argparse.Namespace, kv_cache_dtype: str) -> Tree:
         """Starts the worker and loads the engine."""
-        from radixkv.child_process import (
+        from radixkv.processes.child_process import (
             ChildProcess,  # the worker imports this file too, and an older tree has none
         )
 

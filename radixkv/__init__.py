@@ -19,8 +19,8 @@ from radixkv.version import __version__
 
 if TYPE_CHECKING:
     from radixkv.llm import LLM, BeamSearchOutput, CompletionOutput, RequestOutput
-    from radixkv.sampling import BeamSearchParams, SamplingParams
-    from radixkv.structured_outputs import StructuredOutputs
+    from radixkv.wire.sampling import BeamSearchParams, SamplingParams
+    from radixkv.wire.structured_outputs import StructuredOutputs
 
 __all__ = [
     "LLM",
@@ -38,7 +38,7 @@ def __getattr__(name: str) -> object:
     if name in ("LLM", "BeamSearchOutput", "CompletionOutput", "RequestOutput"):
         return getattr(importlib.import_module("radixkv.llm"), name)
     if name in ("BeamSearchParams", "SamplingParams"):
-        return getattr(importlib.import_module("radixkv.sampling"), name)
+        return getattr(importlib.import_module("radixkv.wire.sampling"), name)
     if name == "StructuredOutputs":
-        return importlib.import_module("radixkv.structured_outputs").StructuredOutputs
+        return importlib.import_module("radixkv.wire.structured_outputs").StructuredOutputs
     raise AttributeError(f"module 'radixkv' has no attribute {name!r}")

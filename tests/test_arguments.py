@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.arguments import engine_config, engine_flags
 from radixkv.cli.generate import add as add_generate
 from radixkv.cli.offline import sampling_settings
 from radixkv.cli.serve import add as add_serve
 from radixkv.cli.serve import server_config
-from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from radixkv.settings.arguments import engine_config, engine_flags
+from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from support.cases import examples
 from support.flags import command, parse, read, refused
 

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from radixkv.child_process import ChildProcess
+from radixkv.processes.child_process import ChildProcess
 
 END_LIMIT_S = 20.0
 """Limit of the wait for the end of a process, which would end by itself in ``LIFETIME_S``."""
@@ -102,7 +102,7 @@ def test_a_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     child = f"import os, time; print(os.getpid(), flush=True); time.sleep({LIFETIME_S})"
     parent = f"""
 import asyncio, sys
-from radixkv.child_process import ChildProcess
+from radixkv.processes.child_process import ChildProcess
 async def main():
     with open({str(log)!r}, "wb") as log:
         child = await ChildProcess.start([sys.executable, "-c", {child!r}], output=log)

@@ -7,15 +7,15 @@ from inspect import signature
 
 import pytest
 
-from radixkv.arguments import Parser
 from radixkv.cli.serve import add as add_serve
-from radixkv.compat import ALIASES, Place, Refusal, SettingNames, refusals
-from radixkv.compat.table import REFUSED
 from radixkv.errors import ConfigError, UnsupportedFeature
 from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest
 from radixkv.frontend.api.sglang.schema import GenerateRequest, SamplingFields
 from radixkv.llm import LLM
-from radixkv.sampling import SamplingParams
+from radixkv.settings.arguments import Parser
+from radixkv.settings.compat import ALIASES, Place, Refusal, SettingNames, refusals
+from radixkv.settings.compat.table import REFUSED
+from radixkv.wire.sampling import SamplingParams
 
 OURS: dict[Place, set[str]] = {
     Place.LLM: set(signature(LLM).parameters) - {"settings"},

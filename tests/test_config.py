@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixkv.config import (
+from radixkv.errors import ConfigError, InvalidRequest, shortened
+from radixkv.settings.config import (
     MAX_SEED,
     CacheConfig,
     EngineConfig,
@@ -19,8 +20,7 @@ from radixkv.config import (
     SchedulerConfig,
     ServerConfig,
 )
-from radixkv.errors import ConfigError, InvalidRequest, shortened
-from radixkv.sampling import SamplingParams
+from radixkv.wire.sampling import SamplingParams
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from radixkv.compat import Place, refusals
 from radixkv.errors import InvalidRequest, UnsupportedFeature
-from radixkv.sampling import SamplingParams
+from radixkv.settings.compat import Place, refusals
+from radixkv.wire.sampling import SamplingParams
 
 
 def test_one_stop_string_is_one_stop_string() -> None:

@@ -6,14 +6,14 @@ import argparse
 
 import pytest
 
-from radixkv.arguments import Parser
-from radixkv.bench import command as bench
 from radixkv.cli import chat, generate, serve
 from radixkv.errors import ConfigError
-from radixkv.planner import command as plan
-from radixkv.simulator import command as simulate
-from radixkv.sizes import parse_bytes, parse_count
-from radixkv.studies.paging import command as paging
+from radixkv.lab.bench import command as bench
+from radixkv.lab.planner import command as plan
+from radixkv.lab.simulator import command as simulate
+from radixkv.lab.studies.paging import command as paging
+from radixkv.settings.arguments import Parser
+from radixkv.settings.sizes import parse_bytes, parse_count
 
 
 @pytest.mark.parametrize(

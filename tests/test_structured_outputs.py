@@ -11,7 +11,7 @@ import pytest
 
 from radixkv import SamplingParams, StructuredOutputs
 from radixkv.errors import InvalidRequest
-from radixkv.structured_outputs import MAX_SPECIFICATION_BYTES
+from radixkv.wire.structured_outputs import MAX_SPECIFICATION_BYTES
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
 

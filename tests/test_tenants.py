@@ -9,9 +9,9 @@ import pytest
 
 from radixkv.cli.serve import add as add_serve
 from radixkv.cli.serve import server_config
-from radixkv.config import EngineConfig, SchedulerConfig, ServerConfig
 from radixkv.errors import ConfigError
-from radixkv.tenants import TenantConfig, check_tenants, read_tenants
+from radixkv.settings.config import EngineConfig, SchedulerConfig, ServerConfig
+from radixkv.settings.tenants import TenantConfig, check_tenants, read_tenants
 from support.flags import command, refused
 
 GOOD = """

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.cache_messages import (
+from radixkv.errors import CheckpointError, ConfigError, InvalidRequest, RadixKVError, WireError
+from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.wire.cache_messages import (
     CloseSession,
     Explain,
     Explained,
@@ -26,11 +28,7 @@ from radixkv.cache_messages import (
     TierOutline,
     TreeNode,
 )
-from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from radixkv.errors import CheckpointError, ConfigError, InvalidRequest, RadixKVError, WireError
-from radixkv.sampling import SamplingParams
-from radixkv.stats import Stats
-from radixkv.wire import (
+from radixkv.wire.messages import (
     MAX_FRAME_BYTES,
     Cancel,
     ComputedPrompt,
@@ -57,6 +55,8 @@ from radixkv.wire import (
     pack_tokens,
     unpack_tokens,
 )
+from radixkv.wire.sampling import SamplingParams
+from radixkv.wire.stats import Stats
 from support.cases import examples
 
 TO_RUNTIME: list[ToRuntime] = [

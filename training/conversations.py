@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from radixkv.bench.workloads.chat import SmallTalk
-from radixkv.bench.workloads.errands import AgentTask, task_messages
-from radixkv.bench.workloads.problems import MARK, Problem, result_of
+from radixkv.lab.bench.workloads.chat import SmallTalk
+from radixkv.lab.bench.workloads.errands import AgentTask, task_messages
+from radixkv.lab.bench.workloads.problems import MARK, Problem, result_of
 from training.chat_format import Conversation, Message
 from training.made_values import listed
 

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from radixkv.bench.workloads.chat import generate_chats
+from radixkv.lab.bench.workloads.chat import generate_chats
 from training.chat_format import Conversation, Message
 from training.made_values import (
     Schema,

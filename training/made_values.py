@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from radixkv.bench.workloads.words import (
+from radixkv.lab.bench.workloads.words import (
     COLOURS,
     DAYS,
     FOODS,

@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from radixkv.bench.workloads.arithmetic import generate_problems
-from radixkv.bench.workloads.chat import generate_chats
-from radixkv.bench.workloads.documents import generate_documents
-from radixkv.bench.workloads.errands import errand_messages, generate_agent_tasks
-from radixkv.bench.workloads.problems import result_of
+from radixkv.lab.bench.workloads.arithmetic import generate_problems
+from radixkv.lab.bench.workloads.chat import generate_chats
+from radixkv.lab.bench.workloads.documents import generate_documents
+from radixkv.lab.bench.workloads.errands import errand_messages, generate_agent_tasks
+from radixkv.lab.bench.workloads.problems import result_of
 from training.cases import SEED
 from training.conversations import chat_messages
 from training.extraction import generate_extractions

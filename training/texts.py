@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from radixkv.bench.workloads.arithmetic import generate_problems
-from radixkv.bench.workloads.chat import SYSTEMS, generate_chats
-from radixkv.bench.workloads.documents import document_head, generate_documents
-from radixkv.bench.workloads.errands import generate_agent_tasks
-from radixkv.bench.workloads.problems import TEACHER_PROMPT, Problem, question_prompt, worked_examples
+from radixkv.lab.bench.workloads.arithmetic import generate_problems
+from radixkv.lab.bench.workloads.chat import SYSTEMS, generate_chats
+from radixkv.lab.bench.workloads.documents import document_head, generate_documents
+from radixkv.lab.bench.workloads.errands import generate_agent_tasks
+from radixkv.lab.bench.workloads.problems import TEACHER_PROMPT, Problem, question_prompt, worked_examples
 from training.chat_format import BEGIN, END, END_OF_TURN, THINK, ChatFormat, Conversation
 from training.conversations import (
     agent_conversation,

@@ -9,8 +9,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from radixkv.checkpoints.files import read_header
-from radixkv.config import LoadFormat
 from radixkv.errors import CheckpointError
+from radixkv.settings.config import LoadFormat
 
 SAMPLE_BYTES = 4096
 MAX_PART_BYTES = 2**24

@@ -10,7 +10,7 @@ from typing import Any
 
 from radixkv.checkpoints.files import is_integer, read_object
 from radixkv.errors import CheckpointError, InvalidRequest
-from radixkv.sampling import SamplingParams
+from radixkv.wire.sampling import SamplingParams
 
 _SAMPLING_FIELDS = MappingProxyType(
     {

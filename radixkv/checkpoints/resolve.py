@@ -13,8 +13,8 @@ from radixkv.checkpoints.embedded import embedded_folder
 from radixkv.checkpoints.files import is_integer, read_object
 from radixkv.checkpoints.generation import read_generation_config
 from radixkv.checkpoints.special_tokens import tokenizer_eos_token_id
-from radixkv.config import LoadFormat
 from radixkv.errors import CheckpointError
+from radixkv.settings.config import LoadFormat
 
 if TYPE_CHECKING:
     from radixkv.checkpoints.hub import FileGroup

@@ -13,7 +13,7 @@ from radixkv import __version__
 from radixkv.errors import RadixKVError
 
 if TYPE_CHECKING:
-    from radixkv.arguments import Parser
+    from radixkv.settings.arguments import Parser
 
 EXAMPLES = """\
 examples:
@@ -93,8 +93,8 @@ def _discard_output() -> None:
 def _parser(arguments: Sequence[str]) -> Parser:
     """Returns a parser for ``arguments``; commands of other packages have flags only if ``arguments`` name them."""
     # Imported here, so that Ctrl-C during the imports is handled by main.
-    from radixkv.arguments import Parser
     from radixkv.cli import chat, doctor, explain, generate, serve, top
+    from radixkv.settings.arguments import Parser
 
     parser = Parser(
         prog="radixkv",
@@ -119,19 +119,19 @@ def _parser(arguments: Sequence[str]) -> Parser:
 
 
 def _add_bench(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
-    from radixkv.bench import command
-    from radixkv.studies.paging import command as paging
+    from radixkv.lab.bench import command
+    from radixkv.lab.studies.paging import command as paging
 
     paging.add(command.add(commands, summary))
 
 
 def _add_simulate(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
-    from radixkv.simulator import command
+    from radixkv.lab.simulator import command
 
     command.add(commands, summary)
 
 
 def _add_plan(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
-    from radixkv.planner import command
+    from radixkv.lab.planner import command
 
     command.add(commands, summary)

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
-from radixkv.arguments import Parser, add_engine_flags, engine_config, engine_flags
 from radixkv.cli.offline import add_sampling_flags, is_utf8, load_llm, sampling_settings
 from radixkv.errors import ConfigError, RadixKVError
-from radixkv.server_flags import DEFAULT_URL, add_key_flags, api_key, has_key_flag
+from radixkv.settings.arguments import Parser, add_engine_flags, engine_config, engine_flags
+from radixkv.settings.server_flags import DEFAULT_URL, add_key_flags, api_key, has_key_flag
 from radixkv.terminal_progress import Progress
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import argparse
 
 import msgspec
 
-from radixkv.arguments import Parser
-from radixkv.server_flags import add_server_flags, api_key
+from radixkv.settings.arguments import Parser
+from radixkv.settings.server_flags import add_server_flags, api_key
 from radixkv.terminal_progress import Progress
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from radixkv.arguments import Parser
 from radixkv.cli.offline import is_utf8
 from radixkv.errors import ConfigError
-from radixkv.server_flags import add_server_flags, api_key
+from radixkv.settings.arguments import Parser
+from radixkv.settings.server_flags import add_server_flags, api_key
 from radixkv.terminal_progress import Progress
 
 if TYPE_CHECKING:

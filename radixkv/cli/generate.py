@@ -6,8 +6,8 @@ import argparse
 
 import msgspec
 
-from radixkv.arguments import Parser, add_engine_flags, engine_config, whole_number
 from radixkv.cli.offline import add_sampling_flags, is_utf8, load_llm, sampling_settings
+from radixkv.settings.arguments import Parser, add_engine_flags, engine_config, whole_number
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:

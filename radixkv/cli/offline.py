@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from radixkv.arguments import Parser, count, number, whole_number
-from radixkv.config import EngineConfig
 from radixkv.errors import RadixKVError
-from radixkv.sampling import SamplingParams
+from radixkv.settings.arguments import Parser, count, number, whole_number
+from radixkv.settings.config import EngineConfig
 from radixkv.terminal_progress import Progress
+from radixkv.wire.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from radixkv.llm import LLM

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from radixkv.arguments import Parser, add_engine_flags, byte_size, engine_config, number, whole_number
-from radixkv.compat import Place
-from radixkv.compat_flags import add_always_on_flags, spellings
-from radixkv.config import EngineConfig, KVEventsConfig, ServerConfig
 from radixkv.errors import RadixKVError, shortened
-from radixkv.server_flags import add_key_flags, api_key
-from radixkv.tenants import OPERATOR, TenantConfig, Tenants, read_tenants
+from radixkv.settings.arguments import Parser, add_engine_flags, byte_size, engine_config, number, whole_number
+from radixkv.settings.compat import Place
+from radixkv.settings.compat_flags import add_always_on_flags, spellings
+from radixkv.settings.config import EngineConfig, KVEventsConfig, ServerConfig
+from radixkv.settings.server_flags import add_key_flags, api_key
+from radixkv.settings.tenants import OPERATOR, TenantConfig, Tenants, read_tenants
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:

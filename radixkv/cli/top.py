@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from radixkv.arguments import Parser, number
 from radixkv.cli.doctor import DoctorResponse
 from radixkv.errors import ConfigError
-from radixkv.server_flags import add_server_flags, api_key
+from radixkv.settings.arguments import Parser, number
+from radixkv.settings.server_flags import add_server_flags, api_key
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

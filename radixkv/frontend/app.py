@@ -13,8 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from radixkv.compat import Place, refusals
-from radixkv.config import MetricsCompat
 from radixkv.errors import ContextLengthExceeded, InvalidRequest, RequestError
 from radixkv.frontend.api.admin import add_admin_routes
 from radixkv.frontend.api.anthropic.routes import add_messages_routes
@@ -43,6 +41,8 @@ from radixkv.frontend.http.request_ids import REQUEST_ID_HEADER, RequestIds
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
+from radixkv.settings.compat import Place, refusals
+from radixkv.settings.config import MetricsCompat
 from radixkv.version import __version__
 
 CLIENT_CLOSED_REQUEST = 499

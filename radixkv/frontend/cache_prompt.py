@@ -8,7 +8,7 @@ from radixkv.frontend.chat_text import TextRequest, check_text_request, render_m
 from radixkv.frontend.http.body_decoder import check_messages, check_prompt, check_tools
 from radixkv.frontend.prompt_encoding import encode_conversation, encode_prompts, split_prompts
 from radixkv.frontend.served_model import ServedModel
-from radixkv.limits import check_cache_salt
+from radixkv.settings.limits import check_cache_salt
 
 
 class CachePromptRequest(TextRequest, kw_only=True):

@@ -11,17 +11,17 @@ from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
-from radixkv.cache_messages import Invalidated, Tier
-from radixkv.checks import MAX_PRIORITY
 from radixkv.errors import ConfigError, RequestError
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.metrics.log import log_line
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
-from radixkv.sampling import SamplingParams
-from radixkv.tenants import OPERATOR
-from radixkv.wire import Ready, Submit, TokenLogprobs, pack_tokens, unpack_tokens
+from radixkv.settings.checks import MAX_PRIORITY
+from radixkv.settings.tenants import OPERATOR
+from radixkv.wire.cache_messages import Invalidated, Tier
+from radixkv.wire.messages import Ready, Submit, TokenLogprobs, pack_tokens, unpack_tokens
+from radixkv.wire.sampling import SamplingParams
 
 SALT = "radixkv-canary"
 """The ``cache_salt`` of the prompt: no request of a client shares its pages, unless it has this salt."""

@@ -20,8 +20,8 @@ from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import clamp_max_tokens, request_sampling_params
 from radixkv.generation.tools import SkippedTool, ToolUse, parse_tool_use
-from radixkv.limits import MAX_PINS, check_cache_salt, check_session_id
-from radixkv.wire import PromptPin, Submit
+from radixkv.settings.limits import MAX_PINS, check_cache_salt, check_session_id
+from radixkv.wire.messages import PromptPin, Submit
 
 if TYPE_CHECKING:
     from radixkv.generation.parsers.answer_parser import AnswerParser

@@ -15,7 +15,20 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from radixkv.cache_messages import (
+from radixkv.errors import Draining, RequestError, WireError, request_error
+from radixkv.frontend.http.errors import ClientTooSlow, RuntimeRestarting, RuntimeSilent
+from radixkv.frontend.in_flight import (
+    Arrival,
+    EndedRequest,
+    InFlightRequest,
+    RequestMetrics,
+    TokenDelta,
+    WakeUp,
+)
+from radixkv.frontend.miss_report import without_contents, without_copies
+from radixkv.frontend.misses import MissCounts
+from radixkv.settings.tenants import OPERATOR
+from radixkv.wire.cache_messages import (
     CacheCommand,
     CacheReply,
     CloseSession,
@@ -34,21 +47,7 @@ from radixkv.cache_messages import (
     SessionClosed,
     Tier,
 )
-from radixkv.errors import Draining, RequestError, WireError, request_error
-from radixkv.frontend.http.errors import ClientTooSlow, RuntimeRestarting, RuntimeSilent
-from radixkv.frontend.in_flight import (
-    Arrival,
-    EndedRequest,
-    InFlightRequest,
-    RequestMetrics,
-    TokenDelta,
-    WakeUp,
-)
-from radixkv.frontend.miss_report import without_contents, without_copies
-from radixkv.frontend.misses import MissCounts
-from radixkv.stats import Stats
-from radixkv.tenants import OPERATOR
-from radixkv.wire import (
+from radixkv.wire.messages import (
     MAX_FRAME_BYTES,
     WIRE_VERSION,
     Cancel,
@@ -66,6 +65,7 @@ from radixkv.wire import (
     encode,
     endpoint,
 )
+from radixkv.wire.stats import Stats
 
 Reply: TypeAlias = CacheReply | Stats
 ReplyT = TypeVar("ReplyT", bound=Reply)

@@ -21,7 +21,7 @@ import xxhash
 
 from radixkv.frontend.in_flight import TokenDelta
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import unpack_tokens
+from radixkv.wire.messages import unpack_tokens
 
 MAX_KEPT_BYTES = 1 << 26
 """Most memory of kept answers. A token takes 4 bytes and its text about as many, so these are some eight million

@@ -8,7 +8,7 @@ import msgspec
 
 from radixkv.frontend.misses import MissCounts, MissesAtPlace
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import CacheMiss, ComputedPrompt, Done, unpack_tokens
+from radixkv.wire.messages import CacheMiss, ComputedPrompt, Done, unpack_tokens
 
 _MAX_CHARACTERS = 40
 """Most characters of each text around a first difference."""

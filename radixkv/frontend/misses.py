@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from radixkv.wire import CacheMiss, Done
+from radixkv.wire.messages import CacheMiss, Done
 
 MISS_REASONS = ("differs", "evicted", "never_seen", "evicted_or_never_seen", "other_namespace", "not_read")
 """The reasons of ``CacheMiss``."""

@@ -21,7 +21,6 @@ import uvloop
 from starlette.types import ASGIApp
 
 from radixkv.checkpoints import Checkpoint, resolve, resolve_tokenizer
-from radixkv.config import EngineConfig, ServerConfig
 from radixkv.errors import ConfigError, Draining, RuntimeDied
 from radixkv.frontend.api.server_info import public_settings
 from radixkv.frontend.app import build_app
@@ -40,11 +39,12 @@ from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.supervisor import Supervisor
 from radixkv.generation.nonces import NonceFilter
 from radixkv.generation.parsers.answer_format import AnswerFormat
+from radixkv.settings.config import EngineConfig, ServerConfig
 from radixkv.terminal_progress import Progress
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.text.tokenizer_info import read_tokenizer_info
-from radixkv.wire import Ready
+from radixkv.wire.messages import Ready
 
 SLOW_READER_TIMEOUT_MS = 30_000
 """How long a client may read nothing before the kernel closes its connection."""

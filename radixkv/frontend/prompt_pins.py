@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.prompt_encoding import encode_conversation
 from radixkv.frontend.served_model import ServedModel
-from radixkv.limits import MAX_PINS, parse_ttl
+from radixkv.settings.limits import MAX_PINS, parse_ttl
 from radixkv.tree.neighbours import n_common_tokens
-from radixkv.wire import PromptPin
+from radixkv.wire.messages import PromptPin
 
 _MAX_INLINE_CHARACTERS = 1 << 15
 """Up to this many characters, a prompt is searched on the event loop."""

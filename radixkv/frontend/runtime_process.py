@@ -19,11 +19,11 @@ from typing import Self
 
 import msgspec
 
-from radixkv.child_process import ChildProcess
-from radixkv.config import EngineConfig
 from radixkv.errors import RadixKVError
 from radixkv.frontend.client import RuntimeClient
-from radixkv.wire import LOCK_NAME, SOCKET_NAME, Fatal, Ready, Start
+from radixkv.processes.child_process import ChildProcess
+from radixkv.settings.config import EngineConfig
+from radixkv.wire.messages import LOCK_NAME, SOCKET_NAME, Fatal, Ready, Start
 
 FOLDER_PREFIX = "radixkv-"
 RUNTIME = (sys.executable, "-m", "radixkv.runtime.process")

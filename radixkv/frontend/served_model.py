@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from radixkv.checks import MAX_PRIORITY, MIN_PRIORITY
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.batch_tokenizer import BatchTokenizer
 from radixkv.frontend.http.errors import ModelNotFound
@@ -15,6 +14,7 @@ from radixkv.frontend.kept_answers import KeptAnswers
 from radixkv.frontend.serial_executor import SerialExecutor
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.nonces import NonceFilter
+from radixkv.settings.checks import MAX_PRIORITY, MIN_PRIORITY
 
 
 @dataclass(frozen=True, kw_only=True)

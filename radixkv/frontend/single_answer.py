@@ -18,7 +18,7 @@ from radixkv.frontend.http.sse import EventStream
 from radixkv.frontend.in_flight import Arrival, TokenDelta, is_slow_to_render
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
-from radixkv.wire import ComputedPrompt
+from radixkv.wire.messages import ComputedPrompt
 
 
 class SingleAnswer:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import TokenLogprobs, unpack_tokens
+from radixkv.wire.messages import TokenLogprobs, unpack_tokens
 
 MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot express."""

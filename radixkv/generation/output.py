@@ -12,8 +12,8 @@ from radixkv.generation.answer_text import AnswerText
 from radixkv.generation.logprobs import RenderedT, TokenRenderer
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.parts import Part, ReasoningPart, TextPart, ToolCallPart
-from radixkv.sampling import SamplingParams
-from radixkv.wire import TokenLogprobs, unpack_tokens
+from radixkv.wire.messages import TokenLogprobs, unpack_tokens
+from radixkv.wire.sampling import SamplingParams
 
 if TYPE_CHECKING:  # it imports Transformers, which few models need
     from radixkv.generation.parsers.answer_parser import AnswerParser

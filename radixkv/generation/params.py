@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from radixkv.config import MAX_SEED
 from radixkv.errors import InvalidRequest
 from radixkv.generation.models import GenerationModel
-from radixkv.limits import check_ids, check_length
-from radixkv.sampling import NO_SEED, SamplingParams
+from radixkv.settings.config import MAX_SEED
+from radixkv.settings.limits import check_ids, check_length
+from radixkv.wire.sampling import NO_SEED, SamplingParams
 
 MAX_PROMPT_LOGPROBS = 1 << 21
 """Most logprobs of prompt tokens in one response; each takes about 60 bytes of JSON."""

@@ -8,10 +8,10 @@ from typing import Any
 from radixkv.errors import InvalidRequest, UnsupportedFeature, shortened
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.tools import ToolUse
-from radixkv.limits import check_ids
+from radixkv.settings.limits import check_ids
 from radixkv.text.messages import normalize_messages
 from radixkv.text.template_sandbox import OperationBudget
-from radixkv.wire import pack_tokens
+from radixkv.wire.messages import pack_tokens
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """The roles of OpenAI's chats."""

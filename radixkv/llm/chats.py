@@ -14,8 +14,8 @@ from radixkv.generation.parsers.formats import NONE, find_reasoning_format
 from radixkv.generation.prompts import render_chat
 from radixkv.generation.tools import ToolUse, parse_tool_use
 from radixkv.llm.prompts import Message
-from radixkv.sampling import SamplingParams
-from radixkv.wire import unpack_tokens
+from radixkv.wire.messages import unpack_tokens
+from radixkv.wire.sampling import SamplingParams
 
 
 class Chats:

@@ -9,21 +9,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from radixkv.cache_messages import (
-    CacheCommand,
-    CacheReply,
-    Explain,
-    Explained,
-    Flush,
-    Flushed,
-    Invalidate,
-    Invalidated,
-    Pin,
-    Pinned,
-)
 from radixkv.checkpoints import resolve, resolve_tokenizer
-from radixkv.compat import attention_backend_name, dtype_name, takes_other_names, write_policy_name
-from radixkv.config import (
+from radixkv.errors import ConfigError, InvalidRequest, request_error, shortened
+from radixkv.generation.models import GenerationModel
+from radixkv.generation.params import check_sampling, default_sampling_params
+from radixkv.generation.prompts import encode_ids
+from radixkv.llm.chats import Chats
+from radixkv.llm.garbage_collection import paused_collector
+from radixkv.llm.names import BEAM_SEARCH_NAMES, CHAT_NAMES, GENERATE_NAMES, LLM_NAMES, Size, as_name
+from radixkv.llm.offline_request import OfflineRequest
+from radixkv.llm.offline_runner import OfflineRunner
+from radixkv.llm.outputs import BeamSearchOutput, RequestOutput, beam_search_output
+from radixkv.llm.prompts import Message, Prompt, as_conversation_list, as_prompt_list, broadcast, split_prompt
+from radixkv.runtime.device.factory import look_at_machine, resolve_config
+from radixkv.runtime.loop import Loop
+from radixkv.runtime.open_loop import open_loop
+from radixkv.runtime.tiers.open import check_shared_store
+from radixkv.settings.compat import attention_backend_name, dtype_name, takes_other_names, write_policy_name
+from radixkv.settings.config import (
     AttentionBackend,
     CacheConfig,
     Device,
@@ -38,28 +41,25 @@ from radixkv.config import (
     SchedulerConfig,
     WritePolicy,
 )
-from radixkv.errors import ConfigError, InvalidRequest, request_error, shortened
-from radixkv.generation.models import GenerationModel
-from radixkv.generation.params import check_sampling, default_sampling_params
-from radixkv.generation.prompts import encode_ids
-from radixkv.limits import DEFAULT_TTL_S, check_prefix
-from radixkv.llm.chats import Chats
-from radixkv.llm.garbage_collection import paused_collector
-from radixkv.llm.names import BEAM_SEARCH_NAMES, CHAT_NAMES, GENERATE_NAMES, LLM_NAMES, Size, as_name
-from radixkv.llm.offline_request import OfflineRequest
-from radixkv.llm.offline_runner import OfflineRunner
-from radixkv.llm.outputs import BeamSearchOutput, RequestOutput, beam_search_output
-from radixkv.llm.prompts import Message, Prompt, as_conversation_list, as_prompt_list, broadcast, split_prompt
-from radixkv.runtime.device.factory import look_at_machine, resolve_config
-from radixkv.runtime.loop import Loop
-from radixkv.runtime.open_loop import open_loop
-from radixkv.runtime.tiers import check_shared_store
-from radixkv.sampling import BeamSearchParams, SamplingParams
-from radixkv.stats import Stats
+from radixkv.settings.limits import DEFAULT_TTL_S, check_prefix
 from radixkv.terminal_progress import Progress, shown_download
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import Failed, GetStats, Submit
+from radixkv.wire.cache_messages import (
+    CacheCommand,
+    CacheReply,
+    Explain,
+    Explained,
+    Flush,
+    Flushed,
+    Invalidate,
+    Invalidated,
+    Pin,
+    Pinned,
+)
+from radixkv.wire.messages import Failed, GetStats, Submit
+from radixkv.wire.sampling import BeamSearchParams, SamplingParams
+from radixkv.wire.stats import Stats
 
 ReplyT = TypeVar("ReplyT", bound=CacheReply | Stats)
 

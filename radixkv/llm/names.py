@@ -6,9 +6,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from radixkv.compat import Place, SettingNames
 from radixkv.errors import ConfigError
-from radixkv.sampling import BeamSearchParams, SamplingParams
+from radixkv.settings.compat import Place, SettingNames
+from radixkv.wire.sampling import BeamSearchParams, SamplingParams
 
 NameT = TypeVar("NameT", str, str | None)
 Size = Any

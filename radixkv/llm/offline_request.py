@@ -7,7 +7,7 @@ from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
 from radixkv.llm.outputs import CompletionOutput, Logprob, RequestOutput
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import Done, NewTokens, PromptLogprobs, Submit, TokenLogprobs, unpack_tokens
+from radixkv.wire.messages import Done, NewTokens, PromptLogprobs, Submit, TokenLogprobs, unpack_tokens
 
 
 class _OfflineChoice:

@@ -9,7 +9,7 @@ from radixkv.llm.interrupts import deferred_interrupts
 from radixkv.llm.offline_request import OfflineRequest
 from radixkv.runtime.loop import Loop
 from radixkv.tree.node import TOKEN_BYTES
-from radixkv.wire import Cancel, Done, Failed, FromRuntime, Tokens
+from radixkv.wire.messages import Cancel, Done, Failed, FromRuntime, Tokens
 
 _MAX_WAIT_S = 0.1
 """How long to wait at a time for pages from the host tier: between waits, Ctrl-C is noticed."""

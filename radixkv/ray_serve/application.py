@@ -11,10 +11,10 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from radixkv.config import ServerConfig
 from radixkv.ray_serve.ingress import Ingress
 from radixkv.ray_serve.request_router import PROBE_TIMEOUT_S, MatchRouter
 from radixkv.ray_serve.server import Server
+from radixkv.settings.config import ServerConfig
 
 REFUSED_FLAGS = ("--host", "--port", "--api-key", "--api-key-file", "--tenants", "--allowed-origins")
 """Flags of ``radixkv serve`` that each replica sets itself, or that have no place behind an ingress.

@@ -12,10 +12,10 @@ import aiohttp
 import msgspec
 import ray
 
-from radixkv.bench.server_process import running_server
 from radixkv.errors import RadixKVError, RequestError, RuntimeDied
 from radixkv.frontend.http.error_response import retry_after
 from radixkv.frontend.http.errors import error_body, status_of
+from radixkv.processes.server_process import running_server
 from radixkv.ray_serve.messages import ForwardedRequest, NotTaken, ReplyHead
 
 NOT_TAKEN_CODES = frozenset({"queue_full", "draining", "runtime_restarting"})

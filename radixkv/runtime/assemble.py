@@ -6,26 +6,26 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 
-from radixkv.config import CacheConfig
 from radixkv.errors import UnsupportedFeature
 from radixkv.runtime.alarms import Alarms
-from radixkv.runtime.cache.tenant_pages import check_longest_request
 from radixkv.runtime.cache.timed import TimedPageCache
-from radixkv.runtime.cache.transfers import Transfers
-from radixkv.runtime.cache_commands import CacheCommands
-from radixkv.runtime.compiling import CompilingRequests
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.loop import Loop
+from radixkv.runtime.reporting.cache_commands import CacheCommands
+from radixkv.runtime.reporting.stats import make_stats
 from radixkv.runtime.request import RequestBranch
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.runtime.stats import make_stats
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.forecast import StepForecast
 from radixkv.runtime.structured.grammars import Grammars
-from radixkv.tenants import TenantConfig
-from radixkv.wire import WIRE_VERSION, Ready, Submit
+from radixkv.runtime.structured.waiting import CompilingRequests
+from radixkv.runtime.tenants.page_shares import check_longest_request
+from radixkv.runtime.tiers.transfers import Transfers
+from radixkv.settings.config import CacheConfig
+from radixkv.settings.tenants import TenantConfig
+from radixkv.wire.messages import WIRE_VERSION, Ready, Submit
 
 
 def _refuse_grammars() -> Grammars:

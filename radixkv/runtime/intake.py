@@ -1,7 +1,7 @@
 """Makes requests of ``Submit`` messages.
 
-Server and ``LLM`` check every message before they send it. The checks of ``radixkv.limits`` are repeated here:
-another program may be at the other end of the socket.
+Server and ``LLM`` check every message before they send it. The checks of ``radixkv.settings.limits`` are repeated
+here: another program may be at the other end of the socket.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from time import monotonic
 import numpy as np
 from msgspec.structs import replace
 
-from radixkv.checks import MAX_PRIORITY, MIN_PRIORITY
-from radixkv.config import MAX_SEED
 from radixkv.errors import InvalidRequest, shortened
-from radixkv.limits import MAX_PINS, check_cache_salt, check_ids, check_length, check_session_id, check_ttl
-from radixkv.runtime.beam_search import BeamSearch
+from radixkv.runtime.beams.search import BeamSearch
 from radixkv.runtime.request import GREEDY, Request
 from radixkv.runtime.step.plan import RowSampling
-from radixkv.sampling import SamplingParams
-from radixkv.tenants import OPERATOR, TenantConfig
+from radixkv.settings.checks import MAX_PRIORITY, MIN_PRIORITY
+from radixkv.settings.config import MAX_SEED
+from radixkv.settings.limits import MAX_PINS, check_cache_salt, check_ids, check_length, check_session_id, check_ttl
+from radixkv.settings.tenants import OPERATOR, TenantConfig
 from radixkv.tree.node import TOKEN_BYTES, Namespace
-from radixkv.wire import PromptPin, Ready, Submit
+from radixkv.wire.messages import PromptPin, Ready, Submit
+from radixkv.wire.sampling import SamplingParams
 
 
 class Intake:

@@ -11,12 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic, perf_counter
 
-from radixkv.cache_messages import CacheCommand
 from radixkv.errors import DeviceError, Draining, InvariantError, RequestError, queue_timeout
 from radixkv.runtime.alarms import Alarms
 from radixkv.runtime.cache.timed import TimedPageCache
-from radixkv.runtime.cache.transfers import Transfers
-from radixkv.runtime.compiling import CompilingRequests
 from radixkv.runtime.events.log import EventLog
 from radixkv.runtime.finished import wait_readable
 from radixkv.runtime.intake import Intake
@@ -25,11 +22,12 @@ from radixkv.runtime.request import Phase, Request, RequestBranch, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.forecast import StepForecast
-from radixkv.runtime.token_masks import fill_masks
-from radixkv.sampling import SamplingParams
-from radixkv.stats import Stats
+from radixkv.runtime.structured.masks import fill_masks
+from radixkv.runtime.structured.waiting import CompilingRequests
+from radixkv.runtime.tiers.transfers import Transfers
 from radixkv.tree.node import TOKEN_BYTES
-from radixkv.wire import (
+from radixkv.wire.cache_messages import CacheCommand
+from radixkv.wire.messages import (
     Cancel,
     ComputedPrompt,
     Done,
@@ -43,6 +41,8 @@ from radixkv.wire import (
     Submit,
     Tokens,
 )
+from radixkv.wire.sampling import SamplingParams
+from radixkv.wire.stats import Stats
 
 LOOKAHEAD = 1
 """Steps that stay launched when a turn ends: the device computes them while the host prepares the next one."""

@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.config import EngineConfig
-from radixkv.cores import n_cores
 from radixkv.errors import UnsupportedFeature
+from radixkv.processes.cores import n_cores
 from radixkv.runtime.assemble import assemble_loop
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
@@ -21,7 +20,8 @@ from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.forecast import StepForecast
 from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
 from radixkv.runtime.structured.vocabulary import read_vocabulary
-from radixkv.runtime.tiers import open_objects, open_tiers
+from radixkv.runtime.tiers.open import open_objects, open_tiers
+from radixkv.settings.config import EngineConfig
 from radixkv.tree.eviction import open_eviction_policy
 
 logger = logging.getLogger(__name__)

@@ -29,8 +29,7 @@ import zmq
 
 from radixkv.errors import ConfigError, RadixKVError, RequestError, WireError
 from radixkv.runtime.events.publisher import EventPublisher
-from radixkv.stats import Stats
-from radixkv.wire import (
+from radixkv.wire.messages import (
     LOCK_NAME,
     MAX_FRAME_BYTES,
     WIRE_VERSION,
@@ -45,6 +44,7 @@ from radixkv.wire import (
     encode,
     endpoint,
 )
+from radixkv.wire.stats import Stats
 
 if TYPE_CHECKING:
     from radixkv.runtime.events.kv_events import KVEvents
@@ -115,7 +115,7 @@ def _read_start() -> Start:
 def _preflight(start: Start) -> None:
     from radixkv.checkpoints import resolve
     from radixkv.runtime.device.factory import look_at_machine, resolve_config
-    from radixkv.runtime.tiers import check_shared_store
+    from radixkv.runtime.tiers.open import check_shared_store
 
     logging.disable()  # the serving process logs the same again
     machine = look_at_machine(start.engine.model.device)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 
 from radixkv.errors import RequestError
-from radixkv.runtime.beam_search import BeamSearch, FinishedBeam
+from radixkv.runtime.beams.search import BeamSearch, FinishedBeam
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring
-from radixkv.tenants import OPERATOR
+from radixkv.settings.tenants import OPERATOR
 from radixkv.tree.node import TOKEN_BYTES, Namespace
-from radixkv.wire import CacheMiss, NewTokens, PromptLogprobs, Submit, TokenLogprobs, unpack_tokens
+from radixkv.wire.messages import CacheMiss, NewTokens, PromptLogprobs, Submit, TokenLogprobs, unpack_tokens
 
 if TYPE_CHECKING:
     from radixkv.runtime.structured.matcher import Matcher

@@ -12,7 +12,7 @@ import socket
 import msgspec
 import tokenizers
 
-from radixkv.process_limits import limit_memory
+from radixkv.processes.process_limits import limit_memory
 from radixkv.text.encoder_messages import EncodedText, EncodeTexts, receive_frame, send_frame
 from radixkv.text.panics import is_failure
 from radixkv.text.segment_cache import pack_ids

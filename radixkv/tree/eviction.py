@@ -8,7 +8,7 @@ from typing import Protocol
 
 from sortedcontainers import SortedKeyList
 
-from radixkv.config import EvictionPolicyName
+from radixkv.settings.config import EvictionPolicyName
 from radixkv.tree.node import Node
 from radixkv.tree.reuse_rates import ReuseRates
 

@@ -4,8 +4,8 @@ import json
 import re
 from contextlib import asynccontextmanager
 
-from radixkv.bench.flags import COUNT_FLAGS, WORKLOADS
-from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload, workload_names
+from radixkv.lab.bench.flags import COUNT_FLAGS, WORKLOADS
+from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload, workload_names
 from support.bench_command import SMALL, bench
 from support.fake_openai import output_ids, output_text
 from support.live import complaints
@@ -95,7 +95,7 @@ def test_the_line_has_the_flags_of_the_started_server(fake, tmp_path, inside, mo
         started.append(flags)
         yield fake.address
 
-    monkeypatch.setattr("radixkv.bench.server_process.running_server", running_server)
+    monkeypatch.setattr("radixkv.processes.server_process.running_server", running_server)
     path = tmp_path / "lines.jsonl"
     assert inside(*SMALL, "--output-file", path, "--compare-cache", "--page-size", 32)[0] == 0
     assert inside(*SMALL, "--output-file", path, "--tokenizer", "\udcff")[0] == 0
@@ -208,7 +208,7 @@ def test_a_models_revision_does_not_apply_to_another_tokenizer(fake, inside, mon
     async def running_server(flags):
         yield fake.address
 
-    monkeypatch.setattr("radixkv.bench.server_process.running_server", running_server)
+    monkeypatch.setattr("radixkv.processes.server_process.running_server", running_server)
     flags = ["--model", "org/model", "--revision", "v2", "--tokenizer", "tiny", "--prompt-form", "tokens"]
     code, _, errors = inside(*SMALL, *flags)
     assert (code, errors) == (0, "")

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from radixkv.bench.server_process import ServerFailed, running_server
 from radixkv.cli import main
+from radixkv.processes.server_process import ServerFailed, running_server
 from support.live import LIMIT_S, complaints
 
 SMALL = ["--num-prompts", "4", "--num-shots", "1", "--output-len", "2", "--warmup-requests", "0"]
@@ -76,7 +76,7 @@ def test_an_open_loop_may_exceed_the_soft_limit_of_open_files(fake):
     fake.min_in_flight = 50
     command = f"""
 import resource, sys
-from radixkv.bench.server_process import ServerFailed, running_server
+from radixkv.processes.server_process import ServerFailed, running_server
 from radixkv.cli import main
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 sys.exit(main({["bench", "--base-url", fake.address, *SMALL, "--num-prompts", "60", "--request-rate", "1000"]!r}))

@@ -3,7 +3,7 @@
 import datetime
 import subprocess
 
-from radixkv.bench.environment import commit_of, environment, provenance
+from radixkv.lab.bench.environment import commit_of, environment, provenance
 
 
 def test_uncommitted_changes_are_marked(tmp_path):

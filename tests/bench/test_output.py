@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from radixkv.bench.output import append_lines
-from radixkv.bench.report.html_page import Section, write_page
 from radixkv.errors import ConfigError
+from radixkv.lab.bench.output import append_lines
+from radixkv.lab.bench.report.html_page import Section, write_page
 
 
 @contextmanager

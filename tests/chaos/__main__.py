@@ -28,7 +28,7 @@ from chaos.clock import CLOCK_FILE
 from chaos.endings import COMPLETE, LEFT, WrongEnding, unexpected
 from chaos.faults import ENTRY, FAULTS, Fault
 from chaos.world import ChaosFailed, World
-from radixkv.bench.environment import provenance
+from radixkv.lab.bench.environment import provenance
 from support.sensitive_checkpoint import save_sensitive
 
 ALWAYS = {COMPLETE, LEFT, "queue_full", *("invalid_request", "context_length_exceeded", "unsupported_feature")}

@@ -16,13 +16,13 @@ import torch
 from safetensors import safe_open
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from radixkv.bench.workloads.chat import generate_chats
 from radixkv.checkpoints import resolve
 from radixkv.checkpoints.embedded import check_complete
 from radixkv.errors import CheckpointError
+from radixkv.lab.bench.workloads.chat import generate_chats
 from radixkv.llm import LLM
-from radixkv.sampling import SamplingParams
 from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire.sampling import SamplingParams
 
 MEGABYTE = 1_000_000
 TEXT = (

@@ -9,14 +9,14 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from radixkv.bench.workloads.arithmetic import generate_problems
-from radixkv.bench.workloads.chat import generate_chats
-from radixkv.bench.workloads.documents import document_head, generate_documents
-from radixkv.bench.workloads.problems import Problem, question_prompt, result_of, worked_examples
 from radixkv.checkpoints import resolve
+from radixkv.lab.bench.workloads.arithmetic import generate_problems
+from radixkv.lab.bench.workloads.chat import generate_chats
+from radixkv.lab.bench.workloads.documents import document_head, generate_documents
+from radixkv.lab.bench.workloads.problems import Problem, question_prompt, result_of, worked_examples
 from radixkv.llm import LLM, RequestOutput
-from radixkv.sampling import SamplingParams
 from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire.sampling import SamplingParams
 from support.cpu_server import CpuServer
 from training.cases import OUTPUT_TOKENS, cases, count_right
 from training.chat_format import Conversation

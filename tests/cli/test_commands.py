@@ -154,7 +154,8 @@ try:
     main([{command!r}, "--help"])
 except SystemExit:
     pass
-import radixkv.bench.run, radixkv.bench.server_process, radixkv.bench.report.result_table, radixkv.cli.server_client
+import radixkv.cli.server_client, radixkv.lab.bench.run, radixkv.processes.server_process
+import radixkv.lab.bench.report.result_table
 if {command!r} == "serve":
     import radixkv.frontend.process
 print([name for name in ("torch", "transformers") if name in sys.modules], file=sys.stderr)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from radixkv.cli.serve import add as add_serve
-from radixkv.config import KVEventsConfig
+from radixkv.settings.config import KVEventsConfig
 from support.flags import command, refused
 
 

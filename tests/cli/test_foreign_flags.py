@@ -2,12 +2,12 @@
 
 import pytest
 
-from radixkv.arguments import engine_config
 from radixkv.cli import main
 from radixkv.cli.serve import add as add_serve
 from radixkv.cli.serve import server_config
-from radixkv.compat import Place, refusals
-from radixkv.config import EngineConfig, ServerConfig
+from radixkv.settings.arguments import engine_config
+from radixkv.settings.compat import Place, refusals
+from radixkv.settings.config import EngineConfig, ServerConfig
 from support.flags import command, parse, refused
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from radixkv.cli import main
 from radixkv.cli.offline import load_llm
-from radixkv.config import EngineConfig
 from radixkv.llm import LLM
-from radixkv.sampling import SamplingParams
+from radixkv.settings.config import EngineConfig
+from radixkv.wire.sampling import SamplingParams
 
 POOL = ["--max-total-tokens", "512", "--max-model-len", "256"]
 TEXT = "The rain in Spain"

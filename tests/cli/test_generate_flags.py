@@ -2,11 +2,11 @@
 
 import pytest
 
-from radixkv.arguments import engine_config
 from radixkv.cli.generate import add as add_generate
 from radixkv.cli.offline import sampling_settings
-from radixkv.config import EngineConfig
-from radixkv.sampling import SamplingParams
+from radixkv.settings.arguments import engine_config
+from radixkv.settings.config import EngineConfig
+from radixkv.wire.sampling import SamplingParams
 from support.flags import command, refused
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from radixkv.arguments import engine_config
 from radixkv.cli.serve import add as add_serve
 from radixkv.cli.serve import server_config
-from radixkv.config import EngineConfig, ModelConfig, ServerConfig
+from radixkv.settings.arguments import engine_config
+from radixkv.settings.config import EngineConfig, ModelConfig, ServerConfig
 from support.flags import command, refused
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from radixkv.bench.server_process import running_server
 from radixkv.cli import main
 from radixkv.client.http import HTTPClient
+from radixkv.processes.server_process import running_server
 from support.fake_openai import FakeServer
 
 KEY = "secret-0123"

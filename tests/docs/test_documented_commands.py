@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import radixkv.cli
-from radixkv.arguments import Parser
+from radixkv.settings.arguments import Parser
 from support.paths import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "radixkv").rglob("*.md")])

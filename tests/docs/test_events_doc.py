@@ -5,11 +5,11 @@ from __future__ import annotations
 import doctest
 import re
 
-from radixkv.config import KVEventsConfig
+from radixkv.settings.config import KVEventsConfig
 from radixkv.tree.digest import chained_xxh3_64
 from radixkv.tree.node import Namespace
 from radixkv.tree.radix_tree import RadixTree
-from radixkv.wire import pack_tokens
+from radixkv.wire.messages import pack_tokens
 from support.paths import ROOT
 
 PAGE = ROOT / "docs" / "events.md"

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from radixkv.bench.load.requests import PromptEncoder
-from radixkv.bench.workloads.base import Source
-from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload, workload_names
 from radixkv.checkpoints.resolve import resolve, resolve_tokenizer
+from radixkv.lab.bench.load.requests import PromptEncoder
+from radixkv.lab.bench.workloads.base import Source
+from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload, workload_names
 from radixkv.llm import LLM
-from radixkv.sampling import SamplingParams
+from radixkv.wire.sampling import SamplingParams
 from support.paths import ROOT
 from support.sessions import collect_requests, collect_turns, said
 

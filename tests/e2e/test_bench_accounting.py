@@ -5,12 +5,12 @@ import math
 
 import pytest
 
-from radixkv.bench.load.accounting import accounting, server_token_counts
-from radixkv.bench.load.arrivals import Load
-from radixkv.bench.load.client import OpenAIClient
-from radixkv.bench.load.generator import LoadGenerator
-from radixkv.bench.load.requests import PromptEncoder
-from radixkv.bench.session import BenchRequest, Session, single_request_session
+from radixkv.lab.bench.load.accounting import accounting, server_token_counts
+from radixkv.lab.bench.load.arrivals import Load
+from radixkv.lab.bench.load.client import OpenAIClient
+from radixkv.lab.bench.load.generator import LoadGenerator
+from radixkv.lab.bench.load.requests import PromptEncoder
+from radixkv.lab.bench.session import BenchRequest, Session, single_request_session
 
 SHARED = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 7.\n\n" * 8
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from radixkv.bench.report.result_table import outputs_equal
-from radixkv.bench.run import Benchmark
-from radixkv.bench.workloads.base import Source
-from radixkv.bench.workloads.catalog import load_workload
 from radixkv.checkpoints.resolve import resolve
+from radixkv.lab.bench.report.result_table import outputs_equal
+from radixkv.lab.bench.run import Benchmark
+from radixkv.lab.bench.workloads.base import Source
+from radixkv.lab.bench.workloads.catalog import load_workload
 from support.cases import rest_nightly
 from support.live import LiveServer, serving
 

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import zmq
 
-from radixkv.config import EngineConfig
-from radixkv.wire import MAX_FRAME_BYTES, WIRE_VERSION, Cancel, Drain, Hello, Start, encode
+from radixkv.settings.config import EngineConfig
+from radixkv.wire.messages import MAX_FRAME_BYTES, WIRE_VERSION, Cancel, Drain, Hello, Start, encode
 from support.failed_start import failed_start_error
 from support.live import HERE, LIMIT_S, LiveServer, wait_for
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import unpack_tokens
+from radixkv.wire.messages import unpack_tokens
 from support.live import LIMIT_S, LiveServer, complaints
 from support.sensitive_checkpoint import END_HEADER, END_OF_TEXT, END_OF_TURN, START_HEADER
 

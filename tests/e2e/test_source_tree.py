@@ -38,7 +38,7 @@ def test_a_source_tree_serves_and_knows_its_version(tree: Path, sensitive: Path,
 
 def test_a_source_tree_has_its_workloads(tree: Path, tmp_path: Path) -> None:
     script = (
-        "import radixkv; from radixkv.bench.workloads.catalog import workload_names; "
+        "import radixkv; from radixkv.lab.bench.workloads.catalog import workload_names; "
         "print(radixkv.__file__, *workload_names())"
     )
     command = [sys.executable, "-S", "-c", script]

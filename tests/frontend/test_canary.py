@@ -16,7 +16,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from radixkv.checkpoints import resolve
-from radixkv.config import CacheConfig, EngineConfig
 from radixkv.errors import ConfigError, QueueFull
 from radixkv.frontend.canary import (
     N_ANSWER_TOKENS,
@@ -32,14 +31,15 @@ from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
-from radixkv.runtime.device import executor_cpu
-from radixkv.runtime.device.host_slots_cpu import CpuHostSlots
-from radixkv.runtime.device.kv_pool_cpu import KVPool
+from radixkv.runtime.device.cpu import executor as executor_cpu
+from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots
+from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
 from radixkv.runtime.open_loop import build_loop
 from radixkv.runtime.process import RuntimeServer, _bind
-from radixkv.sampling import SamplingParams
+from radixkv.settings.config import CacheConfig, EngineConfig
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import Done, GetStats, Ready, Submit, TokenLogprobs, pack_tokens
+from radixkv.wire.messages import Done, GetStats, Ready, Submit, TokenLogprobs, pack_tokens
+from radixkv.wire.sampling import SamplingParams
 from support.live import LIMIT_S
 from support.scripted_runtime import ScriptedLoop
 

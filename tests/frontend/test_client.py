@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from radixkv.cache_messages import Invalidate
 from radixkv.errors import InvalidRequest, WireError
 from radixkv.frontend import client as client_module
 from radixkv.frontend.client import RuntimeClient
@@ -22,9 +21,8 @@ from radixkv.frontend.in_flight import Arrival, TokenDelta
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.process import SLOW_READER_TIMEOUT_MS, open_listener
 from radixkv.runtime.process import RuntimeServer, _bind
-from radixkv.sampling import SamplingParams
-from radixkv.stats import Stats
-from radixkv.wire import (
+from radixkv.wire.cache_messages import Invalidate
+from radixkv.wire.messages import (
     Done,
     Failed,
     FromRuntime,
@@ -36,6 +34,8 @@ from radixkv.wire import (
     pack_tokens,
     unpack_tokens,
 )
+from radixkv.wire.sampling import SamplingParams
+from radixkv.wire.stats import Stats
 from support.live import LIMIT_S
 from support.scripted_runtime import ScriptedLoop
 

@@ -19,7 +19,7 @@ from radixkv.frontend.kept_answers import KeptAnswers
 from radixkv.frontend.prompt_encoding import encode_conversation
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import pack_tokens, unpack_tokens
+from radixkv.wire.messages import pack_tokens, unpack_tokens
 from support.cases import examples
 from support.scripted_runtime import ScriptedLoop
 

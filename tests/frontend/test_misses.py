@@ -15,7 +15,7 @@ from radixkv.frontend.metrics.log import MissLog
 from radixkv.frontend.miss_report import without_contents
 from radixkv.frontend.misses import MAX_PLACES, MissCounts
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import CacheMiss, Done, pack_tokens
+from radixkv.wire.messages import CacheMiss, Done, pack_tokens
 
 
 def done(

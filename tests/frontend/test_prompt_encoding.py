@@ -14,7 +14,7 @@ from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import unpack_tokens
+from radixkv.wire.messages import unpack_tokens
 from support.event_loop_turns import turns_during
 from support.scripted_runtime import ScriptedLoop
 

@@ -13,7 +13,7 @@ import pytest
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, RuntimeDied, WireError
 from radixkv.frontend import runtime_process as runtime_process_module
 from radixkv.frontend.runtime_process import RuntimeProcess, preflight
-from radixkv.wire import pack_tokens
+from radixkv.wire.messages import pack_tokens
 from support.live import children
 from support.scripted_process import ENDLESS, ENGINE, NOWHERE, answer, changed, command, connecting, run, started
 from support.scripted_runtime import KILLS

@@ -8,10 +8,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from radixkv.arguments import Parser
 from radixkv.cli.serve import add as add_serve
-from radixkv.compat import Place, refusals
-from radixkv.config import SchedulerConfig, ServerConfig
 from radixkv.errors import RequestError
 from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest, StreamOptions
 from radixkv.frontend.api.sglang.schema import DEFAULT_MAX_NEW_TOKENS, GenerateRequest, SamplingFields
@@ -20,8 +17,11 @@ from radixkv.frontend.chat_text import MAX_MESSAGES
 from radixkv.frontend.http import errors as failure
 from radixkv.frontend.http.body_decoder import MAX_KEYS, MAX_MARKS, MAX_PROMPTS
 from radixkv.frontend.served_model import ServedModel
-from radixkv.limits import MAX_SALT_BYTES
-from radixkv.sampling import (
+from radixkv.settings.arguments import Parser
+from radixkv.settings.compat import Place, refusals
+from radixkv.settings.config import SchedulerConfig, ServerConfig
+from radixkv.settings.limits import MAX_SALT_BYTES
+from radixkv.wire.sampling import (
     MAX_CHOICES,
     MAX_LOGIT_BIASES,
     MAX_LOGPROBS,

@@ -19,7 +19,7 @@ from radixkv.frontend.http.error_response import retry_after
 from radixkv.frontend.http.errors import RuntimeRestarting
 from radixkv.frontend.runtime_process import RuntimeProcess
 from radixkv.frontend.supervisor import Supervisor
-from radixkv.wire import pack_tokens
+from radixkv.wire.messages import pack_tokens
 from support.scripted_process import ENDLESS, ENGINE, NOWHERE, answer, changed, command, connecting, run
 
 DIES_AT_START = changed("import os; os._exit(7)")

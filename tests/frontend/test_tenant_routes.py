@@ -10,14 +10,14 @@ import pytest
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from radixkv.cache_messages import CloseSession, Explain, Invalidate, Match, Pin
-from radixkv.compat import Place, refusals
-from radixkv.config import ServerConfig
 from radixkv.frontend.http.auth import OPEN_PATHS, OPERATOR_PATHS
 from radixkv.frontend.served_model import ServedModel
-from radixkv.tenants import Tenants
+from radixkv.settings.compat import Place, refusals
+from radixkv.settings.config import ServerConfig
+from radixkv.settings.tenants import Tenants
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import Submit
+from radixkv.wire.cache_messages import CloseSession, Explain, Invalidate, Match, Pin
+from radixkv.wire.messages import Submit
 from support.running_site import make_app, running_site
 from support.scripted_runtime import Site
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
-from radixkv.sampling import SamplingParams
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import Ready, TokenLogprobs, pack_tokens
+from radixkv.wire.messages import Ready, TokenLogprobs, pack_tokens
+from radixkv.wire.sampling import SamplingParams
 from support.text_oracle import expected_text
 
 READY = Ready(6, 400, 1000, 16, 100, 8, 512, "cpu", "float32")

@@ -16,9 +16,9 @@ from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
 from radixkv.generation.parsers.answer_format import AnswerFormat
 from radixkv.generation.parts import Part, ReasoningPart, TextPart, ToolCallPart
-from radixkv.sampling import SamplingParams
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import Ready, pack_tokens, unpack_tokens
+from radixkv.wire.messages import Ready, pack_tokens, unpack_tokens
+from radixkv.wire.sampling import SamplingParams
 from support.cases import examples
 from support.tool_formats import HEADER, USE, answer_format
 

@@ -12,7 +12,7 @@ from tokenizers import decoders, models
 
 from radixkv.generation.detokenizer import IncrementalDetokenizer
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import pack_tokens
+from radixkv.wire.messages import pack_tokens
 from support.cases import examples
 from support.text_oracle import expected_text
 

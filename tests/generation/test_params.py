@@ -16,11 +16,11 @@ from radixkv.generation.params import (
     request_sampling_params,
 )
 from radixkv.generation.prompts import encode_ids, render_chat
-from radixkv.limits import check_cache_salt
 from radixkv.runtime.intake import Intake
-from radixkv.sampling import SamplingParams
+from radixkv.settings.limits import check_cache_salt
 from radixkv.text.chat_template import ChatTemplate
-from radixkv.wire import Ready, Submit, pack_tokens, unpack_tokens
+from radixkv.wire.messages import Ready, Submit, pack_tokens, unpack_tokens
+from radixkv.wire.sampling import SamplingParams
 
 READY = Ready(6, 400, 1000, 16, 2, 8, 512, "cpu", "float32")
 """A pool of 32 tokens, for a model with a longer context."""

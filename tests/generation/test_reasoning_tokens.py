@@ -12,9 +12,9 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import ChoiceStream
-from radixkv.sampling import SamplingParams
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import Ready, pack_tokens, unpack_tokens
+from radixkv.wire.messages import Ready, pack_tokens, unpack_tokens
+from radixkv.wire.sampling import SamplingParams
 from support.cases import examples
 from support.tool_formats import HEADER, USE, answer_format
 

@@ -16,7 +16,7 @@ from radixkv.runtime.device.attention.cuda.flashinfer_modules import backend_of
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention, PromptKernel
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharingCosts
 from radixkv.runtime.device.kv_dtype import FP8, UNSCALED, LayerScales, quantize
-from radixkv.runtime.device.staging_cuda import Staging, StagingLayout
+from radixkv.runtime.device.memory.cuda.staging import Staging, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 
 Ints = NDArray[np.int32]

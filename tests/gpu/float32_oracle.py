@@ -17,7 +17,7 @@ from gpu_support import opened
 from torch import Tensor
 
 from radixkv import LLM
-from radixkv.runtime.device import machine_cuda
+from radixkv.runtime.device import machine as machine_cuda
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from support.reference_attention import ReferenceAttention
 
@@ -26,7 +26,7 @@ from support.reference_attention import ReferenceAttention
 def opened_in_float32(model: Path | str, **settings: Any) -> Iterator[LLM]:
     """Opens a model on CUDA in float32, without graphs, with heads of any power of two."""
     # Imported here, because it imports Triton, which is not installed where these tests are skipped.
-    from radixkv.runtime.device import factory_cuda
+    from radixkv.runtime.device.cuda import factory as factory_cuda
 
     def attention(
         shape: AttentionShape,

@@ -12,8 +12,8 @@ from radixkv.runtime.loop import Loop
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import RunningStep
-from radixkv.stats import Stats
-from radixkv.wire import Cancel, Done, Failed, FromRuntime, Submit, Tokens, pack_tokens, unpack_tokens
+from radixkv.wire.messages import Cancel, Done, Failed, FromRuntime, Submit, Tokens, pack_tokens, unpack_tokens
+from radixkv.wire.stats import Stats
 
 
 def loop_of(llm: LLM) -> Loop:

@@ -13,7 +13,7 @@ from torch import Tensor
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler
 from radixkv.runtime.step.plan import History, RowSampling
 from radixkv.runtime.step.result import TokenMasks
-from radixkv.wire import TokenLogprobs
+from radixkv.wire.messages import TokenLogprobs
 
 VOCAB = 9001
 """Size of a row in three parts, the last of them short."""

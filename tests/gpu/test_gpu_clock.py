@@ -31,7 +31,7 @@ def test_attention_seconds_are_those_of_cuda_events(is_graph: bool) -> None:
     from attention_world import World, ints
 
     from radixkv.runtime.device.attention.cuda.base import AttentionShape
-    from radixkv.runtime.device.attention_timer_cuda import AttentionTimer
+    from radixkv.runtime.device.cuda.attention_timer import AttentionTimer
 
     world = World(
         AttentionShape(32, 8, 128, 16, torch.bfloat16, 128**-0.5, torch.bfloat16),

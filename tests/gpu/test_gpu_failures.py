@@ -18,8 +18,8 @@ from gpu_support import DEVICE, greedy, opened, random_ids, save
 
 from radixkv import LLM
 from radixkv.errors import ConfigError, DeviceError, DeviceFailure
-from radixkv.runtime.device.errors_cuda import CudaErrorConverter
-from radixkv.runtime.device.machine_cuda import inspect_machine
+from radixkv.runtime.device.cuda.errors import CudaErrorConverter
+from radixkv.runtime.device.machine import inspect_machine
 
 MIB = 1 << 20
 WIDE = 32_768
@@ -104,7 +104,7 @@ def test_the_requests_of_an_out_of_memory_step_are_retried_alone_until_one_fails
 @pytest.fixture
 def factory(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module that opens the GPU, changed to fail when weights are read."""
-    from radixkv.runtime.device import factory_cuda
+    from radixkv.runtime.device.cuda import factory as factory_cuda
 
     def never(*_: object) -> None:
         raise AssertionError("weights are read")

@@ -9,7 +9,7 @@ from kernel_support import DEVICE, integers, normal, on_device_only, on_kernels,
 from msgspec.structs import replace
 from torch import Tensor
 
-from radixkv.runtime.device.machine_cuda import MIN_FP8_CAPABILITY
+from radixkv.runtime.device.machine import MIN_FP8_CAPABILITY
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
 from radixkv.runtime.device.ops.cuda.fp8_operations import Fp8Linear
 from radixkv.runtime.device.ops.cuda.fp8_rows import row_scales

@@ -19,7 +19,7 @@ from radixkv.runtime.device.attention.cuda.paged import PagedAttention
 from radixkv.runtime.device.attention.cuda.prompts import PromptRows
 from radixkv.runtime.device.attention.cuda.triton_prompts import TritonPrompts
 from radixkv.runtime.device.kv_dtype import FP8, UNSCALED, LayerScales, quantize
-from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer, StagingLayout
+from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
 
 pytestmark = on_kernels
 

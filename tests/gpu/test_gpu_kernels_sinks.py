@@ -26,7 +26,7 @@ from radixkv.runtime.device.attention.cuda.sinks import apply_sinks
 from radixkv.runtime.device.attention.cuda.triton_prompts import TritonPrompts
 from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS
 from radixkv.runtime.device.kv_dtype import FP8, UNSCALED, LayerScales, quantize
-from radixkv.runtime.device.staging_cuda import StagingBuffer, StagingLayout
+from radixkv.runtime.device.memory.cuda.staging import StagingBuffer, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 
 pytestmark = on_kernels

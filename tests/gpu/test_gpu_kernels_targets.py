@@ -21,7 +21,7 @@ from radixkv.runtime.device.attention.cuda import sinks as sinks_kernel
 from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig, Variant, choose_tile_config
 from radixkv.runtime.device.attention.cuda.triton_prompts import choose_prompt_tile
 from radixkv.runtime.device.kv_dtype import FP8_MAX
-from radixkv.runtime.device.machine_cuda import MAX_HEADS_PER_KV_HEAD, MIN_FP8_CAPABILITY
+from radixkv.runtime.device.machine import MAX_HEADS_PER_KV_HEAD, MIN_FP8_CAPABILITY
 from radixkv.runtime.device.ops.cuda import expert_routing as routing
 from radixkv.runtime.device.ops.cuda import fp8_linear, int4_linear, int4_product, linear, norm, rotary
 from radixkv.runtime.device.ops.cuda import gated_linear as gated

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.errors import CheckpointError
-from radixkv.runtime.device.machine_cuda import check_machine, inspect_machine
-from radixkv.runtime.device.pool_size_cuda import measure_memory
+from radixkv.runtime.device.machine import check_machine, inspect_machine
+from radixkv.runtime.device.memory.cuda.pool_size import measure_memory
 from radixkv.runtime.device.weights.shapes import tensor_shapes
 from radixkv.runtime.device.weights.weights import ExpertsWeights, MlpWeights, Weights, open_weights
 from support.checkpoints import save_checkpoint

@@ -11,7 +11,7 @@ from gpu_drive import executor_of, record
 from gpu_support import NEAR_TIE, check_same_answers, family, greedy, opened, random_ids
 
 from radixkv import LLM, RequestOutput
-from radixkv.runtime.device.kv_pool_cuda import CudaPool
+from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 
 N_NEW = 16
 
@@ -24,7 +24,7 @@ def check(alone: LLM, prompts: list[list[int]], *runs: list[RequestOutput]) -> N
 
 
 def pool_of(llm: LLM) -> CudaPool:
-    from radixkv.runtime.device.executor_cuda import CudaExecutor
+    from radixkv.runtime.device.cuda.executor import CudaExecutor
 
     executor = executor_of(llm)
     assert isinstance(executor, CudaExecutor)

@@ -13,8 +13,8 @@ from torch import Tensor
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.sampling.cpu import Sampler
 from radixkv.runtime.step.plan import RowSampling
-from radixkv.sampling import MAX_CHOICES
-from radixkv.wire import TokenLogprobs, unpack_tokens
+from radixkv.wire.messages import TokenLogprobs, unpack_tokens
+from radixkv.wire.sampling import MAX_CHOICES
 
 pytestmark = on_kernels
 

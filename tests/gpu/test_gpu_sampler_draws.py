@@ -17,7 +17,7 @@ from torch import Tensor
 
 from radixkv.runtime.device.sampling.settings import uniforms
 from radixkv.runtime.step.plan import RowSampling
-from radixkv.wire import unpack_tokens
+from radixkv.wire.messages import unpack_tokens
 
 pytestmark = on_kernels
 

@@ -92,7 +92,7 @@ def test_a_start_that_fails_at_its_end_leaves_nothing(
         seen.append(used_bytes())
         raise RuntimeError("the last object of the start")
 
-    monkeypatch.setattr("radixkv.runtime.device.factory_cuda.Packer", fail)
+    monkeypatch.setattr("radixkv.runtime.device.cuda.factory.Packer", fail)
     with pytest.raises(RuntimeError, match="the last object") as raised:
         open_engine(folder)
     assert seen[0] - before > POOL_BYTES

@@ -14,18 +14,18 @@ import pytest
 import torch
 
 import radixkv
-from radixkv.config import SchedulerConfig
 from radixkv.errors import CheckpointError, ConfigError, ContextLengthExceeded, InvalidRequest, UnsupportedFeature
 from radixkv.llm import LLM
 from radixkv.llm import llm as engine
 from radixkv.runtime.device import factory as executor
-from radixkv.runtime.device.executor_cpu import CpuExecutor
-from radixkv.runtime.device.machine_cuda import Machine
+from radixkv.runtime.device.cpu.executor import CpuExecutor
+from radixkv.runtime.device.machine import Machine
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.sampling import SamplingParams
+from radixkv.settings.config import SchedulerConfig
 from radixkv.text import guarded_encoder
-from radixkv.wire import FromRuntime
+from radixkv.wire.messages import FromRuntime
+from radixkv.wire.sampling import SamplingParams
 from support.checkpoints import save_llama
 from support.hostile_tokenizers import splitting
 

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from radixkv.errors import InvalidRequest
 from radixkv.llm import LLM
-from radixkv.sampling import SamplingParams
+from radixkv.wire.sampling import SamplingParams
 from support.checkpoints import save_llama
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

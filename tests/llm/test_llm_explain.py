@@ -9,7 +9,7 @@ import pytest
 
 from radixkv.errors import InvalidRequest
 from radixkv.llm import LLM
-from radixkv.sampling import SamplingParams
+from radixkv.wire.sampling import SamplingParams
 
 TOKEN = SamplingParams(max_tokens=1)
 TEXT = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many eggs does he get in a month?"

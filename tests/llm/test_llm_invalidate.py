@@ -9,7 +9,7 @@ import pytest
 
 from radixkv.errors import InvalidRequest
 from radixkv.llm import LLM
-from radixkv.sampling import SamplingParams
+from radixkv.wire.sampling import SamplingParams
 
 TOKEN = SamplingParams(max_tokens=1, temperature=0)
 DOCUMENT = list(range(3, 67))

@@ -8,7 +8,7 @@ import pytest
 
 from radixkv.errors import InvalidRequest, UnsupportedFeature
 from radixkv.llm import LLM
-from radixkv.sampling import SamplingParams
+from radixkv.wire.sampling import SamplingParams
 
 TOKEN = SamplingParams(max_tokens=1)
 PROMPT = list(range(3, 67))

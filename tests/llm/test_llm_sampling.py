@@ -12,7 +12,7 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from radixkv.llm import LLM, Logprob, RequestOutput
-from radixkv.sampling import SamplingParams
+from radixkv.wire.sampling import SamplingParams
 
 TEXT = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many eggs does he get in a month?"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

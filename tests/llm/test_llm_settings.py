@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from radixkv.arguments import Parser, engine_config
 from radixkv.cli import serve
-from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError, UnsupportedFeature
 from radixkv.llm import LLM
 from radixkv.llm import llm as engine
+from radixkv.settings.arguments import Parser, engine_config
+from radixkv.settings.config import EngineConfig
 
 VALUES = {
     "attention_backend": "triton",

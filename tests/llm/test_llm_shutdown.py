@@ -10,7 +10,7 @@ import pytest
 from radixkv import LLM, SamplingParams
 from radixkv.errors import ConfigError
 from radixkv.runtime import open_loop
-from radixkv.runtime.device.executor_cpu import CpuExecutor
+from radixkv.runtime.device.cpu.executor import CpuExecutor
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 

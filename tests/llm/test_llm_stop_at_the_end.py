@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from radixkv.llm import LLM
-from radixkv.sampling import SamplingParams
+from radixkv.wire.sampling import SamplingParams
 from support.checkpoints import VOCAB, save_llama
 
 

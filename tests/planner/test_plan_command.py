@@ -10,10 +10,10 @@ import pytest
 
 from radixkv.checkpoints.embedded import embedded_folder
 from radixkv.cli import main
+from radixkv.lab.studies.paging.allocators import BestFitAllocator
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.studies.paging.allocators import BestFitAllocator
 from radixkv.tree.node import Namespace
-from radixkv.wire import pack_tokens
+from radixkv.wire.messages import pack_tokens
 
 GIB = 1 << 30
 LLAMA = {

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from radixkv.runtime.beam_search import BeamSearch, Continuation
+from radixkv.runtime.beams.groups import BeamGroups
+from radixkv.runtime.beams.search import BeamSearch, Continuation
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
-from radixkv.runtime.scheduler.beams import BeamGroups
 from radixkv.runtime.scheduler.running import RunningRequests
-from radixkv.wire import TokenLogprobs
+from radixkv.wire.messages import TokenLogprobs
 
 Patch = pytest.MonkeyPatch
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from radixkv.runtime.cache.tiers.disk_changes import DiskChanges
 from radixkv.runtime.events.log import EventLog
+from radixkv.runtime.tiers.stores.disk_changes import DiskChanges
 from radixkv.tree.changes import ChangeLog
 from radixkv.tree.forest import Forest
 

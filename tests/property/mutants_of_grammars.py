@@ -12,8 +12,8 @@ from radixkv.runtime.request import Request, Update
 from radixkv.runtime.scheduler.scheduler import LaunchedPlan, Scheduler
 from radixkv.runtime.step.result import TokenMasks
 from radixkv.runtime.structured.grammars import Grammars
-from radixkv.runtime.token_masks import fill_masks
-from radixkv.wire import TokenLogprobs
+from radixkv.runtime.structured.masks import fill_masks
+from radixkv.wire.messages import TokenLogprobs
 
 Patch = pytest.MonkeyPatch
 

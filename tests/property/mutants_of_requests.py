@@ -22,7 +22,7 @@ from radixkv.runtime.step.plan import RowSampling, Scoring, SharedRun, StepPlan
 from radixkv.tree import shared_runs as tree_sharing
 from radixkv.tree.node import Lease
 from radixkv.tree.radix_tree import RadixTree
-from radixkv.wire import PromptLogprobs, TokenLogprobs
+from radixkv.wire.messages import PromptLogprobs, TokenLogprobs
 
 Patch = pytest.MonkeyPatch
 

@@ -9,13 +9,13 @@ import pytest
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.cache.tier_copies import Load
-from radixkv.runtime.cache.tiers.disk_tier import DiskTier, Fetch
-from radixkv.runtime.cache.tiers.page_keys import KeyChain
-from radixkv.runtime.cache.tiers.page_store import FinishedTransfer
-from radixkv.runtime.cache.transfers import Transfers
-from radixkv.runtime.scheduler.loading import LoadingRequests
 from radixkv.runtime.step.page_copier import FinishedCopy
+from radixkv.runtime.tiers.disk_tier import DiskTier, Fetch
+from radixkv.runtime.tiers.loading import LoadingRequests
+from radixkv.runtime.tiers.stores.page_keys import KeyChain
+from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
+from radixkv.runtime.tiers.tier_copies import Load
+from radixkv.runtime.tiers.transfers import Transfers
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
 Patch = pytest.MonkeyPatch

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.runtime.beam_search import BeamSearch
+from radixkv.runtime.beams.search import BeamSearch
 from radixkv.tree.node import Namespace
-from radixkv.wire import TokenLogprobs, pack_tokens, unpack_tokens
+from radixkv.wire.messages import TokenLogprobs, pack_tokens, unpack_tokens
 from support.cases import examples
 from support.fake_device import ExpectedBeam, chain, expected_beams
 

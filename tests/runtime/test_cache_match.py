@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv import cache_messages, wire
-from radixkv.runtime.cache_commands import CacheCommands
-from radixkv.runtime.compiling import CompilingRequests
 from radixkv.runtime.intake import Intake
-from radixkv.tenants import OPERATOR, TenantConfig
+from radixkv.runtime.reporting.cache_commands import CacheCommands
+from radixkv.runtime.structured.waiting import CompilingRequests
+from radixkv.settings.tenants import OPERATOR, TenantConfig
 from radixkv.tree.node import Namespace
+from radixkv.wire.messages import cache_messages
+from radixkv.wire.messages import messages as wire
 from support.cases import examples
 from support.engine import Engine, prompt, token_bytes
 from support.fake_grammars import FakeCompiler

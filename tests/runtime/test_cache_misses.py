@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from radixkv.wire import CacheMiss, unpack_tokens
+from radixkv.wire.messages import CacheMiss, unpack_tokens
 from support.fake_device import expected_output
 from support.loop_frontend import NAMESPACE, PROMPT, Frontend, done
 

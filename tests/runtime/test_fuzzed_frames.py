@@ -15,17 +15,16 @@ import zmq
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from radixkv.cache_messages import CloseSession, Explain, Flush, Invalidate, Match, Outline, Pin
 from radixkv.checkpoints import resolve
-from radixkv.config import CacheConfig, EngineConfig, KVEventsConfig, ModelConfig, SchedulerConfig
 from radixkv.errors import InvalidRequest, WireError
-from radixkv.runtime.cache_commands import CacheCommand
 from radixkv.runtime.events.publisher import SNAPSHOT_REQUEST, EventPublisher
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import build_loop
 from radixkv.runtime.process import RuntimeServer
-from radixkv.sampling import SamplingParams
-from radixkv.wire import (
+from radixkv.runtime.reporting.cache_commands import CacheCommand
+from radixkv.settings.config import CacheConfig, EngineConfig, KVEventsConfig, ModelConfig, SchedulerConfig
+from radixkv.wire.cache_messages import CloseSession, Explain, Flush, Invalidate, Match, Outline, Pin
+from radixkv.wire.messages import (
     WIRE_VERSION,
     Cancel,
     Done,
@@ -42,6 +41,7 @@ from radixkv.wire import (
     encode,
     pack_tokens,
 )
+from radixkv.wire.sampling import SamplingParams
 from support.cases import examples
 
 PROMPT = pack_tokens(range(100, 140))

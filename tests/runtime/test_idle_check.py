@@ -11,7 +11,7 @@ import zmq
 
 from radixkv.runtime import process
 from radixkv.runtime.loop import Loop
-from radixkv.wire import FromRuntime
+from radixkv.wire.messages import FromRuntime
 
 END_S = 100.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv.wire import PromptPin
+from radixkv.wire.messages import PromptPin
 from support.fake_device import VOCAB_SIZE, ExpectedBeam, expected_beams
 from support.loop_frontend import NAMESPACE, PROMPT, Frontend, done, failed
 

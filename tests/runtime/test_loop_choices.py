@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv.config import MAX_SEED
 from radixkv.runtime.intake import Intake
-from radixkv.sampling import SamplingParams
-from radixkv.wire import Submit, pack_tokens
+from radixkv.settings.config import MAX_SEED
+from radixkv.wire.messages import Submit, pack_tokens
+from radixkv.wire.sampling import SamplingParams
 from support.fake_device import chain, expected_output, expected_prompt_logprobs, logprobs_of
 from support.loop_frontend import NAMESPACE, PROMPT, Frontend, done, failed
 

@@ -11,7 +11,7 @@ from radixkv.errors import DeviceError, UnsupportedFeature
 from radixkv.runtime.request import Request
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import TokenMasks
-from radixkv.wire import Drain
+from radixkv.wire.messages import Drain
 from support.fake_device import FakePending, expected_output
 from support.fake_grammars import END, FakeCompiler, FakeGrammar
 from support.loop_frontend import NAMESPACE, PROMPT, Frontend, done, failed

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from radixkv import cache_messages
-from radixkv.tenants import OPERATOR, TenantConfig
+from radixkv.settings.tenants import OPERATOR, TenantConfig
+from radixkv.wire.messages import cache_messages
 from support.fake_grammars import FakeGrammar
 from support.loop_frontend import PROMPT, Frontend
 

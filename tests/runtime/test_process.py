@@ -17,10 +17,8 @@ import msgspec
 import pytest
 import zmq
 
-from radixkv.config import EngineConfig
-from radixkv.sampling import SamplingParams
-from radixkv.stats import Stats
-from radixkv.wire import (
+from radixkv.settings.config import EngineConfig
+from radixkv.wire.messages import (
     LOCK_NAME,
     MAX_FRAME_BYTES,
     SOCKET_NAME,
@@ -38,12 +36,14 @@ from radixkv.wire import (
     decode_from_runtime,
     encode,
 )
+from radixkv.wire.sampling import SamplingParams
+from radixkv.wire.stats import Stats
 from support.live import LIMIT_S, wait_for
 
 SCRIPT = """
 import gc, sys, time, types
-from radixkv.stats import Stats
-from radixkv.wire import Ready, Drain, GetStats
+from radixkv.wire.stats import Stats
+from radixkv.wire.messages import Ready, Drain, GetStats
 
 class Loop:
     has_work = False

@@ -12,13 +12,13 @@ import pytest
 from radixkv import LLM, SamplingParams
 from radixkv.checkpoints import resolve_tokenizer
 from radixkv.errors import ContextLengthExceeded
-from radixkv.simulator.answers import RecordedAnswers
-from radixkv.simulator.concurrent_replay import ConcurrentReplay
-from radixkv.simulator.recording import read_recording
-from radixkv.simulator.replay import Replay
-from radixkv.simulator.traffic import TokenTraffic
+from radixkv.lab.simulator.answers import RecordedAnswers
+from radixkv.lab.simulator.concurrent_replay import ConcurrentReplay
+from radixkv.lab.simulator.recording import read_recording
+from radixkv.lab.simulator.replay import Replay
+from radixkv.lab.simulator.traffic import TokenTraffic
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import pack_tokens, unpack_tokens
+from radixkv.wire.messages import pack_tokens, unpack_tokens
 from support.cases import rest_nightly
 
 PAGE_SIZE = 16

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from radixkv.simulator.caches import CostModel
-from radixkv.simulator.concurrent_replay import ConcurrentReplay
-from radixkv.simulator.replay import Replay
-from radixkv.simulator.traffic import BlockTraffic, TokenTraffic
+from radixkv.lab.simulator.caches import CostModel
+from radixkv.lab.simulator.concurrent_replay import ConcurrentReplay
+from radixkv.lab.simulator.replay import Replay
+from radixkv.lab.simulator.traffic import BlockTraffic, TokenTraffic
 from support.cases import examples
 from support.engine import GHOST_CAPACITY, Engine, token_bytes
 from support.naive_cache import BLOCK, Naive, prefixes, trace_request

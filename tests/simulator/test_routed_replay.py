@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.simulator.replay import Replay
-from radixkv.simulator.routed_replay import RoutedReplay
-from radixkv.simulator.traffic import BlockTraffic, TokenTraffic
+from radixkv.lab.simulator.replay import Replay
+from radixkv.lab.simulator.routed_replay import RoutedReplay
+from radixkv.lab.simulator.traffic import BlockTraffic, TokenTraffic
 from support.cases import examples
 from support.engine import token_bytes
 from support.naive_cache import BLOCK, Naive, trace_request

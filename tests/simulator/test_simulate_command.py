@@ -8,14 +8,14 @@ from random import Random
 
 import pytest
 
-from radixkv.bench.formatting import format_tokens
 from radixkv.checkpoints import resolve_tokenizer
 from radixkv.cli import main
 from radixkv.errors import ConfigError
-from radixkv.simulator import simulation
-from radixkv.simulator.caches import Capacity
-from radixkv.simulator.recording import read_recording
-from radixkv.simulator.replay import Replay
+from radixkv.lab.bench.formatting import format_tokens
+from radixkv.lab.simulator import simulation
+from radixkv.lab.simulator.caches import Capacity
+from radixkv.lab.simulator.recording import read_recording
+from radixkv.lab.simulator.replay import Replay
 
 BLOCK = 512
 

@@ -8,9 +8,9 @@ import pytest
 
 from radixkv.cli import main
 from radixkv.errors import ConfigError
-from radixkv.simulator import simulation
-from radixkv.simulator.caches import Capacity
-from radixkv.simulator.recording import read_recording
+from radixkv.lab.simulator import simulation
+from radixkv.lab.simulator.caches import Capacity
+from radixkv.lab.simulator.recording import read_recording
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from radixkv.studies.paging.allocators import BestFitAllocator, BuddyAllocator, Extent, next_power_of_two
+from radixkv.lab.studies.paging.allocators import BestFitAllocator, BuddyAllocator, Extent, next_power_of_two
 
 POOLS = (1, 12, 64, 100, 257)
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from radixkv.cli import main
-from radixkv.studies.paging import command as paging
-from radixkv.studies.paging import workloads as study_workloads
-from radixkv.studies.paging.measure import MEASURABLE
-from radixkv.studies.paging.schemes import SCHEMES
-from radixkv.studies.paging.tables import (
+from radixkv.lab.studies.paging import command as paging
+from radixkv.lab.studies.paging import workloads as study_workloads
+from radixkv.lab.studies.paging.measure import MEASURABLE
+from radixkv.lab.studies.paging.schemes import SCHEMES
+from radixkv.lab.studies.paging.tables import (
     cost_rows,
     lost_rows,
     measured_targets,

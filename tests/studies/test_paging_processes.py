@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from radixkv.studies.paging.lengths import published_lengths
-from radixkv.studies.paging.processes import Map, NotSent, ProcessDied, worker_processes
-from radixkv.studies.paging.study import StudySettings, compare_page_sizes, compare_schemes
+from radixkv.lab.studies.paging.lengths import published_lengths
+from radixkv.lab.studies.paging.processes import Map, NotSent, ProcessDied, worker_processes
+from radixkv.lab.studies.paging.study import StudySettings, compare_page_sizes, compare_schemes
 from support.processes import has_ended
 
 LIFETIME_S = 90
@@ -27,7 +27,7 @@ LIFETIME_S = 90
 
 LONG_WORK = f"""
 import multiprocessing, sys, time
-from radixkv.studies.paging.processes import worker_processes
+from radixkv.lab.studies.paging.processes import worker_processes
 try:
     with worker_processes(2) as map_items:
         results = map_items(time.sleep, [{LIFETIME_S}] * 4)
@@ -40,7 +40,7 @@ except KeyboardInterrupt:
 INTERRUPTED_WORK = """
 import operator, signal
 from functools import partial
-from radixkv.studies.paging.processes import worker_processes
+from radixkv.lab.studies.paging.processes import worker_processes
 with worker_processes(2) as map_items:
     print(list(map_items(operator.call, [partial(signal.raise_signal, signal.SIGINT)] * 4)))
 """

@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from radixkv.runtime.request import GREEDY
-from radixkv.studies.paging.allocators import BestFitAllocator, BuddyAllocator
-from radixkv.studies.paging.contiguous import ContiguousScheme, reserve_factor, reserve_stored
-from radixkv.studies.paging.memory import SlotUsage, average_shares
-from radixkv.studies.paging.paged import PagedScheme
-from radixkv.studies.paging.recommendation import recommend
-from radixkv.studies.paging.scheme import Scheme
-from radixkv.studies.paging.schemes import (
+from radixkv.lab.studies.paging.allocators import BestFitAllocator, BuddyAllocator
+from radixkv.lab.studies.paging.contiguous import ContiguousScheme, reserve_factor, reserve_stored
+from radixkv.lab.studies.paging.memory import SlotUsage, average_shares
+from radixkv.lab.studies.paging.paged import PagedScheme
+from radixkv.lab.studies.paging.recommendation import recommend
+from radixkv.lab.studies.paging.scheme import Scheme
+from radixkv.lab.studies.paging.schemes import (
     CONTIGUOUS,
     SCHEMES,
     SHARES_GRANULES,
@@ -27,7 +26,8 @@ from radixkv.studies.paging.schemes import (
     granule_tokens,
     paged_scheme,
 )
-from radixkv.studies.paging.sequences import SimulatedSequence, TokenRange, TokenRangeSource, Turn
+from radixkv.lab.studies.paging.sequences import SimulatedSequence, TokenRange, TokenRangeSource, Turn
+from radixkv.runtime.request import GREEDY
 from support.cases import examples
 from support.engine import Engine
 

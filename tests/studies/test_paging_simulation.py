@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from radixkv.errors import ConfigError
-from radixkv.studies.paging.allocators import BestFitAllocator, BuddyAllocator
-from radixkv.studies.paging.contiguous import (
+from radixkv.lab.studies.paging.allocators import BestFitAllocator, BuddyAllocator
+from radixkv.lab.studies.paging.contiguous import (
     ContiguousScheme,
     reserve_exact_length,
     reserve_factor,
@@ -17,13 +17,13 @@ from radixkv.studies.paging.contiguous import (
     reserve_power_of_two,
     reserve_stored,
 )
-from radixkv.studies.paging.lengths import ChatLengths, LengthDistribution, LengthPair, WorkloadLengths
-from radixkv.studies.paging.memory import SlotUsage, average_shares
-from radixkv.studies.paging.paged import PagedScheme
-from radixkv.studies.paging.scheme import Scheme
-from radixkv.studies.paging.sequences import SimulatedSequence, TokenRangeSource, Turn, count_distinct_tokens
-from radixkv.studies.paging.simulation import RunningSpan, max_overlap, simulate
-from radixkv.studies.paging.workloads import WORKLOADS, StudyWorkload, generate_workload
+from radixkv.lab.studies.paging.lengths import ChatLengths, LengthDistribution, LengthPair, WorkloadLengths
+from radixkv.lab.studies.paging.memory import SlotUsage, average_shares
+from radixkv.lab.studies.paging.paged import PagedScheme
+from radixkv.lab.studies.paging.scheme import Scheme
+from radixkv.lab.studies.paging.sequences import SimulatedSequence, TokenRangeSource, Turn, count_distinct_tokens
+from radixkv.lab.studies.paging.simulation import RunningSpan, max_overlap, simulate
+from radixkv.lab.studies.paging.workloads import WORKLOADS, StudyWorkload, generate_workload
 
 SMALL = WorkloadLengths(
     problems=LengthDistribution("synthetic", lambda rng: LengthPair(rng.randint(1, 12), rng.randint(1, 12))),

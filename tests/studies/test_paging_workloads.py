@@ -11,11 +11,11 @@ from random import Random
 
 import pytest
 
-from radixkv.bench.workloads.datasets import MESSAGES, PROBLEMS, TRACE
 from radixkv.checkpoints import resolve_tokenizer
 from radixkv.cli import main
 from radixkv.errors import ConfigError
-from radixkv.studies.paging.lengths import (
+from radixkv.lab.bench.workloads.datasets import MESSAGES, PROBLEMS, TRACE
+from radixkv.lab.studies.paging.lengths import (
     N_TURNS,
     SHAREGPT_MEANS,
     ChatLengths,
@@ -25,8 +25,8 @@ from radixkv.studies.paging.lengths import (
     at_quantile,
     published_lengths,
 )
-from radixkv.studies.paging.recorded_lengths import USED_BY, recorded_lengths
-from radixkv.studies.paging.workloads import (
+from radixkv.lab.studies.paging.recorded_lengths import USED_BY, recorded_lengths
+from radixkv.lab.studies.paging.workloads import (
     N_PREFIXES,
     N_SAMPLES,
     N_SHOTS,

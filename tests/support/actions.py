@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from radixkv.config import EvictionPolicyName, WritePolicy
 from radixkv.errors import QueueFull
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import GREEDY, Phase, Request
 from radixkv.runtime.step.plan import RowSampling
-from radixkv.tenants import TenantConfig
+from radixkv.settings.config import EvictionPolicyName, WritePolicy
+from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from support.engine import Engine, name_of, token_bytes
 from support.fake_device import KVValue, unpack

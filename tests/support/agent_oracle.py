@@ -3,9 +3,9 @@
 import json
 import re
 
-from radixkv.bench.session import Reply, ToolCall
-from radixkv.bench.workloads.errands import CHAINS
-from radixkv.bench.workloads.tools import TOOLS
+from radixkv.lab.bench.session import Reply, ToolCall
+from radixkv.lab.bench.workloads.errands import CHAINS
+from radixkv.lab.bench.workloads.tools import TOOLS
 
 QUOTED, WORD = r"[^\"]+", r"[\w:]+"
 LINK = re.compile(r" (?:Also: |And: )?")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from radixkv.errors import DeviceLost
-from radixkv.runtime.device.executor_cpu import CpuExecutor
+from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.process import main

@@ -7,8 +7,8 @@ import sys
 
 import torch
 
-from radixkv.runtime.device import executor_cpu
-from radixkv.runtime.device.kv_pool_cpu import KVPool
+from radixkv.runtime.device.cpu import executor as executor_cpu
+from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
 from radixkv.runtime.process import main
 
 

@@ -13,25 +13,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from radixkv import wire
 from radixkv.checkpoints import Checkpoint
 from radixkv.checkpoints.fingerprint import fingerprint
-from radixkv.config import KVCacheDtype, LoadPolicy
 from radixkv.runtime.assemble import assemble_loop
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.cache.load_cost import LoadCost
-from radixkv.runtime.cache.tiers.disk_tier import DiskTier
-from radixkv.runtime.cache.tiers.file_store import FileStore
-from radixkv.runtime.cache.tiers.page_keys import KVIdentity, root_key
 from radixkv.runtime.cache.timed import TimedPageCache
-from radixkv.runtime.cache.transfers import Transfers
+from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import RowSampling
-from radixkv.sampling import SamplingParams
+from radixkv.runtime.tiers.disk_tier import DiskTier
+from radixkv.runtime.tiers.load_cost import LoadCost
+from radixkv.runtime.tiers.stores.file_store import FileStore
+from radixkv.runtime.tiers.stores.page_keys import KVIdentity, root_key
+from radixkv.runtime.tiers.transfers import Transfers
+from radixkv.settings.config import KVCacheDtype, LoadPolicy
 from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.wire.messages import messages as wire
+from radixkv.wire.sampling import SamplingParams
 from support.checkpoints import VOCAB
 from support.engine import token_bytes
 

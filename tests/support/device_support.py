@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.attention.cpu.paged import PagedAttention
-from radixkv.runtime.device.kv_pool_cpu import KVPool, PageShape
+from radixkv.runtime.device.cpu.persistent_batch import PersistentBatch
+from radixkv.runtime.device.memory.cpu.kv_pool import KVPool, PageShape
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.pack import PackedStep, Packer
-from radixkv.runtime.device.persistent_batch_cpu import PersistentBatch
 from radixkv.runtime.device.weights.weights import open_weights
 from radixkv.runtime.step.plan import Row, RowSampling, StepPlan
 from support.checkpoints import VOCAB

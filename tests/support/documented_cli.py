@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from radixkv import server_flags
+from radixkv.settings import server_flags
 
 START_LIMIT_S = 120.0
 

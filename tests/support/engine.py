@@ -11,26 +11,26 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from radixkv.config import EvictionPolicyName, LoadPolicy, WritePolicy
 from radixkv.errors import DeviceError
 from radixkv.runtime.alarms import Alarms
-from radixkv.runtime.beam_search import BeamSearch
+from radixkv.runtime.beams.search import BeamSearch
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.cache.load_cost import LoadCost
-from radixkv.runtime.cache.tiers.disk_tier import DiskTier
-from radixkv.runtime.cache.tiers.page_keys import chain as chain_keys
-from radixkv.runtime.cache.tiers.page_keys import namespace_key
-from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.request import GREEDY, Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import RowSampling, StepPlan
-from radixkv.runtime.token_masks import fill_masks
-from radixkv.tenants import TenantConfig
+from radixkv.runtime.structured.masks import fill_masks
+from radixkv.runtime.tiers.disk_tier import DiskTier
+from radixkv.runtime.tiers.load_cost import LoadCost
+from radixkv.runtime.tiers.stores.page_keys import chain as chain_keys
+from radixkv.runtime.tiers.stores.page_keys import namespace_key
+from radixkv.runtime.tiers.transfers import Transfers
+from radixkv.settings.config import EvictionPolicyName, LoadPolicy, WritePolicy
+from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.eviction import open_eviction_policy
 from radixkv.tree.node import TOKEN_BYTES, Namespace
-from radixkv.wire import TokenLogprobs
+from radixkv.wire.messages import TokenLogprobs
 from support.engine_invariants import check_pins, check_requests, check_slot_use
 from support.fake_copier import FakeCopier
 from support.fake_device import (

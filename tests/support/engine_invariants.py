@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.cache.slot_use import count_slot_use
+from radixkv.runtime.reporting.slot_use import count_slot_use
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.scheduler import Scheduler

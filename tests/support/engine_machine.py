@@ -7,9 +7,9 @@ import sys
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from radixkv.config import EvictionPolicyName, WritePolicy
 from radixkv.runtime.request import GREEDY
-from radixkv.tenants import CacheIsolation, TenantConfig
+from radixkv.settings.config import EvictionPolicyName, WritePolicy
+from radixkv.settings.tenants import CacheIsolation, TenantConfig
 from support.actions import PENALISED, PLAIN, Actions, RequestOptions
 from support.fake_grammars import FakeGrammar
 

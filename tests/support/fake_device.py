@@ -23,7 +23,7 @@ from radixkv.errors import DeviceError
 from radixkv.runtime.step.plan import Row, RowSampling, SharedRun, StepPlan
 from radixkv.runtime.step.result import StepResult, TokenMasks
 from radixkv.tree.node import Namespace
-from radixkv.wire import TokenLogprobs
+from radixkv.wire.messages import TokenLogprobs
 from support.fake_grammars import END, FakeGrammar
 
 VOCAB_SIZE = 1000

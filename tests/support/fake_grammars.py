@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.errors import InvalidRequest
-from radixkv.structured_outputs import StructuredOutputs
+from radixkv.wire.structured_outputs import StructuredOutputs
 
 END = 977
 """The token that ends the output of every fake grammar; one of ``support.actions.STOP``."""

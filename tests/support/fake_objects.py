@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from radixkv.runtime.cache.tiers.object_store import ObjectStoreError
-from radixkv.runtime.cache.tiers.shared_store import SharedStore
+from radixkv.runtime.tiers.stores.object_store import ObjectStoreError
+from radixkv.runtime.tiers.stores.shared_store import SharedStore
 from support.page_files import PAGE_TOKEN_BYTES, TIMEOUT_S
 
 PAGE_BYTES = 512

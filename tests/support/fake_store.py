@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from radixkv.runtime.cache.tiers.page_keys import DIGEST_BYTES
-from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
+from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES
+from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
 from support.fake_copier import PAGE_BYTES, FakeCopier, slot_of
 from support.fake_device import POISON, KVValue
 

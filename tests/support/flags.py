@@ -2,7 +2,7 @@
 
 import pytest
 
-from radixkv.arguments import Parser, add_engine_flags, engine_config
+from radixkv.settings.arguments import Parser, add_engine_flags, engine_config
 
 
 def parse(*flags):

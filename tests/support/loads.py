@@ -2,10 +2,10 @@
 
 import asyncio
 
-from radixkv.bench.load.arrivals import Load
-from radixkv.bench.load.client import OpenAIClient
-from radixkv.bench.load.generator import LoadGenerator
-from radixkv.bench.session import BenchRequest, Session, single_request_session
+from radixkv.lab.bench.load.arrivals import Load
+from radixkv.lab.bench.load.client import OpenAIClient
+from radixkv.lab.bench.load.generator import LoadGenerator
+from radixkv.lab.bench.session import BenchRequest, Session, single_request_session
 from support.live import LIMIT_S
 
 OUTPUT_LEN = 4

@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixkv import cache_messages, wire
 from radixkv.runtime.assemble import assemble_loop
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.sampling import SamplingParams
-from radixkv.stats import Stats
-from radixkv.tenants import TenantConfig
+from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import Namespace
+from radixkv.wire.messages import cache_messages
+from radixkv.wire.messages import messages as wire
+from radixkv.wire.sampling import SamplingParams
+from radixkv.wire.stats import Stats
 from support.engine import PoisoningList, token_bytes
 from support.fake_device import FakeDevice, FakePending, unpack
 from support.fake_grammars import FakeCompiler

@@ -7,8 +7,8 @@ import sys
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from radixkv.cache_messages import Pinned
-from radixkv.wire import PromptPin
+from radixkv.wire.cache_messages import Pinned
+from radixkv.wire.messages import PromptPin
 from support.fake_grammars import FakeGrammar
 from support.loop_frontend import Frontend
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv.bench.workloads.mooncake import TraceRequest
+from radixkv.lab.bench.workloads.mooncake import TraceRequest
 
 BLOCK = 512
 

@@ -9,9 +9,9 @@ from hashlib import shake_128
 from mmap import mmap
 from pathlib import Path
 
-from radixkv.runtime.cache.tiers.file_store import FileStore
-from radixkv.runtime.cache.tiers.page_keys import KVIdentity, chain, namespace_key, root_key
-from radixkv.runtime.cache.tiers.page_store import FinishedTransfer, PageStore
+from radixkv.runtime.tiers.stores.file_store import FileStore
+from radixkv.runtime.tiers.stores.page_keys import KVIdentity, chain, namespace_key, root_key
+from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageStore
 from radixkv.tree.node import Namespace
 
 PAGE_SIZE = 4

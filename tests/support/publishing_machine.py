@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from radixkv.config import WritePolicy
 from radixkv.runtime.events.kv_events import KVEvents
 from radixkv.runtime.events.log import EventLog
+from radixkv.settings.config import WritePolicy
 from support.actions import Actions
 from support.engine_machine import DiskEngineMachine, small
 from support.replica import Replica, blocks_of

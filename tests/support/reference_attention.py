@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.array_copies_cuda import to_device
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.work_items import Ints
-from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer
+from radixkv.runtime.device.memory.cuda.array_copies import to_device
+from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer
 from radixkv.runtime.step.plan import SharedRun
 
 _MAX_QUERIES = 64

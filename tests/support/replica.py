@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from radixkv.runtime.cache.tiers.page_keys import DIGEST_BYTES, namespace_key
+from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES, namespace_key
 from radixkv.tree.digest import chained_xxh3_64, namespace_digest
 from radixkv.tree.node import Namespace
 from support.engine import ROOT_KEY, Engine

@@ -2,9 +2,9 @@
 
 from array import array
 
-from radixkv.bench.load.record import ChoiceRecord, Measurement, Record
-from radixkv.bench.report.run_metrics import run_metrics
 from radixkv.client.chunks import PromptTokensDetails, Usage
+from radixkv.lab.bench.load.record import ChoiceRecord, Measurement, Record
+from radixkv.lab.bench.report.run_metrics import run_metrics
 
 
 def record(

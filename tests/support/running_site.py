@@ -14,7 +14,6 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from radixkv.config import EngineConfig, ServerConfig
 from radixkv.frontend.api.server_info import public_settings
 from radixkv.frontend.app import build_app
 from radixkv.frontend.client import RuntimeClient
@@ -24,6 +23,7 @@ from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.process import _Uvicorn, open_listener
 from radixkv.frontend.served_model import ServedModel
 from radixkv.runtime.process import RuntimeServer, _bind
+from radixkv.settings.config import EngineConfig, ServerConfig
 from support.live import KEEPALIVE_S, LIMIT_S
 from support.scripted_runtime import ScriptedLoop, Site
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
 from radixkv.runtime.device.sampling.penalties import has_edits
 from radixkv.runtime.step.plan import History, RowSampling
-from radixkv.wire import TokenLogprobs, unpack_tokens
+from radixkv.wire.messages import TokenLogprobs, unpack_tokens
 
 N = 2000
 VOCAB = 200

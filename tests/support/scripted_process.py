@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from radixkv.config import EngineConfig
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.runtime_process import RuntimeProcess
-from radixkv.sampling import SamplingParams
-from radixkv.wire import Submit, pack_tokens
+from radixkv.settings.config import EngineConfig
+from radixkv.wire.messages import Submit, pack_tokens
+from radixkv.wire.sampling import SamplingParams
 from support import scripted_runtime as scripted
 
 ENGINE = EngineConfig()

@@ -18,7 +18,8 @@ import msgspec
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from radixkv.cache_messages import (
+from radixkv.frontend.client import RuntimeClient
+from radixkv.wire.cache_messages import (
     CloseSession,
     Explain,
     Explained,
@@ -37,9 +38,7 @@ from radixkv.cache_messages import (
     TierOutline,
     TreeNode,
 )
-from radixkv.frontend.client import RuntimeClient
-from radixkv.stats import DiskStats, HostStats, SharedStoreStats, Stats, TenantStats
-from radixkv.wire import (
+from radixkv.wire.messages import (
     WIRE_VERSION,
     Cancel,
     ComputedPrompt,
@@ -56,6 +55,7 @@ from radixkv.wire import (
     Tokens,
     pack_tokens,
 )
+from radixkv.wire.stats import DiskStats, HostStats, SharedStoreStats, Stats, TenantStats
 
 HOST = HostStats(
     n_slots=200,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from radixkv.bench.session import BenchRequest, Reply, Session
+from radixkv.lab.bench.session import BenchRequest, Reply, Session
 
 AnswerFunction = Callable[[BenchRequest], Sequence[str] | Reply]
 """Returns the texts of a request's choices, or the whole reply."""

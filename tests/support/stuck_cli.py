@@ -18,7 +18,7 @@ from radixkv import cli
 from radixkv.frontend import process
 from radixkv.frontend.runtime_process import RuntimeProcess
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import SOCKET_NAME
+from radixkv.wire.messages import SOCKET_NAME
 
 
 class SleepingRuntimeProcess(RuntimeProcess):

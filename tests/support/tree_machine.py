@@ -8,7 +8,7 @@ from struct import pack
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from radixkv.config import EvictionPolicyName
+from radixkv.settings.config import EvictionPolicyName
 from support.tree_world import NAMESPACES, TrackedLease, World
 
 namespaces = st.sampled_from(NAMESPACES)

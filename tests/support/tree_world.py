@@ -10,7 +10,7 @@ from itertools import combinations, takewhile
 
 from xxhash import xxh3_64_intdigest
 
-from radixkv.config import EvictionPolicyName
+from radixkv.settings.config import EvictionPolicyName
 from radixkv.tree.changes import RemovedPages, StoredPages
 from radixkv.tree.eviction import open_eviction_policy
 from radixkv.tree.node import Lease, Namespace, Retention

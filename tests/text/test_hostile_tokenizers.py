@@ -17,7 +17,7 @@ from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidReques
 from radixkv.text import guarded_encoder
 from radixkv.text.panics import TokenizerFailed
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import unpack_tokens
+from radixkv.wire.messages import unpack_tokens
 from support.hostile_tokenizers import HOSTILE, MULTIPLYING_ANY_TEXT, byte_level, splitting
 from support.processes import children
 

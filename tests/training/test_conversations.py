@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from radixkv.bench.workloads.chat import generate_chats
-from radixkv.bench.workloads.documents import generate_documents
-from radixkv.bench.workloads.errands import generate_agent_tasks
+from radixkv.lab.bench.workloads.chat import generate_chats
+from radixkv.lab.bench.workloads.documents import generate_documents
+from radixkv.lab.bench.workloads.errands import generate_agent_tasks
 from training.answers import answers_like, is_json, read_answer
 from training.batches import encode
 from training.chat_format import BEGIN, SPECIAL_TOKENS, TAGS, ChatFormat, Conversation

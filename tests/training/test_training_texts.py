@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from radixkv.bench.session import Prompt, Reply
-from radixkv.bench.workloads.agents import Agents
-from radixkv.bench.workloads.arithmetic import generate_problems
-from radixkv.bench.workloads.base import Source, WorkloadSessions
-from radixkv.bench.workloads.chat import Chat
-from radixkv.bench.workloads.fewshot import FewShot
-from radixkv.bench.workloads.long_document_qa import LongDocumentQA
 from radixkv.checkpoints import resolve
+from radixkv.lab.bench.session import Prompt, Reply
+from radixkv.lab.bench.workloads.agents import Agents
+from radixkv.lab.bench.workloads.arithmetic import generate_problems
+from radixkv.lab.bench.workloads.base import Source, WorkloadSessions
+from radixkv.lab.bench.workloads.chat import Chat
+from radixkv.lab.bench.workloads.fewshot import FewShot
+from radixkv.lab.bench.workloads.long_document_qa import LongDocumentQA
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.messages import normalize_messages
 from support.agent_oracle import next_reply

@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 import pytest
 
-from radixkv.config import EvictionPolicyName
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.settings.config import EvictionPolicyName
 from radixkv.tree.eviction import (
     AdaptiveEviction,
     EvictionPolicy,

@@ -8,8 +8,8 @@ from typing import get_args
 
 import pytest
 
-from radixkv.config import EvictionPolicyName
 from radixkv.errors import InvariantError
+from radixkv.settings.config import EvictionPolicyName
 from radixkv.tree.eviction import open_eviction_policy
 from radixkv.tree.node import Lease, Namespace, Node
 from radixkv.tree.radix_tree import RadixTree

@@ -11,8 +11,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from radixkv.cache_messages import Flushed
-from radixkv.checks import MIN_PRIORITY
 from radixkv.errors import RequestError, UnsupportedFeature
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.error_response import retry_after
@@ -22,8 +20,10 @@ from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
-from radixkv.sampling import SamplingParams
-from radixkv.wire import Submit, pack_tokens
+from radixkv.settings.checks import MIN_PRIORITY
+from radixkv.wire.cache_messages import Flushed
+from radixkv.wire.messages import Submit, pack_tokens
+from radixkv.wire.sampling import SamplingParams
 
 HEALTH_GENERATE_TIMEOUT_S = 20.0
 """After this long without a token ``/health_generate`` answers 503; SGLang's value."""

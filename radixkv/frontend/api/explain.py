@@ -10,8 +10,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from radixkv.cache_messages import Explained
-from radixkv.compat import Place, refusals
 from radixkv.errors import InvalidRequest, shortened
 from radixkv.frontend.cache_prompt import CACHE_PROMPT_CHECKS, CachePromptRequest, encode_prompt
 from radixkv.frontend.chat import Chat, prompt_tokens
@@ -22,8 +20,10 @@ from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.tenant import tenant_of
+from radixkv.settings.compat import Place, refusals
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import unpack_tokens
+from radixkv.wire.cache_messages import Explained
+from radixkv.wire.messages import unpack_tokens
 
 _PATHS = ("", "/v1/completions", "/v1/chat/completions")
 """The paths whose bodies this route reads by itself."""

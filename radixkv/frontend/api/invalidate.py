@@ -7,8 +7,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from radixkv.cache_messages import Invalidated
-from radixkv.compat import Place, refusals
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.cache_prompt import CACHE_PROMPT_CHECKS, CachePromptRequest, encode_prompt
 from radixkv.frontend.client import RuntimeClient
@@ -18,7 +16,9 @@ from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.tenant import tenant_of
-from radixkv.limits import check_cache_salt, check_prefix
+from radixkv.settings.compat import Place, refusals
+from radixkv.settings.limits import check_cache_salt, check_prefix
+from radixkv.wire.cache_messages import Invalidated
 
 
 class InvalidateRequest(CachePromptRequest, kw_only=True):

@@ -8,8 +8,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from radixkv.cache_messages import Matched, TierMatch
-from radixkv.compat import Place, refusals
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.cache_prompt import CACHE_PROMPT_CHECKS, CachePromptsRequest, encode_cache_prompts
 from radixkv.frontend.client import RuntimeClient
@@ -19,8 +17,10 @@ from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.tenant import tenant_of
+from radixkv.settings.compat import Place, refusals
 from radixkv.tree.node import TOKEN_BYTES
-from radixkv.wire import Ready
+from radixkv.wire.cache_messages import Matched, TierMatch
+from radixkv.wire.messages import Ready
 
 MAX_MATCHED_TOKENS = 1 << 18
 """Most tokens of several prompts together: with a disk tier the runtime's loop digests all of them at once."""

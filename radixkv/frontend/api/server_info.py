@@ -11,14 +11,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from radixkv.config import EngineConfig, ServerConfig
 from radixkv.errors import InvalidRequest, UnsupportedFeature
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
-from radixkv.stats import Stats
+from radixkv.settings.config import EngineConfig, ServerConfig
 from radixkv.version import __version__
+from radixkv.wire.stats import Stats
 
 
 def public_settings(engine: EngineConfig, server: ServerConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.body_decoder import BodyDecoder
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.tenant import tenant_of
-from radixkv.limits import check_cache_salt, check_session_id
+from radixkv.settings.limits import check_cache_salt, check_session_id
 
 
 class CloseSessionRequest(msgspec.Struct, kw_only=True):

@@ -10,7 +10,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from radixkv.compat import Place, refusals
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.chat_text import TextRequest, check_text_request, render_messages
 from radixkv.frontend.http.body import BodyReader
@@ -19,8 +18,9 @@ from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.tenant import tenant_of
-from radixkv.limits import check_ids
-from radixkv.wire import unpack_tokens
+from radixkv.settings.compat import Place, refusals
+from radixkv.settings.limits import check_ids
+from radixkv.wire.messages import unpack_tokens
 
 _MAX_INLINE_SIZE = 4096
 """Up to this many characters or tokens, convert on the event loop; a thread converts more."""

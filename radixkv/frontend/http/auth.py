@@ -14,7 +14,7 @@ from radixkv.errors import InvalidRequest
 from radixkv.frontend.http.error_response import error_response
 from radixkv.frontend.http.errors import ForbiddenOrigin, OperatorOnly, Unauthorized
 from radixkv.frontend.tenant import set_tenant
-from radixkv.tenants import OPERATOR
+from radixkv.settings.tenants import OPERATOR
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready", "/ui"})
 """Health checks, and the page that asks for the key with what leads to it: they need none."""

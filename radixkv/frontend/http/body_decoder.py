@@ -14,10 +14,10 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
-from radixkv.compat import Refusal
 from radixkv.errors import InvalidRequest, context_length_exceeded, shortened
 from radixkv.frontend.http.unknown_fields import KnownFields
 from radixkv.frontend.http.validation_errors import describe_validation_error
+from radixkv.settings.compat import Refusal
 
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 SizeCheck = Callable[[bytes, int], None]

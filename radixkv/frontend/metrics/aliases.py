@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from radixkv.config import MetricsCompat
 from radixkv.frontend.in_flight import cached_tokens_details
 from radixkv.frontend.metrics.stats_delta import StatsDelta
-from radixkv.stats import DiskStats, HostStats, Stats
+from radixkv.settings.config import MetricsCompat
+from radixkv.wire.stats import DiskStats, HostStats, Stats
 
 _VLLM: Mapping[str, tuple[str, ...]] = {
     "num_requests_running": ("num_requests_running",),

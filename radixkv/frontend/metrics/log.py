@@ -14,8 +14,8 @@ from radixkv.frontend.http.errors import RuntimeSilent
 from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.frontend.miss_report import worst_miss
 from radixkv.frontend.misses import MissCounts
-from radixkv.stats import Stats
 from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire.stats import Stats
 
 MISS_INTERVAL_S = 60.0
 """Time between two lines about cache misses."""

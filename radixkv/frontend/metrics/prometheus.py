@@ -15,12 +15,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from radixkv.cache_messages import Tier
 from radixkv.frontend.kept_answers import KeptAnswers
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.frontend.misses import MissCounts
-from radixkv.stats import DiskStats, HostStats, SharedStoreStats, Stats, TenantStats
+from radixkv.wire.cache_messages import Tier
+from radixkv.wire.stats import DiskStats, HostStats, SharedStoreStats, Stats, TenantStats
 
 PREFIX = "radixkv:"
 FINISH_REASONS = ("stop", "tool_calls", "length", "abort", "error")

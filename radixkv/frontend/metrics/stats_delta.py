@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radixkv.stats import Stats
+from radixkv.wire.stats import Stats
 
 
 @dataclass(frozen=True)

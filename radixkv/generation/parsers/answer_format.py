@@ -22,9 +22,9 @@ from radixkv.generation.parsers.formats import (
 )
 from radixkv.generation.parsers.structural_tags import Stage, StructuralTags
 from radixkv.generation.tools import ToolUse
-from radixkv.structured_outputs import SPECIAL_MARKS, StructuredOutputs
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire.structured_outputs import SPECIAL_MARKS, StructuredOutputs
 
 if TYPE_CHECKING:
     from radixkv.generation.parsers.answer_parser import AnswerParser

@@ -11,7 +11,7 @@ import msgspec
 from radixkv.errors import InvalidRequest
 from radixkv.generation.parsers.formats import CallTag, ReasoningTag
 from radixkv.generation.tools import Tool, ToolUse
-from radixkv.structured_outputs import StructuredOutputs, choice_grammar
+from radixkv.wire.structured_outputs import StructuredOutputs, choice_grammar
 
 MAX_WHITESPACE_CHARACTERS = 1
 """Most consecutive white space in arguments. With more, a model may write nothing else until its limit, and

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from radixkv.tenants import OPERATOR
+from radixkv.settings.tenants import OPERATOR
 from radixkv.tree.node import Lease
 
 

@@ -13,8 +13,8 @@ from collections.abc import Set as AbstractSet
 
 from radixkv.runtime.cache.block_table import BlockTable, ComputedRow, ReplacedPage
 from radixkv.runtime.cache.checks import check_counts, check_pages
-from radixkv.runtime.cache.tenant_pages import TenantPages
-from radixkv.tenants import OPERATOR, TenantConfig
+from radixkv.runtime.tenants.page_shares import TenantPages
+from radixkv.settings.tenants import OPERATOR, TenantConfig
 from radixkv.tree.eviction import EvictionPolicy
 from radixkv.tree.explain import Explanation
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node

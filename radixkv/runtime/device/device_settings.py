@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from radixkv.config import AttentionBackend, KVCacheDtype, LoadFormat
+from radixkv.settings.config import AttentionBackend, KVCacheDtype, LoadFormat
 
 
 class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,12 +11,12 @@ from typing import Literal
 import torch
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.config import Device, EngineConfig
 from radixkv.errors import ConfigError
+from radixkv.runtime.device.cpu.executor import CpuExecutor, check_for_cpu
+from radixkv.runtime.device.cuda.errors import is_out_of_memory
+from radixkv.runtime.device.cuda.preflight import check_for_cuda
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.errors_cuda import is_out_of_memory
-from radixkv.runtime.device.executor_cpu import CpuExecutor, check_for_cpu
-from radixkv.runtime.device.machine_cuda import (
+from radixkv.runtime.device.machine import (
     HEAD_SIZES,
     MIN_CAPABILITY,
     Machine,
@@ -26,11 +26,11 @@ from radixkv.runtime.device.machine_cuda import (
 )
 from radixkv.runtime.device.memory_check import require_host_memory
 from radixkv.runtime.device.model_config.config import DecoderConfig
-from radixkv.runtime.device.preflight_cuda import check_for_cuda
 from radixkv.runtime.device.resolved_config import ResolvedConfig, with_defaults
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.step.executor import Executor
-from radixkv.tenants import check_rows
+from radixkv.settings.config import Device, EngineConfig
+from radixkv.settings.tenants import check_rows
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ def open_executor(resolved: ResolvedConfig, checkpoint: Checkpoint, times: Start
     if resolved.device == "cuda":
         assert resolved.machine is not None
         # Imported here because it imports Triton, which may not be installed.
-        from radixkv.runtime.device.factory_cuda import open_cuda_executor
+        from radixkv.runtime.device.cuda.factory import open_cuda_executor
 
         times.end("imports of kernels")
         try:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radixkv.config import (
+from radixkv.errors import ConfigError
+from radixkv.runtime.device.device_settings import DeviceSettings
+from radixkv.runtime.device.machine import Machine
+from radixkv.settings.config import (
     Device,
     EngineConfig,
     EvictionPolicyName,
@@ -13,10 +16,7 @@ from radixkv.config import (
     SchedulePolicy,
     WritePolicy,
 )
-from radixkv.errors import ConfigError
-from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.machine_cuda import Machine
-from radixkv.tenants import TenantConfig
+from radixkv.settings.tenants import TenantConfig
 
 _MAX_NUM_SEQS: dict[Device, int] = {"cpu": 256, "cuda": 512}
 _MAX_NUM_BATCHED_TOKENS: dict[Device, int] = {"cpu": 2048, "cuda": 8192}

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, Medium
+from radixkv.runtime.tiers.transfers import Transfers
 from radixkv.tree.changes import Change, StoredPages
-from radixkv.wire import unpack_tokens
+from radixkv.wire.messages import unpack_tokens
 
 
 class ChangeSource(Protocol):

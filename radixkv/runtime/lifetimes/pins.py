@@ -14,10 +14,10 @@ from sortedcontainers import SortedKeyList
 from radixkv.errors import UnsupportedFeature
 from radixkv.runtime.alarms import Alarms
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import Request
+from radixkv.runtime.tiers.transfers import Transfers
 from radixkv.tree.node import TOKEN_BYTES, Namespace, Retention
-from radixkv.wire import PromptPin, Submit
+from radixkv.wire.messages import PromptPin, Submit
 
 _MAX_SHARE = 0.5
 """Most of a cache's pages that the pins of all namespaces cover, so that room for other prompts is left. A larger

@@ -11,7 +11,7 @@ from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
 from radixkv.tree.neighbours import n_common_tokens
 from radixkv.tree.node import TOKEN_BYTES, Namespace
-from radixkv.wire import Submit
+from radixkv.wire.messages import Submit
 
 MAX_SESSIONS = 1 << 16
 """Sessions that are remembered."""

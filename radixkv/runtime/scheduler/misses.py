@@ -6,7 +6,7 @@ from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
 from radixkv.tree.digest import chained_xxh3_64
 from radixkv.tree.node import TOKEN_BYTES
-from radixkv.wire import CacheMiss
+from radixkv.wire.messages import CacheMiss
 
 _N_COMMON, _N_DIFFERENT = 8, 4
 """Tokens shown before the end of a match, and after it on each side."""

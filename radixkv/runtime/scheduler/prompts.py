@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Phase, Request
-from radixkv.runtime.scheduler.fair_queue import FairQueue, Queue
-from radixkv.runtime.scheduler.loading import LoadingRequests
 from radixkv.runtime.scheduler.misses import find_miss
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.step.plan import Row
+from radixkv.runtime.tenants.fair_queue import FairQueue, Queue
+from radixkv.runtime.tiers.loading import LoadingRequests
 
 
 class PlannedRow(NamedTuple):

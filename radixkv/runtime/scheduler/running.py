@@ -10,12 +10,12 @@ from operator import ne
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.cache.slot_use import TableUse
-from radixkv.runtime.cache.transfers import Transfers
+from radixkv.runtime.reporting.slot_use import TableUse
 from radixkv.runtime.request import Phase, Request
-from radixkv.runtime.scheduler.fair_queue import Queue
-from radixkv.runtime.scheduler.loading import LoadingRequests
-from radixkv.runtime.scheduler.row_shares import RowShares
+from radixkv.runtime.tenants.fair_queue import Queue
+from radixkv.runtime.tenants.row_shares import RowShares
+from radixkv.runtime.tiers.loading import LoadingRequests
+from radixkv.runtime.tiers.transfers import Transfers
 from radixkv.tree.node import TOKEN_BYTES
 
 

@@ -14,29 +14,29 @@ from itertools import chain
 from time import monotonic
 from typing import NamedTuple
 
-from radixkv.cache_messages import Tier
-from radixkv.config import SchedulePolicy, SchedulerConfig
 from radixkv.errors import GrammarFailure, InvariantError, QueueFull, queue_timeout
+from radixkv.runtime.beams.groups import BeamGroups
 from radixkv.runtime.cache.block_table import ComputedRow
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.cache.transfers import Transfers
 from radixkv.runtime.request import Phase, Request, Update
-from radixkv.runtime.scheduler.beams import BeamGroups
-from radixkv.runtime.scheduler.fair_queue import FairQueue
-from radixkv.runtime.scheduler.loading import LoadingRequests
 from radixkv.runtime.scheduler.prompts import PlannedRow, PromptRows
 from radixkv.runtime.scheduler.recovery import RetryQueue, recompute_without_tree, undo_steps
-from radixkv.runtime.scheduler.row_shares import RowShares
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.shared_prefixes import MIN_SHARED_TOKENS, SharedPrefixes
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.runtime.step.forecast import StepForecast
 from radixkv.runtime.step.plan import Row, SharedRun, StepPlan
 from radixkv.runtime.step.result import StepResult
-from radixkv.tenants import TenantConfig
+from radixkv.runtime.tenants.fair_queue import FairQueue
+from radixkv.runtime.tenants.row_shares import RowShares
+from radixkv.runtime.tiers.loading import LoadingRequests
+from radixkv.runtime.tiers.transfers import Transfers
+from radixkv.settings.config import SchedulePolicy, SchedulerConfig
+from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace
 from radixkv.tree.spared import WaitingPrompt
-from radixkv.wire import TokenLogprobs
+from radixkv.wire.cache_messages import Tier
+from radixkv.wire.messages import TokenLogprobs
 
 _OFFERED_TOKENS = 256
 """A decoding request offers its new pages to the host tier after so many tokens. A preemption loses fewer."""

@@ -7,10 +7,10 @@ from itertools import islice
 
 from sortedcontainers import SortedDict
 
-from radixkv.checks import MAX_PRIORITY
-from radixkv.config import SchedulePolicy
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
+from radixkv.settings.checks import MAX_PRIORITY
+from radixkv.settings.config import SchedulePolicy
 from radixkv.tree.spared import WaitingPrompt
 
 _MAX_ADMISSIONS_BEFORE_AGING = 64

@@ -15,7 +15,7 @@ from radixkv.runtime.structured.messages import TrialLimits
 from radixkv.runtime.structured.source import Source
 from radixkv.runtime.structured.trials import Trials, TrialsDied, TrialTooSlow
 from radixkv.runtime.structured.vocabulary import Vocabulary
-from radixkv.structured_outputs import StructuredOutputs
+from radixkv.wire.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from radixkv.runtime.structured.compiler import Compiler

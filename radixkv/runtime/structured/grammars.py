@@ -17,8 +17,8 @@ from radixkv.runtime.structured.compile_thread import CompileThread
 from radixkv.runtime.structured.kept_grammars import KeptGrammars
 from radixkv.runtime.structured.messages import TrialLimits
 from radixkv.runtime.structured.vocabulary import Vocabulary
-from radixkv.structured_outputs import StructuredOutputs
-from radixkv.tenants import OPERATOR
+from radixkv.settings.tenants import OPERATOR
+from radixkv.wire.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from radixkv.runtime.structured.matcher import Grammar, MaskFiller, Matcher

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
 from radixkv.runtime.structured.compile_jobs import Job
-from radixkv.structured_outputs import StructuredOutputs
+from radixkv.wire.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from radixkv.runtime.structured.matcher import Grammar

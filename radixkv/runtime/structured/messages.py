@@ -6,7 +6,7 @@ import msgspec
 
 from radixkv.runtime.structured.source import Source
 from radixkv.runtime.structured.vocabulary import Vocabulary
-from radixkv.structured_outputs import StructuredOutputs
+from radixkv.wire.structured_outputs import StructuredOutputs
 
 MAX_LINE_BYTES = 1 << 23
 """Longest line from the process of trials: a source, of which JSON may escape each character."""

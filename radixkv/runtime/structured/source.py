@@ -11,7 +11,7 @@ import msgspec
 
 from radixkv.errors import InvalidRequest
 from radixkv.runtime.structured.json_schema import prepare, prepare_schema
-from radixkv.structured_outputs import StructuredOutputs, choice_grammar
+from radixkv.wire.structured_outputs import StructuredOutputs, choice_grammar
 
 ANY_OBJECT = '{"type": "object", "additionalProperties": {}}'
 """The schema of any JSON object."""

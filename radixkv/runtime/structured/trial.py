@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.errors import InvalidRequest
-from radixkv.process_limits import limit_memory
+from radixkv.processes.process_limits import limit_memory
 from radixkv.runtime.structured.compiler import Compiler, check_patterns, refusal
 from radixkv.runtime.structured.matcher import Grammar, MaskFiller
 from radixkv.runtime.structured.messages import TrialLimits, TrialResult
 from radixkv.runtime.structured.source import Source, prepare_source
 from radixkv.runtime.structured.vocabulary import Vocabulary
-from radixkv.structured_outputs import StructuredOutputs
+from radixkv.wire.structured_outputs import StructuredOutputs
 
 MAX_PROBED_TOKENS = 32
 """Length of the answer that is followed."""

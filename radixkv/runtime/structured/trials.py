@@ -11,8 +11,8 @@ from typing import Self
 
 import msgspec
 
-from radixkv.child_process import ChildProcess
 from radixkv.errors import InvalidRequest, RadixKVError, RequestError
+from radixkv.processes.child_process import ChildProcess
 from radixkv.runtime.structured.messages import (
     MAX_LINE_BYTES,
     TrialLimits,
@@ -23,7 +23,7 @@ from radixkv.runtime.structured.messages import (
 )
 from radixkv.runtime.structured.source import Source
 from radixkv.runtime.structured.vocabulary import Vocabulary
-from radixkv.structured_outputs import StructuredOutputs
+from radixkv.wire.structured_outputs import StructuredOutputs
 
 COMMAND = (sys.executable, "-m", "radixkv.runtime.structured.trial_process")
 

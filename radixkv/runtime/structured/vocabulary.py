@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from radixkv.structured_outputs import SPECIAL_MARKS
 from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire.structured_outputs import SPECIAL_MARKS
 
 _NO_TEXT = b"\xff"
 """A byte that UTF-8 never has."""

@@ -12,11 +12,11 @@ from dataclasses import replace
 import pytest
 
 from radixkv import terminal_progress
-from radixkv.bench.load.arrivals import Load
-from radixkv.bench.load.client import OpenAIClient
-from radixkv.bench.load.generator import LoadGenerator
-from radixkv.bench.session import BenchRequest, Session, single_request_session
 from radixkv.errors import ConfigError
+from radixkv.lab.bench.load.arrivals import Load
+from radixkv.lab.bench.load.client import OpenAIClient
+from radixkv.lab.bench.load.generator import LoadGenerator
+from radixkv.lab.bench.session import BenchRequest, Session, single_request_session
 from radixkv.terminal_progress import Progress
 from support.fake_openai import output_ids, output_text, prompt_ids
 from support.loads import ask, chat, send, sessions_of

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from radixkv.bench.load.accounting import TokenCounts, accounting, server_token_counts
-from radixkv.bench.load.client import OpenAIClient
-from radixkv.bench.load.requests import PromptEncoder
-from radixkv.bench.session import BenchRequest
 from radixkv.errors import CheckpointError
+from radixkv.lab.bench.load.accounting import TokenCounts, accounting, server_token_counts
+from radixkv.lab.bench.load.client import OpenAIClient
+from radixkv.lab.bench.load.requests import PromptEncoder
+from radixkv.lab.bench.session import BenchRequest
 from support.loads import OUTPUT_LEN, ask, send
 
 RADIXKV = """# TYPE radixkv:prompt_tokens_total counter

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from radixkv.bench.load.arrivals import Load
-from radixkv.bench.load.client import OpenAIClient
-from radixkv.bench.load.generator import LoadGenerator, RunInterrupted
-from radixkv.bench.session import BenchRequest, Session
 from radixkv.errors import ConfigError
+from radixkv.lab.bench.load.arrivals import Load
+from radixkv.lab.bench.load.client import OpenAIClient
+from radixkv.lab.bench.load.generator import LoadGenerator, RunInterrupted
+from radixkv.lab.bench.session import BenchRequest, Session
 from support.live import LIMIT_S
 from support.loads import ask, chat, send, sessions_of
 
@@ -255,7 +255,7 @@ def test_a_server_without_http_does_not_count_as_gone():
 
 
 def test_requests_other_than_completions_have_a_time_limit(monkeypatch):
-    monkeypatch.setattr("radixkv.bench.load.client.FETCH_LIMIT_S", 0.1)
+    monkeypatch.setattr("radixkv.lab.bench.load.client.FETCH_LIMIT_S", 0.1)
     with listening(None) as address:
         with pytest.raises(ConfigError, match="does not answer: TimeoutError"):
             ask(address, OpenAIClient.model)

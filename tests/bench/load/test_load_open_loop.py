@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from radixkv.bench.load.arrivals import Load
-from radixkv.bench.session import BenchRequest, single_request_session
+from radixkv.lab.bench.load.arrivals import Load
+from radixkv.lab.bench.session import BenchRequest, single_request_session
 from support.loads import chat, send
 
 RATE = 40.0

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from radixkv.bench.load.requests import PromptEncoder
-from radixkv.bench.session import BenchRequest, Session
 from radixkv.checkpoints.resolve import resolve
 from radixkv.errors import ConfigError
+from radixkv.lab.bench.load.requests import PromptEncoder
+from radixkv.lab.bench.session import BenchRequest, Session
 from support.loads import send
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

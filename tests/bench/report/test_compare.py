@@ -4,9 +4,9 @@ from itertools import product
 
 import pytest
 
-from radixkv.bench.report.compare import compare, table
 from radixkv.cli import main
 from radixkv.errors import ConfigError
+from radixkv.lab.bench.report.compare import compare, table
 from support.report_records import line, measured, record
 
 

@@ -4,8 +4,16 @@ import sys
 
 import pytest
 
-from radixkv.bench.report.html_page import Section, label_ends, new_figure, require_folder, save, style, write_page
 from radixkv.errors import ConfigError
+from radixkv.lab.bench.report.html_page import (
+    Section,
+    label_ends,
+    new_figure,
+    require_folder,
+    save,
+    style,
+    write_page,
+)
 from support.report_page import PNG, Page
 
 
@@ -87,8 +95,8 @@ def test_without_matplotlib_the_extra_is_named_and_reports_without_charts_work()
     code = """
 import sys
 sys.modules["matplotlib"] = None
-import radixkv.bench.report.run_page, radixkv.bench.report.result_table
-from radixkv.bench.report.html_page import require_matplotlib
+import radixkv.lab.bench.report.run_page, radixkv.lab.bench.report.result_table
+from radixkv.lab.bench.report.html_page import require_matplotlib
 from radixkv.errors import ConfigError
 try:
     require_matplotlib()

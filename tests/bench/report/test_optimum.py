@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.bench.report.run_metrics import optimum_cached_tokens
+from radixkv.lab.bench.report.run_metrics import optimum_cached_tokens
 from support.cases import examples
 from support.fake_openai import common
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.bench.report.charts import MAX_INTERVALS, MIN_INTERVALS, samples_of
-from radixkv.bench.report.run_metrics import run_metrics
+from radixkv.lab.bench.report.charts import MAX_INTERVALS, MIN_INTERVALS, samples_of
+from radixkv.lab.bench.report.run_metrics import run_metrics
 from support.cases import examples
 from support.report_records import failed, measured, record
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.bench.report.result_table import MAX_REASONS, comparison, failures, result_table
-from radixkv.bench.report.run_metrics import cache_report, outputs_sha256, run_metrics, summary
+from radixkv.lab.bench.report.result_table import MAX_REASONS, comparison, failures, result_table
+from radixkv.lab.bench.report.run_metrics import cache_report, outputs_sha256, run_metrics, summary
 from support.cases import examples
 from support.paths import ROOT
 from support.report_records import failed, line, measured, record

@@ -3,9 +3,9 @@ import re
 import pytest
 from matplotlib.text import Text
 
-from radixkv.bench.report.charts import cache_comparison, hit_rate, itl, samples_of, throughput, ttft
-from radixkv.bench.report.run_page import Run, plot
 from radixkv.errors import ConfigError
+from radixkv.lab.bench.report.charts import cache_comparison, hit_rate, itl, samples_of, throughput, ttft
+from radixkv.lab.bench.report.run_page import Run, plot
 from support.report_page import PNG, Page
 from support.report_records import failed, line, measured, record
 

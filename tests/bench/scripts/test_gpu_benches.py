@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from radixkv.bench.server_process import running_server
+from radixkv.processes.server_process import running_server
 from support.paths import ROOT
 
 BENCH = ROOT / "bench"

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from radixkv.bench.session import Reply, ToolCall
-from radixkv.bench.workloads.agents import MAX_ROUNDS, Agents
-from radixkv.bench.workloads.base import Source
+from radixkv.lab.bench.session import Reply, ToolCall
+from radixkv.lab.bench.workloads.agents import MAX_ROUNDS, Agents
+from radixkv.lab.bench.workloads.base import Source
 from support.agent_oracle import next_reply
 from support.sessions import collect_turns, said
 

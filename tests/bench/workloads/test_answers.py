@@ -2,7 +2,7 @@
 
 import pytest
 
-from radixkv.bench.workloads.problems import Problem, majority_result_check, mention_check, result_check
+from radixkv.lab.bench.workloads.problems import Problem, majority_result_check, mention_check, result_check
 from support.sessions import said
 
 

@@ -1,8 +1,8 @@
 import pytest
 
-from radixkv.bench.workloads.base import Source
-from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload, warmup_sessions, workload_names
 from radixkv.errors import ConfigError
+from radixkv.lab.bench.workloads.base import Source
+from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload, warmup_sessions, workload_names
 from support.sessions import collect_requests, comparable_fields
 
 NAMES = [

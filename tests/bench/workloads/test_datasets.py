@@ -5,12 +5,12 @@ import threading
 
 import pytest
 
-from radixkv.bench.workloads.arithmetic import read_problems
-from radixkv.bench.workloads.conversations import read_conversations
-from radixkv.bench.workloads.datasets import MAX_LINE_BYTES
-from radixkv.bench.workloads.documents import read_documents
-from radixkv.bench.workloads.mooncake import read_trace
 from radixkv.errors import ConfigError
+from radixkv.lab.bench.workloads.arithmetic import read_problems
+from radixkv.lab.bench.workloads.conversations import read_conversations
+from radixkv.lab.bench.workloads.datasets import MAX_LINE_BYTES
+from radixkv.lab.bench.workloads.documents import read_documents
+from radixkv.lab.bench.workloads.mooncake import read_trace
 
 PROBLEM = {"question": "How many?", "answer": "Two.\n#### 2"}
 REQUEST = {"timestamp": 5, "input_length": 513, "output_length": 9, "hash_ids": [0, 7]}

@@ -5,10 +5,10 @@ from itertools import chain, groupby
 
 import pytest
 
-from radixkv.bench.workloads.base import Source
-from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
-from radixkv.bench.workloads.documents import document_head, generate_documents
 from radixkv.errors import ConfigError
+from radixkv.lab.bench.workloads.base import Source
+from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload
+from radixkv.lab.bench.workloads.documents import document_head, generate_documents
 from support.sessions import collect_requests, collect_turns, said
 
 GENERATED = Source()

@@ -6,9 +6,9 @@ import json
 import re
 from itertools import combinations, islice
 
-from radixkv.bench.session import ToolCall
-from radixkv.bench.workloads.errands import generate_agent_tasks, is_held_out_set, task_messages
-from radixkv.bench.workloads.tools import TOOLS
+from radixkv.lab.bench.session import ToolCall
+from radixkv.lab.bench.workloads.errands import generate_agent_tasks, is_held_out_set, task_messages
+from radixkv.lab.bench.workloads.tools import TOOLS
 from support.agent_oracle import next_reply
 
 

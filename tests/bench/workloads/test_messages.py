@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-from radixkv.bench.workloads.base import Source
-from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
-from radixkv.bench.workloads.chat import Chat, generate_chats
 from radixkv.errors import ConfigError
+from radixkv.lab.bench.workloads.base import Source
+from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload
+from radixkv.lab.bench.workloads.chat import Chat, generate_chats
 from support.sessions import collect_requests, collect_turns, said
 
 GENERATED = Source()

@@ -5,11 +5,11 @@ from itertools import pairwise
 
 import pytest
 
-from radixkv.bench.workloads.base import Source
-from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
 from radixkv.errors import ConfigError
+from radixkv.lab.bench.workloads.base import Source
+from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload
 from radixkv.llm import LLM
-from radixkv.sampling import SamplingParams
+from radixkv.wire.sampling import SamplingParams
 from support.sessions import collect_requests, said
 
 GENERATED = Source()

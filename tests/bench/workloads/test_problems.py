@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from radixkv.bench.workloads.arithmetic import generate_problems
-from radixkv.bench.workloads.chat import generate_chats
-from radixkv.bench.workloads.documents import document_head, generate_documents
-from radixkv.bench.workloads.errands import generate_agent_tasks
-from radixkv.bench.workloads.problems import Problem, question_prompt, result_of, worked_examples
 from radixkv.errors import ConfigError
+from radixkv.lab.bench.workloads.arithmetic import generate_problems
+from radixkv.lab.bench.workloads.chat import generate_chats
+from radixkv.lab.bench.workloads.documents import document_head, generate_documents
+from radixkv.lab.bench.workloads.errands import generate_agent_tasks
+from radixkv.lab.bench.workloads.problems import Problem, question_prompt, result_of, worked_examples
 
 MAKERS: dict[str, Callable[[int], Iterator[Any]]] = {
     "arithmetic": generate_problems,

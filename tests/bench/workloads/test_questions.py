@@ -7,12 +7,12 @@ from itertools import islice, pairwise
 
 import pytest
 
-from radixkv.bench.session import BenchRequest
-from radixkv.bench.workloads.arithmetic import generate_problems
-from radixkv.bench.workloads.base import Source
-from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
-from radixkv.bench.workloads.tree_of_thought import best
 from radixkv.errors import ConfigError
+from radixkv.lab.bench.session import BenchRequest
+from radixkv.lab.bench.workloads.arithmetic import generate_problems
+from radixkv.lab.bench.workloads.base import Source
+from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload
+from radixkv.lab.bench.workloads.tree_of_thought import best
 from support.sessions import collect_requests, collect_turns, common_prefix, said
 
 ANSWERS = {problem.question: problem.answer for problem in islice(generate_problems(0), 1000)}

@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from radixkv.bench.workloads.base import Source
-from radixkv.bench.workloads.catalog import WorkloadOverrides, load_workload
-from radixkv.bench.workloads.documents import generate_corpus
-from radixkv.bench.workloads.rag import INSTRUCTION
 from radixkv.errors import ConfigError
+from radixkv.lab.bench.workloads.base import Source
+from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload
+from radixkv.lab.bench.workloads.documents import generate_corpus
+from radixkv.lab.bench.workloads.rag import INSTRUCTION
 from support.sessions import collect_requests, said
 
 

@@ -1,7 +1,7 @@
 import json
 
-from radixkv.bench.session import Reply
-from radixkv.bench.workloads.conversations import Conversation, replay_sessions
+from radixkv.lab.bench.session import Reply
+from radixkv.lab.bench.workloads.conversations import Conversation, replay_sessions
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "find", "arguments": '{"key": "red"}'}}
 RECORDED_TASK = [

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.bench.workloads.base import Source
-from radixkv.bench.workloads.catalog import load_workload
-from radixkv.bench.workloads.mooncake import TraceRequest, generate_trace
-from radixkv.bench.workloads.trace import Trace
 from radixkv.errors import ConfigError
+from radixkv.lab.bench.workloads.base import Source
+from radixkv.lab.bench.workloads.catalog import load_workload
+from radixkv.lab.bench.workloads.mooncake import TraceRequest, generate_trace
+from radixkv.lab.bench.workloads.trace import Trace
 from support.cases import examples
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import pack_tokens
+from radixkv.wire.messages import pack_tokens
 from support.scripted_runtime import VOCAB_SIZE, Site
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from radixkv.cache_messages import Invalidate
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire.cache_messages import Invalidate
 from support.running_site import running_site
 from support.scripted_runtime import DISK, HOST, VOCAB_SIZE, Site
 

@@ -12,7 +12,7 @@ import pytest
 from radixkv.frontend.api import match
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import pack_tokens
+from radixkv.wire.messages import pack_tokens
 from support.running_site import running_site
 from support.scripted_runtime import DISK, HOST, MAX_MODEL_LEN, VOCAB_SIZE, ScriptedLoop, Site
 

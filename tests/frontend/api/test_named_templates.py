@@ -16,10 +16,10 @@ from radixkv.checkpoints import resolve
 from radixkv.errors import UnsupportedFeature
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.parsers.answer_format import AnswerFormat
-from radixkv.simulator.recording import read_recording
+from radixkv.lab.simulator.recording import read_recording
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import unpack_tokens
+from radixkv.wire.messages import unpack_tokens
 from support.running_site import running_site
 from support.scripted_runtime import Site
 

@@ -13,7 +13,7 @@ from tokenizers import decoders
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import unpack_tokens
+from radixkv.wire.messages import unpack_tokens
 from support.running_site import running_site
 from support.scripted_runtime import Site
 from support.small_tokenizers import sentencepiece

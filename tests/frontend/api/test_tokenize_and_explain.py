@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from radixkv.cache_messages import Explained
-from radixkv.config import ServerConfig
 from radixkv.frontend.api.explain import explanation
 from radixkv.frontend.api.tokenize import MAX_CHARACTERS
 from radixkv.frontend.served_model import ServedModel
+from radixkv.settings.config import ServerConfig
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import pack_tokens
+from radixkv.wire.cache_messages import Explained
+from radixkv.wire.messages import pack_tokens
 from support.running_site import running_site
 from support.scripted_runtime import EOS, VOCAB_SIZE, ScriptedLoop, Site
 

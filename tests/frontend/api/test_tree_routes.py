@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from radixkv.cache_messages import TierOutline, TreeNode
-from radixkv.config import ServerConfig
 from radixkv.errors import Draining
 from radixkv.frontend.api.ui.watch import INTERVAL_S, CacheWatch
 from radixkv.frontend.served_model import ServedModel
+from radixkv.settings.config import ServerConfig
+from radixkv.wire.cache_messages import TierOutline, TreeNode
 from support.live import wait_for
 from support.running_site import running_site
 from support.scripted_runtime import DISK, HOST, ScriptedLoop, Site

@@ -23,7 +23,7 @@ from radixkv.frontend.http.body_decoder import MAX_KEYS
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.output import OutputDelta
 from radixkv.text.chat_template import ChatTemplate
-from radixkv.wire import TokenLogprobs
+from radixkv.wire.messages import TokenLogprobs
 from support.live import LIMIT_S
 from support.running_site import running_site
 from support.scripted_runtime import Site

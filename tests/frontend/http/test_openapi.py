@@ -13,7 +13,6 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from radixkv.compat import Place, refusals
 from radixkv.frontend.api.invalidate import InvalidateRequest
 from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest
 from radixkv.frontend.api.pin import PinRequest
@@ -22,6 +21,7 @@ from radixkv.frontend.api.sglang.schema import GenerateRequest, SamplingFields
 from radixkv.frontend.api.tokenize import DetokenizeRequest, TokenizeRequest
 from radixkv.frontend.cache_prompt import CachePromptRequest, CachePromptsRequest
 from radixkv.frontend.served_model import ServedModel
+from radixkv.settings.compat import Place, refusals
 from support.running_site import make_app
 from support.scripted_runtime import Site
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from radixkv.config import ServerConfig
 from radixkv.frontend.served_model import ServedModel
+from radixkv.settings.config import ServerConfig
 from support.running_site import running_site
 from support.scripted_runtime import Site
 

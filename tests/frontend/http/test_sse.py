@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from radixkv.frontend import client as client_module
-from radixkv.wire import FromRuntime
+from radixkv.wire.messages import FromRuntime
 from support.live import LIMIT_S
 from support.scripted_runtime import Site
 

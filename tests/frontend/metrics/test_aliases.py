@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.metrics.stats_delta import StatsDelta
-from radixkv.stats import Stats
-from radixkv.wire import GetStats
+from radixkv.wire.messages import GetStats
+from radixkv.wire.stats import Stats
 from support.scripted_runtime import DISK, HOST, ScriptedLoop
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]

@@ -15,8 +15,8 @@ from radixkv.errors import RequestError, RuntimeDied
 from radixkv.frontend.http.errors import RuntimeSilent
 from radixkv.frontend.metrics.log import StatsLog, log_line
 from radixkv.frontend.metrics.stats_delta import StatsDelta
-from radixkv.stats import Stats
-from radixkv.wire import GetStats
+from radixkv.wire.messages import GetStats
+from radixkv.wire.stats import Stats
 from support.scripted_runtime import DISK, HOST, SHARED_STORE, ScriptedLoop
 
 

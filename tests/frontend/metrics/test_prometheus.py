@@ -5,8 +5,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.misses import MissCounts
-from radixkv.stats import DiskStats, HostStats, Stats
-from radixkv.wire import CacheMiss, Done, GetStats
+from radixkv.wire.messages import CacheMiss, Done, GetStats
+from radixkv.wire.stats import DiskStats, HostStats, Stats
 from support.scripted_runtime import DISK, HOST, SHARED_STORE, TENANTS, ScriptedLoop
 
 

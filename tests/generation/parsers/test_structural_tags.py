@@ -18,10 +18,10 @@ from radixkv.runtime.structured.compiler import Compiler
 from radixkv.runtime.structured.matcher import Grammar
 from radixkv.runtime.structured.source import prepare_source
 from radixkv.runtime.structured.vocabulary import read_vocabulary
-from radixkv.structured_outputs import SPECIAL_MARKS, StructuredOutputs
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import unpack_tokens
+from radixkv.wire.messages import unpack_tokens
+from radixkv.wire.structured_outputs import SPECIAL_MARKS, StructuredOutputs
 from support.tool_formats import HEADER, TOOLS, USE, answer_format, chat_template, parse
 
 EOS = "<eos>"

@@ -13,9 +13,9 @@ import torch
 from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.timed import TimedPageCache
+from radixkv.runtime.device.cpu.persistent_batch import PersistentBatch
 from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.device.pack import PackedStep
-from radixkv.runtime.device.persistent_batch_cpu import PersistentBatch
 from radixkv.runtime.loop import Loop
 from radixkv.tree.node import Namespace
 from support.cases import rest_nightly

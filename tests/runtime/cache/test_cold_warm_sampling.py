@@ -17,7 +17,7 @@ from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.running import RunningRequests
-from radixkv.wire import TokenLogprobs
+from radixkv.wire.messages import TokenLogprobs
 from support.checkpoints import save_checkpoint
 from support.cpu_server import CpuServer, Logits, Output, ids, recorded_logits
 

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from radixkv.runtime.tiers.open.stores import page_value
 
-from radixkv import cache_messages
 from radixkv.checkpoints import Checkpoint, resolve
-from radixkv.runtime.cache.tiers import page_value
-from radixkv.runtime.cache.tiers.disk_tier import DiskTier
-from radixkv.runtime.cache.tiers.page_file import PageFormat
-from radixkv.runtime.cache.tiers.page_keys import KeyChain
-from radixkv.runtime.cache.tiers.page_store import PageCounts
+from radixkv.runtime.tiers.disk_tier import DiskTier
+from radixkv.runtime.tiers.stores.page_file import PageFormat
+from radixkv.runtime.tiers.stores.page_keys import KeyChain
+from radixkv.runtime.tiers.stores.page_store import PageCounts
 from radixkv.tree.node import Namespace
+from radixkv.wire.messages import cache_messages
 from support.checkpoints import save_checkpoint
 from support.cold_answers import ColdAnswers
 from support.cpu_server import CpuServer, Logits, ids, recorded_logits
@@ -172,7 +172,7 @@ def test_a_disk_that_hangs_holds_neither_requests_nor_pages_nor_the_end(
     restarts: Restarts, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     for name in ("transfer_threads.STUCK_S", "transfer_threads.LAST_STEP_S", "file_store.LOAD_TIMEOUT_S"):
-        monkeypatch.setattr(f"radixkv.runtime.cache.tiers.{name}", 0.2)
+        monkeypatch.setattr(f"radixkv.runtime.tiers.stores.{name}", 0.2)
     if call == "read":
         restarts.fill()
     lets_go, function = threading.Event(), getattr(PageFormat, call)

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from radixkv import cache_messages, wire
 from radixkv.checkpoints import Checkpoint
-from radixkv.runtime.cache.tier_copies import Load
-from radixkv.runtime.cache.transfers import Transfers
-from radixkv.runtime.device.copy_threads import CopyThreads
-from radixkv.runtime.device.host_slots_cpu import CpuHostSlots
+from radixkv.runtime.device.memory.copy_threads import CopyThreads
+from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots
+from radixkv.runtime.tiers.tier_copies import Load
+from radixkv.runtime.tiers.transfers import Transfers
+from radixkv.wire.messages import cache_messages
+from radixkv.wire.messages import messages as wire
 from support.cold_answers import ColdAnswers
 from support.cpu_server import CpuServer, Logits, ids
 from support.evicting import evict_all

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.cache.slot_use import SlotUse, TableUse, count_slot_use
+from radixkv.runtime.reporting.slot_use import SlotUse, TableUse, count_slot_use
 from radixkv.tree.node import Namespace
-from radixkv.wire import pack_tokens
+from radixkv.wire.messages import pack_tokens
 
 PAGE_SIZE = 4
 

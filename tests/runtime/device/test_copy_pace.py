@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from radixkv.runtime.device.copy_pace_cuda import BURST_S, MAX_BYTES_PER_S_BESIDE_STEPS, CopyPace
+from radixkv.runtime.device.memory.cuda.copy_pace import BURST_S, MAX_BYTES_PER_S_BESIDE_STEPS, CopyPace
 
 PART_BYTES = 16 << 20
 

@@ -8,7 +8,7 @@ import sys
 SCRIPT = """
 import threading
 import torch
-from radixkv.runtime.device.copy_threads import CopyThreads
+from radixkv.runtime.device.memory.copy_threads import CopyThreads
 
 class Slots:
     n_slots = n_usable = 1

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from radixkv.errors import DeviceError, DeviceLost
-from radixkv.runtime.device.errors_cuda import CudaErrorConverter
+from radixkv.runtime.device.cuda.errors import CudaErrorConverter
 
 
 class StepMemory:

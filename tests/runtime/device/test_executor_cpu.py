@@ -9,9 +9,9 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError, DeviceError
-from radixkv.runtime.device import executor_cpu as executor_module
+from radixkv.runtime.device.cpu import executor as executor_module
+from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import PendingStep
 from support.checkpoints import VOCAB

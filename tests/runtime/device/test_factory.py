@@ -14,18 +14,18 @@ import pytest
 import torch
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.config import AttentionBackend, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.errors import ConfigError
 from radixkv.runtime import open_loop
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.device import factory
+from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.device.factory import choose_device, open_executor, resolve_config
-from radixkv.runtime.device.machine_cuda import PACKAGES, Gpu, Machine
+from radixkv.runtime.device.machine import PACKAGES, Gpu, Machine
 from radixkv.runtime.device.resolved_config import with_defaults
 from radixkv.runtime.open_loop import build_loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.settings.config import AttentionBackend, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 
 Get = Callable[[str], Checkpoint]
 
@@ -174,7 +174,7 @@ def use_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine, Callable[
     def replace_machine(machine: Machine, open_cuda_executor: Callable[..., object]) -> None:
         monkeypatch.setattr(factory, "inspect_machine", lambda: machine)
         module = SimpleNamespace(open_cuda_executor=open_cuda_executor)
-        monkeypatch.setitem(sys.modules, "radixkv.runtime.device.factory_cuda", module)
+        monkeypatch.setitem(sys.modules, "radixkv.runtime.device.cuda.factory", module)
 
     return replace_machine
 

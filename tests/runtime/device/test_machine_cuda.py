@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from radixkv.checkpoints import resolve
-from radixkv.config import AttentionBackend
 from radixkv.errors import ConfigError
+from radixkv.runtime.device.cuda.preflight import check_for_cuda
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.machine_cuda import (
+from radixkv.runtime.device.machine import (
     HEAD_SIZES,
     PACKAGES,
     PAGE_SIZES,
@@ -41,7 +41,7 @@ from radixkv.runtime.device.machine_cuda import (
     version,
 )
 from radixkv.runtime.device.model_config.config import DecoderConfig
-from radixkv.runtime.device.preflight_cuda import check_for_cuda
+from radixkv.settings.config import AttentionBackend
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS
 from support.paths import ROOT

@@ -9,13 +9,13 @@ import pytest
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.errors import CheckpointError, ConfigError
 from radixkv.runtime.device import memory_check
+from radixkv.runtime.device.cpu.executor import CpuExecutor
+from radixkv.runtime.device.cpu.persistent_batch import PersistentBatch
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.executor_cpu import CpuExecutor
-from radixkv.runtime.device.kv_pool_cpu import KVPool, PageShape, count_pages
+from radixkv.runtime.device.memory.cpu.kv_pool import KVPool, PageShape, count_pages
 from radixkv.runtime.device.memory_check import available_bytes, check_allocation
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops.cpu.layers import Rotary
-from radixkv.runtime.device.persistent_batch_cpu import PersistentBatch
 from support.checkpoints import save_llama
 from support.device_support import limited_memory
 

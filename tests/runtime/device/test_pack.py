@@ -10,7 +10,7 @@ import pytest
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.pack import Packer
 from radixkv.runtime.step.plan import Row, Scoring, StepPlan
-from radixkv.wire import pack_tokens
+from radixkv.wire.messages import pack_tokens
 
 
 def make_packer() -> Packer:

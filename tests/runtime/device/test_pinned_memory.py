@@ -13,7 +13,7 @@ import time
 import pytest
 
 from radixkv.errors import ConfigError
-from radixkv.runtime.device.pinned_memory import PinnedMemory
+from radixkv.runtime.device.memory.pinned_memory import PinnedMemory
 
 PIECE = 1 << 16
 
@@ -86,7 +86,7 @@ def test_closing_does_not_wait_for_all_pieces() -> None:
 def test_a_process_that_ends_while_memory_is_pinned_ends_silently() -> None:
     program = """
 import time
-from radixkv.runtime.device.pinned_memory import PinnedMemory
+from radixkv.runtime.device.memory.pinned_memory import PinnedMemory
 memory = PinnedMemory(1 << 30, 4096, lambda address, n_bytes: None, lambda address: None)
 while not memory.n_ready_bytes:
     time.sleep(0.001)

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from radixkv.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.resolved_config import with_defaults
+from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 
 LIMIT = 4096
 """The checkpoint's limit of ``max_model_len``."""

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import zmq
 
-from radixkv.config import KVEventsConfig
 from radixkv.errors import ConfigError
 from radixkv.runtime.events import publisher as module
 from radixkv.runtime.events.publisher import SNAPSHOT_REQUEST, EventPublisher
+from radixkv.settings.config import KVEventsConfig
 
 LIMIT_MS = 60_000
 END = (b"\xff" * 8, b"")

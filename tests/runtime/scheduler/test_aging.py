@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv.checks import MIN_PRIORITY
 from radixkv.runtime.request import Phase, Request
+from radixkv.settings.checks import MIN_PRIORITY
 from support.engine import Engine, prompt
 
 

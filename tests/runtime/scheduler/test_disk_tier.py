@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv.runtime.cache.load_cost import LoadCost
-from radixkv.runtime.cache.tier_copies import CachedPrefixes
 from radixkv.runtime.request import Phase, Request
+from radixkv.runtime.tiers.load_cost import LoadCost
+from radixkv.runtime.tiers.tier_copies import CachedPrefixes
 from radixkv.tree.node import Namespace
 from support.engine import Engine, name_of, prompt, token_bytes
 from support.evicting import evict_all

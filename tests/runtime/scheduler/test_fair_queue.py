@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.checks import MIN_PRIORITY
 from radixkv.errors import ConfigError, QueueFull
 from radixkv.runtime.request import Phase, Request
-from radixkv.runtime.scheduler import fair_queue
-from radixkv.runtime.scheduler.fair_queue import FairQueue
-from radixkv.tenants import TenantConfig, check_rows
+from radixkv.runtime.tenants import fair_queue
+from radixkv.runtime.tenants.fair_queue import FairQueue
+from radixkv.settings.checks import MIN_PRIORITY
+from radixkv.settings.tenants import TenantConfig, check_rows
 from radixkv.tree.node import Namespace
 from support.cases import examples
 from support.engine import Engine, prompt

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from radixkv.runtime.cache import transfers
 from radixkv.runtime.request import Phase, Request
-from radixkv.tenants import TenantConfig
+from radixkv.runtime.tiers.open import transfers
+from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt, token_bytes
 from support.evicting import evict_all

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.errors import ConfigError
-from radixkv.runtime.cache.tenant_pages import check_longest_request
 from radixkv.runtime.request import Phase, Request
-from radixkv.tenants import TenantConfig
+from radixkv.runtime.tenants.page_shares import check_longest_request
+from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import Namespace
 from support.cases import examples
 from support.engine import Engine, prompt, token_bytes

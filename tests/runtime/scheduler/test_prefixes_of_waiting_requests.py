@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from radixkv.config import EvictionPolicyName, SchedulePolicy
 from radixkv.runtime.request import Request
-from radixkv.tenants import TenantConfig
+from radixkv.settings.config import EvictionPolicyName, SchedulePolicy
+from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt, token_bytes
 

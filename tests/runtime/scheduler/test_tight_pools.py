@@ -8,8 +8,8 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from radixkv.config import CacheConfig, EngineConfig, SchedulePolicy, SchedulerConfig
 from radixkv.runtime.request import GREEDY, Phase
+from radixkv.settings.config import CacheConfig, EngineConfig, SchedulePolicy, SchedulerConfig
 from radixkv.tree.node import Namespace
 from support.engine import Engine, name_of, prompt
 from support.fake_device import expected_output

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from radixkv.runtime.structured.compiler import Compiler, check_patterns
 from radixkv.runtime.structured.matcher import Grammar
 from radixkv.runtime.structured.source import prepare_source
-from radixkv.structured_outputs import StructuredOutputs
+from radixkv.wire.structured_outputs import StructuredOutputs
 from support.grammar_walks import Walker, tiny_vocabulary
 from support.json_schemas import Schema, corpus
 

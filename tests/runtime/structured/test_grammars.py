@@ -20,7 +20,7 @@ from radixkv.runtime.structured import grammars as grammars_module
 from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
 from radixkv.runtime.structured.matcher import Grammar
 from radixkv.runtime.structured.vocabulary import Vocabulary
-from radixkv.structured_outputs import StructuredOutputs
+from radixkv.wire.structured_outputs import StructuredOutputs
 from support.grammar_walks import tiny_vocabulary
 from support.json_schemas import closed
 from support.processes import children, has_ended
@@ -370,7 +370,7 @@ from support.grammar_walks import tiny_vocabulary
 from support.processes import children
 from radixkv.runtime.structured import grammars as grammars_module
 from radixkv.runtime.structured.grammars import Grammars
-from radixkv.structured_outputs import StructuredOutputs
+from radixkv.wire.structured_outputs import StructuredOutputs
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the runtime does
 grammars = Grammars(tiny_vocabulary, n_threads=1)

@@ -11,7 +11,7 @@ from radixkv.runtime.structured.compiler import Compiler
 from radixkv.runtime.structured.matcher import Grammar, MaskFiller, Matcher
 from radixkv.runtime.structured.source import prepare_source
 from radixkv.runtime.structured.vocabulary import Vocabulary
-from radixkv.structured_outputs import StructuredOutputs
+from radixkv.wire.structured_outputs import StructuredOutputs
 from support.grammar_walks import allowed_ids, tiny_vocabulary
 
 CHOICES = ("the cat", "the cat sat", "a dog", 'a "quoted" {one}', "größe", "", "line\nbreak", "日本")

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from radixkv.errors import InvalidRequest
 from radixkv.runtime.structured.json_schema import prepare_schema
 from radixkv.runtime.structured.source import prepare_source
-from radixkv.structured_outputs import StructuredOutputs
+from radixkv.wire.structured_outputs import StructuredOutputs
 from support.json_schemas import closed
 
 TEXT = {"type": "string"}

@@ -17,7 +17,7 @@ from radixkv.runtime.structured.messages import TrialLimits, TrialResult
 from radixkv.runtime.structured.source import Source
 from radixkv.runtime.structured.trial import follow, run_trial
 from radixkv.runtime.structured.vocabulary import Vocabulary
-from radixkv.structured_outputs import StructuredOutputs
+from radixkv.wire.structured_outputs import StructuredOutputs
 
 
 def check(vocabulary: Vocabulary, ebnf: str) -> None:

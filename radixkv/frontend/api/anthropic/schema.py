@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from radixkv.compat import Place, refusals
 from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, Messages, check_messages, check_values
+from radixkv.settings.compat import Place, refusals
 
 
 class Thinking(msgspec.Struct):

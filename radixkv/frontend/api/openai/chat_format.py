@@ -13,7 +13,7 @@ from radixkv.frontend.api.openai.schema import ChatRequest
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.output import OutputDelta
 from radixkv.generation.parts import TextPart, ToolCallPart
-from radixkv.wire import unpack_tokens
+from radixkv.wire.messages import unpack_tokens
 
 
 class ChatFormat:

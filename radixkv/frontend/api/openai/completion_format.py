@@ -14,7 +14,7 @@ from radixkv.frontend.api.openai.prompt_logprobs import PromptWithLogprobs
 from radixkv.frontend.api.openai.schema import CompletionRequest
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.output import OutputDelta
-from radixkv.wire import unpack_tokens
+from radixkv.wire.messages import unpack_tokens
 
 
 class CompletionFormat:

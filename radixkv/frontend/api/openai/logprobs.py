@@ -10,7 +10,7 @@ import msgspec
 
 from radixkv.generation.logprobs import finite_logprob, finite_top_logprobs
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import TokenLogprobs
+from radixkv.wire.messages import TokenLogprobs
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import OutputDelta
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import Submit, TokenLogprobs, unpack_tokens
+from radixkv.wire.messages import Submit, TokenLogprobs, unpack_tokens
 
 
 class PromptWithLogprobs:

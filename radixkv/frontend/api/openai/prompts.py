@@ -24,9 +24,9 @@ from radixkv.generation.params import (
     request_sampling_params,
 )
 from radixkv.generation.tools import parse_tool_use
-from radixkv.limits import MAX_PINS, check_cache_salt, check_session_id
-from radixkv.sampling import SamplingParams
-from radixkv.wire import PromptPin, Submit, unpack_tokens
+from radixkv.settings.limits import MAX_PINS, check_cache_salt, check_session_id
+from radixkv.wire.messages import PromptPin, Submit, unpack_tokens
+from radixkv.wire.sampling import SamplingParams
 
 
 async def completion_prompts(request: CompletionRequest, served_model: ServedModel, tenant: str) -> list[Submit]:

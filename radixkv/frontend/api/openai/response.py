@@ -29,7 +29,7 @@ from radixkv.frontend.miss_report import miss_fields
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
-from radixkv.wire import CacheMiss, Done, Submit
+from radixkv.wire.messages import CacheMiss, Done, Submit
 
 if TYPE_CHECKING:
     from radixkv.generation.parsers.answer_parser import AnswerParser

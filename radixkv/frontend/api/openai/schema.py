@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from radixkv.compat import Place, refusals
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.cache_options import PromptCacheOptions
 from radixkv.frontend.http.body_decoder import (
@@ -19,7 +18,8 @@ from radixkv.frontend.http.body_decoder import (
     check_tools,
 )
 from radixkv.generation.prompts import effort_variables
-from radixkv.sampling import MAX_LOGPROBS
+from radixkv.settings.compat import Place, refusals
+from radixkv.wire.sampling import MAX_LOGPROBS
 
 
 class StreamOptions(msgspec.Struct):

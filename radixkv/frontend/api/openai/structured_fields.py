@@ -8,7 +8,7 @@ from typing import Any
 
 from radixkv.errors import InvalidRequest, shortened
 from radixkv.frontend.api.openai.schema import GenerationRequest
-from radixkv.structured_outputs import StructuredOutputs, parse_structured_outputs
+from radixkv.wire.structured_outputs import StructuredOutputs, parse_structured_outputs
 
 
 def requested_structured_outputs(request: GenerationRequest) -> StructuredOutputs | None:

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from radixkv.compat import Place, refusals
 from radixkv.frontend.cache_options import PromptCacheOptions
 from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, check_values
+from radixkv.settings.compat import Place, refusals
 
 
 class Reasoning(msgspec.Struct):

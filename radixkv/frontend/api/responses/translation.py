@@ -15,7 +15,7 @@ from radixkv.frontend.cache_options import PromptCacheOptions
 from radixkv.frontend.chat import Chat
 from radixkv.generation.prompts import effort_variables
 from radixkv.generation.tools import SkippedTool, skipped_choice_error
-from radixkv.structured_outputs import StructuredOutputs
+from radixkv.wire.structured_outputs import StructuredOutputs
 
 SEALED_REASONING = "reasoning.encrypted_content"
 """The value of ``include`` that asks for the reasoning in a form that clients send back."""

@@ -12,7 +12,7 @@ from radixkv.frontend.api.sglang.prompts import GeneratePrompt
 from radixkv.generation.logprobs import finite_logprob, finite_top_logprobs, token_text
 from radixkv.generation.output import OutputDelta
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import TokenLogprobs, unpack_tokens
+from radixkv.wire.messages import TokenLogprobs, unpack_tokens
 
 Entry = tuple[float | None, int, str | None]
 

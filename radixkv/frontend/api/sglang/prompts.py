@@ -21,10 +21,10 @@ from radixkv.generation.params import (
     max_tokens_of_prompt_only,
     request_sampling_params,
 )
-from radixkv.limits import check_cache_salt, check_session_id
-from radixkv.sampling import SamplingParams
-from radixkv.structured_outputs import StructuredOutputs
-from radixkv.wire import Submit
+from radixkv.settings.limits import check_cache_salt, check_session_id
+from radixkv.wire.messages import Submit
+from radixkv.wire.sampling import SamplingParams
+from radixkv.wire.structured_outputs import StructuredOutputs
 
 _SGLANG_NAMES: Mapping[str, str] = {
     "max_tokens": "max_new_tokens",

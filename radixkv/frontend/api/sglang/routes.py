@@ -35,7 +35,7 @@ from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
-from radixkv.wire import Done
+from radixkv.wire.messages import Done
 
 
 def add_generate_route(

@@ -7,9 +7,9 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from radixkv.compat import Place, Refusal, refusals
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, check_prompt
+from radixkv.settings.compat import Place, Refusal, refusals
 
 ValueT = TypeVar("ValueT")
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 
-from radixkv.cache_messages import Outlined, TierOutline, TreeNode
 from radixkv.errors import RequestError
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.errors import RuntimeRestarting
 from radixkv.frontend.http.sse import EVENT_END, EVENT_START, typed_event
 from radixkv.frontend.served_model import ServedModel
-from radixkv.stats import Stats
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import unpack_tokens
+from radixkv.wire.cache_messages import Outlined, TierOutline, TreeNode
+from radixkv.wire.messages import unpack_tokens
+from radixkv.wire.stats import Stats
 
 INTERVAL_S = 1.0
 """The runtime is asked at most so often, and each stream has an event so often."""

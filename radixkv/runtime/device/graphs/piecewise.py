@@ -17,7 +17,7 @@ from torch import Tensor
 
 from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.graphs.decode import capture_graph, smallest_bucket
-from radixkv.runtime.device.kv_pool_cuda import CudaPool
+from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.model.decoder import Decoder, OutputTokens
 from radixkv.runtime.device.ops.base import TokenInputs
 

@@ -22,7 +22,7 @@ from radixkv.runtime.device.sampling.penalties import (
 )
 from radixkv.runtime.device.sampling.settings import check_targets, is_greedy, top_k_of, uniforms
 from radixkv.runtime.step.plan import History, RowSampling
-from radixkv.wire import TokenLogprobs
+from radixkv.wire.messages import TokenLogprobs
 
 _BLOCK = 32
 """Logits per block. Rows are padded with -inf to whole blocks, at least as long as a vector register: sums over

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.config import LoadFormat
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig, ExpertConfig
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, QUANTIZING_BYTES, Fp8Matrix, Fp8Scales, fp8_bytes
@@ -28,6 +27,7 @@ from radixkv.runtime.device.weights.quantization.parse import check_quantization
 from radixkv.runtime.device.weights.safetensors import RandomTensors, SafetensorsFiles, TensorSource
 from radixkv.runtime.device.weights.shapes import layer_shapes, optional_tensors, tensor_shapes
 from radixkv.runtime.device.weights.tied_head import check_tied_head
+from radixkv.settings.config import LoadFormat
 
 logger = logging.getLogger(__name__)
 

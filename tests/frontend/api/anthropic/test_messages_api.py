@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from radixkv.config import ServerConfig
 from radixkv.errors import RuntimeDied
 from radixkv.frontend.served_model import ServedModel
-from radixkv.wire import unpack_tokens
+from radixkv.settings.config import ServerConfig
+from radixkv.wire.messages import unpack_tokens
 from support.running_site import running_site
 from support.scripted_runtime import MAX_MODEL_LEN, Site
 

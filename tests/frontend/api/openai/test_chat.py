@@ -15,7 +15,7 @@ from radixkv.errors import ContextLengthExceeded, InvalidRequest
 from radixkv.frontend.api.openai.schema import parse_chat
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import unpack_tokens
+from radixkv.wire.messages import unpack_tokens
 from support.running_site import running_site
 from support.scripted_runtime import MAX_MODEL_LEN, ScriptedLoop, Site
 

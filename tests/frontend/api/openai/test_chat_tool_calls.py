@@ -14,7 +14,7 @@ from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.parsers.answer_format import AnswerFormat
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import unpack_tokens
+from radixkv.wire.messages import unpack_tokens
 from support.running_site import running_site
 from support.scripted_runtime import Site
 

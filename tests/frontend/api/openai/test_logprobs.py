@@ -20,7 +20,7 @@ from radixkv.frontend.api.sglang.logprobs import render_with_text
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation import params
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire import TokenLogprobs, pack_tokens, unpack_tokens
+from radixkv.wire.messages import TokenLogprobs, pack_tokens, unpack_tokens
 from support.running_site import running_site
 from support.scripted_runtime import EOS, Site, scripted_logprobs, write_tokenizer
 from support.small_tokenizers import sentencepiece

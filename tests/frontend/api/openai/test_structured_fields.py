@@ -11,7 +11,7 @@ import pytest
 from radixkv.frontend.api.openai.prompts import chat_prompt, completion_prompts
 from radixkv.frontend.api.openai.schema import parse_chat, parse_completion
 from radixkv.frontend.served_model import ServedModel
-from radixkv.structured_outputs import StructuredOutputs
+from radixkv.wire.structured_outputs import StructuredOutputs
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"const": "é"}}}
 TAG = {"type": "structural_tag", "format": {"type": "any_text"}}

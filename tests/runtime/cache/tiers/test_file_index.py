@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.runtime.cache.tiers.file_index import FileIndex, IndexedFile
+from radixkv.runtime.tiers.stores.file_index import FileIndex, IndexedFile
 from support.page_files import START, keys_of
 
 RUNS = [[0], [0, 0], [0, 0, 0], [0, 1], [1]]

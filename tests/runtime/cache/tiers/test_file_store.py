@@ -16,9 +16,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from radixkv.runtime.cache.tiers.file_store import FileStore
-from radixkv.runtime.cache.tiers.page_file import PageFormat
-from radixkv.runtime.cache.tiers.page_store import PageCounts
+from radixkv.runtime.tiers.stores.file_store import FileStore
+from radixkv.runtime.tiers.stores.page_file import PageFormat
+from radixkv.runtime.tiers.stores.page_store import PageCounts
 from support.cases import examples
 from support.page_files import (
     PAGE_TOKEN_BYTES,
@@ -287,7 +287,7 @@ def test_loads_go_before_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert queued.wait(TIMEOUT_S)
         write(self, *args)
 
-    monkeypatch.setattr("radixkv.runtime.cache.tiers.file_store.N_THREADS", 1)
+    monkeypatch.setattr("radixkv.runtime.tiers.stores.file_store.N_THREADS", 1)
     with file_store(tmp_path / "pages") as store:
         store_run(store, range(4))
         monkeypatch.setattr(PageFormat, "write", write_late)
@@ -374,7 +374,7 @@ def test_close_returns_within_its_limit(tmp_path: Path, monkeypatch: pytest.Monk
         write(self, *args)
 
     monkeypatch.setattr(PageFormat, "write", hang)
-    monkeypatch.setattr("radixkv.runtime.cache.tiers.transfer_threads.LAST_STEP_S", 0.1)
+    monkeypatch.setattr("radixkv.runtime.tiers.stores.transfer_threads.LAST_STEP_S", 0.1)
     path, others = tmp_path / "pages", set(threading.enumerate())
     store = FileStore(path, page_bytes=4096, page_token_bytes=PAGE_TOKEN_BYTES, max_bytes=10**6)
     store.store(keys_of(range(20)), tokens_of(range(20)), buffers(20, 4096))
@@ -387,12 +387,12 @@ def test_close_returns_within_its_limit(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_stores_beyond_the_bound_of_the_queue_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixkv.runtime.cache.tiers.file_store.MAX_PENDING_BYTES", 10 * 4096)
+    monkeypatch.setattr("radixkv.runtime.tiers.stores.file_store.MAX_PENDING_BYTES", 10 * 4096)
     with file_store(tmp_path / "pages") as store:
         assert store_run(store, range(25)) == 10
         assert store_run(store, range(25)) == 10, "the leading pages are there already"
 
 
 def test_a_store_needs_no_torch() -> None:
-    code = "import sys, radixkv.runtime.cache.tiers.file_store; assert 'torch' not in sys.modules"
+    code = "import sys, radixkv.runtime.tiers.stores.file_store; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from radixkv.runtime.tiers.open.stores import file_store as file_store_module
 
 from radixkv.errors import ConfigError
-from radixkv.runtime.cache.tiers import file_store as file_store_module
-from radixkv.runtime.cache.tiers.file_store import FileStore
+from radixkv.runtime.tiers.stores.file_store import FileStore
 from support.page_files import (
     PAGE_TOKEN_BYTES,
     buffers,
@@ -390,7 +390,7 @@ def test_a_second_server_is_refused_until_the_first_ends(tmp_path: Path) -> None
     path = tmp_path / "pages"
     code = (
         "import sys, time; from pathlib import Path;"
-        "from radixkv.runtime.cache.tiers.file_store import FileStore;"
+        "from radixkv.runtime.tiers.stores.file_store import FileStore;"
         f"FileStore(Path(sys.argv[1]), page_bytes=4096, page_token_bytes={PAGE_TOKEN_BYTES}, max_bytes=10**6);"
         "print('open', flush=True); time.sleep(600)"
     )

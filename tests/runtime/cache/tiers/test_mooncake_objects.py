@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from radixkv.runtime.tiers.open.stores import mooncake_objects
 
-from radixkv.runtime.cache.tiers import mooncake_objects
-from radixkv.runtime.cache.tiers.mooncake_objects import MooncakeObjects
-from radixkv.runtime.cache.tiers.object_store import ObjectStoreError
+from radixkv.runtime.tiers.stores.mooncake_objects import MooncakeObjects
+from radixkv.runtime.tiers.stores.object_store import ObjectStoreError
 
 
 class FakeClient:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
-from radixkv.runtime.cache.tiers.page_keys import KeyChain, KVIdentity, chain, namespace_key, root_key
+from radixkv.runtime.tiers.stores.page_keys import KeyChain, KVIdentity, chain, namespace_key, root_key
 from radixkv.tree.node import Namespace
 
 IDENTITY = KVIdentity("model", "cpu", "avx2", "2.11.0", "float32", "float32", "", "LKV16", 16)

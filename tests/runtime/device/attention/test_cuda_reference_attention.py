@@ -13,7 +13,7 @@ from torch import Tensor
 from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.attention.cuda.base import Attention, AttentionShape
 from radixkv.runtime.device.attention.cuda.work_items import Ints
-from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer, StagingLayout
+from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
 from support.reference_attention import ReferenceAttention
 
 CPU = torch.device("cpu")

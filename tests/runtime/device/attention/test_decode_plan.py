@@ -18,7 +18,7 @@ from radixkv.runtime.device.attention.cuda.fa3_shared import Fa3Fields, choose_p
 from radixkv.runtime.device.attention.cuda.prompts import causal_tiles
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharedRunSelector, SharingCosts
 from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, WorkItems
-from radixkv.runtime.device.staging_cuda import StagingBuffer, StagingLayout
+from radixkv.runtime.device.memory.cuda.staging import StagingBuffer, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 from support.cases import rest_nightly
 from support.cuda_geometry import H200, PAGE

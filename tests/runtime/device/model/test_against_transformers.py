@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from radixkv.checkpoints import Checkpoint
+from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.step.plan import Row, StepPlan
 from support.device_support import CHECKPOINTS, GREEDY, OpenDevice, load_oracle, random_ids, row_of, tokens_of
 

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError
+from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.step.plan import StepPlan
 from support.device_support import CHECKPOINTS, GREEDY, OpenDevice, load_oracle, random_ids, row_of
 

@@ -15,13 +15,13 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from radixkv.checkpoints import Checkpoint, resolve
-from radixkv.config import KVCacheDtype
 from radixkv.errors import CheckpointError
+from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.device.kv_dtype import FP8, FP8_MAX, UNSCALED, LayerScales, quantize, scales_text
 from radixkv.runtime.device.weights.weights import open_weights
 from radixkv.runtime.step.plan import Row
+from radixkv.settings.config import KVCacheDtype
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, GREEDY, OpenDevice, load_oracle, random_ids, tokens_of
 

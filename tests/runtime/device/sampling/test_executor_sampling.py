@@ -11,10 +11,10 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import DeviceError
+from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring, StepPlan
-from radixkv.wire import TokenLogprobs
+from radixkv.wire.messages import TokenLogprobs
 from support.checkpoints import VOCAB
 from support.device_support import GREEDY, OpenDevice, random_ids, row_of, tokens_of
 

@@ -9,8 +9,8 @@ from transformers import AutoConfig
 
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError, ConfigError
+from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.executor_cpu import CpuExecutor
 from radixkv.runtime.step.plan import StepPlan
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, GREEDY, random_ids, row_of

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from radixkv import LLM
 from radixkv.checkpoints import resolve
-from radixkv.config import LoadFormat
 from radixkv.errors import CheckpointError, ConfigError
 from radixkv.runtime.device.kv_dtype import FP8
 from radixkv.runtime.device.model_config.config import DecoderConfig
@@ -28,6 +27,7 @@ from radixkv.runtime.device.weights.weights import (
     Weights,
     open_weights,
 )
+from radixkv.settings.config import LoadFormat
 from support.checkpoints import save_checkpoint
 from support.device_support import PlainLane
 from support.quantized_checkpoints import save_quantized

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from radixkv.checkpoints import resolve
-from radixkv.config import LoadFormat
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.weights.int4_matrix import ZERO_BITS, Int4Groups, Int4Matrix, int4_bytes
 from radixkv.runtime.device.weights.parallel_load import ParallelLoader
@@ -23,6 +22,7 @@ from radixkv.runtime.device.weights.quantization.parse import parse_scheme
 from radixkv.runtime.device.weights.safetensors import SafetensorsFiles
 from radixkv.runtime.device.weights.shapes import tensor_shapes
 from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights, Weights, open_weights
+from radixkv.settings.config import LoadFormat
 from support.cases import covering
 from support.checkpoints import save_checkpoint
 from support.device_support import PlainLane

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
-from radixkv.runtime.device.model_size_cuda import model_size
+from radixkv.runtime.device.cuda.model_size import model_size
 from radixkv.runtime.device.weights.weights import open_weights
 from support.checkpoints import VOCAB, save_checkpoint
 from support.device_support import CHECKPOINTS, OpenDevice, load_oracle, random_ids, row_of

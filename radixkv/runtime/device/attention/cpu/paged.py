@@ -12,7 +12,7 @@ from radixkv.runtime.device.attention.cpu.base import RowSpan
 from radixkv.runtime.device.attention.cpu.block_softmax import BlockLayout, LayerKV, batched_matmul, blocks_of_row
 from radixkv.runtime.device.attention.cpu.row_products import LongRow, ShortRows
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
-from radixkv.runtime.device.kv_pool_cpu import KVPool
+from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
 from radixkv.runtime.device.ops.cpu.agreeing_tiles import agreeing_tiles
 
 _MIN_PRODUCT_ROWS = 8

@@ -12,7 +12,7 @@ from torch import Tensor
 from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.work_items import Ints
-from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer
+from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer
 from radixkv.runtime.step.plan import SharedRun
 
 DecodeT = TypeVar("DecodeT")

@@ -18,7 +18,7 @@ from radixkv.runtime.device.attention.cuda.run_selection import (
     SharingPlan,
 )
 from radixkv.runtime.device.attention.cuda.work_items import Fa2Fields, Ints, ItemFields, MergePlan, WorkItems
-from radixkv.runtime.device.staging_cuda import StagingBuffer, StagingField, StagingLayout
+from radixkv.runtime.device.memory.cuda.staging import StagingBuffer, StagingField, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 
 _MIN_PART = 64

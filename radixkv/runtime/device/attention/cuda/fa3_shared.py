@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from radixkv.runtime.device.attention.cuda.fa3_prefill import balance_tiles
 from radixkv.runtime.device.attention.cuda.work_items import Ints, WorkItems
-from radixkv.runtime.device.staging_cuda import StagingBuffer, StagingField, StagingLayout
+from radixkv.runtime.device.memory.cuda.staging import StagingBuffer, StagingField, StagingLayout
 
 _WORK_TOKENS = 256
 """Fixed cost of a tile, in tokens read."""

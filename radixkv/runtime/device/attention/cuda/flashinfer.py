@@ -1,7 +1,7 @@
 """Calls of FlashInfer's attention kernels with our own plans.
 
 This relies on more than FlashInfer's public interface: the order of a plan's values and of ``paged_run``'s
-arguments. ``machine_cuda.PACKAGES`` limits FlashInfer to the releases for which both were read and tested.
+arguments. ``machine.PACKAGES`` limits FlashInfer to the releases for which both were read and tested.
 """
 
 from __future__ import annotations

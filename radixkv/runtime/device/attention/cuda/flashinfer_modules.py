@@ -2,7 +2,7 @@
 
 The import of that package takes half a second, and 3 s where no byte code is kept. Modules that FlashInfer has
 built itself need it: it locks them, and builds them again where their sources changed. Names of modules and the
-folders of prebuilt ones are not part of its public interface; ``machine_cuda.PACKAGES`` limits FlashInfer to the
+folders of prebuilt ones are not part of its public interface; ``machine.PACKAGES`` limits FlashInfer to the
 releases for which both were read.
 """
 
@@ -101,7 +101,7 @@ def _query_dtype(backend: FlashInferKernel, shape: AttentionShape) -> torch.dtyp
 def _prebuilt(name: str, capability: tuple[int, ...]) -> Path | None:
     """Returns the file of a prebuilt module; None if FlashInfer itself must say whether it is built."""
     package = importlib.util.find_spec("flashinfer")
-    assert package is not None, "checked by machine_cuda"
+    assert package is not None, "checked by machine"
     folders = [Path(folder, "data", "aot") for folder in package.submodule_search_locations or ()]
     candidates = (folder / name / f"{name}.so" for folder in folders + _provider_folders(name, capability))
     return next((path for path in candidates if path.is_file()), None)

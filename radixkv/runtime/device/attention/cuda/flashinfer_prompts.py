@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.array_copies_cuda import to_device
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.fa3_prefill import Fa3Schedule, tile_queries
 from radixkv.runtime.device.attention.cuda.flashinfer import (
@@ -22,8 +21,9 @@ from radixkv.runtime.device.attention.cuda.prompts import PromptLaunches, Prompt
 from radixkv.runtime.device.attention.cuda.sinks import apply_sinks
 from radixkv.runtime.device.attention.cuda.work_items import Fa2Fields
 from radixkv.runtime.device.kv_dtype import FP8, LayerScales
+from radixkv.runtime.device.memory.cuda.array_copies import to_device
+from radixkv.runtime.device.memory.cuda.staging import StagingBuffer, StagingLayout
 from radixkv.runtime.device.ops.cuda.fp8 import round_to_fp8
-from radixkv.runtime.device.staging_cuda import StagingBuffer, StagingLayout
 
 
 class FlashInferPrompts:

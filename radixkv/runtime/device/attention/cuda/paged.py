@@ -28,7 +28,7 @@ from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, Sh
 from radixkv.runtime.device.attention.cuda.triton_prompts import TritonPrompts
 from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, Ints
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
-from radixkv.runtime.device.staging_cuda import Staging, StagingBuffer, StagingLayout
+from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 
 PromptKernel = Literal["fa2", "fa3", "triton"]

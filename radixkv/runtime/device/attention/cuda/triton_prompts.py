@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.array_copies_cuda import to_device
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.prompt_kernel import PromptTile, attend_prompts
 from radixkv.runtime.device.attention.cuda.prompts import PromptLaunches, PromptRows, causal_tiles
 from radixkv.runtime.device.kv_dtype import LayerScales
+from radixkv.runtime.device.memory.cuda.array_copies import to_device
 
 _MIN_LARGE_SHARED_BYTES = 200_000
 """Shared memory per multiprocessor from which more keys of size 256 fit: they take up to 164,896 bytes."""

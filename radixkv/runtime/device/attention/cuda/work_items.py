@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.runtime.device.staging_cuda import StagingBuffer, StagingField, StagingLayout
+from radixkv.runtime.device.memory.cuda.staging import StagingBuffer, StagingField, StagingLayout
 
 Ints = NDArray[np.int32]
 

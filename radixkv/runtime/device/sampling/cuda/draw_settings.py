@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.array_copies_cuda import to_device
+from radixkv.runtime.device.memory.cuda.array_copies import to_device
 from radixkv.runtime.device.sampling.cuda.softmax_parts import LOG2_E
 from radixkv.runtime.step.plan import RowSampling
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixkv.runtime.device.array_copies_cuda import to_device
+from radixkv.runtime.device.memory.cuda.array_copies import to_device
 from radixkv.runtime.device.sampling.cuda.logit_edit_kernels import (
     N_ROW_FIELDS,
     count_tokens,

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from radixkv.runtime.device.array_copies_cuda import to_device, to_host
+from radixkv.runtime.device.memory.cuda.array_copies import to_device, to_host
 from radixkv.runtime.device.sampling.cuda.softmax_parts import (
     LOG2_E,
     PART,
@@ -20,7 +20,7 @@ from radixkv.runtime.device.sampling.cuda.softmax_parts import (
     weights_of,
 )
 from radixkv.runtime.device.sampling.cuda.top_tokens import list_largest
-from radixkv.wire import TokenLogprobs
+from radixkv.wire.messages import TokenLogprobs
 
 _LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 

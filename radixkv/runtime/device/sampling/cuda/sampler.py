@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixkv.runtime.device.array_copies_cuda import to_device
+from radixkv.runtime.device.memory.cuda.array_copies import to_device
 from radixkv.runtime.device.ops.cuda.argmax import FEW_ROWS, argmax, argmax_scratch
 from radixkv.runtime.device.sampling.cuda.draw import draw_listed, draw_unlisted
 from radixkv.runtime.device.sampling.cuda.draw_settings import MAX_LISTED, DrawSettings
@@ -20,7 +20,7 @@ from radixkv.runtime.device.sampling.penalties import has_edits
 from radixkv.runtime.device.sampling.settings import check_targets, is_greedy, top_k_of
 from radixkv.runtime.step.plan import History, RowSampling
 from radixkv.runtime.step.result import TokenMasks
-from radixkv.wire import TokenLogprobs
+from radixkv.wire.messages import TokenLogprobs
 
 
 class SampledRows:

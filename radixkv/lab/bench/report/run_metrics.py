@@ -1,0 +1,263 @@
+"""Metrics of a run, as its JSON line and the reports have them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+from array import array
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from radixkv.lab.bench.load.record import Measurement, Record
+from radixkv.lab.bench.report.repeats import repeated_tokens
+
+Metrics = dict[str, Any]
+"""A JSON line's object. A value is None if the server does not report it or nothing was measured."""
+
+
+def run_metrics(
+    measurement: Measurement, goodput: Mapping[str, float] | None = None, *, counts_repeats: bool = False
+) -> Metrics:
+    """Returns counts, throughput, latencies in milliseconds, accuracy, cache report and output digest of a run.
+
+    Failed requests, including those that were never sent, count only in ``failed`` and, by kind, in ``errors``. If
+    the run ended early, ``aborted`` has the reason and the other metrics cover the requests until then.
+
+    In an open loop, latencies count from when a request should have been sent, and ``lateness`` is how much later
+    it was sent. ``returning_ttft`` is the ``ttft`` of the turns after the first of their chat.
+
+    Args:
+        measurement: the records of the run.
+        goodput: limits in milliseconds for ``ttft``, ``tpot`` and ``e2el``. ``request_goodput`` counts the requests
+            within all limits.
+        counts_repeats: as in ``cache_report``.
+    """
+    records, duration = measurement.records, measurement.duration
+    good = [record for record in records if record.error is None]
+    checked = [record.is_correct for record in good if record.is_correct is not None]
+    prompt_tokens = sum(record.n_prompt_tokens for record in good)
+    output_tokens = sum(record.n_output_tokens for record in good)
+    result: Metrics = {
+        "completed": len(good),
+        "failed": len(records) - len(good),
+        "errors": error_counts(records),
+        "aborted": measurement.aborted,
+        "duration": duration,
+        "total_input_tokens": prompt_tokens,
+        "total_output_tokens": output_tokens,
+        "total_choices": sum(len(record.choices) for record in good),
+        "request_throughput": len(good) / duration,
+        "request_goodput": _goodput(good, goodput, duration) if goodput else None,
+        "input_throughput": prompt_tokens / duration,
+        "output_throughput": output_tokens / duration,
+        "total_throughput": (prompt_tokens + output_tokens) / duration,
+        "concurrency": sum(record.latency - record.lateness for record in good) / duration,
+        "accuracy_pct": _share(sum(checked), len(checked)),
+        "n_checked": len(checked),
+    }
+    result |= summary("ttft", [record.ttft for record in good])
+    result |= summary("returning_ttft", [record.ttft for record in good if record.turn > 0])
+    result |= summary("tpot", [record.tpot for record in good if record.tpot is not None])
+    result |= summary("itl", [gap for record in good for gap in record.itl])
+    result |= summary("e2e_latency", [record.latency for record in good])
+    result |= summary("lateness", [record.lateness for record in good if record.scheduled is not None])
+    result["cache_report"] = cache_report(records, counts_repeats=counts_repeats)
+    result["outputs_sha256"] = outputs_sha256(records)
+    return result
+
+
+def error_counts(records: Sequence[Record]) -> dict[str, int]:
+    """Returns the number of failed requests by ``error_kind``, most frequent first."""
+    return dict(Counter(record.error_kind or "unknown" for record in records if record.error).most_common())
+
+
+def summary(name: str, seconds: Sequence[float]) -> Metrics:
+    """Returns mean, median, population standard deviation and percentiles in milliseconds; None without values."""
+    values = sorted(1000.0 * value for value in seconds)
+    return {
+        f"mean_{name}_ms": statistics.fmean(values) if values else None,
+        f"median_{name}_ms": percentile(values, 50),
+        f"std_{name}_ms": statistics.pstdev(values) if values else None,
+        f"p90_{name}_ms": percentile(values, 90),
+        f"p95_{name}_ms": percentile(values, 95),
+        f"p99_{name}_ms": percentile(values, 99),
+    }
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float | None:
+    """Returns a percentile, linearly interpolated between the two nearest ranks.
+
+    Args:
+        ordered: values in ascending order. If empty, the result is None.
+        percent: from 0 to 100.
+    """
+    if not ordered:
+        return None
+    rank = (len(ordered) - 1) * percent / 100
+    below = math.floor(rank)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
+
+
+def cache_report(records: Sequence[Record], *, counts_repeats: bool = False) -> Metrics:
+    """Returns the prompt tokens that came from the cache, and the optimum of an infinite cache.
+
+    Both cover the requests that succeeded. A value is None if the server does not report it for all of them. The
+    optimum needs token ids: the common prefix of two texts does not determine that of their tokens.
+
+    Args:
+        records: of all requests.
+        counts_repeats: whether to add ``repeated_pct``, the prompt tokens that were in an earlier prompt at any
+            position, the optimum included: see ``repeated_tokens``.
+    """
+    good = [record for record in records if record.error is None]
+    total = sum(record.n_prompt_tokens for record in good)
+    counts = [record.n_cached_tokens for record in good if record.n_cached_tokens is not None]
+    cached = sum(counts) if good and len(counts) == len(good) else None
+    optimum = optimum_of(records)
+    best = None if optimum is None else sum(count for _, count in optimum)
+    report: Metrics = {
+        "total_prompt_tokens": total,
+        "total_cached_tokens": cached,
+        "cache_hit_rate_pct": _share(cached, total),
+        "optimum_pct": _share(best, total),
+    }
+    if counts_repeats:
+        report["repeated_pct"] = None if optimum is None else _share(sum(_repeated(optimum)), total)
+    return report
+
+
+def _repeated(optimum: Sequence[tuple[Record, int]]) -> list[int]:
+    prompts = [record.prompt_token_ids or () for record, _ in optimum]
+    return repeated_tokens(prompts, [count for _, count in optimum])
+
+
+def optimum_of(records: Sequence[Record]) -> list[tuple[Record, int]] | None:
+    """Returns each request that succeeded with the prompt tokens that an infinite cache would have had of it.
+
+    Requests are taken in the order in which they were sent, across sessions. Known prompts of failed requests count
+    as cached. None: no request succeeded, or the server does not return token ids. See ``optimum_cached_tokens``.
+    """
+    sent = sorted(records, key=lambda record: record.started)
+    known = [record for record in sent if record.prompt_token_ids is not None]
+    good = [record for record in sent if record.error is None]
+    if not good or any(record.prompt_token_ids is None or record.token_ids is None for record in good):
+        return None
+    counts = optimum_cached_tokens([(record.prompt_token_ids or (), record.token_ids or ()) for record in known])
+    return [pair for pair in zip(known, counts, strict=True) if pair[0].error is None]
+
+
+def outputs_sha256(records: Sequence[Record]) -> str | None:
+    """Returns the SHA-256 of all output token ids as little-endian int32, in the order of requests and choices.
+
+    None: a request failed, or the server does not return token ids.
+    """
+    digest = hashlib.sha256()
+    for record in records:
+        if record.error is not None or record.token_ids is None:
+            return None
+        for ids in record.token_ids:
+            digest.update(array("i", ids).tobytes())
+    return digest.hexdigest()
+
+
+def _goodput(records: Sequence[Record], limits: Mapping[str, float], duration: float) -> float:
+    def is_within_limits(record: Record) -> bool:
+        latencies = {"ttft": record.ttft, "tpot": record.tpot or 0.0, "e2el": record.latency}
+        return all(1000.0 * latencies[name] <= limit for name, limit in limits.items())
+
+    return sum(map(is_within_limits, records)) / duration
+
+
+def _share(part: int | None, whole: int) -> float | None:
+    return None if part is None or whole == 0 else 100.0 * part / whole
+
+
+RequestTokens = tuple[Sequence[int], Sequence[Sequence[int]]]
+"""A request's token ids: its prompt, and the answer of each of its choices."""
+
+
+def optimum_cached_tokens(requests: Sequence[RequestTokens]) -> list[int]:
+    """Returns for each request the prompt tokens that an infinite cache would have.
+
+    That is the longest common prefix of its prompt with an earlier request's prompt followed by one of its answers.
+    It is at most the prompt's length less one, since one token of each prompt must be computed. An answer's last
+    token is never computed and so never cached. The choices of a request share its prompt, which counts once.
+    Cost: O(n log n) comparisons of whole requests.
+
+    Args:
+        requests: the requests in the order in which they were sent. Each counts as computed when the next is sent,
+            so requests that were in flight together may share.
+    """
+    seen: list[bytes] = []
+    counts: list[int] = []
+    for prompt, answers in requests:
+        ids = array("i", prompt).tobytes()
+        index = bisect_left(seen, ids)
+        neighbours = seen[max(index - 1, 0) : index + 1]  # one of these has the longest common prefix
+        common = max((_common_bytes(ids, other) for other in neighbours), default=0) // 4
+        counts.append(max(min(common, len(prompt) - 1), 0))
+        for computed in {array("i", answer[:-1]).tobytes() for answer in answers} or {b""}:
+            insort(seen, ids + computed)
+    return counts
+
+
+def _common_bytes(one: bytes, other: bytes) -> int:
+    """Returns the length of the common prefix, by binary search."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric that is compared."""
+
+    label: str
+    key: str
+    more_is_better: bool
+    of_cache: bool = False
+    """Whether the key is in the line's ``cache_report``."""
+    is_main: bool = False
+    """Whether ``--compare-cache`` shows the metric."""
+
+    def of(self, run: Metrics) -> float | None:
+        """Returns the run's value; None: it is missing or was not measured."""
+        table = run.get("cache_report") or {} if self.of_cache else run
+        value: float | None = table.get(self.key)
+        return value
+
+    def better(self, before: float | None, after: float | None) -> float | None:
+        """Returns the improvement as a ratio; above 1 is better, also for times. None: as for ``ratio``."""
+        return ratio(after, before) if self.more_is_better else ratio(before, after)
+
+
+def ratio(more: float | None, less: float | None) -> float | None:
+    """Returns ``more / less``; None: a value is missing or ``less`` is 0."""
+    return None if more is None or not less else more / less
+
+
+METRICS = (
+    Metric("Request throughput (req/s)", "request_throughput", True, is_main=True),
+    Metric("Request goodput (req/s)", "request_goodput", True),
+    Metric("Output throughput (tok/s)", "output_throughput", True, is_main=True),
+    Metric("Mean TTFT (ms)", "mean_ttft_ms", False, is_main=True),
+    Metric("P99 TTFT (ms)", "p99_ttft_ms", False, is_main=True),
+    Metric("Mean returning TTFT (ms)", "mean_returning_ttft_ms", False, is_main=True),
+    Metric("Mean TPOT (ms)", "mean_tpot_ms", False, is_main=True),
+    Metric("Mean ITL (ms)", "mean_itl_ms", False),
+    Metric("P99 ITL (ms)", "p99_itl_ms", False),
+    Metric("Mean E2E (ms)", "mean_e2e_latency_ms", False, is_main=True),
+    Metric("P99 E2E (ms)", "p99_e2e_latency_ms", False),
+    Metric("Cache hit rate (%)", "cache_hit_rate_pct", True, of_cache=True),
+    Metric("Accuracy (%)", "accuracy_pct", True, is_main=True),
+)

@@ -1,0 +1,34 @@
+"""Workload of questions after shared worked examples."""
+
+from __future__ import annotations
+
+from radixkv.lab.bench.session import BenchRequest, single_request_session
+from radixkv.lab.bench.workloads.arithmetic import problems_from
+from radixkv.lab.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions
+from radixkv.lab.bench.workloads.problems import question_prompt, result_check, worked_examples
+
+
+class FewShot(FixedOutputParameters, frozen=True, kw_only=True, tag="fewshot"):
+    """Prompts of worked examples that all share, followed by one question each."""
+
+    num_prompts: int = 48
+    num_shots: int = 8
+
+    def make(self, source: Source) -> WorkloadSessions:
+        """Returns one session for each question. O(size).
+
+        Raises:
+            ConfigError: the data set in GSM8K's format cannot be read or is too short.
+        """
+        count = self.num_shots + self.num_prompts
+        problems, counts = problems_from(source, count, settings="num_prompts or num_shots")
+        shots = worked_examples(problems[: self.num_shots])
+        return WorkloadSessions(
+            [
+                single_request_session(
+                    BenchRequest(shots + question_prompt(problem), self.output_len, check=result_check(problem))
+                )
+                for problem in problems[self.num_shots :]
+            ],
+            counts,
+        )

@@ -1,0 +1,277 @@
+"""``radixkv plan``: how many requests of a model fit a GPU's memory, and how long they may be."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from radixkv.errors import ConfigError
+from radixkv.settings.arguments import Parser, byte_size, count, number
+from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig
+from radixkv.terminal_progress import Progress
+
+if TYPE_CHECKING:
+    from radixkv.checkpoints import Checkpoint
+    from radixkv.lab.planner.plan import Gpu, PoolPlan, RequestShape
+    from radixkv.lab.simulator.recording import Recording
+    from radixkv.lab.simulator.simulation import Result
+    from radixkv.runtime.device.cuda.model_size import ModelSize
+
+PROMPT, ANSWER = 2000, 300
+WORKSPACE = "3GiB"
+
+EXAMPLES = """\
+examples:
+  radixkv plan meta-llama/Llama-3.1-8B --gpu-memory 80GB --prompt 2000 --answer 300 --shared 1500
+  radixkv plan ./my-model/config.json --gpu-memory 24GiB --quantization fp8 --rows 8
+  radixkv plan ./my-model --gpu-memory 80GB --host-memory 256GiB --trace mooncake.jsonl
+"""
+
+
+def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
+    """Adds the command, with ``summary`` as its help."""
+    parser = commands.add_parser(
+        "plan",
+        help=summary,
+        description="Compute weights, KV pool, rows at once and longest context of a model on a GPU, by how\n"
+        "memory is reserved and by the type of K and V. It needs no GPU, and of the model only config.json.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    model = parser.add_argument_group("model and memory")
+    model.add_argument(
+        "model", metavar="MODEL", help="a folder, a config.json, a hub name, or 'tiny' for the embedded model"
+    )
+    model.add_argument(
+        "--gpu-memory",
+        type=byte_size,
+        required=True,
+        metavar="SIZE",
+        help="the GPU's memory; 80GB is 80,000,000,000 bytes, and 80GiB is 80 x 2**30",
+    )
+    model.add_argument(
+        "--gpu-memory-utilization",
+        type=number,
+        metavar="SHARE",
+        help="share of the GPU's memory for weights, pool and workspace (default: 0.9)",
+    )
+    model.add_argument(
+        "--workspace",
+        type=byte_size,
+        default=WORKSPACE,
+        metavar="SIZE",
+        help="memory for the driver, the largest step and CUDA graphs, which a server measures "
+        "(default: %(default)s)",
+    )
+    model.add_argument(
+        "--host-memory", type=byte_size, metavar="SIZE", help="size of a host tier for KV (default: none)"
+    )
+    model.add_argument("--quantization", "-q", metavar="FORMAT", help="fp8 counts weights rounded to FP8")
+    model.add_argument(
+        "--max-model-len",
+        type=count,
+        metavar="TOKENS",
+        help="maximum length of a prompt plus its answer, in tokens (default: the checkpoint's)",
+    )
+    model.add_argument(
+        "--page-size", "--block-size", type=count, default=16, metavar="TOKENS", help="default: %(default)s"
+    )
+    traffic = parser.add_argument_group("requests")
+    traffic.add_argument("--prompt", type=count, metavar="TOKENS", help=f"length of a prompt (default: {PROMPT})")
+    traffic.add_argument("--answer", type=count, metavar="TOKENS", help=f"length of an answer (default: {ANSWER})")
+    traffic.add_argument(
+        "--shared",
+        type=count,
+        metavar="TOKENS",
+        help="leading tokens that all prompts have in common (default: 0)",
+    )
+    traffic.add_argument(
+        "--rows",
+        type=count,
+        default=1,
+        metavar="COUNT",
+        help="rows at once for which the longest context is computed (default: 1)",
+    )
+    traffic.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="take the mean lengths and the common prefix of recorded requests instead, and estimate their hit "
+        "rate; the files of 'radixkv simulate'",
+    )
+    traffic.add_argument("--tokenizer", metavar="MODEL", help="tokenizer of a trace with texts")
+    parser.add_argument(
+        "--output-file", type=Path, metavar="FILE", help="append the plan as a JSON line to this file"
+    )
+    parser.set_defaults(parser=parser, run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the plan; returns the exit code."""
+    _check_flags(args)
+    from radixkv.lab.bench.formatting import wrapped
+    from radixkv.lab.bench.output import check_outputs
+    from radixkv.lab.planner.plan import Gpu, check_fits, plan_pool
+    from radixkv.lab.planner.report import (
+        LABEL_WIDTH,
+        hit_rate_lines,
+        model_lines,
+        pool_lines,
+        remarks,
+        request_line,
+    )
+    from radixkv.lab.planner.trace import hit_rates
+    from radixkv.runtime.device.cuda.model_size import model_size
+    from radixkv.runtime.device.machine import check_page_size
+    from radixkv.runtime.device.resolved_config import with_defaults
+
+    check_page_size(args.page_size)
+    check_outputs(args.output_file, None)
+    checkpoint = _checkpoint(args.model)
+    limit = checkpoint.max_position_embeddings
+    resolved = with_defaults(_engine_config(args), "cuda", limit)
+    settings = resolved.device_settings
+    if settings.max_model_len > limit:
+        raise ConfigError(f"max_model_len {settings.max_model_len} must be between 1 and the checkpoint's {limit}")
+    recording, request = _requests(args, settings.max_model_len)
+    size = model_size(checkpoint, args.quantization)
+    gpu = Gpu(args.gpu_memory, settings.gpu_memory_utilization, args.workspace)
+    in_fp8 = None if size.n_quantized_values else model_size(checkpoint, "fp8")
+    check_fits(size, in_fp8, gpu, size.page(args.page_size, "auto"), request)
+    pools = [
+        plan_pool(
+            size,
+            gpu,
+            request,
+            kv_cache_dtype=kv_cache_dtype,
+            page_size=args.page_size,
+            max_model_len=settings.max_model_len,
+            n_rows=args.rows,
+            host_bytes=resolved.host_memory_bytes,
+        )
+        for kv_cache_dtype in ("auto", "fp8")
+    ]
+    results = [] if recording is None else hit_rates(recording, pools, show_progress=True)
+    _save(args, checkpoint, size, gpu, request, pools, results)
+    name = checkpoint.folder.name if args.model != "tiny" else "tiny"
+    lines = [*model_lines(name, size, settings.max_model_len), request_line(request, args.page_size)]
+    for pool in pools:
+        lines += ["", *pool_lines(pool, size, gpu, request, args.page_size, settings.max_model_len, args.rows)]
+    lines += ["", *hit_rate_lines(results, pools)] if results else [""]
+    print(wrapped("\n".join(lines), hanging=LABEL_WIDTH))
+    print(wrapped("\n".join(remarks(pools, settings.max_num_seqs, settings.max_model_len, request))))
+    return 0
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    parser: Parser = args.parser
+    for name, minimum in (("gpu_memory", 1), ("prompt", 1), ("answer", 1), ("shared", 0), ("rows", 1)):
+        value = vars(args)[name]
+        if value is not None and value < minimum:
+            parser.error(f"{name} {value} must be at least {minimum}")
+    if args.trace is not None:
+        for name in ("prompt", "shared"):
+            if vars(args)[name] is not None:
+                parser.error(f"--{name} and --trace both say how long prompts are; give one of them")
+        return
+    if args.tokenizer is not None:
+        parser.error("--tokenizer is for a trace with texts; give --trace, or leave it out")
+    args.prompt = PROMPT if args.prompt is None else args.prompt
+    args.answer = ANSWER if args.answer is None else args.answer
+    if (args.shared or 0) > args.prompt:
+        parser.error(
+            f"the shared prefix of {args.shared} tokens is longer than the prompt of {args.prompt}; set --shared "
+            "lower, or --prompt higher"
+        )
+
+
+def _engine_config(args: argparse.Namespace) -> EngineConfig:
+    parser: Parser = args.parser
+    try:
+        return EngineConfig(
+            ModelConfig(model=args.model, max_model_len=args.max_model_len, quantization=args.quantization),
+            CacheConfig(
+                page_size=args.page_size,
+                gpu_memory_utilization=args.gpu_memory_utilization,
+                host_memory_bytes=args.host_memory,
+            ),
+        )
+    except ConfigError as error:
+        parser.error(str(error))
+
+
+def _checkpoint(model: str) -> Checkpoint:
+    """Returns the checkpoint that a folder, a hub name or the path of a ``config.json`` names."""
+    from radixkv.checkpoints import resolve
+
+    path = Path(model)
+    return resolve(
+        str(path.parent) if path.name == "config.json" and path.is_file() else model, load_format="dummy"
+    )
+
+
+def _requests(args: argparse.Namespace, max_model_len: int) -> tuple[Recording | None, RequestShape]:
+    """Returns the recording, if there is one, and the typical request.
+
+    Raises:
+        ConfigError: the request is too long, or the recording cannot be used.
+    """
+    from radixkv.lab.planner.plan import RequestShape
+    from radixkv.lab.planner.trace import typical_request
+
+    if args.trace is None:
+        recording = None
+        request = RequestShape(args.prompt, args.answer, args.shared or 0)
+    else:
+        from radixkv.lab.simulator.recording import read_recording
+
+        with Progress(f"reading {args.trace}"):
+            recording = read_recording(
+                args.trace, page_size=args.page_size, rule="engine", tokenizer=args.tokenizer
+            )
+        request = typical_request(recording, args.answer)
+    if request.prompt + request.answer > max_model_len:
+        raise ConfigError(
+            f"a prompt of {request.prompt} tokens and an answer of {request.answer} are longer than max_model_len "
+            f"{max_model_len}; set --prompt or --answer lower"
+        )
+    return recording, request
+
+
+def _save(
+    args: argparse.Namespace,
+    checkpoint: Checkpoint,
+    size: ModelSize,
+    gpu: Gpu,
+    request: RequestShape,
+    pools: list[PoolPlan],
+    results: list[Result],
+) -> None:
+    """Appends the plan to ``--output-file``."""
+    if args.output_file is None:
+        return
+    import msgspec
+
+    from radixkv.lab.bench.environment import provenance
+    from radixkv.lab.bench.output import append_lines
+
+    record = {
+        "bench": "plan",
+        "model": checkpoint.name,
+        "architecture": size.architecture,
+        "n_values": size.n_values,
+        "weight_bytes": size.weight_bytes,
+        "quantization": args.quantization,
+        "page_size": args.page_size,
+        "gpu_memory_bytes": gpu.n_bytes,
+        "gpu_memory_utilization": gpu.utilization,
+        "workspace_bytes": gpu.workspace_bytes,
+        "host_memory_bytes": args.host_memory,
+        "request": request._asdict(),
+        "rows": args.rows,
+        "pools": pools,
+        "hit_rates": results,
+        **provenance(),
+    }
+    append_lines(args.output_file, msgspec.json.encode(record) + b"\n")

@@ -1,0 +1,221 @@
+"""The figures of a plan: the KV pool, and the rows that fit it by reservation scheme."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from radixkv.errors import ConfigError
+from radixkv.lab.studies.paging.allocators import next_power_of_two
+from radixkv.runtime.device.cuda.model_size import ModelSize
+from radixkv.runtime.device.memory.copy_threads import count_slots
+from radixkv.runtime.device.memory.cpu.kv_pool import PageShape
+from radixkv.runtime.device.memory.cuda.pool_size import RESERVE_BYTES, MemoryUse, plan_pages
+
+SchemeName = Literal["reserve-maximum", "reserve-power-of-two", "paged", "radix"]
+"""The schemes of docs/paging.md; ``radix`` is ``paged`` with the shared prefix held once."""
+GIB = 1 << 30
+_GB = 10**9
+
+
+class RequestShape(NamedTuple):
+    """The lengths of a typical request, in tokens."""
+
+    prompt: int
+    answer: int
+    shared: int
+    """Leading tokens of the prompt that all requests have in common."""
+
+    @property
+    def stored(self) -> int:
+        """Tokens whose KV is stored at the end: no token reads that of the last one."""
+        return self.prompt + self.answer - 1
+
+    @property
+    def leased(self) -> int:
+        """Shared tokens that a request can lease: it computes at least one token of its prompt."""
+        return min(self.shared, self.prompt - 1)
+
+
+class Gpu(NamedTuple):
+    """The GPU's memory, and what a server takes of it beside weights and KV."""
+
+    n_bytes: int
+    utilization: float
+    """Share that a server may use."""
+    workspace_bytes: int
+    """Driver, largest step and CUDA graphs. A server measures it; a plan assumes it."""
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes for weights, workspace and pool."""
+        return min(int(self.n_bytes * self.utilization), self.n_bytes - RESERVE_BYTES)
+
+
+class SchemePlan(msgspec.Struct, frozen=True):
+    """What a scheme makes of a pool."""
+
+    scheme: SchemeName
+    tokens_per_row: int
+    """Token slots that only this row has, at its end."""
+    n_rows: int
+    """Requests that can all be at their end at once."""
+    longest_context: int
+    """Prompt and answer together, if as many rows run as were asked for, with the same answer and shared prefix."""
+
+
+class PoolPlan(msgspec.Struct, frozen=True):
+    """The pool with one dtype of K and V."""
+
+    kv_cache_dtype: str
+    """Value of the setting."""
+    value_bytes: int
+    kv_bytes_per_token: int
+    page_bytes: int
+    pool_bytes: int
+    n_pages: int
+    """Without the one that pads block tables."""
+    n_tokens: int
+    n_host_slots: int | None
+    """Pages in the host tier; None without one."""
+    schemes: tuple[SchemePlan, ...]
+
+    @property
+    def n_host_tokens(self) -> int | None:
+        """Tokens in the host tier; None without one."""
+        return None if self.n_host_slots is None else self.n_host_slots * (self.n_tokens // self.n_pages)
+
+
+def plan_pool(
+    size: ModelSize,
+    gpu: Gpu,
+    request: RequestShape,
+    *,
+    kv_cache_dtype: str,
+    page_size: int,
+    max_model_len: int,
+    n_rows: int,
+    host_bytes: int | None,
+) -> PoolPlan:
+    """Returns the pool that a server would have, and what each scheme makes of it.
+
+    Args:
+        size: of the model; ``check_fits`` has accepted it.
+        gpu: its memory.
+        request: a typical request.
+        kv_cache_dtype: value of the setting.
+        page_size: tokens per page.
+        max_model_len: most tokens of a prompt and an answer together.
+        n_rows: rows at once for which the longest context is computed.
+        host_bytes: size of the host tier; None: there is none.
+
+    Raises:
+        ConfigError: no page fits the pool or the host tier.
+    """
+    page = size.page(page_size, kv_cache_dtype)
+    n_pages = plan_pages(
+        page,
+        MemoryUse(gpu.n_bytes, gpu.n_bytes - size.weight_bytes, gpu.workspace_bytes),
+        kv_cache_memory_bytes=None,
+        max_total_tokens=None,
+        gpu_memory_utilization=gpu.utilization,
+        max_model_len=1,
+    )
+    return PoolPlan(
+        kv_cache_dtype=kv_cache_dtype,
+        value_bytes=page.dtype.itemsize,
+        kv_bytes_per_token=page.n_bytes // page_size,
+        page_bytes=page.n_bytes,
+        pool_bytes=gpu.usable_bytes - size.weight_bytes - gpu.workspace_bytes,
+        n_pages=n_pages,
+        n_tokens=n_pages * page_size,
+        n_host_slots=None if host_bytes is None else count_slots(host_bytes, page.n_bytes),
+        schemes=_schemes(n_pages, page_size, request, max_model_len, n_rows),
+    )
+
+
+def _schemes(
+    n_pages: int, page_size: int, request: RequestShape, max_model_len: int, n_rows: int
+) -> tuple[SchemePlan, ...]:
+    n_tokens, answer_slots = n_pages * page_size, next_power_of_two(request.answer)
+    row_pages, shared_pages = -(-request.stored // page_size), request.leased // page_size
+    slots_a_row = n_tokens // n_rows
+
+    def scheme(name: SchemeName, per_row: int, pool: int, unit: int, longest: int) -> SchemePlan:
+        return SchemePlan(name, per_row * unit, max(0, pool // per_row), min(max_model_len, max(0, longest)))
+
+    def paged(name: SchemeName, shared: int) -> SchemePlan:
+        own_pages = max(0, n_pages - shared) // n_rows
+        # The KV of the last token needs no slot.
+        longest = (own_pages + shared) * page_size + 1 if own_pages else 0
+        return scheme(name, row_pages - shared, n_pages - shared, page_size, longest)
+
+    power_slots = min(max_model_len, request.prompt + answer_slots)
+    return (
+        scheme("reserve-maximum", max_model_len, n_tokens, 1, slots_a_row),
+        scheme("reserve-power-of-two", power_slots, n_tokens, 1, slots_a_row - answer_slots + request.answer),
+        paged("paged", 0),
+        paged("radix", shared_pages),
+    )
+
+
+def check_fits(size: ModelSize, in_fp8: ModelSize | None, gpu: Gpu, page: PageShape, request: RequestShape) -> None:
+    """Checks that the GPU holds the model, its workspace and a page.
+
+    Args:
+        size: of the model as it is to be served.
+        in_fp8: of the model rounded to FP8; None if it cannot be.
+        gpu: its memory.
+        page: the page that must fit.
+        request: a typical request, for the memory that is advised.
+
+    Raises:
+        ConfigError: it does not fit. The error says how much is missing, and what would fit.
+    """
+    missing = _missing_bytes(size, gpu, page)
+    if missing <= 0:
+        return
+    advice = f"a GPU of {_sufficient_gb(size, gpu, page, request)} GB would hold it with one request"
+    if in_fp8 is not None:
+        fits = _missing_bytes(in_fp8, gpu, page) <= 0
+        in_gib = f"--quantization fp8 makes the weights {in_fp8.weight_bytes / GIB:.1f} GiB"
+        enough = "which fits" if fits else f"which needs {_sufficient_gb(in_fp8, gpu, page, request)} GB"
+        advice = f"{in_gib}, {enough}; {advice}"
+    raise ConfigError(f"{missing / GIB:.1f} GiB are missing: {_needs(size, gpu, page)}; {advice}")
+
+
+def _missing_bytes(size: ModelSize, gpu: Gpu, page: PageShape) -> int:
+    return max(_served_bytes(size, gpu, page) - gpu.usable_bytes, _loaded_bytes(size) - gpu.n_bytes)
+
+
+def _served_bytes(size: ModelSize, gpu: Gpu, page: PageShape) -> int:
+    """Returns the bytes of weights, workspace, and one page beside the one that pads."""
+    return size.weight_bytes + gpu.workspace_bytes + 2 * page.n_bytes
+
+
+def _loaded_bytes(size: ModelSize) -> int:
+    """Returns the bytes that are needed while the weights are loaded, before there is a pool."""
+    return size.weight_bytes + size.loading_bytes
+
+
+def _needs(size: ModelSize, gpu: Gpu, page: PageShape) -> str:
+    weights = f"the weights take {size.weight_bytes / GIB:.1f} GiB"
+    if _served_bytes(size, gpu, page) - gpu.usable_bytes < _loaded_bytes(size) - gpu.n_bytes:
+        return f"{weights} and converting them {size.loading_bytes / GIB:.1f}, and the GPU has {_size(gpu.n_bytes)}"
+    return (
+        f"{weights} and the workspace {gpu.workspace_bytes / GIB:.1f}, and {gpu.utilization:g} of "
+        f"{_size(gpu.n_bytes)} is {gpu.usable_bytes / GIB:.1f} GiB"
+    )
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / _GB:g} GB ({n_bytes / GIB:.1f} GiB)"
+
+
+def _sufficient_gb(size: ModelSize, gpu: Gpu, page: PageShape, request: RequestShape) -> int:
+    """Returns whole gigabytes of GPU memory that hold the model and one request."""
+    n_pages = -(-request.stored // page.page_size) + 1
+    used = size.weight_bytes + gpu.workspace_bytes + n_pages * page.n_bytes
+    needed = max(used / gpu.utilization, used + RESERVE_BYTES, _loaded_bytes(size))
+    return -int(-needed // _GB)

@@ -1,0 +1,168 @@
+"""The printed plan: each figure with the calculation that gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from radixkv.lab.bench.formatting import aligned_table, format_tokens, plural
+from radixkv.lab.planner.plan import GIB, Gpu, PoolPlan, RequestShape, SchemePlan
+from radixkv.lab.simulator.simulation import Result
+from radixkv.lab.studies.paging.allocators import next_power_of_two
+from radixkv.runtime.device.cuda.model_size import ModelSize
+
+_UNITS = ((GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+LABEL_WIDTH = len("a request  ")
+"""Characters before what a line says."""
+_COLUMNS = ("scheme", "slots or pages a row", "rows at once", "longest context")
+
+
+def model_lines(name: str, size: ModelSize, max_model_len: int) -> Iterator[str]:
+    """Yields the lines about the model and its weights."""
+    yield f"{name}: {size.architecture}, {size.dtype_name}, contexts of up to {max_model_len:,} tokens"
+    yield f"weights    {_weights(size)} = {_bytes(size.weight_bytes)}"
+
+
+def _weights(size: ModelSize) -> str:
+    width = size.dtype.itemsize
+    if not size.n_quantized_values:
+        return f"{size.n_values:,} values x {width} bytes"
+    n_dense = size.n_values - size.n_quantized_values
+    quantized_bytes = size.n_quantized_values if size.has_fp8 else size.n_quantized_values // 2
+    scale_bytes = size.weight_bytes - n_dense * width - quantized_bytes
+    return (
+        f"{n_dense:,} values x {width} bytes + {size.n_quantized_values:,} x {'1' if size.has_fp8 else '0.5'} + "
+        f"{scale_bytes:,} for scales"
+    )
+
+
+def request_line(request: RequestShape, page_size: int) -> str:
+    """Returns the line about a request's tokens and pages."""
+    shared = ""
+    if request.shared:
+        n_shared = request.leased // page_size
+        shared = f"; {request.leased:,} shared / {page_size} = {plural(n_shared, 'whole page')}"
+    return (
+        f"a request  {request.prompt:,} + {request.answer:,} - 1 = {plural(request.stored, 'token')} stored, "
+        f"/ {page_size} rounded up = {plural(-(-request.stored // page_size), 'page')}{shared}"
+    )
+
+
+def pool_lines(
+    pool: PoolPlan,
+    size: ModelSize,
+    gpu: Gpu,
+    request: RequestShape,
+    page_size: int,
+    max_model_len: int,
+    n_rows: int,
+) -> Iterator[str]:
+    """Yields the lines about the pool with one dtype of K and V, and what each scheme makes of it."""
+    dtype = size.dtype_name if pool.kv_cache_dtype == "auto" else pool.kv_cache_dtype
+    yield f"KV in {dtype}"
+    yield (
+        f"  a token  2 (K, V) x {size.n_layers} layers x {size.n_kv_heads} KV heads x {size.head_dim} x "
+        f"{plural(pool.value_bytes, 'byte')} = {plural(pool.kv_bytes_per_token, 'byte')}"
+    )
+    yield f"  a page   {page_size} x {pool.kv_bytes_per_token:,} = {_bytes(pool.page_bytes)}"
+    yield (
+        f"  pool     {_usable(gpu)} - {size.weight_bytes:,} weights - {gpu.workspace_bytes:,} workspace = "
+        f"{_bytes(pool.pool_bytes)}"
+    )
+    yield (
+        f"           / {pool.page_bytes:,} - 1 page of padding = {plural(pool.n_pages, 'page')} "
+        f"x {page_size} = {plural(pool.n_tokens, 'token')}"
+    )
+    if pool.n_host_slots is not None:
+        yield _host_line(pool, page_size, request)
+    cells = [_cells(scheme, pool, request, page_size, max_model_len, n_rows) for scheme in pool.schemes]
+    of_rows = f" of {plural(n_rows, 'row')}" if n_rows > 1 else ""
+    yield aligned_table((*_COLUMNS[:-1], _COLUMNS[-1] + of_rows), cells, has_numbers=False, indent="  ")
+
+
+def _usable(gpu: Gpu) -> str:
+    if gpu.usable_bytes < int(gpu.n_bytes * gpu.utilization):
+        return f"{gpu.n_bytes:,} - {gpu.n_bytes - gpu.usable_bytes:,} always free"
+    return f"{gpu.utilization:g} x {gpu.n_bytes:,}"
+
+
+def _host_line(pool: PoolPlan, page_size: int, request: RequestShape) -> str:
+    n_slots, n_tokens = pool.n_host_slots, pool.n_host_tokens
+    assert n_slots is not None
+    assert n_tokens is not None
+    row_pages = -(-request.stored // page_size)
+    return (
+        f"  host     {plural(n_slots, 'more page')} = {plural(n_tokens, 'token')}, cached only: "
+        f"{n_tokens / pool.n_tokens:.3g} pools, / {row_pages} = {plural(n_slots // row_pages, 'whole request')}"
+    )
+
+
+def _cells(
+    scheme: SchemePlan, pool: PoolPlan, request: RequestShape, page_size: int, max_model_len: int, n_rows: int
+) -> tuple[str, str, str, str]:
+    """Returns the cells of a scheme: what a row takes, rows, longest context."""
+    answer_slots = next_power_of_two(request.answer)
+    row_pages, shared_pages = -(-request.stored // page_size), request.leased // page_size
+    taken, n_units, shared = f"{scheme.tokens_per_row:,}", pool.n_tokens, 0
+    longest = f"{pool.n_tokens:,} / {n_rows}"
+    if scheme.scheme == "reserve-power-of-two":
+        taken = f"{request.prompt:,} + {answer_slots:,} = {request.prompt + answer_slots:,}"
+        if request.prompt + answer_slots > max_model_len:
+            taken += f", at most {max_model_len:,}"
+        longest += f" - {answer_slots:,} + {request.answer:,}"
+    elif scheme.scheme in ("paged", "radix"):
+        n_units = pool.n_pages
+        taken = f"{row_pages:,} pages"
+        longest = f"{pool.n_pages:,} / {n_rows} x {page_size} + 1"
+        if scheme.scheme == "radix" and shared_pages:
+            shared = shared_pages
+            taken = f"{row_pages:,} - {shared_pages:,} = {plural(row_pages - shared_pages, 'page')}"
+            longest = f"(({pool.n_pages:,} - {shared:,}) / {n_rows} + {shared:,}) x {page_size} + 1"
+    per_row = scheme.tokens_per_row // (page_size if n_units == pool.n_pages else 1)
+    units = f"({n_units:,} - {shared:,})" if shared else f"{n_units:,}"
+    limit = ", the maximum" if scheme.longest_context == max_model_len else ""
+    return (
+        scheme.scheme,
+        taken,
+        f"{units} / {per_row:,} = {scheme.n_rows:,}",
+        f"{longest} = {scheme.longest_context:,}" if not limit else f"{scheme.longest_context:,}{limit}",
+    )
+
+
+def hit_rate_lines(results: Sequence[Result], pools: Sequence[PoolPlan]) -> Iterator[str]:
+    """Yields a line for the replay in each pool, and one for that in an infinite pool, which is the last result."""
+    for result, pool in zip(results, pools, strict=False):
+        host = (
+            f" and {format_tokens(pool.n_host_tokens)} in the host tier" if pool.n_host_tokens is not None else ""
+        )
+        too_large = f"; {plural(result.n_too_large, 'request')} too large for it" if result.n_too_large else ""
+        yield f"hit rate   {_rate(result)}, in {format_tokens(pool.n_tokens)} tokens{host}{too_large}"
+    infinite = results[-1]
+    most = format_tokens(infinite.most_cached_tokens)
+    yield f"           {_rate(infinite)}, in an infinite pool, which would hold {most} tokens"
+
+
+def remarks(
+    pools: Sequence[PoolPlan], max_num_seqs: int, max_model_len: int, request: RequestShape
+) -> Iterator[str]:
+    """Yields remarks on what a server limits beside memory, and on how rows are counted."""
+    for pool in pools:
+        if pool.n_tokens < max_model_len:
+            yield (
+                f"with --kv-cache-dtype {pool.kv_cache_dtype} a server needs --max-model-len {pool.n_tokens} or "
+                "less, so that the pool holds the longest request"
+            )
+    if any(scheme.n_rows > max_num_seqs for pool in pools for scheme in pool.schemes):
+        yield f"a server runs at most {max_num_seqs} rows at once, unless --max-num-seqs allows more"
+    yield (
+        f"rows count as they are at their end; on the way there they hold {request.answer / 2:,.0f} tokens less on "
+        "average"
+    )
+
+
+def _rate(result: Result) -> str:
+    return f"{result.n_cached_tokens:,} / {result.n_prompt_tokens:,} prompt tokens = {result.hit_rate_pct:.1f}%"
+
+
+def _bytes(n_bytes: int) -> str:
+    size, unit = next(((size, unit) for size, unit in _UNITS if n_bytes >= size), _UNITS[-1])
+    return f"{n_bytes:,} bytes ({n_bytes / size:.1f} {unit})"

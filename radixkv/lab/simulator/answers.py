@@ -1,0 +1,89 @@
+"""The answers of a replay: how long each is, and which of its tokens later prompts send back."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Protocol
+
+from radixkv.errors import ConfigError
+from radixkv.lab.simulator.recording import Recording
+from radixkv.lab.simulator.traffic import TokenTraffic, Traffic
+from radixkv.tree.node import TOKEN_BYTES
+
+MAX_ANSWER_TOKENS = (1 << 30) - 1
+"""Most tokens of all answers."""
+_FIRST_FILLER = 1 << 30
+"""Tokens that no prompt has begin here; each stands in one answer."""
+_MAX_CANDIDATES = 64
+"""Prompts that are looked at for the one that continues another."""
+
+
+class Answers(Protocol):
+    """The answers of a replay's prompts."""
+
+    lengths: Sequence[int]
+    """Tokens of each prompt's answer, at least 1."""
+
+    def symbols(self, index: int) -> bytes:
+        """Returns the tokens of a prompt's answer, little-endian int32."""
+        ...
+
+
+class RecordedAnswers:
+    """Tokens of answers of known lengths.
+
+    Where a later prompt begins with a prompt, what follows there is the prompt's answer: the next turn of a chat
+    sends it back. All other tokens of answers are new, and no prompt has them.
+
+    Args:
+        traffic: the prompts; each symbol is one token.
+        lengths: tokens of each prompt's answer, at least 1.
+    """
+
+    def __init__(self, traffic: Traffic, lengths: Sequence[int]) -> None:
+        self.lengths = lengths
+        self._traffic = traffic
+        self._starts = [0, *accumulate(lengths)]
+        assert self._starts[-1] <= MAX_ANSWER_TOKENS, "each has a token of its own"
+        # Of a trace of blocks nothing is known of answers, and its symbols are made anew each time.
+        has_tokens = isinstance(traffic, TokenTraffic)
+        prompts = [traffic.symbols(index) for index in range(len(lengths) if has_tokens else 0)]
+        self._order = sorted(range(len(prompts)), key=lambda index: (prompts[index], index))
+        self._sorted = [prompts[index] for index in self._order]
+
+    def symbols(self, index: int) -> bytes:
+        """Returns the tokens of a prompt's answer, little-endian int32. O(tokens)."""
+        length, prompt = self.lengths[index], self._traffic.symbols(index)
+        first = _FIRST_FILLER + self._starts[index]
+        filler = array("i", range(first, first + length)).tobytes()
+        place = bisect_left(self._sorted, prompt)
+        for other in range(place, min(place + _MAX_CANDIDATES, len(self._order))):
+            following = self._sorted[other]
+            if not following.startswith(prompt):
+                break
+            if self._order[other] > index and len(following) > len(prompt):
+                sent_back = following[len(prompt) : len(prompt) + length * TOKEN_BYTES]
+                return sent_back + filler[len(sent_back) :]
+        return filler
+
+
+def recorded_answers(recording: Recording, output_len: int | None) -> RecordedAnswers | None:
+    """Returns the answers of a recording; None if it does not say how long they are, and ``output_len`` does not.
+
+    Raises:
+        ConfigError: both say it, or there are too many tokens.
+    """
+    lengths = recording.answer_tokens
+    if lengths is not None and output_len is not None:
+        raise ConfigError(f"{recording.name} says how long its answers are; leave output_len {output_len} out")
+    if lengths is None and output_len is not None:
+        lengths = [output_len] * len(recording.traffic.n_tokens)
+    if lengths is not None and sum(lengths) > MAX_ANSWER_TOKENS:
+        raise ConfigError(
+            f"the answers of {recording.name} have {sum(lengths):,} tokens, more than {MAX_ANSWER_TOKENS:,}; "
+            "replay a part of the file, or shorter answers"
+        )
+    return None if lengths is None else RecordedAnswers(recording.traffic, lengths)

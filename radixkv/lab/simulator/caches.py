@@ -1,0 +1,196 @@
+"""The production page caches of a replay: the device's, and the tiers behind it, whose copies take no time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from radixkv.errors import ConfigError
+from radixkv.lab.simulator.instant_copies import InstantCopier, InstantStore
+from radixkv.lab.simulator.next_use import OracleEviction
+from radixkv.lab.simulator.traffic import Traffic
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.request import Request
+from radixkv.runtime.tiers.disk_tier import DiskTier
+from radixkv.runtime.tiers.load_cost import LoadCost
+from radixkv.runtime.tiers.stores.page_keys import KEY_BYTES
+from radixkv.runtime.tiers.transfers import Transfers
+from radixkv.settings.config import CacheConfig
+from radixkv.tree.eviction import EvictionPolicy, open_eviction_policy
+
+Policy = Literal["lru", "lfuda", "adaptive", "oracle"]
+"""Which pages are evicted first: the server's policies, and those used again last (``oracle``)."""
+
+GHOST_CAPACITY = CacheConfig().ghost_capacity
+"""The server's default."""
+
+
+class Capacity(NamedTuple):
+    """Capacities of the tiers, in tokens."""
+
+    device: int
+    host: int | None = None
+    """None: no host tier."""
+    disk: int | None = None
+    """None: no disk tier, which needs a host tier."""
+
+    def times(self, factor: int) -> Capacity:
+        """Returns the capacities of that many servers together."""
+        return Capacity(
+            factor * self.device,
+            None if self.host is None else factor * self.host,
+            None if self.disk is None else factor * self.disk,
+        )
+
+
+class CostModel(NamedTuple):
+    """Time of a token in microseconds.
+
+    The defaults are those of Llama 3 8B in bfloat16 on an H200, with a disk of 6 GB/s.
+    """
+
+    load_us_per_token: float = 2.4
+    """To copy its KV from the host to the device."""
+    compute_us_per_token: float = 21.7
+    """To compute it as part of a prompt."""
+    fetch_us_per_token: float = 21.8
+    """To copy its KV from disk to the host."""
+
+    def saved_seconds(self, n_cached: int, n_loaded: int, n_fetched: int) -> float:
+        """Returns the time saved by ``n_cached`` cached tokens.
+
+        Args:
+            n_cached: cached tokens, in any tier.
+            n_loaded: those of them that were loaded from the host.
+            n_fetched: those of the loaded ones that were fetched from disk before.
+        """
+        copied_us = n_loaded * self.load_us_per_token + n_fetched * self.fetch_us_per_token
+        return (n_cached * self.compute_us_per_token - copied_us) / 1e6
+
+
+COSTS = CostModel()
+"""The default of replays."""
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """The counts of one replay with one capacity and one policy."""
+
+    n_cached_tokens: list[int]
+    """Cached tokens of each prompt, in any tier."""
+    n_loaded_tokens: int
+    """Those that were loaded from the host tier, of all prompts."""
+    n_fetched_tokens: int
+    """Those of the loaded ones that were fetched from disk before."""
+    n_too_large: int
+    """Prompts larger than the pool: they are refused and count as 0 cached tokens."""
+    n_evicted_pages: int
+    """Pages evicted from the device during the replay."""
+    max_cached_pages: int
+    """Maximum number of cached pages of the device, sampled after each prompt or step."""
+
+
+class CachedTokens(NamedTuple):
+    """Cached tokens of one prompt."""
+
+    n_cached: int
+    """In any tier."""
+    n_loaded: int
+    """Those of them that were loaded from the host tier."""
+    n_fetched: int
+    """Those of the loaded ones that were fetched from disk before."""
+
+
+class ReplayCaches:
+    """The device's page cache, the host tier and the disk tier, between which the production transfers copy.
+
+    Args:
+        traffic: the prompts.
+        n_pages: pages of the device.
+        n_host_pages: pages of the host tier; None: no host tier.
+        n_disk_pages: pages of the disk tier, which needs a host tier; None: no disk tier.
+        policy: the eviction policy of device and host tier. The disk tier has an order of its own.
+        ghost_capacity: evicted pages that ``adaptive`` remembers, as a multiple of the pages cached.
+        costs: decide between loading and computing.
+
+    Raises:
+        ConfigError: a disk tier without a host tier.
+    """
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        n_pages: int,
+        n_host_pages: int | None,
+        n_disk_pages: int | None,
+        policy: Policy,
+        ghost_capacity: float,
+        costs: CostModel,
+    ) -> None:
+        if n_disk_pages is not None and n_host_pages is None:
+            raise ConfigError("pages come back from disk through a host tier; give a host tier, or no disk tier")
+        n_trees = 1 if n_host_pages is None else 2
+        self.policies = [_open_policy(traffic, policy, ghost_capacity) for _ in range(n_trees)]
+        """The policy object of the device and of the host tier."""
+        self.device = PageCache(
+            n_pages,
+            traffic.symbols_per_page,
+            policy=self.policies[0],
+            min_copied_tokens=traffic.min_copied_symbols,
+        )
+        self.transfers: Transfers | None = None
+        self.tiers = [self.device]
+        """The page caches of device and host tier."""
+        self._traffic = traffic
+        if n_host_pages is not None:
+            host = PageCache(n_host_pages, traffic.symbols_per_page, policy=self.policies[1])
+            copier = InstantCopier(traffic.page_size * costs.load_us_per_token / 1e6)
+            cost, disk = _load_cost(traffic, costs), None
+            if n_disk_pages is not None:
+                store = InstantStore(n_disk_pages, traffic.page_size * costs.fetch_us_per_token / 1e6)
+                disk = DiskTier(host, store, bytes(KEY_BYTES), copier.buffer, cost)
+            self.transfers = Transfers(self.device, host, copier, disk, cost=cost)
+            self.tiers.append(host)
+
+    def finish_stores(self) -> None:
+        """Copies all offered pages to the host tier, and on to disk. No request may be in flight. O(pages)."""
+        if (transfers := self.transfers) is not None:
+            while (
+                transfers.n_offers or transfers.is_busy or (transfers.disk is not None and transfers.disk.n_offers)
+            ):
+                transfers.advance()
+
+    def flush(self) -> None:
+        """Finishes all stores and empties the tiers, which frees their memory. No request may be in flight."""
+        self.finish_stores()
+        for tier in self.tiers:
+            tier.flush()
+
+    def cached_tokens(self, index: int, request: Request) -> CachedTokens:
+        """Returns the cached tokens of prompt ``index``, whose request has finished."""
+        assert request.n_cached is not None, "a finished request was scheduled"
+        n_cached, n_on_device, n_in_memory = (
+            self._traffic.n_cached_tokens(index, n_symbols)
+            for n_symbols in (
+                request.n_cached,
+                request.n_cached - request.n_loaded,
+                request.n_cached - request.n_fetched,
+            )
+        )
+        return CachedTokens(n_cached, n_cached - n_on_device, n_cached - n_in_memory)
+
+
+def _open_policy(traffic: Traffic, name: Policy, ghost_capacity: float) -> EvictionPolicy:
+    if name == "oracle":
+        return OracleEviction(len(traffic.n_tokens))
+    return open_eviction_policy(name, ghost_capacity)
+
+
+def _load_cost(traffic: Traffic, costs: CostModel) -> LoadCost:
+    """Returns an estimate that knows the costs already. The caches count symbols for tokens."""
+    cost, n_pages = LoadCost(), 1000
+    n_symbols, n_tokens = n_pages * traffic.symbols_per_page, n_pages * traffic.page_size
+    cost.add_load(n_symbols, n_tokens * costs.load_us_per_token / 1e6)
+    cost.add_fetch(n_symbols, n_tokens * costs.fetch_us_per_token / 1e6)
+    cost.add_step(n_symbols, n_symbols, n_tokens * costs.compute_us_per_token / 1e6)
+    return cost

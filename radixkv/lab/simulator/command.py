@@ -1,0 +1,450 @@
+"""``radixkv simulate``: cache hit rates of recorded traffic by cache capacity."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from radixkv.settings.arguments import Parser, byte_size, count, number, whole_number
+from radixkv.terminal_progress import Progress
+
+if TYPE_CHECKING:
+    from radixkv.lab.simulator.caches import Capacity, Policy
+    from radixkv.lab.simulator.routers import Routing
+    from radixkv.lab.simulator.simulation import Result
+
+POLICIES: tuple[Policy, ...] = ("lru", "lfuda", "adaptive", "oracle")
+DEFAULT_POLICIES: tuple[Policy, ...] = ("lru", "oracle")
+ROUTINGS: tuple[Routing, ...] = ("round-robin", "prefix", "events")
+MAX_SERVERS = 10_000
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+_CAPACITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)((?:[kmg]i?)?)")
+_TIER_SIZE = re.compile(r"\s*(?:(\w+)\s*=)?(.*)", re.DOTALL)
+_TIER_BEFORE = {"host": "device", "disk": "host"}
+"""The tier that must be given before a tier."""
+
+EXAMPLES = """\
+examples:
+  radixkv simulate --trace mooncake.jsonl --capacity 0.5M,5M,15M
+  radixkv simulate --trace mooncake.jsonl --capacity 5M --eviction-policy lru,adaptive --ends-known 0.5
+  radixkv simulate --trace mooncake.jsonl --capacity device=0.5M,host=5M --eviction-policy lru
+  radixkv simulate --trace mooncake.jsonl --capacity device=0.5M,host=5M,disk=50M --fetch-us-per-token 5.5
+  radixkv simulate --trace mooncake.jsonl --capacity 1.5M --servers 4,16 --routing round-robin,prefix
+  radixkv simulate --trace requests.jsonl --tokenizer ./my-model --capacity 100k,1M --eviction-policy lru
+  radixkv simulate --trace token_ids.jsonl --capacity 1M --model ./my-model --plot pictures
+"""
+
+
+def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
+    """Adds the command, with ``summary`` as its help."""
+    parser = commands.add_parser(
+        "simulate",
+        help=summary,
+        description="Replay recorded requests through the production scheduler, page pool and radix tree,\n"
+        "without a model, and print hit rate and evictions by cache capacity.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    traffic = parser.add_argument_group("traffic")
+    traffic.add_argument(
+        "--trace",
+        type=_trace,
+        required=True,
+        metavar="FILE",
+        help="file of JSON lines: a Mooncake trace, a log of requests (prompt or messages), prompt_token_ids, or "
+        "conversations (OpenAI messages with answers, ShareGPT)",
+    )
+    traffic.add_argument(
+        "--tokenizer",
+        metavar="MODEL",
+        help="tokenizer of a trace with texts, for chats with a chat template: a folder, a hub name or 'tiny'",
+    )
+    traffic.add_argument(
+        "--conversations",
+        action="store_true",
+        help="take every line with messages as a recorded conversation, in which each answer was a request; "
+        "without this flag, a line whose last message is not the assistant's is one request",
+    )
+    traffic.add_argument(
+        "--skip-bad-lines",
+        action="store_true",
+        help="skip and count malformed lines of the trace instead of failing",
+    )
+    cache = parser.add_argument_group("cache")
+    cache.add_argument(
+        "--capacity",
+        type=_capacities,
+        required=True,
+        metavar="TOKENS,...",
+        help="cache capacities in tokens, such as 0.5M,5M,15M or 512k, in powers of 1,000 also with a "
+        "capital (Ki and Mi: of 1,024); an infinite one is always added. "
+        "device=0.5M,host=5M,disk=50M is one capacity with a host tier and a disk tier; another device= begins the "
+        "next one",
+    )
+    cache.add_argument(
+        "--eviction-policy",
+        "--policy",
+        type=_policies,
+        metavar="NAME,...",
+        help="eviction policies of device and host: lru, lfuda and adaptive are the server's; oracle evicts the "
+        "page whose next use is furthest in the future (default: lru,oracle; lru with --concurrency or "
+        "--servers above 1)",
+    )
+    cache.add_argument(
+        "--ghost-capacity",
+        type=number,
+        metavar="FACTOR",
+        help="how many evicted pages adaptive remembers, as a multiple of the pages cached (default: 4)",
+    )
+    cache.add_argument(
+        "--ends-known",
+        type=number,
+        default=0.0,
+        metavar="SHARE",
+        help="share of the requests, drawn at random, after which the cache is told which of their pages no later "
+        "request uses, as if clients had closed their conversations; it evicts these first (default: 0)",
+    )
+    cache.add_argument(
+        "--load-us-per-token",
+        type=number,
+        metavar="MICROSECONDS",
+        help="time to load a token's KV from the host tier (default: 2.4, of Llama 3 8B on an H200)",
+    )
+    cache.add_argument(
+        "--fetch-us-per-token",
+        type=number,
+        metavar="MICROSECONDS",
+        help="time to fetch a token's KV from the disk tier into the host tier (default: 21.8, of Llama 3 8B and a "
+        "disk of 6 GB/s)",
+    )
+    cache.add_argument(
+        "--compute-us-per-token",
+        type=number,
+        metavar="MICROSECONDS",
+        help="time to compute a token of a prompt (default: 21.7, of Llama 3 8B on an H200)",
+    )
+    cache.add_argument(
+        "--page-size",
+        "--block-size",
+        type=count,
+        metavar="TOKENS",
+        help="tokens per page (default: 16; 512 for a trace with --rule blocks)",
+    )
+    cache.add_argument(
+        "--rule",
+        choices=("blocks", "engine"),
+        help="what counts as a hit. blocks: even a partial last block of a trace is shared, and the request in "
+        "flight needs no capacity. engine, as in radixkv: of a trace only whole pages are shared, of prompts with "
+        "tokens also parts of pages; at least one token of each prompt is computed, and running requests take "
+        "their pages from the capacity (default: blocks for traces with one request in flight, else engine)",
+    )
+    cache.add_argument(
+        "--concurrency",
+        "--max-concurrency",
+        type=count,
+        default=1,
+        metavar="REQUESTS",
+        help="number of requests in flight, scheduled as by the server (default: 1)",
+    )
+    cache.add_argument(
+        "--max-num-batched-tokens",
+        "--chunked-prefill-size",
+        type=count,
+        metavar="TOKENS",
+        help="maximum number of tokens in a step, with --concurrency above 1 (default: 8192)",
+    )
+    cache.add_argument(
+        "--output-len",
+        type=count,
+        metavar="TOKENS",
+        help="length of each answer, with --concurrency above 1 and a file that does not say it; answers take "
+        "pages of the capacity, and later turns of chats find them (default: the first token ends a request)",
+    )
+    servers = parser.add_argument_group("servers")
+    servers.add_argument(
+        "--servers",
+        type=_server_counts,
+        default=(1,),
+        metavar="N,...",
+        help="number of servers behind a router, each with caches of --capacity. One server with the capacity of "
+        "all of them is shown, too (default: 1)",
+    )
+    servers.add_argument(
+        "--routing",
+        type=_routings,
+        metavar="NAME,...",
+        help="what the router knows. round-robin: nothing; prefix: the prompts that it sent itself, and not what "
+        "servers evict; events: which pages each server has, from its cache events (default: all three)",
+    )
+    servers.add_argument(
+        "--events-delay",
+        type=count,
+        metavar="REQUESTS",
+        help="requests that --routing events sends on before it learns what the events of one say (default: 0, as "
+        "if the router asked all servers)",
+    )
+    size = cache.add_mutually_exclusive_group()
+    size.add_argument(
+        "--model", metavar="MODEL", help="also show capacities in bytes, for the 16-bit KV pages of this model"
+    )
+    size.add_argument(
+        "--kv-bytes-per-token",
+        type=byte_size,
+        metavar="SIZE",
+        help="also show capacities in bytes, for KV of this size per token, such as 131072 for Llama 3 8B",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--output-file", type=Path, metavar="FILE", help="append one JSON line per result to this file"
+    )
+    output.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FOLDER",
+        help="write the curve of hit rates into this folder, as an HTML page and a PNG",
+    )
+    parser.set_defaults(parser=parser, run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the table, each line as soon as its replay is done; returns the exit code."""
+    parser: Parser = args.parser
+    for name in ("page_size", "kv_bytes_per_token", "concurrency", "max_num_batched_tokens", "output_len"):
+        value = vars(args)[name]
+        if value is not None and value < 1:
+            parser.error(f"{name} {value} must be at least 1")
+    is_serial = args.concurrency == 1
+    if is_serial and args.max_num_batched_tokens is not None:
+        parser.error(
+            "--max-num-batched-tokens needs several requests in flight; give --concurrency, or leave it out"
+        )
+    if is_serial and args.output_len is not None:
+        parser.error("--output-len needs several requests in flight; give --concurrency, or leave it out")
+    has_servers = max(args.servers) > 1
+    policies = args.eviction_policy or (DEFAULT_POLICIES if is_serial and not has_servers else ("lru",))
+    routings = args.routing or ROUTINGS
+    if not is_serial and ("oracle" in policies or args.ends_known):
+        flag = "--eviction-policy oracle" if "oracle" in policies else "--ends-known"
+        parser.error(
+            f"{flag} supports only one request in flight, because it needs to know the order of requests; use "
+            "--eviction-policy lru with --concurrency"
+        )
+    _check_tier_flags(parser, args, policies)
+    _check_server_flags(parser, args, policies, routings)
+    from radixkv.lab.bench.formatting import wrapped
+    from radixkv.lab.bench.output import check_outputs
+    from radixkv.lab.simulator.answers import recorded_answers
+    from radixkv.lab.simulator.caches import COSTS, GHOST_CAPACITY, CostModel
+    from radixkv.lab.simulator.concurrent_replay import MAX_NUM_BATCHED_TOKENS
+    from radixkv.lab.simulator.kv_size import kv_bytes_per_token
+    from radixkv.lab.simulator.recording import read_recording
+    from radixkv.lab.simulator.result_table import Table, remarks, title
+    from radixkv.lab.simulator.simulation import simulate
+
+    check_outputs(args.output_file, args.plot)
+    n_bytes = args.kv_bytes_per_token if args.model is None else kv_bytes_per_token(args.model)
+    with Progress(f"reading {args.trace}"):
+        recording = read_recording(
+            args.trace,
+            page_size=args.page_size,
+            rule=args.rule if is_serial else args.rule or "engine",
+            tokenizer=args.tokenizer,
+            conversations=args.conversations,
+            skip_bad_lines=args.skip_bad_lines,
+            compact_pages=is_serial,
+        )
+    answers = None if is_serial else recorded_answers(recording, args.output_len)
+    replays = simulate(
+        recording,
+        args.capacity,
+        policies,
+        n_bytes,
+        ghost_capacity=GHOST_CAPACITY if args.ghost_capacity is None else args.ghost_capacity,
+        ends_known=args.ends_known,
+        costs=CostModel(
+            COSTS.load_us_per_token if args.load_us_per_token is None else args.load_us_per_token,
+            COSTS.compute_us_per_token if args.compute_us_per_token is None else args.compute_us_per_token,
+            COSTS.fetch_us_per_token if args.fetch_us_per_token is None else args.fetch_us_per_token,
+        ),
+        concurrency=args.concurrency,
+        max_num_batched_tokens=args.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS,
+        answers=answers,
+        servers=args.servers,
+        routings=routings,
+        events_delay=args.events_delay or 0,
+        show_progress=True,
+    )
+    provenance = _provenance(args)
+    table = Table(_has_tier(args, "host"), _has_tier(args, "disk"), n_bytes is not None, has_servers)
+    print(wrapped(title(recording, args.concurrency, args.ends_known)))
+    print(table.header, flush=True)
+    results: list[Result] = []
+    for result in replays:
+        print(table.row(table.cells(result)), flush=True)
+        _save_result(args, result, provenance)
+        results.append(result)
+    for line in table.rest([table.cells(result) for result in results]):
+        print(line)
+    for remark in remarks(results, recording):
+        print(wrapped(remark))
+    if args.plot is not None:
+        from radixkv.lab.simulator.hit_rate_plot import plot
+
+        with Progress("drawing the plot"):
+            plot(results, recording, table, args.plot)
+        print(f"plots: {args.plot / 'index.html'}")
+    return 0
+
+
+def _has_tier(args: argparse.Namespace, tier: Literal["host", "disk"]) -> bool:
+    return any(capacity._asdict()[tier] is not None for capacity in args.capacity)
+
+
+def _check_tier_flags(parser: Parser, args: argparse.Namespace, policies: Sequence[Policy]) -> None:
+    """Refuses values out of range, and flags that change nothing."""
+    if not 0 <= args.ends_known <= 1:
+        parser.error(f"ends_known {args.ends_known:g} must be between 0 and 1")
+    if args.ghost_capacity is not None:
+        if "adaptive" not in policies:
+            parser.error("--ghost-capacity is for --eviction-policy adaptive; give that, or leave it out")
+        if not 0 <= args.ghost_capacity < math.inf:
+            parser.error(f"ghost_capacity {args.ghost_capacity:g} must be a number of at least 0")
+    for name in ("load_us_per_token", "fetch_us_per_token", "compute_us_per_token"):
+        value = vars(args)[name]
+        if value is not None:
+            flag = f"--{name.replace('_', '-')}"
+            if name == "fetch_us_per_token" and not _has_tier(args, "disk"):
+                parser.error(
+                    f"{flag} needs a disk tier; give --capacity device=...,host=...,disk=..., or leave it out"
+                )
+            if not _has_tier(args, "host"):
+                parser.error(f"{flag} needs a host tier; give --capacity device=...,host=..., or leave it out")
+            if not 0 < value < math.inf:
+                parser.error(f"{name} {value:g} must be above 0")
+
+
+def _check_server_flags(
+    parser: Parser, args: argparse.Namespace, policies: Sequence[Policy], routings: Sequence[Routing]
+) -> None:
+    """Refuses what several servers exclude, and flags that change nothing."""
+    has_servers = max(args.servers) > 1
+    for name in ("routing", "events_delay"):
+        if vars(args)[name] is not None and not has_servers:
+            flag = f"--{name.replace('_', '-')}"
+            parser.error(f"{flag} needs several servers; give --servers, or leave it out")
+    if args.events_delay is not None:
+        if "events" not in routings:
+            parser.error("--events-delay is for --routing events; give that, or leave it out")
+        if args.events_delay < 0:
+            parser.error(f"events_delay {args.events_delay} must be at least 0")
+    if not has_servers:
+        return
+    if args.concurrency > 1:
+        parser.error("--concurrency is for one server; each of several has one request in flight, so leave it out")
+    if "oracle" in policies or args.ends_known:
+        flag = "--eviction-policy oracle" if "oracle" in policies else "--ends-known"
+        parser.error(
+            f"{flag} supports only one server, because it needs to know which requests a server gets; leave it "
+            "out, or leave --servers out"
+        )
+    if args.plot is not None:
+        parser.error("--plot draws one server only; leave it out, or leave --servers out")
+
+
+def _provenance(args: argparse.Namespace) -> dict[str, object]:
+    """Returns the provenance fields of the JSON lines; none without an output file."""
+    if args.output_file is None:
+        return {}
+    from radixkv.lab.bench.environment import provenance
+
+    return provenance()
+
+
+def _save_result(args: argparse.Namespace, result: Result, provenance: dict[str, object]) -> None:
+    """Appends a JSON line at once, because later replays may take long or be interrupted."""
+    if args.output_file is None:
+        return
+    import msgspec
+
+    from radixkv.lab.bench.output import append_lines
+
+    record = {"bench": "simulate", **msgspec.structs.asdict(result), **provenance}
+    append_lines(args.output_file, msgspec.json.encode(record) + b"\n")
+
+
+def _trace(text: str) -> Path:
+    if text == "-":
+        raise argparse.ArgumentTypeError(
+            "the trace is read twice, so it cannot be standard input; save it as a file"
+        )
+    return Path(text)
+
+
+def _capacities(text: str) -> list[Capacity]:
+    """Parses plain sizes and tiers: ``1M,device=0.5M,host=5M`` is one capacity without other tiers and one with."""
+    from radixkv.lab.simulator.caches import Capacity
+
+    capacities: list[Capacity] = []
+    tier_before = ""
+    for part in text.split(","):
+        match = _TIER_SIZE.fullmatch(part)
+        assert match is not None, "the pattern matches any text"
+        tier, size = (match[1] or "").lower(), match[2]
+        if tier not in ("", "device", "host", "disk"):
+            raise argparse.ArgumentTypeError(f"{part.strip()!r} is not a tier; use device=, host= and disk=")
+        if tier in _TIER_BEFORE and _TIER_BEFORE[tier] != tier_before:
+            raise argparse.ArgumentTypeError(
+                f"{part.strip()!r} needs {_TIER_BEFORE[tier]}= before it: device=0.5M,host=5M,disk=50M"
+            )
+        n_tokens, tier_before = _n_tokens(size), tier
+        if tier == "host":
+            capacities[-1] = capacities[-1]._replace(host=n_tokens)
+        elif tier == "disk":
+            capacities[-1] = capacities[-1]._replace(disk=n_tokens)
+        else:
+            capacities.append(Capacity(n_tokens))
+    return list(dict.fromkeys(capacities))
+
+
+def _n_tokens(text: str) -> int:
+    match = _CAPACITY.fullmatch(text.strip().lower())
+    n_tokens = Fraction(match[1]) * _UNITS[match[2]] if match is not None else Fraction(0)
+    if n_tokens < 1 or n_tokens.denominator != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of tokens; write 500000, 512k or 0.5M")
+    return int(n_tokens)
+
+
+def _policies(text: str) -> tuple[Policy, ...]:
+    named: list[Policy] = []
+    for name in text.split(","):
+        policy = next((policy for policy in POLICIES if policy == name.strip().lower()), None)
+        if policy is None:
+            raise argparse.ArgumentTypeError(f"{name!r} is not a policy; use {', '.join(POLICIES)}, or several")
+        named.append(policy)
+    return tuple(dict.fromkeys(named))
+
+
+def _server_counts(text: str) -> tuple[int, ...]:
+    counts: list[int] = []
+    for part in text.split(","):
+        n_servers = whole_number(part.strip())
+        if not 1 <= n_servers <= MAX_SERVERS:
+            raise argparse.ArgumentTypeError(f"{n_servers} servers are not 1 to {MAX_SERVERS:,}; give such numbers")
+        counts.append(n_servers)
+    return tuple(dict.fromkeys(counts))
+
+
+def _routings(text: str) -> tuple[Routing, ...]:
+    named: list[Routing] = []
+    for name in text.split(","):
+        routing = next((routing for routing in ROUTINGS if routing == name.strip().lower()), None)
+        if routing is None:
+            raise argparse.ArgumentTypeError(f"{name!r} is not a routing; use {', '.join(ROUTINGS)}, or several")
+        named.append(routing)
+    return tuple(dict.fromkeys(named))

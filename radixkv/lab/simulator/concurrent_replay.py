@@ -1,0 +1,173 @@
+"""A replay with several requests in flight on the production scheduler."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from heapq import nlargest
+
+from radixkv.errors import ConfigError
+from radixkv.lab.simulator.answers import Answers
+from radixkv.lab.simulator.caches import COSTS, GHOST_CAPACITY, CostModel, Policy, ReplayCaches, ReplayResult
+from radixkv.lab.simulator.traffic import Traffic
+from radixkv.runtime.request import Request
+from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.step.plan import Row, StepPlan
+from radixkv.runtime.step.result import StepResult
+from radixkv.settings.config import SchedulerConfig
+from radixkv.terminal_progress import Progress
+from radixkv.tree.node import TOKEN_BYTES, Namespace
+
+_LOOKAHEAD = 1
+"""Steps launched before the result of the oldest one is taken, as in the server's loop."""
+
+
+MAX_NUM_BATCHED_TOKENS = 8192
+"""Maximum tokens per step: the default on CUDA."""
+
+
+def check_concurrent_replay(traffic: Traffic, max_num_batched_tokens: int) -> None:
+    """Raises ``ConfigError`` if the rule is not ``engine`` or the step size is not a multiple of the page size."""
+    if traffic.rule != "engine":
+        raise ConfigError("several requests in flight share the engine's pool; use --rule engine")
+    n_pages, remainder = divmod(max_num_batched_tokens, traffic.page_size)
+    if n_pages < 1 or remainder:
+        raise ConfigError(
+            f"max_num_batched_tokens {max_num_batched_tokens} is not one or more pages of {traffic.page_size}"
+        )
+
+
+class ConcurrentReplay:
+    """A page pool and its scheduler, with clients that each send a new request as soon as their last one ends.
+
+    Args:
+        traffic: the prompts, under the rule ``engine``; each symbol is one token.
+        capacity_pages: pages of the pool; None makes it large enough that nothing is evicted.
+        concurrency: number of clients.
+        max_num_batched_tokens: maximum tokens per step.
+        policy: the eviction policy; not ``oracle``, because the order of requests is not known beforehand.
+        host_pages: pages of the host tier; None: no host tier.
+        disk_pages: pages of the disk tier, which needs a host tier; None: no disk tier.
+        ghost_capacity: evicted pages that ``adaptive`` remembers, as a multiple of the pages cached.
+        costs: decide whether pages are loaded from the tiers.
+        answers: of the prompts; they take steps and pages, and stay cached, as in the server. An answer ends early
+            where the pool has no room for the rest. None: each request ends with its first token.
+
+    Raises:
+        ConfigError: see ``check_concurrent_replay``; or there is a disk tier without a host tier.
+    """
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        capacity_pages: int | None,
+        concurrency: int,
+        max_num_batched_tokens: int,
+        policy: Policy = "lru",
+        *,
+        host_pages: int | None = None,
+        disk_pages: int | None = None,
+        ghost_capacity: float = GHOST_CAPACITY,
+        costs: CostModel = COSTS,
+        answers: Answers | None = None,
+    ) -> None:
+        check_concurrent_replay(traffic, max_num_batched_tokens)
+        concurrency = min(concurrency, len(traffic.n_tokens))  # more clients than requests stay idle
+        n_answer = [1] * len(traffic.n_tokens) if answers is None else answers.lengths
+        pages_in_flight = nlargest(
+            concurrency, (-(-sum(n) // traffic.page_size) + 1 for n in zip(traffic.n_tokens, n_answer, strict=True))
+        )
+        n_pages = traffic.n_distinct_pages + sum(pages_in_flight)  # enough that nothing is evicted
+        if answers is not None:
+            n_pages += sum(n // traffic.page_size + 1 for n in n_answer)
+        if capacity_pages is not None:
+            n_pages = min(n_pages, capacity_pages)
+        self._traffic = traffic
+        self._concurrency = concurrency
+        self._caches = ReplayCaches(traffic, n_pages, host_pages, disk_pages, policy, ghost_capacity, costs)
+        self.cache = self._caches.device
+        n_reserved_pages = -(-SchedulerConfig.num_reserved_decode_tokens // traffic.page_size)
+        self._scheduler = Scheduler(
+            self.cache,
+            max_num_seqs=concurrency,
+            max_num_batched_tokens=max_num_batched_tokens // traffic.page_size * traffic.symbols_per_page,
+            max_queued_requests=concurrency,
+            num_reserved_decode_tokens=n_reserved_pages * traffic.symbols_per_page,
+            transfers=self._caches.transfers,
+        )
+        self._namespace = Namespace()
+        self._launched: deque[StepPlan] = deque()
+        self._answers = answers
+        self._in_flight: dict[Request, int] = {}
+        """Prompt index of each request in flight."""
+        self._answer_of: dict[Request, array[int]] = {}
+        """The answer of each request in flight."""
+
+    def run(self, progress: Progress | None = None) -> ReplayResult:
+        """Replays all prompts and flushes the pool. About 0.2 ms per prompt and step, plus O(pages).
+
+        Args:
+            progress: shows how many prompts are sent.
+        """
+        traffic = self._traffic
+        cached = [0] * len(traffic.n_tokens)
+        n_loaded_tokens = n_fetched_tokens = n_too_large = max_cached_pages = 0
+        unsent = iter(range(len(cached)))
+        all_sent = False
+        while self._in_flight or not all_sent:
+            while len(self._in_flight) < self._concurrency and not all_sent:
+                index = next(unsent, None)
+                if progress is not None and index is not None:
+                    progress.show(f"{index}/{len(cached)} requests sent")
+                if index is None:
+                    all_sent = True
+                elif traffic.n_tokens[index] > self.cache.n_pages * traffic.page_size:
+                    n_too_large += 1
+                else:
+                    self._send(index)
+            for request in self._step():
+                index = self._in_flight.pop(request)
+                del self._answer_of[request]
+                cached[index], n_loaded, n_fetched = self._caches.cached_tokens(index, request)
+                n_loaded_tokens += n_loaded
+                n_fetched_tokens += n_fetched
+            max_cached_pages = max(max_cached_pages, self.cache.tree.n_pages_reachable)
+        self._caches.flush()
+        return ReplayResult(
+            cached, n_loaded_tokens, n_fetched_tokens, n_too_large, self.cache.n_evicted, max_cached_pages
+        )
+
+    def _send(self, index: int) -> None:
+        symbols = self._traffic.symbols(index)
+        n_prompt = len(symbols) // TOKEN_BYTES
+        answer = array("i", bytes(TOKEN_BYTES) if self._answers is None else self._answers.symbols(index))
+        n_room = self.cache.n_pages * self.cache.page_size - n_prompt
+        request = Request(
+            id="",
+            namespace=self._namespace,
+            tokens=bytearray(symbols),
+            n_prompt=n_prompt,
+            max_tokens=max(1, min(len(answer), n_room)),
+        )
+        self._in_flight[request] = index
+        self._answer_of[request] = answer
+        self._scheduler.add(request)
+
+    def _next_token(self, row: Row, request: Request) -> int:
+        """Returns the token that a row samples; -1 if it samples none, or after the end of its answer."""
+        answer = self._answer_of.get(request)
+        place = len(request.tokens) // TOKEN_BYTES - request.n_prompt
+        return -1 if row.sampling is None or answer is None or place >= len(answer) else answer[place]
+
+    def _step(self) -> list[Request]:
+        """Launches a step and completes the one before; returns the requests that finished."""
+        plan = self._scheduler.schedule()
+        if plan is not None:
+            self._launched.append(plan)
+        if len(self._launched) <= _LOOKAHEAD and (plan is not None or not self._launched):
+            return []
+        oldest = self._launched.popleft()
+        requests = self._scheduler.launched_plans[0].requests
+        tokens = [self._next_token(row, request) for row, request in zip(oldest.rows, requests, strict=True)]
+        updates = self._scheduler.complete(oldest, StepResult(tuple(tokens), (True,) * len(tokens)))
+        return [update.request for update in updates if update.finish_reason is not None]

@@ -1,0 +1,170 @@
+"""Copies between the tiers of a replay: they are finished at once, and say how long they would have taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+from radixkv.errors import InvariantError
+from radixkv.runtime.step.page_copier import FinishedCopy
+from radixkv.runtime.tiers.stores.file_index import FileIndex, IndexedFile
+from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
+
+
+class InstantCopier:
+    """A ``PageCopier`` whose copies are finished at once. Nothing is copied: a replay has no KV.
+
+    Args:
+        page_seconds: time that the load of a page would take.
+    """
+
+    n_slots = 0
+    page_bytes = 1
+
+    def __init__(self, page_seconds: float) -> None:
+        self._page_seconds = page_seconds
+        self._tickets = count()
+        self._finished: list[FinishedCopy] = []
+
+    def take_new_slots(self) -> range:
+        """Returns none: the host tier has all its slots from the start."""
+        return range(0)
+
+    def load(self, slots: Sequence[int], pages: Sequence[int]) -> int:
+        """Finishes a copy of the pages, with the time that it would take."""
+        ticket = next(self._tickets)
+        self._finished.append(FinishedCopy(ticket, len(pages) * self._page_seconds, None))
+        return ticket
+
+    def store(self, pages: Sequence[int], slots: Sequence[int]) -> int:
+        """Finishes a copy of the pages, with the time that a load of them would take."""
+        return self.load(slots, pages)
+
+    def take_finished(self) -> list[FinishedCopy]:
+        """Returns the copies since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def buffer(self, slot: int) -> memoryview:
+        """Returns an empty buffer: no slot has memory."""
+        return memoryview(b"")
+
+    def fileno(self) -> int:
+        """Raises ``InvariantError``: there is nothing to wait for."""
+        raise InvariantError("a replay waits for a copy, and copies take no time")
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class InstantStore:
+    """A ``PageStore`` that knows only which pages it has, in the index of the server's page files.
+
+    So the pages that go first are those that the server would remove.
+
+    Args:
+        max_pages: pages that it may have.
+        page_seconds: time that the load of a page would take.
+    """
+
+    page_bytes = 1
+
+    def __init__(self, max_pages: int, page_seconds: float) -> None:
+        self._max_pages = max_pages
+        self._page_seconds = page_seconds
+        self._index = FileIndex()
+        self._tickets, self._ticks = count(), count()
+        self._finished: list[FinishedTransfer] = []
+        self._n_written = 0
+        self._removed: list[bytes] | None = None
+        """Keys for ``take_removed``; None before its first call."""
+
+    @property
+    def n_pages(self) -> int:
+        """See ``PageStore``."""
+        return len(self._index)
+
+    @property
+    def n_bytes(self) -> int:
+        """See ``PageStore``."""
+        return self._index.n_bytes
+
+    @property
+    def counts(self) -> PageCounts:
+        """See ``PageStore``. No page is ever damaged."""
+        return PageCounts(self._n_written)
+
+    @property
+    def health(self) -> StoreHealth | None:
+        """See ``PageStore``."""
+        return None
+
+    def look_up(self, keys: Sequence[bytes]) -> int | None:
+        """See ``PageStore``."""
+        return None
+
+    def run(self, keys: Sequence[bytes]) -> int:
+        """See ``PageStore``."""
+        return self._index.run(keys)
+
+    def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
+        """See ``PageStore``."""
+        n_pages = self.run(keys)
+        for key in keys[:n_pages]:
+            self._index.touch(key, next(self._ticks))
+        return self._finish(n_pages)
+
+    def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
+        """See ``PageStore``."""
+        for key in keys:
+            tick = next(self._ticks)
+            if key in self._index:
+                self._index.touch(key, tick)
+                continue
+            if self.n_pages == self._max_pages and (first := self._index.first_to_go()) is not None:
+                self._index.remove(first.key)
+                self._note_removed(first.key)
+            self._index.add(IndexedFile(key, self.page_bytes, tick))
+            self._n_written += 1
+        return self._finish(len(keys))
+
+    def spare(self, keys: Sequence[bytes]) -> None:
+        """See ``PageStore``."""
+        self._index.spare(keys)
+
+    def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
+        """See ``PageStore``."""
+        files = self._index.remove_below(key, leading)
+        self._note_removed(*(file.key for file in files))
+        return Removal(self._finish(len(files)), len(files))
+
+    def clear(self) -> int:
+        """See ``PageStore``. Not recorded for ``take_removed``: a replay only clears the store at its end."""
+        n_pages, self._index = self.n_pages, FileIndex()
+        return self._finish(n_pages)
+
+    def take_removed(self) -> list[bytes]:
+        """See ``PageStore``."""
+        removed, self._removed = self._removed or [], []
+        return removed
+
+    def take_finished(self) -> list[FinishedTransfer]:
+        """See ``PageStore``."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def fileno(self) -> int:
+        """Raises ``InvariantError``: there is nothing to wait for."""
+        raise InvariantError("a replay waits for a transfer, and transfers take no time")
+
+    def close(self, timeout_s: float) -> None:
+        """Does nothing."""
+
+    def _note_removed(self, *keys: bytes) -> None:
+        if self._removed is not None:
+            self._removed += keys
+
+    def _finish(self, n_pages: int) -> int:
+        ticket = next(self._tickets)
+        self._finished.append(FinishedTransfer(ticket, n_pages, n_pages * self._page_seconds))
+        return ticket

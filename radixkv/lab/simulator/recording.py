@@ -1,0 +1,268 @@
+"""Reader of recorded requests: traces, request logs, conversations or token ids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import msgspec
+
+from radixkv.checkpoints import resolve_tokenizer
+from radixkv.errors import CheckpointError, ConfigError, RequestError
+from radixkv.generation.prompts import check_template_variables, effort_variables
+from radixkv.lab.bench.workloads.conversations import Line, answer_indices
+from radixkv.lab.bench.workloads.datasets import MESSAGES, Format, read_lines
+from radixkv.lab.bench.workloads.mooncake import BLOCK_LEN, read_trace
+from radixkv.lab.simulator.traffic import BlockTraffic, Rule, TokenTraffic, Traffic
+from radixkv.settings.config import CacheConfig
+from radixkv.text.chat_template import ChatTemplate
+from radixkv.text.messages import normalize_messages
+from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire.messages import pack_tokens
+
+_HEAD_BYTES = 1 << 20
+"""Bytes at the start of a file that are searched for a known field."""
+_KEY = re.compile(rb'"(hash_ids|prompt_token_ids|messages|conversations)"\s*:')
+_PROMPT_KEY = re.compile(rb'"(prompt)"\s*:')
+"""Searched for last, because lines of token ids may have the text, too."""
+
+TOKEN_IDS = Format(
+    name="a file of token ids",
+    item_format='{"prompt_token_ids": [id, ...]}',
+    fields=frozenset({"prompt_token_ids"}),
+    workload="trace",
+)
+REQUESTS = MESSAGES._replace(
+    name="a log of requests", item_format=f'{{"prompt": text or token ids}} or {MESSAGES.item_format}'
+)
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
+
+
+class _TokenRequest(msgspec.Struct, frozen=True):
+    prompt_token_ids: TokenIds
+
+
+class _LoggedRequest(Line, frozen=True):
+    """A line of a log: the fields of a request that determine its prompts; or a conversation."""
+
+    prompt: str | list[str | TokenId | TokenIds] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+    def is_one_request(self) -> bool:
+        """Returns whether the line's messages were sent as they are, not recorded with their answers."""
+        if not self.messages:
+            return False
+        return self.messages[-1]["role"] != "assistant" or bool(self.continue_final_message)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The requests of a file."""
+
+    name: str
+    """File name."""
+    traffic: Traffic
+    """The prompts."""
+    n_bad_lines: int
+    """Malformed lines that were skipped."""
+    tokenizer: str | None
+    """Name of the tokenizer that encoded the texts, without its folder; None if the file has no texts."""
+    answer_tokens: Sequence[int] | None = None
+    """Tokens of each request's answer; None if the file does not say."""
+
+
+def read_recording(
+    path: Path,
+    *,
+    page_size: int | None = None,
+    rule: Rule | None = None,
+    tokenizer: str | None = None,
+    conversations: bool = False,
+    skip_bad_lines: bool = False,
+    compact_pages: bool = True,
+) -> Recording:
+    """Reads a Mooncake trace, lines of token ids, or a log of requests or conversations.
+
+    A line with ``prompt``, or with ``messages`` of which the last is not an assistant's, is one request. Other
+    conversations have a request for each of the assistant's answers.
+
+    Args:
+        path: the file; the first known field in it determines the format.
+        page_size: in tokens; None selects the trace's block size for the rule ``blocks`` and 16 for ``engine``.
+        rule: None selects ``blocks`` for traces and ``engine`` for other files.
+        tokenizer: a folder, a hub name or ``tiny``; required for texts and refused for files without.
+        conversations: take every line as a conversation, also if its last message has no answer.
+        skip_bad_lines: skip and count malformed lines instead of refusing them.
+        compact_pages: see ``BlockTraffic``.
+
+    Raises:
+        ConfigError: the file cannot be read or has an unknown format, a line is malformed, or a setting does not
+            apply to this kind of file.
+        CheckpointError: the tokenizer does not exist.
+    """
+    key = _find_first_key(path)
+    is_trace, is_text = key == "hash_ids", key in ("messages", "conversations", "prompt")
+    if tokenizer is not None and not is_text:
+        raise ConfigError(f"{path} has no texts for tokenizer {tokenizer!r} to encode; leave it out")
+    if conversations and not is_text:
+        raise ConfigError(f"{path} has no conversations; leave --conversations out")
+    if rule == "blocks" and not is_trace:
+        raise ConfigError(f"rule blocks is only for traces of blocks, not for {path}; use engine, or leave it out")
+    if page_size is not None and page_size < 1:
+        raise ConfigError(f"page_size {page_size} must be at least 1")
+    if is_trace:
+        trace = read_trace(path, skip_bad_lines=skip_bad_lines)
+        rule = "blocks" if rule is None else rule
+        page_size = page_size or (BLOCK_LEN if rule == "blocks" else CacheConfig.page_size)
+        block_traffic = BlockTraffic(trace.items, page_size, rule, compact_pages=compact_pages)
+        answer_tokens = [request.output_length for request in trace.items]
+        return Recording(path.name, block_traffic, trace.n_bad_lines, None, answer_tokens)
+    if is_text:
+        decode = _LogDecoder(path, tokenizer, conversations=conversations).decode
+        lines = read_lines(path, decode, expected=REQUESTS, skip_bad_lines=skip_bad_lines)
+    else:
+        lines = read_lines(path, _decode_token_ids, expected=TOKEN_IDS, skip_bad_lines=skip_bad_lines)
+    prompts = [prompt for line in lines.items for prompt in line]
+    if not prompts:
+        raise ConfigError(f"no conversation of {path} has an answer to a message; give another file")
+    traffic = TokenTraffic(prompts, page_size or CacheConfig.page_size)
+    return Recording(path.name, traffic, lines.n_bad_lines, None if tokenizer is None else Path(tokenizer).name)
+
+
+def _find_first_key(path: Path) -> str:
+    """Returns the first field in the file that determines its format."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(
+            f"cannot read the trace {path}: it is read twice and must be a regular file; save it as one first"
+        )
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise ConfigError(f"cannot read the trace {path}: {error.strerror}") from None
+    match = _KEY.search(head) or _PROMPT_KEY.search(head)
+    if match is None:
+        raise ConfigError(
+            f"{path} is no trace: its first {len(head)} bytes have none of the fields hash_ids (Mooncake), "
+            "prompt_token_ids, prompt or messages (OpenAI) and conversations (ShareGPT); give JSON lines with one "
+            "of them"
+        )
+    return match[1].decode()
+
+
+def _decode_token_ids(line: bytes) -> list[bytes]:
+    return [pack_tokens(msgspec.json.decode(line, type=_TokenRequest).prompt_token_ids)]
+
+
+class _LogDecoder:
+    """Decodes the lines of a log to the token ids of their prompts.
+
+    Args:
+        path: the file, for error texts.
+        tokenizer: a folder, a hub name or ``tiny``; None: only token ids can be decoded.
+        conversations: take every line as a conversation.
+
+    Raises:
+        CheckpointError: the tokenizer does not exist.
+    """
+
+    def __init__(self, path: Path, tokenizer: str | None, *, conversations: bool) -> None:
+        self._path = path
+        self._name = tokenizer
+        self._conversations = conversations
+        self._decoder = msgspec.json.Decoder(_LoggedRequest)
+        self._tokenizer: Tokenizer | None = None
+        self._template: ChatTemplate | None = None
+        if tokenizer is not None:
+            folder = resolve_tokenizer(tokenizer)
+            self._tokenizer, self._template = Tokenizer.load(folder), ChatTemplate.load(folder, None)
+
+    def decode(self, line: bytes) -> list[bytes]:
+        """Returns the prompts of a line, int32; none for a conversation without an answer.
+
+        Raises:
+            ValueError: the line is no request, or the chat template refuses it.
+            ConfigError: the line has a text, and there is no tokenizer.
+            CheckpointError: the line has messages, and the tokenizer no chat template.
+        """
+        request = self._decoder.decode(line)
+        if request.prompt is not None:
+            if request.messages is not None or request.conversations is not None:
+                raise ValueError("it must have one of prompt and messages")
+            if self._conversations:
+                raise ValueError("it is a prompt, not a conversation")
+            return self._encode_prompt(request.prompt, adds_special_tokens=request.add_special_tokens is not False)
+        if request.messages == []:
+            raise ValueError("messages is empty")
+        messages = normalize_messages(request.conversation().messages)
+        try:
+            if not self._conversations and request.is_one_request():
+                return [self._encode_request(request, messages)]
+            return [self._encode_messages(messages[:end]) for end in answer_indices(messages)]
+        except RequestError as error:
+            raise ValueError(str(error)) from None
+
+    def _encode_prompt(self, prompt: str | list[Any], *, adds_special_tokens: bool) -> list[bytes]:
+        parts: list[Any] = [prompt] if isinstance(prompt, str) else prompt
+        if {type(part) for part in parts} == {int}:
+            return [pack_tokens(parts)]
+        if {type(part) for part in parts} == {list}:
+            return [pack_tokens(part) for part in parts]
+        if {type(part) for part in parts} != {str}:
+            raise ValueError("prompt must be a text, token ids, or a list of texts or of token ids")
+        tokenizer = self._loaded_tokenizer()
+        prompts = [tokenizer.encode(part, adds_special_tokens=adds_special_tokens) for part in parts]
+        if not all(parts) or not all(prompts):
+            raise ValueError("prompt is empty")
+        return prompts
+
+    def _encode_request(self, request: _LoggedRequest, messages: list[dict[str, Any]]) -> bytes:
+        check_template_variables(request.chat_template_kwargs)
+        continues = bool(request.continue_final_message)
+        begins = request.add_generation_prompt
+        effort = effort_variables(request.reasoning_effort)
+        return self._encode_messages(
+            messages,
+            adds_special_tokens=bool(request.add_special_tokens),
+            add_generation_prompt=not continues if begins is None else begins,
+            continue_final_message=continues,
+            variables={"tools": request.tools, **effort, **(request.chat_template_kwargs or {})},
+        )
+
+    def _encode_messages(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        adds_special_tokens: bool = False,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> bytes:
+        tokenizer = self._loaded_tokenizer()
+        if self._template is None:
+            raise CheckpointError(
+                f"tokenizer {self._name!r} has no chat template; give one that has a chat template"
+            )
+        text = self._template.render(
+            messages,
+            **variables,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        return tokenizer.encode(text, adds_special_tokens=adds_special_tokens)
+
+    def _loaded_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise ConfigError(f"{self._path} holds texts; say which tokenizer encodes them (--tokenizer)")
+        return self._tokenizer

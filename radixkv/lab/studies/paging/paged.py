@@ -1,0 +1,155 @@
+"""Paged memory: the engine's own scheduler and page cache, with or without the radix tree, and without a model."""
+
+from __future__ import annotations
+
+from itertools import count
+from time import thread_time
+
+from msgspec.structs import replace
+
+from radixkv.lab.studies.paging.memory import SlotUsage
+from radixkv.lab.studies.paging.sequences import SimulatedSequence, Turn, count_distinct_tokens
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.request import GREEDY, Phase, Request
+from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.step.plan import Row, StepPlan
+from radixkv.runtime.step.result import StepResult
+from radixkv.tree.node import Namespace
+
+_RESERVED_TOKENS, _MAX_RESERVED_SHARE = 16, 1 / 24
+"""What an admission leaves free: as little as the docs' results were measured with, because the study compares how
+many sequences fit."""
+
+
+class PagedScheme:
+    """A scheme that allocates page by page and preempts when pages run out.
+
+    Rows and tokens per step are not limited, so only memory limits which sequences run. The granules of virtual
+    contiguous memory are pages too. Only what leads to a page differs, see ``n_entries_per_page``.
+
+    Args:
+        n_slots: token slots of the pool; a remainder smaller than a page is counted as free.
+        page_size: tokens per page.
+        shares: whether sequences share whole pages by prefix, through the radix tree. Without it, choices of one
+            request compute their prompt once, and each has a copy of it.
+        n_entries_per_page: entries that map a page: one of a block table, or a granule in each tensor of the cache.
+    """
+
+    def __init__(self, n_slots: int, page_size: int, *, shares: bool = True, n_entries_per_page: int = 1) -> None:
+        self.cache = PageCache(n_slots // page_size, page_size, shares=shares, min_copied_tokens=page_size)
+        self._n_unused = n_slots % page_size
+        self._n_entries_per_page = n_entries_per_page
+        self._scheduler = Scheduler(
+            self.cache,
+            max_num_seqs=n_slots,
+            max_num_batched_tokens=2 * n_slots,
+            schedule_policy="fcfs",
+            max_queued_requests=1 << 31,
+            num_reserved_decode_tokens=_RESERVED_TOKENS,
+            max_reserved_decode_share=_MAX_RESERVED_SHARE,
+        )
+        self._ids = (str(number) for number in count())
+        self._sequences: list[SimulatedSequence] = []
+        """All sequences; the sampling seed of a request is its index here."""
+        self._plan: StepPlan | None = None
+        self.seconds = 0.0
+        """Processor time of scheduler, cache and tree."""
+
+    @property
+    def n_waiting(self) -> int:
+        """Sequences that have not started, or were preempted; excludes choices that wait for their prompt's KV."""
+        return len(self._scheduler.waiting)
+
+    @property
+    def n_preemptions(self) -> int:
+        """How often a sequence lost its memory before its end and had to start again."""
+        return self._scheduler.n_preemptions
+
+    def add(self, turn: Turn) -> None:
+        """Queues the sequences as choices of one request."""
+        request_id = next(self._ids)
+        leader, *followers = [self._request(request_id, sequence) for sequence in turn.sequences]
+        self._scheduler.add(leader, followers)
+
+    def begin(self) -> None:
+        """Schedules the next step."""
+        started = thread_time()
+        self._plan = self._scheduler.schedule()
+        self.seconds += thread_time() - started
+
+    def running(self) -> list[SimulatedSequence]:
+        """Returns the running sequences in the order of their start, then those preempted in this step.
+
+        A sequence that is preempted in this step may still have a row in it, which may produce its last token.
+        """
+        running = self._scheduler.running
+        preempted = [
+            request for request in running.releasing if request.phase is Phase.PREEMPTED and request.n_in_flight
+        ]
+        return [self._sequence(request) for request in (*running, *preempted)]
+
+    def slot_usage(self) -> SlotUsage:
+        """Returns the slot usage of this step. O(running).
+
+        Any free page serves any sequence, so there is no external fragmentation. Sequences that release their pages
+        still hold them in this step, because a fork copies from them.
+        """
+        cache, page_size = self.cache, self.cache.page_size
+        occupied = cache.tree.n_pages_leased * page_size
+        reserved = entries = 0
+        stored: list[tuple[SimulatedSequence, int]] = []
+        running = self._scheduler.running
+        for request in (*running, *running.releasing):
+            blocks, sequence = request.blocks, self._sequence(request)
+            occupied += request.n_scheduled - blocks.n_leased * page_size
+            entries += len(blocks.pages)
+            stored.append((sequence, request.n_scheduled))
+            if request.phase is Phase.RUNNING:
+                n_empty = len(blocks.pages) * page_size - request.n_scheduled
+                reserved += min(n_empty, sequence.n_stored - request.n_scheduled)
+        return SlotUsage(
+            occupied=occupied,
+            reserved=reserved,
+            internal=(cache.n_pages - cache.n_available) * page_size - occupied - reserved,
+            external=0,
+            free=cache.n_free * page_size + self._n_unused,
+            cached=cache.tree.n_pages_evictable * page_size,
+            duplicate=occupied - count_distinct_tokens(stored),
+            stored=sum(n_tokens for _, n_tokens in stored),
+            entries=entries * self._n_entries_per_page,
+        )
+
+    def end(self) -> list[SimulatedSequence]:
+        """Gives each row that samples the next token of its sequence; returns the sequences that finished."""
+        if self._plan is None:
+            return []
+        tokens = tuple(map(self._token, self._plan.rows))
+        result = StepResult(tokens=tokens, finite=(True,) * len(tokens))
+        started = thread_time()
+        updates = self._scheduler.complete(self._plan, result)
+        self.seconds += thread_time() - started
+        return [self._sequence(update.request) for update in updates if update.finish_reason is not None]
+
+    def check(self) -> None:
+        """Checks all invariants of pages and tree. O(pages). Raises ``InvariantError``."""
+        self._scheduler.check()
+
+    def _request(self, request_id: str, sequence: SimulatedSequence) -> Request:
+        request = Request(
+            id=request_id,
+            namespace=Namespace(),
+            tokens=bytearray(b"".join(token_range.tokens() for token_range in sequence.prompt)),
+            n_prompt=sequence.n_prompt,
+            max_tokens=sequence.answer.n_tokens,
+            sampling=replace(GREEDY, seed=len(self._sequences)),
+        )
+        self._sequences.append(sequence)
+        return request
+
+    def _sequence(self, request: Request) -> SimulatedSequence:
+        return self._sequences[request.sampling.seed]
+
+    def _token(self, row: Row) -> int:
+        if row.sampling is None:
+            return -1
+        return self._sequences[row.sampling.seed].answer.first + row.sampling.index

@@ -1,0 +1,1 @@
+"""Starting child processes, their limits and their end."""

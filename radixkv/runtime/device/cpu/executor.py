@@ -1,0 +1,364 @@
+"""The executor that runs step plans on the CPU with torch."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixkv.checkpoints import Checkpoint
+from radixkv.errors import ConfigError, DeviceError
+from radixkv.processes.cores import n_cores
+from radixkv.runtime.device.attention.base import longest_window
+from radixkv.runtime.device.attention.cpu.base import Attention
+from radixkv.runtime.device.attention.cpu.paged import PagedAttention
+from radixkv.runtime.device.cpu.persistent_batch import PersistentBatch
+from radixkv.runtime.device.device_settings import DeviceSettings
+from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name, scales_text
+from radixkv.runtime.device.memory.copy_threads import CopyThreads
+from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots
+from radixkv.runtime.device.memory.cpu.kv_pool import KVPool, PageShape, count_pages
+from radixkv.runtime.device.memory_check import require_memory
+from radixkv.runtime.device.model.decoder import Decoder
+from radixkv.runtime.device.ops.cpu.operations import CpuOperations
+from radixkv.runtime.device.pack import PackedStep, Packer
+from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
+from radixkv.runtime.device.weights.weights import Weights, open_weights
+from radixkv.runtime.step.executor import PageFormat
+from radixkv.runtime.step.plan import Scoring, StepPlan
+from radixkv.runtime.step.result import StepResult, TokenMasks
+from radixkv.wire.messages import TokenLogprobs
+
+logger = logging.getLogger(__name__)
+
+_MAX_LOGIT_ROWS = 256
+"""Maximum rows of logits computed at once: more could take more memory than the rest of a step."""
+
+
+class CpuExecutor:
+    """An ``Executor`` on the CPU.
+
+    ``launch`` packs a plan and queues it, and ``finish`` keeps its masks. ``result`` computes the queued steps up
+    to and including its own, so that callers see the same order of events as with an asynchronous device.
+
+    In float32 results are bitwise independent of the other rows in a step, of chunking and of cache hits. In
+    bfloat16 weights, activations and KV are bfloat16, while sums, norms, rotary angles and attention are computed
+    in float32; results are then nearly, but not guaranteed to be, independent of these.
+
+    Memory: the weights, the pool, and a workspace that reaches its final size with the first step of maximum size.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        settings: DeviceSettings,
+    ) -> None:
+        """Loads the model and allocates a zeroed KV pool.
+
+        Sets the number of torch threads of the whole process to half of the cores; see
+        docs/decisions/0005-threads-on-the-cpu.md.
+
+        Args:
+            checkpoint: checkpoint to run.
+            settings: all of the device. A ``dtype`` of ``auto`` is float32.
+
+        Raises:
+            CheckpointError: the checkpoint cannot be run.
+            ConfigError: a size does not fit the checkpoint or the memory.
+        """
+        # Must come before any computation: which tile sizes give equal bits depends on the number of threads.
+        torch.set_num_threads(max(1, n_cores() // 2))
+        page_size, max_rows, max_model_len = settings.page_size, settings.max_num_seqs, settings.max_model_len
+        if page_size < 1 or max_rows < 1:
+            raise ConfigError(f"page_size {page_size} and max_num_seqs {max_rows} must be at least 1")
+        with open_weights(checkpoint, load_format=settings.load_format, dtype=_dtype(settings.dtype)) as weights:
+            page, n_pages = _plan_pool(weights, settings)
+            config = weights.config
+            kv_scales = None if page.dtype == weights.dtype else weights.kv_scales()
+            self.model = Decoder(weights, CpuOperations(config, max_model_len), kv_scales)
+            self._dtype = weights.dtype
+        self.pool = KVPool(page, n_pages)
+        windows = config.windows_within(max_model_len)
+        self._window = longest_window(windows)
+        self.attention: Attention = PagedAttention(
+            self.pool,
+            n_heads=config.n_heads,
+            windows=windows,
+            scale=config.attention_scale,
+            sinks=self.model.sinks,
+            kv_scales=kv_scales,
+        )
+        self._kv_scales_text = scales_text(page.dtype, kv_scales or ())
+        self._batch = PersistentBatch(max_rows=max_rows, max_model_len=max_model_len, page_size=page_size)
+        self._packer = Packer(
+            page_size=page_size, max_rows=max_rows, max_tokens=None, max_model_len=max_model_len, n_pages=n_pages
+        )
+        self._vocab_size = config.vocab_size
+        self._sampler = Sampler(max_rows, config.vocab_size)
+        self._queue: deque[_Step] = deque()
+
+    @property
+    def device(self) -> str:
+        """``cpu``."""
+        return "cpu"
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype of weights and activations, without ``torch.``."""
+        return str(self._dtype).removeprefix("torch.")
+
+    @property
+    def kv_dtype(self) -> str:
+        """Name of the pool's dtype: that of activations, or ``fp8_e4m3``."""
+        return kv_dtype_name(self.pool.k.dtype)
+
+    @property
+    def n_pages(self) -> int:
+        """Number of pages in the pool."""
+        return self.pool.n_pages
+
+    @property
+    def vocab_size(self) -> int:
+        """Size of the vocabulary; token ids are below it."""
+        return self._vocab_size
+
+    @property
+    def window(self) -> int | None:
+        """The most positions that a token attends to in any layer; None if a layer has no window."""
+        return self._window
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """No: a step's result computes it."""
+        return False
+
+    @property
+    def uses_shared_runs(self) -> bool:
+        """False: this attention finds shared pages by itself."""
+        return False
+
+    def launch(self, plan: StepPlan) -> _Step:
+        """Queues a step. Raises ``DeviceError`` for an invalid plan, which is then not queued."""
+        step = _Step(self, plan.step, self._packer.pack(plan))
+        self._queue.append(step)
+        return step
+
+    @property
+    def page_format(self) -> PageFormat:
+        """The bits depend on instruction sets and threads: both decide how products are split into tiles."""
+        n_layers, _, n_kv_heads, page_size, head_dim = self.pool.k.shape
+        return PageFormat(
+            device="cpu",
+            processor=f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
+            torch_version=torch.__version__,
+            layout=f"k v, {n_layers} layers, {n_kv_heads} kv_heads, {page_size} tokens, {head_dim} head_dim",
+            scales=self._kv_scales_text,
+        )
+
+    def open_copier(self, host_memory_bytes: int) -> CopyThreads:
+        """Returns a copier between the pool and host memory. Raises ``ConfigError`` if that memory does not fit."""
+        return CopyThreads(CpuHostSlots(self.pool, host_memory_bytes))
+
+    def close(self) -> None:
+        """Drops the queued steps. They refer back to this executor, so its memory is freed with them."""
+        self._queue.clear()
+
+    def compute_until(self, step: _Step) -> None:
+        """Computes queued steps in order until ``step`` is done. If one fails, all queued after it fail too."""
+        while not step.is_done:
+            oldest = self._queue.popleft()
+            try:
+                with torch.inference_mode():
+                    oldest.outcome = self._compute(oldest.packed, oldest.masks)
+            except Exception as error:  # any exception fails this step
+                oldest.outcome = f"step {oldest.number} failed: {type(error).__name__}: {error}"
+                logger.exception("step %d failed", oldest.number)
+                while self._queue:
+                    later = self._queue.popleft()
+                    later.outcome = f"step {later.number} depends on step {oldest.number}, which failed"
+
+    def _compute(self, packed: PackedStep, masks: TokenMasks | None) -> StepResult:
+        begun = perf_counter()
+        if packed.plan.copies:
+            self.pool.copy(packed.plan.copies)
+        self._batch.update(packed)
+        self.attention.plan(self._batch.spans(packed))
+        attention = _TimedAttention(self.attention)
+        hidden = self.model(self._batch.inputs(packed), self.pool, attention)
+        last = hidden[torch.from_numpy(packed.firsts + packed.n_tokens - 1)]
+        sampled = self._sample(last, packed, masks)
+        prompt = {
+            index: self._prompt_logprobs(hidden, row.scoring, int(packed.firsts[index]))
+            for index, row in enumerate(packed.plan.rows)
+            if row.scoring is not None
+        }
+        not_finite = {row for rows in (sampled, prompt) for row, outcome in rows.items() if outcome is None}
+        finite = [
+            is_finite and row not in not_finite for row, is_finite in enumerate(last.isfinite().all(-1).tolist())
+        ]
+        chosen = [sampled.get(row) if is_finite else None for row, is_finite in enumerate(finite)]
+        has_logprobs = any(
+            row.sampling is not None and row.sampling.n_logprobs is not None for row in packed.plan.rows
+        )
+        return StepResult(
+            tokens=tuple(-1 if choice is None else choice.token for choice in chosen),
+            finite=tuple(finite),
+            logprobs=tuple(choice.logprobs if choice else None for choice in chosen) if has_logprobs else (),
+            prompt_logprobs=tuple(prompt.get(row) if finite[row] else None for row in range(len(finite)))
+            if prompt
+            else (),
+            device_seconds=perf_counter() - begun,
+            attention_seconds=attention.seconds,
+        )
+
+    def _sample(self, last: Tensor, packed: PackedStep, masks: TokenMasks | None) -> dict[int, SampledToken | None]:
+        """Samples a token for each row that has sampling settings and stores it as its batch slot's last token.
+
+        Args:
+            last: [rows, hidden], hidden state of each row's last token.
+            packed: step to sample for.
+            masks: of the step's masked rows.
+
+        Returns:
+            Token by row; None if the row's logits are not finite.
+        """
+        sampling_rows = [(i, row.sampling) for i, row in enumerate(packed.plan.rows) if row.sampling is not None]
+        bits = {} if masks is None else dict(zip(masks.rows, masks.bits, strict=True))
+        sampled: dict[int, SampledToken | None] = {}
+        for start in range(0, len(sampling_rows), _MAX_LOGIT_ROWS):
+            rows, sampling = zip(*sampling_rows[start : start + _MAX_LOGIT_ROWS], strict=True)
+            batch_slots = packed.batch_slots[list(rows)].tolist()
+            choices = self._sampler.sample(
+                self.model.logits(last[list(rows)]).float(),
+                batch_slots,
+                sampling,
+                [bits.get(row) for row in rows] if bits else None,
+            )
+            # A step that is already queued needs some token to continue with, even after a failed row.
+            tokens = [0 if choice is None else choice.token for choice in choices]
+            self._batch.last_tokens[batch_slots] = torch.tensor(tokens)
+            sampled.update(zip(rows, choices, strict=True))
+        return sampled
+
+    def _prompt_logprobs(
+        self, hidden: Tensor, scoring: Scoring, first_token: int
+    ) -> tuple[TokenLogprobs, ...] | None:
+        """Returns a row's prompt logprobs, None if not all logits are finite.
+
+        Args:
+            hidden: [tokens, hidden], of the step.
+            scoring: the prompt logprobs that the row requests.
+            first_token: index of the row's first token among the step's tokens; it predicts the first target.
+        """
+        logprobs: list[TokenLogprobs] = []
+        all_targets = np.frombuffer(scoring.targets, dtype="<i4")
+        for start in range(0, len(all_targets), _MAX_LOGIT_ROWS):
+            targets = all_targets[start : start + _MAX_LOGIT_ROWS]
+            first = first_token + start
+            chunk = self._sampler.score(
+                self.model.logits(hidden[first : first + len(targets)]).float(), targets, scoring.n_logprobs
+            )
+            if chunk is None:
+                return None
+            logprobs += chunk
+        return tuple(logprobs)
+
+
+class _TimedAttention:
+    """Attention of a step that sums up how long it takes."""
+
+    def __init__(self, attention: Attention) -> None:
+        self._attention = attention
+        self.seconds = 0.0
+
+    def run(self, layer: int, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
+        """See ``LayerAttention.run``."""
+        begun = perf_counter()
+        self._attention.run(layer, q, k_cache, v_cache, out)
+        self.seconds += perf_counter() - begun
+
+
+class _Step:
+    """A launched step: a ``RunningStep``, then a ``PendingStep``."""
+
+    def __init__(self, executor: CpuExecutor, number: int, packed: PackedStep) -> None:
+        self._executor = executor
+        self.number = number
+        self.packed = packed
+        self.masks: TokenMasks | None = None
+        self.outcome: StepResult | str | None = None
+        """Result of the step, or the text of its failure; None until it was computed.
+
+        The exception itself is not stored: its traceback would keep the step's tensors in a reference cycle, and
+        the runtime loop runs without the cyclic garbage collector.
+        """
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the step is computed: by ``result``, or by that of a later step."""
+        return self.outcome is not None
+
+    def finish(self, masks: TokenMasks | None) -> _Step:
+        """Keeps the masks until the step is computed."""
+        self.masks = masks
+        return self
+
+    def result(self) -> StepResult:
+        """Computes this step and all queued before it. Raises ``DeviceError`` if this or an earlier one failed."""
+        self._executor.compute_until(self)
+        assert self.outcome is not None
+        if isinstance(self.outcome, str):
+            raise DeviceError(self.outcome)
+        return self.outcome
+
+
+def check_for_cpu(checkpoint: Checkpoint, settings: DeviceSettings) -> None:
+    """Runs those checks of ``CpuExecutor`` that need no weights, and refuses to quantize them.
+
+    Raises:
+        CheckpointError: ``config.json`` is invalid or not supported.
+        ConfigError: a size does not fit the checkpoint or the memory.
+    """
+    with open_weights(
+        checkpoint, load_format="dummy", dtype=_dtype(settings.dtype), quantization=settings.quantization
+    ) as weights:
+        _plan_pool(weights, settings)
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in (choices := {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}):
+        raise ConfigError(f"dtype {name!r} is not supported on the CPU; use float32 or bfloat16")
+    return choices[name]
+
+
+def _plan_pool(weights: Weights, settings: DeviceSettings) -> tuple[PageShape, int]:
+    """Returns the page shape and the number of pages.
+
+    Raises:
+        ConfigError: weights and pool together do not fit into memory.
+    """
+    config = weights.config
+    assert settings.kv_cache_memory_bytes is not None, "the pool on the CPU has a size"
+    dtype = choose_kv_dtype(settings.kv_cache_dtype, weights.dtype)
+    page = PageShape(config.n_layers, config.n_kv_heads, settings.page_size, config.head_dim, dtype)
+    n_pages = count_pages(page, settings.kv_cache_memory_bytes, settings.max_total_tokens)
+    _check_memory(weights, (n_pages + 1) * page.n_bytes)
+    return page, n_pages
+
+
+def _check_memory(weights: Weights, pool_bytes: int) -> None:
+    """Raises ``ConfigError`` if weights and pool do not fit into memory; called before anything is loaded."""
+    is_float32 = weights.dtype == torch.float32
+    model = f"a model in {'float32' if is_float32 else 'bfloat16'}"
+    require_memory(
+        weights.peak_bytes, model, f"use a smaller model{', or set dtype to bfloat16' if is_float32 else ''}"
+    )
+    require_memory(
+        weights.peak_bytes + pool_bytes,
+        f"a KV pool of {pool_bytes} bytes beside {model}, a total",
+        "set kv_cache_memory_bytes or max_total_tokens lower, or use a smaller model",
+    )

@@ -1,0 +1,329 @@
+"""The GPU executor: step plans in, tokens out, asynchronous to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from radixkv.errors import DeviceError
+from radixkv.runtime.device.cuda.attention_timer import AttentionTimer
+from radixkv.runtime.device.cuda.errors import CudaErrorConverter
+from radixkv.runtime.device.cuda.model_runner import N_TIMES, ModelRunner, StepOutputs
+from radixkv.runtime.device.kv_dtype import kv_dtype_name
+from radixkv.runtime.device.memory.copy_threads import CopyThreads
+from radixkv.runtime.device.memory.cuda.host_slots import CudaHostSlots
+from radixkv.runtime.device.pack import PackedStep, Packer
+from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler, PromptLogprobs, SampledRows
+from radixkv.runtime.device.sampling.penalties import has_edits
+from radixkv.runtime.device.sampling.settings import is_greedy
+from radixkv.runtime.step.executor import PageFormat
+from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
+from radixkv.runtime.step.result import StepResult, TokenMasks
+from radixkv.wire.messages import TokenLogprobs
+
+_MAX_PROMPT_LOGPROB_ROWS = 256
+"""Prompt logprobs are computed for this many tokens at a time, which bounds the memory of their logits."""
+
+
+class CudaExecutor:
+    """A ``runtime.step.executor.Executor`` on one GPU.
+
+    ``launch`` enqueues a step on the device's only stream and returns; ``result`` waits for that step alone.
+    Sampled tokens stay on the device, where the next step reads them; the host gets a copy. A step with masked rows
+    is sampled by ``finish``, which enqueues that while the device still computes the layers.
+
+    Args:
+        runner: with an open pool.
+        packer: for the runner's row, token and page limits.
+        sampler: for the runner's number of batch slots.
+        vocab_size: token ids are below this.
+        stream: all work is enqueued here.
+        kv_scales: of a quantized pool, as ``kv_dtype.scales_text`` returns them; empty for another.
+        window: the most positions that a token attends to in any layer; None if a layer has no window.
+    """
+
+    uses_shared_runs = True
+    """Plans should list shared runs: attention can read their pages once for many rows."""
+    is_asynchronous = True
+    """The GPU computes launched steps while the host does other things."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        packer: Packer,
+        sampler: CudaSampler,
+        *,
+        vocab_size: int,
+        stream: torch.cuda.Stream,
+        kv_scales: str = "",
+        window: int | None = None,
+    ) -> None:
+        self.window = window
+        """The most positions that a token attends to in any layer; None if a layer has no window."""
+        self._kv_scales = kv_scales
+        self._runner = runner
+        self._packer = packer
+        self._sampler = sampler
+        self._vocab_size = vocab_size
+        self._stream = stream
+        self._errors = CudaErrorConverter(runner, sampler)
+        self._last_step: torch.cuda.Event | None = None
+
+    @property
+    def device(self) -> str:
+        """The GPU's name."""
+        return torch.cuda.get_device_name(self._stream.device)
+
+    @property
+    def dtype(self) -> str:
+        """The element type of activations, such as ``bfloat16``."""
+        return str(self._runner.dtype).removeprefix("torch.")
+
+    @property
+    def kv_dtype(self) -> str:
+        """The element type of the KV pool: that of activations, or ``fp8_e4m3``."""
+        return kv_dtype_name(self._runner.pool.k.dtype)
+
+    @property
+    def n_pages(self) -> int:
+        """Pages in the pool."""
+        return self._runner.pool.n_pages
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        return self._vocab_size
+
+    def launch(self, plan: StepPlan) -> RunningCudaStep:
+        """Enqueues a step, and its sampling if no row is masked.
+
+        Raises:
+            DeviceError: the plan does not fit, or the device has too little memory for it; results of kernels that
+                were enqueued already are discarded.
+            DeviceLost: the device no longer responds.
+        """
+        step = self._packer.pack(plan)
+        with self._errors.convert(plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
+            begun = torch.cuda.Event(enable_timing=True)
+            begun.record(self._stream)
+            outputs = self._runner.enqueue(step)
+            prompt_logprobs = [
+                (index, logprobs)
+                for index, row in enumerate(plan.rows)
+                if row.scoring is not None
+                for logprobs in self._prompt_logprobs(row.scoring, int(step.firsts[index]), outputs.hidden)
+            ]
+            running = RunningCudaStep(self, step, begun, outputs, prompt_logprobs)
+            if not plan.is_masked:
+                running.pending = self._sample_step(running, None)
+            return running
+
+    def finish(self, running: RunningCudaStep, masks: TokenMasks | None) -> CudaStep:
+        """Enqueues the sampling of a step. Raises ``DeviceError`` or ``DeviceLost``."""
+        with self._errors.convert(running.step.plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
+            return self._sample_step(running, masks)
+
+    @property
+    def page_format(self) -> PageFormat:
+        """The layout of a host slot: K of all layers, then V of all layers."""
+        n_layers, _, page_size, n_kv_heads, head_dim = self._runner.pool.k.shape
+        return PageFormat(
+            device="cuda",
+            processor="compute capability {}.{}".format(*torch.cuda.get_device_capability(self._stream.device)),
+            torch_version=torch.__version__,
+            layout=f"k v, {n_layers} layers, {page_size} tokens, {n_kv_heads} kv_heads, {head_dim} head_dim",
+            scales=self._kv_scales,
+        )
+
+    def open_copier(self, host_memory_bytes: int) -> CopyThreads:
+        """Returns a copier between the pool and pinned host memory, which becomes usable in the background.
+
+        Takes 32 MiB of the GPU's memory, or four pages if that is more.
+
+        Raises:
+            ConfigError: the memory is less than a page, or more than can be allocated.
+        """
+        return CopyThreads(CudaHostSlots(self._runner.pool, host_memory_bytes, self._is_stepping))
+
+    def close(self) -> None:
+        """Frees weights, pool and graphs for this process and others, after waiting for launched steps. The memory
+        of a lost device is freed only when the process ends."""
+        try:
+            self._stream.synchronize()
+        except torch.AcceleratorError:
+            self._errors.never_free()
+            return
+        self._errors.release_all()
+        del self._runner, self._sampler
+        torch.cuda.empty_cache()
+
+    def _is_stepping(self) -> bool:
+        """Whether a launched step has not finished. Safe in any thread."""
+        return self._last_step is not None and not self._last_step.query()
+
+    def _sample_step(self, running: RunningCudaStep, masks: TokenMasks | None) -> CudaStep:
+        sampled = self._sample(running.step, running.outputs, masks)
+        report = running.outputs.report
+        finished = CudaStep(running, report, self._runner.timer, sampled, self._stream, self._errors)
+        self._last_step = finished.done
+        return finished
+
+    def _sample(self, step: PackedStep, outputs: StepOutputs, masks: TokenMasks | None) -> _SampledStep | None:
+        """Samples the rows that need more than their argmax token; None if there are none."""
+        sampled_rows = [
+            (i, row.sampling)
+            for i, row in enumerate(step.plan.rows)
+            if row.sampling is not None and _needs_sampler(row.sampling)
+        ]
+        if not sampled_rows:
+            return None
+        rows, sampling = [i for i, _ in sampled_rows], [row_sampling for _, row_sampling in sampled_rows]
+        row_indices = torch.tensor(rows, pin_memory=True).to(self._stream.device, non_blocking=True)
+        logits = outputs.logits[: step.n_rows]
+        greedy, finite = outputs.argmax_result[:, : step.n_rows]
+        if len(sampled_rows) < step.n_rows:
+            logits, greedy, finite = (values.index_select(0, row_indices) for values in (logits, greedy, finite))
+        masked = None if masks is None else _in_order_of(rows, masks)
+        sampled = self._sampler.sample(logits, step.batch_slots[rows].tolist(), sampling, greedy, finite, masked)
+        outputs.argmax_result[0].index_copy_(0, row_indices, sampled.tokens)
+        self._runner.set_last_tokens(row_indices, sampled.tokens)
+        has_logprobs = any(row_sampling.n_logprobs is not None for row_sampling in sampling)
+        return _SampledStep(rows, sampled if has_logprobs else None)
+
+    def _prompt_logprobs(self, scoring: Scoring, first: int, hidden: Tensor | None) -> Iterator[PromptLogprobs]:
+        """Yields the prompt logprobs of one row in chunks of ``_MAX_PROMPT_LOGPROB_ROWS`` tokens.
+
+        Args:
+            scoring: the row's targets.
+            first: index of the row's first token in ``hidden``.
+            hidden: [tokens, hidden], last states of the step's tokens.
+        """
+        assert hidden is not None, "steps with prompt logprobs run without a decode graph"
+        targets = np.frombuffer(scoring.targets, dtype="<i4")
+        for start in range(0, len(targets), _MAX_PROMPT_LOGPROB_ROWS):
+            chunk = targets[start : start + _MAX_PROMPT_LOGPROB_ROWS]
+            logits = self._runner.logits(hidden[first + start : first + start + len(chunk)])
+            yield self._sampler.score(logits, chunk, scoring.n_logprobs)
+
+
+@dataclass(frozen=True)
+class _SampledStep:
+    """What the sampler did in one step."""
+
+    rows: list[int]
+    """Indices of the sampled rows in the plan."""
+    logprobs: SampledRows | None
+    """The sampler's result; None if no row reports logprobs."""
+
+
+class RunningCudaStep:
+    """A launched step: a ``runtime.step.result.RunningStep``."""
+
+    def __init__(
+        self,
+        executor: CudaExecutor,
+        step: PackedStep,
+        begun: torch.cuda.Event,
+        outputs: StepOutputs,
+        prompt_logprobs: list[tuple[int, PromptLogprobs]],
+    ) -> None:
+        self._executor = executor
+        self.step = step
+        self.begun = begun
+        """Is reached when the device begins with the step."""
+        self.outputs = outputs
+        self.prompt_logprobs = prompt_logprobs
+        self.pending: CudaStep | None = None
+        """The finished step, if it was sampled at its launch."""
+
+    def finish(self, masks: TokenMasks | None) -> CudaStep:
+        """Enqueues the sampling, unless that is done. Raises ``DeviceError`` or ``DeviceLost``."""
+        return self.pending or self._executor.finish(self, masks)
+
+
+class CudaStep:
+    """A finished step: a ``runtime.step.result.PendingStep``. Constructing it enqueues the copy of its results."""
+
+    def __init__(
+        self,
+        running: RunningCudaStep,
+        report: Tensor,
+        timer: AttentionTimer,
+        sampled: _SampledStep | None,
+        stream: torch.cuda.Stream,
+        errors: CudaErrorConverter,
+    ) -> None:
+        self._plan = running.step.plan
+        self._begun = running.begun
+        self._errors = errors
+        self._timer = timer
+        self._sampled = sampled
+        self._prompt_logprobs = running.prompt_logprobs
+        self._report = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
+        self._report.copy_(report, non_blocking=True)
+        self.done = torch.cuda.Event(enable_timing=True)
+        """Is reached when the device has finished the step."""
+        self.done.record(stream)
+        self._memory = (self._report, sampled, self._prompt_logprobs, self._begun, self.done)
+        errors.hold(self._memory)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has finished the step, or has failed; ``result`` raises the error then."""
+        try:
+            return bool(self.done.query())
+        except RuntimeError:
+            return True
+
+    def result(self) -> StepResult:
+        """Waits for this step; may be called again. Raises ``DeviceError`` or ``DeviceLost``."""
+        try:
+            with self._errors.convert(self._plan.step):
+                self.done.synchronize()
+                device_seconds = self._begun.elapsed_time(self.done) / 1e3
+        except DeviceError:
+            self._errors.release(self._memory)
+            raise
+        self._errors.release(self._memory)
+        rows = self._plan.rows
+        times, argmax_result = np.split(self._report.numpy(), [N_TIMES])
+        tokens, are_finite = argmax_result.reshape(2, -1)[:, : len(rows)]
+        finite = are_finite.astype(np.bool_)
+        prompt: dict[int, list[TokenLogprobs]] = {i: [] for i, row in enumerate(rows) if row.scoring is not None}
+        for row, chunk in self._prompt_logprobs:
+            logprobs = chunk.collect()
+            finite[row] &= logprobs is not None
+            prompt[row] += logprobs or ()
+        samples = np.array([row.sampling is not None for row in rows])
+        return StepResult(
+            tokens=tuple(np.where(finite & samples, tokens, -1).tolist()),
+            finite=tuple(finite.tolist()),
+            logprobs=self._logprobs(finite),
+            prompt_logprobs=tuple(tuple(prompt[i]) if i in prompt and finite[i] else None for i in range(len(rows)))
+            if prompt
+            else (),
+            device_seconds=device_seconds,
+            attention_seconds=self._timer.seconds(times.view(np.int64)),
+        )
+
+    def _logprobs(self, finite: NDArray[np.bool_]) -> tuple[TokenLogprobs | None, ...]:
+        if self._sampled is None or self._sampled.logprobs is None:
+            return ()
+        by_row = dict(zip(self._sampled.rows, self._sampled.logprobs.collect(), strict=True))
+        return tuple(by_row.get(row) if finite[row] else None for row in range(len(finite)))
+
+
+def _in_order_of(rows: list[int], masks: TokenMasks) -> TokenMasks:
+    """Returns the masks with indices into ``rows``, which are ascending and contain all masked rows."""
+    indices = {row: index for index, row in enumerate(rows)}
+    return TokenMasks(tuple(indices[row] for row in masks.rows), masks.bits)
+
+
+def _needs_sampler(sampling: RowSampling) -> bool:
+    """Whether a row needs more than its argmax token."""
+    return not is_greedy(sampling) or has_edits(sampling) or sampling.n_logprobs is not None

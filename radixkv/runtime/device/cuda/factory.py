@@ -1,0 +1,188 @@
+"""Opening of the GPU executor: checks, weights, memory, graphs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from radixkv.checkpoints import Checkpoint
+from radixkv.runtime.device import machine as machine_cuda
+from radixkv.runtime.device.attention.base import longest_window
+from radixkv.runtime.device.attention.cuda.base import AttentionShape
+from radixkv.runtime.device.attention.cuda.flashinfer_modules import not_compiled
+from radixkv.runtime.device.attention.cuda.paged import PagedAttention
+from radixkv.runtime.device.cuda.executor import CudaExecutor
+from radixkv.runtime.device.cuda.model_runner import ModelRunner
+from radixkv.runtime.device.cuda.persistent_batch import RowFields
+from radixkv.runtime.device.device_settings import DeviceSettings
+from radixkv.runtime.device.graphs.decode import decode_buckets
+from radixkv.runtime.device.graphs.piecewise import token_buckets
+from radixkv.runtime.device.kv_dtype import choose_kv_dtype, scales_text
+from radixkv.runtime.device.memory.cpu.kv_pool import PageShape
+from radixkv.runtime.device.memory.cuda.pool_size import measure_memory, plan_pages
+from radixkv.runtime.device.memory.cuda.staging import StagingLayout
+from radixkv.runtime.device.model.decoder import Decoder
+from radixkv.runtime.device.ops.cuda.operations import CudaOperations
+from radixkv.runtime.device.pack import Packer
+from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler
+from radixkv.runtime.device.start_times import StartTimes
+from radixkv.runtime.device.weights.weights import open_weights
+
+logger = logging.getLogger(__name__)
+
+_GIB = 1 << 30
+_DECODE_GRAPH_LAYER_BYTES = 64 << 10
+"""Driver memory per layer of a decode graph, for some 12 kernels."""
+_PIECEWISE_GRAPH_BYTES = 160 << 10
+"""Driver memory of a piecewise graph, for some 10 kernels."""
+
+
+def open_cuda_executor(
+    checkpoint: Checkpoint,
+    machine: machine_cuda.Machine,
+    settings: DeviceSettings,
+    times: StartTimes,
+) -> CudaExecutor:
+    """Loads the model onto the current GPU, gives the remaining memory to the KV pool, and captures CUDA graphs.
+
+    Args:
+        checkpoint: the model; ``check_for_cuda`` has found that it and the settings fit the machine.
+        machine: with a usable GPU.
+        settings: all of the device.
+        times: gets those of the stages.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be run.
+        ConfigError: a setting, the checkpoint or the machine is unsuitable.
+    """
+    gpu = machine_cuda.check_machine(machine)
+    device = torch.device("cuda", torch.cuda.current_device())
+    stream = torch.cuda.Stream(device)
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        torch_dtype = machine_cuda.choose_dtype(settings.dtype, checkpoint.config)
+        kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, torch_dtype)
+        has_fp8 = gpu.capability >= machine_cuda.MIN_FP8_CAPABILITY
+        with open_weights(
+            checkpoint,
+            load_format=settings.load_format,
+            dtype=torch_dtype,
+            device=device,
+            quantization=settings.quantization,
+            products=("fp8", "int4"),
+        ) as weights:
+            config = weights.config
+            kv_scales = None if kv_dtype == torch_dtype else weights.kv_scales()
+            shape = AttentionShape(
+                config.n_heads,
+                config.n_kv_heads,
+                config.head_dim,
+                settings.page_size,
+                torch_dtype,
+                config.attention_scale,
+                kv_dtype,
+            )
+            windows = config.windows_within(settings.max_model_len)
+            backend = machine_cuda.choose_attention_backend(
+                settings.attention_backend, machine, partial(not_compiled, shape, windows, gpu.capability)
+            )
+            logger.info("loading %.1f GiB of weights onto %s", weights.n_bytes / _GIB, gpu.name)
+            if weights.has_fp8 and not has_fp8:
+                logger.warning(
+                    "%s, of compute capability %d.%d, does not multiply in FP8: the weights stay in FP8 and are "
+                    "converted while they are read, which saves memory but is slow with prompts",
+                    gpu.name,
+                    *gpu.capability,
+                )
+            decoder = Decoder(
+                weights, CudaOperations(config, settings.max_model_len, device, has_fp8=has_fp8), kv_scales
+            )
+        times.end("weights")
+        page = PageShape(config.n_layers, config.n_kv_heads, settings.page_size, config.head_dim, kv_dtype)
+        layout = StagingLayout()
+        rows = RowFields(settings.max_num_seqs, layout)
+        width = -(-settings.max_model_len // settings.page_size)
+        attention = PagedAttention(
+            shape,
+            windows,
+            max_rows=settings.max_num_seqs,
+            layout=layout,
+            device=device,
+            kv_scales=kv_scales,
+            sinks=decoder.sinks,
+            prompt_kernel="triton" if backend == "triton" else None,
+        )
+        decode_sizes = [] if settings.enforce_eager else decode_buckets(settings.max_num_seqs)
+        piecewise_sizes = [] if settings.enforce_eager else token_buckets(settings.max_num_batched_tokens)
+        max_static_tokens = max(piecewise_sizes, default=0)
+        runner = ModelRunner(
+            decoder,
+            attention,
+            rows,
+            layout,
+            width=width,
+            max_static_tokens=max_static_tokens,
+            stream=stream,
+        )
+        sampler = CudaSampler(settings.max_num_seqs, config.vocab_size, device)
+        sampler.warm_up(torch_dtype)
+        times.end("sampler")
+        step_bytes = _step_bytes(runner, page, settings.max_num_batched_tokens, settings.max_model_len)
+        times.end("largest step")
+        graph_bytes = _graph_bytes(runner, config.n_layers, decode_sizes, piecewise_sizes)
+        times.end("memory of graphs")
+        runner.open_pool(page, 0)
+        torch.cuda.empty_cache()
+        n_pages = plan_pages(
+            page,
+            measure_memory(device, step_bytes + graph_bytes),
+            kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+            max_total_tokens=settings.max_total_tokens,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            max_model_len=settings.max_model_len,
+        )
+        logger.info("the KV pool holds %d tokens", n_pages * settings.page_size)
+        runner.open_pool(page, n_pages)
+        times.end("pool")
+        runner.capture(decode_sizes)
+        runner.capture_piecewise(piecewise_sizes)
+        times.end("graphs")
+    packer = Packer(
+        page_size=settings.page_size,
+        max_rows=settings.max_num_seqs,
+        max_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        n_pages=n_pages,
+    )
+    return CudaExecutor(
+        runner,
+        packer,
+        sampler,
+        vocab_size=config.vocab_size,
+        stream=stream,
+        kv_scales=scales_text(kv_dtype, kv_scales or ()),
+        window=longest_window(windows),
+    )
+
+
+def _step_bytes(runner: ModelRunner, page: PageShape, max_tokens: int, max_model_len: int) -> int:
+    """Measures the bytes that the largest step and its sampling take."""
+    runner.open_pool(page, 0)
+    return runner.measure_largest(max_tokens, max_model_len) + runner.logits_bytes
+
+
+def _graph_bytes(
+    runner: ModelRunner, n_layers: int, decode_sizes: Sequence[int], piecewise_sizes: Sequence[int]
+) -> int:
+    """Estimates the bytes of all graphs from a capture of the largest of each kind."""
+    torch.cuda.empty_cache()
+    free_before, _ = torch.cuda.mem_get_info()
+    n_graphs = runner.capture(decode_sizes[-1:])
+    n_piecewise = runner.capture_piecewise(piecewise_sizes[-1:])
+    free_after, _ = torch.cuda.mem_get_info()
+    estimate = _DECODE_GRAPH_LAYER_BYTES * n_layers * n_graphs * len(
+        decode_sizes
+    ) + _PIECEWISE_GRAPH_BYTES * n_piecewise * len(piecewise_sizes)
+    return max(0, free_before - free_after) + estimate

@@ -1,0 +1,311 @@
+"""Runs packed steps on the GPU up to logits and argmax tokens, small steps by CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from radixkv.runtime.device.attention.base import LayerAttention
+from radixkv.runtime.device.attention.cuda.base import Attention
+from radixkv.runtime.device.attention.cuda.decode_plan import DecodeStep
+from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
+from radixkv.runtime.device.cuda.attention_timer import AttentionTimer
+from radixkv.runtime.device.cuda.persistent_batch import PersistentBatch, RowFields
+from radixkv.runtime.device.graphs.decode import DecodeGraphs
+from radixkv.runtime.device.graphs.piecewise import PiecewiseGraphs
+from radixkv.runtime.device.memory.cpu.kv_pool import PageShape
+from radixkv.runtime.device.memory.cuda.array_copies import to_device
+from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
+from radixkv.runtime.device.memory.cuda.staging import Staging, StagingLayout
+from radixkv.runtime.device.model.decoder import Decoder, OutputTokens
+from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
+from radixkv.runtime.device.pack import PackedStep
+from radixkv.runtime.step.plan import StepPlan
+
+N_TIMES = 4
+"""Int32 elements that two int64 timestamps take."""
+
+
+@dataclass(frozen=True)
+class StepOutputs:
+    """Results of a step on the device, valid until the next step is enqueued."""
+
+    logits: Tensor
+    """[rows, vocab]: logits of each row's last token. After a replayed graph, rows include its padding."""
+    report: Tensor
+    """[``N_TIMES`` + 2 * rows] int32: attention timestamps, then ``argmax_result``, for one copy to the host."""
+    hidden: Tensor | None = None
+    """[tokens, hidden] of a step with prompt logprobs; None otherwise."""
+
+    @property
+    def argmax_result(self) -> Tensor:
+        """[2, rows] int32: each row's argmax token, and 1 where all its logits are finite."""
+        return self.report[N_TIMES:].view(2, -1)
+
+
+class ModelRunner:
+    """Runs the decoder over the KV pool and persistent batch of one GPU.
+
+    Work is only enqueued; nothing waits unless a method says so.
+
+    Args:
+        decoder: the model.
+        attention: for the decoder's heads; ``layout`` holds its staging fields, if it has any.
+        row_fields: staging fields of a step's rows, in ``layout``.
+        layout: with all fields added.
+        width: entries per block table.
+        max_static_tokens: most tokens of a step that runs in piecewise graphs.
+        stream: all work is enqueued here; it must be the current stream.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        attention: Attention[Any, Any],
+        row_fields: RowFields,
+        layout: StagingLayout,
+        *,
+        width: int,
+        max_static_tokens: int,
+        stream: torch.cuda.Stream,
+    ) -> None:
+        self._decoder = decoder
+        self._attention = attention
+        self._row_fields = row_fields
+        self._width = width
+        self._max_static_tokens = max_static_tokens
+        self._stream = stream
+        self._device = stream.device
+        self._staging = Staging(layout, self._device)
+        self._logits = decoder.empty_logits(row_fields.max_rows)
+        self._scratch = argmax_scratch(row_fields.max_rows, self._logits.shape[1], self._device)
+        self._report = torch.zeros(N_TIMES + 2 * row_fields.max_rows, dtype=torch.int32, device=self._device)
+        self.timer = AttentionTimer(decoder.n_layers, self._report[:N_TIMES].view(torch.int64))
+        """Times the attention of every step."""
+        self._pool: CudaPool | None = None
+        self._graphs = DecodeGraphs(stream)
+        self._piecewise = PiecewiseGraphs(decoder, stream)
+
+    @property
+    def pool(self) -> CudaPool:
+        """The KV pool opened last."""
+        assert self._pool is not None, "open_pool must be called first"
+        return self._pool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and logits."""
+        return self._logits.dtype
+
+    @property
+    def logits_bytes(self) -> int:
+        """Bytes of one step's logits. Sampling may copy as much, where it takes only some of the rows."""
+        return self._logits.nbytes
+
+    def open_pool(self, page: PageShape, n_pages: int) -> None:
+        """Replaces the KV pool, and drops graphs and block tables."""
+        self._graphs.clear()
+        self._piecewise.clear()
+        self._pool = None  # frees its memory for the next one
+        self._pool = CudaPool(page, n_pages, self._device)
+        # The first copies load kernels, for which the driver waits until the device is idle: not within a step.
+        # torch has one kernel for up to 16 indices, and one for more.
+        for n_pages_copied in (1, 17):
+            self._pool.copy([(self._pool.zero_page, self._pool.zero_page)] * n_pages_copied)
+        self._batch = PersistentBatch(
+            self._row_fields,
+            self._staging,
+            width=self._width,
+            zero_page=self._pool.zero_page,
+            page_size=page.page_size,
+            max_static_tokens=self._max_static_tokens,
+            device=self._device,
+        )
+        self._attention.connect(self._staging, self._batch.tables)
+
+    def capture(self, sizes: Sequence[int]) -> int:
+        """Captures decode graphs over the pool for these numbers of rows, if attention supports graphs. Takes up
+        to seconds. Returns the number of graphs."""
+        return self._graphs.capture(
+            sizes, self._attention.variants, self._stage_padding, self._warm_up_decode, self._decode
+        )
+
+    def capture_piecewise(self, sizes: Sequence[int]) -> int:
+        """Captures piecewise graphs over the pool for these numbers of tokens. Takes up to a second. Returns the
+        number of graphs."""
+        return self._piecewise.capture(sizes, self._batch.static_inputs, self.pool)
+
+    def measure_largest(self, max_tokens: int, max_model_len: int) -> int:
+        """Runs a dummy step of ``max_tokens`` tokens, which stores nothing, and returns its peak bytes. Waits."""
+        n_rows = min(self._row_fields.max_rows, -(-max_tokens // max_model_len))
+        n_tokens = np.full(n_rows, min(max_tokens // n_rows, max_model_len), np.int32)
+        zeros = np.zeros(n_rows, np.int32)
+        ends = np.cumsum(n_tokens, dtype=np.int32)
+        step = PackedStep(
+            plan=StepPlan(0, ()),
+            batch_slots=np.full(n_rows, self._row_fields.max_rows, np.int32),
+            starts=zeros,
+            n_tokens=n_tokens,
+            firsts=ends - n_tokens,
+            write_starts=n_tokens,
+            table_starts=zeros,
+            update_firsts=zeros,
+            update_counts=zeros,
+            ids=np.zeros(int(ends[-1]), np.int32),
+            updates=zeros[:0],
+        )
+        before = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._run(step)
+        self._stream.synchronize()
+        return torch.cuda.max_memory_allocated(self._device) - before
+
+    def enqueue(self, step: PackedStep) -> StepOutputs:
+        """Enqueues one step."""
+        if step.plan.copies:
+            self.pool.copy(step.plan.copies)
+        bucket = None
+        if self._row_fields.fits_decode_graph(step) and not any(row.scoring for row in step.plan.rows):
+            bucket = self._graphs.bucket(step.n_rows)
+        return self._run(step) if bucket is None else self._replay(step, bucket)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, vocab], newly allocated."""
+        logits = self._decoder.empty_logits(len(hidden))
+        self._decoder.logits(hidden, logits)
+        return logits
+
+    def set_last_tokens(self, rows: Tensor, tokens: Tensor) -> None:
+        """Stores sampled tokens, in place of the argmax tokens, as their batch slots' last tokens.
+
+        Args:
+            rows: [n] int64, indices of staged rows.
+            tokens: [n] int32.
+        """
+        batch_slots = self._batch.batch_slots(self._row_fields.max_rows).index_select(0, rows)
+        self._batch.last_tokens.index_copy_(0, batch_slots.long(), tokens)
+
+    def _replay(self, step: PackedStep, bucket: int) -> StepOutputs:
+        staged = self._staging.stage()
+        self._row_fields.fill_decode(staged, step, bucket)
+        plan = step.plan
+        decode = self._attention.plan_decode(
+            staged, step.batch_slots, step.lengths, plan.shared_runs, bucket, runs_id=plan.runs_id
+        )
+        self._staging.send(staged)
+        self._graphs.replay(bucket, decode.variant)
+        return self._outputs(bucket)
+
+    def _run(self, step: PackedStep) -> StepOutputs:
+        n_decode = step.n_decode
+        staged = self._staging.stage()
+        self._row_fields.fill(staged, step, step.n_rows)
+        decode = prompts = None
+        if n_decode:
+            batch_slots, lengths = step.batch_slots[:n_decode], step.lengths[:n_decode]
+            plan = step.plan
+            decode = self._attention.plan_decode(
+                staged, batch_slots, lengths, plan.shared_runs, None, runs_id=plan.runs_id
+            )
+        self._staging.send(staged)
+        if len(step.updates):
+            self._batch.update(step.n_rows, to_device(step.updates, self._device))
+        if n_decode < step.n_rows:
+            prompts = self._attention.plan_prompts(
+                step.batch_slots[n_decode:], step.starts[n_decode:], step.n_tokens[n_decode:]
+            )
+        forward = self._prepare_forward(step)
+        attention = self._timed_attention(decode, prompts)
+        last_indices = to_device(self._padded(step.firsts + step.n_tokens - 1), self._device)
+        if any(row.scoring for row in step.plan.rows):
+            hidden = forward(attention, None)
+            self._compute_argmax(hidden.index_select(0, last_indices), step.n_rows)
+            return self._outputs(step.n_rows, hidden)
+        self._compute_argmax(
+            forward(attention, OutputTokens(last_indices, lambda: self._last_tokens_attention(step))), step.n_rows
+        )
+        return self._outputs(step.n_rows)
+
+    def _padded(self, indices: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Pads indices with zeros up to a number of rows for which a decode graph was captured, if there is one.
+
+        The products of the last layer then have a number of rows that they had before. For another number cuBLAS
+        may choose a kernel that was never used, which the driver loads only when the device is idle.
+        """
+        n_rows = self._graphs.bucket(len(indices)) or len(indices)
+        return np.pad(indices, (0, n_rows - len(indices)))
+
+    def _prepare_forward(self, step: PackedStep) -> Callable[[LayerAttention, OutputTokens | None], Tensor]:
+        """Enqueues the token inputs. Returns a callable that runs the layers, by piecewise graphs if one fits."""
+        ids, max_n_tokens = to_device(step.ids, self._device), int(step.n_tokens.max())
+        bucket = self._piecewise.bucket(len(ids))
+        if bucket is None:
+            return partial(self._decoder, self._batch.prepare(step.n_rows, ids, max_n_tokens), self.pool)
+        self._batch.prepare_static(step.n_rows, ids, max_n_tokens, bucket)
+        return partial(self._piecewise.run, bucket, len(ids), self.pool)
+
+    def _timed_attention(self, decode: object, prompts: object) -> LayerAttention:
+        return self.timer.timed(self._attention.step(decode, prompts))
+
+    def _last_tokens_attention(self, step: PackedStep) -> LayerAttention:
+        """Plans attention of each row's last token.
+
+        The plan overwrites the staged step: call it after all earlier layers' attention is enqueued.
+        """
+        staged = self._staging.stage()
+        self._row_fields.fill(staged, step, step.n_rows)
+        decode = self._attention.plan_decode(staged, step.batch_slots, step.lengths)
+        self._staging.send(staged)
+        return self._timed_attention(decode, None)
+
+    def _stage_padding(self, bucket: int, variant: Variant) -> DecodeStep:
+        """Stages a step of padding rows, for a graph capture."""
+        staged = self._staging.stage()
+        self._row_fields.pad(staged, 0, bucket)
+        no_rows = np.empty(0, np.int32)
+        decode: DecodeStep = self._attention.plan_decode(staged, no_rows, no_rows, bucket=bucket, variant=variant)
+        self._staging.send(staged)
+        return decode
+
+    def _warm_up_decode(self, step: DecodeStep) -> None:
+        """Enqueues the kernels that ``_decode`` does, those of like layers once."""
+        self._batch.update(step.n_rows)
+        inputs = self._batch.prepare_decode(step.n_rows)
+        states = self._decoder.run_distinct(inputs, self.pool, self._timed_attention(step, None))
+        self._compute_argmax(states, step.n_rows)
+
+    def _decode(self, step: DecodeStep) -> None:
+        """Enqueues what a decode graph captures."""
+        self._batch.update(step.n_rows)
+        inputs = self._batch.prepare_decode(step.n_rows)
+        states = self._decoder(inputs, self.pool, self._timed_attention(step, None))
+        self._compute_argmax(states, step.n_rows)
+
+    def _compute_argmax(self, last: Tensor, n_rows: int) -> None:
+        """Computes each row's logits and argmax token, and stores the token as its batch slot's last one.
+
+        Args:
+            last: [rows and padding, hidden], states of the rows' last tokens.
+            n_rows: without padding.
+        """
+        self._decoder.logits(last, self._logits[: len(last)])
+        outputs = self._outputs(n_rows)
+        tokens, finite = outputs.argmax_result
+        argmax(
+            outputs.logits,
+            tokens,
+            finite,
+            self._scratch[:n_rows],
+            batch_slots=self._batch.batch_slots(n_rows),
+            last_tokens=self._batch.last_tokens,
+        )
+
+    def _outputs(self, n_rows: int, hidden: Tensor | None = None) -> StepOutputs:
+        return StepOutputs(self._logits[:n_rows], self._report[: N_TIMES + 2 * n_rows], hidden)

@@ -1,0 +1,83 @@
+"""The sizes of a model's weights and pages on CUDA, from its files and without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from radixkv.checkpoints import Checkpoint
+from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name
+from radixkv.runtime.device.machine import check_model, choose_dtype
+from radixkv.runtime.device.memory.cpu.kv_pool import PageShape
+from radixkv.runtime.device.weights.weights import open_weights
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What a model takes of a GPU's memory."""
+
+    architecture: str
+    dtype: torch.dtype
+    """Of activations, and of weights that are not quantized."""
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+    n_values: int
+    """Values of all weights."""
+    n_quantized_values: int
+    """Those of them that are in 8 or 4 bits."""
+    has_fp8: bool
+    """Whether the quantized ones are in 8 bits."""
+    weight_bytes: int
+    """All weights, with the scales of quantized ones."""
+    loading_bytes: int
+    """Memory for converting weights while they are loaded."""
+
+    @property
+    def dtype_name(self) -> str:
+        """The dtype as settings name it."""
+        return kv_dtype_name(self.dtype)
+
+    def page(self, page_size: int, kv_cache_dtype: str) -> PageShape:
+        """Returns the shape of a page of ``page_size`` tokens for a value of ``--kv-cache-dtype``."""
+        kv_dtype = choose_kv_dtype(kv_cache_dtype, self.dtype)
+        return PageShape(self.n_layers, self.n_kv_heads, page_size, self.head_dim, kv_dtype)
+
+
+def model_size(checkpoint: Checkpoint, quantization: str | None = None) -> ModelSize:
+    """Returns the sizes that a model has on CUDA with ``--dtype auto``.
+
+    Reads the headers of the weight files where they are, and a head that may be tied. Otherwise all follows from
+    ``config.json``, and every matrix that the checkpoint's format may quantize counts as quantized.
+
+    Args:
+        checkpoint: its ``config.json`` is enough.
+        quantization: ``fp8`` rounds the layers' matrices to FP8; None leaves the checkpoint's own format.
+
+    Raises:
+        CheckpointError: ``config.json`` or a weight file is wrong, or needs an unsupported feature.
+        ConfigError: ``quantization`` does not fit the checkpoint, or its heads run on the CPU only.
+    """
+    dtype = choose_dtype("auto", checkpoint.config)
+    with open_weights(
+        checkpoint,
+        load_format="auto" if checkpoint.has_weights else "dummy",
+        dtype=dtype,
+        quantization=quantization,
+        products=("fp8", "int4"),
+    ) as weights:
+        config = weights.config
+        check_model(config)
+        return ModelSize(
+            architecture=config.architecture,
+            dtype=dtype,
+            n_layers=config.n_layers,
+            n_kv_heads=config.n_kv_heads,
+            head_dim=config.head_dim,
+            n_values=weights.n_values,
+            n_quantized_values=weights.n_quantized_values,
+            has_fp8=weights.has_fp8,
+            weight_bytes=weights.n_bytes,
+            loading_bytes=weights.dequantizing_bytes,
+        )

@@ -1,0 +1,183 @@
+"""State of the batch slots that stays on the GPU between steps: block tables and last sampled tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
+from radixkv.runtime.device.ops.base import TokenInputs
+from radixkv.runtime.device.ops.cuda.token_inputs import prepare_token_inputs, update_tables
+from radixkv.runtime.device.pack import PackedStep
+
+_UPDATES_A_ROW = 4
+"""Staged block table entries per row: a decode row mostly has none, and hardly ever two."""
+
+
+class RowFields:
+    """The staging fields of a step's rows.
+
+    Padding rows use the batch slot after the last real one, and store nothing.
+
+    Args:
+        max_rows: most rows of a step, and number of batch slots.
+        layout: the fields are added to it.
+    """
+
+    def __init__(self, max_rows: int, layout: StagingLayout) -> None:
+        self.max_rows = max_rows
+        self.batch_slots = layout.field(max_rows)
+        self.starts = layout.field(max_rows)
+        self.n_tokens = layout.field(max_rows)
+        self.firsts = layout.field(max_rows)
+        self.write_starts = layout.field(max_rows)
+        self.table_starts = layout.field(max_rows)
+        self.update_firsts = layout.field(max_rows)
+        self.update_counts = layout.field(max_rows)
+        self.ids = layout.field(max_rows)
+        self.updates = layout.field(_UPDATES_A_ROW * max_rows)
+
+    def fill(self, staged: StagingBuffer, step: PackedStep, n_padded: int) -> None:
+        """Fills in the rows, then padding rows up to ``n_padded``; leaves the rows' ids and table updates alone."""
+        self.pad(staged, step.n_rows, n_padded)
+        for field, values in (
+            (self.batch_slots, step.batch_slots),
+            (self.starts, step.starts),
+            (self.n_tokens, step.n_tokens),
+            (self.firsts, step.firsts),
+            (self.write_starts, step.write_starts),
+            (self.table_starts, step.table_starts),
+            (self.update_firsts, step.update_firsts),
+            (self.update_counts, step.update_counts),
+        ):
+            staged[field][: step.n_rows] = values
+
+    def pad(self, staged: StagingBuffer, first: int, end: int) -> None:
+        """Fills rows ``first .. end - 1`` with padding."""
+        for field, value in (
+            (self.batch_slots, self.max_rows),
+            (self.starts, 0),
+            (self.n_tokens, 1),
+            (self.write_starts, 1),
+            (self.table_starts, 0),
+            (self.update_firsts, 0),
+            (self.update_counts, 0),
+            (self.ids, 0),
+        ):
+            staged[field][first:end] = value
+        staged[self.firsts][first:end] = np.arange(first, end)
+
+    def fits_decode_graph(self, step: PackedStep) -> bool:
+        """Whether the step has one token per row, and few enough table updates for their staging field."""
+        return step.n_decode == step.n_rows and len(step.updates) <= self.updates.size
+
+    def fill_decode(self, staged: StagingBuffer, step: PackedStep, n_padded: int) -> None:
+        """Fills in everything of a step for which ``fits_decode_graph`` holds."""
+        self.fill(staged, step, n_padded)
+        staged[self.ids][: step.n_rows] = step.ids
+        staged[self.updates][: len(step.updates)] = step.updates
+
+
+class PersistentBatch:
+    """Block tables and last sampled tokens of the batch slots, kept on the device from step to step.
+
+    Memory: ``4 * (max_rows + 1) * width`` bytes for the tables, and a few vectors.
+
+    Args:
+        fields: the staging fields of a step's rows.
+        staging: device side of those fields.
+        width: entries per block table.
+        zero_page: initial value of block table entries.
+        page_size: tokens per page.
+        max_static_tokens: capacity of the token inputs at fixed addresses; at least ``max_rows`` is allocated.
+        device: where the tensors are allocated.
+    """
+
+    def __init__(
+        self,
+        fields: RowFields,
+        staging: Staging,
+        *,
+        width: int,
+        zero_page: int,
+        page_size: int,
+        max_static_tokens: int,
+        device: torch.device,
+    ) -> None:
+        n_batch_slots = fields.max_rows + 1
+        self.tables = torch.full((n_batch_slots, width), zero_page, dtype=torch.int32, device=device)
+        """[batch slots + 1, width] int32: page ids; the last row is for padding."""
+        self.last_tokens = torch.zeros(n_batch_slots, dtype=torch.int32, device=device)
+        """[batch slots + 1] int32: the token that each batch slot sampled last."""
+        self._fields = fields
+        self._staging = staging
+        self._page_size = page_size
+        self._static_inputs = TokenInputs(
+            *torch.zeros(3, max(max_static_tokens, fields.max_rows), dtype=torch.int32, device=device)
+        )
+        self._static_inputs.slot_mapping.fill_(-1)
+
+    def batch_slots(self, n_rows: int) -> Tensor:
+        """[n_rows] int32: batch slots of the staged rows."""
+        return self._staging.view(self._fields.batch_slots)[:n_rows]
+
+    def update(self, n_rows: int, updates: Tensor | None = None) -> None:
+        """Applies table updates of the staged rows; ``updates`` is [n] int32 page ids, None for the staged ones."""
+        fields, view = self._fields, self._staging.view
+        update_tables(
+            self.tables,
+            self.batch_slots(n_rows),
+            view(fields.table_starts)[:n_rows],
+            view(fields.update_firsts)[:n_rows],
+            view(fields.update_counts)[:n_rows],
+            view(fields.updates) if updates is None else updates,
+        )
+
+    def static_inputs(self, n_tokens: int) -> TokenInputs:
+        """Returns token inputs at fixed addresses. They always hold valid values, perhaps of an earlier step."""
+        return self._static_inputs.first(n_tokens)
+
+    def prepare_decode(self, n_rows: int) -> TokenInputs:
+        """Computes inputs of the staged decode rows, one token each, into ``static_inputs``."""
+        inputs = self.static_inputs(n_rows)
+        self._prepare(n_rows, self._staging.view(self._fields.ids)[:n_rows], 1, inputs)
+        return inputs
+
+    def prepare_static(self, n_rows: int, ids: Tensor, max_n_tokens: int, n_padded: int) -> None:
+        """Computes inputs of the staged rows' tokens into ``static_inputs``.
+
+        Padding tokens after them, up to ``n_padded``, store no K and V.
+        """
+        self._static_inputs.slot_mapping[len(ids) : n_padded].fill_(-1)
+        self._prepare(n_rows, ids, max_n_tokens, self.static_inputs(len(ids)))
+
+    def prepare(self, n_rows: int, ids: Tensor, max_n_tokens: int) -> TokenInputs:
+        """Computes the inputs of the staged rows' tokens.
+
+        Args:
+            n_rows: staged rows.
+            ids: [tokens] int32, -1 for the token that the batch slot sampled last.
+            max_n_tokens: tokens of the longest row.
+        """
+        inputs = TokenInputs(*torch.empty(3, len(ids), dtype=torch.int32, device=ids.device))
+        self._prepare(n_rows, ids, max_n_tokens, inputs)
+        return inputs
+
+    def _prepare(self, n_rows: int, ids: Tensor, max_n_tokens: int, inputs: TokenInputs) -> None:
+        fields, view = self._fields, self._staging.view
+        prepare_token_inputs(
+            self.tables,
+            self.last_tokens,
+            self.batch_slots(n_rows),
+            view(fields.starts)[:n_rows],
+            view(fields.n_tokens)[:n_rows],
+            view(fields.firsts)[:n_rows],
+            view(fields.write_starts)[:n_rows],
+            ids,
+            page_size=self._page_size,
+            max_n_tokens=max_n_tokens,
+            ids_out=inputs.ids,
+            positions_out=inputs.positions,
+            slot_mapping_out=inputs.slot_mapping,
+        )

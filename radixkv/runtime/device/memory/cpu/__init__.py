@@ -1,0 +1,1 @@
+"""Pools and host slots of a CPU."""

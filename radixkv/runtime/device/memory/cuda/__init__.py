@@ -1,0 +1,1 @@
+"""Pools, host slots and staged copies of a CUDA device."""

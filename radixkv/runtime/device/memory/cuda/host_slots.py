@@ -1,0 +1,214 @@
+"""Host memory for pages of a GPU's pool, with the copies in both directions."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from radixkv.runtime.device.machine import local_cpus
+from radixkv.runtime.device.memory.copy_threads import count_slots
+from radixkv.runtime.device.memory.cuda.copy_pace import CopyPace
+from radixkv.runtime.device.memory.cuda.driver import CudaDriver
+from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
+from radixkv.runtime.device.memory.pinned_memory import PinnedMemory
+from radixkv.runtime.device.ops.cuda.page_copies import gather_pages, scatter_pages
+
+_PIECE_BYTES = 1 << 30
+"""Bytes that are pinned at a time."""
+_STAGING_BYTES = 16 << 20
+"""Size of a staging buffer on the GPU; there are four."""
+_MAX_PARTS_ENQUEUED = 32
+"""Parts of a copy, of a staging buffer each, that are enqueued before the host waits for them: enqueueing to a full
+stream would wait with the interpreter's lock."""
+
+
+class CudaHostSlots:
+    """A ``copy_threads.HostSlots`` in pinned memory. A slot has K of all layers, then V of all layers.
+
+    A copy goes through a contiguous staging buffer on the GPU: a kernel copies a page's parts between pool and
+    buffer, and the GPU's copy engine moves the buffer. Loads and stores have two buffers each.
+
+    Args:
+        pool: whose pages are copied.
+        n_bytes: size of the host memory, rounded down to whole slots.
+        is_stepping: whether the GPU computes a step now; copies are slower then, which leaves the step its pace.
+
+    Raises:
+        ConfigError: ``n_bytes`` is less than a page, or more than can be allocated.
+    """
+
+    def __init__(self, pool: CudaPool, n_bytes: int, is_stepping: Callable[[], bool]) -> None:
+        self._page_bytes = pool.page_bytes
+        self._n_slots = count_slots(n_bytes, pool.page_bytes)
+        driver = CudaDriver()
+        # No slot lies in two pieces, and no page of the machine does.
+        unit = math.lcm(pool.page_bytes, mmap.PAGESIZE)
+        piece_bytes = max(1, _PIECE_BYTES // unit) * unit
+        device = pool.k.device
+        self._memory = PinnedMemory(
+            self._n_slots * pool.page_bytes,
+            piece_bytes,
+            pin=partial(_pin, device),
+            unpin=_unpin,
+            cpus=local_cpus(driver.bus_id(device)),
+        )
+        n_slots_a_piece = piece_bytes // pool.page_bytes
+        pace = CopyPace(is_stepping)
+        try:
+            self._loads, self._stores = (
+                _StagedCopies(pool, self._memory.address, n_slots_a_piece, driver, pace) for _ in range(2)
+            )
+        except BaseException:  # such as too little memory for the staging buffers
+            self._memory.close()
+            raise
+
+    @property
+    def n_slots(self) -> int:
+        """Slots in all."""
+        return self._n_slots
+
+    @property
+    def n_usable(self) -> int:
+        """Leading slots whose memory is pinned; grows up to ``n_slots``."""
+        return self._memory.n_ready_bytes // self._page_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Size of a slot in bytes."""
+        return self._page_bytes
+
+    def buffer(self, slot: int) -> memoryview:
+        """Returns the memory of a usable slot. O(1)."""
+        first = slot * self._page_bytes
+        return self._memory.view[first : first + self._page_bytes]
+
+    def load(self, slots: Sequence[int], pages: Sequence[int]) -> None:
+        """Copies slots to pages; returns when the device has the data. Raises ``DeviceError`` or torch's errors."""
+        self._loads.load(_array(slots), pages)
+
+    def store(self, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """Copies pages to slots; returns when the host has the data. Raises ``DeviceError`` or torch's errors."""
+        self._stores.store(pages, _array(slots))
+
+    def close(self) -> None:
+        """Frees the memory; waits for the piece of it that is being pinned."""
+        self._memory.close()
+
+
+class _StagedCopies:
+    """The copies of one direction, part by part, through two lanes in turn.
+
+    Args:
+        pool: whose pages are copied.
+        address: of the first slot.
+        n_slots_a_piece: slots in each separately pinned piece.
+        driver: copies between staging buffer and slots.
+        pace: how fast copies go beside steps.
+    """
+
+    def __init__(
+        self, pool: CudaPool, address: int, n_slots_a_piece: int, driver: CudaDriver, pace: CopyPace
+    ) -> None:
+        self._k, self._v = (cache.view(torch.int64).flatten(2) for cache in (pool.k, pool.v))
+        self._address = address
+        self._page_bytes = pool.page_bytes
+        self._n_slots_a_piece = n_slots_a_piece
+        self._driver = driver
+        self._pace = pace
+        self._n_staged = max(1, _STAGING_BYTES // pool.page_bytes)
+        self._lanes = tuple(_Lane(self._n_staged * pool.page_bytes, pool.k.device) for _ in range(2))
+        self._compile(pool.zero_page)
+
+    def load(self, slots: NDArray[np.int64], pages: Sequence[int]) -> None:
+        """Copies slots to pages, and waits."""
+        self._copy(slots, pages, is_load=True)
+
+    def store(self, pages: Sequence[int], slots: NDArray[np.int64]) -> None:
+        """Copies pages to slots, and waits."""
+        self._copy(slots, pages, is_load=False)
+
+    def _copy(self, slots: NDArray[np.int64], pages: Sequence[int], *, is_load: bool) -> None:
+        indices = np.array(pages, np.int32)
+        try:
+            for part, first in enumerate(range(0, len(slots), self._n_staged)):
+                lane, some = self._lanes[part % 2], slice(first, first + self._n_staged)
+                if part and part % _MAX_PARTS_ENQUEUED == 0:
+                    lane.wait()
+                self._pace.wait(len(slots[some]) * self._page_bytes)
+                self._copy_part(lane, slots[some], indices[some], is_load=is_load)
+        finally:
+            for lane in self._lanes:
+                lane.wait()
+
+    def _copy_part(self, lane: _Lane, slots: NDArray[np.int64], pages: NDArray[np.int32], *, is_load: bool) -> None:
+        """Enqueues the copy of at most as many pages as a lane's buffer holds."""
+        with torch.cuda.stream(lane.stream):
+            # The driver takes few bytes of pageable memory at once: no pinned buffer has to outlive the call.
+            indices = torch.from_numpy(pages).to(lane.buffer.device, non_blocking=True)
+            if is_load:
+                self._move_slots(lane, slots, is_load=True)
+                scatter_pages(self._k, self._v, indices, lane.buffer)
+            else:
+                gather_pages(self._k, self._v, indices, lane.buffer)
+                self._move_slots(lane, slots, is_load=False)
+
+    def _move_slots(self, lane: _Lane, slots: NDArray[np.int64], *, is_load: bool) -> None:
+        """Enqueues the DMA between slots and buffer, one copy for each run of consecutive slots of a piece."""
+        is_first = np.ones(len(slots), np.bool_)
+        is_first[1:] = (np.diff(slots) != 1) | (slots[1:] % self._n_slots_a_piece == 0)
+        firsts = np.flatnonzero(is_first)
+        on_host = self._address + slots[firsts] * self._page_bytes
+        on_device = lane.buffer.data_ptr() + firsts * self._page_bytes
+        n_bytes = np.diff(firsts, append=len(slots)) * self._page_bytes
+        destinations, sources = (on_device, on_host) if is_load else (on_host, on_device)
+        self._driver.copy(destinations, sources, n_bytes, lane.stream)
+
+    def _compile(self, zero_page: int) -> None:
+        """Compiles both kernels by copying the zero page onto itself, so that the first copy does not have to."""
+        lane = self._lanes[0]
+        with torch.cuda.stream(lane.stream):
+            pages = torch.tensor([zero_page], dtype=torch.int32, device=lane.buffer.device)
+            gather_pages(self._k, self._v, pages, lane.buffer)
+            scatter_pages(self._k, self._v, pages, lane.buffer)
+        lane.wait()
+
+
+class _Lane:
+    """A stream and the staging buffer of its parts: DMA works for one lane while the other's kernel runs.
+
+    The lanes' parts are different pages and slots, so nothing orders one lane after the other.
+    """
+
+    def __init__(self, n_bytes: int, device: torch.device) -> None:
+        # With priority, the short kernels start between the blocks of a step's long ones; else a copy beside a
+        # prompt's step takes several times as long.
+        self.stream = torch.cuda.Stream(device, priority=-1)
+        self.buffer = torch.empty(n_bytes // 8, dtype=torch.int64, device=device)
+        self._done = torch.cuda.Event(blocking=True)
+
+    def wait(self) -> None:
+        """Waits for all work of the lane, without processor time."""
+        self._done.record(self.stream)
+        self._done.synchronize()
+
+
+def _array(slots: Sequence[int]) -> NDArray[np.int64]:
+    return np.array(slots, np.int64)
+
+
+def _pin(device: torch.device, address: int, n_bytes: int) -> None:
+    runtime = torch.cuda.cudart()
+    with torch.cuda.device(device):
+        code = runtime.cudaHostRegister(address, n_bytes, 0)
+    if int(code) != 0:
+        raise RuntimeError(f"the driver pins no more memory ({runtime.cudaGetErrorString(code)}; see ulimit -l)")
+
+
+def _unpin(address: int) -> None:
+    torch.cuda.cudart().cudaHostUnregister(address)

@@ -1,0 +1,62 @@
+"""The paged KV pool on the GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from radixkv.runtime.device.memory.cpu.kv_pool import PageShape
+
+COPIED_AT_ONCE_BYTES = 64 << 20
+"""Bytes of K or V per chunk of a page copy, which bounds the temporary memory."""
+
+
+class CudaPool:
+    """Paged K and V of all layers.
+
+    ``k`` and ``v`` are [layers, pages + 1, page_size, kv_heads, head_dim]. The last page stays zero and is never
+    allocated: padding rows read it.
+
+    Args:
+        page: shape and dtype of one page.
+        n_pages: pages that can be allocated.
+        device: where the pool is allocated.
+    """
+
+    def __init__(self, page: PageShape, n_pages: int, device: torch.device) -> None:
+        shape = (page.n_layers, n_pages + 1, page.page_size, page.n_kv_heads, page.head_dim)
+        self.k = torch.zeros(shape, dtype=page.dtype, device=device)
+        self.v = torch.zeros(shape, dtype=page.dtype, device=device)
+        # Copied as words: torch indexes no 8-bit floats. Head sizes on CUDA are multiples of 64 bytes and more.
+        self._words = [cache.view(torch.int64) for cache in (self.k, self.v)]
+        self.n_pages = n_pages
+        self._n_copied_at_once = max(1, COPIED_AT_ONCE_BYTES // (page.n_bytes // 2))
+        self.page_bytes = page.n_bytes
+
+    @property
+    def zero_page(self) -> int:
+        """The page that stays zero."""
+        return self.n_pages
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies pages (source, destination) in all layers, on the current stream; no source is a destination."""
+        for first in range(0, len(pairs), self._n_copied_at_once):
+            chunk = pairs[first : first + self._n_copied_at_once]
+            indices = torch.tensor(chunk, dtype=torch.int64, pin_memory=True).t()
+            sources, destinations = indices.to(self.k.device, non_blocking=True)
+            for cache in self._words:
+                cache.index_copy_(1, destinations, cache.index_select(1, sources))
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """K and V of one layer, [pages + 1, page_size, kv_heads, head_dim] each."""
+        return self.k[index], self.v[index]
+
+    def poison(self, page: int) -> None:
+        """Fills a page with NaN in all layers, so that reads of unwritten positions show up."""
+        if not 0 <= page < self.n_pages:
+            raise IndexError(f"page {page} is not between 0 and {self.n_pages - 1}")
+        self.k[:, page] = math.nan
+        self.v[:, page] = math.nan

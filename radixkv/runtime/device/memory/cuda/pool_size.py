@@ -1,0 +1,102 @@
+"""The number of pages of the KV pool that fit the GPU beside weights and workspace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from radixkv.errors import ConfigError
+from radixkv.runtime.device.memory.cpu.kv_pool import PageShape, count_pages
+
+RESERVE_BYTES = 512 << 20
+"""Bytes never given to the pool: libraries take some at their first call, and the allocator fragments some."""
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """The GPU's memory before the pool is allocated; weights and buffers count as used."""
+
+    total_bytes: int
+    free_bytes: int
+    """Not used by this process or by others."""
+    later_bytes: int = 0
+    """Bytes that the largest step and CUDA graphs will take beside the pool."""
+
+
+def measure_memory(device: torch.device, later_bytes: int = 0) -> MemoryUse:
+    """Returns the current memory use. Memory cached by torch's allocator counts as used. Waits for the device."""
+    torch.cuda.synchronize(device)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return MemoryUse(total_bytes, free_bytes, later_bytes)
+
+
+def plan_pages(
+    page: PageShape,
+    memory: MemoryUse,
+    *,
+    kv_cache_memory_bytes: int | None,
+    max_total_tokens: int | None,
+    gpu_memory_utilization: float,
+    max_model_len: int,
+) -> int:
+    """Returns the number of pages of the pool, not counting its zero page.
+
+    ``max_total_tokens`` decides if it is given, else ``kv_cache_memory_bytes``. Otherwise the pool gets
+    ``gpu_memory_utilization`` of the GPU's memory minus what is used already, also by other processes, and minus
+    what the largest step and the graphs will take. ``RESERVE_BYTES`` always stay free.
+
+    Args:
+        page: shape and dtype of one page.
+        memory: the GPU's memory before the pool is allocated.
+        kv_cache_memory_bytes: size of the pool, or None.
+        max_total_tokens: size of the pool in tokens, or None.
+        gpu_memory_utilization: share of the GPU's memory that may be used in all.
+        max_model_len: most positions of a sequence.
+
+    Raises:
+        ConfigError: the pool does not fit, or cannot hold one request of ``max_model_len`` tokens. The second is
+            not checked with ``max_total_tokens``: requests that are too long are then refused one by one, as on
+            the CPU.
+    """
+    if max_total_tokens is not None or kv_cache_memory_bytes is not None:
+        n_pages = count_pages(page, kv_cache_memory_bytes or 0, max_total_tokens)
+        _check_fits(n_pages, page, memory)
+        remedy = "kv_cache_memory_bytes"
+    else:
+        n_pages = _usable_bytes(memory, gpu_memory_utilization) // page.n_bytes - 1
+        if n_pages < 1:
+            raise ConfigError(
+                f"gpu_memory_utilization {gpu_memory_utilization:g} leaves no room for a KV pool: of the GPU's "
+                f"{_gib(memory.total_bytes)}, weights, workspace and other processes take "
+                f"{_gib(memory.total_bytes - memory.free_bytes + memory.later_bytes)}; set it higher, set "
+                "max_num_batched_tokens or max_num_seqs lower, or take a smaller model"
+            )
+        remedy = "gpu_memory_utilization"
+    if max_total_tokens is None and n_pages * page.page_size < max_model_len:
+        raise ConfigError(
+            f"the KV pool holds {n_pages * page.page_size} tokens, fewer than max_model_len {max_model_len}; set "
+            f"max_model_len to at most {n_pages * page.page_size}, or {remedy} higher"
+        )
+    return n_pages
+
+
+def _usable_bytes(memory: MemoryUse, share: float) -> int:
+    """Returns the bytes that the pool may take; negative if other memory exceeds ``share``."""
+    ceiling = min(int(memory.total_bytes * share), memory.total_bytes - RESERVE_BYTES)
+    return ceiling - (memory.total_bytes - memory.free_bytes) - memory.later_bytes
+
+
+def _check_fits(n_pages: int, page: PageShape, memory: MemoryUse) -> None:
+    n_bytes = (n_pages + 1) * page.n_bytes
+    usable = max(0, _usable_bytes(memory, 1.0))
+    if n_bytes > usable:
+        raise ConfigError(
+            f"a KV pool of {_gib(n_bytes)} does not fit: weights and workspace leave {_gib(usable)} of the GPU's "
+            f"{_gib(memory.total_bytes)}; set kv_cache_memory_bytes or max_total_tokens lower, or leave both out"
+        )
+
+
+def _gib(n_bytes: int) -> str:
+    return f"{n_bytes / _GIB:.1f} GiB"

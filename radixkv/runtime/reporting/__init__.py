@@ -1,0 +1,1 @@
+"""What the runtime tells of itself: statistics, and answers about the cache."""

@@ -1,0 +1,164 @@
+"""Opening of the memory tiers behind the KV pool, as the settings ask for them."""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import ExitStack
+from pathlib import Path
+from time import perf_counter
+
+from radixkv.checkpoints import Checkpoint
+from radixkv.checkpoints.fingerprint import fingerprint
+from radixkv.errors import ConfigError, shortened
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.device.resolved_config import ResolvedConfig
+from radixkv.runtime.step.executor import Executor
+from radixkv.runtime.step.plan import Row, StepPlan
+from radixkv.runtime.tiers.disk_tier import DiskTier
+from radixkv.runtime.tiers.load_cost import LoadCost
+from radixkv.runtime.tiers.stores.file_store import FileStore
+from radixkv.runtime.tiers.stores.object_store import ObjectStore
+from radixkv.runtime.tiers.stores.page_keys import KVIdentity, root_key
+from radixkv.runtime.tiers.stores.page_store import PageStore
+from radixkv.runtime.tiers.stores.shared_store import SharedStore
+from radixkv.runtime.tiers.transfers import Transfers
+from radixkv.tree.eviction import open_eviction_policy
+from radixkv.tree.node import TOKEN_BYTES
+
+_MEASURED_TOKENS = 512
+"""Tokens of the steps that measure how fast the device computes prompts."""
+
+
+def open_objects(url: str) -> ObjectStore:
+    """Opens the objects of a store that servers share.
+
+    Args:
+        url: the setting ``cache_url``.
+
+    Raises:
+        ConfigError: its package is missing, or the store cannot be used.
+    """
+    if url.startswith("s3:"):
+        _require("obstore", "s3", url)
+        from radixkv.runtime.tiers.stores.s3_objects import S3Objects
+
+        return S3Objects(url)
+    _require("mooncake", "mooncake", url)
+    from radixkv.runtime.tiers.stores.mooncake_objects import MooncakeObjects
+
+    return MooncakeObjects(url)
+
+
+def check_shared_store(url: str | None) -> None:
+    """Opens the objects of a store that servers share, if there is to be one, and closes them.
+
+    Raises:
+        ConfigError: as ``open_objects``.
+    """
+    if url is not None:
+        open_objects(url).close()
+
+
+def _require(package: str, extra: str, url: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"cache_url {shortened(url)} needs {package}; install radixkv[{extra}]")
+
+
+def open_tiers(
+    resolved: ResolvedConfig,
+    checkpoint: Checkpoint,
+    executor: Executor,
+    cache: PageCache,
+    host_memory_bytes: int,
+    objects: ObjectStore | None = None,
+) -> Transfers:
+    """Opens the host tier, and the disk tier or shared store if there is to be one. Closes all on failure.
+
+    Args:
+        resolved: the settings.
+        checkpoint: the model.
+        executor: the device, with its pool.
+        cache: the page cache of the pool.
+        host_memory_bytes: size of the host tier.
+        objects: those of the shared store, which closes them; None: no shared store.
+
+    Raises:
+        ConfigError: a tier does not fit the machine, or the folder cannot be used.
+    """
+    settings = resolved.device_settings
+    policy = open_eviction_policy(resolved.eviction_policy, resolved.ghost_capacity)
+    host, cost = PageCache(0, settings.page_size, policy=policy, tenants=resolved.tenants), LoadCost()
+    host.tree.history = cache.tree.history
+    with ExitStack() as on_failure:
+        copier = executor.open_copier(host_memory_bytes)
+        on_failure.callback(copier.close)
+        disk = None
+        if objects is not None or resolved.cache_dir is not None:
+            max_tokens = min(settings.max_num_batched_tokens, settings.max_model_len)
+            _measure_compute(executor, settings.page_size, max_tokens, cost)
+            root = root_key(_kv_identity(resolved, checkpoint, executor))
+            store = _open_store(resolved, copier.page_bytes, objects)
+            on_failure.callback(store.close, timeout_s=0.0)
+            disk = DiskTier(host, store, root, copier.buffer, cost)
+        transfers = Transfers(
+            cache,
+            host,
+            copier,
+            disk=disk,
+            load_policy=resolved.load_policy,
+            write_policy=resolved.write_policy,
+            cost=cost,
+        )
+        on_failure.pop_all()
+    return transfers
+
+
+def _open_store(resolved: ResolvedConfig, page_bytes: int, objects: ObjectStore | None) -> PageStore:
+    page_token_bytes = resolved.device_settings.page_size * TOKEN_BYTES
+    if objects is not None:
+        name = f"the shared store {resolved.cache_url}"
+        return SharedStore(objects, name, page_bytes=page_bytes, page_token_bytes=page_token_bytes)
+    assert resolved.cache_dir is not None
+    return FileStore(
+        Path(resolved.cache_dir),
+        page_bytes=page_bytes,
+        page_token_bytes=page_token_bytes,
+        max_bytes=resolved.cache_dir_bytes,
+    )
+
+
+def _measure_compute(executor: Executor, page_size: int, max_tokens: int, cost: LoadCost) -> None:
+    """Measures how long a prompt's step takes, for the choice between disk and computing after a restart.
+
+    Uses free pages of the pool, which nothing has been written to yet. Takes two steps of ``_MEASURED_TOKENS``.
+    """
+    n_tokens = min(_MEASURED_TOKENS, max_tokens, executor.n_pages * page_size)
+    row = Row(
+        batch_slot=0,
+        start=0,
+        n_tokens=n_tokens,
+        tokens=bytes(n_tokens * TOKEN_BYTES),
+        write_start=0,
+        table_start=0,
+        table_pages=tuple(range(-(-n_tokens // page_size))),
+        sampling=None,
+    )
+    executor.launch(StepPlan(0, (row,))).finish(None).result()  # the first step of a size takes longer
+    started = perf_counter()
+    executor.launch(StepPlan(1, (row,))).finish(None).result()
+    cost.add_step(n_tokens, n_tokens, perf_counter() - started)
+
+
+def _kv_identity(resolved: ResolvedConfig, checkpoint: Checkpoint, executor: Executor) -> KVIdentity:
+    page, settings = executor.page_format, resolved.device_settings
+    return KVIdentity(
+        model=fingerprint(checkpoint.folder, settings.load_format, settings.quantization),
+        device=page.device,
+        processor=page.processor,
+        torch_version=page.torch_version,
+        dtype=executor.dtype,
+        kv_dtype=executor.kv_dtype,
+        kv_scales=page.scales,
+        layout=page.layout,
+        page_size=settings.page_size,
+    )

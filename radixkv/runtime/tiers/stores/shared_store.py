@@ -1,0 +1,368 @@
+"""A page store that several servers use at once: each page is an object of a store on other machines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from radixkv.runtime.tiers.stores.file_index import FileIndex, IndexedFile
+from radixkv.runtime.tiers.stores.object_store import ObjectStore, ObjectStoreError
+from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES
+from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
+from radixkv.runtime.tiers.stores.page_value import DamagedPage, PageHeader
+from radixkv.runtime.tiers.stores.rare_warnings import RareWarnings
+from radixkv.runtime.tiers.stores.transfer_loop import TransferLoop
+
+logger = logging.getLogger(__name__)
+
+LOOK_UP_TIMEOUT_S = 1.0
+"""Limit of a lookup; a request waits for it before it is computed."""
+LOAD_TIMEOUT_S = 1.0
+"""Limit of a load, beside ``LOAD_PAGE_S`` for each page and the time of its bytes at ``LOAD_BYTES_PER_S``."""
+LOAD_PAGE_S = 0.01
+LOAD_BYTES_PER_S = 64 << 20
+STORE_TIMEOUT_S = 5.0
+"""Limit of the store or removal of one page."""
+PAUSE_S = 10.0
+"""After a failure, the store is left alone for so long."""
+WARNING_PAUSE_S = 60.0
+N_NAMES = 16
+"""Names that one round of a lookup asks for. Three rounds find the end of 512 pages."""
+MAX_KNOWN_PAGES = 2**18
+"""Pages that are known to be in the store; about 600 bytes each. Others are looked up again."""
+
+
+class SharedStore:
+    """A ``PageStore`` whose pages other servers read and write, too.
+
+    It knows the pages that it has written, found or read. The others are looked up: servers write prefixes from
+    their start, so a search over the keys finds where they end, with few questions. If it is wrong, a load ends
+    before that.
+
+    A failure or a call that takes too long is a miss. The store then counts as away: nothing is looked up, loaded
+    or stored for ``PAUSE_S``, and what it had may be gone, so nothing is known any more.
+
+    Args:
+        objects: the objects; closed with this store.
+        name: the store's name in the log.
+        page_bytes: size of a page.
+        page_token_bytes: bytes of one page's tokens.
+    """
+
+    def __init__(self, objects: ObjectStore, name: str, *, page_bytes: int, page_token_bytes: int) -> None:
+        self._objects = objects
+        self._name = name
+        self._page_bytes = page_bytes
+        self._page_token_bytes = page_token_bytes
+        self._header = PageHeader(page_bytes, page_token_bytes)
+        self._known = FileIndex()
+        self._n_removals = 0
+        """Calls of ``remove`` and ``clear``. What began before the last one notes no more pages."""
+        self._being_removed: set[bytes] = set()
+        """Keys of pages that may still be there, but must not be found."""
+        self._removed: list[bytes] | None = None
+        """Keys that have left ``_known``, for ``take_removed``; None before its first call."""
+        self._counts = PageCounts()
+        self._lock = threading.Lock()
+        """Guards the fields above."""
+        self._n_failures = 0
+        self._is_away = False
+        self._resumes = 0.0
+        """End of the pause, on ``time.monotonic``."""
+        self._damage_warnings, self._room_warnings = RareWarnings(WARNING_PAUSE_S), RareWarnings(WARNING_PAUSE_S)
+        self._reads = asyncio.Semaphore(objects.n_parallel)
+        self._writes = asyncio.Semaphore(max(1, objects.n_parallel // 4))
+        self._loop = TransferLoop("shared-store")
+
+    @property
+    def page_bytes(self) -> int:
+        """See ``PageStore``."""
+        return self._page_bytes
+
+    @property
+    def n_pages(self) -> int:
+        """See ``PageStore``."""
+        return len(self._known)
+
+    @property
+    def n_bytes(self) -> int:
+        """See ``PageStore``."""
+        return self._known.n_bytes
+
+    @property
+    def counts(self) -> PageCounts:
+        """See ``PageStore``."""
+        return self._counts
+
+    @property
+    def health(self) -> StoreHealth | None:
+        """See ``PageStore``."""
+        return StoreHealth(self._n_failures, self._is_away)
+
+    def run(self, keys: Sequence[bytes]) -> int:
+        """See ``PageStore``."""
+        return self._known.run(keys)
+
+    def look_up(self, keys: Sequence[bytes]) -> int | None:
+        """See ``PageStore``. Takes at most ``LOOK_UP_TIMEOUT_S``."""
+        hidden = frozenset(self._being_removed)  # they may have gone when the store has answered
+        return None if self._is_paused else self._loop.start(self._look_up(keys, hidden, self._n_removals))
+
+    def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
+        """See ``PageStore``. Takes no longer than ``LOAD_TIMEOUT_S`` and the constants after it say."""
+        page_tokens = self._page_tokens(keys, tokens)
+        return self._loop.start(self._load(keys, page_tokens, buffers, self._n_removals))
+
+    def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
+        """See ``PageStore``. Nothing is stored while the store is away."""
+        page_tokens = self._page_tokens(keys, tokens)
+        return self._loop.start(self._store(keys, page_tokens, buffers, self._n_removals), is_kept=True)
+
+    def spare(self, keys: Sequence[bytes]) -> None:
+        """See ``PageStore``: the store removes nothing, but this server may forget what it has."""
+        with self._lock:
+            self._known.spare(keys)
+
+    def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
+        """See ``PageStore``."""
+        with self._lock:
+            keys = [page.key for page in self._known.remove_below(key, leading)]
+            self._n_removals += 1
+            self._being_removed.update(keys)
+            self._note_removed(*keys)
+        return Removal(self._loop.start(self._delete(keys), is_kept=True), len(keys))
+
+    def clear(self) -> int:
+        """See ``PageStore``."""
+        with self._lock:
+            self._n_removals += 1
+            self._forget_all()
+        return self._loop.start(self._delete(()))
+
+    def take_removed(self) -> list[bytes]:
+        """See ``PageStore``."""
+        with self._lock:
+            removed, self._removed = self._removed or [], []
+            return removed
+
+    def take_finished(self) -> list[FinishedTransfer]:
+        """See ``PageStore``."""
+        return self._loop.take_finished()
+
+    def fileno(self) -> int:
+        """See ``PageStore``."""
+        return self._loop.fileno()
+
+    def close(self, timeout_s: float) -> None:
+        """See ``PageStore``. Takes a second or two longer if the store does not answer."""
+        self._loop.close(0.0 if self._is_paused else timeout_s)
+        self._objects.close()
+
+    @property
+    def _is_paused(self) -> bool:
+        return time.monotonic() < self._resumes
+
+    def _page_tokens(self, keys: Sequence[bytes], tokens: bytes) -> list[bytes]:
+        size = self._page_token_bytes
+        assert len(tokens) == len(keys) * size
+        return [tokens[first : first + size] for first in range(0, len(tokens), size)]
+
+    async def _look_up(self, keys: Sequence[bytes], hidden: Collection[bytes], n_removals: int) -> int:
+        try:
+            async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
+                n_pages = await self._find_end(keys)
+        except (ObjectStoreError, TimeoutError) as error:
+            self._fail(error, f"a lookup took longer than {LOOK_UP_TIMEOUT_S:g} s")
+            return 0
+        self._succeed()
+        n_pages = next((n for n in range(n_pages) if keys[n] in hidden or keys[n] in self._being_removed), n_pages)
+        self._note(keys[:n_pages], n_removals)
+        return n_pages
+
+    async def _find_end(self, keys: Sequence[bytes]) -> int:
+        """Returns the number of leading keys that the store has, if it has none after the first that is missing."""
+        low, high = 0, len(keys)
+        while low < high:  # the store has what is before low, and not what is at high
+            n_gaps = min(N_NAMES, high - low) - 1
+            asked = [low + gap * (high - 1 - low) // max(1, n_gaps) for gap in range(n_gaps + 1)]
+            found = await self._objects.have([_name_of(keys[index]) for index in asked])
+            n_found = found.index(False) if False in found else len(found)
+            low = asked[n_found - 1] + 1 if n_found else low
+            high = asked[n_found] if n_found < len(asked) else high
+        return low
+
+    async def _load(
+        self, keys: Sequence[bytes], tokens: Sequence[bytes], buffers: Sequence[memoryview], n_removals: int
+    ) -> int:
+        limit_s = LOAD_TIMEOUT_S + len(keys) * (LOAD_PAGE_S + self._page_bytes / LOAD_BYTES_PER_S)
+        pages = [
+            asyncio.create_task(self._load_page(*page, n_removals))
+            for page in zip(keys, tokens, buffers, strict=True)
+        ]
+        n_pages = 0
+        try:
+            async with asyncio.timeout(limit_s):
+                for page in pages:
+                    if not await page:
+                        break
+                    n_pages += 1
+        except (ObjectStoreError, TimeoutError) as error:
+            self._fail(error, f"{len(keys)} pages of {self._page_bytes} bytes took longer than {limit_s:.1f} s")
+        else:
+            self._succeed()
+        finally:  # from here on nobody writes to the buffers
+            for page in pages:
+                page.cancel()
+            await asyncio.gather(*pages, return_exceptions=True)
+        return n_pages
+
+    async def _load_page(self, key: bytes, tokens: bytes, page: memoryview, n_removals: int) -> bool:
+        async with self._reads:
+            if self._is_paused:
+                return False
+            value = await self._objects.get(_name_of(key))
+        if value is None:
+            self._note_lost(key)
+            return False
+        try:
+            self._read(value, key, tokens, page)
+        except DamagedPage as error:
+            self._note_lost(key)
+            self._damage_warnings.add(f"the page {_name_of(key)} in {self._name} is a miss, and is removed", error)
+            await self._objects.delete(_name_of(key))  # else nobody would write it again
+            return False
+        self._note((key,), n_removals)
+        return True
+
+    def _read(self, value: memoryview, key: bytes, tokens: bytes, page: memoryview) -> None:
+        """Copies an object's page to ``page``. Raises ``DamagedPage`` if it is another one."""
+        n_header = self._header.n_bytes
+        if value.nbytes != n_header + self._page_bytes:
+            raise DamagedPage(f"it has {value.nbytes} bytes, not {n_header + self._page_bytes}")
+        self._header.check(value[:n_header], key, tokens, value[n_header:])
+        np.copyto(np.frombuffer(page, np.uint8), np.frombuffer(value[n_header:], np.uint8))  # without Python's lock
+
+    async def _store(
+        self, keys: Sequence[bytes], tokens: Sequence[bytes], buffers: Sequence[memoryview], n_removals: int
+    ) -> int:
+        pages = [
+            asyncio.create_task(self._store_page(*page, n_removals))
+            for page in zip(keys, tokens, buffers, strict=True)
+        ]
+        n_pages = 0
+        try:
+            for page in pages:
+                if not await page:
+                    break
+                n_pages += 1
+            await asyncio.gather(*pages)
+        except (ObjectStoreError, TimeoutError) as error:
+            self._fail(error, f"storing a page of {self._page_bytes} bytes took longer than {STORE_TIMEOUT_S:g} s")
+        else:
+            self._succeed()
+        finally:
+            for page in pages:
+                page.cancel()
+            await asyncio.gather(*pages, return_exceptions=True)
+        return n_pages
+
+    async def _store_page(self, key: bytes, tokens: bytes, page: memoryview, n_removals: int) -> bool:
+        name = _name_of(key)
+        async with self._writes:
+            if self._is_paused or n_removals != self._n_removals or key in self._being_removed:
+                return False
+            async with asyncio.timeout(STORE_TIMEOUT_S):
+                if key not in self._known and not all(await self._objects.have([name])):
+                    header = np.frombuffer(self._header.make(key, tokens, page), np.uint8)
+                    value = np.concatenate((header, np.frombuffer(page, np.uint8)))
+                    if not await self._objects.put(name, value.data):
+                        self._room_warnings.add("a page is not stored", ObjectStoreError(f"{self._name} is full"))
+                        return False
+                    with self._lock:
+                        self._counts = self._counts._replace(n_written=self._counts.n_written + 1)
+                if not self._note((key,), n_removals):  # it may be one of those that were removed meanwhile
+                    await self._objects.delete(name)
+                    return False
+        return True
+
+    async def _delete(self, keys: Sequence[bytes]) -> int:
+        return sum(await asyncio.gather(*map(self._delete_page, keys)))
+
+    async def _delete_page(self, key: bytes) -> bool:
+        try:
+            async with self._writes, asyncio.timeout(STORE_TIMEOUT_S):
+                if self._is_paused:
+                    return False
+                return await self._objects.delete(_name_of(key))
+        except (ObjectStoreError, TimeoutError) as error:
+            self._fail(error, f"removing a page took longer than {STORE_TIMEOUT_S:g} s")
+            return False
+        finally:
+            self._being_removed.discard(key)
+
+    def _note(self, keys: Sequence[bytes], n_removals: int) -> bool:
+        """Notes that the store has pages, or a use of them. O(pages · log of the known ones).
+
+        Args:
+            keys: of the pages.
+            n_removals: ``_n_removals`` when they were asked for.
+
+        Returns:
+            Whether that is still the number. If not, nothing is noted: they may have been removed meanwhile.
+        """
+        tick = time.time_ns()
+        with self._lock:
+            if n_removals != self._n_removals:
+                return False
+            for key in keys:
+                if key in self._known:
+                    self._known.touch(key, tick)
+                else:
+                    self._known.add(IndexedFile(key, self._page_bytes, tick))
+            while len(self._known) > MAX_KNOWN_PAGES and (page := self._known.first_to_go()) is not None:
+                self._known.remove(page.key)
+                self._note_removed(page.key)
+        return True
+
+    def _note_lost(self, key: bytes) -> None:
+        """Forgets a page that is damaged or has vanished, and counts it if the store was known to have it."""
+        with self._lock:
+            if self._known.remove(key) is not None:
+                self._counts = self._counts._replace(n_lost=self._counts.n_lost + 1)
+                self._note_removed(key)
+
+    def _forget_all(self) -> None:
+        self._note_removed(*(page.key for page in self._known.files()))
+        self._known = FileIndex()
+
+    def _note_removed(self, *keys: bytes) -> None:
+        if self._removed is not None:
+            self._removed += keys
+
+    def _fail(self, error: ObjectStoreError | TimeoutError, what_is_late: str) -> None:
+        """Counts a failure, and begins a pause. Warns if it is the first one since the store has answered."""
+        self._n_failures += 1
+        self._resumes = time.monotonic() + PAUSE_S
+        with self._lock:
+            self._forget_all()
+        if not self._is_away:
+            self._is_away = True
+            reason = what_is_late if isinstance(error, TimeoutError) else error
+            logger.warning(
+                "%s is away, so prompts are computed; it is tried again every %g s: %s", self._name, PAUSE_S, reason
+            )
+
+    def _succeed(self) -> None:
+        if self._is_away and not self._is_paused:
+            self._is_away = False
+            logger.info("%s is back", self._name)
+
+
+def _name_of(key: bytes) -> str:
+    """Returns the name of a page's object."""
+    return key[:DIGEST_BYTES].hex()

@@ -1,0 +1,1 @@
+"""The settings of an engine and of a server: definition, flags, checks, and what other engines call them."""

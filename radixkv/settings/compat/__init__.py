@@ -1,0 +1,31 @@
+"""What other engines have: taken as an alias, accepted because it asks for nothing, or refused with what to do."""
+
+from radixkv.settings.compat.refusals import Refusal, refusals
+from radixkv.settings.compat.settings import (
+    SettingNames,
+    attention_backend_name,
+    dtype_name,
+    in_bytes,
+    naming,
+    renamed,
+    takes_other_names,
+    write_policy_name,
+)
+from radixkv.settings.compat.table import ALIASES, ALWAYS_ON_FLAGS, UNITS, Place
+
+__all__ = [
+    "ALIASES",
+    "ALWAYS_ON_FLAGS",
+    "UNITS",
+    "Place",
+    "Refusal",
+    "SettingNames",
+    "attention_backend_name",
+    "dtype_name",
+    "in_bytes",
+    "naming",
+    "refusals",
+    "renamed",
+    "takes_other_names",
+    "write_policy_name",
+]

@@ -1,0 +1,185 @@
+"""Settings of Python calls under the names of other engines."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar, cast
+
+from radixkv.errors import ConfigError, RadixKVError, RequestError, UnsupportedFeature, shortened
+from radixkv.settings.compat.refusals import refusals
+from radixkv.settings.compat.table import ALIASES, BYTE_SIZES, COUNTS, UNITS, Place
+from radixkv.settings.sizes import parse_bytes, parse_count
+
+ParametersT = ParamSpec("ParametersT")
+ResultT = TypeVar("ResultT")
+
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
+
+
+class SettingNames:
+    """The names by which one class or method takes its settings.
+
+    Args:
+        place: the class or method.
+        callee: its name in errors.
+        error: the type of the error for a setting that is given twice.
+        hints: for names that belong elsewhere: what to use.
+        typo_cutoff: similarity, 0 to 1, from which an unknown name counts as a misspelt known one (``difflib``).
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        callee: str,
+        error: Callable[[str], RadixKVError],
+        *,
+        hints: Mapping[str, str] | None = None,
+        typo_cutoff: float = 0.6,
+    ) -> None:
+        self._callee = callee
+        self._error = error
+        self._hints = hints or {}
+        self._typo_cutoff = typo_cutoff
+        self._refusals = refusals(place)
+        self._aliases = {
+            alias: name for places, aliases in ALIASES.items() if place in places for alias, name in aliases.items()
+        }
+
+    def resolve(
+        self, settings: Mapping[str, object], known: Collection[str], *, by_position: Collection[str] = ()
+    ) -> tuple[dict[str, object], dict[str, str]]:
+        """Returns the settings under our names, and by our name each alias that was used, unless its unit differs.
+
+        Args:
+            settings: names and values as given.
+            known: our names.
+            by_position: those of our names that are given besides, without a name.
+
+        Raises:
+            UnsupportedFeature: a name is unknown, or refused with this value.
+            RadixKVError: a setting is given under two names, as the type that ``error`` makes.
+        """
+        resolved: dict[str, object] = {}
+        used: dict[str, str] = {}
+        unknown: list[str] = []
+        refused: list[str] = []
+        for name, value in settings.items():
+            if name in known:
+                resolved[name] = self._number(name, name, value)
+            elif name in self._aliases:
+                ours = self._aliases[name].removeprefix("no_")
+                if ours in settings or ours in used or ours in by_position:
+                    raise self._error(f"{used.get(ours, ours)} and {name} are the same setting; give one of them")
+                is_opposite = ours != self._aliases[name] and isinstance(value, bool)
+                resolved[ours], used[ours] = (not value if is_opposite else self._number(name, ours, value)), name
+            elif name not in self._refusals:
+                unknown.append(name)
+            elif not self._refusals[name].asks_for_nothing(value):
+                refused.append(name)
+        for name in refused:
+            if resolved.get(self._refusals[name].implied_by or "") is None:
+                raise self._refusals[name].error(shortened(settings[name]))
+        if unknown:
+            raise self._unknown(sorted(unknown), known)
+        return resolved, {ours: name for ours, name in used.items() if name not in UNITS}
+
+    def _number(self, name: str, ours: str, value: object) -> object:
+        """Returns the number that a text gives of a size, or another value as it is. ``name`` is the user's."""
+        try:
+            if ours in BYTE_SIZES:
+                return in_bytes(name, value)
+            return parse_count(value) if ours in COUNTS and isinstance(value, str) else value
+        except ConfigError as error:
+            raise self._error(f"{name} {error}") from None
+
+    def _unknown(self, names: list[str], known: Collection[str]) -> UnsupportedFeature:
+        for name in names:
+            close = get_close_matches(name, [*known, *self._aliases], 1, self._typo_cutoff)
+            if advice := (
+                f"use {self._hints[name]}"
+                if name in self._hints
+                else f"did you mean {close[0]}?"
+                if close
+                else None
+            ):
+                return UnsupportedFeature(f"{self._callee} has no setting {name}; {advice}", param=name)
+        shown = ", ".join(names)
+        return UnsupportedFeature(f"{self._callee} has no setting {shown}; leave it out", param=names[0])
+
+
+def takes_other_names(
+    names: SettingNames,
+) -> Callable[[Callable[ParametersT, ResultT]], Callable[ParametersT, ResultT]]:
+    """Decorates a function so that callers may use other engines' names, which its errors then show."""
+
+    def decorate(call: Callable[ParametersT, ResultT]) -> Callable[ParametersT, ResultT]:
+        parameters = signature(call).parameters.values()
+        known = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD]
+
+        @wraps(call)
+        def with_our_names(*args: ParametersT.args, **settings: ParametersT.kwargs) -> ResultT:
+            resolved, used = names.resolve(settings, known, by_position=known[: len(args)])
+            with naming(used):
+                return cast(Callable[..., ResultT], call)(*args, **resolved)
+
+        return with_our_names
+
+    return decorate
+
+
+@contextmanager
+def naming(used: Mapping[str, str]) -> Iterator[None]:
+    """Renames settings in errors from our names, the keys, to the names that the user used."""
+    try:
+        yield
+    except RadixKVError as error:
+        error.args = (renamed(str(error), used),)
+        if isinstance(error, RequestError):
+            error.param = used.get(error.param or "", error.param)
+        raise
+
+
+def renamed(text: str, used: Mapping[str, str]) -> str:
+    """Returns an error text with settings renamed. A name that is an ordinary word is renamed at the start only."""
+    return re.sub(
+        r"\w+", lambda word: used.get(word[0], word[0]) if "_" in word[0] or word.start() == 0 else word[0], text
+    )
+
+
+def dtype_name(dtype: object) -> str:
+    """Returns the canonical name of a dtype: ``float16`` for ``half`` and for ``torch.float16``."""
+    name = str(dtype).removeprefix("torch.")
+    return {"half": "float16", "float": "float32"}.get(name, name)
+
+
+def write_policy_name(policy: Any) -> Any:
+    """Returns our name of a write policy of SGLang; other values as they are."""
+    return {"write_through": "through", "write_through_selective": "selective"}.get(str(policy), policy)
+
+
+def attention_backend_name(backend: Any) -> Any:
+    """Returns our name of an attention backend of vLLM; other values as they are."""
+    return {"FLASHINFER": "flashinfer", "TRITON_ATTN": "triton"}.get(str(backend), backend)
+
+
+def in_bytes(name: str, value: object) -> object:
+    """Returns a size in bytes, which may be a text and, under an alias, in another unit; other values as they are.
+
+    Raises:
+        ConfigError: a text is no size. The error begins with the text.
+    """
+    unit = UNITS.get(name)
+    if isinstance(value, str):
+        if unit is None or not _NUMBER.fullmatch(value.strip()):
+            return parse_bytes(value)
+        value = float(value)
+    if unit is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    size = value * unit
+    return int(size) if isinstance(size, int) or math.isfinite(size) else size

@@ -1,0 +1,1 @@
+"""What the processes say to each other."""
