@@ -22,9 +22,8 @@ KERNEL_TESTS := $(ONE_THREAD) $(NIGHTLY)/bin/python -m pytest --noconftest --num
 SEED ?= $(shell date +%Y%m%d)
 MINUTES ?= 10
 # What `make quick` tests: the parts that most changes touch, without a server or a model.
-QUICK := tests/tree tests/runtime/scheduler tests/runtime/cache/test_page_cache.py tests/runtime/test_step_plan.py \
-	tests/runtime/test_launched_steps.py tests/test_wire.py tests/test_config.py tests/test_arguments.py tests/test_compat.py \
-	tests/test_tenants.py tests/test_sampling.py
+QUICK := tests/tree tests/runtime/scheduler tests/runtime/tenants tests/runtime/cache/test_page_cache.py tests/wire \
+	tests/settings tests/runtime/test_step_plan.py tests/runtime/test_launched_steps.py
 # The newest Python from 3.11 on that runs; `make PYTHON=...` takes another.
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)

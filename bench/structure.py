@@ -53,57 +53,21 @@ class Branch(NamedTuple):
     """A feature: its own files, and the words of its names elsewhere."""
 
     files: tuple[str, ...]
-    """Prefixes of paths below ``radixkv``, of the layout before and after the branches got folders of their own."""
+    """Prefixes of paths below ``radixkv``."""
     words: str
     """Regular expression that an identifier of the feature contains."""
 
 
 BRANCHES: Mapping[str, Branch] = {
-    "tenants": Branch(
-        (
-            "runtime/tenants/",
-            "runtime/scheduler/fair_queue.py",
-            "runtime/scheduler/row_shares.py",
-            "runtime/cache/tenant_pages.py",
-        ),
-        r"tenant|fair_queue|FairQueue|RowShares|PageShares",
-    ),
-    "beams": Branch(
-        ("runtime/beams/", "runtime/beam_search.py", "runtime/scheduler/beams.py"), r"[Bb]eam|candidates"
-    ),
-    "tiers": Branch(
-        (
-            "runtime/tiers/",
-            "runtime/tiers.py",
-            "runtime/cache/tiers/",
-            "runtime/cache/transfers.py",
-            "runtime/cache/load_cost.py",
-            "runtime/cache/tier_copies.py",
-            "runtime/cache/tier_pins.py",
-            "runtime/scheduler/loading.py",
-        ),
-        r"[Tt]ransfers|[Tt]ier|[Dd]isk|[Ll]oading|\bhost\b|_host\b|[Dd]emot",
-    ),
-    "structured": Branch(
-        ("runtime/structured/", "runtime/compiling.py", "runtime/token_masks.py"),
-        r"[Gg]rammar|[Mm]ask|matcher|structured|[Cc]ompiling",
-    ),
-    "sessions": Branch(
-        ("runtime/lifetimes/sessions.py", "runtime/cache/sessions.py"), r"[Ss]ession|\bturn\b|Turn\b"
-    ),
-    "pins": Branch(
-        ("runtime/lifetimes/pins.py", "runtime/cache/pins.py", "runtime/cache/tier_pins.py"), r"\b_?[Pp]in|_pin|Pin"
-    ),
+    "tenants": Branch(("runtime/tenants/",), r"tenant|fair_queue|FairQueue|RowShares|PageShares"),
+    "beams": Branch(("runtime/beams/",), r"[Bb]eam|candidates"),
+    "tiers": Branch(("runtime/tiers/",), r"[Tt]ransfers|[Tt]ier|[Dd]isk|[Ll]oading|\bhost\b|_host\b|[Dd]emot"),
+    "structured": Branch(("runtime/structured/",), r"[Gg]rammar|[Mm]ask|matcher|structured|[Cc]ompiling"),
+    "sessions": Branch(("runtime/lifetimes/sessions.py",), r"[Ss]ession|\bturn\b|Turn\b"),
+    "pins": Branch(("runtime/lifetimes/pins.py",), r"\b_?[Pp]in|_pin|Pin"),
     "events": Branch(("runtime/events/",), r"EventLog|event_log|KvEvents|kv_events|\b_?events\b"),
     "reporting": Branch(
-        (
-            "runtime/reporting/",
-            "runtime/stats.py",
-            "runtime/cache_commands.py",
-            "runtime/scheduler/misses.py",
-            "runtime/cache/slot_use.py",
-        ),
-        r"[Ss]tats\b|StepCounters|CacheCommands|[Mm]iss\b|Misses|slot_use|TableUse",
+        ("runtime/reporting/",), r"[Ss]tats\b|StepCounters|CacheCommands|[Mm]iss\b|Misses|slot_use|TableUse"
     ),
 }
 TRUNK = ("runtime/", "tree/")

@@ -2,7 +2,7 @@
 
 A request with ``n`` choices becomes ``n`` objects of class ``Request`` with the same id. One of them, the *leader*,
 computes the prompt. The others *follow* it, and *fork* its block table once its first output token is known. See
-docs/decisions/0006-forks.md. With beam search each choice is a beam, see ``scheduler/beams.py``.
+docs/decisions/0006-forks.md. With beam search each choice is a beam, see ``beams/groups.py``.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Request:
     matcher: Matcher | None = None
     """Its output's state in its grammar, after all known tokens; None without a grammar."""
     search: BeamSearch | None = None
-    """The beam search of all choices, each of which is a beam; None if they are sampled. See scheduler/beams.py."""
+    """The beam search of all choices, each of which is a beam; None if they are sampled. See beams/groups.py."""
     observers: tuple[RequestObserver, ...] = ()
     """The branches that it has chosen, which follow it; all its choices have the same."""
     received_at: float = 0.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from radixkv.wire.messages import sampling
+from radixkv.wire import sampling
 from support.breaking_runtime import SLOW
 from support.live import LIMIT_S, LiveServer, wait_for
 

@@ -14,8 +14,8 @@ from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.tree.node import Namespace
-from radixkv.wire.messages import cache_messages
-from radixkv.wire.messages import messages as wire
+from radixkv.wire import cache_messages
+from radixkv.wire import messages as wire
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 from support.engine import PoisoningList, token_bytes

@@ -8,8 +8,8 @@ import pytest
 
 from radixkv.runtime.request import Request
 from radixkv.tree.node import Lease
-from radixkv.wire.messages import cache_messages
-from radixkv.wire.messages import messages as wire
+from radixkv.wire import cache_messages
+from radixkv.wire import messages as wire
 from support.engine import token_bytes
 from support.fake_device import expected_output
 from support.loop_frontend import NAMESPACE, PROMPT, Frontend, done, failed

@@ -30,7 +30,7 @@ from radixkv.runtime.tiers.stores.page_keys import KVIdentity, root_key
 from radixkv.runtime.tiers.transfers import Transfers
 from radixkv.settings.config import KVCacheDtype, LoadPolicy
 from radixkv.tree.node import TOKEN_BYTES, Namespace
-from radixkv.wire.messages import messages as wire
+from radixkv.wire import messages as wire
 from radixkv.wire.sampling import SamplingParams
 from support.checkpoints import VOCAB
 from support.engine import token_bytes

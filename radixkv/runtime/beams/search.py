@@ -1,6 +1,6 @@
 """The policy of beam search: which continuations of a prompt go on, which are finished, and when the search ends.
 
-It knows tokens and logprobs only. ``scheduler/beams.py`` gives each beam a request. The rule is that of
+It knows tokens and logprobs only. ``beams/groups.py`` gives each beam a request. The rule is that of
 Transformers' ``generate`` with ``early_stopping=False``, see docs/decisions/0044-beams.md.
 """
 

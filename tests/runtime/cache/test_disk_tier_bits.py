@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from radixkv.runtime.tiers.open.stores import page_value
 
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.runtime.tiers.disk_tier import DiskTier
+from radixkv.runtime.tiers.stores import page_value
 from radixkv.runtime.tiers.stores.page_file import PageFormat
 from radixkv.runtime.tiers.stores.page_keys import KeyChain
 from radixkv.runtime.tiers.stores.page_store import PageCounts
 from radixkv.tree.node import Namespace
-from radixkv.wire.messages import cache_messages
+from radixkv.wire import cache_messages
 from support.checkpoints import save_checkpoint
 from support.cold_answers import ColdAnswers
 from support.cpu_server import CpuServer, Logits, ids, recorded_logits

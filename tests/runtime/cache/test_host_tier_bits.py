@@ -16,8 +16,8 @@ from radixkv.runtime.device.memory.copy_threads import CopyThreads
 from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots
 from radixkv.runtime.tiers.tier_copies import Load
 from radixkv.runtime.tiers.transfers import Transfers
-from radixkv.wire.messages import cache_messages
-from radixkv.wire.messages import messages as wire
+from radixkv.wire import cache_messages
+from radixkv.wire import messages as wire
 from support.cold_answers import ColdAnswers
 from support.cpu_server import CpuServer, Logits, ids
 from support.evicting import evict_all

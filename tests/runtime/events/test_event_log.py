@@ -8,8 +8,8 @@ from radixkv.runtime.events.log import EventLog
 from radixkv.runtime.events.messages import Event, EventBatch, encode_batch
 from radixkv.tree.digest import chained_xxh3_64, namespace_digest
 from radixkv.tree.node import Namespace
-from radixkv.wire.messages import cache_messages
-from radixkv.wire.messages import messages as wire
+from radixkv.wire import cache_messages
+from radixkv.wire import messages as wire
 from support.loop_frontend import Frontend
 from support.replica import AllBlocksCleared, BlockRemoved, BlockStored, decode
 

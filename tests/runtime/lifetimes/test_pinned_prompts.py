@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from radixkv.tree.node import Namespace
-from radixkv.wire.messages import cache_messages
-from radixkv.wire.messages import messages as wire
+from radixkv.wire import cache_messages
+from radixkv.wire import messages as wire
 from support.engine import Engine, prompt, token_bytes
 from support.loop_frontend import PROMPT, Frontend
 

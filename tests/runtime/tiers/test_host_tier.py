@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from radixkv.runtime.request import Phase, Request
-from radixkv.runtime.tiers.open import transfers
+from radixkv.runtime.tiers import transfers
 from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt, token_bytes

@@ -8,8 +8,8 @@ from radixkv.runtime.intake import Intake
 from radixkv.runtime.reporting import cache_commands
 from radixkv.runtime.reporting.cache_commands import MAX_SHOWN_TOKENS, CacheCommands
 from radixkv.runtime.structured.waiting import CompilingRequests
-from radixkv.wire.messages import cache_messages
-from radixkv.wire.messages import messages as wire
+from radixkv.wire import cache_messages
+from radixkv.wire import messages as wire
 from support.engine import Engine, prompt
 from support.fake_grammars import FakeCompiler
 from support.loop_frontend import Frontend

@@ -6,12 +6,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from radixkv.runtime.tiers.open.stores import file_store
 
 from radixkv import LLM, SamplingParams
 from radixkv.errors import ConfigError
 from radixkv.runtime import open_loop
-from radixkv.runtime.tiers.open import open as tiers
+from radixkv.runtime.tiers import open as tiers
+from radixkv.runtime.tiers.stores import file_store
 
 
 @pytest.mark.parametrize(("page_size", "max_model_len"), [(1024, 4096), (48, 200), (64, 40)])

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from radixkv.runtime.tiers.open.stores import file_store as file_store_module
 
 from radixkv.errors import ConfigError
+from radixkv.runtime.tiers.stores import file_store as file_store_module
 from radixkv.runtime.tiers.stores.file_store import FileStore
 from support.page_files import (
     PAGE_TOKEN_BYTES,

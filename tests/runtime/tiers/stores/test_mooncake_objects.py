@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from radixkv.runtime.tiers.open.stores import mooncake_objects
 
+from radixkv.runtime.tiers.stores import mooncake_objects
 from radixkv.runtime.tiers.stores.mooncake_objects import MooncakeObjects
 from radixkv.runtime.tiers.stores.object_store import ObjectStoreError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixkv.settings.tenants import OPERATOR, TenantConfig
-from radixkv.wire.messages import cache_messages
+from radixkv.wire import cache_messages
 from support.fake_grammars import FakeGrammar
 from support.loop_frontend import PROMPT, Frontend
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from radixkv.runtime.tiers.open.stores import shared_store as shared_store_module
 
+from radixkv.runtime.tiers.stores import shared_store as shared_store_module
 from radixkv.runtime.tiers.stores.page_store import PageCounts
 from radixkv.runtime.tiers.stores.shared_store import N_NAMES, SharedStore
 from support.cases import examples

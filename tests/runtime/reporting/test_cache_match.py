@@ -13,8 +13,8 @@ from radixkv.runtime.reporting.cache_commands import CacheCommands
 from radixkv.runtime.structured.waiting import CompilingRequests
 from radixkv.settings.tenants import OPERATOR, TenantConfig
 from radixkv.tree.node import Namespace
-from radixkv.wire.messages import cache_messages
-from radixkv.wire.messages import messages as wire
+from radixkv.wire import cache_messages
+from radixkv.wire import messages as wire
 from support.cases import examples
 from support.engine import Engine, prompt, token_bytes
 from support.fake_grammars import FakeCompiler

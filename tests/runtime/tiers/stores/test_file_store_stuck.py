@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from radixkv.runtime.tiers.open.stores import file_store as file_store_module
-from radixkv.runtime.tiers.open.stores import transfer_threads
 
+from radixkv.runtime.tiers.stores import file_store as file_store_module
+from radixkv.runtime.tiers.stores import transfer_threads
 from radixkv.runtime.tiers.stores.file_store import N_THREADS, FileStore
 from radixkv.runtime.tiers.stores.page_file import PageFormat
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts
