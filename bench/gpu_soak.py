@@ -208,7 +208,7 @@ class Soak:
         for _ in range(2 * ready.n_pages * ready.page_size // FILLER_TOKENS):  # until the device has evicted it
             self._answer([rng.randrange(10, VOCAB) for _ in range(FILLER_TOKENS)])
         done, from_host = self._answer(CANARY)
-        if not done.n_loaded_tokens:
+        if not done.cache_use.n_loaded:
             raise SoakFailed(f"after {self.n_on_device} requests the canary was not loaded: {done}")
         if from_host != from_device:
             raise SoakFailed(f"the canary is {from_host} from host memory, and {from_device} from the device")

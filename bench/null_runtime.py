@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import msgspec
 import zmq
 
+from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import (
     WIRE_VERSION,
     Cancel,
@@ -95,7 +96,7 @@ class _Running:
     @property
     def done(self) -> Done:
         n_output = self.n_steps * self.submit.sampling.n
-        return Done(self.submit.id, "length", self.n_prompt, n_output, self.n_prompt // 2, 0, 0, 0.0)
+        return Done(self.submit.id, "length", self.n_prompt, n_output, CacheUse(self.n_prompt // 2), 0.0)
 
     def next_prompt_logprobs(self) -> PromptLogprobs | None:
         """Returns the next range of prompt logprobs; None if none are requested or none are left."""
@@ -147,7 +148,7 @@ class NullRuntime:
                     return [request.done]
             case GetStats():
                 n_running = len(self._running)
-                return [Stats(message.id, n_running, 0, READY.n_pages, READY.n_pages, *[0] * 8, *[0.0] * 4, 0)]
+                return [Stats(message.id, n_running, n_pages=READY.n_pages, n_pages_free=READY.n_pages)]
             case Drain():
                 self._is_draining = True
         return []

@@ -133,8 +133,8 @@ class Canary:
                 logprobs += delta.logprobs
                 done = delta.done or done
         assert done is not None, "the last delta has it"
-        tier: Tier = "storage" if done.n_fetched_tokens else "host" if done.n_loaded_tokens else "device"
-        return Answer(unpack_tokens(tokens), logprobs, done.n_cached_tokens, tier)
+        tier: Tier = "storage" if done.cache_use.n_fetched else "host" if done.cache_use.n_loaded else "device"
+        return Answer(unpack_tokens(tokens), logprobs, done.cache_use.n_cached, tier)
 
     def _line(self, cached: Answer, difference: str, dropped: Invalidated) -> str:
         counts = {"device": dropped.n_on_device, "host": dropped.n_in_host, "storage": dropped.n_on_disk}

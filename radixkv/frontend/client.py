@@ -300,12 +300,8 @@ class RuntimeClient:
         """Returns the runtime's counters as of now; dropped frames are summed over both processes."""
         stats = await self._query(GetStats(id=uuid.uuid4().hex), Stats)
         n_dropped = stats.frames_dropped_total + self._n_frames_dropped
-        n_hits, n_copied = stats.prefix_hits_total, stats.prefix_hits_copied_total
-        if not self._shows_contents:
-            n_hits, n_copied = n_hits - n_copied, 0
-        return msgspec.structs.replace(
-            stats, frames_dropped_total=n_dropped, prefix_hits_total=n_hits, prefix_hits_copied_total=n_copied
-        )
+        cache_use = stats.cache_use if self._shows_contents else stats.cache_use.in_whole_pages
+        return msgspec.structs.replace(stats, frames_dropped_total=n_dropped, cache_use=cache_use)
 
     def fail(self, error: RequestError, refusal: RequestError | None = None) -> None:
         """Ends everything in flight with ``error``; ``refusal``, or the same error, refuses what comes later."""

@@ -118,10 +118,7 @@ class EndedRequest(NamedTuple):
     @property
     def cached_tokens(self) -> dict[str, int] | None:
         """Prompt tokens that were not computed, by the tier that they came from; None as ``done``."""
-        done = self.done
-        if done is None:
-            return None
-        return cached_tokens_details(done.n_cached_tokens, done.n_loaded_tokens, done.n_fetched_tokens)
+        return None if self.done is None else self.done.cache_use.by_source(has_disk=True)
 
 
 class TokenDelta(msgspec.Struct):
@@ -337,15 +334,3 @@ def is_slow_to_render(delta: TokenDelta) -> bool:
 def exceeds_inline_work(n_tokens: int, n_logprobs: int) -> bool:
     """Returns whether rendering this many tokens and logprobs takes too long for the event loop."""
     return n_tokens + _TOKENS_PER_LOGPROB * n_logprobs > _INLINE_WORK
-
-
-def cached_tokens_details(n_cached: int, n_loaded: int, n_fetched: int | None) -> dict[str, int]:
-    """Returns SGLang's field: where the cached tokens came from.
-
-    Args:
-        n_cached: prompt tokens that were not computed.
-        n_loaded: those of them that were loaded from the host tier.
-        n_fetched: those of the loaded ones that came from disk before; None without a disk tier.
-    """
-    details = {"device": n_cached - n_loaded, "host": n_loaded - (n_fetched or 0)}
-    return details if n_fetched is None else {**details, "storage": n_fetched}

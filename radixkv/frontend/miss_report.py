@@ -20,14 +20,12 @@ def without_contents(done: Done) -> Done:
     if miss is not None:
         reason = "never_seen" if miss.reason == "other_namespace" else miss.reason
         miss = CacheMiss(reason, miss.n_matched, miss.place, is_new=miss.is_new)
-    n_cached = done.n_cached_tokens - done.n_copied_tokens
-    return msgspec.structs.replace(done, n_cached_tokens=n_cached, n_copied_tokens=0, miss=miss)
+    return msgspec.structs.replace(done, cache_use=done.cache_use.in_whole_pages, miss=miss)
 
 
 def without_copies(computed: ComputedPrompt) -> ComputedPrompt:
     """Returns what the cache gave and got of a prompt without what was copied from a part of a page."""
-    n_cached = computed.n_cached_tokens - computed.n_copied_tokens
-    return msgspec.structs.replace(computed, n_cached_tokens=n_cached, n_copied_tokens=0)
+    return msgspec.structs.replace(computed, cache_use=computed.cache_use.in_whole_pages)
 
 
 def miss_fields(miss: CacheMiss, tokenizer: Tokenizer | None) -> dict[str, Any]:

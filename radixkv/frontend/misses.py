@@ -80,7 +80,7 @@ class MissCounts:
             return  # it was cancelled before its prompt was computed
         self.n_requests += 1
         self.n_prompt += done.n_prompt_tokens
-        n_lost = done.n_prompt_tokens - done.n_cached_tokens
+        n_lost = done.n_prompt_tokens - done.cache_use.n_cached
         self.n_lost += n_lost
         if done.miss is None:
             return

@@ -64,7 +64,7 @@ class SingleAnswer:
     @property
     def n_cached(self) -> int:
         """Prompt tokens that were not computed; 0 before the first token."""
-        return 0 if self._computed is None else self._computed.n_cached_tokens
+        return 0 if self._computed is None else self._computed.cache_use.n_cached
 
     @property
     def n_written(self) -> int:
@@ -72,7 +72,7 @@ class SingleAnswer:
         if self._computed is None:
             return 0
         page_size = self._served_model.ready.page_size
-        return min(self._computed.n_added_tokens, max(0, self.n_prompt // page_size * page_size - self.n_cached))
+        return min(self._computed.cache_use.n_added, max(0, self.n_prompt // page_size * page_size - self.n_cached))
 
     async def outputs(self, client: RuntimeClient, *, streams: bool) -> AsyncGenerator[OutputDelta[None], None]:
         """Yields the output as it arrives. Raises ``RequestError``; closing it cancels the request.

@@ -7,6 +7,7 @@ from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
 from radixkv.llm.outputs import CompletionOutput, Logprob, RequestOutput
 from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import Done, NewTokens, PromptLogprobs, Submit, TokenLogprobs, unpack_tokens
 
 
@@ -91,7 +92,7 @@ class OfflineRequest:
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if sampling.prompt_logprobs is not None:
             self._prompt_logprobs = [None] * len(self._prompt_ids)
-        self._n_cached, self._n_loaded, self._n_fetched = 0, 0, 0
+        self._cache_use = CacheUse()
 
     def add(self, item: NewTokens) -> bool:
         """Adds new tokens of one answer; returns whether a stop string ended it."""
@@ -108,8 +109,7 @@ class OfflineRequest:
     def finish(self, done: Done) -> None:
         """Marks the request as done; all its answers have ended."""
         self.is_done = True
-        self._n_cached, self._n_loaded = done.n_cached_tokens, done.n_loaded_tokens
-        self._n_fetched = done.n_fetched_tokens
+        self._cache_use = done.cache_use
 
     def output(self) -> RequestOutput:
         """Returns the request's output so far; deferred answers are empty before their end. O(its size)."""
@@ -117,12 +117,12 @@ class OfflineRequest:
             request_id=self.submit.id,
             prompt=self._prompt,
             prompt_token_ids=self._prompt_ids,
-            num_cached_tokens=self._n_cached,
+            num_cached_tokens=self._cache_use.n_cached,
             outputs=[choice.output(index) for index, choice in enumerate(self._choices)],
             prompt_logprobs=self._prompt_logprobs,
             finished=self.is_done,
-            num_loaded_tokens=self._n_loaded,
-            num_fetched_tokens=self._n_fetched,
+            num_loaded_tokens=self._cache_use.n_loaded,
+            num_fetched_tokens=self._cache_use.n_fetched,
         )
 
 

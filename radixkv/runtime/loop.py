@@ -8,7 +8,7 @@ The runtime process drives it with messages from a socket, ``LLM`` with messages
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 
 from radixkv.errors import DeviceError, Draining, InvariantError, RequestError, queue_timeout
@@ -27,6 +27,7 @@ from radixkv.runtime.structured.waiting import CompilingRequests
 from radixkv.runtime.tiers.transfers import Transfers
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire.cache_messages import CacheCommand
+from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import (
     Cancel,
     ComputedPrompt,
@@ -63,24 +64,8 @@ class _LiveRequest:
     """Whether the counters include its prompt."""
 
     @property
-    def n_cached(self) -> int:
-        return sum(choice.n_cached or 0 for choice in self.choices)
-
-    @property
-    def n_copied(self) -> int:
-        return sum(choice.n_copied for choice in self.choices)
-
-    @property
-    def n_added(self) -> int:
-        return sum(choice.n_added for choice in self.choices)
-
-    @property
-    def n_loaded(self) -> int:
-        return sum(choice.n_loaded for choice in self.choices)
-
-    @property
-    def n_fetched(self) -> int:
-        return sum(choice.n_fetched for choice in self.choices)
+    def cache_use(self) -> CacheUse:
+        return sum((use for choice in self.choices if (use := choice.cache_use.counted) is not None), CacheUse())
 
     @property
     def n_outputs(self) -> int:
@@ -91,10 +76,7 @@ class _LiveRequest:
 class StepCounters:
     """What the loop counts itself, since the start."""
 
-    prefix_hits: int = 0
-    prefix_hits_copied: int = 0
-    prefix_hits_loaded: int = 0
-    prefix_hits_fetched: int = 0
+    cache_use: CacheUse = field(default_factory=CacheUse)
     prompt_tokens: int = 0
     generation_tokens: int = 0
     steps: int = 0
@@ -388,9 +370,9 @@ class Loop:
                 continue  # Another choice of it has failed, and so the whole request.
             if update.prompt_logprobs is not None:
                 prompt_logprobs.append(update.prompt_logprobs)
-            if request.n_cached is not None and not live.is_counted:
+            if request.cache_use.counted is not None and not live.is_counted:
                 self._count_prompt(live, request)
-                computed.append(ComputedPrompt(request.id, live.n_cached, live.n_copied, live.n_added))
+                computed.append(ComputedPrompt(request.id, live.cache_use))
             if update.error is not None:
                 self._abort_rest(live)
                 later.append(Failed(request.id, update.error.code, str(update.error), update.error.param))
@@ -415,10 +397,7 @@ class Loop:
         if request.is_canary:
             return
         self._counters.prompt_tokens += request.n_prompt
-        self._counters.prefix_hits += live.n_cached
-        self._counters.prefix_hits_copied += live.n_copied
-        self._counters.prefix_hits_loaded += live.n_loaded
-        self._counters.prefix_hits_fetched += live.n_fetched
+        self._counters.cache_use += live.cache_use
 
     def _abort_rest(self, live: _LiveRequest) -> None:
         """Aborts the unfinished choices of a request and forgets it.
@@ -443,11 +422,8 @@ class Loop:
             finish_reason=finish_reason,
             n_prompt_tokens=first.n_prompt,
             n_output_tokens=live.n_outputs,
-            n_cached_tokens=live.n_cached,
-            n_loaded_tokens=live.n_loaded,
-            n_fetched_tokens=live.n_fetched,
+            cache_use=live.cache_use,
             queue_time_s=scheduled_at - first.received_at,
-            n_copied_tokens=live.n_copied,
             load_interval_s=_load_interval_s(live.choices),
             miss=next((choice.miss for choice in live.choices if choice.miss is not None), None),
         )

@@ -17,9 +17,11 @@ import msgspec
 from radixkv.errors import RequestError
 from radixkv.runtime.beams.search import BeamSearch, FinishedBeam
 from radixkv.runtime.cache.block_table import BlockTable
+from radixkv.runtime.cache_use import CacheUseRecord
 from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring
 from radixkv.settings.tenants import OPERATOR
 from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import CacheMiss, NewTokens, PromptLogprobs, Submit, TokenLogprobs, unpack_tokens
 
 if TYPE_CHECKING:
@@ -140,28 +142,10 @@ class Request:
     """Length of the cached prefix in tokens, at ``match_version`` of the tree."""
     match_version: int = -1
     """Version of the tree for which ``n_matched`` holds."""
-    computed_ranges: list[tuple[int, int]] = field(default_factory=list)
-    """Prompt positions computed before the first output token, as half-open ranges."""
-    loaded_ranges: list[tuple[int, int]] = field(default_factory=list)
-    """Positions that were loaded from the host tier before the first output token."""
-    fetched_ranges: list[tuple[int, int]] = field(default_factory=list)
-    """Positions that were fetched from disk before the first output token."""
-    copied_ranges: list[tuple[int, int]] = field(default_factory=list)
-    """Prompt positions copied from a page with other tokens after them, before the first output token."""
-    added_ranges: list[tuple[int, int]] = field(default_factory=list)
-    """Prompt positions whose pages entered the tree with it, before the first output token."""
-    n_cached: int | None = None
-    """Prompt tokens taken from the cache; None until the first output token, 0 in a follower."""
-    n_copied: int = 0
-    """Those of the cached tokens that were copied from a page with other tokens after them."""
-    n_added: int = 0
-    """Prompt tokens in pages that entered the tree with it; 0 until the first output token, and in a follower."""
+    cache_use: CacheUseRecord = field(default_factory=CacheUseRecord)
+    """Where the KV of its prompt came from; counted with the first output token."""
     n_offered: int = 0
     """Leading tokens that were offered to the host tier."""
-    n_loaded: int = 0
-    """Cached prompt tokens that were loaded from the host tier; 0 until the first output token."""
-    n_fetched: int = 0
-    """Those of the loaded tokens that came from disk before."""
     uses_disk: bool = True
     """Whether its pages may be fetched from disk; False after that has failed, so that it is not tried for ever."""
     is_looked_up: bool = False
@@ -244,8 +228,8 @@ class Request:
             scoring=self.scoring(start, end),
         )
         blocks.n_on_device = len(blocks.pages)
-        if self.n_cached is None and start < self.n_prompt:
-            self.computed_ranges.append((start, min(end, self.n_prompt)))
+        if start < self.n_prompt:
+            self.cache_use.note("computed", start, min(end, self.n_prompt))
         self.n_scheduled = end
         self.n_output_placeholders += samples
         self.n_in_flight += 1
@@ -301,7 +285,7 @@ class Request:
         for follower in followers:
             follower.phase = Phase.FOLLOWING
             follower.leader = self
-            follower.n_cached = 0  # the prompt counts once, with the leader
+            follower.cache_use = CacheUseRecord(CacheUse())  # the prompt counts once, with the leader
 
     def promote_follower(self) -> Request:
         """Makes its first follower the leader, and returns that one; for a leader that ends before its first token.
@@ -319,9 +303,7 @@ class Request:
         new_leader.uses_tiers = self.uses_tiers
         new_leader.n_prompt_logprobs = self.n_prompt_logprobs
         new_leader.prompt_logprobs_end = self.prompt_logprobs_end
-        new_leader.computed_ranges, new_leader.n_cached = self.computed_ranges, None
-        new_leader.loaded_ranges, new_leader.fetched_ranges = self.loaded_ranges, self.fetched_ranges
-        new_leader.copied_ranges, new_leader.added_ranges = self.copied_ranges, self.added_ranges
+        new_leader.cache_use, self.cache_use = self.cache_use, CacheUseRecord()
         new_leader.scheduled_at = self.scheduled_at
         return new_leader
 
@@ -334,38 +316,11 @@ class Request:
         self.n_before_preemption = 0
         self.bypasses_tree = self.is_retried = False
 
-    def count_cached(self) -> None:
-        """Sets ``n_cached``, ``n_copied``, ``n_loaded``, ``n_fetched`` and ``n_added`` from the ranges, once.
-
-        A preempted request may compute positions that were loaded or copied for it before, and load others again. A
-        position that was both loaded and copied counts as loaded. O(chunks · log chunks).
-        """
-        computed, loaded, fetched = self.computed_ranges, self.loaded_ranges, self.fetched_ranges
-        n_computed = _n_positions(computed)
-        self.n_cached = self.n_prompt - n_computed
-        if loaded:
-            self.n_loaded = _n_positions(computed + loaded) - n_computed
-            self.n_fetched = min(self.n_loaded, _n_positions(computed + fetched) - n_computed)
-        if self.copied_ranges:
-            self.n_copied = _n_positions(computed + loaded + self.copied_ranges) - n_computed - self.n_loaded
-            self.copied_ranges.clear()
-        computed.clear()
-        loaded.clear()
-        fetched.clear()
-        if self.added_ranges:
-            self.n_added = _n_positions(self.added_ranges)
-            self.added_ranges.clear()
+    def count_prompt(self) -> None:
+        """Counts the cache use of its computed prompt, and tells its observers. O(chunks · log chunks)."""
+        self.cache_use.count(self.n_prompt)
         for observer in self.observers:
             observer.prompt_counted(self)
-
-
-def _n_positions(ranges: Sequence[tuple[int, int]]) -> int:
-    """Returns the number of positions in half-open ranges, which may overlap. O(ranges · log ranges)."""
-    n_positions = end = 0
-    for first, last in sorted(ranges):
-        n_positions += max(0, last - max(first, end))
-        end = max(end, last)
-    return n_positions
 
 
 class RequestObserver(Protocol):

@@ -25,10 +25,11 @@ import msgspec
 from radixkv.errors import CheckpointError, ConfigError, RadixKVError, WireError
 from radixkv.settings.config import EngineConfig
 from radixkv.wire.cache_messages import CacheCommand, CacheReply
+from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 
-WIRE_VERSION = 20
+WIRE_VERSION = 21
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -218,12 +219,7 @@ class ComputedPrompt(msgspec.Struct, frozen=True, array_like=True):
     """What the cache gave and got of a prompt, known once that is computed."""
 
     id: str
-    n_cached_tokens: int
-    """Prompt tokens that were not computed."""
-    n_copied_tokens: int
-    """The part of ``n_cached_tokens`` that was copied from pages with other tokens after them."""
-    n_added_tokens: int
-    """Prompt tokens in pages that the cache did not have before, including what was copied into them."""
+    cache_use: CacheUse
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):
@@ -269,16 +265,9 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     n_prompt_tokens: int
     n_output_tokens: int
     """Sum over all choices. Only those of beams whose search was cancelled are counted without being sent."""
-    n_cached_tokens: int
-    """Prompt tokens that were not computed."""
-    n_loaded_tokens: int
-    """The part of ``n_cached_tokens`` that was loaded from the host tier for this request."""
-    n_fetched_tokens: int
-    """The part of ``n_loaded_tokens`` that came from disk before."""
+    cache_use: CacheUse
     queue_time_s: float
     """Time from receipt until the first row was scheduled."""
-    n_copied_tokens: int = 0
-    """The part of ``n_cached_tokens`` that was copied from pages with other tokens after them."""
     miss: CacheMiss | None = None
     """None if less than a page of the prompt was not cached, or if requests share no pages."""
     load_interval_s: tuple[float, float] | None = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from radixkv.wire.cache_use import CacheUse
+
 
 class HostStats(msgspec.Struct, frozen=True):
     """Counters and gauges of the host tier."""
@@ -17,8 +19,6 @@ class HostStats(msgspec.Struct, frozen=True):
     """Size of a page."""
     n_loading: int
     """Requests that wait for pages from the tier."""
-    prefix_hits_total: int
-    """The part of ``Stats.prefix_hits_total`` that was loaded from the tier."""
     pages_loaded_total: int
     pages_stored_total: int
     pages_evicted_total: int
@@ -40,8 +40,6 @@ class DiskStats(msgspec.Struct, frozen=True):
     """Pages in the folder, with those of other models; of a shared store, those that it is known to have."""
     n_bytes: int
     """Bytes that they occupy."""
-    prefix_hits_total: int
-    """The part of ``HostStats.prefix_hits_total`` that came from disk before."""
     pages_fetched_total: int
     pages_written_total: int
     pages_lost_total: int
@@ -83,35 +81,33 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     """Counters since the start (``*_total``, ``*_seconds``) and current gauges."""
 
     id: str
-    n_running: int
-    n_waiting: int
-    n_pages: int
-    n_pages_free: int
-    n_pages_evictable: int
-    n_pages_pinned: int
+    n_running: int = 0
+    n_waiting: int = 0
+    n_pages: int = 0
+    n_pages_free: int = 0
+    n_pages_evictable: int = 0
+    n_pages_pinned: int = 0
     """Pages that a pin covers, of which requests may hold some."""
-    prefix_queries_total: int
+    prefix_queries_total: int = 0
     """Prompt tokens of requests whose first prefill is done."""
-    prefix_hits_total: int
-    """The part of ``prefix_queries_total`` that was not computed."""
-    prompt_tokens_total: int
-    generation_tokens_total: int
-    preemptions_total: int
-    pages_evicted_total: int
-    steps_total: int
-    step_seconds: float
+    cache_use: CacheUse = CacheUse()
+    """What the cache gave the prompts of ``prefix_queries_total`` and got of them."""
+    prompt_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    preemptions_total: int = 0
+    pages_evicted_total: int = 0
+    steps_total: int = 0
+    step_seconds: float = 0.0
     """Wall time of the loop's turns."""
-    schedule_seconds: float
+    schedule_seconds: float = 0.0
     """The part of ``step_seconds`` for making plans and taking results, cache work included."""
-    cache_seconds: float
+    cache_seconds: float = 0.0
     """Time of tree and pool work. It is part of ``schedule_seconds``, with two exceptions: the work of a ``Flush``
     or ``Cancel`` counts only here, and undoing failed steps counts in ``step_seconds`` too."""
-    attention_seconds: float
+    attention_seconds: float = 0.0
     """Attention time on the device, concurrent with the host times: ``cache_seconds / attention_seconds`` is the
     relative cost of memory management."""
-    frames_dropped_total: int
-    prefix_hits_copied_total: int = 0
-    """The part of ``prefix_hits_total`` that was copied from pages with other tokens after them."""
+    frames_dropped_total: int = 0
     n_running_slots: int = 0
     """Token slots of the pages that running requests hold, and those whose pages are about to be freed."""
     n_running_tokens: int = 0
@@ -133,3 +129,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     """None without a disk tier."""
     tenants: dict[str, TenantStats] = {}
     """By name, without the operator."""
+
+    @property
+    def prefix_hits_total(self) -> int:
+        """Prompt tokens that were not computed."""
+        return self.cache_use.n_cached

@@ -50,8 +50,7 @@ N_TOKENS = N_PAGES * PAGE_SIZE + PAGE_SIZE // 2 + 1
 """Tokens of the canary's prompt."""
 COUNTERS = (
     "prefix_queries_total",
-    "prefix_hits_total",
-    "prefix_hits_copied_total",
+    "cache_use",
     "prompt_tokens_total",
     "generation_tokens_total",
     "pages_evicted_total",
@@ -186,7 +185,7 @@ def test_many_rounds_are_silent_and_no_statistics_count_them(run: Run) -> None:
         assert after.n_running == after.n_waiting == 0
         assert after.n_pages_free + after.n_pages_evictable == after.n_pages
         assert before.n_pages_free - after.n_pages_free <= N_PAGES + 1, "only one path stays cached"
-        assert (await world.ask(other(1))).n_cached_tokens >= 64, "another prompt was evicted"
+        assert (await world.ask(other(1))).cache_use.n_cached >= 64, "another prompt was evicted"
 
     run(POOL, test)
 

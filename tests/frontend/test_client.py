@@ -22,6 +22,7 @@ from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.process import SLOW_READER_TIMEOUT_MS, open_listener
 from radixkv.runtime.process import RuntimeServer, _bind
 from radixkv.wire.cache_messages import Invalidate
+from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import (
     Done,
     Failed,
@@ -102,12 +103,12 @@ class CopiesPartialPages(ScriptedLoop):
     @staticmethod
     def _copied(message: FromRuntime) -> FromRuntime:
         if isinstance(message, Done):
-            return replace(message, n_cached_tokens=7, n_copied_tokens=3)
+            return replace(message, cache_use=CacheUse(7, 3))
         if isinstance(message, Tokens):
-            computed = [replace(each, n_cached_tokens=7, n_copied_tokens=3) for each in message.computed]
+            computed = [replace(each, cache_use=CacheUse(7, 3)) for each in message.computed]
             return replace(message, computed=computed)
         if isinstance(message, Stats):
-            return replace(message, prefix_hits_total=70, prefix_hits_copied_total=30)
+            return replace(message, cache_use=CacheUse(70, 30))
         return message
 
 
@@ -119,12 +120,12 @@ def test_parts_of_pages_are_counted_only_if_clients_may_know(
         deltas = await gather(client, [prompt(1)])
         done = deltas[-1].done
         assert done is not None
-        assert done.n_cached_tokens == n_cached
+        assert done.cache_use.n_cached == n_cached
         (computed,) = [delta.computed for delta in deltas if delta.computed is not None]
-        assert (computed.n_cached_tokens, computed.n_copied_tokens) == (n_cached, n_cached - 4)
+        assert (computed.cache_use.n_cached, computed.cache_use.n_copied) == (n_cached, n_cached - 4)
         stats = await client.stats()
-        assert stats.prefix_hits_total == 10 * n_cached
-        assert done.n_copied_tokens == stats.prefix_hits_copied_total / 10 == n_cached - 4
+        assert stats.cache_use.n_cached == 10 * n_cached
+        assert done.cache_use.n_copied == stats.cache_use.n_copied / 10 == n_cached - 4
 
     run(tmp_path, CopiesPartialPages(), test, shows_contents=shows_contents)
 

@@ -62,7 +62,7 @@ def test_sglangs_fields_are_those_of_usage(tiered: Site) -> None:
 
 def test_server_info_has_the_tiers_counters(tiered: Site) -> None:
     (state,) = tiered.http.get("/server_info").json()["internal_states"]
-    assert state["host"] == msgspec.to_builtins(HOST)
+    assert state["host"] == msgspec.to_builtins(HOST) | {"prefix_hits_total": 30}
     assert not {"id", "type"} & state.keys()
 
 
@@ -77,4 +77,4 @@ def test_a_disk_tier_is_a_source_of_its_own(
         meta = post(site, "/generate", text="hello", sampling_params={"max_new_tokens": 2}).json()["meta_info"]
         assert meta["cached_tokens_details"] == usage["cached_tokens_details"]
         (state,) = site.http.get("/server_info").json()["internal_states"]
-        assert state["disk"] == msgspec.to_builtins(DISK)
+        assert state["disk"] == msgspec.to_builtins(DISK) | {"prefix_hits_total": 20}

@@ -15,13 +15,14 @@ from radixkv.frontend.metrics.log import MissLog
 from radixkv.frontend.miss_report import without_contents
 from radixkv.frontend.misses import MAX_PLACES, MissCounts
 from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import CacheMiss, Done, pack_tokens
 
 
 def done(
     miss: CacheMiss | None, n_prompt: int = 100, n_cached: int = 0, *, n_copied: int = 0, n_output: int = 1
 ) -> Done:
-    return Done("r", "stop", n_prompt, n_output, n_cached, 0, 0, 0.0, n_copied, miss)
+    return Done("r", "stop", n_prompt, n_output, CacheUse(n_cached, n_copied), 0.0, miss)
 
 
 def differs(tokenizer: Tokenizer, place: int, position: int, common: str = "cch=", own: str = "a1") -> CacheMiss:
@@ -121,7 +122,7 @@ def test_of_any_number_of_places_those_that_lose_most_are_kept(tokenizer: Tokeni
 def test_without_contents_only_whole_pages_of_the_own_salt_are_told(tokenizer: Tokenizer) -> None:
     counts = MissCounts()
     hidden = without_contents(done(differs(tokenizer, 7, 41), n_cached=41, n_copied=9))
-    assert (hidden.n_cached_tokens, hidden.n_copied_tokens) == (32, 0)
+    assert (hidden.cache_use.n_cached, hidden.cache_use.n_copied) == (32, 0)
     counts.add(hidden)
     elsewhere = CacheMiss("other_namespace", 0, 0, 5, pack_tokens([1]), pack_tokens([2]), pack_tokens([3]), 16)
     counts.add(without_contents(done(elsewhere)))

@@ -69,7 +69,7 @@ def test_prompts_that_leave_a_cached_one_within_a_page(sensitive_folder: Path, a
         plans = record(llm)
         answers = together(llm, prompts)
         assert sum(len(plan.copies) for plan in plans) >= 30, "few prompts copy a part of a page"
-        assert llm.get_metrics().prefix_hits_copied_total >= 4 * 30
+        assert llm.get_metrics().cache_use.n_copied >= 4 * 30
     check_same_answers(by_itself(alone, prompts), answers, tolerance=NEAR_TIE)
 
 

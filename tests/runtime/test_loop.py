@@ -77,7 +77,7 @@ def test_a_request_gets_its_tokens_and_then_one_terminal_message(loop: Loop) -> 
     assert tokens_of(messages, "a") == expected_output(Namespace(), range(1, 11), 4)
     done = messages[-1]
     assert isinstance(done, wire.Done)
-    assert (done.finish_reason, done.n_prompt_tokens, done.n_output_tokens, done.n_cached_tokens) == (
+    assert (done.finish_reason, done.n_prompt_tokens, done.n_output_tokens, done.cache_use.n_cached) == (
         "length",
         10,
         4,
@@ -211,7 +211,7 @@ def test_flush_reports_the_pages_that_are_still_leased(loop: Loop) -> None:
     loop.receive(submit("c", 16))
     done = run(loop)[-1]
     assert isinstance(done, wire.Done)
-    assert done.n_cached_tokens == 0
+    assert done.cache_use.n_cached == 0
 
 
 def test_stats_count_each_prompts_hits_once_in_tokens(loop: Loop) -> None:
@@ -221,7 +221,7 @@ def test_stats_count_each_prompts_hits_once_in_tokens(loop: Loop) -> None:
     run(loop)
     (stats,) = loop.receive(wire.GetStats("s"))
     assert isinstance(stats, Stats)
-    assert (stats.prefix_queries_total, stats.prefix_hits_total) == (34, 16)
+    assert (stats.prefix_queries_total, stats.cache_use.n_cached) == (34, 16)
     assert (stats.prompt_tokens_total, stats.generation_tokens_total) == (34, 8)
     assert stats.step_seconds >= stats.schedule_seconds >= 0
     assert stats.cache_seconds > 0
@@ -234,10 +234,10 @@ def test_the_part_of_a_page_that_was_copied_is_counted_as_cached(loop: Loop) -> 
         loop.receive(submit(request_id, n_tokens))
         done = run(loop)[-1]
         assert isinstance(done, wire.Done)
-        assert (done.n_cached_tokens, done.n_copied_tokens) == (n_tokens - 1, 2 if n_tokens == 15 else 0)
+        assert (done.cache_use.n_cached, done.cache_use.n_copied) == (n_tokens - 1, 2 if n_tokens == 15 else 0)
     (stats,) = loop.receive(wire.GetStats("s"))
     assert isinstance(stats, Stats)
-    assert (stats.prefix_hits_total, stats.prefix_hits_copied_total) == (14 + 15, 2)
+    assert (stats.cache_use.n_cached, stats.cache_use.n_copied) == (14 + 15, 2)
 
 
 def test_the_first_token_comes_with_what_the_cache_gave_and_got() -> None:
@@ -248,7 +248,7 @@ def test_the_first_token_comes_with_what_the_cache_gave_and_got() -> None:
         assert not any(message.computed for message in others)
         (found,) = first.computed
         assert found.id == request_id
-        return found.n_cached_tokens, found.n_copied_tokens, found.n_added_tokens
+        return found.cache_use.n_cached, found.cache_use.n_copied, found.cache_use.n_added
 
     loop = make_loop(OneNamespaceDevice(64, 4))
     assert computed("a", 16) == (0, 0, 16)
@@ -258,10 +258,10 @@ def test_the_first_token_comes_with_what_the_cache_gave_and_got() -> None:
     other = msgspec.structs.replace(submit("other"), tokens=token_bytes([*range(1, 16), 99]))
     loop.receive(other)
     (found,) = [each for message in run(loop) if isinstance(message, wire.Tokens) for each in message.computed]
-    assert (found.n_cached_tokens, found.n_copied_tokens, found.n_added_tokens) == (15, 3, 4)
+    assert (found.cache_use.n_cached, found.cache_use.n_copied, found.cache_use.n_added) == (15, 3, 4)
     loop.receive(msgspec.structs.replace(submit("again", 16), reads_cache=False))
     (found,) = [each for message in run(loop) if isinstance(message, wire.Tokens) for each in message.computed]
-    assert (found.n_cached_tokens, found.n_added_tokens) == (0, 0), "it is computed, and nothing of it is new"
+    assert (found.cache_use.n_cached, found.cache_use.n_added) == (0, 0), "it is computed, and nothing of it is new"
 
 
 def test_stats_count_what_running_requests_store_share_and_hold_twice(loop: Loop) -> None:

@@ -19,13 +19,13 @@ def test_each_choice_ends_in_its_tokens_before_one_done_with_the_totals() -> Non
     received = front.received["a"]
     assert received.tokens == {i: expected_output(NAMESPACE, PROMPT, 6, seed=5 + i) for i in range(3)}
     assert received.finish_reasons == dict.fromkeys(range(3), "length")
-    assert (done(received).n_prompt_tokens, done(received).n_output_tokens, done(received).n_cached_tokens) == (
+    assert (done(received).n_prompt_tokens, done(received).n_output_tokens, done(received).cache_use.n_cached) == (
         11,
         18,
         0,
     )
     stats = front.stats()
-    assert (stats.prompt_tokens_total, stats.prefix_queries_total, stats.prefix_hits_total) == (11, 11, 0)
+    assert (stats.prompt_tokens_total, stats.prefix_queries_total, stats.cache_use.n_cached) == (11, 11, 0)
     assert stats.generation_tokens_total == 18
 
 
@@ -49,8 +49,8 @@ def test_cached_tokens_of_several_choices_are_counted_once() -> None:
     front.run()
     front.submit("b", n=4)
     front.run()
-    assert done(front.received["b"]).n_cached_tokens == 10
-    assert (front.stats().prefix_queries_total, front.stats().prefix_hits_total) == (22, 10)
+    assert done(front.received["b"]).cache_use.n_cached == 10
+    assert (front.stats().prefix_queries_total, front.stats().cache_use.n_cached) == (22, 10)
 
 
 def test_seeds_of_choices_wrap_at_the_maximum() -> None:
@@ -150,10 +150,10 @@ def test_prompt_logprobs_come_once_in_order_even_if_the_prompt_is_cached(n: int,
     front.run()
     received = front.received["a"]
     assert received.prompt_logprobs == expected_prompt_logprobs(NAMESPACE, prompt)
-    assert done(received).n_cached_tokens == 0
+    assert done(received).cache_use.n_cached == 0
     front.submit("again", prompt)
     front.run()
-    assert done(front.received["again"]).n_cached_tokens == 29, (
+    assert done(front.received["again"]).cache_use.n_cached == 29, (
         "the request with prompt logprobs has filled the cache"
     )
 

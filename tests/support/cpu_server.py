@@ -178,8 +178,8 @@ class CpuServer:
                             )
                             logprobs += item_range.items
                     case wire.Done():
-                        self.outputs[int(message.id)].n_cached = message.n_cached_tokens
-                        self.outputs[int(message.id)].n_loaded = message.n_loaded_tokens
+                        self.outputs[int(message.id)].n_cached = message.cache_use.n_cached
+                        self.outputs[int(message.id)].n_loaded = message.cache_use.n_loaded
                     case wire.Failed():
                         self.outputs[int(message.id)].end_reason = message.code
             self.loop.check()

@@ -373,9 +373,18 @@ class Engine:
                 self.started.add(request.id)
             if update.beam is not None:
                 self.beam_logprobs[name] = update.beam.logprob
-            if request.n_cached is not None:
-                assert 0 <= request.n_fetched <= request.n_loaded <= request.n_cached, "tokens count twice"
-                assert 0 <= request.n_added <= request.n_prompt - request.n_prompt % self.cache.page_size
+            if request.cache_use.counted is not None:
+                assert (
+                    0
+                    <= request.cache_use.counted.n_fetched
+                    <= request.cache_use.counted.n_loaded
+                    <= request.cache_use.counted.n_cached
+                ), "tokens count twice"
+                assert (
+                    0
+                    <= request.cache_use.counted.n_added
+                    <= request.n_prompt - request.n_prompt % self.cache.page_size
+                )
             if update.finish_reason is not None or update.error is not None:
                 reason = update.finish_reason or (update.error.code if update.error else "")
                 self.ended[name] = Ended(reason, self.output(request))

@@ -38,6 +38,7 @@ from radixkv.wire.cache_messages import (
     TierOutline,
     TreeNode,
 )
+from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import (
     WIRE_VERSION,
     Cancel,
@@ -63,7 +64,6 @@ HOST = HostStats(
     n_slots_pinned=25,
     page_bytes=1000,
     n_loading=2,
-    prefix_hits_total=30,
     pages_loaded_total=6,
     pages_stored_total=9,
     pages_evicted_total=3,
@@ -78,7 +78,6 @@ HOST = HostStats(
 DISK = DiskStats(
     n_pages=70,
     n_bytes=77000,
-    prefix_hits_total=20,
     pages_fetched_total=5,
     pages_written_total=8,
     pages_lost_total=2,
@@ -292,7 +291,7 @@ class ScriptedLoop:
             if request.n == 0:
                 n_prompt = len(request.prompt)
                 n_added = n_prompt - n_prompt % 16 - n_prompt // 2 // 16 * 16
-                computed.append(ComputedPrompt(request_id, n_prompt // 2, 0, n_added))
+                computed.append(ComputedPrompt(request_id, CacheUse(n_prompt // 2, n_added=n_added)))
             items += self._step(request)
             if request.is_done:
                 ends.append(self._done(request))
@@ -359,9 +358,7 @@ class ScriptedLoop:
             reason,
             n_prompt,
             request.n,
-            n_prompt // 2,
-            n_loaded,
-            n_fetched,
+            CacheUse(n_prompt // 2, n_loaded=n_loaded, n_fetched=n_fetched),
             0.25,
             load_interval_s=(0.05, 0.2) if n_loaded else None,
         )
@@ -376,7 +373,7 @@ class ScriptedLoop:
             n_pages_evictable=16,
             n_pages_pinned=8,
             prefix_queries_total=100,
-            prefix_hits_total=40,
+            cache_use=CacheUse(40, n_loaded=30 if self.host else 0, n_fetched=20 if self.disk else 0),
             prompt_tokens_total=100,
             generation_tokens_total=50,
             preemptions_total=1,

@@ -28,6 +28,7 @@ from radixkv.wire.cache_messages import (
     TierOutline,
     TreeNode,
 )
+from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import (
     MAX_FRAME_BYTES,
     Cancel,
@@ -87,9 +88,9 @@ FROM_RUNTIME: list[FromRuntime] = [
     Tokens(
         [NewTokens("a", b"\1\0\0\0", 1, "stop", 1, [TokenLogprobs(-0.5, 1, b"\1\0\0\0", b"\0\0\0\xbf")])],
         [PromptLogprobs("a", 1, [TokenLogprobs(-2.0, 3, b"", b"")])],
-        [ComputedPrompt("a", 32, 5, 16)],
+        [ComputedPrompt("a", CacheUse(32, 5, n_added=16))],
     ),
-    Done("a", "stop", 3, 4, 2, 1, 1, 0.5, 1),
+    Done("a", "stop", 3, 4, CacheUse(2, 1, 1, 1), 0.5),
     Failed("a", "queue_full", "the queue is full", None),
     Flushed("f", 1, 2),
     Invalidated("i", 3, 1, 4, None),
@@ -101,7 +102,7 @@ FROM_RUNTIME: list[FromRuntime] = [
     ),
     Matched("m", (TierMatch(40, 16, 16, 0), TierMatch(1, 0, 0, 0)), 3, 2, 10, 5),
     Pinned("p", 40, 32, 299.5),
-    Stats("g", *range(1, 14), 0.5, 0.25, 0.125, 0.75, 3, 2),
+    Stats("g", *range(1, 8), CacheUse(5, 4, 3, 2, 1), *range(9, 14), 0.5, 0.25, 0.125, 0.75, 3, 2),
     Heartbeat(),
 ]
 

@@ -53,8 +53,7 @@ def add_server_info_routes(
     @app.get("/server_info")
     async def server_info(request: Request) -> Response:
         """Settings and counters."""
-        state = msgspec.to_builtins(await client.stats()) | _rates(metrics)
-        del state["id"], state["type"]
+        state = _counters(await client.stats()) | _rates(metrics)
         info = {
             **settings,
             "served_model_name": served_model.name,
@@ -110,6 +109,18 @@ def add_server_info_routes(
                 },
             }
         )
+
+
+def _counters(stats: Stats) -> dict[str, Any]:
+    """Returns counters and gauges by name, with the hits of each tier beside its other counters."""
+    state: dict[str, Any] = msgspec.to_builtins(stats)
+    use = stats.cache_use
+    del state["id"], state["type"], state["cache_use"]
+    state |= {"prefix_hits_total": use.n_cached, "prefix_hits_copied_total": use.n_copied}
+    for tier, n_hits in (("host", use.n_loaded), ("disk", use.n_fetched)):
+        if state[tier] is not None:
+            state[tier]["prefix_hits_total"] = n_hits
+    return state
 
 
 def _rates(metrics: Metrics) -> dict[str, float]:

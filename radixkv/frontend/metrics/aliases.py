@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from radixkv.frontend.in_flight import cached_tokens_details
 from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.settings.config import MetricsCompat
 from radixkv.wire.stats import DiskStats, HostStats, Stats
@@ -81,8 +80,8 @@ class MetricAliases:
                 yield from self._sglang_storage(stats.disk)
 
     def _vllm_hits(self, stats: Stats) -> Iterator[Metric]:
-        n_loaded = 0 if stats.host is None else stats.host.prefix_hits_total
-        n_hits = stats.prefix_hits_total - n_loaded
+        n_loaded = stats.cache_use.n_loaded
+        n_hits = stats.cache_use.n_cached - n_loaded
         yield self._counter("prefix_cache_hits", "Prompt tokens that the device had.", n_hits)
         if stats.host is not None:
             n_missed = stats.prefix_queries_total - n_hits
@@ -99,12 +98,9 @@ class MetricAliases:
     def _sglang_hits(self, stats: Stats) -> Metric:
         text = "Prompt tokens that were not computed."
         if stats.host is None:
-            return self._counter("cached_tokens", text, stats.prefix_hits_total)
-        n_loaded = stats.host.prefix_hits_total
-        n_fetched = None if stats.disk is None else stats.disk.prefix_hits_total
-        by_source = cached_tokens_details(stats.prefix_hits_total, n_loaded, n_fetched)
+            return self._counter("cached_tokens", text, stats.cache_use.n_cached)
         hits = CounterMetricFamily("sglang:cached_tokens", text, labels=[*self._labels, "cache_source"])
-        for source, value in by_source.items():
+        for source, value in stats.cache_use.by_source(has_disk=stats.disk is not None).items():
             hits.add_metric([*self._labels.values(), source], value)
         return hits
 

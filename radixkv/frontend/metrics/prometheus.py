@@ -20,6 +20,7 @@ from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.frontend.misses import MissCounts
 from radixkv.wire.cache_messages import Tier
+from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.stats import DiskStats, HostStats, SharedStoreStats, Stats, TenantStats
 
 PREFIX = "radixkv:"
@@ -205,7 +206,7 @@ def _families(stats: Stats) -> Iterator[Metric]:
     }
     counters = {
         "prefix_cache_queries": (stats.prefix_queries_total, "Prompt tokens looked up in the cache."),
-        "prefix_cache_hits": (stats.prefix_hits_total, "Prompt tokens that were not computed."),
+        "prefix_cache_hits": (stats.cache_use.n_cached, "Prompt tokens that were not computed."),
         "prompt_tokens": (stats.prompt_tokens_total, "Prompt tokens of requests that were prefilled."),
         "generation_tokens": (stats.generation_tokens_total, "Tokens generated."),
         "num_preemptions": (stats.preemptions_total, "Choices preempted for lack of pages."),
@@ -234,14 +235,14 @@ def _families(stats: Stats) -> Iterator[Metric]:
         start.add_metric([stage], seconds)
     yield start
     if stats.host is not None:
-        yield from _host_families(stats.host)
+        yield from _host_families(stats.host, stats.cache_use)
     if stats.disk is not None:
-        yield from _disk_families(stats.disk)
+        yield from _disk_families(stats.disk, stats.cache_use)
     if stats.tenants:
         yield from _tenant_families(stats.tenants)
 
 
-def _host_families(host: HostStats) -> Iterator[Metric]:
+def _host_families(host: HostStats, cache_use: CacheUse) -> Iterator[Metric]:
     gauges: dict[str, tuple[float, str]] = {
         "num_requests_loading": (host.n_loading, "Part of num_requests_waiting: wait for pages of the host tier."),
         "host_slots": (host.n_slots, "Pages that the host tier can hold; grows while its memory is prepared."),
@@ -254,7 +255,7 @@ def _host_families(host: HostStats) -> Iterator[Metric]:
     if host.compute_seconds_per_token is not None:
         gauges["compute_seconds_per_token"] = (host.compute_seconds_per_token, "Computing a token of a prompt.")
     counters = {
-        "host_prefix_cache_hits": (host.prefix_hits_total, "Part of prefix_cache_hits: loaded from the host tier."),
+        "host_prefix_cache_hits": (cache_use.n_loaded, "Part of prefix_cache_hits: loaded from the host tier."),
         "host_hits_computed": (
             host.hits_computed_total,
             "Hits in the host tier that were faster to compute.",
@@ -269,9 +270,9 @@ def _host_families(host: HostStats) -> Iterator[Metric]:
     yield from _numbers(gauges, counters)
 
 
-def _disk_families(disk: DiskStats) -> Iterator[Metric]:
+def _disk_families(disk: DiskStats, cache_use: CacheUse) -> Iterator[Metric]:
     if disk.shared is not None:
-        yield from _shared_store_families(disk, disk.shared)
+        yield from _shared_store_families(disk, disk.shared, cache_use)
         return
     gauges: dict[str, tuple[float, str]] = {
         "disk_pages": (disk.n_pages, "Pages in the cache folder, with those of other models."),
@@ -281,7 +282,7 @@ def _disk_families(disk: DiskStats) -> Iterator[Metric]:
         gauges["fetch_seconds_per_token"] = (disk.fetch_seconds_per_token, "Fetching a token from disk.")
     counters = {
         "disk_prefix_cache_hits": (
-            disk.prefix_hits_total,
+            cache_use.n_fetched,
             "Part of host_prefix_cache_hits: came from disk.",
         ),
         "disk_pages_fetched": (disk.pages_fetched_total, "Pages copied from disk to the host tier."),
@@ -315,7 +316,7 @@ def _tenant_families(tenants: Mapping[str, TenantStats]) -> Iterator[Metric]:
     yield from (running, waiting, pages, computed)
 
 
-def _shared_store_families(disk: DiskStats, shared: SharedStoreStats) -> Iterator[Metric]:
+def _shared_store_families(disk: DiskStats, shared: SharedStoreStats, cache_use: CacheUse) -> Iterator[Metric]:
     gauges: dict[str, tuple[float, str]] = {
         "store_is_away": (shared.is_away, "1 while the shared store fails or is slow; prompts are computed then."),
         "store_pages": (disk.n_pages, "Pages that the shared store is known to have."),
@@ -325,7 +326,7 @@ def _shared_store_families(disk: DiskStats, shared: SharedStoreStats) -> Iterato
         gauges["fetch_seconds_per_token"] = (disk.fetch_seconds_per_token, "Fetching a token from the store.")
     counters = {
         "store_prefix_cache_hits": (
-            disk.prefix_hits_total,
+            cache_use.n_fetched,
             "Part of host_prefix_cache_hits: came from the shared store.",
         ),
         "store_pages_fetched": (disk.pages_fetched_total, "Pages copied from the shared store to the host tier."),

@@ -27,7 +27,7 @@ class StatsDelta:
     def hit_rate(self) -> float | None:
         """Share of prompt tokens found in the cache; None without prompts."""
         n_tokens = self.after.prefix_queries_total - self.before.prefix_queries_total
-        return (self.after.prefix_hits_total - self.before.prefix_hits_total) / n_tokens if n_tokens else None
+        return (self.after.cache_use.n_cached - self.before.cache_use.n_cached) / n_tokens if n_tokens else None
 
     @property
     def prompt_tokens_per_s(self) -> float:

@@ -94,7 +94,7 @@ class RequestTraces:
         if done is not None:
             attributes |= {
                 "gen_ai.latency.time_in_queue": done.queue_time_s,
-                "gen_ai.usage.cache_read.input_tokens": done.n_cached_tokens,
+                "gen_ai.usage.cache_read.input_tokens": done.cache_use.n_cached,
             }
         for tier, n_tokens in (ended.cached_tokens or {}).items():
             attributes[f"radixkv.cached_tokens.{tier}"] = n_tokens

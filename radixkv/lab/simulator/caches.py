@@ -17,6 +17,7 @@ from radixkv.runtime.tiers.stores.page_keys import KEY_BYTES
 from radixkv.runtime.tiers.transfers import Transfers
 from radixkv.settings.config import CacheConfig
 from radixkv.tree.eviction import EvictionPolicy, open_eviction_policy
+from radixkv.wire.cache_use import CacheUse
 
 Policy = Literal["lru", "lfuda", "adaptive", "oracle"]
 """Which pages are evicted first: the server's policies, and those used again last (``oracle``)."""
@@ -56,16 +57,10 @@ class CostModel(NamedTuple):
     fetch_us_per_token: float = 21.8
     """To copy its KV from disk to the host."""
 
-    def saved_seconds(self, n_cached: int, n_loaded: int, n_fetched: int) -> float:
-        """Returns the time saved by ``n_cached`` cached tokens.
-
-        Args:
-            n_cached: cached tokens, in any tier.
-            n_loaded: those of them that were loaded from the host.
-            n_fetched: those of the loaded ones that were fetched from disk before.
-        """
-        copied_us = n_loaded * self.load_us_per_token + n_fetched * self.fetch_us_per_token
-        return (n_cached * self.compute_us_per_token - copied_us) / 1e6
+    def saved_seconds(self, use: CacheUse) -> float:
+        """Returns the time that the cached tokens have saved."""
+        copied_us = use.n_loaded * self.load_us_per_token + use.n_fetched * self.fetch_us_per_token
+        return (use.n_cached * self.compute_us_per_token - copied_us) / 1e6
 
 
 COSTS = CostModel()
@@ -78,27 +73,14 @@ class ReplayResult:
 
     n_cached_tokens: list[int]
     """Cached tokens of each prompt, in any tier."""
-    n_loaded_tokens: int
-    """Those that were loaded from the host tier, of all prompts."""
-    n_fetched_tokens: int
-    """Those of the loaded ones that were fetched from disk before."""
+    cache_use: CacheUse
+    """What the tiers gave all prompts."""
     n_too_large: int
     """Prompts larger than the pool: they are refused and count as 0 cached tokens."""
     n_evicted_pages: int
     """Pages evicted from the device during the replay."""
     max_cached_pages: int
     """Maximum number of cached pages of the device, sampled after each prompt or step."""
-
-
-class CachedTokens(NamedTuple):
-    """Cached tokens of one prompt."""
-
-    n_cached: int
-    """In any tier."""
-    n_loaded: int
-    """Those of them that were loaded from the host tier."""
-    n_fetched: int
-    """Those of the loaded ones that were fetched from disk before."""
 
 
 class ReplayCaches:
@@ -166,18 +148,19 @@ class ReplayCaches:
         for tier in self.tiers:
             tier.flush()
 
-    def cached_tokens(self, index: int, request: Request) -> CachedTokens:
-        """Returns the cached tokens of prompt ``index``, whose request has finished."""
-        assert request.n_cached is not None, "a finished request was scheduled"
+    def cache_use(self, index: int, request: Request) -> CacheUse:
+        """Returns what the tiers gave prompt ``index``, whose request has finished."""
+        use = request.cache_use.counted
+        assert use is not None, "a finished request was scheduled"
         n_cached, n_on_device, n_in_memory = (
             self._traffic.n_cached_tokens(index, n_symbols)
             for n_symbols in (
-                request.n_cached,
-                request.n_cached - request.n_loaded,
-                request.n_cached - request.n_fetched,
+                use.n_cached,
+                use.n_cached - use.n_loaded,
+                use.n_cached - use.n_fetched,
             )
         )
-        return CachedTokens(n_cached, n_cached - n_on_device, n_cached - n_in_memory)
+        return CacheUse(n_cached, n_loaded=n_cached - n_on_device, n_fetched=n_cached - n_in_memory)
 
 
 def _open_policy(traffic: Traffic, name: Policy, ghost_capacity: float) -> EvictionPolicy:

@@ -17,6 +17,7 @@ from radixkv.runtime.step.result import StepResult
 from radixkv.settings.config import SchedulerConfig
 from radixkv.terminal_progress import Progress
 from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.wire.cache_use import CacheUse
 
 _LOOKAHEAD = 1
 """Steps launched before the result of the oldest one is taken, as in the server's loop."""
@@ -111,7 +112,8 @@ class ConcurrentReplay:
         """
         traffic = self._traffic
         cached = [0] * len(traffic.n_tokens)
-        n_loaded_tokens = n_fetched_tokens = n_too_large = max_cached_pages = 0
+        cache_use = CacheUse()
+        n_too_large = max_cached_pages = 0
         unsent = iter(range(len(cached)))
         all_sent = False
         while self._in_flight or not all_sent:
@@ -128,14 +130,12 @@ class ConcurrentReplay:
             for request in self._step():
                 index = self._in_flight.pop(request)
                 del self._answer_of[request]
-                cached[index], n_loaded, n_fetched = self._caches.cached_tokens(index, request)
-                n_loaded_tokens += n_loaded
-                n_fetched_tokens += n_fetched
+                use = self._caches.cache_use(index, request)
+                cached[index] = use.n_cached
+                cache_use += use
             max_cached_pages = max(max_cached_pages, self.cache.tree.n_pages_reachable)
         self._caches.flush()
-        return ReplayResult(
-            cached, n_loaded_tokens, n_fetched_tokens, n_too_large, self.cache.n_evicted, max_cached_pages
-        )
+        return ReplayResult(cached, cache_use, n_too_large, self.cache.n_evicted, max_cached_pages)
 
     def _send(self, index: int) -> None:
         symbols = self._traffic.symbols(index)

@@ -15,6 +15,7 @@ from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.result import StepResult
 from radixkv.terminal_progress import Progress
 from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.wire.cache_use import CacheUse
 
 _ANSWER = StepResult(tokens=(0,), finite=(True,))
 """The result of every step: one token for its one row."""
@@ -74,10 +75,8 @@ class Replay:
             transfers=self._caches.transfers,
         )
         self._namespace = Namespace()
-        self.n_loaded_tokens = 0
-        """Tokens loaded from the host tier so far."""
-        self.n_fetched_tokens = 0
-        """Those of them that were fetched from disk before."""
+        self.cache_use = CacheUse()
+        """What the tiers gave the prompts so far."""
 
     def run(self, progress: Progress | None = None) -> ReplayResult:
         """Replays all prompts and flushes the caches. About 0.1 ms per prompt, plus O(pages).
@@ -98,8 +97,7 @@ class Replay:
         self.flush()
         return ReplayResult(
             cached,
-            self.n_loaded_tokens,
-            self.n_fetched_tokens,
+            self.cache_use,
             n_too_large,
             self.cache.n_evicted,
             max_cached_pages,
@@ -138,10 +136,9 @@ class Replay:
             self._demote(symbols, spans)
         if self._n_extra_pages:
             self._evict_to_capacity()
-        n_cached, n_loaded, n_fetched = self._caches.cached_tokens(index, request)
-        self.n_loaded_tokens += n_loaded
-        self.n_fetched_tokens += n_fetched
-        return n_cached
+        use = self._caches.cache_use(index, request)
+        self.cache_use += use
+        return use.n_cached
 
     def flush(self) -> None:
         """Empties the caches, which frees their memory. O(pages)."""

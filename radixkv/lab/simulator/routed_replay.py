@@ -12,6 +12,7 @@ from radixkv.runtime.events.log import EventLog
 from radixkv.terminal_progress import Progress
 from radixkv.tree.digest import chained_xxh3_64, namespace_digest
 from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.wire.cache_use import CacheUse
 
 
 class RoutedReplay:
@@ -67,8 +68,7 @@ class RoutedReplay:
             server.flush()
         return ReplayResult(
             cached,
-            sum(server.n_loaded_tokens for server in self._servers),
-            sum(server.n_fetched_tokens for server in self._servers),
+            sum((server.cache_use for server in self._servers), CacheUse()),
             n_too_large,
             sum(server.cache.n_evicted for server in self._servers),
             max_cached_pages,

@@ -260,7 +260,8 @@ class _Simulation:
             replay_result, computed = self._routed_replay(
                 n_pages, host_pages, disk_pages, policy, n_servers, routing
             )
-        n_cached, n_prompt = sum(replay_result.n_cached_tokens), sum(traffic.n_tokens)
+        use, n_prompt = replay_result.cache_use, sum(traffic.n_tokens)
+        n_cached = use.n_cached
         n_cached_infinite = n_cached if n_cached_tokens_infinite is None else n_cached_tokens_infinite
         n_evicted = replay_result.n_evicted_pages * page_size
         max_cached = replay_result.max_cached_pages * page_size
@@ -287,12 +288,9 @@ class _Simulation:
             n_requests=len(traffic.n_tokens),
             n_prompt_tokens=n_prompt,
             n_cached_tokens=n_cached,
-            n_loaded_tokens=replay_result.n_loaded_tokens,
-            n_fetched_tokens=replay_result.n_fetched_tokens,
-            saved_seconds=round(
-                self._costs.saved_seconds(n_cached, replay_result.n_loaded_tokens, replay_result.n_fetched_tokens),
-                3,
-            ),
+            n_loaded_tokens=use.n_loaded,
+            n_fetched_tokens=use.n_fetched,
+            saved_seconds=round(self._costs.saved_seconds(use), 3),
             load_us_per_token=self._costs.load_us_per_token,
             fetch_us_per_token=self._costs.fetch_us_per_token,
             compute_us_per_token=self._costs.compute_us_per_token,

@@ -73,8 +73,8 @@ class BeamGroups:
         updates: list[Update] = []
         for request in members:
             request.candidates = None
-            if request.n_cached is None:
-                request.count_cached()
+            if request.cache_use.counted is None:
+                request.count_prompt()
                 updates.append(Update(request))
         if search.is_ended:
             return updates + self._end(search, members)

@@ -51,7 +51,8 @@ class Turn:
 
     def prompt_counted(self, request: Request) -> None:
         """Notes what the request found."""
-        self.n_found = (request.n_cached or 0) - request.n_copied
+        assert request.cache_use.counted is not None, "the prompt is counted"
+        self.n_found = request.cache_use.counted.in_whole_pages.n_cached
 
     def released(self, request: Request) -> None:
         """Ends the turn, or one of its choices, after the free of its pages, which counts as their use."""

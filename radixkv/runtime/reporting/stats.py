@@ -71,7 +71,7 @@ def make_stats(
         n_pages_evictable=cache.n_available - cache.n_free,
         n_pages_pinned=pins.device.n_pages,
         prefix_queries_total=counters.prompt_tokens,
-        prefix_hits_total=counters.prefix_hits,
+        cache_use=counters.cache_use,
         prompt_tokens_total=counters.prompt_tokens,
         generation_tokens_total=counters.generation_tokens,
         preemptions_total=scheduler.n_preemptions,
@@ -83,15 +83,14 @@ def make_stats(
         cache_seconds=cache.seconds,
         attention_seconds=counters.attention_seconds,
         frames_dropped_total=0,
-        prefix_hits_copied_total=counters.prefix_hits_copied,
         n_running_slots=slots.n_slots,
         n_running_tokens=slots.n_filled,
         n_duplicate_tokens=slots.n_duplicate,
         n_saved_tokens=slots.n_saved,
         device_busy_seconds=counters.device_busy_seconds,
         start_seconds=dict(start_seconds),
-        host=None if transfers is None else _host_stats(scheduler, transfers, counters, pins),
-        disk=None if transfers is None or transfers.disk is None else _disk_stats(transfers.disk, counters),
+        host=None if transfers is None else _host_stats(scheduler, transfers, pins),
+        disk=None if transfers is None or transfers.disk is None else _disk_stats(transfers.disk),
         tenants=_tenant_stats(scheduler, compiling),
     )
 
@@ -112,7 +111,7 @@ def _tenant_stats(scheduler: Scheduler, compiling: CompilingRequests) -> dict[st
     }
 
 
-def _host_stats(scheduler: Scheduler, transfers: Transfers, steps: StepCounters, pins: Pins) -> HostStats:
+def _host_stats(scheduler: Scheduler, transfers: Transfers, pins: Pins) -> HostStats:
     counters, host, cost = transfers.counters, transfers.host, transfers.cost
     return HostStats(
         n_slots=host.n_pages,
@@ -120,7 +119,6 @@ def _host_stats(scheduler: Scheduler, transfers: Transfers, steps: StepCounters,
         n_slots_pinned=0 if pins.host is None else pins.host.n_pages,
         page_bytes=transfers.copier.page_bytes,
         n_loading=len(scheduler.loading),
-        prefix_hits_total=steps.prefix_hits_loaded,
         pages_loaded_total=counters.n_pages_loaded,
         pages_stored_total=counters.n_pages_stored,
         pages_evicted_total=host.n_evicted,
@@ -133,7 +131,7 @@ def _host_stats(scheduler: Scheduler, transfers: Transfers, steps: StepCounters,
     )
 
 
-def _disk_stats(disk: DiskTier, steps: StepCounters) -> DiskStats:
+def _disk_stats(disk: DiskTier) -> DiskStats:
     counters, counts, health = disk.counters, disk.store.counts, disk.store.health
     shared = None
     if health is not None:
@@ -146,7 +144,6 @@ def _disk_stats(disk: DiskTier, steps: StepCounters) -> DiskStats:
     return DiskStats(
         n_pages=disk.store.n_pages,
         n_bytes=disk.store.n_bytes,
-        prefix_hits_total=steps.prefix_hits_fetched,
         pages_fetched_total=counters.n_pages_fetched,
         pages_written_total=counts.n_written,
         pages_lost_total=counts.n_lost,

@@ -266,16 +266,16 @@ class PromptRows:
         # Only now: while others make room, a page that is leased for a copy could be the only one to evict.
         if request.reads_cache and start == blocks.n_leased * page_size:
             start += self._cache.copy_partial_page(blocks, request.tokens, request.n_known - 1)
-            if start > request.n_scheduled and request.n_cached is None:
-                request.copied_ranges.append((request.n_scheduled, start))
+            if start > request.n_scheduled:
+                request.cache_use.note("copied", request.n_scheduled, start)
         # Only before the commit, after which the tree has the prompt's own pages.
         if request.phase is Phase.WAITING:
             self._running.count_hit(request)
         miss = find_miss(self._cache, request, start) if request.scheduled_at is None else None
         n_in_tree = self._cache.commit(blocks, request.tokens, end, request.last_step)
         write_start = min(end, max(start, n_in_tree * page_size))
-        if request.n_cached is None and blocks.n_leased > n_in_tree:
-            request.added_ranges.append((n_in_tree * page_size, blocks.n_leased * page_size))
+        if blocks.n_leased > n_in_tree:
+            request.cache_use.note("added", n_in_tree * page_size, blocks.n_leased * page_size)
         if request.scheduled_at is None:
             request.scheduled_at = self._clock()
             request.miss = miss

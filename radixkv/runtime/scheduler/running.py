@@ -303,7 +303,7 @@ class RunningRequests:
                 del self._releasing[request]
                 self.free(request)
                 request.discards_results = False
-                if request.phase is Phase.FINISHED and request.n_cached is not None:
+                if request.phase is Phase.FINISHED and request.cache_use.counted is not None:
                     self.notify_released(request)
                 if request.phase is Phase.PREEMPTED and request.candidates is not None:
                     request.phase = Phase.HELD

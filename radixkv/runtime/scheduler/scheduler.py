@@ -490,8 +490,8 @@ class Scheduler:
             text = f"the sampled token {token} is not one that structured_outputs allows here"
             return Update(request, error=GrammarFailure(text))
         request.tokens += token.to_bytes(TOKEN_BYTES, "little")
-        if request.n_cached is None:
-            request.count_cached()
+        if request.cache_use.counted is None:
+            request.count_prompt()
         request.reads_cache = True
         if request.followers:
             self.running.fork_followers(request)

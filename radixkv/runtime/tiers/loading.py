@@ -150,8 +150,7 @@ class LoadingRequests:
                 request.is_looked_up |= isinstance(copy, Lookup)
                 if isinstance(copy, Fetch):
                     request.uses_disk = not copy.has_failed
-                    if request.n_cached is None:
-                        request.fetched_ranges.append((copy.start, copy.start + copy.n_tokens))
+                    request.cache_use.note("fetched", copy.start, copy.start + copy.n_tokens)
                 self._note_end(request)
                 self.retract(request)
         for request, (load, _) in list(self._loads.items()):
@@ -167,9 +166,8 @@ class LoadingRequests:
         """Removes a loaded request, which is admitted with its block table. O(1)."""
         load, n_missing = self._loads.pop(request)
         self.n_promised -= n_missing
-        if request.n_cached is None:
-            end = len(load.tokens) // TOKEN_BYTES
-            request.loaded_ranges.append((end - load.n_pages * self._cache.page_size, end))
+        end = len(load.tokens) // TOKEN_BYTES
+        request.cache_use.note("loaded", end - load.n_pages * self._cache.page_size, end)
 
     def n_promised_to_others(self, request: Request) -> int:
         """Pages promised to other requests. O(1)."""

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.metrics.stats_delta import StatsDelta
+from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import GetStats
 from radixkv.wire.stats import Stats
 from support.scripted_runtime import DISK, HOST, ScriptedLoop
@@ -94,7 +95,7 @@ def test_vllm(metrics: Metrics, stats: Stats) -> None:
 
 def test_sglang(metrics: Metrics, stats: Stats) -> None:
     before = msgspec.structs.replace(
-        stats, prefix_queries_total=60, prefix_hits_total=30, generation_tokens_total=30
+        stats, prefix_queries_total=60, cache_use=CacheUse(30), generation_tokens_total=30
     )
     metrics.set_stats_delta(StatsDelta(before, stats, 4.0))
     values = samples(metrics.render(stats, MetricAliases("sglang", "some/model", 16)), "sglang:")
@@ -120,7 +121,7 @@ def test_sglang(metrics: Metrics, stats: Stats) -> None:
 
 
 def test_vllm_with_a_host_tier(metrics: Metrics, stats: Stats) -> None:
-    stats = msgspec.structs.replace(stats, host=HOST)
+    stats = msgspec.structs.replace(stats, host=HOST, cache_use=CacheUse(40, n_loaded=30))
     values = samples(metrics.render(stats, MetricAliases("vllm", "m", 16)), "vllm:")
     expected = {
         "prefix_cache_queries_total": 100,
@@ -137,7 +138,7 @@ def test_vllm_with_a_host_tier(metrics: Metrics, stats: Stats) -> None:
 
 
 def test_sglang_with_a_host_tier(metrics: Metrics, stats: Stats) -> None:
-    stats = msgspec.structs.replace(stats, host=HOST)
+    stats = msgspec.structs.replace(stats, host=HOST, cache_use=CacheUse(40, n_loaded=30))
     values = samples(metrics.render(stats, MetricAliases("sglang", "m", 16)), "sglang:")
     expected = {
         "hicache_host_total_tokens": 200 * 16,
@@ -153,7 +154,7 @@ def test_sglang_with_a_host_tier(metrics: Metrics, stats: Stats) -> None:
 
 
 def test_sglang_with_a_disk_tier(metrics: Metrics, stats: Stats) -> None:
-    stats = msgspec.structs.replace(stats, host=HOST, disk=DISK)
+    stats = msgspec.structs.replace(stats, host=HOST, disk=DISK, cache_use=CacheUse(40, n_loaded=30, n_fetched=20))
     values = samples(metrics.render(stats, MetricAliases("sglang", "m", 16)), "sglang:")
     for source, value in {"device": 10, "host": 10, "storage": 20}.items():
         assert read(values, "sglang:cached_tokens_total", model_name="m", cache_source=source) == value

@@ -15,6 +15,7 @@ from radixkv.errors import RequestError, RuntimeDied
 from radixkv.frontend.http.errors import RuntimeSilent
 from radixkv.frontend.metrics.log import StatsLog, log_line
 from radixkv.frontend.metrics.stats_delta import StatsDelta
+from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import GetStats
 from radixkv.wire.stats import Stats
 from support.scripted_runtime import DISK, HOST, SHARED_STORE, ScriptedLoop
@@ -96,7 +97,7 @@ def test_a_line_has_the_statistics_of_its_interval() -> None:
         n_waiting=4,
         steps_total=20,
         prefix_queries_total=140,
-        prefix_hits_total=70,
+        cache_use=CacheUse(70),
         prompt_tokens_total=140,
         generation_tokens_total=90,
     )

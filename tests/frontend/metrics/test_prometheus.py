@@ -5,6 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.misses import MissCounts
+from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import CacheMiss, Done, GetStats
 from radixkv.wire.stats import DiskStats, HostStats, Stats
 from support.scripted_runtime import DISK, HOST, SHARED_STORE, TENANTS, ScriptedLoop
@@ -76,7 +77,7 @@ def test_misses_are_counted_by_reason() -> None:
     assert isinstance(stats, Stats)
     misses = MissCounts()
     for miss in (CacheMiss("differs", 32, 7), CacheMiss("differs", 48, 8), CacheMiss("evicted", 0), None):
-        misses.add(Done("r", "stop", 100, 1, 40, 0, 0, 0.0, miss=miss))
+        misses.add(Done("r", "stop", 100, 1, CacheUse(40), 0.0, miss=miss))
     rendered = Metrics().render(stats, misses=misses).decode()
     counts = {"differs": 2, "evicted": 1, "never_seen": 0, "other_namespace": 0, "not_read": 0}
     for reason, count in counts.items():

@@ -172,7 +172,7 @@ def test_two_tiers_equal_two_lists_of_blocks(ids, capacity, host_capacity):
     cached, n_loaded = naive_tiers(requests, capacity, host_capacity)
     result = Replay(BlockTraffic(requests, BLOCK, "blocks"), capacity, "lru", host_pages=host_capacity).run()
     assert result.n_cached_tokens == [BLOCK * n for n in cached]
-    assert result.n_loaded_tokens == BLOCK * n_loaded
+    assert result.cache_use.n_loaded == BLOCK * n_loaded
 
 
 @examples(150)
@@ -185,7 +185,7 @@ def test_three_tiers_equal_three_lists_of_blocks(ids, capacity, host_capacity, d
     replay = Replay(traffic, capacity, "lru", host_pages=host_capacity, disk_pages=disk_capacity, costs=costs)
     result = replay.run()
     assert result.n_cached_tokens == [BLOCK * n for n in cached]
-    assert (result.n_loaded_tokens, result.n_fetched_tokens) == (BLOCK * n_loaded, BLOCK * n_fetched)
+    assert (result.cache_use.n_loaded, result.cache_use.n_fetched) == (BLOCK * n_loaded, BLOCK * n_fetched)
 
 
 @pytest.mark.parametrize("policy", ["lru", "adaptive", "oracle"])
@@ -198,9 +198,9 @@ def test_a_large_disk_finds_what_an_infinite_cache_does_where_fetching_is_faster
     fast, slow = (CostModel(100.0, 1000.0, fetch_us_per_token) for fetch_us_per_token in (800.0, 1000.0))
     infinite, fetched = Replay(traffic, None, policy).run(), Replay(traffic, 20, policy, **tiers, costs=fast).run()
     assert fetched.n_cached_tokens == infinite.n_cached_tokens
-    assert 0 < fetched.n_fetched_tokens < fetched.n_loaded_tokens < sum(fetched.n_cached_tokens)
+    assert 0 < fetched.cache_use.n_fetched < fetched.cache_use.n_loaded < sum(fetched.n_cached_tokens)
     computed = Replay(traffic, 20, policy, **tiers, costs=slow).run()
-    assert 8 * computed.n_fetched_tokens < fetched.n_fetched_tokens, (
+    assert 8 * computed.cache_use.n_fetched < fetched.cache_use.n_fetched, (
         "where computing is faster, only samples are fetched"
     )
 
@@ -214,13 +214,13 @@ def test_a_large_host_tier_finds_what_an_infinite_cache_does(policy):
     infinite = Replay(traffic, None, policy).run()
     tiers = Replay(traffic, 20, policy, host_pages=1000, ends_known=0.5).run()
     assert tiers.n_cached_tokens == infinite.n_cached_tokens
-    assert 0 < tiers.n_loaded_tokens < sum(tiers.n_cached_tokens)
+    assert 0 < tiers.cache_use.n_loaded < sum(tiers.n_cached_tokens)
     computed = Replay(traffic, 20, policy, host_pages=1000, costs=CostModel(2.0, 1.0)).run()
-    assert 8 * computed.n_loaded_tokens < tiers.n_loaded_tokens, (
+    assert 8 * computed.cache_use.n_loaded < tiers.cache_use.n_loaded, (
         "where computing is faster, only samples are loaded"
     )
     alone = Replay(traffic, 20, policy).run()
-    assert sum(computed.n_cached_tokens) < sum(alone.n_cached_tokens) + 2 * computed.n_loaded_tokens
+    assert sum(computed.n_cached_tokens) < sum(alone.n_cached_tokens) + 2 * computed.cache_use.n_loaded
 
 
 def best_possible(paths, capacity, index=0, cached=frozenset()):
@@ -281,7 +281,7 @@ def test_the_scheduler_on_a_fake_device_finds_the_same(prompts, capacity, n_slot
         engine.run()
         for _ in range(4):  # the stores of what it has computed
             engine.turn()
-        cached.append(request.n_cached)
+        cached.append(request.cache_use.counted.n_cached)
     assert [replay.replay(index) for index in range(len(prompts))] == cached
 
 

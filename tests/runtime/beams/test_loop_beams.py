@@ -26,7 +26,7 @@ def test_the_choices_are_the_answers_of_the_search_the_best_first(length_penalty
     n_tokens = sum(len(beam.tokens) for beam in answers)
     assert (done(received).n_prompt_tokens, done(received).n_output_tokens) == (len(PROMPT), n_tokens)
     stats = front.stats()
-    assert (stats.prompt_tokens_total, stats.prefix_hits_total) == (len(PROMPT), 0)
+    assert (stats.prompt_tokens_total, stats.cache_use.n_cached) == (len(PROMPT), 0)
     assert stats.generation_tokens_total == n_tokens
 
 
@@ -101,7 +101,7 @@ def test_the_prompt_of_a_search_is_found_and_pinned_as_others() -> None:
     assert front.stats().n_pages_pinned == 2
     front.submit("b", n=4, use_beam_search=True)
     front.run()
-    assert done(front.received["b"]).n_cached_tokens == 10
+    assert done(front.received["b"]).cache_use.n_cached == 10
     assert front.received["b"].tokens == front.received["a"].tokens
 
 

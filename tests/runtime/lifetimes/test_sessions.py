@@ -98,7 +98,7 @@ def test_a_page_of_which_the_first_turn_found_a_part_is_demoted() -> None:
     other[15] += 1
     turn = engine.add([*other, 5], session_id="a", max_tokens=1)
     engine.run()
-    assert (turn.n_cached, turn.n_copied) == (15, 7)
+    assert (turn.cache_use.counted.n_cached, turn.cache_use.counted.n_copied) == (15, 7)
     assert close(engine) == (1, 0)
     assert is_demoted(engine, other)
     assert not is_demoted(engine, prompt(16))

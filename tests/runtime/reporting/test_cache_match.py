@@ -70,7 +70,7 @@ def test_a_match_is_what_a_request_then_finds(
     answer = done(front.received["last"])
     assert found.n_tokens == n_tokens
     assert found.n_on_device % PAGE_SIZE == 0
-    assert answer.n_cached_tokens - answer.n_copied_tokens == min(found.n_on_device, n_tokens - 1)
+    assert answer.cache_use.n_cached - answer.cache_use.n_copied == min(found.n_on_device, n_tokens - 1)
 
 
 def test_pages_that_are_still_being_computed_count_as_requests_share_them() -> None:
@@ -162,7 +162,8 @@ def test_each_tier_counts_what_it_has_after_those_before_it() -> None:
     assert match(engine, long, salt="hers").prompts == (cache_messages.TierMatch(60, 0, 0, 0),)
     request = engine.add(long, 1)
     engine.run()
-    assert (request.n_cached, request.n_loaded, request.n_fetched) == (40, 32, 32)
+    use = request.cache_use.counted
+    assert (use.n_cached, use.n_loaded, use.n_fetched) == (40, 32, 32)
 
 
 def test_only_the_operator_is_told_the_length_that_all_tenants_requests_have_measured() -> None:

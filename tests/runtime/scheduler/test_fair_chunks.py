@@ -138,7 +138,7 @@ def test_a_long_prompt_that_is_cached_is_a_short_one(policy: str) -> None:
     engine.step()
     second = engine.add_prompt(LONG + 8, 100)
     engine.run_steps()
-    assert (first.n_cached, second.n_cached) == (0, LONG)
+    assert (first.cache_use.counted.n_cached, second.cache_use.counted.n_cached) == (0, LONG)
     assert engine.n_steps_to_first_token(second) == 1
 
 

@@ -59,7 +59,7 @@ def test_forks_compute_the_last_prompt_token_and_copy_its_partial_page(n_prompt:
         assert fork.block_table.pages[:2] == leader.block_table.pages[:2]
         assert fork.block_table.pages[2:] != leader.block_table.pages[2:] or n_prompt == 8
     run_to_the_end(engine)
-    assert [choice.n_cached for choice in (leader, *forks)] == [0, 0, 0]
+    assert [choice.cache_use.counted.n_cached for choice in (leader, *forks)] == [0, 0, 0]
 
 
 def test_each_choice_equals_a_single_request_with_its_seed() -> None:
@@ -91,7 +91,7 @@ def test_choices_of_a_request_that_bypasses_the_cache_compute_the_prompt_once(by
     engine = Engine(max_num_seqs=2)
     leader = engine.add(prompt(60), 4, n=5, sampling=SAMPLED, **bypass)
     assert n_computed(engine) <= 60 + 4 * (1 + 3) + 5 * 3
-    assert leader.n_cached == 0
+    assert leader.cache_use.counted.n_cached == 0
     engine.check_outputs()
     engine.check_idle()
 

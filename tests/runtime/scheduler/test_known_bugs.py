@@ -95,7 +95,7 @@ def test_bug_08_a_full_hit_leaves_nothing_to_compute() -> None:
     assert (row.start, row.n_tokens, row.write_start) == (15, 1, 16), "one token computed, nothing written"
     engine.run()
     engine.check_outputs()
-    assert waiting.n_cached == 15
+    assert waiting.cache_use.counted.n_cached == 15
 
 
 def test_bug_09_counts_are_stale_after_preemption_or_failed_admission() -> None:
@@ -183,7 +183,7 @@ def test_bug_16_a_salt_equal_to_an_adapters_name_cross_reuses(namespace: Namespa
     engine.run()
     late = engine.add(prompt(17), max_tokens=2, namespace=namespace)
     engine.run()
-    assert late.n_cached == 0
+    assert late.cache_use.counted.n_cached == 0
     engine.check_outputs()
 
 
@@ -192,7 +192,7 @@ def test_bug_17_new_weights_reuse_old_kv() -> None:
     for epoch in (0, 1, 0):
         engine.add(prompt(17), max_tokens=2, namespace=Namespace(epoch=epoch))
         engine.run()
-    assert [request.n_cached for request in engine.requests.values()] == [0, 0, 16]
+    assert [request.cache_use.counted.n_cached for request in engine.requests.values()] == [0, 0, 16]
     engine.check_outputs()
 
 
@@ -203,14 +203,14 @@ def test_bug_20_prompt_logprobs_crash_or_are_stale_on_a_hit(budget: int) -> None
     engine.run()
     with_logprobs = engine.add(prompt(18), max_tokens=4, n_prompt_logprobs=1)
     engine.run()
-    assert with_logprobs.n_cached == 0
+    assert with_logprobs.cache_use.counted.n_cached == 0
     filler = engine.add(prompt(30, first=4), max_tokens=1, n_prompt_logprobs=1)
     engine.run()
     reader = engine.add(prompt(30, first=4), max_tokens=1)
     engine.run()
     assert len(engine.prompt_logprobs[with_logprobs.id]) == 17
-    assert filler.n_cached == 0
-    assert reader.n_cached == 28, "the request with prompt logprobs has filled the cache"
+    assert filler.cache_use.counted.n_cached == 0
+    assert reader.cache_use.counted.n_cached == 28, "the request with prompt logprobs has filled the cache"
     engine.check_outputs()
 
 
@@ -223,7 +223,7 @@ def test_bug_20_a_request_that_must_not_read_is_computed_whole() -> None:
     assert plan is not None
     assert plan.rows[0].n_tokens == 18
     engine.run()
-    assert uncached.n_cached == 0
+    assert uncached.cache_use.counted.n_cached == 0
     engine.check_outputs()
 
 
@@ -232,7 +232,9 @@ def test_bug_21_the_hit_rate_counts_retried_lookups() -> None:
     requests = [engine.add(prompt(9, first=i), max_tokens=30) for i in range(4)]
     engine.run()
     assert engine.scheduler.n_preemptions > 0
-    assert [request.n_cached for request in requests] == [0, 0, 0, 0], "finding its own pages again is not a hit"
+    assert [request.cache_use.counted.n_cached for request in requests] == [0, 0, 0, 0], (
+        "finding its own pages again is not a hit"
+    )
 
 
 def test_bug_21_the_hit_rate_counts_the_prompt_once_for_each_choice() -> None:
@@ -241,7 +243,7 @@ def test_bug_21_the_hit_rate_counts_the_prompt_once_for_each_choice() -> None:
     engine.run()
     leader = engine.add(prompt(17), max_tokens=4, n=4)
     engine.run()
-    assert [choice.n_cached for choice in engine.siblings[leader.id]] == [16, 0, 0, 0]
+    assert [choice.cache_use.counted.n_cached for choice in engine.siblings[leader.id]] == [16, 0, 0, 0]
 
 
 def test_bug_22_longest_prefix_order_starves() -> None:
@@ -275,7 +277,7 @@ def test_a_prompt_for_which_a_step_has_no_room_is_not_a_hit(monkeypatch: pytest.
     monkeypatch.setattr(engine.cache, "count_hit", counted)
     requests = [engine.add([*prompt(8), *prompt(12, first=10 * i + 10)], max_tokens=1) for i in range(6)]
     engine.run()
-    assert [request.n_cached for request in requests] == [8] * 6
+    assert [request.cache_use.counted.n_cached for request in requests] == [8] * 6
     assert len(hits) == 6
     engine.check_outputs()
     engine.check_idle()

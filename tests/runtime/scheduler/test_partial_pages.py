@@ -48,7 +48,7 @@ def test_all_tokens_that_a_cached_sequence_shares_are_cached(page_size: int, n_s
     assert plan is not None
     assert len(plan.copies) == bool(n_shared % page_size)
     check_end(engine)
-    assert request.n_cached == n_shared
+    assert request.cache_use.counted.n_cached == n_shared
 
 
 @pytest.mark.parametrize("n_prompt", range(1, 25))
@@ -56,7 +56,7 @@ def test_the_last_token_is_computed_also_if_all_of_a_short_last_page_is_cached(n
     engine = engine_with()
     request = engine.add(SHARED[:n_prompt], 3)
     check_end(engine)
-    assert request.n_cached == n_prompt - 1
+    assert request.cache_use.counted.n_cached == n_prompt - 1
 
 
 @pytest.mark.parametrize(("n_shared", "n_cached"), [(18, 16), (19, 19)])
@@ -64,7 +64,7 @@ def test_fewer_tokens_than_the_minimum_are_computed(n_shared: int, n_cached: int
     engine = engine_with(page_size=8, min_copied_tokens=3)
     request = engine.add(SHARED[:n_shared] + OTHER, 1)
     check_end(engine)
-    assert request.n_cached == n_cached
+    assert request.cache_use.counted.n_cached == n_cached
 
 
 def test_of_several_pages_the_one_that_shares_most_is_copied() -> None:
@@ -74,7 +74,7 @@ def test_of_several_pages_the_one_that_shares_most_is_copied() -> None:
         engine.run()
     branched = engine.add([*SHARED[:22], *OTHER[:1], 1, 2, 3], 1)
     check_end(engine)
-    assert branched.n_cached == 23
+    assert branched.cache_use.counted.n_cached == 23
 
 
 def test_a_page_that_is_not_computed_yet_is_not_copied() -> None:
@@ -90,7 +90,7 @@ def test_a_page_that_is_not_computed_yet_is_not_copied() -> None:
     engine.run()
     fourth = engine.add(SHARED[:18] + OTHER[3:], 4)
     check_end(engine)
-    assert [request.n_cached for request in (first, second, third, fourth)] == [0, 16, 16, 18]
+    assert [request.cache_use.counted.n_cached for request in (first, second, third, fourth)] == [0, 16, 16, 18]
 
 
 def test_the_step_that_fills_the_copy_may_be_read_in_the_same_step() -> None:
@@ -100,7 +100,7 @@ def test_the_step_that_fills_the_copy_may_be_read_in_the_same_step() -> None:
     assert plan is not None
     assert len(plan.copies) == 1
     check_end(engine)
-    assert (first.n_cached, second.n_cached) == (18, 24)
+    assert (first.cache_use.counted.n_cached, second.cache_use.counted.n_cached) == (18, 24)
 
 
 def test_a_preempted_prompt_copies_what_another_one_has_computed_meanwhile() -> None:
@@ -110,8 +110,8 @@ def test_a_preempted_prompt_copies_what_another_one_has_computed_meanwhile() -> 
     other = engine.add([*SHARED[:14], *OTHER[:2]], 1, priority=-1)
     engine.scheduler.running.preempt(preempted, discards_results=False)
     check_end(engine)
-    assert other.n_cached == 8
-    assert preempted.n_cached == 6, (
+    assert other.cache_use.counted.n_cached == 8
+    assert preempted.cache_use.counted.n_cached == 6, (
         "the first 8 tokens were computed before the preemption, the next 6 by the other"
     )
 
@@ -127,7 +127,7 @@ def test_an_eviction_takes_no_page_that_is_being_copied() -> None:
     assert source not in filler.pages
     engine.cache.close(filler)
     check_end(engine)
-    assert request.n_cached == 18
+    assert request.cache_use.counted.n_cached == 18
 
 
 def test_a_flush_during_the_copy_does_not_change_what_is_copied() -> None:
@@ -136,7 +136,7 @@ def test_a_flush_during_the_copy_does_not_change_what_is_copied() -> None:
     engine.launch()
     engine.cache.flush()
     check_end(engine)
-    assert request.n_cached == 18
+    assert request.cache_use.counted.n_cached == 18
 
 
 @pytest.mark.parametrize("refuses", [False, True], ids=["the step fails", "the launch is refused"])
@@ -165,14 +165,14 @@ def test_a_prompt_that_fits_only_without_the_page_it_could_copy_is_computed() ->
     engine.run()
     request = engine.add([*prompt(14), *range(60, 77)], 1)  # 31 tokens: all pages of the pool
     check_end(engine)
-    assert request.n_cached == 12
+    assert request.cache_use.counted.n_cached == 12
 
 
 def test_choices_fork_from_a_leader_that_has_copied() -> None:
     engine = engine_with()
     leader = engine.add(SHARED[:18] + OTHER[:1], 6, n=3, sampling=replace(GREEDY, temperature=1.0, seed=5))
     check_end(engine)
-    assert [choice.n_cached for choice in engine.siblings[leader.id]] == [18, 0, 0]
+    assert [choice.cache_use.counted.n_cached for choice in engine.siblings[leader.id]] == [18, 0, 0]
 
 
 def test_other_namespaces_and_requests_that_read_no_cache_copy_nothing() -> None:
@@ -181,14 +181,14 @@ def test_other_namespaces_and_requests_that_read_no_cache_copy_nothing() -> None
     unread = engine.add(SHARED[:18] + OTHER[1:], 1, reads_cache=False)
     scored = engine.add(SHARED[:18] + OTHER[2:], 1, n_prompt_logprobs=1)
     check_end(engine)
-    assert [request.n_cached for request in (salted, unread, scored)] == [0, 0, 0]
+    assert [request.cache_use.counted.n_cached for request in (salted, unread, scored)] == [0, 0, 0]
 
 
 def test_without_sharing_nothing_is_copied() -> None:
     engine = engine_with(shares=False)
     request = engine.add(SHARED[:18] + OTHER, 1)
     check_end(engine)
-    assert request.n_cached == 0
+    assert request.cache_use.counted.n_cached == 0
 
 
 def test_a_non_finite_row_does_not_spread_through_copies() -> None:
@@ -211,7 +211,7 @@ def test_a_part_of_a_page_is_copied_on_the_device_only() -> None:
     engine.cache.close(filler)
     loaded = engine.add(SHARED[:18] + OTHER, 1)
     check_end(engine)
-    assert (loaded.n_cached, loaded.n_loaded) == (16, 16)
+    assert (loaded.cache_use.counted.n_cached, loaded.cache_use.counted.n_loaded) == (16, 16)
     copied = engine.add(SHARED[:18] + OTHER[:3] + [1], 1)
     check_end(engine)
-    assert (copied.n_cached, copied.n_loaded) == (21, 0)
+    assert (copied.cache_use.counted.n_cached, copied.cache_use.counted.n_loaded) == (21, 0)

@@ -55,7 +55,7 @@ def test_pages_that_nobody_waits_for_go_first(
     fill(engine, 100)
     waiting = [engine.add([*prefix(number), 90], max_tokens=1) for number in range(4)]
     engine.run()
-    assert [request.n_cached for request in waiting] == [N_PREFIX] * 4
+    assert [request.cache_use.counted.n_cached for request in waiting] == [N_PREFIX] * 4
     engine.check_outputs()
     engine.check_idle()
 
@@ -81,7 +81,7 @@ def test_the_part_of_a_sequence_that_is_needed_stays() -> None:
     fill(engine, 60)
     request = engine.add([*prefix(1), 90, 91], max_tokens=1)
     engine.run()
-    assert (request.n_cached or 0) - request.n_copied == N_PREFIX
+    assert request.cache_use.counted.n_cached - request.cache_use.counted.n_copied == N_PREFIX
     engine.check_outputs()
 
 
@@ -128,7 +128,7 @@ def test_prefixes_that_are_cached_while_a_request_waits_stay_too() -> None:
     late = engine.add([*prefix(0), 90], max_tokens=1)
     cached_then = n_cached(engine, prefix(0))
     engine.run()
-    assert (cached_then, late.n_cached) == (0, N_PREFIX)
+    assert (cached_then, late.cache_use.counted.n_cached) == (0, N_PREFIX)
 
 
 @pytest.mark.parametrize("has_shares", [False, True])
@@ -147,7 +147,7 @@ def test_each_tenants_requests_keep_their_prefixes(has_shares: bool) -> None:
         for number in range(2)
     ]
     engine.run()
-    assert [request.n_cached for request in waiting] == [N_PREFIX] * 4
+    assert [request.cache_use.counted.n_cached for request in waiting] == [N_PREFIX] * 4
     engine.check_outputs()
 
 
@@ -163,8 +163,8 @@ def test_the_host_tier_keeps_what_waiting_requests_will_load(has_disk: bool) -> 
     engine.turn()
     request = engine.add([*prefix(0), 90], max_tokens=1)
     engine.run()
-    assert running.n_cached == 0
-    assert (request.n_cached, request.n_loaded) == (N_PREFIX, N_PREFIX)
+    assert running.cache_use.counted.n_cached == 0
+    assert (request.cache_use.counted.n_cached, request.cache_use.counted.n_loaded) == (N_PREFIX, N_PREFIX)
     engine.check_outputs()
 
 

@@ -60,7 +60,7 @@ def test_many_requests_share_prefixes_and_get_their_own_outputs(policy: str, pag
     engine.run()
     engine.check_outputs()
     engine.check_idle()
-    assert sum(r.n_cached or 0 for r in engine.requests.values()) > 24 * 16
+    assert sum(r.cache_use.counted.n_cached for r in engine.requests.values()) > 24 * 16
 
 
 def test_decode_rows_and_prompt_chunks_share_a_step_within_the_budget() -> None:
@@ -128,7 +128,7 @@ def test_two_new_requests_with_one_prefix_compute_it_once_in_the_same_step() -> 
     assert [(row.start, row.n_tokens) for row in plan.rows] == [(0, 17), (16, 2)]
     engine.run()
     engine.check_outputs()
-    assert (first.n_cached, second.n_cached) == (0, 16)
+    assert (first.cache_use.counted.n_cached, second.cache_use.counted.n_cached) == (0, 16)
 
 
 def test_a_chunked_prompt_uses_pages_that_another_commits_meanwhile() -> None:
@@ -137,8 +137,8 @@ def test_a_chunked_prompt_uses_pages_that_another_commits_meanwhile() -> None:
     second = engine.add(prompt(60), max_tokens=2)
     engine.run()
     engine.check_outputs()
-    assert first.n_cached == 0
-    assert second.n_cached == 59
+    assert first.cache_use.counted.n_cached == 0
+    assert second.cache_use.counted.n_cached == 59
     assert n_computed(engine) == 60 + 1 + 2
 
 
@@ -364,7 +364,7 @@ def test_running_requests_finish_after_a_flush_and_no_later_one_hits() -> None:
     assert n_leased == 10
     late = engine.add(prompt(40), max_tokens=2)
     engine.run()
-    assert late.n_cached == 0
+    assert late.cache_use.counted.n_cached == 0
     engine.check_outputs()
     engine.check_idle()
 
@@ -375,7 +375,7 @@ def test_without_sharing_every_prompt_is_computed() -> None:
         engine.add(prompt(17), max_tokens=2)
     engine.run()
     engine.check_outputs()
-    assert [request.n_cached for request in engine.requests.values()] == [0, 0, 0]
+    assert [request.cache_use.counted.n_cached for request in engine.requests.values()] == [0, 0, 0]
     assert engine.cache.n_free == engine.n_pages
 
 
@@ -394,6 +394,6 @@ def test_a_preempted_request_that_bypasses_the_cache_reuses_its_own_pages(bypass
     assert plan is not None
     assert plan.rows[0].start == 40
     engine.run()
-    assert request.n_cached == 0
+    assert request.cache_use.counted.n_cached == 0
     engine.check_outputs()
     engine.check_idle()

@@ -78,7 +78,8 @@ def test_requests_as_large_as_the_pool_share_it_and_finish(page_size: int, n_see
         engine.check_outputs()
         engine.check_idle()
         n_preemptions += engine.scheduler.n_preemptions
-        n_cached += sum(request.n_cached or 0 for request in engine.requests.values())
+        uses = (request.cache_use.counted for request in engine.requests.values())
+        n_cached += sum(use.n_cached for use in uses if use is not None)
     assert n_preemptions > 0, "no request was preempted"
     assert n_cached > 0
 

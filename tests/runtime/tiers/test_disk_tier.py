@@ -41,7 +41,11 @@ def finish(engine: Engine) -> None:
 
 
 def sources(request: Request) -> tuple[int, int, int]:
-    return request.n_cached, request.n_loaded, request.n_fetched
+    return (
+        request.cache_use.counted.n_cached,
+        request.cache_use.counted.n_loaded,
+        request.cache_use.counted.n_fetched,
+    )
 
 
 def test_a_prompt_comes_from_disk_through_the_host_tier() -> None:
@@ -93,7 +97,7 @@ def test_a_request_waits_for_a_fetch_or_a_lookup_no_longer_than_for_its_first_st
     finish(engine)
     again = engine.add(prompt(40))
     finish(engine)
-    assert again.n_loaded == 39, "what was fetched meanwhile is cached"
+    assert again.cache_use.counted.n_loaded == 39, "what was fetched meanwhile is cached"
 
 
 def test_an_abort_during_a_fetch() -> None:
@@ -104,7 +108,7 @@ def test_an_abort_during_a_fetch() -> None:
     engine.abort(request)
     again = engine.add(prompt(40))
     finish(engine)
-    assert again.n_loaded == 39
+    assert again.cache_use.counted.n_loaded == 39
     assert engine.transfers.disk.counters.n_pages_fetched == 10, "the second request fetched again"
 
 
@@ -117,7 +121,7 @@ def test_a_flush_during_a_fetch() -> None:
     engine.cache.flush()
     again = engine.add(prompt(40))
     finish(engine)
-    assert again.n_loaded == 0
+    assert again.cache_use.counted.n_loaded == 0
 
 
 def test_an_invalidation_during_a_fetch() -> None:
@@ -202,8 +206,8 @@ def test_a_gain_from_the_host_tier_does_not_pay_for_a_slow_disk(fetch_s_per_toke
     engine = engine_with_half_in_the_host_tier(fetch_s_per_token)
     request = engine.add(prompt(40))
     finish(engine)
-    assert request.n_fetched == n_fetched
-    assert request.n_loaded == 20 + n_fetched
+    assert request.cache_use.counted.n_fetched == n_fetched
+    assert request.cache_use.counted.n_loaded == 20 + n_fetched
 
 
 def test_loads_from_the_host_tier_do_not_put_off_the_next_try_of_a_fetch() -> None:
@@ -214,7 +218,7 @@ def test_loads_from_the_host_tier_do_not_put_off_the_next_try_of_a_fetch() -> No
         n_fetched.append(0 if fetch is None else 20)
         request = engine.add(prompt(20), max_tokens=1)
         engine.run()
-        assert request.n_loaded == 19
+        assert request.cache_use.counted.n_loaded == 19
         evict_all(engine.cache)
         engine.check_invariants()
     assert n_fetched[:32] == [0] * 32

@@ -37,9 +37,11 @@ def test_an_evicted_prompt_is_loaded() -> None:
     serve(engine, first=2)
     again = serve(engine)
     finish(engine)
-    assert first.n_cached == 0
-    assert again.n_cached == 39
-    assert again.n_loaded == 19, "half of the prompt was evicted from the device, and its last token is computed"
+    assert first.cache_use.counted.n_cached == 0
+    assert again.cache_use.counted.n_cached == 39
+    assert again.cache_use.counted.n_loaded == 19, (
+        "half of the prompt was evicted from the device, and its last token is computed"
+    )
 
 
 def test_a_longer_prompt_loads_what_the_tier_has_and_computes_the_rest() -> None:
@@ -48,7 +50,7 @@ def test_a_longer_prompt_loads_what_the_tier_has_and_computes_the_rest() -> None
     serve(engine, 48, first=2)
     longer = serve(engine, 44)
     finish(engine)
-    assert (longer.n_cached, longer.n_loaded) == (20, 8)
+    assert (longer.cache_use.counted.n_cached, longer.cache_use.counted.n_loaded) == (20, 8)
 
 
 def test_nothing_is_loaded_without_need() -> None:
@@ -56,7 +58,7 @@ def test_nothing_is_loaded_without_need() -> None:
     serve(engine)
     again = serve(engine)
     finish(engine)
-    assert (again.n_cached, again.n_loaded) == (39, 0)
+    assert (again.cache_use.counted.n_cached, again.cache_use.counted.n_loaded) == (39, 0)
     assert engine.transfers.counters.n_loads == 0
 
 
@@ -71,7 +73,7 @@ def test_an_invalidation_during_a_load_makes_the_request_compute_and_store(n_tok
     assert (dropped.n_on_device, dropped.n_in_host) == (0, 10)
     engine.finishes_copies = True
     finish(engine)
-    assert (request.n_cached, request.n_loaded) == (0, 0)
+    assert (request.cache_use.counted.n_cached, request.cache_use.counted.n_loaded) == (0, 0)
     assert engine.host.tree.match(Namespace(), token_bytes(prompt(40))) == 40
 
 
@@ -203,7 +205,7 @@ def test_a_second_request_joins_the_load() -> None:
     engine.finishes_copies = True
     finish(engine)
     assert engine.transfers.counters.n_loads == 1
-    assert (first.n_cached, second.n_cached) == (39, 36)
+    assert (first.cache_use.counted.n_cached, second.cache_use.counted.n_cached) == (39, 36)
 
 
 @pytest.mark.parametrize("is_joined", [False, True])
@@ -218,8 +220,8 @@ def test_an_abort_leaves_the_load_and_its_pages_stay_cached(is_joined: bool) -> 
     engine.turn()
     finish(engine)
     third = serve(engine)
-    assert (third.n_cached, third.n_loaded) == (39, 0)
-    assert second is None or second.n_cached == 39
+    assert (third.cache_use.counted.n_cached, third.cache_use.counted.n_loaded) == (39, 0)
+    assert second is None or second.cache_use.counted.n_cached == 39
 
 
 def test_a_flush_during_a_load_drops_what_was_loaded() -> None:
@@ -231,7 +233,7 @@ def test_a_flush_during_a_load_drops_what_was_loaded() -> None:
     engine.transfers.flush()
     engine.finishes_copies = True
     finish(engine)
-    assert (request.n_cached, request.n_loaded) == (0, 0)
+    assert (request.cache_use.counted.n_cached, request.cache_use.counted.n_loaded) == (0, 0)
 
 
 def test_a_failed_load_is_computed() -> None:
@@ -242,7 +244,7 @@ def test_a_failed_load_is_computed() -> None:
     engine.copier.finish(fails=True)
     engine.finishes_copies = True
     finish(engine)
-    assert (request.n_cached, request.n_loaded) == (0, 0)
+    assert (request.cache_use.counted.n_cached, request.cache_use.counted.n_loaded) == (0, 0)
     assert engine.transfers.counters.n_failed == 1
 
 
@@ -256,7 +258,7 @@ def test_a_failed_store_is_a_miss_later() -> None:
     serve(engine, 40, first=2)
     again = serve(engine)
     finish(engine)
-    assert again.n_loaded == 0
+    assert again.cache_use.counted.n_loaded == 0
 
 
 def test_a_preempted_request_loads_what_it_had_computed() -> None:
@@ -289,7 +291,7 @@ def test_tokens_that_are_loaded_again_after_a_preemption_count_once() -> None:
     engine.check_invariants()
     finish(engine)
     assert engine.transfers.counters.n_pages_loaded > 10, "it was not loaded again"
-    assert (request.n_cached, request.n_loaded) == (40, 40)
+    assert (request.cache_use.counted.n_cached, request.cache_use.counted.n_loaded) == (40, 40)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +305,7 @@ def test_load_policies(load_policy: str, n_loaded: int) -> None:
     engine.transfers.cost.add_step(1000, 1000, 1000 * (0.1 if n_loaded else 0.001))
     again = serve(engine)
     finish(engine)
-    assert again.n_loaded == n_loaded
+    assert again.cache_use.counted.n_loaded == n_loaded
 
 
 def test_auto_computes_where_the_link_is_slow() -> None:
@@ -313,7 +315,7 @@ def test_auto_computes_where_the_link_is_slow() -> None:
     engine.transfers.cost.add_step(1000, 1000, 0.1)
     again = serve(engine)
     finish(engine)
-    assert again.n_loaded == 0
+    assert again.cache_use.counted.n_loaded == 0
     assert engine.transfers.counters.n_computed == 1
 
 
@@ -332,7 +334,7 @@ def test_salts_share_nothing_in_the_tier() -> None:
     serve(engine, first=2)
     other = serve(engine, namespace=Namespace(salt="b"))
     finish(engine)
-    assert (other.n_cached, other.n_loaded) == (0, 0)
+    assert (other.cache_use.counted.n_cached, other.cache_use.counted.n_loaded) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +348,7 @@ def test_requests_that_must_not_read_the_cache_touch_no_tier(options: dict[str, 
     serve(engine, first=2)
     again = serve(engine, **options)
     finish(engine)
-    assert again.n_loaded == 0
+    assert again.cache_use.counted.n_loaded == 0
 
 
 def test_the_next_choice_of_such_a_request_loads_nothing_either() -> None:
@@ -357,7 +359,7 @@ def test_the_next_choice_of_such_a_request_loads_nothing_either() -> None:
     (follower,) = leader.followers
     engine.abort(leader)
     finish(engine)
-    assert follower.n_loaded == 0
+    assert follower.cache_use.counted.n_loaded == 0
 
 
 def test_the_tier_evicts_what_was_used_least_recently() -> None:
@@ -367,8 +369,8 @@ def test_the_tier_evicts_what_was_used_least_recently() -> None:
     kept, lost = serve(engine), serve(engine, first=2)
     finish(engine)
     assert engine.host.n_evicted > 0
-    assert kept.n_cached == 39
-    assert lost.n_cached < 39
+    assert kept.cache_use.counted.n_cached == 39
+    assert lost.cache_use.counted.n_cached < 39
 
 
 def n_in_host(engine: Engine, tokens: list[int], namespace: Namespace = Namespace()) -> int:
@@ -401,7 +403,7 @@ def test_the_leading_pages_of_what_is_larger_than_the_tier_are_stored(
     evict_all(engine.cache)
     again = engine.add(whole, max_tokens=1)
     finish(engine)
-    assert again.n_loaded == 7 * 4
+    assert again.cache_use.counted.n_loaded == 7 * 4
 
 
 def test_pages_that_are_in_use_leave_room_for_the_leading_ones_of_others() -> None:
@@ -508,5 +510,5 @@ def test_a_request_whose_load_began_as_it_tried_to_overtake_waits_for_it() -> No
     assert loaded.phase is Phase.LOADING
     assert loaded.block_table is None
     finish(engine)
-    assert longer.n_cached == 0
-    assert loaded.n_loaded > 0
+    assert longer.cache_use.counted.n_cached == 0
+    assert loaded.cache_use.counted.n_loaded > 0

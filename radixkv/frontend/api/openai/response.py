@@ -19,7 +19,6 @@ from radixkv.frontend.http.sse import EVENT_END, EVENT_START
 from radixkv.frontend.in_flight import (
     Arrival,
     TokenDelta,
-    cached_tokens_details,
     exceeds_inline_work,
     is_slow_to_render,
     without_output,
@@ -29,6 +28,7 @@ from radixkv.frontend.miss_report import miss_fields
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
+from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import CacheMiss, Done, Submit
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class ResponseWriter:
         self._keeper = keeper
         self._n = request.n_choices
         self._n_prompt = sum(len(prompt.tokens) // 4 for prompt in prompts)
-        self._n_cached, self._n_loaded, self._n_fetched, self._n_done = 0, 0, 0, 0
+        self._cache_use, self._n_done = CacheUse(), 0
         self._n_lost = 0
         self._miss: CacheMiss | None = None
         """That of the prompt of which the most tokens were computed, ``_n_lost``."""
@@ -245,9 +245,7 @@ class ResponseWriter:
 
     def _convert(self, delta: TokenDelta, choice: ChoiceStream[RenderedToken]) -> OutputDelta[RenderedToken]:
         if delta.done is not None:
-            self._n_cached += delta.done.n_cached_tokens
-            self._n_loaded += delta.done.n_loaded_tokens
-            self._n_fetched += delta.done.n_fetched_tokens
+            self._cache_use += delta.done.cache_use
             self._count_miss(delta.done)
             self._n_done += 1
         if delta.prompt_logprobs:
@@ -259,7 +257,7 @@ class ResponseWriter:
         return choice.absorb(delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_token_id)
 
     def _count_miss(self, done: Done) -> None:
-        n_lost = done.n_prompt_tokens - done.n_cached_tokens
+        n_lost = done.n_prompt_tokens - done.cache_use.n_cached
         if done.miss is not None and n_lost > self._n_lost:
             self._n_lost, self._miss = n_lost, done.miss
 
@@ -275,7 +273,7 @@ class ResponseWriter:
             n_reasoning = sum(choice.n_reasoning_tokens for choice in self._choices)
             usage["completion_tokens_details"] = {"reasoning_tokens": n_reasoning}
         if self._n_done == len(self._prompts):
-            usage["prompt_tokens_details"] = {"cached_tokens": self._n_cached}
+            usage["prompt_tokens_details"] = {"cached_tokens": self._cache_use.n_cached}
             if self._has_host_tier:
                 usage["prompt_tokens_details"] |= self._cached_tokens_details()
             if self._request.explain_cache and self._miss is not None:
@@ -295,5 +293,4 @@ class ResponseWriter:
 
     def _cached_tokens_details(self) -> dict[str, Any]:
         """Returns SGLang's field: where the cached tokens came from."""
-        n_fetched = self._n_fetched if self._has_disk else None
-        return {"cached_tokens_details": cached_tokens_details(self._n_cached, self._n_loaded, n_fetched)}
+        return {"cached_tokens_details": self._cache_use.by_source(has_disk=self._has_disk)}

@@ -29,7 +29,7 @@ from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.sse import EventStream, event
-from radixkv.frontend.in_flight import Arrival, TokenDelta, cached_tokens_details, is_slow_to_render, without_output
+from radixkv.frontend.in_flight import Arrival, TokenDelta, is_slow_to_render, without_output
 from radixkv.frontend.miss_report import miss_fields
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.logprobs import TokenRenderer
@@ -207,11 +207,9 @@ class GenerateWriter:
         if choice.finish is not None:
             meta["e2e_latency"] = time.monotonic() - self._arrived.at
         if done is not None:
-            n_cached, n_loaded = done.n_cached_tokens, done.n_loaded_tokens
-            n_fetched = done.n_fetched_tokens if self._has_disk else None
-            meta["cached_tokens"] = n_cached
+            meta["cached_tokens"] = done.cache_use.n_cached
             if self._has_host_tier:
-                meta["cached_tokens_details"] = cached_tokens_details(n_cached, n_loaded, n_fetched)
+                meta["cached_tokens_details"] = done.cache_use.by_source(has_disk=self._has_disk)
             if self._explains_cache and done.miss is not None:
                 meta["cache_miss"] = miss_fields(done.miss, self._tokenizer)
         if choice.logprobs is not None:

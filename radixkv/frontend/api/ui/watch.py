@@ -103,7 +103,7 @@ class CacheWatch:
             "load": {"running": stats.n_running, "waiting": stats.n_waiting, "max_running": ready.max_num_seqs},
             "totals": {
                 "prefix_queries": stats.prefix_queries_total,
-                "prefix_hits": stats.prefix_hits_total,
+                "prefix_hits": stats.cache_use.n_cached,
                 "generation_tokens": stats.generation_tokens_total,
                 "pages_evicted": stats.pages_evicted_total,
                 "preemptions": stats.preemptions_total,

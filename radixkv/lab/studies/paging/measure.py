@@ -314,7 +314,7 @@ def _engine_statistics(before: Stats, after: Stats) -> ResultLine:
     cache = after.cache_seconds - before.cache_seconds
     return {
         "prompt_tokens": after.prompt_tokens_total - before.prompt_tokens_total,
-        "cached_tokens": after.prefix_hits_total - before.prefix_hits_total,
+        "cached_tokens": after.cache_use.n_cached - before.cache_use.n_cached,
         "output_tokens": after.generation_tokens_total - before.generation_tokens_total,
         "steps": after.steps_total - before.steps_total,
         "retractions": after.preemptions_total - before.preemptions_total,

@@ -1,0 +1,44 @@
+"""Where the KV of a prompt came from."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class CacheUse(msgspec.Struct, frozen=True, array_like=True):
+    """What the cache gave and got of one prompt, or of many, in tokens."""
+
+    n_cached: int = 0
+    """Prompt tokens that were not computed."""
+    n_copied: int = 0
+    """The part of ``n_cached`` that was copied from pages with other tokens after them."""
+    n_loaded: int = 0
+    """The part of ``n_cached`` that was loaded from the host tier for the request."""
+    n_fetched: int = 0
+    """The part of ``n_loaded`` that came from disk before."""
+    n_added: int = 0
+    """Prompt tokens in pages that the cache did not have before, including what was copied into them."""
+
+    def __add__(self, other: CacheUse) -> CacheUse:
+        return CacheUse(
+            self.n_cached + other.n_cached,
+            self.n_copied + other.n_copied,
+            self.n_loaded + other.n_loaded,
+            self.n_fetched + other.n_fetched,
+            self.n_added + other.n_added,
+        )
+
+    @property
+    def in_whole_pages(self) -> CacheUse:
+        """The same without the copies, which count as computed: they tell of other tokens in the same page."""
+        return msgspec.structs.replace(self, n_cached=self.n_cached - self.n_copied, n_copied=0)
+
+    def by_source(self, *, has_disk: bool) -> dict[str, int]:
+        """Returns SGLang's ``cached_tokens_details``: the tier from which the cached tokens came."""
+        if not has_disk:
+            return {"device": self.n_cached - self.n_loaded, "host": self.n_loaded}
+        return {
+            "device": self.n_cached - self.n_loaded,
+            "host": self.n_loaded - self.n_fetched,
+            "storage": self.n_fetched,
+        }
