@@ -15,12 +15,12 @@ from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.reporting.cache_commands import CacheCommands
 from radixkv.runtime.reporting.stats import make_stats
-from radixkv.runtime.request import RequestBranch
 from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.seams import RequestBranch
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.forecast import StepForecast
+from radixkv.runtime.structured.gate import GrammarGate
 from radixkv.runtime.structured.grammars import Grammars
-from radixkv.runtime.structured.waiting import CompilingRequests
 from radixkv.runtime.tenants.page_shares import check_longest_request
 from radixkv.runtime.tiers.transfers import Transfers
 from radixkv.settings.config import CacheConfig
@@ -95,23 +95,24 @@ def assemble_loop(
     check_longest_request(tenants, cache.n_pages, n_longest, cache.page_size)
     alarms = Alarms()
     intake = Intake(ready, tenants=tenants, eos_token_ids=eos_token_ids, seed=seed, clock=clock)
-    compiling = CompilingRequests(open_grammars, scheduler.max_queued_requests)
+    gate = GrammarGate(open_grammars, scheduler.max_queued_requests)
     sessions = Sessions(cache, None if transfers is None else transfers.host)
     pins = Pins(cache, transfers, alarms, budget=pin_budget, clock=clock)
-    commands = CacheCommands(cache, intake, scheduler, transfers, pins, sessions, compiling)
+    commands = CacheCommands(cache, intake, scheduler, transfers, pins, sessions, gate)
     return Loop(
         ready,
         cache,
         scheduler,
         executor,
         intake=intake,
-        compiling=compiling,
+        gate=gate,
+        is_gated=lambda message: message.sampling.structured_outputs is not None,
         branches=(
             RequestBranch(lambda message: bool(message.pins), pins.follow),
             RequestBranch(_is_turn, sessions.follow),
         ),
         run_command=commands.run,
-        count=partial(make_stats, scheduler, cache, transfers, pins, compiling, start_seconds or {}),
+        count=partial(make_stats, scheduler, cache, transfers, pins, gate, start_seconds or {}),
         alarms=alarms,
         transfers=transfers,
         forecast=forecast,

@@ -18,12 +18,11 @@ from radixkv.runtime.events.log import EventLog
 from radixkv.runtime.finished import wait_readable
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.launched_steps import LaunchedSteps
-from radixkv.runtime.request import Phase, Request, RequestBranch, Update
+from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.seams import Gate, RequestBranch
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.forecast import StepForecast
-from radixkv.runtime.structured.masks import fill_masks
-from radixkv.runtime.structured.waiting import CompilingRequests
 from radixkv.runtime.tiers.transfers import Transfers
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire.cache_messages import CacheCommand
@@ -42,7 +41,6 @@ from radixkv.wire.messages import (
     Submit,
     Tokens,
 )
-from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 
 LOOKAHEAD = 1
@@ -95,7 +93,8 @@ class Loop:
         scheduler: plans the steps.
         executor: the device.
         intake: makes requests of messages.
-        compiling: requests wait there for their grammars, before the scheduler knows them.
+        gate: holds requests back before the scheduler knows them.
+        is_gated: whether a request needs the gate.
         branches: what requests may choose by their messages.
         run_command: carries out a message that looks at the cache or changes it.
         count: makes the answer to ``GetStats``, of its id and what the loop has counted.
@@ -113,7 +112,8 @@ class Loop:
         executor: Executor,
         *,
         intake: Intake,
-        compiling: CompilingRequests,
+        gate: Gate,
+        is_gated: Callable[[Submit], bool],
         branches: Sequence[RequestBranch],
         run_command: Callable[[CacheCommand], FromRuntime],
         count: Callable[[str, StepCounters], Stats],
@@ -130,34 +130,37 @@ class Loop:
         self._executor = executor
         self._transfers = transfers
         self._intake = intake
-        self._compiling = compiling
+        self._gate = gate
+        self._is_gated = is_gated
         self._branches = branches
         self._run_command = run_command
         self._count = count
         self._alarms = alarms
         self._clock = clock
         self._live: dict[str, _LiveRequest] = {}
+        self._gated: dict[str, _LiveRequest] = {}
+        """The live requests that the gate holds, the oldest first."""
         self._steps = LaunchedSteps(executor, forecast or StepForecast(), clock)
         self._launch_s = 0.0
         """The host's time to plan and launch a step: the longest lately."""
         self.is_waiting = False
-        """Whether the last turn had nothing to do until pages are copied between tiers or a grammar is compiled.
+        """Whether the last turn had nothing to do until pages are copied between tiers or the gate opens.
 
         Wait for a message, or until one of ``descriptors`` is readable, then call ``turn``."""
         self._counters = StepCounters()
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is compiling its grammar, waiting, running or releasing."""
-        return bool(self._compiling) or not self._scheduler.is_idle
+        """Whether any request is held back, waiting, running or releasing."""
+        return bool(self._gated) or not self._scheduler.is_idle
 
     @property
     def descriptors(self) -> list[int]:
-        """Descriptors of which one is readable when pages have been copied between tiers, or a grammar is compiled.
+        """Descriptors of which one is readable when pages have been copied between tiers, or the gate opens.
 
         Call ``turn`` then, or ``advance`` if there is no work."""
         copies = [] if self._transfers is None else self._transfers.descriptors()
-        return [*copies, *self._compiling.descriptors]
+        return [*copies, *self._gate.descriptors()] if self._gated else copies
 
     def advance(self) -> None:
         """Takes finished copies of pages and starts those that were offered. For a loop without work. O(pages)."""
@@ -209,7 +212,7 @@ class Loop:
         started, begun = perf_counter(), self._clock()
         if self._alarms.next_at <= begun:
             self._alarms.ring(begun)
-        messages = [*self._admit_compiled(), *self._expire()]
+        messages = [*self._admit_gated(), *self._expire()] if self._gated else self._expire()
         plan = self._scheduler.schedule()
         self._counters.schedule_seconds += perf_counter() - started
         if plan is not None:
@@ -240,7 +243,7 @@ class Loop:
     def close(self) -> None:
         """Frees the device's memory, even with steps in flight. Call once; the loop is unusable afterwards."""
         self._steps.drop()
-        self._compiling.close()
+        self._gate.close()
         if self._transfers is not None:
             self._transfers.close(_MAX_CLOSE_S)
         self._executor.close()
@@ -267,23 +270,26 @@ class Loop:
             observers = tuple(one.follow(message, choices) for one in self._branches if one.is_chosen(message))
             for choice in choices:
                 choice.observers = observers
-            self._add(choices, message.sampling)
+            live = _LiveRequest(choices, len(choices))
+            if self._is_gated(message) and self._gate.hold(message, choices):
+                self._gated[message.id] = live
+                for choice in choices:
+                    choice.phase = Phase.GATED
+            else:
+                self._scheduler.add(choices[0], choices[1:])
         except RequestError as error:
             return [Failed(message.id, error.code, str(error), error.param)]
-        self._live[message.id] = _LiveRequest(choices, len(choices))
+        self._live[message.id] = live
         return []
 
-    def _add(self, choices: list[Request], sampling: SamplingParams) -> None:
-        """Queues a new request, or compiles its grammar first. Raises ``RequestError``."""
-        specification = sampling.structured_outputs
-        if specification is None or self._compiling.add(choices, specification):
-            self._scheduler.add(choices[0], choices[1:])
-
-    def _admit_compiled(self) -> list[FromRuntime]:
-        """Queues the requests whose grammars are compiled; those whose grammar is refused fail."""
+    def _admit_gated(self) -> list[FromRuntime]:
+        """Queues the requests that the gate lets pass; those that it refuses fail."""
         messages: list[FromRuntime] = []
-        for choices, cancelled, error in self._compiling.take():
+        for choices, error in self._gate.take():
+            del self._gated[choices[0].id]
+            cancelled = [choice for choice in choices if choice.phase is Phase.FINISHED]
             if error is None:
+                choices[0].phase = Phase.WAITING
                 try:
                     self._scheduler.add(choices[0], choices[1:])
                 except RequestError as full:
@@ -297,14 +303,17 @@ class Loop:
         return messages
 
     def _expire(self) -> list[FromRuntime]:
-        """Fails the requests that have waited too long for their first step, or for their grammar before it."""
+        """Fails the requests that have waited too long for their first step, also those that the gate holds."""
         messages = self._to_messages(self._scheduler.expire())
-        if (limit_s := self._scheduler.queue_timeout_s) is not None:
+        if (limit_s := self._scheduler.queue_timeout_s) is not None and self._gated:
             now = self._clock()
-            for first in self._compiling.take_received_before(now - limit_s):
-                del self._live[first.id]
-                error = queue_timeout(now - first.received_at, limit_s)
-                messages.append(Failed(first.id, error.code, str(error), error.param))
+            for live in list(self._gated.values()):
+                waited_s = now - live.choices[0].received_at
+                if waited_s <= limit_s:
+                    break
+                error = queue_timeout(waited_s, limit_s)
+                self._abort_rest(live)
+                messages.append(Failed(live.choices[0].id, error.code, str(error), error.param))
         return messages
 
     def _cancel(self, message: Cancel) -> list[FromRuntime]:
@@ -320,9 +329,8 @@ class Loop:
             return [self._finish(live, "abort")]
         if choice.phase is Phase.FINISHED:
             return []
-        if choice.phase is Phase.COMPILING:
-            if not self._compiling.cancel(choice):
-                return []
+        if choice.phase is Phase.GATED:
+            choice.phase = Phase.FINISHED
         else:
             self._scheduler.abort(choice)
         live.n_unfinished -= 1
@@ -333,7 +341,7 @@ class Loop:
         """Finishes the newest step if it waits for token masks and all tokens before it are known."""
         if not self._steps.waits_for_masks:
             return []
-        masks = fill_masks(self._scheduler.launched_plans[-1], self._compiling.grammars, self.ready.vocab_size)
+        masks = self._gate.masks(self._scheduler.launched_plans[-1].rows(), self.ready.vocab_size)
         try:
             self._steps.finish(masks)
         except DeviceError:
@@ -404,9 +412,12 @@ class Loop:
 
         The last choice goes first: an aborted leader would hand its prompt over to the next choice.
         """
-        del self._live[live.choices[0].id]
-        if live.choices[0].phase is Phase.COMPILING:
-            self._compiling.leave(live.choices)
+        request_id = live.choices[0].id
+        del self._live[request_id]
+        if self._gated.pop(request_id, None) is not None:
+            self._gate.leave(live.choices)
+            for choice in live.choices:
+                choice.phase = Phase.FINISHED
         for choice in reversed(live.choices):
             if choice.phase is not Phase.FINISHED:
                 self._scheduler.abort(choice)

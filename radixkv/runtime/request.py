@@ -7,10 +7,9 @@ docs/decisions/0006-forks.md. With beam search each choice is a beam, see ``beam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -18,14 +17,12 @@ from radixkv.errors import RequestError
 from radixkv.runtime.beams.search import BeamSearch, FinishedBeam
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache_use import CacheUseRecord
+from radixkv.runtime.seams import Constraint, Observer
 from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring
 from radixkv.settings.tenants import OPERATOR
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.cache_use import CacheUse
-from radixkv.wire.messages import CacheMiss, NewTokens, PromptLogprobs, Submit, TokenLogprobs, unpack_tokens
-
-if TYPE_CHECKING:
-    from radixkv.runtime.structured.matcher import Matcher
+from radixkv.wire.messages import CacheMiss, NewTokens, PromptLogprobs, TokenLogprobs, unpack_tokens
 
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=0)
 
@@ -37,8 +34,8 @@ class Phase(Enum):
     steps, or pending copies of its forks, use them.
     """
 
-    COMPILING = "compiling"
-    """Not known to the scheduler until its grammar is compiled."""
+    GATED = "gated"
+    """Not known to the scheduler until its constraint is made, such as a compiled grammar."""
     FOLLOWING = "following"
     """Its leader computes the prompt; it has neither a batch slot nor pages."""
     WAITING = "waiting"
@@ -91,11 +88,11 @@ class Request:
     """Whether its pages may be stored in the host tier and loaded from it; False after a load has failed."""
     n_prompt_logprobs: int | None = None
     """How many of the most likely tokens to report with each prompt token; None reports no prompt logprobs."""
-    matcher: Matcher | None = None
-    """Its output's state in its grammar, after all known tokens; None without a grammar."""
+    constraint: Constraint | None = None
+    """What its output must obey, in its state after all known tokens; None if any token may follow."""
     search: BeamSearch | None = None
     """The beam search of all choices, each of which is a beam; None if they are sampled. See beams/groups.py."""
-    observers: tuple[RequestObserver, ...] = ()
+    observers: tuple[Observer, ...] = ()
     """The branches that it has chosen, which follow it; all its choices have the same."""
     received_at: float = 0.0
     """When the request arrived, in seconds of the loop's clock."""
@@ -321,30 +318,6 @@ class Request:
         self.cache_use.count(self.n_prompt)
         for observer in self.observers:
             observer.prompt_counted(self)
-
-
-class RequestObserver(Protocol):
-    """Follows a request that has chosen a branch, such as a session. A request that chose none calls no branch."""
-
-    def prompt_counted(self, request: Request) -> None:
-        """Takes note that a choice's prompt is computed, and how much of it was cached."""
-        ...
-
-    def released(self, request: Request) -> None:
-        """Takes note that a finished choice, whose prompt was computed, has released its pages."""
-        ...
-
-    def ended(self, choices: Sequence[Request], *, is_prompt_computed: bool) -> None:
-        """Takes note that all choices have ended, unless the request has failed. Some may still hold pages."""
-        ...
-
-
-class RequestBranch(NamedTuple):
-    """A branch that a request chooses by its message."""
-
-    is_chosen: Callable[[Submit], bool]
-    follow: Callable[[Submit, Sequence[Request]], RequestObserver]
-    """Begins to follow the choices of a request. Raises ``RequestError`` if the request cannot have the branch."""
 
 
 class Update(msgspec.Struct, frozen=True):

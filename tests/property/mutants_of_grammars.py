@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 import support.engine
 from radixkv.runtime.request import Request, Update
-from radixkv.runtime.scheduler.scheduler import LaunchedPlan, Scheduler
+from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.step.plan import Row
 from radixkv.runtime.step.result import TokenMasks
 from radixkv.runtime.structured.grammars import Grammars
 from radixkv.runtime.structured.masks import fill_masks
 from radixkv.wire.messages import TokenLogprobs
 
 Patch = pytest.MonkeyPatch
+Rows = Sequence[tuple[Row, Request]]
 
 
 def change_masks(patch: Patch, change: Callable[[TokenMasks], TokenMasks]) -> None:
     """Changes the masks of every step."""
 
-    def mutant(launched: LaunchedPlan, grammars: Grammars, vocab_size: int) -> TokenMasks | None:
-        masks = fill_masks(launched, grammars, vocab_size)
+    def mutant(rows: Rows, grammars: Grammars, vocab_size: int) -> TokenMasks | None:
+        masks = fill_masks(rows, grammars, vocab_size)
         return None if masks is None else change(masks)
 
     patch.setattr(support.engine, "fill_masks", mutant)
@@ -37,12 +39,12 @@ def leave_the_last_mask_out(patch: Patch) -> None:
 
 
 def forget_what_min_tokens_bans(patch: Patch) -> None:
-    def mutant(launched: LaunchedPlan, grammars: Grammars, vocab_size: int) -> TokenMasks | None:
-        kept = [request.min_tokens for request in launched.requests]
-        for request in launched.requests:
+    def mutant(rows: Rows, grammars: Grammars, vocab_size: int) -> TokenMasks | None:
+        kept = [request.min_tokens for _, request in rows]
+        for _, request in rows:
             request.min_tokens = 0
-        masks = fill_masks(launched, grammars, vocab_size)
-        for request, min_tokens in zip(launched.requests, kept, strict=True):
+        masks = fill_masks(rows, grammars, vocab_size)
+        for request, min_tokens in zip((request for _, request in rows), kept, strict=True):
             request.min_tokens = min_tokens
         return masks
 
@@ -53,11 +55,11 @@ def forget_a_token_in_the_grammar(patch: Patch) -> None:
     append_token = Scheduler._append_token
 
     def mutant(self: Scheduler, request: Request, token: int, logprobs: TokenLogprobs | None) -> Update:
-        matcher = request.matcher
+        matcher = request.constraint
         if request.n_outputs == 1:
-            request.matcher = None
+            request.constraint = None
         update = append_token(self, request, token, logprobs)
-        request.matcher = matcher
+        request.constraint = matcher
         return update
 
     patch.setattr(Scheduler, "_append_token", mutant)

@@ -230,7 +230,7 @@ class Engine:
                 sampling=replace(
                     sampling, seed=sampling.seed + choice, banned=tuple(stop), is_masked=grammar is not None
                 ),
-                matcher=None if grammar is None else grammar.new_matcher(),
+                constraint=None if grammar is None else grammar.new_matcher(),
                 min_tokens=min_tokens,
                 search=search,
                 stop_token_ids=frozenset(stop),
@@ -301,7 +301,7 @@ class Engine:
             return True
         if len(self.pending) > 1:
             return False
-        masks = fill_masks(self.scheduler.launched_plans[-1], FakeCompiler(), self.device.vocab_size)
+        masks = fill_masks(self.scheduler.launched_plans[-1].rows(), FakeCompiler(), self.device.vocab_size)
         self.pending[-1][1].finish(masks)
         return True
 
@@ -441,7 +441,7 @@ class Engine:
                 seed=sampling.seed if sampling.temperature else 0,
                 min_tokens=request.min_tokens,
                 banned=sampling.banned,
-                grammar=None if request.matcher is None else request.matcher.grammar,
+                grammar=None if request.constraint is None else request.constraint.grammar,
             )
             assert ended.reason != "grammar_error", "a token was sampled that the mask forbids"
             if ended.reason in ("stop", "length"):

@@ -14,7 +14,7 @@ from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.reporting.stats import count_requests, count_requests_of
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.runtime.structured.waiting import CompilingRequests
+from radixkv.runtime.structured.gate import GrammarGate
 from radixkv.runtime.tiers.transfers import Transfers
 from radixkv.settings.limits import check_prefix, check_ttl
 from radixkv.settings.tenants import OPERATOR
@@ -67,7 +67,7 @@ class CacheCommands:
         transfers: copy pages to and from the host tier; None without one.
         pins: of both caches.
         sessions: which may be closed.
-        compiling: the requests that wait before those of the scheduler.
+        gate: the requests that wait before those of the scheduler.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class CacheCommands:
         transfers: Transfers | None,
         pins: Pins,
         sessions: Sessions,
-        compiling: CompilingRequests,
+        gate: GrammarGate,
     ) -> None:
         self._cache = cache
         self._intake = intake
@@ -86,7 +86,7 @@ class CacheCommands:
         self._transfers = transfers
         self._pins = pins
         self._sessions = sessions
-        self._compiling = compiling
+        self._gate = gate
         self._label_key = os.urandom(16)
 
     def run(self, message: CacheCommand) -> CacheReply | Failed:
@@ -188,9 +188,9 @@ class CacheCommands:
             self._intake.check_prompt(tokens)
         is_operator = message.tenant == OPERATOR
         if is_operator:
-            load = count_requests(self._scheduler, self._compiling)
+            load = count_requests(self._scheduler, self._gate)
         else:
-            load = count_requests_of([message.tenant], self._scheduler, self._compiling)[message.tenant]
+            load = count_requests_of([message.tenant], self._scheduler, self._gate)[message.tenant]
         return Matched(
             id=message.id,
             prompts=tuple(self._match_tiers(namespace, tokens) for tokens in message.prompts),

@@ -11,7 +11,7 @@ from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.loop import StepCounters
 from radixkv.runtime.reporting.slot_use import count_slot_use
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.runtime.structured.waiting import CompilingRequests
+from radixkv.runtime.structured.gate import GrammarGate
 from radixkv.runtime.tiers.disk_tier import DiskTier
 from radixkv.runtime.tiers.transfers import Transfers
 from radixkv.settings.tenants import OPERATOR
@@ -26,15 +26,13 @@ class RequestCount(NamedTuple):
     """For their grammar, their pages, or a step."""
 
 
-def count_requests(scheduler: Scheduler, compiling: CompilingRequests) -> RequestCount:
+def count_requests(scheduler: Scheduler, gate: GrammarGate) -> RequestCount:
     """Counts the requests of all clients. O(1)."""
-    n_waiting = len(compiling) + len(scheduler.waiting) + len(scheduler.loading)
+    n_waiting = len(gate) + len(scheduler.waiting) + len(scheduler.loading)
     return RequestCount(len(scheduler.running), n_waiting)
 
 
-def count_requests_of(
-    tenants: Iterable[str], scheduler: Scheduler, compiling: CompilingRequests
-) -> dict[str, RequestCount]:
+def count_requests_of(tenants: Iterable[str], scheduler: Scheduler, gate: GrammarGate) -> dict[str, RequestCount]:
     """Counts the requests of each of some tenants. O(tenants + loading)."""
     queue = scheduler.fair_queue
     assert queue is not None, "there are tenants"
@@ -42,7 +40,7 @@ def count_requests_of(
     return {
         tenant: RequestCount(
             scheduler.rows.n_rows(tenant),
-            compiling.n_waiting(tenant) + queue.n_waiting(tenant) + n_loading[tenant],
+            gate.n_waiting(tenant) + queue.n_waiting(tenant) + n_loading[tenant],
         )
         for tenant in tenants
     }
@@ -53,14 +51,14 @@ def make_stats(
     cache: TimedPageCache,
     transfers: Transfers | None,
     pins: Pins,
-    compiling: CompilingRequests,
+    gate: GrammarGate,
     start_seconds: Mapping[str, float],
     stats_id: str,
     counters: StepCounters,
 ) -> Stats:
     """Returns the message with all counters and gauges. The cost is that of ``count_slot_use``."""
     pins.expire()
-    requests = count_requests(scheduler, compiling)
+    requests = count_requests(scheduler, gate)
     slots = count_slot_use(scheduler.running.tables(), cache.page_size)
     return Stats(
         id=stats_id,
@@ -91,15 +89,15 @@ def make_stats(
         start_seconds=dict(start_seconds),
         host=None if transfers is None else _host_stats(scheduler, transfers, pins),
         disk=None if transfers is None or transfers.disk is None else _disk_stats(transfers.disk),
-        tenants=_tenant_stats(scheduler, compiling),
+        tenants=_tenant_stats(scheduler, gate),
     )
 
 
-def _tenant_stats(scheduler: Scheduler, compiling: CompilingRequests) -> dict[str, TenantStats]:
+def _tenant_stats(scheduler: Scheduler, gate: GrammarGate) -> dict[str, TenantStats]:
     if scheduler.fair_queue is None:
         return {}
     n_computed = scheduler.fair_queue.n_computed
-    counts = count_requests_of(n_computed.keys() - {OPERATOR}, scheduler, compiling)
+    counts = count_requests_of(n_computed.keys() - {OPERATOR}, scheduler, gate)
     return {
         tenant: TenantStats(
             *counts[tenant],

@@ -51,6 +51,10 @@ class LaunchedPlan(NamedTuple):
     sources: list[Lease]
     """Leases on the tree's pages that the plan copies."""
 
+    def rows(self) -> list[tuple[Row, Request]]:
+        """Returns the rows of the plan, each with its request. O(rows)."""
+        return list(zip(self.plan.rows, self.requests, strict=True))
+
 
 class InvalidatedPages(NamedTuple):
     """Pages that an invalidation has made unreachable, by tier."""
@@ -483,9 +487,9 @@ class Scheduler:
     def _append_token(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> Update:
         """Appends a sampled token: forks the followers of a leader, finishes a request at its end.
 
-        A request whose grammar rejects the token fails.
+        A request whose constraint rejects the token fails.
         """
-        if request.matcher is not None and not request.matcher.accept(token):
+        if request.constraint is not None and not request.constraint.accept(token):
             self.running.finish(request)
             text = f"the sampled token {token} is not one that structured_outputs allows here"
             return Update(request, error=GrammarFailure(text))
@@ -496,7 +500,7 @@ class Scheduler:
         if request.followers:
             self.running.fork_followers(request)
         reason = None
-        if token in request.stop_token_ids or (request.matcher is not None and request.matcher.has_ended):
+        if token in request.stop_token_ids or (request.constraint is not None and request.constraint.has_ended):
             reason = "stop"
         elif request.n_known == request.n_prompt + request.max_tokens:
             reason = "length"

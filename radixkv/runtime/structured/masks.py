@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.runtime.request import Phase, Request
-from radixkv.runtime.scheduler.scheduler import LaunchedPlan
+from radixkv.runtime.step.plan import Row
 from radixkv.runtime.step.result import TokenMasks
 from radixkv.runtime.structured.grammars import Grammars
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _WORD_BITS = 32
 
 
-def fill_masks(launched: LaunchedPlan, grammars: Grammars, vocab_size: int) -> TokenMasks | None:
+def fill_masks(rows_of: Sequence[tuple[Row, Request]], grammars: Grammars, vocab_size: int) -> TokenMasks | None:
     """Returns the masks of a step's masked rows; None if no row needs one any more.
 
     A row whose request has ended or failed since the launch needs none: its result is dropped. End tokens that
@@ -27,21 +28,21 @@ def fill_masks(launched: LaunchedPlan, grammars: Grammars, vocab_size: int) -> T
     O(masked rows · vocab / 32), and what the grammars take.
 
     Args:
-        launched: the newest launched step; the results of all earlier ones were taken.
+        rows_of: the rows of the newest launched step, each with its request; the results of all earlier steps were
+            taken.
         grammars: they made the matchers of the requests.
         vocab_size: token ids are below it.
     """
     rows: list[int] = []
     requests: list[Request] = []
     matchers: list[Matcher] = []
-    for index, (row, request) in enumerate(zip(launched.plan.rows, launched.requests, strict=True)):
+    for index, (row, request) in enumerate(rows_of):
         is_dropped = request.phase is Phase.FINISHED or request.discards_results
         if row.sampling is not None and row.sampling.is_masked and not is_dropped:
-            assert request.matcher is not None, "a masked row belongs to a request with a grammar"
             assert row.sampling.index == request.n_outputs, "the tokens before a mask are known"
             rows.append(index)
             requests.append(request)
-            matchers.append(request.matcher)
+            matchers.append(cast("Matcher", request.constraint))  # grammars alone constrain
     if not rows:
         return None
     bits = np.empty((len(rows), -(-vocab_size // _WORD_BITS)), dtype=np.int32)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.reporting.cache_commands import CacheCommands
-from radixkv.runtime.structured.waiting import CompilingRequests
+from radixkv.runtime.structured.gate import GrammarGate
 from radixkv.settings.tenants import OPERATOR, TenantConfig
 from radixkv.tree.node import Namespace
 from radixkv.wire import cache_messages
@@ -34,7 +34,7 @@ def commands(engine: Engine, tenants: Sequence[TenantConfig] = ()) -> CacheComma
         transfers,
         engine.pins,
         engine.sessions,
-        CompilingRequests(FakeCompiler, 8),
+        GrammarGate(FakeCompiler, 8),
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.reporting import cache_commands
 from radixkv.runtime.reporting.cache_commands import MAX_SHOWN_TOKENS, CacheCommands
-from radixkv.runtime.structured.waiting import CompilingRequests
+from radixkv.runtime.structured.gate import GrammarGate
 from radixkv.wire import cache_messages
 from radixkv.wire import messages as wire
 from support.engine import Engine, prompt
@@ -95,7 +95,7 @@ def test_the_tiers_share_the_bound_and_each_has_its_tree(has_host: bool, monkeyp
         transfers,
         engine.pins,
         engine.sessions,
-        CompilingRequests(FakeCompiler, 8),
+        GrammarGate(FakeCompiler, 8),
     )
     reply = commands.run(cache_messages.Outline("o"))
     assert isinstance(reply, cache_messages.Outlined)
