@@ -31,7 +31,7 @@ from result_lines import report, script_parser
 from schedule import NullDevice
 
 from radixkv.lab.bench.environment import provenance
-from radixkv.runtime.assemble import assemble_loop
+from radixkv.runtime.assemble import assemble_loop, open_event_log
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.events.kv_events import KVEvents
 from radixkv.runtime.events.publisher import EventPublisher
@@ -124,8 +124,8 @@ class Traffic:
         scheduler = Scheduler(
             cache, max_num_seqs=n_rows, max_num_batched_tokens=8192, finds_shared_runs=device.uses_shared_runs
         )
-        self.loop = assemble_loop(cache, scheduler, device, max_model_len=N_PROMPT + N_OUTPUT)
-        self.log = self.loop.open_event_log(shows_salted_tokens=False) if publisher is not None else None
+        self.loop = assemble_loop(scheduler, device, max_model_len=N_PROMPT + N_OUTPUT)
+        self.log = open_event_log(self.loop, shows_salted_tokens=False) if publisher is not None else None
         self.events = KVEvents(self.log, publisher) if publisher is not None and self.log is not None else None
         self.cache = cache
         self._clock = clock

@@ -41,12 +41,12 @@ from token_workloads import Phases, load_workloads
 
 from radixkv.lab.bench.environment import provenance
 from radixkv.llm import LLM
-from radixkv.runtime.assemble import assemble_loop
+from radixkv.runtime.assemble import assemble_loop, open_scheduler, page_shares
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.request import Request
-from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits
 from radixkv.runtime.scheduler.shared_prefixes import SharedPrefixes
 from radixkv.runtime.step.plan import SharedRun, StepPlan
 from radixkv.runtime.step.result import StepResult
@@ -163,8 +163,10 @@ def generate(n_rows: int) -> tuple[list[float], float]:
     vocab_size = llm._open_loop.ready.vocab_size
     device = NullDevice(n_rows * (N_PROMPT + N_OUTPUT) // PAGE_SIZE + 1, vocab_size)
     cache = TimedPageCache(device.n_pages, PAGE_SIZE)
-    scheduler = Scheduler(cache, max_num_seqs=n_rows, max_num_batched_tokens=8192, finds_shared_runs=True)
-    llm._loop = loop = assemble_loop(cache, scheduler, device, max_model_len=N_PROMPT + N_OUTPUT)
+    scheduler = open_scheduler(
+        cache, SchedulerLimits(max_num_seqs=n_rows, max_num_batched_tokens=8192), finds_shared_runs=True
+    )
+    llm._loop = loop = assemble_loop(scheduler, device, max_model_len=N_PROMPT + N_OUTPUT)
     turns = timed_turns(loop, device)
     rng = Random(1)
     prompts = [[rng.randrange(10, vocab_size) for _ in range(N_PROMPT)] for _ in range(n_rows)]
@@ -266,7 +268,9 @@ def run_workload(phases: Phases) -> tuple[float, float, int]:
     step's result is taken.
     """
     cache = TimedPageCache(H200_PAGES, PAGE_SIZE)
-    scheduler = Scheduler(cache, max_num_seqs=512, max_num_batched_tokens=8192, finds_shared_runs=True)
+    scheduler = open_scheduler(
+        cache, SchedulerLimits(max_num_seqs=512, max_num_batched_tokens=8192), finds_shared_runs=True
+    )
     seconds, n_steps = 0.0, 0
     launched: deque[StepPlan] = deque()
     gc.collect()
@@ -307,11 +311,14 @@ def _scheduler_with_requests(
     rng = Random(1)
     prefixes = [[rng.randrange(10, 30_000) for _ in range(PREFIX_TOKENS)] for _ in range(8)]
     tenants = [TenantConfig(f"t{number}", **shares) for number in range(n_tenants)]
-    scheduler = Scheduler(
-        PageCache(n_pages, PAGE_SIZE, tenants=tenants),
+    limits = SchedulerLimits(
         max_num_seqs=n_batch_slots or n_rows,
         max_num_batched_tokens=2048,
         max_queued_requests=n_rows + n_waiting,
+    )
+    scheduler = open_scheduler(
+        PageCache(n_pages, PAGE_SIZE, page_shares=page_shares(tenants)),
+        limits,
         finds_shared_runs=finds_shared_runs,
         tenants=tenants,
     )

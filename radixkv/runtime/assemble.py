@@ -1,50 +1,114 @@
-"""Assembles a loop over a cache, a scheduler and a device: the only module that knows trunk and branches."""
+"""Assembles a loop of trunk and branches: with ``open_loop`` the only module that knows the branches.
+
+A branch that the settings ask for, such as tiers, is imported where it is set.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from radixkv.errors import UnsupportedFeature
 from radixkv.runtime.alarms import Alarms
-from radixkv.runtime.cache.timed import TimedPageCache
+from radixkv.runtime.beams.group import open_group
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.page_shares import PageShares
 from radixkv.runtime.intake import Intake
+from radixkv.runtime.lifetimes.commands import LifetimeCommands
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.reporting.cache_commands import CacheCommands
 from radixkv.runtime.reporting.stats import make_stats
-from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.runtime.seams import RequestBranch
+from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits
+from radixkv.runtime.scheduler.shared_prefixes import MIN_SHARED_TOKENS, SharedPrefixes
+from radixkv.runtime.scheduler.waiting import WaitingQueue
+from radixkv.runtime.seams import Queue, RequestBranch, Shares, Tiers
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.forecast import StepForecast
 from radixkv.runtime.structured.gate import GrammarGate
 from radixkv.runtime.structured.grammars import Grammars
-from radixkv.runtime.tenants.page_shares import check_longest_request
-from radixkv.runtime.tiers.transfers import Transfers
-from radixkv.settings.config import CacheConfig
+from radixkv.settings.config import CacheConfig, SchedulePolicy, SchedulerConfig
 from radixkv.settings.tenants import TenantConfig
+from radixkv.wire.cache_messages import CloseSession, Pin
 from radixkv.wire.messages import WIRE_VERSION, Ready, Submit
 
+if TYPE_CHECKING:
+    from radixkv.runtime.events.log import EventLog
+    from radixkv.runtime.tiers.transfers import Transfers
 
-def _refuse_grammars() -> Grammars:
-    raise UnsupportedFeature("structured_outputs needs grammars; this loop has none", param="structured_outputs")
+
+def page_shares(tenants: Sequence[TenantConfig]) -> PageShares | None:
+    """Returns what divides the pages of one cache among tenants; None without tenants. O(tenants)."""
+    if not tenants:
+        return None
+    from radixkv.runtime.tenants.page_shares import TenantPages
+
+    return TenantPages(tenants)
 
 
-def _is_turn(message: Submit) -> bool:
-    """Whether a request is a turn of a session: what it finds in the cache says what others may need."""
-    return bool(message.session_id) and message.reads_cache and message.sampling.prompt_logprobs is None
+def open_scheduler(
+    cache: PageCache,
+    limits: SchedulerLimits,
+    *,
+    schedule_policy: SchedulePolicy = SchedulerConfig.schedule_policy,
+    lpm_window: int = SchedulerConfig.lpm_window,
+    lpm_max_passes: int = SchedulerConfig.lpm_max_passes,
+    tenants: Sequence[TenantConfig] = (),
+    transfers: Transfers | None = None,
+    forecast: StepForecast | None = None,
+    finds_shared_runs: bool = False,
+    min_shared_tokens: int = MIN_SHARED_TOKENS,
+    clock: Callable[[], float] = monotonic,
+) -> Scheduler:
+    """Makes a scheduler with the branches that the settings ask for. O(tenants).
+
+    Args:
+        cache: the page cache over the device's pool; with tenants it has their ``page_shares``.
+        limits: of steps and of the queue.
+        schedule_policy, lpm_window, lpm_max_passes: the order of admission, as in ``SchedulerConfig``.
+        tenants: who may send requests; none: all requests are of one, and no order but theirs counts.
+        transfers: copies pages to and from the host tier; None without one.
+        forecast: learns the time of steps, for ``target_itl_ms``.
+        finds_shared_runs: whether plans list the pages that decode rows share.
+        min_shared_tokens: length of the shortest run of shared pages that plans list.
+        clock: seconds, monotonic.
+    """
+    open_queue = partial(WaitingQueue, cache, policy=schedule_policy, window=lpm_window, max_passes=lpm_max_passes)
+    queue: Queue
+    shares: Shares
+    if tenants:
+        from radixkv.runtime.tenants.shares import open_shares
+
+        shares, queue = open_shares(cache, tenants, limits.max_num_seqs, open_queue, lpm_window)
+    else:
+        shares, queue = Shares(), open_queue()
+    tiers = Tiers()
+    if transfers is not None:
+        from radixkv.runtime.tiers.loading import MemoryTiers
+
+        tiers = MemoryTiers(cache, queue, transfers, clock)
+    return Scheduler(
+        cache,
+        limits,
+        queue,
+        shares=shares,
+        tiers=tiers,
+        forecast=forecast or StepForecast(),
+        shared_prefixes=SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None,
+        clock=clock,
+    )
 
 
 def assemble_loop(
-    cache: TimedPageCache,
     scheduler: Scheduler,
     executor: Executor,
     *,
     tenants: Sequence[TenantConfig] = (),
     transfers: Transfers | None = None,
-    open_grammars: Callable[[], Grammars] = _refuse_grammars,
+    open_grammars: Callable[[], Grammars] | None = None,
     max_model_len: int,
     eos_token_ids: frozenset[int] = frozenset(),
     pin_budget: float = CacheConfig.pin_budget,
@@ -56,8 +120,7 @@ def assemble_loop(
     """Makes a loop with all branches. O(1).
 
     Args:
-        cache: the scheduler's cache, with as many pages as the executor's pool.
-        scheduler: plans the steps.
+        scheduler: plans the steps, over a cache with as many pages as the executor's pool.
         executor: the device.
         tenants: the scheduler's; none: all clients are one.
         transfers: the scheduler's, which copy pages to and from the host tier; None without one.
@@ -67,54 +130,97 @@ def assemble_loop(
         eos_token_ids: tokens that end an output, unless its request has ``ignore_eos``.
         pin_budget: fraction of each tier's pages that the pins of a namespace cover at most.
         seed: seed of the generators that draw seeds for requests without one.
-        start_seconds: of each stage of the start, for ``Stats``.
+        start_seconds: time of each stage of the start, for ``Stats``.
         forecast: the scheduler's, which learns from the steps.
         clock: seconds, monotonic.
 
     Raises:
         ConfigError: a tenant could not have the pages of the longest request.
     """
+    cache, limits = scheduler.cache, scheduler.limits
     ready = Ready(
         version=WIRE_VERSION,
         vocab_size=executor.vocab_size,
         max_model_len=max_model_len,
         page_size=cache.page_size,
         n_pages=cache.n_pages,
-        max_num_seqs=scheduler.max_num_seqs,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
         device=executor.device,
         dtype=executor.dtype,
         n_host_slots=None if transfers is None else transfers.copier.n_slots,
         has_disk=transfers is not None and transfers.disk is not None,
         kv_cache_dtype=executor.kv_dtype if executor.kv_dtype != executor.dtype else None,
-        holds_whole_requests=not cache.holds_any_length(scheduler.max_num_batched_tokens),
+        holds_whole_requests=not cache.holds_any_length(limits.max_num_batched_tokens),
     )
-    n_longest = cache.pages_for(ready.max_prompt_and_answer - 1)  # the last token needs no KV
-    if not ready.holds_whole_requests:
-        n_longest = cache.max_private_pages(scheduler.max_num_batched_tokens) or n_longest
-    check_longest_request(tenants, cache.n_pages, n_longest, cache.page_size)
+    if tenants:
+        from radixkv.runtime.tenants.page_shares import check_longest_request
+
+        n_longest = cache.pages_for(ready.max_prompt_and_answer - 1)  # the last token needs no KV
+        if not ready.holds_whole_requests:
+            n_longest = cache.max_private_pages(limits.max_num_batched_tokens) or n_longest
+        check_longest_request(tenants, cache.n_pages, n_longest, cache.page_size)
     alarms = Alarms()
     intake = Intake(ready, tenants=tenants, eos_token_ids=eos_token_ids, seed=seed, clock=clock)
-    gate = GrammarGate(open_grammars, scheduler.max_queued_requests)
-    sessions = Sessions(cache, None if transfers is None else transfers.host)
-    pins = Pins(cache, transfers, alarms, budget=pin_budget, clock=clock)
-    commands = CacheCommands(cache, intake, scheduler, transfers, pins, sessions, gate)
+    gate = GrammarGate(open_grammars or _refuse_grammars, limits.max_queued_requests)
+    host = scheduler.tiers.host
+    sessions = Sessions(cache, host)
+    offer = None if transfers is None else transfers.offer
+    pins = Pins(cache, host, alarms, offer=offer, budget=pin_budget, clock=clock)
+    lifetimes = LifetimeCommands(intake, pins, sessions, has_host=host is not None)
+    commands = CacheCommands(
+        intake,
+        scheduler,
+        gate,
+        find_pin=pins.find,
+        others={Pin: lifetimes.pin, CloseSession: lifetimes.close_session},
+        before_flush=pins.clear,
+    )
     return Loop(
         ready,
-        cache,
         scheduler,
         executor,
         intake=intake,
         gate=gate,
         is_gated=lambda message: message.sampling.structured_outputs is not None,
         branches=(
+            RequestBranch(
+                lambda message: message.sampling.use_beam_search,
+                partial(
+                    open_group,
+                    running=scheduler.running,
+                    waiting=scheduler.waiting,
+                    vocab_size=executor.vocab_size,
+                ),
+            ),
             RequestBranch(lambda message: bool(message.pins), pins.follow),
             RequestBranch(_is_turn, sessions.follow),
         ),
         run_command=commands.run,
-        count=partial(make_stats, scheduler, cache, transfers, pins, gate, start_seconds or {}),
+        count=partial(make_stats, scheduler, pins.count, gate, start_seconds or {}),
         alarms=alarms,
-        transfers=transfers,
-        forecast=forecast,
+        forecast=forecast or StepForecast(),
         clock=clock,
     )
+
+
+def open_event_log(loop: Loop, *, shows_salted_tokens: bool) -> EventLog:
+    """Returns a log of what the tiers get and lose from now on. Call it before the first turn, once.
+
+    Args:
+        loop: of the tiers.
+        shows_salted_tokens: whether events of prompts with a ``cache_salt`` have their tokens.
+    """
+    from radixkv.runtime.events.log import EventLog
+
+    scheduler = loop.scheduler
+    return EventLog(scheduler.cache, scheduler.tiers.changes(), shows_salted_tokens=shows_salted_tokens)
+
+
+def _refuse_grammars() -> Grammars:
+    raise UnsupportedFeature("structured_outputs needs grammars; this loop has none", param="structured_outputs")
+
+
+def _is_turn(message: Submit) -> bool:
+    """Whether a request is a turn of a session: what it finds in the cache says what others may need."""
+    return bool(message.session_id) and message.reads_cache and message.sampling.prompt_logprobs is None

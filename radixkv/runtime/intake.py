@@ -14,8 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from radixkv.errors import InvalidRequest, shortened
-from radixkv.runtime.beams.search import BeamSearch
-from radixkv.runtime.request import GREEDY, Request
+from radixkv.runtime.request import Request
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.settings.checks import MAX_PRIORITY, MIN_PRIORITY
 from radixkv.settings.config import MAX_SEED
@@ -77,10 +76,6 @@ class Intake:
         received_at = self._clock()
         row_sampling = self._row_sampling(sampling)
         ends = stop_token_ids if sampling.ignore_eos else stop_token_ids | self._eos_token_ids
-        search = None
-        if sampling.use_beam_search:
-            search = self._beam_search(sampling, max_tokens, ends)
-            row_sampling = replace(GREEDY, n_logprobs=search.n_candidates)
         choices = [
             Request(
                 id=message.id,
@@ -93,7 +88,6 @@ class Intake:
                 sampling=replace(row_sampling, seed=(seed + choice) & MAX_SEED),
                 min_tokens=sampling.min_tokens,
                 stop_token_ids=ends,
-                search=search,
                 reads_cache=message.reads_cache,
                 bypasses_tree=message.is_canary and not message.reads_cache,
                 uses_tiers=message.reads_cache,
@@ -186,18 +180,6 @@ class Intake:
         ready = self._ready
         room = check_length(n_prompt, requested, ready.max_prompt_and_answer, reason=ready.pool_limit)
         return room if requested is None else requested
-
-    def _beam_search(self, sampling: SamplingParams, max_tokens: int, eos_token_ids: frozenset[int]) -> BeamSearch:
-        search = BeamSearch(
-            sampling.n, max_tokens, length_penalty=sampling.length_penalty, eos_token_ids=eos_token_ids
-        )
-        if search.n_candidates > self._ready.vocab_size:
-            raise InvalidRequest(
-                f"a beam search of width {sampling.n} needs {search.n_candidates} different next tokens, and the "
-                f"vocabulary has {self._ready.vocab_size}; reduce n",
-                param="n",
-            )
-        return search
 
     def _row_sampling(self, sampling: SamplingParams) -> RowSampling:
         """Returns the sampling settings that all tokens of all choices share; the seed is that of the choice.

@@ -13,8 +13,6 @@ from time import monotonic, perf_counter
 
 from radixkv.errors import DeviceError, Draining, InvariantError, RequestError, queue_timeout
 from radixkv.runtime.alarms import Alarms
-from radixkv.runtime.cache.timed import TimedPageCache
-from radixkv.runtime.events.log import EventLog
 from radixkv.runtime.finished import wait_readable
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.launched_steps import LaunchedSteps
@@ -23,7 +21,6 @@ from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.seams import Gate, RequestBranch
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.forecast import StepForecast
-from radixkv.runtime.tiers.transfers import Transfers
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire.cache_messages import CacheCommand
 from radixkv.wire.cache_use import CacheUse
@@ -89,7 +86,6 @@ class Loop:
 
     Args:
         ready: the message that tells a frontend the sizes of model, pool and steps.
-        cache: the scheduler's cache.
         scheduler: plans the steps.
         executor: the device.
         intake: makes requests of messages.
@@ -99,7 +95,6 @@ class Loop:
         run_command: carries out a message that looks at the cache or changes it.
         count: makes the answer to ``GetStats``, of its id and what the loop has counted.
         alarms: calls that are due at a time.
-        transfers: the scheduler's, which copy pages to and from the host tier; None without one.
         forecast: the scheduler's, which learns from the steps.
         clock: seconds, monotonic.
     """
@@ -107,7 +102,6 @@ class Loop:
     def __init__(
         self,
         ready: Ready,
-        cache: TimedPageCache,
         scheduler: Scheduler,
         executor: Executor,
         *,
@@ -118,17 +112,14 @@ class Loop:
         run_command: Callable[[CacheCommand], FromRuntime],
         count: Callable[[str, StepCounters], Stats],
         alarms: Alarms,
-        transfers: Transfers | None,
-        forecast: StepForecast | None,
+        forecast: StepForecast,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.ready = ready
         self.is_draining = False
         """Whether new requests are refused."""
-        self._cache = cache
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._executor = executor
-        self._transfers = transfers
         self._intake = intake
         self._gate = gate
         self._is_gated = is_gated
@@ -140,7 +131,7 @@ class Loop:
         self._live: dict[str, _LiveRequest] = {}
         self._gated: dict[str, _LiveRequest] = {}
         """The live requests that the gate holds, the oldest first."""
-        self._steps = LaunchedSteps(executor, forecast or StepForecast(), clock)
+        self._steps = LaunchedSteps(executor, forecast, clock)
         self._launch_s = 0.0
         """The host's time to plan and launch a step: the longest lately."""
         self.is_waiting = False
@@ -152,21 +143,20 @@ class Loop:
     @property
     def has_work(self) -> bool:
         """Whether any request is held back, waiting, running or releasing."""
-        return bool(self._gated) or not self._scheduler.is_idle
+        return bool(self._gated) or not self.scheduler.is_idle
 
     @property
     def descriptors(self) -> list[int]:
         """Descriptors of which one is readable when pages have been copied between tiers, or the gate opens.
 
         Call ``turn`` then, or ``advance`` if there is no work."""
-        copies = [] if self._transfers is None else self._transfers.descriptors()
+        copies = self.scheduler.tiers.descriptors()
         return [*copies, *self._gate.descriptors()] if self._gated else copies
 
     def advance(self) -> None:
         """Takes finished copies of pages and starts those that were offered. For a loop without work. O(pages)."""
         self._alarms.ring(self._clock())
-        if self._transfers is not None:
-            self._scheduler.loading.advance()
+        self.scheduler.tiers.advance()
 
     def wait(self, timeout_s: float) -> None:
         """Waits until one of ``descriptors`` is readable, at most ``timeout_s``."""
@@ -213,7 +203,7 @@ class Loop:
         if self._alarms.next_at <= begun:
             self._alarms.ring(begun)
         messages = [*self._admit_gated(), *self._expire()] if self._gated else self._expire()
-        plan = self._scheduler.schedule()
+        plan = self.scheduler.schedule()
         self._counters.schedule_seconds += perf_counter() - started
         if plan is not None:
             self._counters.steps += 1
@@ -222,16 +212,16 @@ class Loop:
             except DeviceError:
                 while self._steps:
                     messages += self._collect_result()
-                messages += self._to_messages(self._scheduler.fail())
+                messages += self._to_messages(self.scheduler.fail())
             self._launch_s = max(self._clock() - begun, _LAUNCH_DECAY * self._launch_s)
         self.is_waiting = False
         if len(self._steps) > LOOKAHEAD or (plan is None and self._steps):
             messages += self._collect_result()
         elif plan is None and self.has_work:
-            if not (self._scheduler.is_idle or self._scheduler.is_copying):
+            if not (self.scheduler.is_idle or self.scheduler.is_copying):
                 raise InvariantError(
-                    f"{len(self._scheduler.running)} requests are running, {len(self._scheduler.loading)} loading "
-                    f"and {len(self._scheduler.waiting)} waiting, but none of them fits into a step"
+                    f"{len(self.scheduler.running)} requests are running, {len(self.scheduler.tiers)} loading "
+                    f"and {len(self.scheduler.waiting)} waiting, but none of them fits into a step"
                 )
             self.is_waiting = True
         messages += self._finish_step()
@@ -244,21 +234,12 @@ class Loop:
         """Frees the device's memory, even with steps in flight. Call once; the loop is unusable afterwards."""
         self._steps.drop()
         self._gate.close()
-        if self._transfers is not None:
-            self._transfers.close(_MAX_CLOSE_S)
+        self.scheduler.tiers.close(_MAX_CLOSE_S)
         self._executor.close()
-
-    def open_event_log(self, *, shows_salted_tokens: bool) -> EventLog:
-        """Returns a log of what the tiers get and lose from now on. Call it before the first turn, once.
-
-        Args:
-            shows_salted_tokens: whether events of prompts with a ``cache_salt`` have their tokens.
-        """
-        return EventLog(self._cache, self._transfers, shows_salted_tokens=shows_salted_tokens)
 
     def check(self) -> None:
         """Checks every invariant of pages and tree. O(pages). Raises ``InvariantError``."""
-        self._scheduler.check()
+        self.scheduler.check()
 
     def _submit(self, message: Submit) -> list[FromRuntime]:
         if message.id in self._live:
@@ -267,7 +248,8 @@ class Loop:
             if self.is_draining:
                 raise Draining("the server is shutting down; send the request elsewhere")
             choices = self._intake.make_choices(message)
-            observers = tuple(one.follow(message, choices) for one in self._branches if one.is_chosen(message))
+            followed = [one.follow(message, choices) for one in self._branches if one.is_chosen(message)]
+            observers = tuple(observer for observer in followed if observer is not None)
             for choice in choices:
                 choice.observers = observers
             live = _LiveRequest(choices, len(choices))
@@ -276,7 +258,7 @@ class Loop:
                 for choice in choices:
                     choice.phase = Phase.GATED
             else:
-                self._scheduler.add(choices[0], choices[1:])
+                self.scheduler.add(choices[0], choices[1:])
         except RequestError as error:
             return [Failed(message.id, error.code, str(error), error.param)]
         self._live[message.id] = live
@@ -291,7 +273,7 @@ class Loop:
             if error is None:
                 choices[0].phase = Phase.WAITING
                 try:
-                    self._scheduler.add(choices[0], choices[1:])
+                    self.scheduler.add(choices[0], choices[1:])
                 except RequestError as full:
                     error = full
             if error is not None:
@@ -299,13 +281,13 @@ class Loop:
                 messages.append(Failed(choices[0].id, error.code, str(error), error.param))
                 continue
             for choice in cancelled:
-                self._scheduler.abort(choice)
+                self.scheduler.abort(choice)
         return messages
 
     def _expire(self) -> list[FromRuntime]:
         """Fails the requests that have waited too long for their first step, also those that the gate holds."""
-        messages = self._to_messages(self._scheduler.expire())
-        if (limit_s := self._scheduler.queue_timeout_s) is not None and self._gated:
+        messages = self._to_messages(self.scheduler.expire())
+        if (limit_s := self.scheduler.limits.queue_timeout_s) is not None and self._gated:
             now = self._clock()
             for live in list(self._gated.values()):
                 waited_s = now - live.choices[0].received_at
@@ -325,14 +307,14 @@ class Loop:
         if not 0 <= message.choice < len(live.choices):
             return []
         choice = live.choices[message.choice]
-        if choice.search is not None:  # its beams have no meaning without each other
+        if choice.continuation is not None:  # its choices have no meaning without each other
             return [self._finish(live, "abort")]
         if choice.phase is Phase.FINISHED:
             return []
         if choice.phase is Phase.GATED:
             choice.phase = Phase.FINISHED
         else:
-            self._scheduler.abort(choice)
+            self.scheduler.abort(choice)
         live.n_unfinished -= 1
         item = NewTokens(message.id, b"", message.choice, "abort")
         return [Tokens([item]), *([] if live.n_unfinished else [self._finish(live, "abort")])]
@@ -341,11 +323,11 @@ class Loop:
         """Finishes the newest step if it waits for token masks and all tokens before it are known."""
         if not self._steps.waits_for_masks:
             return []
-        masks = self._gate.masks(self._scheduler.launched_plans[-1].rows(), self.ready.vocab_size)
+        masks = self._gate.masks(self.scheduler.launched_plans[-1].rows(), self.ready.vocab_size)
         try:
             self._steps.finish(masks)
         except DeviceError:
-            return self._to_messages(self._scheduler.fail())
+            return self._to_messages(self.scheduler.fail())
         return []
 
     def _collect_result(self) -> list[FromRuntime]:
@@ -353,15 +335,13 @@ class Loop:
         try:
             step = self._steps.take_result()
         except DeviceError:
-            return self._to_messages(self._scheduler.fail())
-        if self._transfers is not None:
-            plan = step.plan
-            self._transfers.cost.add_step(plan.n_prompt_tokens, plan.n_tokens, step.result.device_seconds)
+            return self._to_messages(self.scheduler.fail())
+        self.scheduler.tiers.step_done(step.plan, step.result.device_seconds)
         self._counters.attention_seconds += step.result.attention_seconds
         self._counters.device_busy_seconds += step.result.device_seconds
         started = perf_counter()
-        updates = self._scheduler.complete(step.plan, step.result)
-        self._cache.check_counts()
+        updates = self.scheduler.complete(step.plan, step.result)
+        self.scheduler.cache.check_counts()
         self._counters.schedule_seconds += perf_counter() - started
         return self._to_messages(updates)
 
@@ -387,10 +367,10 @@ class Loop:
             elif update.token is not None:
                 items.append(update.new_tokens(update.token))
                 n_of_canaries += request.is_canary
-            elif update.beam is not None:
-                # A message of its own: the beams of several searches might not fit into one frame.
-                later.append(Tokens([update.whole_choice(update.beam)]))
-                self._counters.generation_tokens += len(update.beam.tokens) // TOKEN_BYTES
+            elif update.output is not None:
+                # A message of its own: the whole outputs of several requests might not fit into one frame.
+                later.append(Tokens([update.output]))
+                self._counters.generation_tokens += len(update.output.tokens) // TOKEN_BYTES
             if update.finish_reason is not None:
                 live.n_unfinished -= 1
                 if not live.n_unfinished:
@@ -407,8 +387,8 @@ class Loop:
         self._counters.prompt_tokens += request.n_prompt
         self._counters.cache_use += live.cache_use
 
-    def _abort_rest(self, live: _LiveRequest) -> None:
-        """Aborts the unfinished choices of a request and forgets it.
+    def _abort_rest(self, live: _LiveRequest) -> tuple[float, float] | None:
+        """Aborts the unfinished choices of a request and forgets it; returns what ``Tiers.ended`` does.
 
         The last choice goes first: an aborted leader would hand its prompt over to the next choice.
         """
@@ -420,10 +400,12 @@ class Loop:
                 choice.phase = Phase.FINISHED
         for choice in reversed(live.choices):
             if choice.phase is not Phase.FINISHED:
-                self._scheduler.abort(choice)
+                self.scheduler.abort(choice)
+            choice.continuation = None  # which refers to it: there is no cyclic garbage collector
+        return self.scheduler.tiers.ended(live.choices)
 
     def _finish(self, live: _LiveRequest, finish_reason: str) -> Done:
-        self._abort_rest(live)
+        waited = self._abort_rest(live)
         now, first = self._clock(), live.choices[0]
         for observer in first.observers:
             observer.ended(live.choices, is_prompt_computed=live.is_counted)
@@ -435,17 +417,6 @@ class Loop:
             n_output_tokens=live.n_outputs,
             cache_use=live.cache_use,
             queue_time_s=scheduled_at - first.received_at,
-            load_interval_s=_load_interval_s(live.choices),
+            load_interval_s=waited and (waited[0] - first.received_at, waited[1] - first.received_at),
             miss=next((choice.miss for choice in live.choices if choice.miss is not None), None),
         )
-
-
-def _load_interval_s(choices: Sequence[Request]) -> tuple[float, float] | None:
-    """Returns begin and end of the wait for pages from other tiers, in seconds since receipt; None without one.
-
-    Of several choices that waited, the first counts.
-    """
-    for choice in choices:
-        if choice.load_began_at is not None and choice.load_ended_at is not None:
-            return choice.load_began_at - choice.received_at, choice.load_ended_at - choice.received_at
-    return None

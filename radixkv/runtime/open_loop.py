@@ -10,17 +10,16 @@ from pathlib import Path
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import UnsupportedFeature
 from radixkv.processes.cores import n_cores
-from radixkv.runtime.assemble import assemble_loop
-from radixkv.runtime.cache.timed import TimedPageCache
+from radixkv.runtime.assemble import assemble_loop, open_scheduler, page_shares
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.scheduler.scheduler import SchedulerLimits
 from radixkv.runtime.step.forecast import StepForecast
 from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
 from radixkv.runtime.structured.vocabulary import read_vocabulary
-from radixkv.runtime.tiers.open import open_objects, open_tiers
 from radixkv.settings.config import EngineConfig
 from radixkv.tree.eviction import open_eviction_policy
 
@@ -77,43 +76,52 @@ def open_loop(
                 on_failure.callback(warm.close)
         objects = None
         if resolved.cache_url is not None:
+            from radixkv.runtime.tiers.open import open_objects
+
             objects = open_objects(resolved.cache_url)  # before the model, which takes longer
             on_failure.callback(objects.close)
         executor = open_executor(resolved, checkpoint, times)
         on_failure.callback(executor.close)
-        cache = TimedPageCache(
+        cache = PageCache(
             executor.n_pages,
             resolved.device_settings.page_size,
             shares=resolved.enable_prefix_caching,
             window=executor.window,
             policy=open_eviction_policy(resolved.eviction_policy, resolved.ghost_capacity),
-            tenants=resolved.tenants,
+            page_shares=page_shares(resolved.tenants),
         )
         transfers = None
         if resolved.host_memory_bytes is not None:
-            transfers = open_tiers(resolved, checkpoint, executor, cache, resolved.host_memory_bytes, objects)
+            from radixkv.runtime.tiers.open import open_tiers
+
+            host_shares = page_shares(resolved.tenants)
+            transfers = open_tiers(
+                resolved, checkpoint, executor, cache, resolved.host_memory_bytes, objects, page_shares=host_shares
+            )
             on_failure.callback(transfers.close, timeout_s=0.0)
             times.end("tiers")
-        forecast = StepForecast()
-        scheduler = Scheduler(
-            cache,
-            max_num_seqs=resolved.device_settings.max_num_seqs,
-            max_num_batched_tokens=resolved.device_settings.max_num_batched_tokens,
-            schedule_policy=resolved.schedule_policy,
-            lpm_window=resolved.lpm_window,
-            lpm_max_passes=resolved.lpm_max_passes,
+        settings, forecast = resolved.device_settings, StepForecast()
+        limits = SchedulerLimits(
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
             max_queued_requests=resolved.max_queued_requests,
             queue_timeout_s=resolved.queue_timeout_s,
-            tenants=resolved.tenants,
             target_itl_ms=resolved.target_itl_ms,
             num_reserved_decode_tokens=resolved.num_reserved_decode_tokens,
             max_reserved_decode_share=resolved.max_reserved_decode_share,
+        )
+        scheduler = open_scheduler(
+            cache,
+            limits,
+            schedule_policy=resolved.schedule_policy,
+            lpm_window=resolved.lpm_window,
+            lpm_max_passes=resolved.lpm_max_passes,
+            tenants=resolved.tenants,
             forecast=forecast,
             transfers=transfers,
             finds_shared_runs=executor.uses_shared_runs,
         )
         loop = assemble_loop(
-            cache,
             scheduler,
             executor,
             tenants=resolved.tenants,

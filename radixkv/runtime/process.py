@@ -148,7 +148,6 @@ def _serve(start: Start) -> None:
         # Imported here because it takes seconds: a taken lock or a vanished frontend is noticed before.
         from radixkv.checkpoints import resolve
         from radixkv.runtime.device.start_times import StartTimes
-        from radixkv.runtime.events.kv_events import KVEvents
         from radixkv.runtime.open_loop import build_loop
 
         times = StartTimes.of_process()
@@ -178,7 +177,10 @@ def _serve(start: Start) -> None:
         gc.disable()
         events = None
         if start.engine.kv_events is not None and publisher is not None:
-            log = loop.open_event_log(shows_salted_tokens=start.engine.kv_events.salted_token_ids)
+            from radixkv.runtime.assemble import open_event_log
+            from radixkv.runtime.events.kv_events import KVEvents
+
+            log = open_event_log(loop, shows_salted_tokens=start.engine.kv_events.salted_token_ids)
             events = KVEvents(log, publisher)
         RuntimeServer(socket, loop, events).run()
         loop.close()

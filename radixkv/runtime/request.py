@@ -2,7 +2,7 @@
 
 A request with ``n`` choices becomes ``n`` objects of class ``Request`` with the same id. One of them, the *leader*,
 computes the prompt. The others *follow* it, and *fork* its block table once its first output token is known. See
-docs/decisions/0006-forks.md. With beam search each choice is a beam, see ``beams/groups.py``.
+docs/decisions/0006-forks.md. With beam search each choice is a beam, see ``beams/group.py``.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from enum import Enum
 import msgspec
 
 from radixkv.errors import RequestError
-from radixkv.runtime.beams.search import BeamSearch, FinishedBeam
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache_use import CacheUseRecord
-from radixkv.runtime.seams import Constraint, Observer
+from radixkv.runtime.seams import Constraint, Continuation, Observer
 from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring
 from radixkv.settings.tenants import OPERATOR
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.cache_use import CacheUse
-from radixkv.wire.messages import CacheMiss, NewTokens, PromptLogprobs, TokenLogprobs, unpack_tokens
+from radixkv.wire.messages import CacheMiss, NewTokens, PromptLogprobs, TokenLogprobs
 
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=0)
 
@@ -46,8 +45,8 @@ class Phase(Enum):
     """Has a batch slot and a block table."""
     PREEMPTED = "preempted"
     """Returns to the waiting queue once its pages are released."""
-    HELD = "held"
-    """A preempted beam whose candidates are known: without a batch slot or pages, until its group has chosen."""
+    PAUSED = "paused"
+    """Preempted while it is paused: without a batch slot or pages until its continuation lets it go on."""
     FINISHED = "finished"
     """Has ended; it is releasing if it still has a block table."""
 
@@ -90,8 +89,8 @@ class Request:
     """How many of the most likely tokens to report with each prompt token; None reports no prompt logprobs."""
     constraint: Constraint | None = None
     """What its output must obey, in its state after all known tokens; None if any token may follow."""
-    search: BeamSearch | None = None
-    """The beam search of all choices, each of which is a beam; None if they are sampled. See beams/groups.py."""
+    continuation: Continuation | None = None
+    """What decides how all its choices go on, such as a beam search; None if sampled tokens do."""
     observers: tuple[Observer, ...] = ()
     """The branches that it has chosen, which follow it; all its choices have the same."""
     received_at: float = 0.0
@@ -107,7 +106,7 @@ class Request:
     needs_history: bool = False
     """Whether its next sampled row must carry ``History``: it has penalties and a new batch slot."""
     leader: Request | None = None
-    """The choice that computes its prompt, or the beam that it continues: set while it follows, and after a fork
+    """The choice that computes its prompt, or from which it is forked: set while it follows, and after a fork
     until the leader's tail is copied."""
     followers: list[Request] = field(default_factory=list)
     """Choices that wait for this one's first output token, in order."""
@@ -119,8 +118,8 @@ class Request:
     """Leading tokens whose KV it had when it was preempted for lack of pages: the most of all times."""
     n_output_placeholders: int = 0
     """Output tokens that launched steps sample and the host does not know yet."""
-    candidates: TokenLogprobs | None = None
-    """Of a beam: its likeliest next tokens, from its last row until its group chooses."""
+    is_paused: bool = False
+    """Whether it has no rows until its continuation lets it go on."""
     n_in_flight: int = 0
     """Launched steps that have a row of it."""
     last_step: int = -1
@@ -141,12 +140,6 @@ class Request:
     """Version of the tree for which ``n_matched`` holds."""
     cache_use: CacheUseRecord = field(default_factory=CacheUseRecord)
     """Where the KV of its prompt came from; counted with the first output token."""
-    n_offered: int = 0
-    """Leading tokens that were offered to the host tier."""
-    uses_disk: bool = True
-    """Whether its pages may be fetched from disk; False after that has failed, so that it is not tried for ever."""
-    is_looked_up: bool = False
-    """Whether a store that servers share was asked for its pages."""
     prompt_logprobs_end: int = 1
     """First prompt position whose logprobs were not reported yet; the first token has none."""
     miss: CacheMiss | None = None
@@ -154,10 +147,6 @@ class Request:
     or if another choice is the leader."""
     scheduled_at: float | None = None
     """When its first row, or its leader's, was scheduled."""
-    load_began_at: float | None = None
-    """When it first began to wait for pages from other tiers; None if it did not before it was scheduled."""
-    load_ended_at: float | None = None
-    """When the last of these pages had come; None while it waits for them."""
 
     @property
     def blocks(self) -> BlockTable:
@@ -195,8 +184,8 @@ class Request:
     @property
     def has_all_rows(self) -> bool:
         """Whether it needs no other row for now: the launched steps compute the output up to ``max_tokens``, or all
-        known tokens of a beam, whose next one its group chooses."""
-        if self.search is not None:
+        known tokens, of which a continuation chooses the next one."""
+        if self.continuation is not None:
             return self.n_scheduled == len(self.tokens) // TOKEN_BYTES
         return len(self.tokens) // TOKEN_BYTES + self.n_output_placeholders >= self.n_prompt + self.max_tokens
 
@@ -305,11 +294,10 @@ class Request:
         return new_leader
 
     def become_fork(self, parent: Request) -> None:
-        """Becomes a second beam with the tokens of ``parent``; it must have neither batch slot nor pages."""
+        """Becomes a copy of ``parent``, for a continuation; it must have neither batch slot nor pages."""
         self.tokens = parent.tokens.copy()
         self.priority = parent.priority
         self.uses_tiers = parent.uses_tiers
-        self.n_offered = parent.n_offered
         self.n_before_preemption = 0
         self.bypasses_tree = self.is_retried = False
 
@@ -323,7 +311,7 @@ class Request:
 class Update(msgspec.Struct, frozen=True):
     """What one step has changed for a request: prompt logprobs, a new token, or the end of its output.
 
-    One with a request alone says that the prompt of a beam search is computed.
+    One with a request alone says that its prompt is computed.
     """
 
     request: Request
@@ -334,8 +322,8 @@ class Update(msgspec.Struct, frozen=True):
     """Set if the request fails."""
     logprobs: TokenLogprobs | None = None
     """Logprobs of the token, if requested."""
-    beam: FinishedBeam | None = None
-    """The whole output, if it was found by beam search."""
+    output: NewTokens | None = None
+    """The part of a message about the whole output, if that came at once, from a continuation."""
     prompt_logprobs: PromptLogprobs | None = None
 
     def new_tokens(self, token: int) -> NewTokens:
@@ -347,15 +335,4 @@ class Update(msgspec.Struct, frozen=True):
             finish_reason=self.finish_reason,
             stop_token_id=token if self.finish_reason == "stop" else None,
             logprobs=None if self.logprobs is None else [self.logprobs],
-        )
-
-    def whole_choice(self, beam: FinishedBeam) -> NewTokens:
-        """Returns its part of a message about a whole output, which a beam search has found."""
-        return NewTokens(
-            id=self.request.id,
-            tokens=beam.tokens,
-            choice=self.request.choice,
-            finish_reason=beam.finish_reason,
-            stop_token_id=unpack_tokens(beam.tokens)[-1] if beam.finish_reason == "stop" else None,
-            cumulative_logprob=beam.logprob,
         )

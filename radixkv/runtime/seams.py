@@ -8,16 +8,23 @@ See docs/decisions/0060-trunk-and-branches.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from radixkv.errors import RequestError
-from radixkv.runtime.step.plan import Row
+from radixkv.runtime.cache.block_table import BlockTable
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import TokenMasks
-from radixkv.wire.messages import Submit
+from radixkv.tree.changes import Change, StoredPages
+from radixkv.tree.node import Namespace
+from radixkv.tree.spared import WaitingPrompt
+from radixkv.wire.cache_messages import Tier
+from radixkv.wire.messages import Submit, TokenLogprobs
+from radixkv.wire.stats import DiskStats, HostStats, TenantStats
 
 if TYPE_CHECKING:
-    from radixkv.runtime.request import Request
+    from radixkv.runtime.request import Request, Update
 
 
 class Observer(Protocol):
@@ -43,8 +50,10 @@ class RequestBranch(NamedTuple):
     """A branch that a request chooses by its message."""
 
     is_chosen: Callable[[Submit], bool]
-    follow: Callable[[Submit, Sequence[Request]], Observer]
-    """Begins to follow the choices of a request. Raises ``RequestError`` if the request cannot have the branch."""
+    follow: Callable[[Submit, Sequence[Request]], Observer | None]
+    """Begins to follow the choices of a new request; returns what the branch wants to be told of it.
+
+    Raises ``RequestError`` if the request cannot have the branch."""
 
 
 class Constraint(Protocol):
@@ -60,6 +69,22 @@ class Constraint(Protocol):
         ...
 
 
+class Continuation(Protocol):
+    """Decides how the choices of a request go on, in place of one sampled token after another: a beam search.
+
+    A choice with a continuation is planned until its known tokens are computed. The continuation takes the logprobs
+    of its last row, and then the choice pauses.
+    """
+
+    def take(self, request: Request, logprobs: TokenLogprobs | None) -> None:
+        """Takes the likeliest next tokens of a choice, and pauses it. O(1)."""
+        ...
+
+    def advance(self) -> list[Update]:
+        """Lets the choices go on if all pause, after the results of a step in which some of them had rows."""
+        ...
+
+
 class Gate(Protocol):
     """Holds new requests back until their constraints can be checked.
 
@@ -71,6 +96,14 @@ class Gate(Protocol):
 
         Raises ``RequestError`` if the request cannot have them, or if too many wait.
         """
+        ...
+
+    def __len__(self) -> int:
+        """Returns how many requests wait."""
+        ...
+
+    def n_waiting(self, tenant: str) -> int:
+        """Returns how many requests of a tenant wait."""
         ...
 
     def take(self) -> list[tuple[list[Request], RequestError | None]]:
@@ -92,3 +125,311 @@ class Gate(Protocol):
     def close(self) -> None:
         """Frees what it has opened."""
         ...
+
+
+class Queue(Protocol):
+    """The waiting requests: which of them are admitted next.
+
+    ``WaitingQueue`` has one order for all. A server with tenants has a queue for each of them.
+    """
+
+    is_common: bool
+    """Whether all requests are in one order, so that one that must start first holds back all others."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Request]: ...
+
+    @property
+    def version(self) -> int:
+        """Changes whenever a request is added or removed."""
+        ...
+
+    def n_unstarted_beside(self, request: Request) -> int:
+        """Returns how many requests wait for their first step, of those that share a limit with ``request``."""
+        ...
+
+    def take_received_before(self, time_s: float) -> list[Request]:
+        """Removes and returns the requests that have not started and were received before that time."""
+        ...
+
+    def add(self, request: Request) -> None:
+        """Queues a request by its priority and age."""
+        ...
+
+    def remove(self, request: Request) -> None:
+        """Removes a request."""
+        ...
+
+    def candidates(self) -> Iterable[Request]:
+        """Returns requests in the order in which to try to admit them, without those that are retried alone."""
+        ...
+
+    def next_prompts(self) -> Iterator[WaitingPrompt]:
+        """Yields namespace and tokens of requests that will read the cache, those first that are admitted first."""
+        ...
+
+    def short(self, n_tokens: int, unfinished: Sequence[Request]) -> Iterable[Request]:
+        """Returns requests with at most ``n_tokens`` to compute, which may overtake ``unfinished`` prompts."""
+        ...
+
+    def count_passes(self, admitted: Sequence[Request]) -> None:
+        """Counts that a step admits these requests before others that are earlier in order."""
+        ...
+
+    def charge(self, requests: Sequence[Request], n_tokens: int) -> None:
+        """Counts that a step computes ``n_tokens`` tokens for each of these requests."""
+        ...
+
+
+class Shares:
+    """How the rows and pages of the device are divided among those who send requests: not at all. O(1) each.
+
+    A server with tenants has ``tenants/shares.py`` in its place.
+    """
+
+    def may_take_row(self, request: Request) -> bool:
+        """Returns whether the request's sender may have one row more, if there is a free one."""
+        return True
+
+    def take_row(self, request: Request) -> None:
+        """Counts a row that a request gets."""
+
+    def give_row_back(self, request: Request) -> None:
+        """Counts a row that a request no longer has."""
+
+    def is_of_same(self, one: Request, other: Request) -> bool:
+        """Returns whether two requests are of one sender."""
+        return True
+
+    def is_ahead(self, one: Request, other: Request) -> bool:
+        """Returns whether the pages that ``one`` needs are kept free of ``other``, if both prompts are computed."""
+        return one.order < other.order
+
+    def n_reserved(self, request: Request) -> int:
+        """Returns how many pages are reserved for the request's sender."""
+        return 0
+
+    def n_reserved_beside(self, request: Request) -> int:
+        """Returns how many pages are reserved for all others."""
+        return 0
+
+    def is_capped(self, request: Request) -> bool:
+        """Returns whether a cap of the request's sender, and not what others hold, limits the pages it can get."""
+        return False
+
+    def may_give(self, request: Request) -> Callable[[Request], bool]:
+        """Returns what says of another request whether ``request`` could get its pages."""
+        return lambda other: True
+
+    def victims(self, candidates: Sequence[Request]) -> Sequence[Request]:
+        """Returns those of several running requests of which the last in order is to be preempted."""
+        return candidates
+
+    def count(self, sender: str) -> tuple[int, int]:
+        """Returns how many rows a sender has, and how many of its requests are in the queue."""
+        raise KeyError(sender)
+
+    def stats(self, count_of: Callable[[str], tuple[int, int]]) -> dict[str, TenantStats]:
+        """Returns counters and gauges of each sender.
+
+        Args:
+            count_of: returns how many requests of a sender run, and how many wait.
+        """
+        return {}
+
+    def stuck(self, running: Iterable[Request]) -> Iterable[Sequence[Request]]:
+        """Yields groups of paused requests that have all rows of a sender whose other requests wait for one."""
+        return ()
+
+
+class TierHits(NamedTuple):
+    """What the tiers behind the device have of a prompt."""
+
+    n_in_host: int = 0
+    """Tokens that the host tier has beyond the device, without the prompt's last one."""
+    is_loaded: bool = False
+    """Whether a request would load them."""
+    min_loaded_tokens: float | None = None
+    """Length above which loading is faster than computing; None if that does not decide."""
+    n_on_disk: int = 0
+    """Tokens that the disk tier has beyond device and host tier, without the prompt's last one."""
+    is_fetched: bool = False
+    """Whether a request would fetch them."""
+    n_beyond_device: int = 0
+    """Tokens that the host tier has beyond the device, with the last one."""
+    n_beyond_host: int = 0
+    """Tokens that the disk tier has beyond device and host tier, with the last one."""
+
+
+class TierChanges(NamedTuple):
+    """What a tier gets and loses."""
+
+    medium: Literal["GPU", "CPU", "STORAGE"]
+    changes: ChangeSource
+    stored_pages: Callable[[], Iterable[StoredPages]]
+    """Yields all pages, each after the pages before it."""
+
+
+class ChangeSource(Protocol):
+    """Where the changes of one tier come from."""
+
+    @property
+    def n_pages(self) -> int:
+        """Pages that were stored and not removed since."""
+        ...
+
+    def take(self) -> list[Change]:
+        """Returns the changes since the last call."""
+        ...
+
+
+class Tiers:
+    """The memory behind the device's pool, as the trunk knows it: there is none. O(1) each.
+
+    A request may *load*: it leaves the waiting queue until pages of its prompt have been copied to the device. Then
+    it has a block table with these pages, and is admitted before all waiting requests. A server with tiers has
+    ``tiers/loading.py`` in its place.
+    """
+
+    host: PageCache | None = None
+    """The page cache of the host tier."""
+    n_promised = 0
+    """Pages that the loading requests need beside the loaded ones: nobody else is admitted into them."""
+
+    def __len__(self) -> int:
+        """Returns how many requests load."""
+        return 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether pages are being copied between tiers: there may be more to schedule when they are."""
+        return False
+
+    @property
+    def delays_requests(self) -> bool:
+        """Whether pages are being copied for which requests may wait."""
+        return False
+
+    def watch(self, waiting: Callable[[], Iterable[WaitingPrompt]]) -> None:
+        """Takes what yields the prompts that will be looked up soon, the first one first. Call it once."""
+
+    def begin(self, request: Request, n_available: int) -> bool:
+        """Begins to load what a waiting request needs, if that is faster than to compute it.
+
+        Args:
+            request: a waiting request.
+            n_available: pages that the request may take.
+
+        Returns:
+            Whether the request has left the waiting queue.
+        """
+        return False
+
+    def advance(self) -> bool:
+        """Takes finished copies and begins others; returns whether a request may fit that did not before."""
+        return False
+
+    def loaded(self) -> list[Request]:
+        """Returns the requests whose pages have come, the first to be admitted first."""
+        return []
+
+    def is_loaded(self, request: Request) -> bool:
+        """Returns whether the pages of a request have come."""
+        return False
+
+    def blocks(self, request: Request) -> BlockTable:
+        """Returns the block table of a loaded request."""
+        raise KeyError(request.id)
+
+    def take(self, request: Request) -> None:
+        """Forgets a loaded request, which is admitted with its block table."""
+
+    def leave(self, request: Request) -> None:
+        """Forgets a loading request, which is aborted or has waited too long."""
+
+    def retract_last(self, may_give: Callable[[Request], bool]) -> bool:
+        """Returns the last loaded request whose pages are of use to the waiting queue; False if there is none."""
+        return False
+
+    def n_promised_to_others(self, request: Request) -> int:
+        """Returns how many pages are promised to other requests."""
+        return 0
+
+    def take_received_before(self, time_s: float) -> list[Request]:
+        """Removes and returns the loading requests that have not started and were received before that time."""
+        return []
+
+    def next_prompts(self) -> Iterable[WaitingPrompt]:
+        """Yields namespace and tokens of the loading requests that will look up their prompts again."""
+        return ()
+
+    def block_tables(self) -> list[BlockTable]:
+        """Returns the device's block tables of loading requests and of copies in flight."""
+        return []
+
+    def used(self, request: Request) -> None:
+        """Takes note that a request is admitted on a cached prefix, before it commits pages of its own."""
+
+    def computed(self, plan: StepPlan, requests: Sequence[Request]) -> None:
+        """Takes note of the results of a step, whose rows belong to these requests."""
+
+    def forked(self, parent: Request, fork: Request) -> None:
+        """Takes note that a request begins with the tokens of another."""
+
+    def freeing(self, request: Request) -> None:
+        """Takes note that a request's pages are about to be freed."""
+
+    def ended(self, choices: Sequence[Request]) -> tuple[float, float] | None:
+        """Takes note that a request has ended; returns from when to when, on the loop's clock, it has waited for
+        pages, or None if it did not."""
+        return None
+
+    def step_done(self, plan: StepPlan, device_seconds: float) -> None:
+        """Takes note of how long a step took."""
+
+    def requests(self) -> list[Request]:
+        """Returns all requests that load."""
+        return []
+
+    def find(self, namespace: Namespace, tokens: bytes) -> TierHits:
+        """Returns what the tiers have of a prompt beyond the device. Changes nothing. O(tokens)."""
+        return TierHits()
+
+    def flush(self) -> None:
+        """Empties the tiers."""
+
+    def invalidate(self, namespace: Namespace, tokens: bytes, lowest: Tier) -> tuple[int | None, int | None]:
+        """Drops every sequence that begins with ``tokens``, once the device has none of them.
+
+        Args:
+            namespace: namespace of the sequences.
+            tokens: whole pages; none for the whole namespace.
+            lowest: the tiers below it keep what they have.
+
+        Returns:
+            How many pages host tier and disk tier have dropped; None for a tier that there is not.
+        """
+        return None, None
+
+    def stats(self, n_pinned: int) -> tuple[HostStats | None, DiskStats | None]:
+        """Returns the counters and gauges of host tier and disk tier; None for a tier that there is not.
+
+        Args:
+            n_pinned: pages of the host tier that a pin covers.
+        """
+        return None, None
+
+    def changes(self) -> list[TierChanges]:
+        """Returns the sources of what each tier gets and loses from now on, the tier below the device first."""
+        return []
+
+    def check(self) -> None:
+        """Checks that every page of the tiers is in exactly one place. Raises ``InvariantError``."""
+
+    def descriptors(self) -> list[int]:
+        """Returns descriptors of which one is readable when a copy has finished."""
+        return []
+
+    def close(self, timeout_s: float) -> None:
+        """Ends the copies, and frees the memory."""

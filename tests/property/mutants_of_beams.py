@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from radixkv.runtime.beams.groups import BeamGroups
-from radixkv.runtime.beams.search import BeamSearch, Continuation
+from radixkv.runtime.beams.group import BeamGroup
+from radixkv.runtime.beams.search import BeamSearch, Successor
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
@@ -22,7 +22,7 @@ def share_the_partial_page_of_a_beam(patch: Patch) -> None:
     beams: list[bool] = []
 
     def starting(self: RunningRequests, forks: Sequence[tuple[Request, Request]]) -> None:
-        beams[:] = [bool(forks) and forks[0][0].search is not None]
+        beams[:] = [bool(forks) and forks[0][0].continuation is not None]
         start(self, forks)
 
     def forking(self: PageCache, blocks: BlockTable, n_tokens: int, n_pages: int) -> BlockTable:
@@ -41,10 +41,10 @@ def share_the_partial_page_of_a_beam(patch: Patch) -> None:
 def continue_another_beam(patch: Patch) -> None:
     advance = BeamSearch.advance
 
-    def mutant(self: BeamSearch, candidates: Sequence[TokenLogprobs]) -> list[Continuation]:
+    def mutant(self: BeamSearch, candidates: Sequence[TokenLogprobs]) -> list[Successor]:
         chosen = advance(self, candidates)
         last = len(candidates) - 1
-        return [Continuation(last - parent, token) for parent, token in chosen]
+        return [Successor(last - parent, token) for parent, token in chosen]
 
     patch.setattr(BeamSearch, "advance", mutant)
 
@@ -64,8 +64,14 @@ def never_make_way_for_the_other_beams(patch: Patch) -> None:
     patch.setattr(RunningRequests, "make_way", lambda self: False)
 
 
-def remember_a_group_that_has_failed(patch: Patch) -> None:
-    patch.setattr(BeamGroups, "forget", lambda self, request: None)
+def never_pause_a_beam(patch: Patch) -> None:
+    take = BeamGroup.take
+
+    def mutant(self: BeamGroup, request: Request, logprobs: TokenLogprobs | None) -> None:
+        take(self, request, logprobs)
+        request.is_paused = False
+
+    patch.setattr(BeamGroup, "take", mutant)
 
 
 OF_BEAMS: tuple[Callable[[Patch], None], ...] = (
@@ -74,5 +80,5 @@ OF_BEAMS: tuple[Callable[[Patch], None], ...] = (
     plan_a_beam_before_its_group_has_chosen,
     keep_the_pages_of_a_beam_that_ends,
     never_make_way_for_the_other_beams,
-    remember_a_group_that_has_failed,
+    never_pause_a_beam,
 )

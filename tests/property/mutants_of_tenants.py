@@ -12,11 +12,11 @@ Patch = pytest.MonkeyPatch
 
 def count_no_page_that_is_freed(patch: Patch) -> None:
     add = TenantPages.add
-    patch.setattr(TenantPages, "add", lambda self, tenant, n_pages: add(self, tenant, max(0, n_pages)))
+    patch.setattr(TenantPages, "add", lambda self, namespace, n_pages: add(self, namespace, max(0, n_pages)))
 
 
 def evict_the_pages_of_others_at_the_cap(patch: Patch) -> None:
-    patch.setattr(TenantPages, "n_over_cap", lambda self, tenant, n_pages: 0)
+    patch.setattr(TenantPages, "n_over_cap", lambda self, namespace, n_pages: 0)
 
 
 def keep_the_row_of_a_request_that_ends(patch: Patch) -> None:

@@ -11,7 +11,7 @@ from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.step.page_copier import FinishedCopy
 from radixkv.runtime.tiers.disk_tier import DiskTier, Fetch
-from radixkv.runtime.tiers.loading import LoadingRequests
+from radixkv.runtime.tiers.loading import MemoryTiers
 from radixkv.runtime.tiers.stores.page_keys import KeyChain
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
 from radixkv.runtime.tiers.tier_copies import Load
@@ -65,25 +65,25 @@ def commit_before_the_copy_is_done(patch: Patch) -> None:
 
 
 def forget_those_who_joined(patch: Patch) -> None:
-    advance = LoadingRequests.advance
+    advance = MemoryTiers.advance
 
-    def mutant(self: LoadingRequests) -> bool:
+    def mutant(self: MemoryTiers) -> bool:
         for request in list(self._joined):
             del self._joined[request]
         return advance(self)
 
-    patch.setattr(LoadingRequests, "advance", mutant)
+    patch.setattr(MemoryTiers, "advance", mutant)
 
 
 def promise_pages_for_ever(patch: Patch) -> None:
-    leave = LoadingRequests.leave
+    leave = MemoryTiers.leave
 
-    def mutant(self: LoadingRequests, request: object) -> None:
+    def mutant(self: MemoryTiers, request: object) -> None:
         before = self.n_promised
         leave(self, request)  # type: ignore[arg-type]
         self.n_promised = before
 
-    patch.setattr(LoadingRequests, "leave", mutant)
+    patch.setattr(MemoryTiers, "leave", mutant)
 
 
 def lose_the_last_page_of_a_copy(patch: Patch) -> None:

@@ -21,6 +21,7 @@ from radixkv.wire.stats import Stats
 from support.engine import PoisoningList, token_bytes
 from support.fake_device import ATTENTION_S, FakeDevice, FakePending, expected_output
 from support.fake_grammars import FakeCompiler
+from support.scheduler import make_scheduler
 
 EOS = 999
 
@@ -40,9 +41,9 @@ def device() -> FakeDevice:
 
 def make_loop(device: FakeDevice, eos_token_ids: frozenset[int] = frozenset([EOS])) -> Loop:
     cache = TimedPageCache(64, 4, min_copied_tokens=1, free_pages=PoisoningList(device))
-    scheduler = Scheduler(cache, max_num_seqs=4, max_num_batched_tokens=64, max_queued_requests=3)
+    scheduler = make_scheduler(cache, max_num_seqs=4, max_num_batched_tokens=64, max_queued_requests=3)
     return assemble_loop(
-        cache, scheduler, device, open_grammars=FakeCompiler, max_model_len=100, eos_token_ids=eos_token_ids
+        scheduler, device, open_grammars=FakeCompiler, max_model_len=100, eos_token_ids=eos_token_ids
     )
 
 
@@ -156,8 +157,8 @@ def test_without_max_tokens_the_output_fills_the_context(loop: Loop) -> None:
 
 def test_a_request_larger_than_the_pool_is_refused(device: FakeDevice) -> None:
     cache = TimedPageCache(4, 4)
-    scheduler = Scheduler(cache, max_num_seqs=4, max_num_batched_tokens=64)
-    loop = assemble_loop(cache, scheduler, device, open_grammars=FakeCompiler, max_model_len=100)
+    scheduler = make_scheduler(cache, max_num_seqs=4, max_num_batched_tokens=64)
+    loop = assemble_loop(scheduler, device, open_grammars=FakeCompiler, max_model_len=100)
     (failed,) = loop.receive(submit("a", 10, max_tokens=8))
     assert isinstance(failed, wire.Failed)
     assert failed.code == "context_length_exceeded"

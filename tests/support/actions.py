@@ -109,7 +109,7 @@ class Actions:
         namespace = self.namespaces[options.namespace % len(self.namespaces)]
         tenant = self.tenants[options.namespace % len(self.tenants)].name if self.tenants else ""
         max_prompt = min(40, self.n_pages_of_a_request * self.engine.page_size - options.max_tokens)
-        if self.engine.cache.holds_any_length(self.engine.scheduler.max_num_batched_tokens):
+        if self.engine.cache.holds_any_length(self.engine.scheduler.limits.max_num_batched_tokens):
             max_prompt = 120
         prompt = (sequence[: cut % (len(sequence) + 1)] + list(suffix))[:max_prompt] or [1]
         for _ in range(2 if twice else 1):
@@ -179,7 +179,7 @@ class Actions:
         live = self.live
         if live:
             request = live[which % len(live)]
-            is_whole = whole or request.search is not None
+            is_whole = whole or request.continuation is not None
             for choice in reversed(self.engine.siblings[request.id]) if is_whole else (request,):
                 if name_of(choice) not in self.engine.ended:
                     self.engine.abort(choice)
@@ -189,7 +189,7 @@ class Actions:
         self.engine.now += 0.6 * QUEUE_TIMEOUT_S
         self.engine.expire()
         scheduler = self.engine.scheduler
-        for request in (*scheduler.waiting, *scheduler.loading.loaded()):
+        for request in (*scheduler.waiting, *scheduler.tiers.loaded()):
             assert request.scheduled_at is not None or self.engine.now - request.received_at <= QUEUE_TIMEOUT_S
         for name, ended in self.engine.ended.items():
             if ended.reason == "queue_timeout":
@@ -220,7 +220,7 @@ class Actions:
         self._evict(self.engine.host, n_slots)
 
     def _evict(self, cache: PageCache, n_pages: int) -> None:
-        n_pages = min(cache.n_free + n_pages, cache.n_available_to(""))
+        n_pages = min(cache.n_free + n_pages, cache.n_available_to(Namespace()))
         blocks = cache.open(Namespace(), b"", bypasses_tree=True)
         assert cache.reserve(blocks, n_pages)
         cache.close(blocks)
@@ -266,7 +266,7 @@ class Actions:
         space = self.namespaces[namespace]
         freed = self.engine.cache.tree.detach(space, self._prefix(base, cut))
         self.engine.free_pages += freed
-        self.engine.cache.tenants.add(space.tenant, -len(freed))
+        self.engine.cache.page_shares.add(space, -len(freed))
         self.engine.check_invariants()
 
     def invalidate(self, base: int, cut: int, namespace: int, *, is_live: bool) -> None:
@@ -277,7 +277,7 @@ class Actions:
             n_pages = request.n_known // self.engine.page_size
             space = request.namespace
             prefix = bytes(request.tokens[: cut % (n_pages + 1) * self.engine.page_size * TOKEN_BYTES])
-        self.engine.scheduler.invalidate(space, prefix)
+        self.engine.invalidate(space, prefix)
         n_executed = len(self.engine.device.executed)
         self.invalidations.append(Invalidation(space, prefix, n_executed))
         self.engine.check_invariants()
@@ -304,7 +304,7 @@ class Actions:
 
     def set_budget(self, n_tokens: int) -> None:
         """Sets the maximum tokens of a step, which is at least a page."""
-        self.engine.scheduler.max_num_batched_tokens = max(n_tokens, self.engine.page_size)
+        self.engine.scheduler.limits.max_num_batched_tokens = max(n_tokens, self.engine.page_size)
 
     def preempt(self, which: int) -> None:
         """Preempts a running request, as for lack of pages."""

@@ -21,7 +21,6 @@ from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
-from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.runtime.tiers.disk_tier import DiskTier
 from radixkv.runtime.tiers.load_cost import LoadCost
@@ -34,6 +33,7 @@ from radixkv.wire import messages as wire
 from radixkv.wire.sampling import SamplingParams
 from support.checkpoints import VOCAB
 from support.engine import token_bytes
+from support.scheduler import make_scheduler
 
 PAGE_SIZE = 4
 Logits = dict[tuple[int, int], Tensor]
@@ -133,11 +133,11 @@ class CpuServer:
                 )
                 self.disk = DiskTier(host, store, self._root_key(checkpoint), copier.buffer, cost)
             self.transfers = Transfers(self.cache, host, copier, disk=self.disk, load_policy=load_policy, cost=cost)
-        self.scheduler = Scheduler(
+        self.scheduler = make_scheduler(
             self.cache, transfers=self.transfers, max_num_seqs=max_rows, max_num_batched_tokens=budget
         )
         self.loop = assemble_loop(
-            self.cache, self.scheduler, self.executor, transfers=self.transfers, max_model_len=max_model_len
+            self.scheduler, self.executor, transfers=self.transfers, max_model_len=max_model_len
         )
         self.outputs: dict[int, Output] = {}
         self.prompt_logprobs: dict[int, list[wire.TokenLogprobs]] = {}

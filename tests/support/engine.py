@@ -7,18 +7,19 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.alarms import Alarms
+from radixkv.runtime.assemble import page_shares
+from radixkv.runtime.beams.group import BeamGroup
 from radixkv.runtime.beams.search import BeamSearch
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.request import GREEDY, Phase, Request, Update
-from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import RowSampling, StepPlan
 from radixkv.runtime.structured.masks import fill_masks
 from radixkv.runtime.tiers.disk_tier import DiskTier
@@ -46,6 +47,7 @@ from support.fake_device import (
 )
 from support.fake_grammars import FakeCompiler, FakeGrammar
 from support.fake_store import FakeStore
+from support.scheduler import make_scheduler
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
@@ -96,6 +98,15 @@ def prompt(n_tokens: int, first: int = 1) -> list[int]:
     return [(first * 7919 + i * 31) % 97 for i in range(n_tokens)]
 
 
+class Invalidated(NamedTuple):
+    """Pages that an invalidation has made unreachable, by tier."""
+
+    n_on_device: int
+    n_held: int
+    n_in_host: int
+    n_on_disk: int
+
+
 class Engine:
     """Runs steps by hand: ``launch`` and ``collect`` are separate, and every invariant is checked after each.
 
@@ -141,13 +152,13 @@ class Engine:
             shares=shares,
             window=window,
             policy=open_eviction_policy(eviction_policy, GHOST_CAPACITY),
-            tenants=tenants,
+            page_shares=page_shares(tenants),
             min_copied_tokens=min_copied_tokens,
             free_pages=self.free_pages,
         )
         self.copier = FakeCopier(self.device, n_slots)
         host_policy = open_eviction_policy(eviction_policy, GHOST_CAPACITY)
-        self.host = PageCache(0, page_size, policy=host_policy, tenants=tenants)
+        self.host = PageCache(0, page_size, policy=host_policy, page_shares=page_shares(tenants))
         self.store = FakeStore(self.copier)
         cost = LoadCost()
         disk = DiskTier(self.host, self.store, ROOT_KEY, self.copier.buffer, cost) if has_disk else None
@@ -158,7 +169,14 @@ class Engine:
         self.now = 0.0
         transfers = self.transfers if n_slots else None
         self.sessions = Sessions(self.cache, None if transfers is None else self.host)
-        self.pins = Pins(self.cache, transfers, Alarms(), budget=PIN_BUDGET, clock=lambda: self.now)
+        self.pins = Pins(
+            self.cache,
+            None if transfers is None else self.host,
+            Alarms(),
+            offer=self.transfers.offer,
+            budget=PIN_BUDGET,
+            clock=lambda: self.now,
+        )
         defaults = {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 64,
@@ -167,7 +185,7 @@ class Engine:
             "finds_shared_runs": True,
             "min_shared_tokens": 1,
         }
-        self.scheduler = Scheduler(self.cache, **(defaults | settings), clock=lambda: self.now)
+        self.scheduler = make_scheduler(self.cache, **(defaults | settings), clock=lambda: self.now)
         self.requests: dict[str, Request] = {}
         """Every choice, by ``name_of``."""
         self.siblings: dict[str, list[Request]] = {}
@@ -232,7 +250,6 @@ class Engine:
                 ),
                 constraint=None if grammar is None else grammar.new_matcher(),
                 min_tokens=min_tokens,
-                search=search,
                 stop_token_ids=frozenset(stop),
                 reads_cache=reads_cache,
                 uses_tiers=uses_tiers and reads_cache,
@@ -241,6 +258,10 @@ class Engine:
             )
             for choice in range(n)
         ]
+        if search is not None:
+            group = BeamGroup(search, choices[0], self.scheduler.running, self.scheduler.waiting)
+            for choice in choices:
+                choice.continuation = group
         if session_id:
             turn = self.sessions.begin(namespace, session_id)
             for choice in choices:
@@ -279,7 +300,7 @@ class Engine:
                 self.device.namespaces[row.batch_slot] = request.namespace
                 self.device.planned_tables[plan.step, row.batch_slot] = list(request.blocks.pages)
                 self.rows[plan.step, row.batch_slot] = request
-                assert request.search is None or row.tokens is not None, (
+                assert request.continuation is None or row.tokens is not None, (
                     "a beam goes on before its group has chosen"
                 )
                 if request.id in self.failing_ids:
@@ -304,6 +325,11 @@ class Engine:
         masks = fill_masks(self.scheduler.launched_plans[-1].rows(), FakeCompiler(), self.device.vocab_size)
         self.pending[-1][1].finish(masks)
         return True
+
+    def invalidate(self, namespace: Namespace, tokens: bytes) -> Invalidated:
+        """Drops a prefix from all tiers."""
+        n_on_device, n_held = self.cache.invalidate(namespace, tokens)
+        return Invalidated(n_on_device, n_held, *self.transfers.invalidate(namespace, tokens))
 
     def expire(self) -> None:
         self.take(self.scheduler.expire())
@@ -369,10 +395,10 @@ class Engine:
                 )
                 assert request.id not in self.started, "prompt logprobs come before the first token"
                 scores += update.prompt_logprobs.items
-            if update.token is not None or update.beam is not None:
+            if update.token is not None or update.output is not None:
                 self.started.add(request.id)
-            if update.beam is not None:
-                self.beam_logprobs[name] = update.beam.logprob
+            if update.output is not None:
+                self.beam_logprobs[name] = update.output.cumulative_logprob
             if request.cache_use.counted is not None:
                 assert (
                     0
@@ -430,7 +456,7 @@ class Engine:
         """
         for name, ended in self.ended.items():
             request, sampling = self.requests[name], self.requests[name].sampling
-            if request.search is not None:
+            if request.continuation is not None:
                 continue
             prompt = self.prompts[request.id]
             expected = expected_output(
@@ -493,7 +519,7 @@ class Engine:
         while self.scheduler.is_copying:
             self.finish_copies()
             self.scheduler.schedule()
-        assert self.scheduler.loading.n_promised == 0
+        assert self.scheduler.tiers.n_promised == 0
         assert self.host.n_available == self.host.n_pages
         assert self.cache.n_available == self.n_pages
         assert self.cache.tree.n_pages_leased == 0

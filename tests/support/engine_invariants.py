@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.reporting.slot_use import count_slot_use
+from radixkv.runtime.reporting.slot_use import count_slot_use, tables_of
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.tenants.shares import TenantShares
 from support.fake_device import unpack
 
 
@@ -41,7 +42,7 @@ def check_slot_use(running: RunningRequests, page_size: int) -> None:
                     is_compared = blocks.lease is not None and position < len(tokens)
                     content = request.namespace, *tokens[: position + 1]
                     contents[page, offset] = content if is_compared else (page, offset)
-    use = count_slot_use(running.tables(), page_size)
+    use = count_slot_use(tables_of((*running, *running.releasing)), page_size)
     assert (use.n_slots, use.n_filled) == (len(slots), len(contents))
     assert use.n_saved == (len(leased) - len(set(leased))) * page_size
     n_duplicate = len(contents) - len(set(contents.values()))
@@ -62,18 +63,21 @@ def check_requests(scheduler: Scheduler, live: Sequence[Request], free_pages: Co
     releasing = scheduler.running.releasing
     preempted = [r for r in releasing if r.phase is Phase.PREEMPTED]
     following = [follower for r in live for follower in r.followers]
-    loading = scheduler.loading.requests()
+    loading = scheduler.tiers.requests()
     assert all(r.phase is Phase.LOADING for r in loading)
-    held = [r for r in live if r.phase is Phase.HELD]
-    assert all(r.candidates is not None and r.block_table is None for r in held)
+    held = [r for r in live if r.phase is Phase.PAUSED]
+    assert all(r.is_paused and r.block_table is None for r in held)
     placed = (*waiting, *loading, *running, *preempted, *following, *held)
     assert sorted(r.serial for r in live) == sorted(r.serial for r in placed)
     assert all(r.phase is Phase.FOLLOWING for r in following)
     assert [r.order for r in waiting] == sorted(r.order for r in waiting)
     for leader in {r.leader for r in (*running, *releasing) if r.leader is not None}:
         assert leader in (*running, *releasing), "a fork copies from freed pages"
-    n_rows = Counter(r.tenant for r in (*running, *releasing))
-    assert all(scheduler.rows.n_rows(r.tenant) == n_rows[r.tenant] for r in live), "rows are counted wrongly"
+    if isinstance(scheduler.shares, TenantShares):
+        n_rows = Counter(r.tenant for r in (*running, *releasing))
+        assert all(scheduler.shares.count(r.tenant)[0] == n_rows[r.tenant] for r in live), (
+            "rows are counted wrongly"
+        )
     free, page_size = set(free_pages), scheduler.cache.page_size
     for request in running:
         blocks = request.block_table

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixkv.runtime.assemble import assemble_loop
+from radixkv.runtime.assemble import assemble_loop, page_shares
 from radixkv.runtime.cache.timed import TimedPageCache
-from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import Namespace
@@ -19,6 +18,7 @@ from radixkv.wire.stats import Stats
 from support.engine import PoisoningList, token_bytes
 from support.fake_device import FakeDevice, FakePending, unpack
 from support.fake_grammars import FakeCompiler
+from support.scheduler import make_scheduler
 
 PROMPT = list(range(1, 12))
 NAMESPACE = Namespace()
@@ -66,13 +66,12 @@ class Frontend:
     ) -> None:
         self.device = OneNamespaceDevice(n_pages, 4)
         cache = TimedPageCache(
-            n_pages, 4, min_copied_tokens=1, free_pages=PoisoningList(self.device), tenants=tenants
+            n_pages, 4, min_copied_tokens=1, free_pages=PoisoningList(self.device), page_shares=page_shares(tenants)
         )
         defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
-        self.scheduler = Scheduler(cache, **(defaults | settings), tenants=tenants, clock=lambda: self.now)
+        self.scheduler = make_scheduler(cache, **(defaults | settings), tenants=tenants, clock=lambda: self.now)
         self.grammars = FakeCompiler()
         self.loop = assemble_loop(
-            cache,
             self.scheduler,
             self.device,
             tenants=tenants,

@@ -77,7 +77,7 @@ class PublishingMachine(DiskEngineMachine):
         )
         engine = self.actions.engine
         self.feed = Feed()
-        self.log = EventLog(engine.cache, engine.transfers, shows_salted_tokens=True)
+        self.log = EventLog(engine.cache, engine.scheduler.tiers.changes(), shows_salted_tokens=True)
         self.events = KVEvents(self.log, self.feed)  # type: ignore[arg-type]
         self.first, self.lossy = Subscriber(), Subscriber()
 
@@ -122,6 +122,6 @@ class PublishingMachine(DiskEngineMachine):
     def teardown(self) -> None:
         super().teardown()
         if hasattr(self, "events") and self.actions.engine.scheduler.is_idle:
-            self.actions.engine.scheduler.loading.advance()
+            self.actions.engine.scheduler.tiers.advance()
             self.the_first_subscriber_knows_all()
             assert self.first.replica.blocks == blocks_of(self.actions.engine)

@@ -10,8 +10,9 @@ from radixkv.errors import ConfigError
 from radixkv.lab.simulator.answers import Answers
 from radixkv.lab.simulator.caches import COSTS, GHOST_CAPACITY, CostModel, Policy, ReplayCaches, ReplayResult
 from radixkv.lab.simulator.traffic import Traffic
+from radixkv.runtime.assemble import open_scheduler
 from radixkv.runtime.request import Request
-from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.scheduler.scheduler import SchedulerLimits
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.settings.config import SchedulerConfig
@@ -88,14 +89,13 @@ class ConcurrentReplay:
         self._caches = ReplayCaches(traffic, n_pages, host_pages, disk_pages, policy, ghost_capacity, costs)
         self.cache = self._caches.device
         n_reserved_pages = -(-SchedulerConfig.num_reserved_decode_tokens // traffic.page_size)
-        self._scheduler = Scheduler(
-            self.cache,
+        limits = SchedulerLimits(
             max_num_seqs=concurrency,
             max_num_batched_tokens=max_num_batched_tokens // traffic.page_size * traffic.symbols_per_page,
             max_queued_requests=concurrency,
             num_reserved_decode_tokens=n_reserved_pages * traffic.symbols_per_page,
-            transfers=self._caches.transfers,
         )
+        self._scheduler = open_scheduler(self.cache, limits, transfers=self._caches.transfers)
         self._namespace = Namespace()
         self._launched: deque[StepPlan] = deque()
         self._answers = answers

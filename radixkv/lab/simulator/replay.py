@@ -8,10 +8,11 @@ from random import Random
 from radixkv.lab.simulator.caches import COSTS, GHOST_CAPACITY, CostModel, Policy, ReplayCaches, ReplayResult
 from radixkv.lab.simulator.next_use import NextUse, OracleEviction, next_uses
 from radixkv.lab.simulator.traffic import Traffic
+from radixkv.runtime.assemble import open_scheduler
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.events.log import EventLog
 from radixkv.runtime.request import Request
-from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.scheduler.scheduler import SchedulerLimits
 from radixkv.runtime.step.result import StepResult
 from radixkv.terminal_progress import Progress
 from radixkv.tree.node import TOKEN_BYTES, Namespace
@@ -68,12 +69,8 @@ class Replay:
         knows_future = bool(self._oracles) or ends_known > 0
         self._next_uses = next_uses(traffic, n_pages) if knows_future else None
         self.cache = self._caches.device
-        self._scheduler = Scheduler(
-            self.cache,
-            max_num_seqs=1,
-            max_num_batched_tokens=largest * traffic.symbols_per_page,
-            transfers=self._caches.transfers,
-        )
+        limits = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=largest * traffic.symbols_per_page)
+        self._scheduler = open_scheduler(self.cache, limits, transfers=self._caches.transfers)
         self._namespace = Namespace()
         self.cache_use = CacheUse()
         """What the tiers gave the prompts so far."""
@@ -146,7 +143,7 @@ class Replay:
 
     def open_event_log(self) -> EventLog:
         """Returns the log of what the tiers get and lose from now on, which is before the first prompt."""
-        log = EventLog(self.cache, self._caches.transfers, shows_salted_tokens=False)
+        log = EventLog(self.cache, self._scheduler.tiers.changes(), shows_salted_tokens=False)
         log.take()  # a page store records what it removes from the first call on
         return log
 

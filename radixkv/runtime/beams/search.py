@@ -1,6 +1,6 @@
 """The policy of beam search: which continuations of a prompt go on, which are finished, and when the search ends.
 
-It knows tokens and logprobs only. ``beams/groups.py`` gives each beam a request. The rule is that of
+It knows tokens and logprobs only. ``beams/group.py`` gives each beam a request. The rule is that of
 Transformers' ``generate`` with ``early_stopping=False``, see docs/decisions/0044-beams.md.
 """
 
@@ -15,7 +15,7 @@ from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire.messages import TokenLogprobs
 
 
-class Continuation(NamedTuple):
+class Successor(NamedTuple):
     """A beam of the next step: one of the last step's, with one more token."""
 
     parent: int
@@ -76,7 +76,7 @@ class BeamSearch:
         """How many of a beam's likeliest next tokens ``advance`` needs: ``width`` that go on, whatever ends."""
         return self.width + len(self._eos_token_ids)
 
-    def advance(self, candidates: Sequence[TokenLogprobs]) -> list[Continuation]:
+    def advance(self, candidates: Sequence[TokenLogprobs]) -> list[Successor]:
         """Takes the beams' likeliest next tokens; returns the beams of the next step, the best first.
 
         Continuations that end are finished if they are among the best ``width`` of all. The search has ended when
@@ -93,14 +93,14 @@ class BeamSearch:
         order = np.argsort(-totals, kind="stable")
         self._n_tokens += 1
         is_last = self._n_tokens == self._max_tokens
-        chosen: list[Continuation] = []
+        chosen: list[Successor] = []
         beams: list[_Beam] = []
         for rank, index in enumerate(order[: self.width if is_last else None].tolist()):
             parent, token, logprob = index // n_listed, int(ids[index]), float(totals[index])
             tokens = self._beams[parent].tokens + token.to_bytes(TOKEN_BYTES, "little")
             is_eos = token in self._eos_token_ids
             if not (is_eos or is_last):
-                chosen.append(Continuation(parent, token))
+                chosen.append(Successor(parent, token))
                 beams.append(_Beam(logprob, tokens))
                 if len(chosen) == self.width:
                     break

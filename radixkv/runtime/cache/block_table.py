@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from radixkv.settings.tenants import OPERATOR
-from radixkv.tree.node import Lease
+from radixkv.tree.node import Lease, Namespace
 
 
 class ReplacedPage(NamedTuple):
@@ -39,8 +38,8 @@ class BlockTable:
     """Duplicates that are to be freed once no launched step reads them."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Page copies (source, destination) that the plan of its next row must carry."""
-    tenant: str = OPERATOR
-    """Who owns its private pages."""
+    namespace: Namespace = Namespace()
+    """Its owner owns its private pages."""
     source: Lease | None = None
     """Holds the source of ``copies`` until the copy is done, if the source belongs to the tree."""
 

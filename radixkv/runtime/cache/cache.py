@@ -7,14 +7,13 @@ The device's KV pool has one page cache, and the host tier another, whose pages 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from collections.abc import Set as AbstractSet
 
 from radixkv.runtime.cache.block_table import BlockTable, ComputedRow, ReplacedPage
 from radixkv.runtime.cache.checks import check_counts, check_pages
-from radixkv.runtime.tenants.page_shares import TenantPages
-from radixkv.settings.tenants import OPERATOR, TenantConfig
+from radixkv.runtime.cache.page_shares import PageShares
+from radixkv.tree.changes import ChangeLog
 from radixkv.tree.eviction import EvictionPolicy
 from radixkv.tree.explain import Explanation
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
@@ -45,7 +44,7 @@ class PageCache:
         window: the most positions that a token attends to in any layer, its own included; None if a layer has no
             window. Requests without a lease then free pages while they run, see ``free_behind``.
         policy: decides which pages are evicted; a new object for each cache. None: the least recently used.
-        tenants: whose pages are counted; those without a share of pages have neither floor nor cap.
+        page_shares: divide the pages among their owners; a new object for each cache. None: nothing is divided.
         min_copied_tokens: fewest tokens for which a part of a page is copied, at least 1; with ``page_size`` only
             whole pages are shared.
         free_pages: the pool's page ids as a stack: pages are taken from its end, freed pages are added with ``+=``.
@@ -60,7 +59,7 @@ class PageCache:
         shares: bool = True,
         window: int | None = None,
         policy: EvictionPolicy | None = None,
-        tenants: Sequence[TenantConfig] = (),
+        page_shares: PageShares | None = None,
         min_copied_tokens: int = MIN_COPIED_TOKENS,
         free_pages: MutableSequence[int] | None = None,
     ) -> None:
@@ -69,9 +68,9 @@ class PageCache:
         self.shares = shares
         self.window = window
         self.min_copied_tokens = min_copied_tokens
-        self.tree = RadixTree(page_size, policy=policy, tenants=[one.name for one in tenants if one.has_page_share])
-        self.tenants = TenantPages(tenants, n_pages, self.tree)
-        """The pages of tenants with a share of them."""
+        self.page_shares = page_shares or PageShares()
+        self.tree = RadixTree(page_size, policy=policy, tenants=self.page_shares.names)
+        self.page_shares.open(self.tree, n_pages)
         self.n_evicted = 0
         """Pages evicted since the creation of the cache."""
         self.waiting: Callable[[], Iterable[WaitingPrompt]] = tuple
@@ -91,19 +90,16 @@ class PageCache:
         """Pages that can be allocated now: free or evictable. O(1)."""
         return len(self._free) + self.tree.n_pages_evictable
 
-    def n_available_to(self, tenant: str) -> int:
-        """Returns how many pages a tenant can get now, beside what is reserved for others, and below its cap.
-
-        Negative if others lack reserved pages. O(tenants with a share of pages).
-        """
-        return self.tenants.n_available(tenant, self.n_available) if self.tenants.n_owned else self.n_available
+    def n_available_to(self, namespace: Namespace) -> int:
+        """Returns how many pages the namespace's owner can get now. Costs what ``PageShares.n_available`` does."""
+        return self.page_shares.n_available(namespace, self.n_available)
 
     def add_pages(self, pages: range) -> None:
-        """Adds pages to the pool, whose indices continue those that it has. O(new pages + tenants)."""
+        """Adds pages to the pool, whose indices continue those that it has. O(new pages)."""
         assert pages.start == self.n_pages, "new pages continue the pool's"
         self.n_pages = pages.stop
         self._free += reversed(pages)
-        self.tenants.resize(self.n_pages)
+        self.page_shares.resize(self.n_pages)
 
     def pages_for(self, n_tokens: int) -> int:
         """Returns the number of pages that ``n_tokens`` tokens need."""
@@ -139,10 +135,10 @@ class PageCache:
                 start: see ``count_hit``.
         """
         if bypasses_tree or not self.shares:
-            return BlockTable(None, [], 0, tenant=namespace.tenant)
+            return BlockTable(None, [], 0, namespace=namespace)
         lease = self.tree.open_lease(namespace, is_use=is_use, is_hit=is_hit)
         pages = self.tree.extend(lease, tokens) if reads else []
-        return BlockTable(lease, pages, len(pages), tenant=namespace.tenant)
+        return BlockTable(lease, pages, len(pages), namespace=namespace)
 
     def count_hit(self, blocks: BlockTable) -> None:
         """Counts a hit of the leased pages, which were opened without. ``RadixTree.count_hit``."""
@@ -202,7 +198,7 @@ class PageCache:
     def release_sources(self, sources: Iterable[Lease]) -> None:
         """Lets go of pages whose copies are done, or were undone. O(edges + log leaves) each."""
         for source in sources:
-            self._give_back(source.namespace.tenant, self.tree.release(source))
+            self._give_back(source.namespace, self.tree.release(source))
 
     def reserve(self, blocks: BlockTable, n_pages: int) -> bool:
         """Grows a block table to at least ``n_pages`` pages. If too few are free, evicts 1/128 of the pool or more.
@@ -210,28 +206,29 @@ class PageCache:
         O(new pages), and O(log leaves) a leaf evicted.
 
         Returns:
-            False, without any change, if there are too few free and evictable pages for its tenant.
+            False, without any change, if there are too few free and evictable pages for its owner.
         """
         n_missing = n_pages - len(blocks.pages)
         if n_missing > 0:
-            if n_missing > self.n_available_to(blocks.tenant):
+            if n_missing > self.n_available_to(blocks.namespace):
                 return False
             self._allocate(blocks, n_missing)
         return True
 
-    def make_room(self, tenant: str, n_pages: int) -> int:
-        """Evicts what no ``waiting`` prompt needs until so many pages are free for a tenant, or nothing is left.
+    def make_room(self, namespace: Namespace, n_pages: int) -> int:
+        """Evicts what no ``waiting`` prompt needs until so many pages are free for the namespace's owner, or
+        nothing is left.
 
         O(log leaves) a leaf evicted.
 
         Returns:
             How many of these pages ``reserve`` gets without the eviction of what a waiting prompt needs.
         """
-        n_pages = min(n_pages, self.n_available_to(tenant))
+        n_pages = min(n_pages, self.n_available_to(namespace))
         if n_pages <= 0:
             return 0
-        self._make_free(tenant, n_pages, spares_waiting=True)
-        return min(n_pages - self.tenants.n_over_cap(tenant, n_pages), len(self._free))
+        self._make_free(namespace, n_pages, spares_waiting=True)
+        return min(n_pages - self.page_shares.n_over_cap(namespace, n_pages), len(self._free))
 
     def append_pages(self, block_tables: Sequence[BlockTable]) -> bool:
         """Adds one page to each of the block tables. If too few are free, evicts 1/128 of the pool or more.
@@ -239,16 +236,17 @@ class PageCache:
         O(block tables), and O(log leaves) a leaf evicted.
 
         Returns:
-            False, without any change, if there are too few free and evictable pages for their tenants.
+            False, without any change, if there are too few free and evictable pages for their owners.
         """
-        if self.tenants.n_owned:
-            has_room = self.tenants.have_room(Counter(one.tenant for one in block_tables), self.n_available)
-            for blocks in block_tables if has_room else ():
-                self._allocate(blocks, 1)
-            return has_room
-        if len(block_tables) > self.n_available:
+        if not block_tables:
+            return True
+        if not self.page_shares.have_room(block_tables, self.n_available):
             return False
-        self._make_free(OPERATOR, len(block_tables))
+        if self.page_shares.names:
+            for blocks in block_tables:
+                self._allocate(blocks, 1)
+            return True
+        self._make_free(block_tables[0].namespace, len(block_tables))
         for blocks in block_tables:
             blocks.pages.append(self._free.pop())
         self._n_private += len(block_tables)
@@ -269,7 +267,7 @@ class PageCache:
         lease = None if blocks.lease is None else self.tree.fork(blocks.lease)
         first, last = self.first_copied(blocks, n_tokens), self.pages_for(n_tokens)
         second = BlockTable(
-            lease, blocks.pages[:first], blocks.n_leased, first - blocks.n_leased, tenant=blocks.tenant
+            lease, blocks.pages[:first], blocks.n_leased, first - blocks.n_leased, namespace=blocks.namespace
         )
         if n_pages > first:
             self._allocate(second, n_pages - first)
@@ -295,7 +293,7 @@ class PageCache:
         """
         last = self.n_behind(blocks, n_tokens)
         if last > blocks.n_freed:
-            self._give_back(blocks.tenant, blocks.pages[blocks.n_freed : last])
+            self._give_back(blocks.namespace, blocks.pages[blocks.n_freed : last])
             self._n_private -= last - blocks.n_freed
             blocks.n_freed = last
 
@@ -370,7 +368,7 @@ class PageCache:
         """Frees the replaced duplicates that no step after ``step`` reads. O(replaced pages)."""
         freed = [replaced.page for replaced in blocks.replaced if replaced.last_step <= step]
         blocks.replaced = [replaced for replaced in blocks.replaced if replaced.last_step > step]
-        self._give_back(blocks.tenant, freed)
+        self._give_back(blocks.namespace, freed)
         self._n_private -= len(freed)
 
     def detach_uncomputed(self, blocks: BlockTable) -> Node | None:
@@ -382,7 +380,7 @@ class PageCache:
         """
         if blocks.lease is None:
             return None
-        self._give_back(blocks.tenant, self.tree.detach_uncomputed(blocks.lease))
+        self._give_back(blocks.namespace, self.tree.detach_uncomputed(blocks.lease))
         return self.tree.first_uncomputed(blocks.lease)
 
     def passes_through(self, blocks: BlockTable, nodes: AbstractSet[Node]) -> bool:
@@ -397,8 +395,8 @@ class PageCache:
         """Releases the lease and frees the private pages. No launched step may still use them. O(pages)."""
         private = blocks.private_pages
         if blocks.lease is not None:
-            self._give_back(blocks.tenant, self.tree.release(blocks.lease))
-        self._give_back(blocks.tenant, private)
+            self._give_back(blocks.namespace, self.tree.release(blocks.lease))
+        self._give_back(blocks.namespace, private)
         self._n_private -= len(private)
         blocks.pages = []
         blocks.replaced = []
@@ -413,7 +411,7 @@ class PageCache:
         """
         n_before = self.n_free
         for namespace in self.tree.namespaces():
-            self._give_back(namespace.tenant, self.tree.detach(namespace))
+            self._give_back(namespace, self.tree.detach(namespace))
         return self.n_free - n_before, self.tree.n_pages_detached
 
     def invalidate(self, namespace: Namespace, tokens: bytes) -> tuple[int, int]:
@@ -423,7 +421,7 @@ class PageCache:
             The number of pages that can be found no more, and how many of them block tables still hold.
         """
         n_reachable, n_detached = self.tree.n_pages_reachable, self.tree.n_pages_detached
-        self._give_back(namespace.tenant, self.tree.detach(namespace, tokens))
+        self._give_back(namespace, self.tree.detach(namespace, tokens))
         return n_reachable - self.tree.n_pages_reachable, self.tree.n_pages_detached - n_detached
 
     def demote(self, namespace: Namespace, tokens: bytes, n_kept: int) -> int:
@@ -436,6 +434,12 @@ class PageCache:
     def n_demoted(self, blocks: BlockTable) -> int:
         """Returns how many pages at the end of the leased path are demoted. O(edges)."""
         return 0 if blocks.lease is None else self.tree.demotions.n_at_end(blocks.lease)
+
+    def record_changes(self) -> ChangeLog:
+        """Begins to record what the tree gets and loses; returns the record. The cache must be empty. O(1)."""
+        assert not self.tree.n_pages_reachable, "pages that are there already are not recorded"
+        self.tree.changes.is_on = True
+        return self.tree.changes
 
     def check_counts(self) -> None:
         """Checks that free, reachable, detached and private pages add up to the pool. O(1).
@@ -458,7 +462,7 @@ class PageCache:
         """
         self.tree.check()
         self.check_counts()
-        self.tenants.check(check_pages(self, self._free, self._n_private, block_tables))
+        self.page_shares.check(check_pages(self, self._free, self._n_private, block_tables))
 
     def _commit(self, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
         first, last = blocks.n_leased, n_tokens // self.page_size
@@ -487,14 +491,14 @@ class PageCache:
             n_tokens = min(n_tokens, first_replaced * self.page_size)
         self.tree.mark_computed(blocks.lease, n_tokens)
 
-    def _make_free(self, tenant: str, n_pages: int, *, spares_waiting: bool = False) -> None:
-        """Evicts what is missing of ``n_pages`` free pages for a tenant, which can get them."""
-        if n_over := self.tenants.n_over_cap(tenant, n_pages):
-            self._evict(n_over, {tenant: n_over}, n_required=0 if spares_waiting else n_over)
+    def _make_free(self, namespace: Namespace, n_pages: int, *, spares_waiting: bool = False) -> None:
+        """Evicts what is missing of ``n_pages`` free pages for the namespace's owner, who can get them."""
+        if n_over := self.page_shares.n_over_cap(namespace, n_pages):
+            self._evict(n_over, {namespace.tenant: n_over}, n_required=0 if spares_waiting else n_over)
         n_short = n_pages - len(self._free)
         if n_short > 0:
             # Evicting pages one by one takes several times as long, and losing 1/128 of the pages hardly matters.
-            quotas = self.tenants.quotas(tenant) if self.tenants.n_owned else None
+            quotas = self.page_shares.quotas(namespace)
             n_most = self.n_pages >> 7
             n_required = 0 if spares_waiting else n_short
             self._evict(max(n_short, n_most), quotas, n_beyond=n_most, n_required=n_required)
@@ -505,18 +509,18 @@ class PageCache:
         waiting = self.waiting()
         for run in self.tree.evict(n_pages, quotas, n_beyond=n_beyond, waiting=waiting, n_required=n_required):
             self.n_evicted += len(run.pages)
-            self._give_back(run.namespace.tenant, run.pages)
+            self._give_back(run.namespace, run.pages)
 
     def _allocate(self, blocks: BlockTable, n_missing: int) -> None:
-        if n_missing > len(self._free) or self.tenants.n_owned:
-            self._make_free(blocks.tenant, n_missing)
+        if n_missing > len(self._free) or self.page_shares.names:
+            self._make_free(blocks.namespace, n_missing)
         blocks.pages += self._free[-n_missing:]
         del self._free[-n_missing:]
         self._n_private += n_missing
-        self.tenants.add(blocks.tenant, n_missing)
+        self.page_shares.add(blocks.namespace, n_missing)
 
-    def _give_back(self, tenant: str, pages: list[int]) -> None:
-        """Frees pages that a tenant has owned."""
+    def _give_back(self, namespace: Namespace, pages: list[int]) -> None:
+        """Frees pages that the namespace's owner has owned."""
         self._free += pages
-        if self.tenants.n_owned:
-            self.tenants.add(tenant, -len(pages))
+        if self.page_shares.names:
+            self.page_shares.add(namespace, -len(pages))

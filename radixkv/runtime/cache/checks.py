@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from radixkv.errors import InvariantError
 from radixkv.runtime.cache.block_table import BlockTable
+from radixkv.tree.node import Namespace
 
 if TYPE_CHECKING:
     from radixkv.runtime.cache.cache import PageCache
@@ -34,7 +35,7 @@ def check_counts(cache: PageCache, n_private: int) -> None:
 
 def check_pages(
     cache: PageCache, free: Iterable[int], n_private: int, block_tables: Iterable[BlockTable]
-) -> Counter[str]:
+) -> Counter[Namespace]:
     """Checks that every page has one owner, and that block tables start with their leased pages.
 
     O(pages + length of all block tables).
@@ -46,7 +47,7 @@ def check_pages(
         block_tables: all open block tables.
 
     Returns:
-        The number of private pages by tenant.
+        The number of private pages by namespace.
 
     Raises:
         InvariantError: a bug in radixkv.
@@ -55,11 +56,11 @@ def check_pages(
     _claim(owners, "the free list", free)
     _claim(owners, "the tree", cache.tree.reachable_pages())
     _claim(owners, "a detached path", cache.tree.detached_pages())
-    n_private_of: Counter[str] = Counter()
+    n_private_of: Counter[Namespace] = Counter()
     for index, blocks in enumerate(block_tables):
         private = blocks.private_pages
         _claim(owners, f"block table {index}", private)
-        n_private_of[blocks.tenant] += len(private)
+        n_private_of[blocks.namespace] += len(private)
         leased = [] if blocks.lease is None else cache.tree.pages(blocks.lease)
         if blocks.pages[: blocks.n_leased] != leased:
             raise InvariantError(

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
 
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, Medium
-from radixkv.runtime.tiers.transfers import Transfers
-from radixkv.tree.changes import Change, StoredPages
+from radixkv.runtime.seams import TierChanges
+from radixkv.tree.changes import StoredPages
 from radixkv.wire.messages import unpack_tokens
-
-
-class ChangeSource(Protocol):
-    """Where the changes of one tier come from."""
-
-    @property
-    def n_pages(self) -> int:
-        """Pages that were stored and not removed since."""
-        ...
-
-    def take(self) -> list[Change]:
-        """Returns the changes since the last call."""
-        ...
-
-
-class _Tier(NamedTuple):
-    medium: Medium
-    changes: ChangeSource
-    stored_pages: Callable[[], Iterable[StoredPages]]
-    """Yields all pages, each after the pages before it."""
 
 
 class EventLog:
@@ -37,21 +16,15 @@ class EventLog:
 
     Args:
         device: the device's page cache; empty.
-        transfers: copy pages to and from the other tiers, which are empty as well; None without one.
+        tiers: the changes of the other tiers, which are empty as well.
         shows_salted_tokens: whether events of prompts with a ``cache_salt``, or of a tenant's own, have their
             tokens.
     """
 
-    def __init__(self, device: PageCache, transfers: Transfers | None, *, shows_salted_tokens: bool) -> None:
+    def __init__(self, device: PageCache, tiers: Sequence[TierChanges], *, shows_salted_tokens: bool) -> None:
         self._page_size = device.page_size
         self._shows_salted_tokens = shows_salted_tokens
-        self._tiers = [_tier_of("GPU", device)]
-        if transfers is not None:
-            self._tiers.append(_tier_of("CPU", transfers.host))
-            if transfers.disk is not None:
-                changes = transfers.disk.changes
-                changes.is_on = True
-                self._tiers.append(_Tier("STORAGE", changes, changes.stored_pages))
+        self._tiers = [TierChanges("GPU", device.record_changes(), device.tree.computed_pages), *tiers]
 
     def take(self) -> list[Event]:
         """Returns the events since the last call. O(1) if nothing has changed, else O(pages that have changed)."""
@@ -81,9 +54,3 @@ class EventLog:
         is_shown = self._shows_salted_tokens or not (pages.namespace.salt or pages.namespace.tenant)
         tokens = unpack_tokens(pages.tokens) if is_shown else []
         return BlockStored(list(pages.digests), pages.parent_digest, tokens, self._page_size, medium)
-
-
-def _tier_of(medium: Medium, cache: PageCache) -> _Tier:
-    assert not cache.tree.n_pages_reachable, "pages that are there already are not recorded"
-    cache.tree.changes.is_on = True
-    return _Tier(medium, cache.tree.changes, cache.tree.computed_pages)

@@ -15,7 +15,6 @@ from radixkv.errors import UnsupportedFeature
 from radixkv.runtime.alarms import Alarms
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
-from radixkv.runtime.tiers.transfers import Transfers
 from radixkv.tree.node import TOKEN_BYTES, Namespace, Retention
 from radixkv.wire.messages import PromptPin, Submit
 
@@ -198,8 +197,9 @@ class Pins:
 
     Args:
         device: the device's page cache.
-        transfers: copy pages to and from the host tier; None without one.
+        host: the page cache of the host tier; None without one.
         alarms: call ``expire`` when a pin ends.
+        offer: offers a sequence to the host tier, with what to call when it is stored; None without one.
         budget: fraction of a tier's pages that the pins of a namespace cover at most.
         clock: seconds, monotonic.
     """
@@ -207,17 +207,18 @@ class Pins:
     def __init__(
         self,
         device: PageCache,
-        transfers: Transfers | None,
+        host: PageCache | None,
         alarms: Alarms,
         *,
+        offer: Callable[[Namespace, bytes, Callable[[Namespace, bytes], None]], None] | None,
         budget: float,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.device = TierPins(device, budget, clock)
         """The pins on the device."""
-        self.host = None if transfers is None else TierPins(transfers.host, budget, clock)
+        self.host = None if host is None else TierPins(host, budget, clock)
         """The pins of the host tier; None without one."""
-        self._transfers = transfers
+        self._offer = offer
         self._alarms = alarms
         self._shares = device.shares
         self._budget = budget
@@ -246,9 +247,9 @@ class Pins:
         """
         until = self._clock() + ttl_s
         self.device.pin(namespace, tokens, until)
-        if self._transfers is not None and self.host is not None and uses_tiers:
+        if self._offer is not None and self.host is not None and uses_tiers:
             self.host.pin(namespace, tokens, until)
-            self._transfers.offer(namespace, tokens, self.host.renew)
+            self._offer(namespace, tokens, self.host.renew)
         self._set_alarm()
 
     def unpin(self, namespace: Namespace, tokens: bytes) -> None:
@@ -271,6 +272,11 @@ class Pins:
         """Ends all pins. O(pins · edges · log leaves)."""
         for tier in self._tiers():
             tier.clear()
+
+    def count(self) -> tuple[int, int]:
+        """Returns how many pages of the device and of the host tier a pin covers now. O(1), and ``expire``."""
+        self.expire()
+        return self.device.n_pages, 0 if self.host is None else self.host.n_pages
 
     def find(self, namespace: Namespace, tokens: bytes) -> PinnedPrefix:
         """Returns how much of a prompt is pinned, on the device or in the host tier, whichever has more of it."""

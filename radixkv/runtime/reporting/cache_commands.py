@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any
 
-from radixkv.errors import RequestError, SessionNotFound, shortened
-from radixkv.runtime.cache.cache import PageCache
+from radixkv.errors import RequestError
 from radixkv.runtime.intake import Intake
-from radixkv.runtime.lifetimes.pins import Pins
-from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.reporting.stats import count_requests, count_requests_of
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.runtime.structured.gate import GrammarGate
-from radixkv.runtime.tiers.transfers import Transfers
-from radixkv.settings.limits import check_prefix, check_ttl
+from radixkv.runtime.seams import Gate
+from radixkv.settings.limits import check_prefix
 from radixkv.settings.tenants import OPERATOR
 from radixkv.tree.joint import JointRun, joint_roots
 from radixkv.tree.node import TOKEN_BYTES, Namespace, Node
@@ -27,7 +24,6 @@ from radixkv.tree.radix_tree import RadixTree
 from radixkv.wire.cache_messages import (
     CacheCommand,
     CacheReply,
-    CloseSession,
     Explain,
     Explained,
     Flush,
@@ -38,9 +34,6 @@ from radixkv.wire.cache_messages import (
     Matched,
     Outline,
     Outlined,
-    Pin,
-    Pinned,
-    SessionClosed,
     Tier,
     TierMatch,
     TierOutline,
@@ -61,33 +54,40 @@ class CacheCommands:
     """Carries out the messages that look at the cache or change it, on the device and in the tiers behind it.
 
     Args:
-        cache: the device's page cache.
         intake: checks prompts and salts.
-        scheduler: drops prefixes from all tiers.
-        transfers: copy pages to and from the host tier; None without one.
-        pins: of both caches.
-        sessions: which may be closed.
-        gate: the requests that wait before those of the scheduler.
+        scheduler: has the caches, and the requests to count.
+        gate: holds further requests.
+        find_pin: returns how many tokens of a prompt are pinned, and for how many seconds.
+        others: carry out the commands of other branches, by the type of their message.
+        before_flush: called before the caches are emptied.
     """
 
     def __init__(
         self,
-        cache: PageCache,
         intake: Intake,
         scheduler: Scheduler,
-        transfers: Transfers | None,
-        pins: Pins,
-        sessions: Sessions,
-        gate: GrammarGate,
+        gate: Gate,
+        *,
+        find_pin: Callable[[Namespace, bytes], tuple[int, float]],
+        others: Mapping[type[CacheCommand], Callable[[Any], CacheReply]],
+        before_flush: Callable[[], None],
     ) -> None:
-        self._cache = cache
+        self._cache = scheduler.cache
+        self._tiers = scheduler.tiers
         self._intake = intake
         self._scheduler = scheduler
-        self._transfers = transfers
-        self._pins = pins
-        self._sessions = sessions
         self._gate = gate
+        self._find_pin = find_pin
+        self._before_flush = before_flush
         self._label_key = os.urandom(16)
+        self._handlers: dict[type[CacheCommand], Callable[[Any], CacheReply]] = {
+            Flush: self._flush,
+            Invalidate: self._invalidate,
+            Explain: self._explain,
+            Match: self._match,
+            Outline: self._outline,
+            **others,
+        }
 
     def run(self, message: CacheCommand) -> CacheReply | Failed:
         """Carries out a message; returns its answer.
@@ -95,28 +95,13 @@ class CacheCommands:
         O(tokens) for ``Explain``, ``Match`` and ``Pin``, O(``MAX_VISITED_NODES``) for ``Outline``, else O(pages).
         """
         try:
-            match message:
-                case Flush():
-                    return self._flush(message)
-                case Invalidate():
-                    return self._invalidate(message)
-                case CloseSession():
-                    return self._close_session(message)
-                case Explain():
-                    return self._explain(message)
-                case Match():
-                    return self._match(message)
-                case Outline():
-                    return self._outline(message)
-                case Pin():
-                    return self._pin(message)
+            return self._handlers[type(message)](message)
         except RequestError as error:
             return Failed(message.id, error.code, str(error), error.param)
 
     def _flush(self, message: Flush) -> Flushed:
-        self._pins.clear()
-        if self._transfers is not None:
-            self._transfers.flush()
+        self._before_flush()
+        self._tiers.flush()
         n_freed, n_leased = self._cache.flush()
         return Flushed(message.id, n_freed, n_leased)
 
@@ -128,38 +113,20 @@ class CacheCommands:
             self._intake.check_prompt(message.tokens)
             check_prefix(n_tokens, page_size)
         whole_pages = message.tokens[: (n_tokens - n_tokens % page_size) * TOKEN_BYTES]
-        dropped = self._scheduler.invalidate(namespace, whole_pages, message.lowest_tier)
-        transfers = self._transfers
-        return Invalidated(
-            id=message.id,
-            n_on_device=dropped.n_on_device,
-            n_held=dropped.n_held,
-            n_in_host=None if transfers is None else dropped.n_in_host,
-            n_on_disk=None if transfers is None or transfers.disk is None else dropped.n_on_disk,
-        )
-
-    def _close_session(self, message: CloseSession) -> SessionClosed:
-        namespace = self._intake.namespace(message.tenant, message.cache_salt)
-        demoted = self._sessions.close(namespace, message.session_id)
-        if demoted is None:
-            raise SessionNotFound(
-                f"there is no session {shortened(message.session_id)} with this cache_salt: no request had its id, "
-                "or it was closed, or forgotten for many newer ones",
-                param="session_id",
-            )
-        n_on_device, n_in_host = demoted
-        return SessionClosed(message.id, n_on_device, None if self._transfers is None else n_in_host)
+        n_on_device, n_held = self._cache.invalidate(namespace, whole_pages)
+        n_in_host, n_on_disk = self._tiers.invalidate(namespace, whole_pages, message.lowest_tier)
+        return Invalidated(message.id, n_on_device, n_held, n_in_host, n_on_disk)
 
     def _explain(self, message: Explain) -> Explained:
         self._intake.check_prompt(message.tokens)
         namespace = self._intake.namespace(message.tenant, message.cache_salt)
         n_tokens = len(message.tokens) // TOKEN_BYTES
-        hits = _TierHits() if self._transfers is None else _look(self._transfers, namespace, message.tokens)
+        hits = self._tiers.find(namespace, message.tokens)
         if message.tenant != OPERATOR:
             hits = hits._replace(min_loaded_tokens=None)
-        cache = self._transfers.host if self._transfers is not None and hits.is_loaded else self._cache
+        cache = self._tiers.host if self._tiers.host is not None and hits.is_loaded else self._cache
         explanation = cache.tree.explain(namespace, message.tokens, contents=message.contents)
-        pinned = self._pins.find(namespace, message.tokens)
+        n_pinned, pin_seconds_left = self._find_pin(namespace, message.tokens)
         n_cached = min(explanation.n_tokens, n_tokens - 1)  # a request computes at least one prompt token
         n_copied = min(explanation.n_partial, n_tokens - 1 - n_cached)
         if n_copied >= self._cache.min_copied_tokens and not hits.is_loaded:  # loads bring whole pages only
@@ -177,9 +144,13 @@ class CacheCommands:
             cached_token=explanation.cached_token,
             n_cached_elsewhere=explanation.n_tokens_elsewhere,
             is_demoted=cache.tree.demotions.reach_end(namespace, message.tokens),
-            n_pinned=pinned.n_tokens,
-            pin_seconds_left=pinned.seconds_left,
-            **hits._asdict(),
+            n_pinned=n_pinned,
+            pin_seconds_left=pin_seconds_left,
+            n_in_host=hits.n_in_host,
+            is_loaded=hits.is_loaded,
+            min_loaded_tokens=hits.min_loaded_tokens,
+            n_on_disk=hits.n_on_disk,
+            is_fetched=hits.is_fetched,
         )
 
     def _match(self, message: Match) -> Matched:
@@ -190,7 +161,7 @@ class CacheCommands:
         if is_operator:
             load = count_requests(self._scheduler, self._gate)
         else:
-            load = count_requests_of([message.tenant], self._scheduler, self._gate)[message.tenant]
+            load = count_requests_of(message.tenant, self._scheduler, self._gate)
         return Matched(
             id=message.id,
             prompts=tuple(self._match_tiers(namespace, tokens) for tokens in message.prompts),
@@ -202,18 +173,15 @@ class CacheCommands:
 
     def _match_tiers(self, namespace: Namespace, tokens: bytes) -> TierMatch:
         n_tokens = len(tokens) // TOKEN_BYTES
-        if self._transfers is None:
-            (n_device,) = self._cache.matches([(namespace, tokens)])
-            return TierMatch(n_tokens, n_device, 0, 0)
-        cached = self._transfers.match(namespace, tokens)
-        cached = self._transfers.match_disk(namespace, tokens, cached)
-        return TierMatch(n_tokens, cached.n_device, cached.n_beyond_device, cached.n_beyond_host)
+        (n_device,) = self._cache.matches([(namespace, tokens)])
+        hits = self._tiers.find(namespace, tokens)
+        return TierMatch(n_tokens, n_device, hits.n_beyond_device, hits.n_beyond_host)
 
     def _outline(self, message: Outline) -> Outlined:
         device, contents = self._cache.tree, message.contents
-        if self._transfers is None:
+        if self._tiers.host is None:
             return Outlined(message.id, self._outline_tree(device, 1, contents))
-        host = self._transfers.host.tree
+        host = self._tiers.host.tree
         return Outlined(
             message.id,
             self._outline_tree(device, 2, contents),
@@ -274,47 +242,9 @@ class CacheCommands:
             return ""
         return blake2b("\0".join(map(str, namespace)).encode(), key=self._label_key, digest_size=4).hexdigest()
 
-    def _pin(self, message: Pin) -> Pinned:
-        self._intake.check_prompt(message.tokens)
-        namespace = self._intake.namespace(message.tenant, message.cache_salt)
-        check_ttl(message.ttl_s, "ttl")
-        self._pins.check_available("ttl")
-        if message.ttl_s:
-            self._pins.pin(namespace, message.tokens, message.ttl_s)
-        else:
-            self._pins.unpin(namespace, message.tokens)
-        pinned = self._pins.find(namespace, message.tokens)
-        return Pinned(message.id, len(message.tokens) // TOKEN_BYTES, pinned.n_tokens, pinned.seconds_left)
-
 
 def _tier_outline(outline: TreeOutline[RunT], nodes: list[TreeNode], n_pages: int) -> TierOutline:
     """Returns the message of an outline of at least ``n_pages`` pages."""
     n_pages = max(n_pages, outline.n_pages)
     n_not_visited = n_pages - outline.n_pages
     return TierOutline(tuple(nodes), n_pages, n_not_visited, outline.n_more_roots, outline.n_more_root_pages)
-
-
-class _TierHits(NamedTuple):
-    """Fields of ``Explained``: what the tiers have of a prompt."""
-
-    n_in_host: int = 0
-    is_loaded: bool = False
-    min_loaded_tokens: float | None = None
-    n_on_disk: int = 0
-    is_fetched: bool = False
-
-
-def _look(transfers: Transfers, namespace: Namespace, tokens: bytes) -> _TierHits:
-    """Looks for a prompt in host tier and disk. O(edges), with a disk tier O(tokens)."""
-    cached = transfers.match(namespace, tokens)
-    with_disk = transfers.match_disk(namespace, tokens, cached)
-    n_used = len(tokens) // TOKEN_BYTES - 1  # a request computes at least one prompt token
-    n_in_host = max(0, min(cached.n_host, n_used) - cached.n_device)
-    n_on_disk = max(0, min(with_disk.n_disk, n_used) - max(cached.n_host, cached.n_device))
-    return _TierHits(
-        n_in_host,
-        is_loaded=n_in_host > 0 and transfers.should_load(cached),
-        min_loaded_tokens=transfers.cost.min_tokens if transfers.load_policy == "auto" else None,
-        n_on_disk=n_on_disk,
-        is_fetched=n_on_disk > 0 and transfers.should_load(with_disk),
-    )

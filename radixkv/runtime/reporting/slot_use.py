@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
+from radixkv.runtime.request import Request
 from radixkv.tree.neighbours import n_common_tokens
 from radixkv.tree.node import TOKEN_BYTES, Node
 
@@ -33,6 +34,12 @@ class SlotUse(NamedTuple):
     """Those of the filled ones whose contents another filled slot has, as ``count_slot_use`` finds them."""
     n_saved: int
     """Slots that the tables would need in addition if each had its leased pages for itself."""
+
+
+def tables_of(requests: Iterable[Request]) -> Iterator[TableUse]:
+    """Yields the block table of each running or releasing request, and what it stores. O(requests)."""
+    for request in requests:
+        yield TableUse(request.blocks, request.tokens, request.n_scheduled)
 
 
 def count_slot_use(tables: Iterable[TableUse], page_size: int) -> SlotUse:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from radixkv.runtime.cache.timed import TimedPageCache
-from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.loop import StepCounters
-from radixkv.runtime.reporting.slot_use import count_slot_use
+from radixkv.runtime.reporting.slot_use import count_slot_use, tables_of
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.runtime.structured.gate import GrammarGate
-from radixkv.runtime.tiers.disk_tier import DiskTier
-from radixkv.runtime.tiers.transfers import Transfers
-from radixkv.settings.tenants import OPERATOR
-from radixkv.wire.stats import DiskStats, HostStats, SharedStoreStats, Stats, TenantStats
+from radixkv.runtime.seams import Gate
+from radixkv.wire.stats import Stats
 
 
 class RequestCount(NamedTuple):
@@ -26,40 +20,42 @@ class RequestCount(NamedTuple):
     """For their grammar, their pages, or a step."""
 
 
-def count_requests(scheduler: Scheduler, gate: GrammarGate) -> RequestCount:
+def count_requests(scheduler: Scheduler, gate: Gate) -> RequestCount:
     """Counts the requests of all clients. O(1)."""
-    n_waiting = len(gate) + len(scheduler.waiting) + len(scheduler.loading)
+    n_waiting = len(gate) + len(scheduler.waiting) + len(scheduler.tiers)
     return RequestCount(len(scheduler.running), n_waiting)
 
 
-def count_requests_of(tenants: Iterable[str], scheduler: Scheduler, gate: GrammarGate) -> dict[str, RequestCount]:
-    """Counts the requests of each of some tenants. O(tenants + loading)."""
-    queue = scheduler.fair_queue
-    assert queue is not None, "there are tenants"
-    n_loading = Counter(request.tenant for request in scheduler.loading.requests())
-    return {
-        tenant: RequestCount(
-            scheduler.rows.n_rows(tenant),
-            gate.n_waiting(tenant) + queue.n_waiting(tenant) + n_loading[tenant],
-        )
-        for tenant in tenants
-    }
+def count_requests_of(tenant: str, scheduler: Scheduler, gate: Gate) -> RequestCount:
+    """Counts the requests of a tenant. O(loading)."""
+    n_rows, n_queued = scheduler.shares.count(tenant)
+    n_loading = sum(request.tenant == tenant for request in scheduler.tiers.requests())
+    return RequestCount(n_rows, gate.n_waiting(tenant) + n_queued + n_loading)
 
 
 def make_stats(
     scheduler: Scheduler,
-    cache: TimedPageCache,
-    transfers: Transfers | None,
-    pins: Pins,
-    gate: GrammarGate,
+    count_pinned: Callable[[], tuple[int, int]],
+    gate: Gate,
     start_seconds: Mapping[str, float],
     stats_id: str,
     counters: StepCounters,
 ) -> Stats:
-    """Returns the message with all counters and gauges. The cost is that of ``count_slot_use``."""
-    pins.expire()
+    """Returns the message with all counters and gauges. The cost is that of ``count_slot_use``.
+
+    Args:
+        scheduler: has the requests.
+        count_pinned: returns how many pages of the device and of the host tier a pin covers.
+        gate: holds further requests.
+        start_seconds: time of each stage of the start.
+        stats_id: id of the message that asked for this one.
+        counters: what the loop has counted.
+    """
+    cache = scheduler.cache
+    n_pinned, n_pinned_in_host = count_pinned()
+    host, disk = scheduler.tiers.stats(n_pinned_in_host)
     requests = count_requests(scheduler, gate)
-    slots = count_slot_use(scheduler.running.tables(), cache.page_size)
+    slots = count_slot_use(tables_of((*scheduler.running, *scheduler.running.releasing)), cache.page_size)
     return Stats(
         id=stats_id,
         n_running=requests.n_running,
@@ -67,7 +63,7 @@ def make_stats(
         n_pages=cache.n_pages,
         n_pages_free=cache.n_free,
         n_pages_evictable=cache.n_available - cache.n_free,
-        n_pages_pinned=pins.device.n_pages,
+        n_pages_pinned=n_pinned,
         prefix_queries_total=counters.prompt_tokens,
         cache_use=counters.cache_use,
         prompt_tokens_total=counters.prompt_tokens,
@@ -78,7 +74,6 @@ def make_stats(
         steps_total=counters.steps,
         step_seconds=counters.step_seconds,
         schedule_seconds=counters.schedule_seconds,
-        cache_seconds=cache.seconds,
         attention_seconds=counters.attention_seconds,
         frames_dropped_total=0,
         n_running_slots=slots.n_slots,
@@ -87,66 +82,7 @@ def make_stats(
         n_saved_tokens=slots.n_saved,
         device_busy_seconds=counters.device_busy_seconds,
         start_seconds=dict(start_seconds),
-        host=None if transfers is None else _host_stats(scheduler, transfers, pins),
-        disk=None if transfers is None or transfers.disk is None else _disk_stats(transfers.disk),
-        tenants=_tenant_stats(scheduler, gate),
-    )
-
-
-def _tenant_stats(scheduler: Scheduler, gate: GrammarGate) -> dict[str, TenantStats]:
-    if scheduler.fair_queue is None:
-        return {}
-    n_computed = scheduler.fair_queue.n_computed
-    counts = count_requests_of(n_computed.keys() - {OPERATOR}, scheduler, gate)
-    return {
-        tenant: TenantStats(
-            *counts[tenant],
-            computed_tokens_total=n_tokens,
-            n_pages=scheduler.cache.tenants.n_owned.get(tenant),
-        )
-        for tenant, n_tokens in n_computed.items()
-        if tenant != OPERATOR
-    }
-
-
-def _host_stats(scheduler: Scheduler, transfers: Transfers, pins: Pins) -> HostStats:
-    counters, host, cost = transfers.counters, transfers.host, transfers.cost
-    return HostStats(
-        n_slots=host.n_pages,
-        n_slots_free=host.n_free,
-        n_slots_pinned=0 if pins.host is None else pins.host.n_pages,
-        page_bytes=transfers.copier.page_bytes,
-        n_loading=len(scheduler.loading),
-        pages_loaded_total=counters.n_pages_loaded,
-        pages_stored_total=counters.n_pages_stored,
-        pages_evicted_total=host.n_evicted,
-        load_seconds=counters.load_seconds,
-        store_seconds=counters.store_seconds,
-        copies_failed_total=counters.n_failed,
-        hits_computed_total=counters.n_computed,
-        load_seconds_per_token=cost.load_s_per_token,
-        compute_seconds_per_token=cost.compute_s_per_token,
-    )
-
-
-def _disk_stats(disk: DiskTier) -> DiskStats:
-    counters, counts, health = disk.counters, disk.store.counts, disk.store.health
-    shared = None
-    if health is not None:
-        shared = SharedStoreStats(
-            is_away=health.is_away,
-            failures_total=health.n_failures,
-            lookups_total=counters.n_lookups,
-            look_up_seconds=counters.look_up_seconds,
-        )
-    return DiskStats(
-        n_pages=disk.store.n_pages,
-        n_bytes=disk.store.n_bytes,
-        pages_fetched_total=counters.n_pages_fetched,
-        pages_written_total=counts.n_written,
-        pages_lost_total=counts.n_lost,
-        fetch_seconds=counters.fetch_seconds,
-        write_seconds=counters.write_seconds,
-        fetch_seconds_per_token=disk.cost.fetch_s_per_token,
-        shared=shared,
+        host=host,
+        disk=disk,
+        tenants=scheduler.shares.stats(lambda tenant: count_requests_of(tenant, scheduler, gate)),
     )

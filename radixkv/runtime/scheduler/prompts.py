@@ -9,9 +9,8 @@ from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.misses import find_miss
 from radixkv.runtime.scheduler.running import RunningRequests
+from radixkv.runtime.seams import Queue, Shares, Tiers
 from radixkv.runtime.step.plan import Row
-from radixkv.runtime.tenants.fair_queue import FairQueue, Queue
-from radixkv.runtime.tiers.loading import LoadingRequests
 
 
 class PlannedRow(NamedTuple):
@@ -27,8 +26,9 @@ class PromptRows:
     Args:
         cache: the page cache of the device.
         waiting: the waiting requests.
-        loading: the requests whose pages are loaded from the host tier.
+        tiers: the memory behind the pool.
         running: the requests with pages.
+        shares: divides batch slots and pages among those who send requests.
         clock: seconds, monotonic.
     """
 
@@ -36,14 +36,15 @@ class PromptRows:
         self,
         cache: PageCache,
         waiting: Queue,
-        loading: LoadingRequests,
+        tiers: Tiers,
         running: RunningRequests,
+        shares: Shares,
         clock: Callable[[], float],
     ) -> None:
         self._cache = cache
         self._waiting = waiting
-        self._fair = waiting if isinstance(waiting, FairQueue) else None
-        self._loading = loading
+        self._shares = shares
+        self._tiers = tiers
         self._running = running
         self._clock = clock
         self.n_recomputed = 0
@@ -74,7 +75,7 @@ class PromptRows:
 
     @property
     def refused(self) -> Request | None:
-        """The first waiting request that is retried alone and did not fit: no other of its tenant comes before it,
+        """The first waiting request that is retried alone and did not fit: no other of its sender comes before it,
         or they would take each page that becomes free, and it would never start."""
         return self._refused if self._refused is not None and self._refused.phase is Phase.WAITING else None
 
@@ -130,8 +131,7 @@ class PromptRows:
         First come the loaded ones, whose pages are promised. Waiting ones follow, but none while the queue is
         blocked.
         """
-        if self._loading:
-            yield from self._loading.loaded()
+        yield from self._tiers.loaded()
         if self._waiting and not self._is_blocked():
             yield from self._waiting.candidates()
 
@@ -151,8 +151,8 @@ class PromptRows:
     ) -> list[PlannedRow]:
         """Admits candidates in order until one does not fit, beside what prefilling requests still need.
 
-        With tenants, candidates of others follow it: they may take any pages if it does not fit because of its
-        tenant's cap, else those that are reserved for their own tenant.
+        Candidates of others follow it: they may take any pages if it does not fit because of its sender's cap, and
+        those that are reserved for their own sender if not.
 
         Half of what is left of the budget for a prompt that it does not finish goes to shorter prompts.
 
@@ -161,7 +161,7 @@ class PromptRows:
             budget: maximum tokens of the rows.
             step: number of the step.
             prefilling: the prefilling requests; None for those that are running.
-            only_reserved: whether they get only the reserved pages of their tenants, because an earlier request
+            only_reserved: whether they get only the reserved pages of their senders, because an earlier request
                 waits for the others.
         """
         admitted: list[PlannedRow] = []
@@ -174,14 +174,14 @@ class PromptRows:
             if request.block_table is not None:
                 continue  # it has overtaken a candidate, or is the one that others overtake
             if refused is not None and request is not refused and request.phase is Phase.WAITING:
-                if request.tenant == refused.tenant:
+                if self._shares.is_of_same(request, refused):
                     continue
                 only_reserved = only_reserved or self._lacks_common_pages(refused)
-            if request.phase is Phase.LOADING and not self._loading.is_loaded(request):
+            if request.phase is Phase.LOADING and not self._tiers.is_loaded(request):
                 continue  # its load began as it tried to overtake a candidate
             if not self._running.has_row_for(request):
                 continue
-            if request.phase is Phase.WAITING and self._loading.begin(
+            if request.phase is Phase.WAITING and self._tiers.begin(
                 request, self._running.n_room(request, prefilling, only_reserved=only_reserved)
             ):
                 continue
@@ -189,7 +189,7 @@ class PromptRows:
                 self._blocked = (self._n_unpromised, len(self._running), self._waiting.version)
                 if not self._lacks_common_pages(request):
                     continue
-                if not self._cache.tenants.n_reserved_beside(request.namespace.tenant):
+                if not self._shares.n_reserved_beside(request):
                     break
                 only_reserved = True
                 continue
@@ -224,13 +224,12 @@ class PromptRows:
 
     def _lacks_common_pages(self, request: Request) -> bool:
         """Whether a request that does not fit could use pages that are reserved for nobody: it lacks no row, and
-        its tenant is not at its cap of pages. O(tenants)."""
-        is_capped = self._cache.tenants.is_capped(request.namespace.tenant, self._cache.n_available)
-        return self._running.has_row_for(request) and not is_capped
+        its sender is not at its cap of pages."""
+        return self._running.has_row_for(request) and not self._shares.is_capped(request)
 
     @property
     def _n_unpromised(self) -> int:
-        return self._cache.n_available - self._loading.n_promised
+        return self._cache.n_available - self._tiers.n_promised
 
     def _is_blocked(self) -> bool:
         """Whether a waiting request did not fit, and nothing has changed since that could let one in.
@@ -239,7 +238,7 @@ class PromptRows:
         planned, another queue. Without them the queue is not ranked again. A change of the tree that would let one
         in is missed.
         """
-        if self._fair is None and self.refused is not None:
+        if self._waiting.is_common and self.refused is not None:
             return True
         if self._blocked is None:
             return False
@@ -280,8 +279,7 @@ class PromptRows:
             request.scheduled_at = self._clock()
             request.miss = miss
         self.n_recomputed += max(0, min(end, request.n_before_preemption) - start)
-        if self._fair is not None:
-            self._fair.charge(request.tenant, end - start)
+        self._waiting.charge((request,), end - start)
         return request.make_row(start, end, write_start, step)
 
 

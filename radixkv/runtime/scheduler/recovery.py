@@ -24,11 +24,10 @@ class RetryQueue:
     def ready(self) -> list[Request]:
         """Returns the requests in the order in which to retry them. O(requests).
 
-        Each stays in its place until its retry is over. It is left out while the retry pauses: a beam waits until
-        its group has chosen.
+        Each stays in its place until its retry is over. It is left out while it is paused.
         """
         self._requests = [one for one in self._requests if one.is_retried and one.phase is not Phase.FINISHED]
-        return [request for request in self._requests if request.candidates is None]
+        return [request for request in self._requests if not request.is_paused]
 
 
 def undo_steps(cache: PageCache, running: RunningRequests, involved: Iterable[Request]) -> list[Update]:

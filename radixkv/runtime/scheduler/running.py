@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, count
 from math import ceil
 from operator import ne
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.reporting.slot_use import TableUse
 from radixkv.runtime.request import Phase, Request
-from radixkv.runtime.tenants.fair_queue import Queue
-from radixkv.runtime.tenants.row_shares import RowShares
-from radixkv.runtime.tiers.loading import LoadingRequests
-from radixkv.runtime.tiers.transfers import Transfers
-from radixkv.tree.node import TOKEN_BYTES
+from radixkv.runtime.seams import Queue, Shares, Tiers
 
 
 class RunningRequests:
@@ -29,11 +23,10 @@ class RunningRequests:
     Args:
         cache: the page cache of the device.
         waiting: where requests come from, and where preempted ones return to.
-        loading: the requests that wait for pages of other tiers.
-        rows: the batch slots of each tenant.
+        tiers: the memory behind the pool.
+        shares: divides batch slots and pages among those who send requests.
         n_batch_slots: batch slots in all.
         max_row_tokens: maximum tokens of a row.
-        transfers: copies pages to the host tier; None without one.
         n_reserved_tokens: tokens that an admission leaves free for each active request, so that their next ones do
             not soon cause a preemption.
         max_reserved_share: the fraction of the pool that this is at most: many short requests free pages as fast as
@@ -44,20 +37,18 @@ class RunningRequests:
         self,
         cache: PageCache,
         waiting: Queue,
-        loading: LoadingRequests,
-        rows: RowShares,
+        tiers: Tiers,
+        shares: Shares,
         n_batch_slots: int,
         max_row_tokens: int,
-        transfers: Transfers | None,
         *,
         n_reserved_tokens: int,
         max_reserved_share: float,
     ) -> None:
         self._cache = cache
         self._waiting = waiting
-        self._loading = loading
-        self._rows = rows
-        self._transfers = transfers
+        self._tiers = tiers
+        self._shares = shares
         self._free_batch_slots = list(range(n_batch_slots - 1, -1, -1))
         self._sent_entries: dict[int, list[int]] = {}
         """By free batch slot: the leading entries of its block table that the device has from the last request."""
@@ -87,21 +78,16 @@ class RunningRequests:
 
     @property
     def has_free_batch_slot(self) -> bool:
-        """Whether another request can be allocated a batch slot, if its tenant may have one."""
+        """Whether another request can be allocated a batch slot, if its sender may have one."""
         return bool(self._free_batch_slots)
 
     def has_row_for(self, request: Request) -> bool:
         """Whether a request can be allocated a batch slot now. O(1)."""
-        return self._rows.may_take(request.tenant)
+        return bool(self._free_batch_slots) and self._shares.may_take_row(request)
 
     def prefilling(self) -> list[Request]:
         """Active requests that have more to compute than the token sampled last. O(running)."""
         return [one for one in self._active if one.n_scheduled < one.n_known and not one.is_decoding]
-
-    def tables(self) -> Iterator[TableUse]:
-        """Yields the block table of each active and each releasing request, and what it stores. O(running)."""
-        for request in (*self._active, *self._releasing):
-            yield TableUse(request.blocks, request.tokens, request.n_scheduled)
 
     def block_tables(self) -> list[BlockTable]:
         """The block tables of all active and releasing requests. O(running)."""
@@ -115,7 +101,7 @@ class RunningRequests:
         """
         is_loaded = request.phase is Phase.LOADING
         if is_loaded:
-            blocks = self._loading.blocks(request)
+            blocks = self._tiers.blocks(request)
             self._cache.extend(blocks, request.tokens)
         else:
             blocks = self._cache.open(
@@ -126,41 +112,38 @@ class RunningRequests:
                 self._cache.close(blocks)
             return False
         if is_loaded:
-            self._loading.take(request)
+            self._tiers.take(request)
         self._assign(request, blocks)
         return True
 
     def count_hit(self, request: Request) -> None:
-        """Counts a hit of the cached prefix of a request that is admitted, and offers it to the host tier.
+        """Counts a hit of the cached prefix of a request that is admitted, and tells the tiers of it.
 
         Not before the request has a row, and before it commits pages of its own. O(pages leased).
         """
-        blocks = request.blocks
         if not request.is_canary:
-            self._cache.count_hit(blocks)
-        if self._transfers is not None and request.uses_tiers and blocks.n_leased:
-            n_bytes = blocks.n_leased * self._cache.page_size * TOKEN_BYTES
-            self._transfers.offer_used(request.namespace, request.key[:n_bytes])
+            self._cache.count_hit(request.blocks)
+        self._tiers.used(request)
 
     def n_room(self, request: Request, prefilling: Iterable[Request], *, only_reserved: bool = False) -> int:
         """Returns how many pages a request may take at its admission; negative if others need more than there are.
 
         These are the available pages beyond those that the ``prefilling`` requests ahead of it still need, those
         left free for the next tokens of the active ones, and those promised to loading requests; or those reserved
-        for its tenant beyond what the tenant's own requests need, if they are more. No room is kept for
+        for its sender beyond what the sender's other requests need, if they are more. No room is kept for
         ``max_tokens``, which says little about the length of an output: the whole queue would wait behind it.
         O(prefilling).
 
         Args:
             request: a waiting or loaded request.
             prefilling: the requests whose prompts are being prefilled.
-            only_reserved: whether to count only the reserved pages of its tenant, because an earlier request waits
+            only_reserved: whether to count only the reserved pages of its sender, because an earlier request waits
                 for the others.
         """
-        n_promised = self._loading.n_promised_to_others(request)
-        n_reserved = self._cache.tenants.n_reserved(request.namespace.tenant)
+        n_promised = self._tiers.n_promised_to_others(request)
+        n_reserved = self._shares.n_reserved(request)
         if n_reserved or only_reserved:
-            own = [one for one in prefilling if one.tenant == request.tenant]
+            own = [one for one in prefilling if self._shares.is_of_same(one, request)]
             n_reserved -= self._n_needed_ahead(request, own) + n_promised
         if only_reserved:
             return n_reserved
@@ -175,18 +158,16 @@ class RunningRequests:
     def free(self, request: Request) -> None:
         """Frees the request's batch slot and pages; no launched step may still use them.
 
-        What is computed of it is offered to the host tier. The next request in the batch slot is not sent those
-        first entries of its block table that the device has already: most of them, if one beam follows another.
+        The next request in the batch slot is not sent those first entries of its block table that the device has
+        already: most of them, if it continues another one.
         """
         self.copies_done(request)
-        if self._transfers is not None and request.uses_tiers and request.blocks.can_commit:
-            self._transfers.offer_computed(request.namespace, bytes(request.tokens))
-            request.n_offered = 0
+        self._tiers.freeing(request)
         self._sent_entries[request.batch_slot] = request.blocks.pages[: request.blocks.n_on_device]
         self._cache.close(request.blocks)
         request.block_table = None
         self._free_batch_slots.append(request.batch_slot)
-        self._rows.give_back(request.tenant)
+        self._shares.give_row_back(request)
         request.batch_slot = -1
         request.n_scheduled = 0
 
@@ -211,11 +192,12 @@ class RunningRequests:
         """
         if not forks:
             return
-        n_needed_ahead = self._n_needed_ahead(forks[0][0], self.prefilling()) + self._loading.n_promised
+        n_needed_ahead = self._n_needed_ahead(forks[0][0], self.prefilling()) + self._tiers.n_promised
         for leader, follower in forks:
             follower.scheduled_at = leader.scheduled_at
             follower.leader = None
             follower.reads_cache = True
+            self._tiers.forked(leader, follower)
             if self._can_fork(leader, follower, n_needed_ahead):
                 self._fork(leader, follower)
             else:
@@ -227,16 +209,23 @@ class RunningRequests:
         del self._active[request]
         self.free(request)
 
-    def make_way(self, tenant: str | None = None) -> bool:
-        """Preempts the last in order of the beams that only wait for others of their group; False if there is none.
+    def make_way(self) -> bool:
+        """Preempts the last in order of the paused requests, which wait for others; False if there is none.
 
         They have no row that could preempt others, and the others may need their pages or batch slots. O(running).
-
-        Args:
-            tenant: whose beam to preempt; None: anyone's.
         """
-        held = (r for r in self._active if r.candidates is not None and tenant in (None, r.tenant))
-        victim = max(held, key=lambda r: r.order, default=None)
+        return self._preempt_last([request for request in self._active if request.is_paused])
+
+    def make_way_for_stuck(self) -> None:
+        """Makes way for each sender whose rows all belong to its paused requests. Costs what ``Shares.stuck`` does.
+
+        The sender may get no further row, and a plan does not show that while others have rows.
+        """
+        for paused in self._shares.stuck(self._active):
+            self._preempt_last(paused)
+
+    def _preempt_last(self, requests: Sequence[Request]) -> bool:
+        victim = max(requests, key=lambda request: request.order, default=None)
         if victim is None:
             return False
         self._preempt_for_pages(victim)
@@ -268,7 +257,7 @@ class RunningRequests:
                     return False
                 self._cache.free_behind(blocks, request.n_scheduled)
                 continue
-            if self._loading.retract_last(self._may_give(request)):
+            if self._tiers.retract_last(self._shares.may_give(request)):
                 continue
             if len(self) < 2:
                 return False
@@ -305,8 +294,8 @@ class RunningRequests:
                 request.discards_results = False
                 if request.phase is Phase.FINISHED and request.cache_use.counted is not None:
                     self.notify_released(request)
-                if request.phase is Phase.PREEMPTED and request.candidates is not None:
-                    request.phase = Phase.HELD
+                if request.phase is Phase.PREEMPTED and request.is_paused:
+                    request.phase = Phase.PAUSED
                 elif request.phase is Phase.PREEMPTED:
                     request.phase = Phase.WAITING
                     self._waiting.add(request)
@@ -323,33 +312,16 @@ class RunningRequests:
         self.release()
 
     def _next_victim(self, request: Request) -> Request:
-        """Returns the running request to preempt: of the tenant with the most rows, the last in order.
+        """Returns the running request to preempt for the pages of ``request``: the last in order of the victims.
 
-        Of tenants with equally many it is the one with the youngest request. Those whose pages are of no use to
-        ``request`` are left out. O(running + tenants).
+        Requests whose pages are of no use to ``request`` are left out. O(running), and ``Shares.victims``.
         """
-        candidates = list(filter(self._may_give(request), self._active))
-        n_rows = Counter(one.tenant for one in candidates)
-        tenant = max(candidates, key=lambda one: (n_rows[one.tenant], one.serial)).tenant
-        return max((one for one in candidates if one.tenant == tenant), key=lambda one: one.order)
-
-    def _may_give(self, request: Request) -> Callable[[Request], bool]:
-        """Returns what says of another request whether ``request`` could get its pages. O(tenants)."""
-        own, tenants = request.namespace.tenant, self._cache.tenants
-        is_capped = tenants.is_capped(own, self._cache.n_available)
-
-        def may_give(other: Request) -> bool:
-            tenant = other.namespace.tenant
-            return tenant == own or (not is_capped and tenants.has_more_than_floor(tenant))
-
-        return may_give
+        candidates = list(filter(self._shares.may_give(request), self._active))
+        return max(self._shares.victims(candidates), key=lambda one: one.order)
 
     def _n_needed_ahead(self, request: Request, prefilling: Iterable[Request]) -> int:
-        """Pages that the prefilling requests with precedence over ``request`` still need. O(prefilling).
-
-        None has precedence over a prefilling request of another tenant.
-        """
-        ahead = (one for one in prefilling if one.tenant != request.tenant or one.order < request.order)
+        """Pages that the prefilling requests with precedence over ``request`` still need. O(prefilling)."""
+        ahead = (one for one in prefilling if self._shares.is_ahead(one, request))
         return sum(self._n_missing(one, one.blocks) for one in ahead)
 
     def _n_missing(self, request: Request, blocks: BlockTable) -> int:
@@ -381,13 +353,13 @@ class RunningRequests:
         request.block_table = blocks
         request.batch_slot = self._free_batch_slots.pop()
         blocks.n_on_device = _n_equal(self._sent_entries.pop(request.batch_slot, []), blocks.pages)
-        self._rows.take(request.tenant)
+        self._shares.take_row(request)
         request.needs_history = request.sampling.has_penalties
 
     def _n_room(self, request: Request, n_needed: int) -> int:
-        """Returns the pages for a request beyond ``n_needed`` and those left for the active ones. O(tenants)."""
+        """Returns the pages for a request beyond ``n_needed`` and those left for the active ones."""
         n_next = min(self._cache.pages_for(self._n_reserved_tokens * len(self._active)), self._max_reserved_pages)
-        return self._cache.n_available_to(request.namespace.tenant) - n_next - n_needed
+        return self._cache.n_available_to(request.namespace) - n_next - n_needed
 
 
 def _n_equal(first: list[int], second: list[int]) -> int:

@@ -7,39 +7,29 @@ on the device.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass
 from itertools import chain
 from time import monotonic
 from typing import NamedTuple
 
 from radixkv.errors import GrammarFailure, InvariantError, QueueFull, queue_timeout
-from radixkv.runtime.beams.groups import BeamGroups
 from radixkv.runtime.cache.block_table import ComputedRow
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.prompts import PlannedRow, PromptRows
 from radixkv.runtime.scheduler.recovery import RetryQueue, recompute_without_tree, undo_steps
 from radixkv.runtime.scheduler.running import RunningRequests
-from radixkv.runtime.scheduler.shared_prefixes import MIN_SHARED_TOKENS, SharedPrefixes
-from radixkv.runtime.scheduler.waiting import WaitingQueue
+from radixkv.runtime.scheduler.shared_prefixes import SharedPrefixes
+from radixkv.runtime.seams import Continuation, Queue, Shares, Tiers
 from radixkv.runtime.step.forecast import StepForecast
 from radixkv.runtime.step.plan import Row, SharedRun, StepPlan
 from radixkv.runtime.step.result import StepResult
-from radixkv.runtime.tenants.fair_queue import FairQueue
-from radixkv.runtime.tenants.row_shares import RowShares
-from radixkv.runtime.tiers.loading import LoadingRequests
-from radixkv.runtime.tiers.transfers import Transfers
-from radixkv.settings.config import SchedulePolicy, SchedulerConfig
-from radixkv.settings.tenants import TenantConfig
-from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace
+from radixkv.settings.config import SchedulerConfig
+from radixkv.tree.node import TOKEN_BYTES, Lease
 from radixkv.tree.spared import WaitingPrompt
-from radixkv.wire.cache_messages import Tier
 from radixkv.wire.messages import TokenLogprobs
-
-_OFFERED_TOKENS = 256
-"""A decoding request offers its new pages to the host tier after so many tokens. A preemption loses fewer."""
 
 
 class LaunchedPlan(NamedTuple):
@@ -56,14 +46,19 @@ class LaunchedPlan(NamedTuple):
         return list(zip(self.plan.rows, self.requests, strict=True))
 
 
-class InvalidatedPages(NamedTuple):
-    """Pages that an invalidation has made unreachable, by tier."""
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """The limits of steps and of the queue; their meaning is that of ``SchedulerConfig``."""
 
-    n_on_device: int
-    n_held: int
-    """Those of the device that requests and copies still hold."""
-    n_in_host: int
-    n_on_disk: int
+    max_num_seqs: int
+    """Maximum rows of a step."""
+    max_num_batched_tokens: int
+    """Maximum tokens of a step."""
+    max_queued_requests: int = SchedulerConfig.max_queued_requests
+    queue_timeout_s: float | None = None
+    target_itl_ms: float | None = None
+    num_reserved_decode_tokens: int = SchedulerConfig.num_reserved_decode_tokens
+    max_reserved_decode_share: float = SchedulerConfig.max_reserved_decode_share
 
 
 class Scheduler:
@@ -75,83 +70,57 @@ class Scheduler:
 
     Args:
         cache: the page cache over the device's pool.
-        max_num_seqs: maximum rows of a step.
-        max_num_batched_tokens: maximum tokens of a step.
-        schedule_policy, lpm_window, lpm_max_passes: the order of admission, as in ``SchedulerConfig``.
-        max_queued_requests, queue_timeout_s: the limits of the queue, as in ``SchedulerConfig``; of each tenant's.
-        tenants: who may send requests; none: all requests are of one, and no order but theirs counts.
-        target_itl_ms, num_reserved_decode_tokens, max_reserved_decode_share: as in ``SchedulerConfig``.
+        limits: of steps and of the queue.
+        queue: the waiting requests.
+        shares: divides rows and pages among those who send requests.
+        tiers: the memory behind the pool.
         forecast: of the time of steps, for ``target_itl_ms``.
-        transfers: copies pages to and from the host tier; None without one.
-        finds_shared_runs: whether plans list the pages that decode rows share.
-        min_shared_tokens: length of the shortest run of shared pages that plans list.
+        shared_prefixes: finds the pages that decode rows share; None: plans list none.
         clock: seconds, monotonic.
     """
 
     def __init__(
         self,
         cache: PageCache,
+        limits: SchedulerLimits,
+        queue: Queue,
         *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        schedule_policy: SchedulePolicy = SchedulerConfig.schedule_policy,
-        lpm_window: int = SchedulerConfig.lpm_window,
-        lpm_max_passes: int = SchedulerConfig.lpm_max_passes,
-        max_queued_requests: int = SchedulerConfig.max_queued_requests,
-        queue_timeout_s: float | None = None,
-        tenants: Sequence[TenantConfig] = (),
-        target_itl_ms: float | None = None,
-        num_reserved_decode_tokens: int = SchedulerConfig.num_reserved_decode_tokens,
-        max_reserved_decode_share: float = SchedulerConfig.max_reserved_decode_share,
-        forecast: StepForecast | None = None,
-        transfers: Transfers | None = None,
-        finds_shared_runs: bool = False,
-        min_shared_tokens: int = MIN_SHARED_TOKENS,
+        shares: Shares,
+        tiers: Tiers,
+        forecast: StepForecast,
+        shared_prefixes: SharedPrefixes | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.cache = cache
-        open_queue = partial(
-            WaitingQueue, cache, policy=schedule_policy, window=lpm_window, max_passes=lpm_max_passes
-        )
-        self.rows = RowShares(tenants, max_num_seqs)
-        self.fair_queue = FairQueue(tenants, open_queue, self.rows, lpm_window) if tenants else None
-        """The waiting requests by tenant; None without tenants."""
-        self.waiting = open_queue() if self.fair_queue is None else self.fair_queue
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.loading = LoadingRequests(cache, self.waiting, transfers, clock)
+        self.limits = limits
+        self.waiting = queue
+        self.shares = shares
+        self.tiers = tiers
         self.running = RunningRequests(
             cache,
-            self.waiting,
-            self.loading,
-            self.rows,
-            max_num_seqs,
-            max_num_batched_tokens,
-            transfers,
-            n_reserved_tokens=num_reserved_decode_tokens,
-            max_reserved_share=max_reserved_decode_share,
+            queue,
+            tiers,
+            shares,
+            limits.max_num_seqs,
+            limits.max_num_batched_tokens,
+            n_reserved_tokens=limits.num_reserved_decode_tokens,
+            max_reserved_share=limits.max_reserved_decode_share,
         )
-        self._shared_prefixes = SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None
+        self._shared_prefixes = shared_prefixes
         cache.waiting = self._next_prompts
-        if transfers is not None:
-            transfers.host.waiting = self._next_prompts
-        self._transfers = transfers
+        tiers.watch(self._next_prompts)
         self._clock = clock
-        self._target_itl_ms = target_itl_ms
-        self._forecast = forecast or StepForecast()
-        self.max_queued_requests = max_queued_requests
-        self.queue_timeout_s = queue_timeout_s
+        self._forecast = forecast
         self._launched: deque[LaunchedPlan] = deque()
         self._retried = RetryQueue()
-        self._beams = BeamGroups(self.running, self.waiting)
-        self._prompts = PromptRows(cache, self.waiting, self.loading, self.running, clock)
+        self._prompts = PromptRows(cache, queue, tiers, self.running, shares, clock)
         self._n_requests = 0
         self._n_steps = 0
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is waiting, loading, running or releasing."""
-        return not (self.waiting or self.loading or self.running or self.running.is_releasing)
+        return not (self.waiting or self.tiers or self.running or self.running.is_releasing)
 
     @property
     def n_preemptions(self) -> int:
@@ -165,8 +134,8 @@ class Scheduler:
 
     @property
     def is_copying(self) -> bool:
-        """Whether pages are being copied to or from the host tier: there may be more to schedule when they are."""
-        return self._transfers is not None and self._transfers.is_busy
+        """Whether pages are being copied between tiers: there may be more to schedule when they are."""
+        return self.tiers.is_busy
 
     @property
     def launched_plans(self) -> tuple[LaunchedPlan, ...]:
@@ -177,25 +146,23 @@ class Scheduler:
         """Queues a new request: the leading choice, and the choices that fork from it. O(log waiting + tokens).
 
         Raises:
-            QueueFull: ``max_queued_requests`` requests of its tenant wait for their first step. Followers and
+            QueueFull: ``max_queued_requests`` requests of its sender wait for their first step. Followers and
                 preempted requests do not count.
         """
-        if (n_waiting := self.waiting.n_unstarted_beside(leader)) >= self.max_queued_requests:
+        if (n_waiting := self.waiting.n_unstarted_beside(leader)) >= self.limits.max_queued_requests:
             raise QueueFull(f"the queue is full: {n_waiting} requests wait for their first step; try later")
         leader.set_followers(followers)
         for choice in (leader, *followers):
             choice.serial = self._n_requests
             self._n_requests += 1
-        self._beams.add(leader)
         self.waiting.add(leader)
 
     def abort(self, request: Request) -> None:
         """Finishes an unfinished request; its pages are freed once no launched step uses them.
 
-        If it has followers, the first of them becomes the leader. Beams must be aborted with all others of their
-        group, which chooses no more. O(running).
+        If it has followers, the first of them becomes the leader. With a continuation all choices of a request must
+        be aborted together. O(running).
         """
-        self._beams.forget(request)
         if request.phase is Phase.FOLLOWING:
             assert request.leader is not None
             request.leader.followers.remove(request)
@@ -205,9 +172,9 @@ class Scheduler:
             self.waiting.remove(request)
             request.phase = Phase.FINISHED
         elif request.phase is Phase.LOADING:
-            self.loading.leave(request)
+            self.tiers.leave(request)
             request.phase = Phase.FINISHED
-        elif request.phase is Phase.HELD:
+        elif request.phase is Phase.PAUSED:
             request.phase = Phase.FINISHED
         else:
             self.running.finish(request)
@@ -220,38 +187,16 @@ class Scheduler:
 
         A request that has run never times out, nor one whose pages are being copied to the device. O(loads).
         """
-        if self.queue_timeout_s is None:
+        timeout_s = self.limits.queue_timeout_s
+        if timeout_s is None:
             return []
         updates: list[Update] = []
         now = self._clock()
-        last = now - self.queue_timeout_s
-        for request in (*self.waiting.take_received_before(last), *self.loading.take_received_before(last)):
+        last = now - timeout_s
+        for request in (*self.waiting.take_received_before(last), *self.tiers.take_received_before(last)):
             request.phase = Phase.FINISHED
-            updates.append(Update(request, error=queue_timeout(now - request.received_at, self.queue_timeout_s)))
-        self._beams.forget_failed(updates)
+            updates.append(Update(request, error=queue_timeout(now - request.received_at, timeout_s)))
         return updates
-
-    def invalidate(self, namespace: Namespace, tokens: bytes, lowest_tier: Tier = "storage") -> InvalidatedPages:
-        """Drops every cached sequence that begins with ``tokens`` from all tiers, or from the upper ones.
-
-        The prefix's own pages go too, back to where another cached sequence branches off. Copies in flight add
-        nothing of it to any tier. Running requests keep what they hold until they end; that, and what they compute
-        after it, is not found by others. What later requests compute is cached anew.
-
-        O(nodes · log leaves), and O(pages in the store) with a disk tier.
-
-        Args:
-            namespace: namespace of the sequences.
-            tokens: whole pages; none for the whole namespace.
-            lowest_tier: the tiers below it keep what they have.
-        """
-        n_on_device, n_held = self.cache.invalidate(namespace, tokens)
-        n_in_host, n_on_disk = 0, 0
-        if self._transfers is not None and lowest_tier != "device":
-            n_in_host, n_on_disk = self._transfers.invalidate(
-                namespace, tokens, drops_disk=lowest_tier == "storage"
-            )
-        return InvalidatedPages(n_on_device, n_held, n_in_host, n_on_disk)
 
     def schedule(self) -> StepPlan | None:
         """Makes the next plan; None if nothing can run before a launched step is done.
@@ -259,38 +204,27 @@ class Scheduler:
         While requests are retried after a failed step, every second plan is of one of them alone, and no two plans
         are in flight at once: if its step fails, the request is the cause.
 
-        Takes the finished copies of the host tier, and starts new ones.
+        Takes the finished copies between tiers, and starts new ones.
 
         O(running + admissions), with retried requests O(retried · running), and ``WaitingQueue.candidates`` where a
         request may be admitted.
         """
-        if self.loading.advance():
+        if self.tiers.advance():
             self._prompts.unblock()
         plan = self._plan()
         while plan is None and not self._is_delayed and self.running.make_way():
             plan = self._plan()
-        if self.fair_queue is not None and self._beams:
-            self._make_way_for_beams(self.fair_queue)
+        self.running.make_way_for_stuck()
         return plan
 
     def _next_prompts(self) -> Iterator[WaitingPrompt]:
         """Yields namespace and tokens of the requests that will look up their prefixes soon, in that order."""
-        return chain(self.loading.next_prompts(), self.waiting.next_prompts())
-
-    def _make_way_for_beams(self, queue: FairQueue) -> None:
-        """Makes way within each tenant whose rows all belong to beams that wait for a row of another. O(running).
-
-        The tenant may get no further row, and ``schedule`` does not see that while other tenants have steps.
-        """
-        n_held = Counter(request.tenant for request in self.running if request.candidates is not None)
-        for tenant, n_rows in n_held.items():
-            if n_rows == self.rows.n_rows(tenant) and queue.n_waiting(tenant):
-                self.running.make_way(tenant)
+        return chain(self.tiers.next_prompts(), self.waiting.next_prompts())
 
     @property
     def _is_delayed(self) -> bool:
         """Whether there may be more to schedule once a launched step is done, or a copy in flight."""
-        return bool(self._launched) or (self._transfers is not None and self._transfers.delays_requests)
+        return bool(self._launched) or self.tiers.delays_requests
 
     def _plan(self) -> StepPlan | None:
         """Makes the next plan; None if no request fits into one now."""
@@ -312,6 +246,7 @@ class Scheduler:
         updates: list[Update] = []
         rows = list(zip(plan.rows, launched.requests, result.tokens, result.finite, strict=True))
         computed: list[ComputedRow] = []
+        continued: dict[Continuation, None] = {}
         for row, request, _, finite in rows:
             self._row_done(request, row)
             if finite and not request.discards_results:
@@ -322,13 +257,11 @@ class Scheduler:
                 elif fills_page or not blocks.is_computed:
                     computed.append(ComputedRow(blocks, request.tokens, end, request.last_step))
         self.cache.commit_computed(computed, plan.step)
-        if self._transfers is not None:
-            self._offer(self._transfers, launched)
+        self.tiers.computed(plan, launched.requests)
         if not all(result.finite):
             for _, request, _, finite in rows:
                 if not finite:
                     updates += recompute_without_tree(self.cache, self.running, request)
-            self._beams.forget_failed(updates)
         for index, (row, request, token, finite) in enumerate(rows):
             if finite and request.phase is not Phase.FINISHED and not request.discards_results:
                 # A row of a prompt does not end a retry: it does not show that decoding works.
@@ -339,10 +272,11 @@ class Scheduler:
                     updates.append(Update(request, prompt_logprobs=unreported))
                 if row.sampling is not None:
                     logprobs = result.logprobs[index] if result.logprobs else None
-                    if request.search is not None:
-                        request.candidates = logprobs
-                    else:
+                    if request.continuation is None:
                         updates.append(self._append_token(request, token, logprobs))
+                    else:
+                        request.continuation.take(request, logprobs)
+                        continued[request.continuation] = None
             blocks = request.blocks
             if not request.n_pending_copies:
                 if blocks.replaced:
@@ -351,7 +285,9 @@ class Scheduler:
                     # After the forks of a leader, which read one position further back.
                     self.cache.free_behind(blocks, row.start + row.n_tokens)
         self.running.release()
-        return updates + self._beams.advance(launched.requests)
+        for continuation in continued:
+            updates += continuation.advance()
+        return updates
 
     def fail(self) -> list[Update]:
         """Undoes all launched plans after a failure, newest first. O(running)."""
@@ -363,7 +299,6 @@ class Scheduler:
                 self._row_done(request, row)
                 involved.append(request)
         updates = undo_steps(self.cache, self.running, involved)
-        self._beams.forget_failed(updates)
         self._retried.add(involved)
         self.running.release()
         return updates
@@ -374,15 +309,12 @@ class Scheduler:
         Raises:
             InvariantError: a bug in radixkv.
         """
-        copied = [] if self._transfers is None else list(self._transfers.block_tables())
-        self.cache.check([*self.running.block_tables(), *self.loading.block_tables(), *copied])
-        if self._transfers is not None:
-            self._transfers.check()
+        behind = self.tiers.block_tables()
+        self.cache.check([*self.running.block_tables(), *behind])
+        self.tiers.check()
         n_held = self.cache.n_pages - self.cache.n_available
-        if self.is_idle and n_held and not copied:
+        if self.is_idle and n_held and not behind:
             raise InvariantError(f"no request is left, but {n_held} pages are leased, detached or in a tail")
-        if self.is_idle and self._beams:
-            raise InvariantError(f"no request is left, but {len(self._beams)} beam groups have not ended")
 
     def _plan_first_alone(self, retried: Sequence[Request]) -> StepPlan | None:
         """Plans a step of the first retried request that fits; None if none does. O(retried · running).
@@ -431,7 +363,7 @@ class Scheduler:
         runs_id = 0
         if self._shared_prefixes is not None:
             shared, runs_id = self._shared_prefixes.find(requests[:n_decoding])
-        forks = [request for request in requests[:n_decoding] if request.leader is not None]  # of beams
+        forks = [request for request in requests[:n_decoding] if request.leader is not None]  # of a continuation
         copies, sources = _take_copies(forks + requests[n_decoding:])
         is_masked = any(row.sampling is not None and row.sampling.is_masked for row in rows)
         plan = StepPlan(self._n_steps, tuple(rows), copies, shared, runs_id, is_masked, n_decode)
@@ -441,10 +373,10 @@ class Scheduler:
 
     def _prompt_budget(self, n_decoding: int) -> int:
         """Returns the maximum tokens of prompts beside decode rows."""
-        budget = self.max_num_batched_tokens - n_decoding
-        if self._target_itl_ms is None or not n_decoding:
+        budget = self.limits.max_num_batched_tokens - n_decoding
+        if self.limits.target_itl_ms is None or not n_decoding:
             return budget
-        n_in_time = self._forecast.prompt_tokens(n_decoding, self._target_itl_ms / 1e3)
+        n_in_time = self._forecast.prompt_tokens(n_decoding, self.limits.target_itl_ms / 1e3)
         return budget if n_in_time is None else min(budget, max(n_in_time, self.cache.page_size))
 
     def _decode_rows(self, decoding: list[Request]) -> tuple[list[Request], list[Row]]:
@@ -462,21 +394,8 @@ class Scheduler:
             if has_pages or (request.phase is Phase.RUNNING and self.running.make_room(request, start + 1)):
                 requests.append(request)
                 rows.append(request.make_row(start, start + 1, start, self._n_steps))
-        if self.fair_queue is not None:
-            for tenant, n_tokens in Counter(request.tenant for request in requests).items():
-                self.fair_queue.charge(tenant, n_tokens)
+        self.waiting.charge(requests, 1)
         return requests, rows
-
-    def _offer(self, transfers: Transfers, launched: LaunchedPlan) -> None:
-        """Offers what requests of a finished step have computed to the host tier: each chunk of a prompt, and pages
-        of the output once there are ``_OFFERED_TOKENS``. O(rows), and the tokens of those that are offered."""
-        plan = launched.plan
-        for index, (row, request) in enumerate(zip(plan.rows, launched.requests, strict=True)):
-            end = row.start + row.n_tokens
-            is_due = index >= plan.n_decode or end >= request.n_offered + _OFFERED_TOKENS
-            if is_due and request.uses_tiers and request.phase is Phase.RUNNING:
-                request.n_offered = end
-                transfers.offer_computed(request.namespace, bytes(request.tokens[: end * TOKEN_BYTES]))
 
     def _row_done(self, request: Request, row: Row) -> None:
         """Notes that a launched row is done or has failed, and with it the page copies before it."""

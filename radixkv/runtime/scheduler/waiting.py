@@ -43,6 +43,8 @@ class WaitingQueue:
         self.version = 0
         """Changes whenever a request is added or removed."""
 
+    is_common = True
+
     def __len__(self) -> int:
         return len(self._in_order)
 
@@ -146,6 +148,9 @@ class WaitingQueue:
         if self._n_admissions >= _MAX_ADMISSIONS_BEFORE_AGING:
             self._n_admissions = 0
             self._age()
+
+    def charge(self, requests: Sequence[Request], n_tokens: int) -> None:
+        """Does nothing: the order depends on no costs. O(1)."""
 
     def _first_in_order(self) -> Iterator[Request]:
         """Yields the first ``window`` requests by priority and age, without those that are retried alone."""

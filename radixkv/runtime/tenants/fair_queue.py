@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import chain, count, islice, zip_longest
 from math import inf
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.scheduler.waiting import WaitingQueue
@@ -66,6 +67,8 @@ class FairQueue:
         self.n_computed = dict.fromkeys(self._queues, 0)
         """Tokens that steps have computed for each tenant since the start."""
 
+    is_common = False
+
     def __len__(self) -> int:
         return sum(len(self._queues[name]) for name in self._turns)
 
@@ -111,8 +114,12 @@ class FairQueue:
         if not queue:
             self._leave(request.tenant)
 
-    def charge(self, tenant: str, n_tokens: int) -> None:
-        """Counts tokens that a step computes for a tenant. O(1)."""
+    def charge(self, requests: Sequence[Request], n_tokens: int) -> None:
+        """Counts that a step computes ``n_tokens`` tokens for each of these requests. O(requests)."""
+        for tenant, n_requests in Counter(request.tenant for request in requests).items():
+            self._charge(tenant, n_requests * n_tokens)
+
+    def _charge(self, tenant: str, n_tokens: int) -> None:
         self.n_computed[tenant] += n_tokens
         if self._turns:
             deficit = self._deficit(tenant) - n_tokens
@@ -236,7 +243,3 @@ class FairQueue:
 
 def _waits(request: Request) -> bool:
     return request.phase is Phase.WAITING and request.block_table is None
-
-
-Queue: TypeAlias = WaitingQueue | FairQueue
-"""The waiting queue, without or with tenants."""

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from radixkv.errors import ConfigError, InvariantError
+from radixkv.runtime.cache.block_table import BlockTable
+from radixkv.runtime.cache.page_shares import PageShares
 from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.evictable import OTHERS
+from radixkv.tree.node import Namespace
 from radixkv.tree.radix_tree import RadixTree
 
 
-class TenantPages:
+class TenantPages(PageShares):
     """Counts the pages of tenants with a share of them, and keeps their floors and caps.
 
     A tenant *owns* the pages that are cached in its namespaces, detached ones too, and those that are private to
-    its block tables. It *holds* those of them that cannot be evicted. If it holds fewer pages than its floor, the
-    difference is *reserved*: others leave so many pages available, and evict only those of its pages that exceed
-    the floor. It never owns more than its cap: its own pages are evicted first.
+    its block tables. It *holds* the part of them that cannot be evicted. If it holds fewer than its floor, the
+    difference is *reserved*: others leave so many pages available, and evict only what exceeds its floor. It never
+    owns more than its cap: its own pages are evicted first.
 
     Args:
         tenants: all of them; those without a share of pages have neither floor nor cap.
-        n_pages: pages of the cache.
-        tree: of the cache, which counts the evictable pages of those with a share apart.
     """
 
-    def __init__(self, tenants: Sequence[TenantConfig], n_pages: int, tree: RadixTree) -> None:
+    def __init__(self, tenants: Sequence[TenantConfig]) -> None:
         self._tenants = [one for one in tenants if one.has_page_share]
-        self._tree = tree
-        self.n_owned = {one.name: 0 for one in self._tenants}
+        self.names = tuple(one.name for one in self._tenants)
+        self.n_owned = dict.fromkeys(self.names, 0)
         """Pages of each tenant with a share."""
+
+    def open(self, tree: RadixTree, n_pages: int) -> None:
+        """Begins to divide the pages of a cache. O(tenants)."""
+        self._tree = tree
         self.resize(n_pages)
 
     def resize(self, n_pages: int) -> None:
@@ -38,10 +43,10 @@ class TenantPages:
         self._floors = {name: floor for name, floor in floors.items() if floor}
         self._caps = {one.name: one.max_pages(n_pages) for one in self._tenants}
 
-    def add(self, tenant: str, n_pages: int) -> None:
+    def add(self, namespace: Namespace, n_pages: int) -> None:
         """Counts pages that a tenant owns in addition; a negative number of those that are freed. O(1)."""
-        if tenant in self.n_owned:
-            self.n_owned[tenant] += n_pages
+        if namespace.tenant in self.n_owned:
+            self.n_owned[namespace.tenant] += n_pages
 
     def n_held(self, tenant: str) -> int:
         """Returns how many pages a tenant with a share owns that cannot be evicted. O(1)."""
@@ -71,10 +76,15 @@ class TenantPages:
         cap = self._caps.get(tenant)
         return None if cap is None else cap - self.n_held(tenant)
 
-    def n_available(self, tenant: str, n_available: int) -> int:
-        """Returns how many of the free and evictable pages a tenant can get. O(tenants)."""
-        n_pages = n_available - self.n_reserved_beside(tenant)
-        n_below_cap = self.n_below_cap(tenant)
+    def n_available(self, namespace: Namespace, n_available: int) -> int:
+        """Returns how many of the free and evictable pages a tenant can get, negative if others lack reserved ones.
+
+        O(tenants with a share).
+        """
+        if not self.names:
+            return n_available
+        n_pages = n_available - self.n_reserved_beside(namespace.tenant)
+        n_below_cap = self.n_below_cap(namespace.tenant)
         return n_pages if n_below_cap is None else min(n_pages, n_below_cap)
 
     def is_capped(self, tenant: str, n_available: int) -> bool:
@@ -87,43 +97,36 @@ class TenantPages:
         n_below_cap = self.n_below_cap(tenant)
         return n_below_cap is not None and n_below_cap < n_available - self.n_reserved_beside(tenant)
 
-    def have_room(self, n_needed: Mapping[str, int], n_available: int) -> bool:
-        """Returns whether each tenant can get so many pages, all together. O(tenants).
-
-        Args:
-            n_needed: pages by tenant.
-            n_available: free and evictable pages.
-        """
+    def have_room(self, block_tables: Sequence[BlockTable], n_available: int) -> bool:
+        """Returns whether each block table can get one page more, all together. O(block tables + tenants)."""
+        n_needed = Counter(blocks.namespace.tenant for blocks in block_tables)
         for tenant, n_pages in n_needed.items():
             n_below = self.n_below_cap(tenant)
             if n_below is not None and n_pages > n_below:
                 return False
-        n_reserved = sum(max(0, self.n_reserved(name) - n_needed.get(name, 0)) for name in self._floors)
-        return sum(n_needed.values()) + n_reserved <= n_available
+        n_reserved = sum(max(0, self.n_reserved(name) - n_needed[name]) for name in self._floors)
+        return n_needed.total() + n_reserved <= n_available
 
-    def n_over_cap(self, tenant: str, n_pages: int) -> int:
+    def n_over_cap(self, namespace: Namespace, n_pages: int) -> int:
         """Returns how many pages a tenant must evict of its own before it gets ``n_pages`` more. O(1)."""
-        cap = self._caps.get(tenant)
-        return 0 if cap is None else max(0, self.n_owned[tenant] + n_pages - cap)
+        cap = self._caps.get(namespace.tenant)
+        return 0 if cap is None else max(0, self.n_owned[namespace.tenant] + n_pages - cap)
 
-    def quotas(self, tenant: str) -> dict[str, int]:
-        """Returns how many pages of each tenant may be evicted for one of them. O(tenants)."""
+    def quotas(self, namespace: Namespace) -> dict[str, int] | None:
+        """Returns how many pages of each tenant may be evicted for one of them; None without shares. O(tenants)."""
+        if not self.names:
+            return None
         n_evictable = self._tree.n_pages_evictable_by_tenant
         n_others = self._tree.n_pages_evictable - sum(n_evictable.values())
-        spared = {name: 0 if name == tenant else self.n_reserved(name) for name in n_evictable}
-        return {name: max(0, n_pages - spared[name]) for name, n_pages in n_evictable.items()} | {OTHERS: n_others}
+        n_left = {name: 0 if name == namespace.tenant else self.n_reserved(name) for name in n_evictable}
+        return {name: max(0, n_pages - n_left[name]) for name, n_pages in n_evictable.items()} | {OTHERS: n_others}
 
-    def check(self, n_private: Counter[str]) -> None:
-        """Recounts what each tenant with a share owns. O(nodes of the tree).
-
-        Args:
-            n_private: private pages of all block tables, by tenant.
-
-        Raises:
-            InvariantError: a bug in radixkv.
-        """
-        in_tree = self._tree.pages_by_tenant()
-        n_owned = {name: in_tree[name] + n_private[name] for name in self.n_owned}
+    def check(self, n_private: Counter[Namespace]) -> None:
+        """Recounts what each tenant with a share owns. O(nodes of the tree). Raises ``InvariantError``."""
+        counted: Counter[str] = self._tree.pages_by_tenant()
+        for namespace, n_pages in n_private.items():
+            counted[namespace.tenant] += n_pages
+        n_owned = {name: counted[name] for name in self.n_owned}
         if n_owned != self.n_owned:
             raise InvariantError(f"tenants own {n_owned} pages, but {self.n_owned} were counted")
         for name, cap in self._caps.items():

@@ -212,7 +212,7 @@ class DiskTier:
             namespace, tokens[: n_tokens * TOKEN_BYTES], is_hit=False
         )  # the load after it is one
         first = blocks.n_leased
-        last = min(n_tokens // page_size, first + max(0, self.host.n_available_to(namespace.tenant)))
+        last = min(n_tokens // page_size, first + max(0, self.host.n_available_to(namespace)))
         if last <= max(first, n_device // page_size) or not self.host.reserve(blocks, last):
             self.host.close(blocks)
             return None

@@ -1,19 +1,27 @@
-"""The waiting requests whose cached prefix is copied from another tier to the device before they are admitted."""
+"""The memory tiers of a server: which requests wait for pages from them, and what is offered to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Phase, Request
-from radixkv.runtime.tenants.fair_queue import Queue
+from radixkv.runtime.seams import Queue, TierChanges, TierHits, Tiers
+from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.tiers.disk_tier import Fetch, Lookup
+from radixkv.runtime.tiers.stats import disk_stats, host_stats
 from radixkv.runtime.tiers.tier_copies import Load
 from radixkv.runtime.tiers.transfers import Transfers
-from radixkv.tree.node import TOKEN_BYTES
+from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.tree.spared import WaitingPrompt
+from radixkv.wire.cache_messages import Tier
+from radixkv.wire.stats import DiskStats, HostStats
+
+_OFFERED_TOKENS = 256
+"""A decoding request offers its new pages after so many tokens. A preemption loses fewer."""
 
 
 class _Loading(NamedTuple):
@@ -22,8 +30,22 @@ class _Loading(NamedTuple):
     """Pages that the request needs beside the loaded ones."""
 
 
-class LoadingRequests:
-    """The requests in phase ``LOADING``: out of the waiting queue, without a batch slot.
+@dataclass(slots=True)
+class _Wait:
+    """How a request has waited for pages."""
+
+    began_at: float
+    """When it first began, on the clock."""
+    ended_at: float | None = None
+    """When the last of its pages had come; None while it waits. Waits after its first step do not count."""
+    uses_disk: bool = True
+    """Whether its pages may be fetched from disk; False after that has failed, so that it is not tried for ever."""
+    is_looked_up: bool = False
+    """Whether a store that servers share was asked for its pages."""
+
+
+class MemoryTiers(Tiers):
+    """Host tier and disk tier. Requests that load are in phase ``LOADING``, out of the waiting queue.
 
     A *loading* request has a load in flight. Once the copy is done it is *loaded*: it keeps the pages, and is
     admitted before all waiting requests. A request that needs pages which are being loaded for another one *joins*
@@ -34,24 +56,31 @@ class LoadingRequests:
     The pages that loading and loaded requests still need beside the loaded ones are *promised*: nobody else is
     admitted into them, so that a load is not for nothing.
 
+    Each chunk of a prompt is offered to the host tier when it is computed, and pages of the output when there are
+    ``_OFFERED_TOKENS``: a preemption loses fewer.
+
     Args:
         cache: the page cache of the device.
         waiting: where the requests come from.
-        transfers: makes the copies; None: no request is ever loaded.
+        transfers: makes the copies.
         clock: seconds, monotonic.
     """
 
-    def __init__(
-        self, cache: PageCache, waiting: Queue, transfers: Transfers | None, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, cache: PageCache, waiting: Queue, transfers: Transfers, clock: Callable[[], float]) -> None:
         self._cache = cache
         self._waiting = waiting
         self._transfers = transfers
+        self.host = transfers.host
         self._clock = clock
         self._loads: dict[Request, _Loading] = {}
-        """Of the loading and loaded requests, in the order in which their loads began."""
+        """The loading and loaded requests, in the order in which their loads began."""
         self._joined: dict[Request, Load | Fetch | Lookup] = {}
-        """Of the requests that wait for a load of another one, or for pages from disk or a shared store."""
+        """What each request waits for that joined the load of another one, or waits for pages from disk or a shared
+        store."""
+        self._waits: dict[Request, _Wait] = {}
+        """Of the requests without an end that have waited here."""
+        self._n_offered: dict[Request, int] = {}
+        """By running request: leading tokens that were offered."""
         self.n_promised = 0
         """Pages that the loading and loaded requests still need."""
 
@@ -71,8 +100,22 @@ class LoadingRequests:
             yield request.namespace, bytes(request.tokens)
 
     def block_tables(self) -> list[BlockTable]:
-        """The block tables of the loading and loaded requests. O(requests)."""
-        return [load.blocks for load, _ in self._loads.values()]
+        """Returns the device's block tables of the loading and loaded requests, and of all copies. O(requests)."""
+        return [*(load.blocks for load, _ in self._loads.values()), *self._transfers.block_tables()]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether pages are being copied between tiers. O(1)."""
+        return self._transfers.is_busy
+
+    @property
+    def delays_requests(self) -> bool:
+        """Whether pages are being copied for which requests may wait: to any tier but the disk. O(1)."""
+        return self._transfers.delays_requests
+
+    def watch(self, waiting: Callable[[], Iterable[WaitingPrompt]]) -> None:
+        """Lets the host tier evict what waiting prompts need last."""
+        self._transfers.host.waiting = waiting
 
     def loaded(self) -> list[Request]:
         """The loaded requests, the first to be admitted first. O(requests · log requests)."""
@@ -101,7 +144,7 @@ class LoadingRequests:
             or there are too few pages for it.
         """
         transfers = self._transfers
-        if transfers is None or not request.uses_tiers or request.is_retried or request.bypasses_tree:
+        if not request.uses_tiers or request.is_retried or request.bypasses_tree:
             return False
         cached = transfers.match(request.namespace, request.key)
         joined = transfers.find_load(request.namespace, request.key, cached.n_device)
@@ -112,8 +155,10 @@ class LoadingRequests:
         n_missing = self._cache.pages_for(request.n_known) - cached.n_device // self._cache.page_size
         if n_missing > n_available:
             return False
-        if request.uses_disk:
-            fetch = transfers.find_fetch(request.namespace, request.key, cached, looks_up=not request.is_looked_up)
+        wait = self._waits.get(request)
+        if wait is None or wait.uses_disk:
+            looks_up = wait is None or not wait.is_looked_up
+            fetch = transfers.find_fetch(request.namespace, request.key, cached, looks_up=looks_up)
             if fetch is not None:
                 self._take(request)
                 self._joined[request] = fetch
@@ -123,7 +168,7 @@ class LoadingRequests:
                 transfers.count_declined()
             return False
         n_pages = self._cache.pages_for(request.n_known)
-        n_kept = self._cache.n_available_to(request.namespace.tenant) - n_available
+        n_kept = self._cache.n_available_to(request.namespace) - n_available
         load = transfers.begin_load(request.namespace, request.key, n_pages, n_kept)
         if load is None:
             return False
@@ -142,19 +187,18 @@ class LoadingRequests:
         Returns:
             Whether a load has finished, or loaded pages are available again.
         """
-        if self._transfers is None:
-            return False
         has_finished = self._transfers.advance()
         for request, copy in list(self._joined.items()):
             if copy.is_done:
-                request.is_looked_up |= isinstance(copy, Lookup)
+                wait = self._waits[request]
+                wait.is_looked_up |= isinstance(copy, Lookup)
                 if isinstance(copy, Fetch):
-                    request.uses_disk = not copy.has_failed
+                    wait.uses_disk = not copy.has_failed
                     request.cache_use.note("fetched", copy.start, copy.start + copy.n_tokens)
                 self._note_end(request)
                 self.retract(request)
         for request, (load, _) in list(self._loads.items()):
-            if load.is_done and request.load_ended_at is None:
+            if load.is_done and self._waits[request].ended_at is None:
                 self._note_end(request)
             if load.is_done and (load.is_lost or not load.blocks.can_commit):
                 request.uses_tiers = request.uses_tiers and not load.has_failed
@@ -214,17 +258,108 @@ class LoadingRequests:
         if self._joined.pop(request, None) is None:
             load, n_missing = self._loads.pop(request)
             self.n_promised -= n_missing
-            assert self._transfers is not None, "only transfers make loads"
             self._transfers.leave(load)
+
+    def used(self, request: Request) -> None:
+        """Offers the cached prefix on which a request is admitted. O(pages leased)."""
+        blocks = request.blocks
+        if request.uses_tiers and blocks.n_leased:
+            n_bytes = blocks.n_leased * self._cache.page_size * TOKEN_BYTES
+            self._transfers.offer_used(request.namespace, request.key[:n_bytes])
+
+    def computed(self, plan: StepPlan, requests: Sequence[Request]) -> None:
+        """Offers what a step has computed. O(rows), and the tokens of those requests that are due."""
+        n_offered = self._n_offered
+        for index, (row, request) in enumerate(zip(plan.rows, requests, strict=True)):
+            end = row.start + row.n_tokens
+            is_due = index >= plan.n_decode or end >= n_offered.get(request, 0) + _OFFERED_TOKENS
+            if is_due and request.uses_tiers and request.phase is Phase.RUNNING:
+                n_offered[request] = end
+                self._transfers.offer_computed(request.namespace, bytes(request.tokens[: end * TOKEN_BYTES]))
+
+    def forked(self, parent: Request, fork: Request) -> None:
+        """Counts as offered for a fork what was offered for its parent. O(1)."""
+        if parent in self._n_offered:
+            self._n_offered[fork] = self._n_offered[parent]
+
+    def freeing(self, request: Request) -> None:
+        """Offers what is computed of a request. O(tokens)."""
+        self._n_offered.pop(request, None)
+        if request.uses_tiers and request.blocks.can_commit:
+            self._transfers.offer_computed(request.namespace, bytes(request.tokens))
+
+    def ended(self, choices: Sequence[Request]) -> tuple[float, float] | None:
+        """Forgets the choices of a request; returns the wait of the first one that has waited. O(choices)."""
+        waits = [wait for choice in choices if (wait := self._waits.pop(choice, None)) is not None]
+        return next(((wait.began_at, wait.ended_at) for wait in waits if wait.ended_at is not None), None)
+
+    def step_done(self, plan: StepPlan, device_seconds: float) -> None:
+        """Learns from a step how long it takes to compute a token of a prompt. O(rows)."""
+        self._transfers.cost.add_step(plan.n_prompt_tokens, plan.n_tokens, device_seconds)
+
+    def find(self, namespace: Namespace, tokens: bytes) -> TierHits:
+        """Returns what the tiers have of a prompt beyond the device. O(edges), with a disk tier O(tokens)."""
+        transfers = self._transfers
+        cached = transfers.match(namespace, tokens)
+        with_disk = transfers.match_disk(namespace, tokens, cached)
+        n_used = len(tokens) // TOKEN_BYTES - 1  # a request computes at least one prompt token
+        n_in_host = max(0, min(cached.n_host, n_used) - cached.n_device)
+        n_on_disk = max(0, min(with_disk.n_disk, n_used) - max(cached.n_host, cached.n_device))
+        return TierHits(
+            n_in_host,
+            is_loaded=n_in_host > 0 and transfers.should_load(cached),
+            min_loaded_tokens=transfers.cost.min_tokens if transfers.load_policy == "auto" else None,
+            n_on_disk=n_on_disk,
+            is_fetched=n_on_disk > 0 and transfers.should_load(with_disk),
+            n_beyond_device=with_disk.n_beyond_device,
+            n_beyond_host=with_disk.n_beyond_host,
+        )
+
+    def flush(self) -> None:
+        """Empties all tiers, and drops the offers. O(nodes · log leaves + slots freed + pages on disk)."""
+        self._transfers.flush()
+
+    def invalidate(self, namespace: Namespace, tokens: bytes, lowest: Tier) -> tuple[int | None, int | None]:
+        """Drops every sequence that begins with ``tokens``, also from copies in flight."""
+        has_disk = self._transfers.disk is not None
+        if lowest == "device":
+            return 0, 0 if has_disk else None
+        dropped = self._transfers.invalidate(namespace, tokens, drops_disk=lowest == "storage")
+        return dropped[0], dropped[1] if has_disk else None
+
+    def stats(self, n_pinned: int) -> tuple[HostStats | None, DiskStats | None]:
+        """Returns the counters and gauges of host tier and disk tier. O(1)."""
+        disk = self._transfers.disk
+        return host_stats(self._transfers, len(self), n_pinned), None if disk is None else disk_stats(disk)
+
+    def changes(self) -> list[TierChanges]:
+        """Begins to record the changes of host tier and disk tier; returns their sources. O(1)."""
+        host, disk = self._transfers.host, self._transfers.disk
+        tiers = [TierChanges("CPU", host.record_changes(), host.tree.computed_pages)]
+        if disk is not None:
+            disk.changes.is_on = True
+            tiers.append(TierChanges("STORAGE", disk.changes, disk.changes.stored_pages))
+        return tiers
+
+    def check(self) -> None:
+        """Checks that every host slot is in exactly one place. O(slots). Raises ``InvariantError``."""
+        self._transfers.check()
+
+    def descriptors(self) -> list[int]:
+        """Returns descriptors of which one is readable when a copy has finished."""
+        return self._transfers.descriptors()
+
+    def close(self, timeout_s: float) -> None:
+        """Ends the copies, and frees the memory. Writes to disk what was offered, as far as the time allows."""
+        self._transfers.close(timeout_s)
 
     def _take(self, request: Request) -> None:
         self._waiting.remove(request)
         request.phase = Phase.LOADING
+        wait = self._waits.setdefault(request, _Wait(self._clock()))
         if request.scheduled_at is None:
-            request.load_ended_at = None
-            if request.load_began_at is None:
-                request.load_began_at = self._clock()
+            wait.ended_at = None
 
     def _note_end(self, request: Request) -> None:
         if request.scheduled_at is None:
-            request.load_ended_at = self._clock()
+            self._waits[request].ended_at = self._clock()

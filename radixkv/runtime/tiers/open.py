@@ -11,6 +11,7 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.checkpoints.fingerprint import fingerprint
 from radixkv.errors import ConfigError, shortened
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.page_shares import PageShares
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.plan import Row, StepPlan
@@ -71,6 +72,8 @@ def open_tiers(
     cache: PageCache,
     host_memory_bytes: int,
     objects: ObjectStore | None = None,
+    *,
+    page_shares: PageShares | None = None,
 ) -> Transfers:
     """Opens the host tier, and the disk tier or shared store if there is to be one. Closes all on failure.
 
@@ -81,13 +84,14 @@ def open_tiers(
         cache: the page cache of the pool.
         host_memory_bytes: size of the host tier.
         objects: those of the shared store, which closes them; None: no shared store.
+        page_shares: divide the host tier's pages among tenants; None: nothing is divided.
 
     Raises:
         ConfigError: a tier does not fit the machine, or the folder cannot be used.
     """
     settings = resolved.device_settings
     policy = open_eviction_policy(resolved.eviction_policy, resolved.ghost_capacity)
-    host, cost = PageCache(0, settings.page_size, policy=policy, tenants=resolved.tenants), LoadCost()
+    host, cost = PageCache(0, settings.page_size, policy=policy, page_shares=page_shares), LoadCost()
     host.tree.history = cache.tree.history
     with ExitStack() as on_failure:
         copier = executor.open_copier(host_memory_bytes)

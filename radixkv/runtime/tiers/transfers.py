@@ -285,7 +285,7 @@ class Transfers:
         blocks = self.device.open(namespace, tokens, is_hit=False)
         first, last = blocks.n_leased, source.n_leased
         # Counted now, because the lease on the device's prefix makes its pages unavailable.
-        has_room = max(n_pages, last) - first <= self.device.n_available_to(namespace.tenant) - n_kept
+        has_room = max(n_pages, last) - first <= self.device.n_available_to(namespace) - n_kept
         if last <= first or not has_room or not self.device.reserve(blocks, last):
             self.host.close(source)
             self.device.close(blocks)
@@ -439,12 +439,11 @@ class Transfers:
         source = self.device.open(offer.namespace, offer.tokens, is_use=False)
         blocks = self.host.open(offer.namespace, offer.tokens, is_hit=False)
         first, end = blocks.n_leased, self.device.n_computed(source) // page_size
-        tenant = offer.namespace.tenant
         is_being_stored = first < end and source.pages[first] in self._pages_in_store
         is_growing = self.host.n_pages < self.copier.n_slots
-        waits_for_slots = is_growing and end - first > max(0, self.host.n_available_to(tenant))
+        waits_for_slots = is_growing and end - first > max(0, self.host.n_available_to(offer.namespace))
         is_postponed = is_being_stored or waits_for_slots
-        n_stored = 0 if is_postponed else self.host.make_room(tenant, end - first)
+        n_stored = 0 if is_postponed else self.host.make_room(offer.namespace, end - first)
         if not n_stored:
             self._close_both(source, blocks, offer.namespace, offer.tokens)
             if is_postponed:

@@ -129,7 +129,7 @@ def test_an_abort_and_a_flush_during_a_load(checkpoint: Checkpoint, cold: ColdAn
         evict_all(server.cache)
         server.add(10, PROMPTS[10], N_TOKENS)
         server.loop.turn()
-        assert len(server.scheduler.loading) == 1
+        assert len(server.scheduler.tiers) == 1
         server.loop.receive(message)
         server.run()
         server.finish_copies()

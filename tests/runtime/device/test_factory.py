@@ -15,7 +15,7 @@ import torch
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError
-from radixkv.runtime import open_loop
+from radixkv.runtime import assemble, open_loop
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.device import factory
 from radixkv.runtime.device.cpu.executor import CpuExecutor
@@ -24,7 +24,7 @@ from radixkv.runtime.device.factory import choose_device, open_executor, resolve
 from radixkv.runtime.device.machine import PACKAGES, Gpu, Machine
 from radixkv.runtime.device.resolved_config import with_defaults
 from radixkv.runtime.open_loop import build_loop
-from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits
 from radixkv.settings.config import AttentionBackend, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 
 Get = Callable[[str], Checkpoint]
@@ -147,11 +147,11 @@ def test_the_loop_reports_max_num_seqs(small: Checkpoint) -> None:
 def test_each_setting_of_the_scheduler_reaches_it(small: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     settings_used: dict[str, Any] = {}
 
-    def make_scheduler(cache: PageCache, **settings: Any) -> Scheduler:
-        settings_used.update(settings)
-        return Scheduler(cache, **settings)
+    def open_scheduler(cache: PageCache, limits: SchedulerLimits, **settings: Any) -> Scheduler:
+        settings_used.update(settings | asdict(limits))
+        return assemble.open_scheduler(cache, limits, **settings)
 
-    monkeypatch.setattr(open_loop, "Scheduler", make_scheduler)
+    monkeypatch.setattr(open_loop, "open_scheduler", open_scheduler)
     settings = SchedulerConfig(
         3,
         99,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from radixkv.runtime.assemble import open_event_log
 from radixkv.runtime.events.log import EventLog
 from radixkv.runtime.events.messages import Event, EventBatch, encode_batch
 from radixkv.tree.digest import chained_xxh3_64, namespace_digest
@@ -33,7 +34,7 @@ def hashes(tokens: list[int], salt: str = "") -> list[int]:
 
 def opened(*, shows_salted_tokens: bool = False, **settings: int) -> tuple[Frontend, EventLog]:
     front = Frontend(**settings)  # type: ignore[arg-type]
-    return front, front.loop.open_event_log(shows_salted_tokens=shows_salted_tokens)
+    return front, open_event_log(front.loop, shows_salted_tokens=shows_salted_tokens)
 
 
 def test_whole_pages_are_announced_once_their_kv_is_computed() -> None:

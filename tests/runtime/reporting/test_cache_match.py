@@ -26,15 +26,13 @@ READY = wire.Ready(wire.WIRE_VERSION, 1000, 200, PAGE_SIZE, 64, 8, 64, "fake", "
 
 def commands(engine: Engine, tenants: Sequence[TenantConfig] = ()) -> CacheCommands:
     intake = Intake(READY, tenants=tenants, eos_token_ids=frozenset(), seed=0, clock=lambda: engine.now)
-    transfers = engine.transfers if engine.copier.n_slots else None
     return CacheCommands(
-        engine.cache,
         intake,
         engine.scheduler,
-        transfers,
-        engine.pins,
-        engine.sessions,
         GrammarGate(FakeCompiler, 8),
+        find_pin=engine.pins.find,
+        others={},
+        before_flush=engine.pins.clear,
     )
 
 

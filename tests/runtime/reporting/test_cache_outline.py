@@ -87,15 +87,13 @@ def test_the_tiers_share_the_bound_and_each_has_its_tree(has_host: bool, monkeyp
     for _ in range(40):  # the stores of what it has computed
         engine.turn()
     intake = Intake(READY, eos_token_ids=frozenset(), seed=0, clock=lambda: engine.now)
-    transfers = engine.transfers if has_host else None
     commands = CacheCommands(
-        engine.cache,
         intake,
         engine.scheduler,
-        transfers,
-        engine.pins,
-        engine.sessions,
         GrammarGate(FakeCompiler, 8),
+        find_pin=engine.pins.find,
+        others={},
+        before_flush=engine.pins.clear,
     )
     reply = commands.run(cache_messages.Outline("o"))
     assert isinstance(reply, cache_messages.Outlined)

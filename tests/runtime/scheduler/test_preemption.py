@@ -10,11 +10,11 @@ import pytest
 
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
-from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt, token_bytes
+from support.scheduler import make_scheduler
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -59,7 +59,7 @@ def storm(**settings: float) -> Run:
     """Answers of about 1,000 tokens arrive as fast as a device of 65,536 tokens serves them, in simulated time."""
     random, now = Random(1), 0.0
     cache = PageCache(4096, 16)
-    scheduler = Scheduler(
+    scheduler = make_scheduler(
         cache,
         max_num_seqs=256,
         max_num_batched_tokens=2048,

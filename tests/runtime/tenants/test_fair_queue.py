@@ -68,7 +68,7 @@ def test_one_request_does_not_wait_behind_another_tenants_flood(policy: str, urg
 def test_tenants_that_wait_get_tokens_by_their_weights(weight: int, n_prompt: int, max_tokens: int) -> None:
     """Whatever the sizes of their requests are: those of the other tenant have 12 tokens."""
     engine = make_engine([TenantConfig("a", weight), TenantConfig("b")])
-    queue = engine.scheduler.fair_queue
+    queue = engine.scheduler.waiting
     assert queue is not None
     n_computed = queue.n_computed
     while sum(n_computed.values()) < 1500:
@@ -91,7 +91,7 @@ def test_no_step_is_empty_while_a_request_could_run(weight: float) -> None:
 
 def fill(engine: Engine, *tenants: str, n: int = 8) -> FairQueue:
     """Adds requests until so many of each tenant wait."""
-    queue = engine.scheduler.fair_queue
+    queue = engine.scheduler.waiting
     assert queue is not None
     for tenant in tenants:
         while queue.n_waiting(tenant) < n:
@@ -149,7 +149,7 @@ def test_short_prompts_overtake_anothers_long_one_only_in_their_own_turns() -> N
 def test_a_tenant_with_nothing_but_a_running_prompt_has_its_share(budget: int, weight: int) -> None:
     tenants = [TenantConfig("long", weight), TenantConfig("short")]
     engine = make_engine(tenants, n_pages=1000, max_num_batched_tokens=budget, max_num_seqs=16)
-    queue = engine.scheduler.fair_queue
+    queue = engine.scheduler.waiting
     assert queue is not None
     add(engine, "long", n_prompt=1000, max_tokens=1)
     while queue.n_computed["long"] < 600:
@@ -234,7 +234,7 @@ def test_the_cap_of_rows_leaves_rows_to_others() -> None:
         add(engine, "flood", max_tokens=30)
     for _ in range(10):
         engine.turn()
-        assert engine.scheduler.rows.n_rows("flood") <= 2
+        assert engine.scheduler.shares.rows.n_rows("flood") <= 2
     assert turns_until_started(engine, add(engine, "one", max_tokens=30)) <= 1
     assert turns_until_started(engine, add(engine, "one", max_tokens=30)) <= 1
     finish(engine)
@@ -245,7 +245,7 @@ def test_forks_count_as_rows() -> None:
     add(engine, "a", max_tokens=12, n=4)
     for _ in range(8):
         engine.turn()
-        assert engine.scheduler.rows.n_rows("a") <= 2
+        assert engine.scheduler.shares.rows.n_rows("a") <= 2
     assert turns_until_started(engine, add(engine, "b")) <= 1
     finish(engine)
 
@@ -258,7 +258,7 @@ def test_beams_that_have_not_enough_rows_end_beside_another_tenants_flood() -> N
     for _ in range(100):
         engine.turn()
         fill(engine, "flood")
-        assert engine.scheduler.rows.n_rows("beams") <= 2
+        assert engine.scheduler.shares.rows.n_rows("beams") <= 2
     assert search.phase is Phase.FINISHED
     finish(engine)
 
@@ -270,7 +270,7 @@ def test_a_cap_is_at_least_one_row(share: float, n_rows: int) -> None:
         add(engine, "a", max_tokens=9)
     for _ in range(6):
         engine.turn()
-    assert engine.scheduler.rows.n_rows("a") == n_rows
+    assert engine.scheduler.shares.rows.n_rows("a") == n_rows
 
 
 def test_floors_that_leave_a_tenant_no_row_are_refused() -> None:
@@ -330,7 +330,7 @@ def test_any_arrivals_are_served_by_weights_floors_and_caps(
             TenantConfig("b", weights[1], min_row_share=floor),
         ]
         engine = make_engine(tenants, n_pages=800, schedule_policy=policy)
-        queue, rows = engine.scheduler.fair_queue, engine.scheduler.rows
+        queue, rows = engine.scheduler.waiting, engine.scheduler.shares.rows
         assert queue is not None
         begun: Counter[str] | None = None
         for n_turns, requests in [*arrivals, (30, [])]:

@@ -129,7 +129,7 @@ def test_an_invalidation_during_a_fetch() -> None:
     request = engine.add(prompt(40))
     engine.turn()
     assert engine.store.in_flight
-    dropped = engine.scheduler.invalidate(Namespace(), token_bytes(prompt(16)))
+    dropped = engine.invalidate(Namespace(), token_bytes(prompt(16)))
     assert (dropped.n_on_device, dropped.n_in_host, dropped.n_on_disk) == (0, 0, 10)
     finish(engine)
     assert sources(request) == (0, 0, 0)
@@ -141,7 +141,7 @@ def test_an_invalidation_leaves_what_another_sequence_needs() -> None:
         engine.add([*prompt(16), *prompt(8, first=last)], max_tokens=1)
         engine.run()
     write_all(engine)
-    dropped = engine.scheduler.invalidate(Namespace(), token_bytes([*prompt(16), *prompt(8)]))
+    dropped = engine.invalidate(Namespace(), token_bytes([*prompt(16), *prompt(8)]))
     assert dropped == (2, 0, 2, 2)
     ends = (1, 0), (2, 8)
     for last, n_kept in ends:
@@ -158,7 +158,7 @@ def test_an_invalidation_lets_the_writes_of_others_go_on() -> None:
     engine.copier.finish_all()
     engine.scheduler.schedule()
     assert engine.store.in_flight, "the prompt is not being written"
-    engine.scheduler.invalidate(Namespace(), token_bytes(prompt(8, first=2)))
+    engine.invalidate(Namespace(), token_bytes(prompt(8, first=2)))
     write_all(engine)
     assert engine.store.run(list(engine.store.pages)) == 10
 

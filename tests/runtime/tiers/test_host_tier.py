@@ -69,7 +69,7 @@ def test_an_invalidation_during_a_load_makes_the_request_compute_and_store(n_tok
     request = engine.add(prompt(40))
     engine.turn()
     assert request.phase is Phase.LOADING
-    dropped = engine.scheduler.invalidate(Namespace(), token_bytes(prompt(n_tokens)))
+    dropped = engine.invalidate(Namespace(), token_bytes(prompt(n_tokens)))
     assert (dropped.n_on_device, dropped.n_in_host) == (0, 10)
     engine.finishes_copies = True
     finish(engine)
@@ -172,14 +172,13 @@ def test_the_request_waits_without_a_batch_slot_while_others_run() -> None:
         engine.turn()
     assert request.phase is Phase.LOADING
     assert request.batch_slot == -1
-    assert (request.load_began_at, request.load_ended_at) == (1.0, None)
     assert len(engine.output(other)) > 3
     engine.copier.finish()
     engine.now = 3.0
     engine.turn()
     assert request.phase is Phase.RUNNING
-    assert (request.load_began_at, request.load_ended_at) == (1.0, 3.0)
-    assert (other.load_began_at, other.load_ended_at) == (None, None)
+    assert engine.scheduler.tiers.ended([request]) == (1.0, 3.0)
+    assert engine.scheduler.tiers.ended([other]) is None
     engine.finishes_copies = True
     finish(engine)
 
@@ -465,7 +464,7 @@ def test_no_more_pages_are_promised_than_there_are() -> None:
     engine.turn()
     engine.add(prompt(39), max_tokens=1)
     engine.turn()
-    assert engine.scheduler.loading.n_promised <= engine.cache.n_available
+    assert engine.scheduler.tiers.n_promised <= engine.cache.n_available
     engine.finishes_copies = True
     finish(engine)
 

@@ -58,7 +58,7 @@ def test_a_shared_store_whose_package_is_missing(
         (file_store, "TransferThreads"),
         (tiers, "DiskTier"),
         (tiers, "Transfers"),
-        (open_loop, "Scheduler"),
+        (open_loop, "open_scheduler"),
         (open_loop, "assemble_loop"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

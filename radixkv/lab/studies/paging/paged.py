@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from radixkv.lab.studies.paging.memory import SlotUsage
 from radixkv.lab.studies.paging.sequences import SimulatedSequence, Turn, count_distinct_tokens
+from radixkv.runtime.assemble import open_scheduler
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import GREEDY, Phase, Request
-from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.scheduler.scheduler import SchedulerLimits
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.tree.node import Namespace
@@ -39,15 +40,14 @@ class PagedScheme:
         self.cache = PageCache(n_slots // page_size, page_size, shares=shares, min_copied_tokens=page_size)
         self._n_unused = n_slots % page_size
         self._n_entries_per_page = n_entries_per_page
-        self._scheduler = Scheduler(
-            self.cache,
+        limits = SchedulerLimits(
             max_num_seqs=n_slots,
             max_num_batched_tokens=2 * n_slots,
-            schedule_policy="fcfs",
             max_queued_requests=1 << 31,
             num_reserved_decode_tokens=_RESERVED_TOKENS,
             max_reserved_decode_share=_MAX_RESERVED_SHARE,
         )
+        self._scheduler = open_scheduler(self.cache, limits, schedule_policy="fcfs")
         self._ids = (str(number) for number in count())
         self._sequences: list[SimulatedSequence] = []
         """All sequences; the sampling seed of a request is its index here."""

@@ -1,0 +1,54 @@
+"""Answers the messages that pin a prompt or close a session."""
+
+from __future__ import annotations
+
+from radixkv.errors import SessionNotFound, shortened
+from radixkv.runtime.intake import Intake
+from radixkv.runtime.lifetimes.pins import Pins
+from radixkv.runtime.lifetimes.sessions import Sessions
+from radixkv.settings.limits import check_ttl
+from radixkv.tree.node import TOKEN_BYTES
+from radixkv.wire.cache_messages import CloseSession, Pin, Pinned, SessionClosed
+
+
+class LifetimeCommands:
+    """Carries out ``Pin`` and ``CloseSession``.
+
+    Args:
+        intake: checks prompts and salts.
+        pins: of all tiers.
+        sessions: which may be closed.
+        has_host: whether there is a host tier.
+    """
+
+    def __init__(self, intake: Intake, pins: Pins, sessions: Sessions, *, has_host: bool) -> None:
+        self._intake = intake
+        self._pins = pins
+        self._sessions = sessions
+        self._has_host = has_host
+
+    def pin(self, message: Pin) -> Pinned:
+        """Pins a prompt, or ends its pin. O(tokens). Raises ``RequestError``."""
+        self._intake.check_prompt(message.tokens)
+        namespace = self._intake.namespace(message.tenant, message.cache_salt)
+        check_ttl(message.ttl_s, "ttl")
+        self._pins.check_available("ttl")
+        if message.ttl_s:
+            self._pins.pin(namespace, message.tokens, message.ttl_s)
+        else:
+            self._pins.unpin(namespace, message.tokens)
+        pinned = self._pins.find(namespace, message.tokens)
+        return Pinned(message.id, len(message.tokens) // TOKEN_BYTES, pinned.n_tokens, pinned.seconds_left)
+
+    def close_session(self, message: CloseSession) -> SessionClosed:
+        """Closes a session. O(pages). Raises ``RequestError``."""
+        namespace = self._intake.namespace(message.tenant, message.cache_salt)
+        demoted = self._sessions.close(namespace, message.session_id)
+        if demoted is None:
+            raise SessionNotFound(
+                f"there is no session {shortened(message.session_id)} with this cache_salt: no request had its id, "
+                "or it was closed, or forgotten for many newer ones",
+                param="session_id",
+            )
+        n_on_device, n_in_host = demoted
+        return SessionClosed(message.id, n_on_device, n_in_host if self._has_host else None)
