@@ -47,7 +47,6 @@ from radixkv import LLM, SamplingParams
 from radixkv.runtime.device.start_times import process_age_s
 from radixkv.wire.stats import Stats
 
-CACHE_COUNTERS = ("cache_seconds", "schedule_seconds", "step_seconds", "attention_seconds")
 SMALL_SIZES: Mapping[str, Mapping[str, int]] = {
     "single": {"prompt": 8, "output": 8},
     "decode": {"requests": 4, "prompt": 8, "output": 8},
@@ -246,7 +245,6 @@ def counter_growth(before: Stats, after: Stats, duration: float) -> dict[str, An
 
     prompt, output = int(growth("prompt_tokens_total")), int(growth("generation_tokens_total"))
     queries, step_s = growth("prefix_queries_total"), growth("step_seconds")
-    attention_s = growth("attention_seconds")
     return {
         "prompt_tokens": prompt,
         "output_tokens": output,
@@ -258,11 +256,9 @@ def counter_growth(before: Stats, after: Stats, duration: float) -> dict[str, An
         "recomputed_tokens": int(growth("recomputed_tokens_total")),
         "pages": after.n_pages,
         "pages_used": after.n_pages - after.n_pages_free,
-        **{name: round(growth(name), 4) for name in CACHE_COUNTERS},
-        "cache_pct_of_step": round(100 * growth("cache_seconds") / step_s, 3) if step_s else 0.0,
-        "schedule_pct_of_attention": (
-            round(100 * growth("schedule_seconds") / attention_s, 3) if attention_s else None
-        ),
+        "schedule_seconds": round(growth("schedule_seconds"), 4),
+        "step_seconds": round(step_s, 4),
+        "schedule_pct_of_step": round(100 * growth("schedule_seconds") / step_s, 3) if step_s else 0.0,
     }
 
 
@@ -287,7 +283,7 @@ def compare_with_peers(name: str, duration: float, gemm_ms: Mapping[str, float])
 
 HEADER = (
     f"{'workload':<10} {'seconds':>8} {'adjusted':>8} {'must':>6} {'goal':>6} {'peer':>6} {'peer/us':>7} "
-    f"{'hits %':>6} {'steps':>6} {'out tok/s':>10} {'sched s':>8} {'cache %':>7} {'mgmt %':>6}"
+    f"{'hits %':>6} {'steps':>6} {'out tok/s':>10} {'sched s':>8} {'sched %':>7}"
 )
 
 
@@ -301,8 +297,8 @@ def row(line: Mapping[str, Any]) -> str:
         f"{line['workload']:<10} {line['duration']:>8.3f} {line.get('adjusted_duration', 0):>8.3f} "
         f"{line.get('must', 0):>6} {line.get('goal', 0):>6} {line.get('best_peer', 0):>6} "
         f"{line.get('times_faster_than_best_peer', 0):>7} {line['hit_rate_pct']:>6.1f} {line['steps']:>6} "
-        f"{line['output_tokens_per_s']:>10.0f} {line['schedule_seconds']:>8.3f} {line['cache_pct_of_step']:>7.3f} "
-        f"{line['schedule_pct_of_attention'] or 0.0:>6.2f} {reached}{power}"
+        f"{line['output_tokens_per_s']:>10.0f} {line['schedule_seconds']:>8.3f} "
+        f"{line['schedule_pct_of_step']:>7.3f} {reached}{power}"
     )
 
 

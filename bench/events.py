@@ -32,7 +32,7 @@ from schedule import NullDevice
 
 from radixkv.lab.bench.environment import provenance
 from radixkv.runtime.assemble import assemble_loop, open_event_log
-from radixkv.runtime.cache.timed import TimedPageCache
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.events.kv_events import KVEvents
 from radixkv.runtime.events.publisher import EventPublisher
 from radixkv.runtime.loop import Loop
@@ -120,7 +120,7 @@ class Traffic:
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         n_pages = device.n_pages
-        cache = TimedPageCache(n_pages, PAGE_SIZE)
+        cache = PageCache(n_pages, PAGE_SIZE)
         scheduler = Scheduler(
             cache, max_num_seqs=n_rows, max_num_batched_tokens=8192, finds_shared_runs=device.uses_shared_runs
         )

@@ -40,10 +40,10 @@ from result_lines import report, script_parser
 from token_workloads import Phases, load_workloads
 
 from radixkv.lab.bench.environment import provenance
+from radixkv.lab.studies.paging.timed import TimedPageCache
 from radixkv.llm import LLM
 from radixkv.runtime.assemble import assemble_loop, open_scheduler, page_shares
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -162,7 +162,7 @@ def generate(n_rows: int) -> tuple[list[float], float]:
     llm = LLM("tiny", device="cpu", max_num_seqs=n_rows, max_num_batched_tokens=8192, max_total_tokens=1024)
     vocab_size = llm._open_loop.ready.vocab_size
     device = NullDevice(n_rows * (N_PROMPT + N_OUTPUT) // PAGE_SIZE + 1, vocab_size)
-    cache = TimedPageCache(device.n_pages, PAGE_SIZE)
+    cache = PageCache(device.n_pages, PAGE_SIZE)
     scheduler = open_scheduler(
         cache, SchedulerLimits(max_num_seqs=n_rows, max_num_batched_tokens=8192), finds_shared_runs=True
     )

@@ -77,7 +77,6 @@ class StepCounters:
     steps: int = 0
     step_seconds: float = 0.0
     schedule_seconds: float = 0.0
-    attention_seconds: float = 0.0
     device_busy_seconds: float = 0.0
 
 
@@ -337,7 +336,6 @@ class Loop:
         except DeviceError:
             return self._to_messages(self.scheduler.fail())
         self.scheduler.tiers.step_done(step.plan, step.result.device_seconds)
-        self._counters.attention_seconds += step.result.attention_seconds
         self._counters.device_busy_seconds += step.result.device_seconds
         started = perf_counter()
         updates = self.scheduler.complete(step.plan, step.result)

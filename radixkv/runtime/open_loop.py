@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import SchedulerLimits
+from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.forecast import StepForecast
 from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
 from radixkv.runtime.structured.vocabulary import read_vocabulary
@@ -24,6 +26,8 @@ from radixkv.settings.config import EngineConfig
 from radixkv.tree.eviction import open_eviction_policy
 
 logger = logging.getLogger(__name__)
+
+OpenDevice = Callable[[ResolvedConfig, Checkpoint, StartTimes], Executor]
 
 
 def build_loop(
@@ -48,6 +52,8 @@ def open_loop(
     *,
     warms_grammars: bool = False,
     times: StartTimes | None = None,
+    open_device: OpenDevice = open_executor,
+    make_cache: Callable[..., PageCache] = PageCache,
 ) -> Loop:
     """Loads the model, allocates the pool and makes a loop over them. Takes seconds, or minutes to compile kernels.
 
@@ -58,6 +64,8 @@ def open_loop(
         warms_grammars: whether grammars can be compiled at once when this returns, if this engine has any. If not,
             the first request with structured outputs waits for seconds.
         times: of the stages before; None: there was none.
+        open_device: opens the device.
+        make_cache: makes the page cache, with the arguments of ``PageCache``.
 
     Raises:
         CheckpointError: the checkpoint is corrupt or of an unknown kind.
@@ -80,9 +88,9 @@ def open_loop(
 
             objects = open_objects(resolved.cache_url)  # before the model, which takes longer
             on_failure.callback(objects.close)
-        executor = open_executor(resolved, checkpoint, times)
+        executor = open_device(resolved, checkpoint, times)
         on_failure.callback(executor.close)
-        cache = PageCache(
+        cache = make_cache(
             executor.n_pages,
             resolved.device_settings.page_size,
             shares=resolved.enable_prefix_caching,

@@ -101,12 +101,6 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     """Wall time of the loop's turns."""
     schedule_seconds: float = 0.0
     """The part of ``step_seconds`` for making plans and taking results, cache work included."""
-    cache_seconds: float = 0.0
-    """Time of tree and pool work. It is part of ``schedule_seconds``, with two exceptions: the work of a ``Flush``
-    or ``Cancel`` counts only here, and undoing failed steps counts in ``step_seconds`` too."""
-    attention_seconds: float = 0.0
-    """Attention time on the device, concurrent with the host times: ``cache_seconds / attention_seconds`` is the
-    relative cost of memory management."""
     frames_dropped_total: int = 0
     n_running_slots: int = 0
     """Token slots of the pages that running requests hold, and those whose pages are about to be freed."""

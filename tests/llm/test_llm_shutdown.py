@@ -9,7 +9,7 @@ import pytest
 
 from radixkv import LLM, SamplingParams
 from radixkv.errors import ConfigError
-from radixkv.runtime import open_loop
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.device.cpu.executor import CpuExecutor
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -48,7 +48,7 @@ def test_a_start_that_fails_after_the_device_was_opened_closes_it_once(
     def no_memory(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(open_loop, "TimedPageCache", no_memory)
+    monkeypatch.setattr(PageCache, "__init__", no_memory)
     with pytest.raises(MemoryError):
         small()
     assert len(closed) == 1

@@ -71,7 +71,6 @@ def reorder(result: StepResult, order: Sequence[int]) -> StepResult:
         logprobs=tuple(result.logprobs[i] for i in order),
         prompt_logprobs=tuple(result.prompt_logprobs[i] for i in order),
         device_seconds=result.device_seconds,
-        attention_seconds=result.attention_seconds,
     )
 
 
@@ -151,7 +150,6 @@ def drop_a_committed_row_from_its_plan(patch: Patch) -> None:
             logprobs=(*result.logprobs, None),
             prompt_logprobs=(*result.prompt_logprobs, None),
             device_seconds=result.device_seconds,
-            attention_seconds=result.attention_seconds,
         )
 
     replace_plans(patch, change, restore)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from radixkv.runtime.assemble import assemble_loop
-from radixkv.runtime.cache.timed import TimedPageCache
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import StepPlan
@@ -19,7 +19,7 @@ from radixkv.wire import messages as wire
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 from support.engine import PoisoningList, token_bytes
-from support.fake_device import ATTENTION_S, FakeDevice, FakePending, expected_output
+from support.fake_device import FakeDevice, FakePending, expected_output
 from support.fake_grammars import FakeCompiler
 from support.scheduler import make_scheduler
 
@@ -40,7 +40,7 @@ def device() -> FakeDevice:
 
 
 def make_loop(device: FakeDevice, eos_token_ids: frozenset[int] = frozenset([EOS])) -> Loop:
-    cache = TimedPageCache(64, 4, min_copied_tokens=1, free_pages=PoisoningList(device))
+    cache = PageCache(64, 4, min_copied_tokens=1, free_pages=PoisoningList(device))
     scheduler = make_scheduler(cache, max_num_seqs=4, max_num_batched_tokens=64, max_queued_requests=3)
     return assemble_loop(
         scheduler, device, open_grammars=FakeCompiler, max_model_len=100, eos_token_ids=eos_token_ids
@@ -156,7 +156,7 @@ def test_without_max_tokens_the_output_fills_the_context(loop: Loop) -> None:
 
 
 def test_a_request_larger_than_the_pool_is_refused(device: FakeDevice) -> None:
-    cache = TimedPageCache(4, 4)
+    cache = PageCache(4, 4)
     scheduler = make_scheduler(cache, max_num_seqs=4, max_num_batched_tokens=64)
     loop = assemble_loop(scheduler, device, open_grammars=FakeCompiler, max_model_len=100)
     (failed,) = loop.receive(submit("a", 10, max_tokens=8))
@@ -225,7 +225,6 @@ def test_stats_count_each_prompts_hits_once_in_tokens(loop: Loop) -> None:
     assert (stats.prefix_queries_total, stats.cache_use.n_cached) == (34, 16)
     assert (stats.prompt_tokens_total, stats.generation_tokens_total) == (34, 8)
     assert stats.step_seconds >= stats.schedule_seconds >= 0
-    assert stats.cache_seconds > 0
 
 
 def test_the_part_of_a_page_that_was_copied_is_counted_as_cached(loop: Loop) -> None:
@@ -306,7 +305,6 @@ def test_schedule_seconds_include_planning_and_results_but_not_the_device(
     assert stats.steps_total == 10
     assert stats.schedule_seconds >= 2 * stats.steps_total * slow_s
     assert stats.step_seconds - stats.schedule_seconds >= stats.steps_total * slow_s
-    assert 0 < stats.cache_seconds < stats.schedule_seconds
 
 
 def test_times_of_the_device_count_only_steps_that_did_not_fail(loop: Loop, device: FakeDevice) -> None:
@@ -316,7 +314,6 @@ def test_times_of_the_device_count_only_steps_that_did_not_fail(loop: Loop, devi
     (stats,) = loop.receive(wire.GetStats("s"))
     assert isinstance(stats, Stats)
     assert stats.steps_total > len(device.executed) > 9
-    assert stats.attention_seconds == ATTENTION_S * len(device.executed)
     assert stats.device_busy_seconds == device.step_s * len(device.executed)
 
 

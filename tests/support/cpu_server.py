@@ -17,7 +17,6 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.checkpoints.fingerprint import fingerprint
 from radixkv.runtime.assemble import assemble_loop
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.cache.timed import TimedPageCache
 from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
@@ -112,7 +111,7 @@ class CpuServer:
                 max_num_batched_tokens=2048,
             ),
         )
-        self.cache = TimedPageCache(
+        self.cache = PageCache(
             n_pages,
             page_size,
             shares=shares,

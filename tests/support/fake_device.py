@@ -31,8 +31,6 @@ NAN = "nan"
 POISON = "poison"
 BEAM_TOKENS = range(100, 140)
 """The tokens that continue beams."""
-ATTENTION_S = 0.125
-"""The attention time that each step reports."""
 
 
 class KVValue(NamedTuple):
@@ -343,7 +341,6 @@ class FakeDevice:
             ),
             prompt_logprobs=tuple(self._score(row, links) for row, links in zip(plan.rows, chains, strict=True)),
             device_seconds=seconds,
-            attention_seconds=ATTENTION_S,
         )
 
     def _check_shared(self, plan: StepPlan) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixkv.runtime.assemble import assemble_loop, page_shares
-from radixkv.runtime.cache.timed import TimedPageCache
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import Namespace
@@ -65,7 +65,7 @@ class Frontend:
         **settings: Any,
     ) -> None:
         self.device = OneNamespaceDevice(n_pages, 4)
-        cache = TimedPageCache(
+        cache = PageCache(
             n_pages, 4, min_copied_tokens=1, free_pages=PoisoningList(self.device), page_shares=page_shares(tenants)
         )
         defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 64}

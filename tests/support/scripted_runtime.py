@@ -382,8 +382,6 @@ class ScriptedLoop:
             steps_total=9,
             step_seconds=1.5,
             schedule_seconds=0.5,
-            cache_seconds=0.25,
-            attention_seconds=0.75,
             frames_dropped_total=0,
             start_seconds={"imports": 1.5, "weights": 0.5},
             host=self.host,

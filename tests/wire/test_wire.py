@@ -102,7 +102,7 @@ FROM_RUNTIME: list[FromRuntime] = [
     ),
     Matched("m", (TierMatch(40, 16, 16, 0), TierMatch(1, 0, 0, 0)), 3, 2, 10, 5),
     Pinned("p", 40, 32, 299.5),
-    Stats("g", *range(1, 8), CacheUse(5, 4, 3, 2, 1), *range(9, 14), 0.5, 0.25, 0.125, 0.75, 3, 2),
+    Stats("g", *range(1, 8), CacheUse(5, 4, 3, 2, 1), *range(9, 14), 0.5, 0.25, 3, 2),
     Heartbeat(),
 ]
 

@@ -218,11 +218,6 @@ def _families(stats: Stats) -> Iterator[Metric]:
         "steps": (stats.steps_total, "Forward passes."),
         "step_seconds": (stats.step_seconds, "Wall time of the loop's turns."),
         "schedule_seconds": (stats.schedule_seconds, "Part of step_seconds for plans and results, cache included."),
-        "cache_seconds": (stats.cache_seconds, "Tree and pool work, mostly part of schedule_seconds."),
-        "attention_seconds": (
-            stats.attention_seconds,
-            "Attention on the device; cache_seconds / attention_seconds is the cost of memory management.",
-        ),
         "device_busy_seconds": (
             stats.device_busy_seconds,
             "Time in which the device computed steps; 1 - rate(device_busy_seconds) is the share that it is idle.",

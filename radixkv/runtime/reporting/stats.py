@@ -74,7 +74,6 @@ def make_stats(
         steps_total=counters.steps,
         step_seconds=counters.step_seconds,
         schedule_seconds=counters.schedule_seconds,
-        attention_seconds=counters.attention_seconds,
         frames_dropped_total=0,
         n_running_slots=slots.n_slots,
         n_running_tokens=slots.n_filled,

@@ -26,9 +26,6 @@ class StepResult(msgspec.Struct, frozen=True):
     device_seconds: float = 0.0
     """Time of the step on the device: from its launch, or from the end of the step before if that came later. It
     includes gaps in which the device waits for the host's launches or for token masks."""
-    attention_seconds: float = 0.0
-    """Time of attention on the device, all layers together; on the CPU it includes the writes of K and V, on
-    CUDA it is estimated from one layer."""
 
 
 class TokenMasks(NamedTuple):

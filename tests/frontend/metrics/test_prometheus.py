@@ -41,8 +41,6 @@ def test_stats_have_the_names_that_dashboards_know() -> None:
         "steps_total": 9,
         "step_seconds_total": 1.5,
         "schedule_seconds_total": 0.5,
-        "cache_seconds_total": 0.25,
-        "attention_seconds_total": 0.75,
         "frames_dropped_total": 0,
     }
     for name, value in expected.items():

@@ -12,7 +12,7 @@ import torch
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.cache.block_table import BlockTable
-from radixkv.runtime.cache.timed import TimedPageCache
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.device.cpu.persistent_batch import PersistentBatch
 from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.device.pack import PackedStep
@@ -146,16 +146,14 @@ def test_salted(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) -> No
 
 
 def swap_the_first_two_pages(patch: pytest.MonkeyPatch) -> None:
-    original = TimedPageCache.open
+    original = PageCache.open
 
-    def mutant(
-        self: TimedPageCache, namespace: Namespace, tokens: bytes, *args: bool, **kwargs: bool
-    ) -> BlockTable:
+    def mutant(self: PageCache, namespace: Namespace, tokens: bytes, *args: bool, **kwargs: bool) -> BlockTable:
         blocks = original(self, namespace, tokens, *args, **kwargs)
         blocks.pages[:2] = blocks.pages[:2][::-1]
         return blocks
 
-    patch.setattr(TimedPageCache, "open", mutant)
+    patch.setattr(PageCache, "open", mutant)
     patch.setattr(Loop, "check", lambda self: None)
 
 
@@ -172,14 +170,14 @@ def shift_positions_by_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def swap_the_last_two_pages(patch: pytest.MonkeyPatch) -> None:
-    original = TimedPageCache.commit
+    original = PageCache.commit
 
-    def mutant(self: TimedPageCache, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
+    def mutant(self: PageCache, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
         if n_tokens % self.page_size and n_tokens == len(tokens) // 4 and len(blocks.pages) > 1:
             blocks.pages[-1], blocks.pages[-2] = blocks.pages[-2], blocks.pages[-1]
         return original(self, blocks, tokens, n_tokens, last_step)
 
-    patch.setattr(TimedPageCache, "commit", mutant)
+    patch.setattr(PageCache, "commit", mutant)
     patch.setattr(Loop, "check", lambda self: None)
 
 

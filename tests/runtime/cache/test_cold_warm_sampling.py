@@ -14,7 +14,7 @@ import torch
 
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.runtime.cache.block_table import BlockTable
-from radixkv.runtime.cache.timed import TimedPageCache
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.wire.messages import TokenLogprobs
@@ -159,25 +159,25 @@ def test_prompt_logprobs_of_cached_prompts(checkpoint: Checkpoint, cold: Cold, s
 
 
 def leave_out_the_copies(patch: pytest.MonkeyPatch) -> None:
-    original = TimedPageCache.fork
+    original = PageCache.fork
 
-    def mutant(self: TimedPageCache, blocks: BlockTable, n_tokens: int, n_pages: int) -> BlockTable:
+    def mutant(self: PageCache, blocks: BlockTable, n_tokens: int, n_pages: int) -> BlockTable:
         second = original(self, blocks, n_tokens, n_pages)
         second.copies = []
         return second
 
-    patch.setattr(TimedPageCache, "fork", mutant)
+    patch.setattr(PageCache, "fork", mutant)
 
 
 def copy_another_page(patch: pytest.MonkeyPatch) -> None:
-    original = TimedPageCache.fork
+    original = PageCache.fork
 
-    def mutant(self: TimedPageCache, blocks: BlockTable, n_tokens: int, n_pages: int) -> BlockTable:
+    def mutant(self: PageCache, blocks: BlockTable, n_tokens: int, n_pages: int) -> BlockTable:
         second = original(self, blocks, n_tokens, n_pages)
         second.copies = [(blocks.pages[0], destination) for _, destination in second.copies]
         return second
 
-    patch.setattr(TimedPageCache, "fork", mutant)
+    patch.setattr(PageCache, "fork", mutant)
 
 
 def sample_with_the_leaders_seed(patch: pytest.MonkeyPatch) -> None:

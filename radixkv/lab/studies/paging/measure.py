@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any, NamedTuple
 
-from radixkv.checkpoints import resolve
+from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.errors import ConfigError, request_error
 from radixkv.lab.studies.paging.experiments import ResultLine
 from radixkv.lab.studies.paging.scheme import Scheme
@@ -39,10 +40,16 @@ from radixkv.lab.studies.paging.sequences import (
     Turn,
 )
 from radixkv.lab.studies.paging.simulation import NeverFull, simulate
+from radixkv.lab.studies.paging.timed import TimedAttention, TimedPageCache
 from radixkv.lab.studies.paging.workloads import StudyWorkload
-from radixkv.runtime.device.factory import look_at_machine, resolve_config
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.device.cpu.executor import CpuExecutor
+from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
+from radixkv.runtime.device.resolved_config import ResolvedConfig
+from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.open_loop import build_loop
+from radixkv.runtime.open_loop import open_loop
+from radixkv.runtime.step.executor import Executor
 from radixkv.settings.config import EngineConfig
 from radixkv.terminal_progress import shown_download
 from radixkv.tree.node import TOKEN_BYTES
@@ -155,7 +162,8 @@ def measure(config: EngineConfig, settings: MeasureSettings) -> Iterator[ResultL
     ):
         if not names:
             continue
-        with _opened(configs[shares]) as loop:
+        with _opened(configs[shares]) as engine:
+            loop = engine.loop
             pool_tokens = loop.ready.n_pages * loop.ready.page_size
             if pool_tokens < settings.max_model_len:
                 raise ConfigError(
@@ -175,7 +183,7 @@ def measure(config: EngineConfig, settings: MeasureSettings) -> Iterator[ResultL
             }
             for length in settings.lengths:
                 workload = requests_of_length(length, BATCHES_PER_RUN * settings.batch_sizes[-1], settings.seed)
-                for line in _measure_length(loop, workload, names, settings):
+                for line in _measure_length(engine, workload, names, settings):
                     yield {**line, "length": length, **common}
 
 
@@ -211,14 +219,14 @@ def largest_batch(name: str, workload: StudyWorkload, pool_tokens: int, page_siz
 
 
 def _measure_length(
-    loop: Loop, workload: StudyWorkload, names: Sequence[str], settings: MeasureSettings
+    engine: _Engine, workload: StudyWorkload, names: Sequence[str], settings: MeasureSettings
 ) -> Iterator[ResultLine]:
     """Yields the lines of the schemes in the order of batch sizes, those of the baseline first."""
+    ready = engine.loop.ready
     sequences = [conversation[0].sequences[0] for conversation in workload.conversations]
-    pool_tokens = loop.ready.n_pages * loop.ready.page_size
+    pool_tokens = ready.n_pages * ready.page_size
     limits = {
-        name: largest_batch(name, workload, pool_tokens, loop.ready.page_size, settings.max_model_len)
-        for name in names
+        name: largest_batch(name, workload, pool_tokens, ready.page_size, settings.max_model_len) for name in names
     }
     largest = settings.batch_sizes[-1]
     for is_static in (True, False):
@@ -229,36 +237,38 @@ def _measure_length(
             fitting = [name for name in chosen if n_rows <= ends[name] and n_rows in sizes[name]]
             if not fitting:
                 continue
-            run = _serve(loop, sequences[: BATCHES_PER_RUN * n_rows], n_rows, is_static=is_static)
+            run = _serve(engine, sequences[: BATCHES_PER_RUN * n_rows], n_rows, is_static=is_static)
             for name in fitting:
                 memory_ends = limits[name] if limits[name] < largest else None
                 yield {"scheme": name, "batch_size": n_rows, "memory_ends_at": memory_ends, **run}
 
 
 @contextmanager
-def _opened(config: EngineConfig) -> Iterator[Loop]:
+def _opened(config: EngineConfig) -> Iterator[_Engine]:
     """Opens the engine and warms it up."""
     model = config.model
     with shown_download(model.model, None) as show:
         checkpoint = resolve(model.model, model.revision, load_format=model.load_format, show_download=show)
-    loop = build_loop(config, checkpoint)
+    engine = _Engine(config, checkpoint)
     try:
-        warm_up = requests_of_length(min(300, loop.ready.max_model_len), 8, 0)
-        _serve(loop, [conversation[0].sequences[0] for conversation in warm_up.conversations], 8, is_static=False)
-        yield loop
+        warm_up = requests_of_length(min(300, engine.loop.ready.max_model_len), 8, 0)
+        first = [conversation[0].sequences[0] for conversation in warm_up.conversations]
+        _serve(engine, first, 8, is_static=False)
+        yield engine
     finally:
-        loop.close()
+        engine.loop.close()
         gc.collect()
 
 
-def _serve(loop: Loop, sequences: Sequence[SimulatedSequence], n_rows: int, *, is_static: bool) -> ResultLine:
+def _serve(engine: _Engine, sequences: Sequence[SimulatedSequence], n_rows: int, *, is_static: bool) -> ResultLine:
     """Serves requests, ``n_rows`` at a time; measures throughput as long as there are so many.
 
     With ``is_static``, the next requests start when all before them have ended, and the whole time counts.
     """
     waiting = deque(_submits(sequences))
+    loop = engine.loop
     loop.receive(Flush("flush"))
-    before = _stats(loop)
+    before = engine.snapshot()
     n_running = n_tokens = n_counted = 0
     counted_s = None
     started = time.perf_counter()
@@ -286,7 +296,7 @@ def _serve(loop: Loop, sequences: Sequence[SimulatedSequence], n_rows: int, *, i
         "requests": len(sequences),
         "duration": round(duration, 4),
         "output_throughput": round(n_counted / counted_s, 1),
-        **_engine_statistics(before, _stats(loop)),
+        **_growth(before, engine.snapshot()),
     }
 
 
@@ -301,26 +311,61 @@ def _submits(sequences: Sequence[SimulatedSequence]) -> Iterator[Submit]:
         yield Submit(str(number), b"".join(known[token_range] for token_range in sequence.prompt), sampling)
 
 
-def _stats(loop: Loop) -> Stats:
-    (reply,) = loop.receive(GetStats("stats"))
-    assert isinstance(reply, Stats)
-    return reply
+class _Snapshot(NamedTuple):
+    stats: Stats
+    cache_seconds: float
+    attention_seconds: float | None
 
 
-def _engine_statistics(before: Stats, after: Stats) -> ResultLine:
-    """Returns the differences between two snapshots of the engine's statistics."""
-    attention = after.attention_seconds - before.attention_seconds
-    management = after.schedule_seconds - before.schedule_seconds
+class _Engine:
+    """A loop whose page cache is timed, and on the CPU its attention. Raises as ``open_loop`` does."""
+
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
+        self._cache: TimedPageCache | None = None
+        self._attention: TimedAttention | None = None
+        """None on CUDA, where graphs run attention."""
+        resolved = resolve_config(config, checkpoint, look_at_machine(config.model.device))
+        self.loop: Loop = open_loop(
+            resolved, checkpoint, open_device=self._open_device, make_cache=self._make_cache
+        )
+
+    def snapshot(self) -> _Snapshot:
+        (stats,) = self.loop.receive(GetStats("stats"))
+        assert isinstance(stats, Stats)
+        assert self._cache is not None
+        return _Snapshot(stats, self._cache.seconds, None if self._attention is None else self._attention.seconds)
+
+    def _open_device(self, resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTimes) -> Executor:
+        executor = open_executor(resolved, checkpoint, times)
+        if isinstance(executor, CpuExecutor):
+            executor.attention = self._attention = TimedAttention(executor.attention)
+        return executor
+
+    def _make_cache(self, *args: Any, **kwargs: Any) -> PageCache:
+        self._cache = TimedPageCache(*args, **kwargs)
+        return self._cache
+
+
+def _growth(before: _Snapshot, after: _Snapshot) -> ResultLine:
+    """Returns the differences between two snapshots of the engine."""
+    old, new = before.stats, after.stats
+    management = new.schedule_seconds - old.schedule_seconds
     cache = after.cache_seconds - before.cache_seconds
-    return {
-        "prompt_tokens": after.prompt_tokens_total - before.prompt_tokens_total,
-        "cached_tokens": after.cache_use.n_cached - before.cache_use.n_cached,
-        "output_tokens": after.generation_tokens_total - before.generation_tokens_total,
-        "steps": after.steps_total - before.steps_total,
-        "retractions": after.preemptions_total - before.preemptions_total,
-        "attention_seconds": round(attention, 6),
+    line: dict[str, Any] = {
+        "prompt_tokens": new.prompt_tokens_total - old.prompt_tokens_total,
+        "cached_tokens": new.prefix_hits_total - old.prefix_hits_total,
+        "output_tokens": new.generation_tokens_total - old.generation_tokens_total,
+        "steps": new.steps_total - old.steps_total,
+        "retractions": new.preemptions_total - old.preemptions_total,
+        "attention_seconds": None,
         "management_seconds": round(management, 6),
         "cache_seconds": round(cache, 6),
-        "management_pct_of_attention": round(100 * management / attention, 3),
-        "cache_pct_of_attention": round(100 * cache / attention, 3),
+        "management_pct_of_attention": None,
+        "cache_pct_of_attention": None,
     }
+    if before.attention_seconds is not None and after.attention_seconds is not None:
+        attention = after.attention_seconds - before.attention_seconds
+        line["attention_seconds"] = round(attention, 6)
+        line["management_pct_of_attention"] = round(100 * management / attention, 3)
+        line["cache_pct_of_attention"] = round(100 * cache / attention, 3)
+    return line

@@ -179,10 +179,11 @@ SATURATION_COLUMNS = (
     *("scheme", "length", "memory ends", "TaS", "at batch", "/ reserve-max", "KOR %", "scheduling/attn %"),
     "retracted",
 )
+PCTS_OF_ATTENTION = ("cache_pct_of_attention", "management_pct_of_attention")
 SATURATION_LEGEND = """\
 TaS, throughput at saturation: the best answer tokens per second of a scheme. KOR, kernel overhead
 ratio: time of page cache and tree in % of attention. scheduling/attn: the same of all work of the
-scheduler."""
+scheduler. Both need the time of attention, which is measured on the CPU only."""
 
 
 def curve_columns(lines: Sequence[ResultLine]) -> Cells:
@@ -218,8 +219,7 @@ def saturation_cells(line: ResultLine, best: Sequence[ResultLine]) -> Cells:
         f"{line['output_throughput']:.0f}",
         str(line["batch_size"]),
         "-" if ratio is None else f"{ratio:.2f}",
-        f"{line['cache_pct_of_attention']:.2f}",
-        f"{line['management_pct_of_attention']:.2f}",
+        *("-" if line[name] is None else f"{line[name]:.2f}" for name in PCTS_OF_ATTENTION),
         str(line["retractions"]),
     ]
 
@@ -233,7 +233,8 @@ def measured_targets(best: Sequence[ResultLine]) -> list[Target]:
         where = f"length {line['length']}"
         if (ratio := _throughput_ratio(line, best)) is not None:
             reached.append(_minimum_target(f"{where}: TaS / that of reserve-maximum", ratio, 2))
-        reached.append(_maximum_target(f"{where}: KOR (%)", line["cache_pct_of_attention"], 5))
+        if (kor := line["cache_pct_of_attention"]) is not None:
+            reached.append(_maximum_target(f"{where}: KOR (%)", kor, 5))
     return reached
 
 

@@ -187,8 +187,7 @@ class CpuExecutor:
             self.pool.copy(packed.plan.copies)
         self._batch.update(packed)
         self.attention.plan(self._batch.spans(packed))
-        attention = _TimedAttention(self.attention)
-        hidden = self.model(self._batch.inputs(packed), self.pool, attention)
+        hidden = self.model(self._batch.inputs(packed), self.pool, self.attention)
         last = hidden[torch.from_numpy(packed.firsts + packed.n_tokens - 1)]
         sampled = self._sample(last, packed, masks)
         prompt = {
@@ -212,7 +211,6 @@ class CpuExecutor:
             if prompt
             else (),
             device_seconds=perf_counter() - begun,
-            attention_seconds=attention.seconds,
         )
 
     def _sample(self, last: Tensor, packed: PackedStep, masks: TokenMasks | None) -> dict[int, SampledToken | None]:
@@ -266,20 +264,6 @@ class CpuExecutor:
                 return None
             logprobs += chunk
         return tuple(logprobs)
-
-
-class _TimedAttention:
-    """Attention of a step that sums up how long it takes."""
-
-    def __init__(self, attention: Attention) -> None:
-        self._attention = attention
-        self.seconds = 0.0
-
-    def run(self, layer: int, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
-        """See ``LayerAttention.run``."""
-        begun = perf_counter()
-        self._attention.run(layer, q, k_cache, v_cache, out)
-        self.seconds += perf_counter() - begun
 
 
 class _Step:

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixkv.errors import DeviceError
-from radixkv.runtime.device.cuda.attention_timer import AttentionTimer
 from radixkv.runtime.device.cuda.errors import CudaErrorConverter
-from radixkv.runtime.device.cuda.model_runner import N_TIMES, ModelRunner, StepOutputs
+from radixkv.runtime.device.cuda.model_runner import ModelRunner, StepOutputs
 from radixkv.runtime.device.kv_dtype import kv_dtype_name
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
 from radixkv.runtime.device.memory.cuda.host_slots import CudaHostSlots
@@ -168,8 +167,7 @@ class CudaExecutor:
 
     def _sample_step(self, running: RunningCudaStep, masks: TokenMasks | None) -> CudaStep:
         sampled = self._sample(running.step, running.outputs, masks)
-        report = running.outputs.report
-        finished = CudaStep(running, report, self._runner.timer, sampled, self._stream, self._errors)
+        finished = CudaStep(running, sampled, self._stream, self._errors)
         self._last_step = finished.done
         return finished
 
@@ -252,8 +250,6 @@ class CudaStep:
     def __init__(
         self,
         running: RunningCudaStep,
-        report: Tensor,
-        timer: AttentionTimer,
         sampled: _SampledStep | None,
         stream: torch.cuda.Stream,
         errors: CudaErrorConverter,
@@ -261,15 +257,15 @@ class CudaStep:
         self._plan = running.step.plan
         self._begun = running.begun
         self._errors = errors
-        self._timer = timer
         self._sampled = sampled
         self._prompt_logprobs = running.prompt_logprobs
-        self._report = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
-        self._report.copy_(report, non_blocking=True)
+        argmax_result = running.outputs.argmax_result
+        self._argmax_result = torch.empty(argmax_result.shape, dtype=argmax_result.dtype, pin_memory=True)
+        self._argmax_result.copy_(argmax_result, non_blocking=True)
         self.done = torch.cuda.Event(enable_timing=True)
         """Is reached when the device has finished the step."""
         self.done.record(stream)
-        self._memory = (self._report, sampled, self._prompt_logprobs, self._begun, self.done)
+        self._memory = (self._argmax_result, sampled, self._prompt_logprobs, self._begun, self.done)
         errors.hold(self._memory)
 
     @property
@@ -291,8 +287,7 @@ class CudaStep:
             raise
         self._errors.release(self._memory)
         rows = self._plan.rows
-        times, argmax_result = np.split(self._report.numpy(), [N_TIMES])
-        tokens, are_finite = argmax_result.reshape(2, -1)[:, : len(rows)]
+        tokens, are_finite = self._argmax_result.numpy()[:, : len(rows)]
         finite = are_finite.astype(np.bool_)
         prompt: dict[int, list[TokenLogprobs]] = {i: [] for i, row in enumerate(rows) if row.scoring is not None}
         for row, chunk in self._prompt_logprobs:
@@ -308,7 +303,6 @@ class CudaStep:
             if prompt
             else (),
             device_seconds=device_seconds,
-            attention_seconds=self._timer.seconds(times.view(np.int64)),
         )
 
     def _logprobs(self, finite: NDArray[np.bool_]) -> tuple[TokenLogprobs | None, ...]:

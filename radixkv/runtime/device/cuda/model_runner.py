@@ -16,7 +16,6 @@ from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.attention.cuda.base import Attention
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodeStep
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
-from radixkv.runtime.device.cuda.attention_timer import AttentionTimer
 from radixkv.runtime.device.cuda.persistent_batch import PersistentBatch, RowFields
 from radixkv.runtime.device.graphs.decode import DecodeGraphs
 from radixkv.runtime.device.graphs.piecewise import PiecewiseGraphs
@@ -29,9 +28,6 @@ from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
 from radixkv.runtime.device.pack import PackedStep
 from radixkv.runtime.step.plan import StepPlan
 
-N_TIMES = 4
-"""Int32 elements that two int64 timestamps take."""
-
 
 @dataclass(frozen=True)
 class StepOutputs:
@@ -39,15 +35,10 @@ class StepOutputs:
 
     logits: Tensor
     """[rows, vocab]: logits of each row's last token. After a replayed graph, rows include its padding."""
-    report: Tensor
-    """[``N_TIMES`` + 2 * rows] int32: attention timestamps, then ``argmax_result``, for one copy to the host."""
+    argmax_result: Tensor
+    """[2, rows] int32, contiguous: each row's argmax token, and 1 where all its logits are finite."""
     hidden: Tensor | None = None
     """[tokens, hidden] of a step with prompt logprobs; None otherwise."""
-
-    @property
-    def argmax_result(self) -> Tensor:
-        """[2, rows] int32: each row's argmax token, and 1 where all its logits are finite."""
-        return self.report[N_TIMES:].view(2, -1)
 
 
 class ModelRunner:
@@ -86,9 +77,7 @@ class ModelRunner:
         self._staging = Staging(layout, self._device)
         self._logits = decoder.empty_logits(row_fields.max_rows)
         self._scratch = argmax_scratch(row_fields.max_rows, self._logits.shape[1], self._device)
-        self._report = torch.zeros(N_TIMES + 2 * row_fields.max_rows, dtype=torch.int32, device=self._device)
-        self.timer = AttentionTimer(decoder.n_layers, self._report[:N_TIMES].view(torch.int64))
-        """Times the attention of every step."""
+        self._argmax_results = torch.zeros(2 * row_fields.max_rows, dtype=torch.int32, device=self._device)
         self._pool: CudaPool | None = None
         self._graphs = DecodeGraphs(stream)
         self._piecewise = PiecewiseGraphs(decoder, stream)
@@ -222,7 +211,7 @@ class ModelRunner:
                 step.batch_slots[n_decode:], step.starts[n_decode:], step.n_tokens[n_decode:]
             )
         forward = self._prepare_forward(step)
-        attention = self._timed_attention(decode, prompts)
+        attention = self._attention.step(decode, prompts)
         last_indices = to_device(self._padded(step.firsts + step.n_tokens - 1), self._device)
         if any(row.scoring for row in step.plan.rows):
             hidden = forward(attention, None)
@@ -251,9 +240,6 @@ class ModelRunner:
         self._batch.prepare_static(step.n_rows, ids, max_n_tokens, bucket)
         return partial(self._piecewise.run, bucket, len(ids), self.pool)
 
-    def _timed_attention(self, decode: object, prompts: object) -> LayerAttention:
-        return self.timer.timed(self._attention.step(decode, prompts))
-
     def _last_tokens_attention(self, step: PackedStep) -> LayerAttention:
         """Plans attention of each row's last token.
 
@@ -263,7 +249,7 @@ class ModelRunner:
         self._row_fields.fill(staged, step, step.n_rows)
         decode = self._attention.plan_decode(staged, step.batch_slots, step.lengths)
         self._staging.send(staged)
-        return self._timed_attention(decode, None)
+        return self._attention.step(decode, None)
 
     def _stage_padding(self, bucket: int, variant: Variant) -> DecodeStep:
         """Stages a step of padding rows, for a graph capture."""
@@ -278,14 +264,14 @@ class ModelRunner:
         """Enqueues the kernels that ``_decode`` does, those of like layers once."""
         self._batch.update(step.n_rows)
         inputs = self._batch.prepare_decode(step.n_rows)
-        states = self._decoder.run_distinct(inputs, self.pool, self._timed_attention(step, None))
+        states = self._decoder.run_distinct(inputs, self.pool, self._attention.step(step, None))
         self._compute_argmax(states, step.n_rows)
 
     def _decode(self, step: DecodeStep) -> None:
         """Enqueues what a decode graph captures."""
         self._batch.update(step.n_rows)
         inputs = self._batch.prepare_decode(step.n_rows)
-        states = self._decoder(inputs, self.pool, self._timed_attention(step, None))
+        states = self._decoder(inputs, self.pool, self._attention.step(step, None))
         self._compute_argmax(states, step.n_rows)
 
     def _compute_argmax(self, last: Tensor, n_rows: int) -> None:
@@ -308,4 +294,4 @@ class ModelRunner:
         )
 
     def _outputs(self, n_rows: int, hidden: Tensor | None = None) -> StepOutputs:
-        return StepOutputs(self._logits[:n_rows], self._report[: N_TIMES + 2 * n_rows], hidden)
+        return StepOutputs(self._logits[:n_rows], self._argmax_results[: 2 * n_rows].view(2, -1), hidden)

@@ -1,13 +1,14 @@
-"""A page cache that measures the time spent in it, for the metric ``cache_seconds``."""
+"""A page cache and attention on the CPU that measure the time spent in them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.device.attention.cpu.base import Attention, RowSpan
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -57,3 +58,22 @@ class TimedPageCache(PageCache):
     shared_runs = _timed(PageCache.shared_runs)
     close = _timed(PageCache.close)
     flush = _timed(PageCache.flush)
+
+
+class TimedAttention:
+    """Attention of the CPU's executor that measures how long it takes, the writes of K and V included."""
+
+    def __init__(self, attention: Attention) -> None:
+        self._attention = attention
+        self.seconds = 0.0
+        """Wall time spent in ``run`` since the creation, all layers together, in seconds."""
+
+    def plan(self, spans: Sequence[RowSpan]) -> None:
+        """See ``Attention.plan``."""
+        self._attention.plan(spans)
+
+    def run(self, *args: Any) -> None:
+        """See ``LayerAttention.run``."""
+        start = perf_counter()
+        self._attention.run(*args)
+        self.seconds += perf_counter() - start
