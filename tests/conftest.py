@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from radixkv import terminal_progress
+from radixkv import terminal
 from support.sensitive_checkpoint import save_sensitive
 
 
@@ -48,7 +48,7 @@ def pytest_runtest_makereport(
 @pytest.fixture(autouse=True)
 def no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands in the tests' own process show no progress, which depends on time."""
-    monkeypatch.setattr(terminal_progress, "START_DELAY_S", threading.TIMEOUT_MAX)
+    monkeypatch.setattr(terminal, "START_DELAY_S", threading.TIMEOUT_MAX)
 
 
 @pytest.fixture(scope="session")

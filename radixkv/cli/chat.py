@@ -16,7 +16,7 @@ from radixkv.cli.offline import add_sampling_flags, is_utf8, load_llm, sampling_
 from radixkv.errors import ConfigError, RadixKVError
 from radixkv.settings.arguments import Parser, add_engine_flags, engine_config, engine_flags
 from radixkv.settings.server_flags import DEFAULT_URL, add_key_flags, api_key, has_key_flag
-from radixkv.terminal_progress import Progress
+from radixkv.terminal import Progress
 
 if TYPE_CHECKING:
     from radixkv.cli.chat_backends import ChatBackend, Message, TurnStats

@@ -8,7 +8,7 @@ import msgspec
 
 from radixkv.settings.arguments import Parser
 from radixkv.settings.server_flags import add_server_flags, api_key
-from radixkv.terminal_progress import Progress
+from radixkv.terminal import Progress
 
 
 class Misses(msgspec.Struct):

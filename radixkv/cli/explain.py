@@ -14,7 +14,7 @@ from radixkv.cli.offline import is_utf8
 from radixkv.errors import ConfigError
 from radixkv.settings.arguments import Parser
 from radixkv.settings.server_flags import add_server_flags, api_key
-from radixkv.terminal_progress import Progress
+from radixkv.terminal import Progress
 
 if TYPE_CHECKING:
     from radixkv.cli.server_client import ServerClient

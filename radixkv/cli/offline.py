@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from radixkv.errors import RadixKVError
 from radixkv.settings.arguments import Parser, count, number, whole_number
 from radixkv.settings.config import EngineConfig
-from radixkv.terminal_progress import Progress
+from radixkv.terminal import Progress
 from radixkv.wire.sampling import SamplingParams
 
 if TYPE_CHECKING:

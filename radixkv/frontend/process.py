@@ -40,7 +40,7 @@ from radixkv.frontend.supervisor import Supervisor
 from radixkv.generation.nonces import NonceFilter
 from radixkv.generation.parsers.answer_format import AnswerFormat
 from radixkv.settings.config import EngineConfig, ServerConfig
-from radixkv.terminal_progress import Progress
+from radixkv.terminal import Progress
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.text.tokenizer_info import read_tokenizer_info

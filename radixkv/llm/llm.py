@@ -42,7 +42,7 @@ from radixkv.settings.config import (
     WritePolicy,
 )
 from radixkv.settings.limits import DEFAULT_TTL_S, check_prefix
-from radixkv.terminal_progress import Progress, shown_download
+from radixkv.terminal import Progress, shown_download
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.cache_messages import (

@@ -18,7 +18,7 @@ from radixkv.client.http import HTTPClient
 from radixkv.errors import RadixKVError
 from radixkv.processes.child_process import ChildProcess
 from radixkv.settings.server_flags import KEY_VARIABLE
-from radixkv.terminal_progress import Progress
+from radixkv.terminal import Progress
 
 START_LIMIT_S = 900.0
 """Time limit of a server's start; it may have to download a checkpoint."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from radixkv import terminal_progress
+from radixkv import terminal as terminal_module
 from radixkv.cli import main
 from support.fake_openai import FakeServer
 from support.live import LIMIT_S
@@ -235,14 +235,14 @@ def test_a_stream_that_ends_without_finish_reason_and_done_is_an_error(
 class Terminal:
     """A chat session on a pseudo-terminal."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, term: str = "dumb") -> None:
         self._near, far = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "radixkv.cli", "chat", *flags],
             stdin=far,
             stdout=far,
             stderr=far,
-            env=os.environ | {"TERM": "dumb"},
+            env=os.environ | {"TERM": term},
             start_new_session=True,
         )
         os.close(far)
@@ -287,14 +287,14 @@ def test_a_terminal_shows_that_the_chat_waits_for_the_first_token(fake: FakeServ
         return [{"choices": [{"delta": {"content": text}}]} for text in texts]
 
     fake.responses = {"/v1/chat/completions": answer}
-    session = Terminal("--base-url", fake.address, "--model", "m")
+    session = Terminal("--base-url", fake.address, "--model", "m", term="xterm")
     try:
         session.wait_for("> ")
         session.type("hello\n")
         session.wait_for("waiting for the first token, ")
         may_answer.set()
         shown = session.wait_for(r"\[.*\]\r\n")
-        assert re.search(r"\r\x1b\[KGood day\r\n\[an unknown part", shown)
+        assert re.search(r"\x1b\[1A\x1b\[2KGood day\r\n\[an unknown part", shown)
     finally:
         may_answer.set()
         session.close()
@@ -303,13 +303,13 @@ def test_a_terminal_shows_that_the_chat_waits_for_the_first_token(fake: FakeServ
 def test_ctrl_c_ends_the_wait_for_the_first_token(fake: FakeServer) -> None:
     may_answer = threading.Event()
     fake.responses = {"/v1/chat/completions": lambda _: [may_answer.wait(LIMIT_S)]}
-    session = Terminal("--base-url", fake.address, "--model", "m")
+    session = Terminal("--base-url", fake.address, "--model", "m", term="xterm")
     try:
         session.wait_for("> ")
         session.type("hello\n")
         session.wait_for("waiting for the first token, ")
         session.process.send_signal(signal.SIGINT)
-        session.wait_for(r"\r\x1b\[K\r\n\[interrupted after \d+\.\d s\]\r\n> ")
+        session.wait_for(r"\x1b\[1A\x1b\[2K\r\n\[interrupted after \d+\.\d s\]\r\n.*> ")
     finally:
         may_answer.set()
         session.close()
@@ -318,7 +318,7 @@ def test_ctrl_c_ends_the_wait_for_the_first_token(fake: FakeServer) -> None:
 def test_without_a_terminal_the_chat_waits_silently(
     fake: FakeServer, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(terminal_progress, "START_DELAY_S", 0.0)
+    monkeypatch.setattr(terminal_module, "START_DELAY_S", 0.0)
 
     def answer(_: object) -> list[object]:
         time.sleep(0.05)

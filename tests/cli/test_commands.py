@@ -158,7 +158,7 @@ import radixkv.cli.server_client, radixkv.lab.bench.run, radixkv.processes.serve
 import radixkv.lab.bench.report.result_table
 if {command!r} == "serve":
     import radixkv.frontend.process
-print([name for name in ("torch", "transformers") if name in sys.modules], file=sys.stderr)
+print([name for name in ("torch", "transformers", "rich") if name in sys.modules], file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.stderr == "[]\n"

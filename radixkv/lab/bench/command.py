@@ -14,7 +14,7 @@ from radixkv.lab.bench.flags import add_load_flags, check_load_ranges
 from radixkv.settings.arguments import Parser, add_engine_flags, engine_config, engine_flags
 from radixkv.settings.config import EngineConfig
 from radixkv.settings.server_flags import add_key_flags, api_key, has_key_flag
-from radixkv.terminal_progress import Progress
+from radixkv.terminal import Progress
 
 if TYPE_CHECKING:
     from radixkv.lab.bench.load.requests import PromptEncoder

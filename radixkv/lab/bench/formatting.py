@@ -1,46 +1,6 @@
-"""Counts, values, tables and long lines as texts."""
+"""Counts and values as texts."""
 
 from __future__ import annotations
-
-import textwrap
-from collections.abc import Sequence
-
-MAX_COLUMNS = 100
-"""Most characters of a printed line, so that it fits a terminal beside other windows."""
-
-
-def wrapped(text: str, hanging: int = 2) -> str:
-    """Wraps each line of a text between words at ``MAX_COLUMNS``; what follows is indented by ``hanging``."""
-    return "\n".join(
-        textwrap.fill(
-            line, MAX_COLUMNS, subsequent_indent=" " * hanging, break_long_words=False, break_on_hyphens=False
-        )
-        for line in text.split("\n")
-    )
-
-
-def aligned_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, has_numbers: bool = True, indent: str = ""
-) -> str:
-    """Formats an aligned table, the first column to the left, and the others, too, unless they have numbers.
-
-    A table that is wider than ``MAX_COLUMNS`` becomes several, one below the other, each with the first column.
-    """
-    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-    tables: list[list[int]] = []
-    room = 0
-    for index in range(1, len(columns)):
-        room -= 2 + widths[index]
-        if room < 0 or not tables:
-            tables.append([])
-            room = MAX_COLUMNS - len(indent) - widths[0] - 2 - widths[index]
-        tables[-1].append(index)
-
-    def line(cells: Sequence[str], shown: Sequence[int]) -> str:
-        texts = [f"{cells[index]:{'>' if has_numbers else '<'}{widths[index]}}" for index in shown]
-        return (indent + "  ".join([f"{cells[0]:<{widths[0]}}", *texts])).rstrip()
-
-    return "\n\n".join("\n".join(line(cells, shown) for cells in (columns, *rows)) for shown in tables)
 
 
 def plural(n: int, noun: str) -> str:

@@ -24,7 +24,7 @@ from radixkv.lab.bench.report.run_metrics import Metrics, run_metrics
 from radixkv.lab.bench.session import Session, single_request_session
 from radixkv.lab.bench.workloads.base import MAX_COUNT, Source
 from radixkv.lab.bench.workloads.catalog import Workload, warmup_sessions
-from radixkv.terminal_progress import Progress
+from radixkv.terminal import Progress
 
 METRICS_DELAY_S = 1.0
 """Wait before the second reading of ``/metrics``: some servers update their counters after the last answer."""

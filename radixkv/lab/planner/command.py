@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from radixkv.errors import ConfigError
 from radixkv.settings.arguments import Parser, byte_size, count, number
 from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig
-from radixkv.terminal_progress import Progress
+from radixkv.terminal import Progress, wrapped
 
 if TYPE_CHECKING:
     from radixkv.checkpoints import Checkpoint
@@ -110,7 +110,6 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the plan; returns the exit code."""
     _check_flags(args)
-    from radixkv.lab.bench.formatting import wrapped
     from radixkv.lab.bench.output import check_outputs
     from radixkv.lab.planner.plan import Gpu, check_fits, plan_pool
     from radixkv.lab.planner.report import (
@@ -120,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
         pool_lines,
         remarks,
         request_line,
+        scheme_table,
     )
     from radixkv.lab.planner.trace import hit_rates
     from radixkv.runtime.device.cuda.model_size import model_size
@@ -157,9 +157,11 @@ def run(args: argparse.Namespace) -> int:
     name = checkpoint.folder.name if args.model != "tiny" else "tiny"
     lines = [*model_lines(name, size, settings.max_model_len), request_line(request, args.page_size)]
     for pool in pools:
-        lines += ["", *pool_lines(pool, size, gpu, request, args.page_size, settings.max_model_len, args.rows)]
-    lines += ["", *hit_rate_lines(results, pools)] if results else [""]
-    print(wrapped("\n".join(lines), hanging=LABEL_WIDTH))
+        lines += ["", *pool_lines(pool, size, gpu, request, args.page_size)]
+        print(wrapped("\n".join(lines), LABEL_WIDTH))
+        print(scheme_table(pool, request, args.page_size, settings.max_model_len, args.rows))
+        lines = []
+    print(wrapped("\n".join(["", *hit_rate_lines(results, pools)]) if results else "", LABEL_WIDTH))
     print(wrapped("\n".join(remarks(pools, settings.max_num_seqs, settings.max_model_len, request))))
     return 0
 

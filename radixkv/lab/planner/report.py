@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from radixkv.lab.bench.formatting import aligned_table, format_tokens, plural
+from radixkv.lab.bench.formatting import format_tokens, plural
 from radixkv.lab.planner.plan import GIB, Gpu, PoolPlan, RequestShape, SchemePlan
 from radixkv.lab.simulator.simulation import Result
 from radixkv.lab.studies.paging.allocators import next_power_of_two
 from radixkv.runtime.device.cuda.model_size import ModelSize
+from radixkv.terminal import table
 
 _UNITS = ((GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 LABEL_WIDTH = len("a request  ")
@@ -47,16 +48,8 @@ def request_line(request: RequestShape, page_size: int) -> str:
     )
 
 
-def pool_lines(
-    pool: PoolPlan,
-    size: ModelSize,
-    gpu: Gpu,
-    request: RequestShape,
-    page_size: int,
-    max_model_len: int,
-    n_rows: int,
-) -> Iterator[str]:
-    """Yields the lines about the pool with one dtype of K and V, and what each scheme makes of it."""
+def pool_lines(pool: PoolPlan, size: ModelSize, gpu: Gpu, request: RequestShape, page_size: int) -> Iterator[str]:
+    """Yields the lines about the pool with one dtype of K and V."""
     dtype = size.dtype_name if pool.kv_cache_dtype == "auto" else pool.kv_cache_dtype
     yield f"KV in {dtype}"
     yield (
@@ -74,9 +67,13 @@ def pool_lines(
     )
     if pool.n_host_slots is not None:
         yield _host_line(pool, page_size, request)
+
+
+def scheme_table(pool: PoolPlan, request: RequestShape, page_size: int, max_model_len: int, n_rows: int) -> str:
+    """Returns the table of what each scheme makes of the pool."""
     cells = [_cells(scheme, pool, request, page_size, max_model_len, n_rows) for scheme in pool.schemes]
     of_rows = f" of {plural(n_rows, 'row')}" if n_rows > 1 else ""
-    yield aligned_table((*_COLUMNS[:-1], _COLUMNS[-1] + of_rows), cells, has_numbers=False, indent="  ")
+    return table((*_COLUMNS[:-1], _COLUMNS[-1] + of_rows), cells, align="<", indent=2)
 
 
 def _usable(gpu: Gpu) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from radixkv.settings.arguments import Parser, byte_size, count, number, whole_number
-from radixkv.terminal_progress import Progress
+from radixkv.terminal import Progress, Table, wrapped
 
 if TYPE_CHECKING:
     from radixkv.lab.simulator.caches import Capacity, Policy
@@ -237,14 +237,13 @@ def run(args: argparse.Namespace) -> int:
         )
     _check_tier_flags(parser, args, policies)
     _check_server_flags(parser, args, policies, routings)
-    from radixkv.lab.bench.formatting import wrapped
     from radixkv.lab.bench.output import check_outputs
     from radixkv.lab.simulator.answers import recorded_answers
     from radixkv.lab.simulator.caches import COSTS, GHOST_CAPACITY, CostModel
     from radixkv.lab.simulator.concurrent_replay import MAX_NUM_BATCHED_TOKENS
     from radixkv.lab.simulator.kv_size import kv_bytes_per_token
     from radixkv.lab.simulator.recording import read_recording
-    from radixkv.lab.simulator.result_table import Table, remarks, title
+    from radixkv.lab.simulator.result_table import columns, remarks, title
     from radixkv.lab.simulator.simulation import simulate
 
     check_outputs(args.output_file, args.plot)
@@ -281,23 +280,31 @@ def run(args: argparse.Namespace) -> int:
         show_progress=True,
     )
     provenance = _provenance(args)
-    table = Table(_has_tier(args, "host"), _has_tier(args, "disk"), n_bytes is not None, has_servers)
+    shown = columns(
+        has_host=_has_tier(args, "host"),
+        has_disk=_has_tier(args, "disk"),
+        has_bytes=n_bytes is not None,
+        has_servers=has_servers,
+    )
+    n_keys = sum(column.is_key for column in shown)
+    table = Table([column.title for column in shown], [column.width for column in shown], n_keys=n_keys)
     print(wrapped(title(recording, args.concurrency, args.ends_known)))
-    print(table.header, flush=True)
+    print(table.header(), flush=True)
     results: list[Result] = []
+    rows: list[list[str]] = []
     for result in replays:
-        print(table.row(table.cells(result)), flush=True)
+        rows.append([column.cell(result) for column in shown])
+        print(table.row(rows[-1]), flush=True)
         _save_result(args, result, provenance)
         results.append(result)
-    for line in table.rest([table.cells(result) for result in results]):
-        print(line)
+    print(table.rest(rows), end="")
     for remark in remarks(results, recording):
         print(wrapped(remark))
     if args.plot is not None:
         from radixkv.lab.simulator.hit_rate_plot import plot
 
         with Progress("drawing the plot"):
-            plot(results, recording, table, args.plot)
+            plot(results, recording, table.titles, rows, args.plot)
         print(f"plots: {args.plot / 'index.html'}")
     return 0
 

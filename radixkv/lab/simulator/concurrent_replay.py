@@ -16,7 +16,7 @@ from radixkv.runtime.scheduler.scheduler import SchedulerLimits
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.settings.config import SchedulerConfig
-from radixkv.terminal_progress import Progress
+from radixkv.terminal import Progress
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.cache_use import CacheUse
 

@@ -23,7 +23,7 @@ from radixkv.lab.bench.report.html_page import (
     write_page,
 )
 from radixkv.lab.simulator.recording import Recording
-from radixkv.lab.simulator.result_table import Table, remarks, title
+from radixkv.lab.simulator.result_table import remarks, title
 from radixkv.lab.simulator.simulation import Result
 
 if TYPE_CHECKING:
@@ -33,13 +33,20 @@ _STYLES = {"oracle": (ORANGE, 3.2), "adaptive": (AMBER, 1.6), "lfuda": (PURPLE, 
 """Colour and line width of each policy. The narrow lines are drawn last, on top."""
 
 
-def plot(results: Sequence[Result], recording: Recording, table: Table, folder: Path) -> None:
+def plot(
+    results: Sequence[Result],
+    recording: Recording,
+    titles: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    folder: Path,
+) -> None:
     """Writes the self-contained page ``index.html`` and the plot ``hit_rate_by_capacity.png``.
 
     Args:
         results: results of one recording; the last one has an infinite capacity.
         recording: the recording that was replayed.
-        table: the printed table.
+        titles: titles of the printed table's columns.
+        rows: its cells.
         folder: an existing, writable folder.
 
     Raises:
@@ -51,8 +58,8 @@ def plot(results: Sequence[Result], recording: Recording, table: Table, folder: 
     result = Section(
         "Hit rate by capacity",
         "\n".join(remarks(results, recording)),
-        [column.title for column in table.columns],
-        [table.cells(result) for result in results],
+        titles,
+        rows,
         figure,
         f"Hit rate against capacity for each policy, and {infinite.hit_rate_pct:.1f}% of an infinite capacity.",
     )

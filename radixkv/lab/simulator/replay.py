@@ -14,7 +14,7 @@ from radixkv.runtime.events.log import EventLog
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import SchedulerLimits
 from radixkv.runtime.step.result import StepResult
-from radixkv.terminal_progress import Progress
+from radixkv.terminal import Progress
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.cache_use import CacheUse
 

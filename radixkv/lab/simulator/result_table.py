@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from radixkv.lab.bench.formatting import MAX_COLUMNS, format_tokens, plural, three_digits
+from radixkv.lab.bench.formatting import format_tokens, plural, three_digits
 from radixkv.lab.simulator.recording import Recording
 from radixkv.lab.simulator.simulation import Result
 
@@ -16,125 +16,57 @@ class Column(NamedTuple):
     """A column of the table."""
 
     title: str
-    width: int
-    """In characters, with the space before it."""
-    compact_width: int
-    """The same in a wide table, whose titles stand on two lines."""
+    cell: Callable[[Result], str]
+    """Returns the text of a result."""
+    width: int = 6
+    """Characters that its texts take."""
     is_key: bool = False
-    """Whether the column says which replay it is, and not what came of it."""
+    """Whether the column says which replay it is, and not what came of it. These are the first ones."""
 
 
-class Table(NamedTuple):
-    """The columns of a table and its cells.
+def columns(*, has_host: bool, has_disk: bool, has_bytes: bool, has_servers: bool) -> list[Column]:
+    """Returns the columns, from left to right.
 
-    A table that is wider than ``MAX_COLUMNS`` is compact, and what does not fit even so comes in a second one.
+    Args:
+        has_host: whether a capacity has a host tier.
+        has_disk: whether a capacity has a disk tier.
+        has_bytes: whether the KV bytes per token are known.
+        has_servers: whether there are several servers.
     """
-
-    has_host: bool
-    """Whether a capacity has a host tier."""
-    has_disk: bool
-    """Whether a capacity has a disk tier."""
-    has_bytes: bool
-    """Whether the KV bytes per token are known."""
-    has_servers: bool = False
-    """Whether there are several servers."""
-
-    @property
-    def columns(self) -> Sequence[Column]:
-        """The columns, from left to right."""
-        columns = [Column("capacity", 12, 8, True)]
-        if self.has_host:
-            columns.append(Column("host", 10, 8, True))
-        if self.has_disk:
-            columns.append(Column("disk", 10, 8, True))
-        columns.append(Column("policy", 10, 9, True))
-        if self.has_servers:
-            columns += [
-                Column("servers", 9, 8, True),
-                Column("routing", 13, 12, True),
-                Column("busiest", 9, 8),
-            ]
-        columns.append(Column("hit rate", 10, 7))
-        if self.has_host:
-            columns.append(Column("saved", 10, 9))
-        columns += [Column("of infinite", 13, 9), Column("cached tokens", 15, 8)]
-        if self.has_host:
-            columns.append(Column("loaded tokens", 15, 8))
-        if self.has_disk:
-            columns.append(Column("fetched tokens", 16, 8))
-        columns += [Column("evicted tokens", 16, 8), Column("most cached", 13, 8)]
-        if self.has_bytes:
-            columns += [Column("pool GiB", 11, 7), Column("evicted GiB", 13, 8)]
-        return columns
-
-    @property
-    def header(self) -> str:
-        """The titles of the columns, on one line or two."""
-        if not self._is_compact:
-            return self.row([column.title for column in self.columns])
-        titles = [column.title.rpartition(" ") for column in self.columns]
-        return "\n".join(self.row([title[part] for title in titles]) for part in (0, 2))
-
-    def row(self, texts: Sequence[str]) -> str:
-        """Returns a line of the table, of the cells that fit."""
-        return self._line(texts, self._parts[0])
-
-    def rest(self, rows: Sequence[Sequence[str]]) -> list[str]:
-        """Returns the lines of the second table, with titles; none if all columns fit."""
-        if len(self._parts) == 1:
-            return []
-        titles = [column.title.rpartition(" ") for column in self.columns]
-        heads = [[title[part] for title in titles] for part in (0, 2)]
-        return ["", *(self._line(texts, self._parts[1]) for texts in (*heads, *rows))]
-
-    @property
-    def _is_compact(self) -> bool:
-        return sum(column.width for column in self.columns) > MAX_COLUMNS
-
-    @property
-    def _parts(self) -> list[list[int]]:
-        """Indices of the columns of each table: the second has the first one's keys and what did not fit there."""
-        indices = range(len(self.columns))
-        if not self._is_compact:
-            return [list(indices)]
-        widths = [column.compact_width for column in self.columns]
-        n_fit = max(n for n in range(len(widths) + 1) if sum(widths[:n]) <= MAX_COLUMNS)
-        keys = [index for index in indices if self.columns[index].is_key]
-        return [list(indices)] if n_fit == len(widths) else [list(indices[:n_fit]), [*keys, *indices[n_fit:]]]
-
-    def _line(self, texts: Sequence[str], shown: Sequence[int]) -> str:
-        """Returns a line: the first column aligned left, the others right."""
-        columns = self.columns
-        widths = [column.compact_width if self._is_compact else column.width for column in columns]
-        padded = [f"{texts[index]:>{widths[index]}}" for index in shown]
-        padded[0] = f"{texts[0]:<{widths[0]}}"
-        return "".join(padded).rstrip()
-
-    def cells(self, result: Result) -> list[str]:
-        """Returns the cells of a result, in the order of the columns."""
-        texts = ["infinite" if result.capacity_tokens is None else format_tokens(result.capacity_tokens)]
-        if self.has_host:
-            texts.append(_format_capacity(result.host_capacity_tokens))
-        if self.has_disk:
-            texts.append(_format_capacity(result.disk_capacity_tokens))
-        texts.append("-" if result.capacity_tokens is None else result.policy)
-        if self.has_servers:
-            busiest = "-" if result.busiest_server is None else f"{result.busiest_server:.2f}x"
-            texts += [str(result.servers), result.routing or "-", busiest]
-        texts.append(f"{result.hit_rate_pct:.1f}%")
-        if self.has_host:
-            texts.append(f"{three_digits(result.saved_seconds)} s")
-        texts.append("n/a" if result.of_infinite_pct is None else f"{result.of_infinite_pct:.1f}%")
-        texts.append(format_tokens(result.n_cached_tokens))
-        if self.has_host:
-            texts.append(format_tokens(result.n_loaded_tokens))
-        if self.has_disk:
-            texts.append(format_tokens(result.n_fetched_tokens))
-        texts += [format_tokens(result.n_evicted_tokens), format_tokens(result.most_cached_tokens)]
-        if result.kv_bytes_per_token is not None:
-            pool = result.most_cached_bytes if result.capacity_bytes is None else result.capacity_bytes
-            texts += [_format_gib(n_bytes or 0) for n_bytes in (pool, result.evicted_bytes)]
-        return texts
+    of_host = [
+        Column("host", lambda result: _capacity(result.host_capacity_tokens), is_key=True),
+        Column("saved", lambda result: f"{three_digits(result.saved_seconds)} s", 8),
+        Column("loaded tokens", lambda result: format_tokens(result.n_loaded_tokens)),
+    ]
+    of_disk = [
+        Column("disk", lambda result: _capacity(result.disk_capacity_tokens), is_key=True),
+        Column("fetched tokens", lambda result: format_tokens(result.n_fetched_tokens)),
+    ]
+    of_servers = [
+        Column("servers", lambda result: str(result.servers), is_key=True),
+        Column("routing", lambda result: result.routing or "-", 11, is_key=True),
+        Column("busiest", _busiest),
+    ]
+    of_bytes = [
+        Column("pool GiB", _pool_gib, 7),
+        Column("evicted GiB", lambda result: _gib(result.evicted_bytes), 7),
+    ]
+    return [
+        Column("capacity", lambda result: _capacity(result.capacity_tokens, "infinite"), 8, is_key=True),
+        *(of_host[:1] if has_host else ()),
+        *(of_disk[:1] if has_disk else ()),
+        Column("policy", lambda result: "-" if result.capacity_tokens is None else result.policy, 8, is_key=True),
+        *(of_servers if has_servers else ()),
+        Column("hit rate", lambda result: f"{result.hit_rate_pct:.1f}%"),
+        *(of_host[1:2] if has_host else ()),
+        Column("of infinite", _of_infinite),
+        Column("cached tokens", lambda result: format_tokens(result.n_cached_tokens)),
+        *(of_host[2:] if has_host else ()),
+        *(of_disk[1:] if has_disk else ()),
+        Column("evicted tokens", lambda result: format_tokens(result.n_evicted_tokens)),
+        Column("most cached", lambda result: format_tokens(result.most_cached_tokens)),
+        *(of_bytes if has_bytes else ()),
+    ]
 
 
 def title(recording: Recording, concurrency: int, ends_known: float) -> str:
@@ -181,9 +113,21 @@ def remarks(results: Sequence[Result], recording: Recording) -> list[str]:
     return remarks
 
 
-def _format_capacity(n_tokens: int | None) -> str:
-    return "-" if n_tokens is None else format_tokens(n_tokens)
+def _capacity(n_tokens: int | None, otherwise: str = "-") -> str:
+    return otherwise if n_tokens is None else format_tokens(n_tokens)
 
 
-def _format_gib(n_bytes: int) -> str:
-    return three_digits(n_bytes / _GIB)  # small models have small caches
+def _busiest(result: Result) -> str:
+    return "-" if result.busiest_server is None else f"{result.busiest_server:.2f}x"
+
+
+def _of_infinite(result: Result) -> str:
+    return "n/a" if result.of_infinite_pct is None else f"{result.of_infinite_pct:.1f}%"
+
+
+def _pool_gib(result: Result) -> str:
+    return _gib(result.most_cached_bytes if result.capacity_bytes is None else result.capacity_bytes)
+
+
+def _gib(n_bytes: int | None) -> str:
+    return three_digits((n_bytes or 0) / _GIB)  # small models have small caches

@@ -9,7 +9,7 @@ from radixkv.lab.simulator.replay import Replay
 from radixkv.lab.simulator.routers import Routing, open_router
 from radixkv.lab.simulator.traffic import Traffic
 from radixkv.runtime.events.log import EventLog
-from radixkv.terminal_progress import Progress
+from radixkv.terminal import Progress
 from radixkv.tree.digest import chained_xxh3_64, namespace_digest
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.cache_use import CacheUse

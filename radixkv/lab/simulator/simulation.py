@@ -19,7 +19,7 @@ from radixkv.lab.simulator.recording import Recording
 from radixkv.lab.simulator.replay import Replay
 from radixkv.lab.simulator.routed_replay import RoutedReplay
 from radixkv.lab.simulator.routers import Routing
-from radixkv.terminal_progress import Progress
+from radixkv.terminal import Progress
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from radixkv.lab.bench.load.requests import (
     SessionPrefetcher,
 )
 from radixkv.lab.bench.session import BenchRequest, Reply, Session, Turns
-from radixkv.terminal_progress import Progress
+from radixkv.terminal import Progress
 
 NEVER = 1 << 30
 """A threshold of the garbage collector that is not reached."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from radixkv.lab.bench.load.record import Record
-from radixkv.terminal_progress import Progress
+from radixkv.terminal import Progress
 
 
 class RequestProgress:

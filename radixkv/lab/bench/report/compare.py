@@ -15,6 +15,7 @@ from radixkv.errors import ConfigError, shortened
 from radixkv.lab.bench.formatting import cell, plural
 from radixkv.lab.bench.load.record import Measurement
 from radixkv.lab.bench.report.run_metrics import METRICS, Metric, Metrics, run_metrics
+from radixkv.terminal import Table
 
 MAY_DIFFER = tuple(map(frozenset[str], ((), ("server",), ("cache",), ("server", "cache"))))
 """Sets of parameters in which compared runs may differ, in the order in which they are tried."""
@@ -84,18 +85,16 @@ def table(comparison: Comparison) -> str:
     pairs = plural(comparison.n_pairs, "pair")
     if not comparison.is_paired:
         pairs += ", every run with every run"
-    lines = [
-        f"{comparison.workload}, cache {cache}: {comparison.file} against {comparison.first} ({pairs})",
-        f"{'':<28}{'first':>10}{'this':>10}{'better':>9}  {'spread':<16}verdict",
-    ]
+    heading = f"{comparison.workload}, cache {cache}: {comparison.file} against {comparison.first} ({pairs})"
+    columns = Table(("", "first", "this", "better", "spread", "verdict"), (28, 8, 8, 7, 14, 12), align=">>><<")
+    rows = []
     for metric in METRICS:
         ratio = comparison.ratios[metric.key]
         if ratio.first is not None or ratio.this is not None:
             better = "n/a" if ratio.better is None else f"{ratio.better:.2f}x"
             spread = "" if ratio.least is None else f"{ratio.least:.2f} to {ratio.most:.2f}"
-            values = f"{cell(ratio.first):>10}{cell(ratio.this):>10}"
-            lines.append(f"{metric.label:<28}{values}{better:>9}  {spread:<16}{ratio.verdict}")
-    return "\n".join([*lines, *(f"note: {note}" for note in comparison.notes)])
+            rows.append((metric.label, cell(ratio.first), cell(ratio.this), better, spread, ratio.verdict))
+    return "\n".join([heading, columns.text(rows), *(f"note: {note}" for note in comparison.notes)])
 
 
 def _match(first: Sequence[Group], other: Sequence[Group], force: bool) -> Iterator[tuple[Group, Group]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from radixkv.lab.bench.formatting import cell
 from radixkv.lab.bench.report.run_metrics import METRICS, Metrics, ratio
+from radixkv.terminal import Table
 
 WIDTH = 50
 MAX_REASONS = 10
@@ -114,9 +115,8 @@ def main_rows(off: Metrics, on: Metrics) -> list[tuple[str, str, str, str]]:
 
 def comparison(off: Metrics, on: Metrics) -> str:
     """Returns the table of two runs of the same requests with the cache off and on."""
-    lines = [" Prefix cache off and on ".center(WIDTH + 10, "="), f"{'':<30}{'off':>10}{'on':>10}{'better':>10}"]
-    for label, *values in main_rows(off, on):
-        lines.append(f"{label:<30}" + "".join(f"{value:>10}" for value in values))
+    columns = Table(("", "off", "on", "better"), (30, 8, 8, 8))
+    lines = [" Prefix cache off and on ".center(WIDTH + 10, "="), columns.text(main_rows(off, on))]
     report = on["cache_report"]
     of_optimum = ratio(report["cache_hit_rate_pct"], report["optimum_pct"])
     lines.append(

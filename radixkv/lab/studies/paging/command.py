@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from radixkv.processes.cores import n_cores
 from radixkv.settings.arguments import Parser, add_engine_flags, count, engine_config, engine_flags, whole_number
 from radixkv.settings.config import EngineConfig
-from radixkv.terminal_progress import Progress
+from radixkv.terminal import Progress, table, wrapped
 
 if TYPE_CHECKING:
     from radixkv.lab.studies.paging.experiments import ResultLine
@@ -200,7 +200,6 @@ def _check_flags(args: argparse.Namespace, config: EngineConfig) -> None:
 
 def _show_schemes(lines_by_workload: Mapping[str, Iterator[ResultLine]], save: Save) -> list[ResultLine]:
     """Prints and saves the lines of each workload when they have come; returns all of them."""
-    from radixkv.lab.bench.formatting import aligned_table, wrapped
     from radixkv.lab.studies.paging.tables import (
         SCHEME_COLUMNS,
         SCHEME_LEGEND,
@@ -220,7 +219,7 @@ def _show_schemes(lines_by_workload: Mapping[str, Iterator[ResultLine]], save: S
                 of_workload.append(line)
                 progress.show(f"{scheme_label(line)} is done")
         print(wrapped(f"\n{scheme_heading(of_workload)}"))
-        print(aligned_table(SCHEME_COLUMNS, [scheme_cells(line) for line in of_workload]))
+        print(table(SCHEME_COLUMNS, [scheme_cells(line) for line in of_workload]))
         print("\n".join(target_lines(targets(of_workload))), flush=True)
         save(of_workload)
         lines += of_workload
@@ -231,7 +230,7 @@ def _show_page_sizes(
     lines_as_they_come: Iterator[ResultLine], settings: StudySettings, save: Save
 ) -> tuple[list[ResultLine], list[str]]:
     """Saves each line when it has come, and prints all; returns them, and remarks on them."""
-    from radixkv.lab.bench.formatting import aligned_table, plural, wrapped
+    from radixkv.lab.bench.formatting import plural
     from radixkv.lab.studies.paging.tables import (
         COST_COLUMNS,
         COST_LEGEND,
@@ -250,10 +249,10 @@ def _show_page_sizes(
             progress.show(f"{line['workload']} with pages of {plural(line['page_size'], 'token')} is done")
     if lines:
         print(f"\n{LOST_LEGEND}")
-        print(aligned_table(lost_columns(lines), lost_rows(lines)))
+        print(table(lost_columns(lines), lost_rows(lines)))
     if rows := cost_rows(lines):
         print(f"\n{COST_LEGEND}")
-        print(aligned_table(COST_COLUMNS, rows))
+        print(table(COST_COLUMNS, rows))
     remarks = page_size_remarks(lines, settings.workloads, settings.page_sizes)
     if remarks:
         print(wrapped("\n".join(["", *remarks])), flush=True)
@@ -262,7 +261,6 @@ def _show_page_sizes(
 
 def _recommend(by_scheme: Sequence[ResultLine]) -> list[tuple[str, str]]:
     """Prints and returns each workload with its recommendation."""
-    from radixkv.lab.bench.formatting import wrapped
     from radixkv.lab.studies.paging.recommendation import RECOMMENDATION_LEGEND, recommend
 
     recommendations = recommend(by_scheme)
@@ -288,7 +286,6 @@ def _measure_settings(args: argparse.Namespace, config: EngineConfig, max_model_
 
 
 def _measure(config: EngineConfig, settings: MeasureSettings, save: Save) -> list[ResultLine]:
-    from radixkv.lab.bench.formatting import aligned_table
     from radixkv.lab.studies.paging.measure import measure
     from radixkv.lab.studies.paging.tables import (
         CURVE_LEGEND,
@@ -311,10 +308,10 @@ def _measure(config: EngineConfig, settings: MeasureSettings, save: Save) -> lis
     print(f"\n{CURVE_LEGEND}")
     for length in settings.lengths:
         of_length = [line for line in lines if line["length"] == length]
-        print(f"\nlength {length}:\n{aligned_table(curve_columns(of_length), curve_rows(of_length))}")
+        print(f"\nlength {length}:\n{table(curve_columns(of_length), curve_rows(of_length))}")
     best = saturation_lines(lines)
     print(f"\n{SATURATION_LEGEND}")
-    print(aligned_table(SATURATION_COLUMNS, [saturation_cells(line, best) for line in best]))
+    print(table(SATURATION_COLUMNS, [saturation_cells(line, best) for line in best]))
     print("\n".join(target_lines(measured_targets(best))), flush=True)
     return lines
 

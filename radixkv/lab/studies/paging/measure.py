@@ -51,7 +51,7 @@ from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import open_loop
 from radixkv.runtime.step.executor import Executor
 from radixkv.settings.config import EngineConfig
-from radixkv.terminal_progress import shown_download
+from radixkv.terminal import shown_download
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire.cache_messages import Flush
 from radixkv.wire.messages import Done, Failed, FromRuntime, GetStats, Submit, Tokens

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from radixkv import terminal_progress
+from radixkv import terminal
 from radixkv.errors import ConfigError
 from radixkv.lab.bench.load.arrivals import Load
 from radixkv.lab.bench.load.client import OpenAIClient
 from radixkv.lab.bench.load.generator import LoadGenerator
 from radixkv.lab.bench.session import BenchRequest, Session, single_request_session
-from radixkv.terminal_progress import Progress
+from radixkv.terminal import Progress
 from support.fake_openai import output_ids, output_text, prompt_ids
 from support.loads import ask, chat, send, sessions_of
 
@@ -250,22 +250,21 @@ def test_the_cache_is_flushed_by_the_endpoint_that_the_server_has(fake, method, 
 
 def test_progress_shows_requests_in_flight_cached_tokens_and_failures(fake, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(terminal_progress, "START_DELAY_S", 0.1)
+    monkeypatch.setattr(terminal, "START_DELAY_S", 0.1)
     fake.delay, fake.fault = 0.12, "http_500"
-    terminal = Terminal()
+    stream = Terminal()
 
     async def go():
         async with OpenAIClient(fake.address) as client:
-            with Progress("sending requests", stream=terminal) as progress:
+            with Progress("sending requests", stream=stream) as progress:
                 sessions = sessions_of([BenchRequest(f"the same {n}", 1) for n in range(20)] + ["FAULT"] * 2)
                 await LoadGenerator(client).run(sessions, Load("fake-model", max_concurrency=2), progress)
 
     asyncio.run(go())
-    lines = terminal.getvalue().split("\r\x1b[K")
+    lines = stream.getvalue().split("\r\x1b[2K")
     # When a request ends, the next one is not sent yet. A busy machine may show no answers at first.
     pattern = r"sending requests: \d+/22, [12] in flight, [789]\d% cached, \d+ new tokens, \d+ tokens/s, \d+ s"
     assert any(re.fullmatch(pattern, line) for line in lines[1:])
-    assert lines[-1] == ""
 
 
 class Terminal(io.StringIO):
