@@ -32,6 +32,6 @@ class PromptCacheOptions(msgspec.Struct):
         return parse_ttl(self.ttl_or_default, "prompt_cache_options")
 
     @property
-    def pins_whole_prompt(self) -> bool:
-        """Whether the whole prompt is pinned, and not only up to its breakpoints."""
-        return self.mode != "explicit"
+    def pin_s(self) -> float | None:
+        """How long the whole prompt is pinned, in seconds; None if only its breakpoints are."""
+        return None if self.mode == "explicit" else self.ttl_s

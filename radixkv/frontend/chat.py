@@ -1,42 +1,49 @@
-"""A conversation to answer, which every API with messages translates its requests into, and its prompt."""
+"""The one pipeline of chats: messages of any API, to text by the chat template, to the tokens of a prompt."""
 
 from __future__ import annotations
 
+import contextlib
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from radixkv.errors import ContextLengthExceeded, InvalidRequest
-from radixkv.frontend.chat_text import conversation_text
+from radixkv.errors import ContextLengthExceeded, InvalidRequest, context_length_exceeded
 from radixkv.frontend.field_names import naming_fields
 from radixkv.frontend.kept_answers import AnswerKeeper
 from radixkv.frontend.prompt_encoding import EncodedConversation, encode_conversation
 from radixkv.frontend.prompt_pins import breakpoint_pins, check_breakpoints
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.models import GenerationModel
-from radixkv.generation.params import clamp_max_tokens, request_sampling_params
+from radixkv.generation.params import check_n_prompt_logprobs, clamp_max_tokens, request_sampling_params
+from radixkv.generation.prompts import render_chat
 from radixkv.generation.tools import SkippedTool, ToolUse, parse_tool_use
-from radixkv.settings.limits import MAX_PINS, check_cache_salt, check_session_id
+from radixkv.settings.limits import MAX_PINS, check_cache_salt
+from radixkv.text.template_sandbox import BudgetExceeded, OperationBudget
 from radixkv.wire.messages import PromptPin, Submit
 
 if TYPE_CHECKING:
     from radixkv.generation.parsers.answer_parser import AnswerParser
 
-
+MAX_MESSAGES = 4096
+"""Most messages of a conversation: a template may loop over all messages for each of them."""
 MAX_COUNTED_CHARACTERS = 1 << 20
 """Longest text that exceeds the context and is tokenized all the same, to count its tokens."""
+_MAX_INLINE_MESSAGES, _MAX_INLINE_CHARACTERS = 32, 1 << 15
+"""Up to these sizes, render on the event loop: it takes less than a millisecond with an ordinary template."""
+_MAX_INLINE_OPERATIONS, _MAX_INLINE_S = 1 << 14, 0.02
+"""A template that takes longer is rendered again, in a thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
-    """A conversation to answer once."""
+    """A conversation to answer, which every API with messages translates its requests into."""
 
     messages: Sequence[dict[str, Any]]
-    """In OpenAI's chat format. Text parts may have ``prompt_cache_breakpoint`` with a ``ttl``."""
+    """In OpenAI's chat format. Text parts may have ``prompt_cache_breakpoint``, with or without a ``ttl``."""
     tools: Sequence[Mapping[str, Any]] = ()
     """In OpenAI's chat format."""
     skipped_tools: Sequence[SkippedTool] = ()
@@ -48,16 +55,30 @@ class Chat:
     """By the names of ``SamplingParams``; None counts as omitted."""
     max_tokens: int | None = None
     """None: the rest of the context."""
-    fits_max_tokens: bool = False
-    """Whether ``max_tokens`` is reduced to the rest of the context; otherwise more than that is an error."""
+    max_tokens_field: str | None = "max_tokens"
+    """The field that sets ``max_tokens``, for the error if that is more than the rest of the context; None: it is
+    reduced to that."""
     field_names: Mapping[str, str] = field(default_factory=dict)
     """The request's names of ``messages``, ``max_tokens`` and fields of ``SamplingParams``, where they differ."""
+    format_field: str = "tools"
+    """The field that says what the answer must match; ``tools`` if only calls must match something."""
+    add_generation_prompt: bool | None = None
+    """Whether the text ends with the start of the assistant's message; None: unless the last one is continued."""
     continue_final_message: bool = False
     """Whether the answer continues the last message."""
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, Any] | None = None
     """Further variables for the chat template."""
+    adds_special_tokens: bool = False
+    """Whether the tokenizer adds special tokens to the text."""
+    splits_reasoning: bool = True
+    """Whether reasoning is a part of its own, and no text."""
+    reads_cache: bool = True
+    breakpoint_ttl_s: float = 0.0
+    """How long a breakpoint that names no time lives, in seconds."""
     pin_s: float | None = None
     """How long the whole prompt is pinned, in seconds; None: only its breakpoints are."""
+    demands_pins: bool = False
+    """Whether a request with pins fails where nothing can be pinned; otherwise it then has none."""
     cache_salt: str = ""
     session_id: str = ""
     priority: int = 0
@@ -90,26 +111,49 @@ class ChatPrompt:
         return model.open_parser(self.text, self.tools, has_reasoning=self.splits_reasoning)
 
 
-async def chat_text(chat: Chat, tools: ToolUse, served_model: ServedModel) -> str:
-    """Returns the text of a conversation, rendered by the chat template. Raises ``InvalidRequest``."""
+async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> ChatPrompt:
+    """Checks a conversation and returns its prompt; long ones are rendered and encoded in a thread.
+
+    Raises:
+        InvalidRequest: a field cannot be served; ``param`` names it.
+    """
+    served_model.check_request(chat.priority, chat.cache_salt, chat.session_id)
+    tools = chat.tool_use()
+    served_model.check_tools(tools)
     with naming_fields(chat.field_name):
-        return await conversation_text(
-            chat.messages,
-            served_model,
-            add_generation_prompt=not chat.continue_final_message,
-            continue_final_message=chat.continue_final_message,
-            tools=tools,
-            variables=chat.variables,
-        )
+        check_breakpoints(chat.messages, chat.breakpoint_ttl_s)
+        sampling = request_sampling_params(chat.sampling, chat.max_tokens, served_model)
+    text = await _text(chat, tools, served_model)
+    with naming_fields(chat.field_name):
+        sampling = served_model.constrained(sampling, text, tools, chat.variables)
+    encoded = await _encode(text, chat, served_model, tenant)
+    n_prompt, room = len(encoded.tokens) // 4, served_model.max_prompt_and_answer - len(encoded.tokens) // 4
+    check_n_prompt_logprobs([(sampling, n_prompt)], "prompt_logprobs")
+    max_tokens_field = None if chat.max_tokens is None else chat.max_tokens_field
+    sampling = clamp_max_tokens(sampling, served_model, n_prompt, max_tokens_field, chat.field_name("messages"))
+    submit = Submit(
+        id=uuid.uuid4().hex,
+        tokens=encoded.tokens,
+        sampling=sampling,
+        cache_salt=chat.cache_salt,
+        reads_cache=chat.reads_cache,
+        priority=chat.priority,
+        pins=await _pins(chat, text, encoded.tokens, served_model, tenant),
+        session_id=chat.session_id,
+    )
+    ends_with_context = sampling.max_tokens == room != chat.max_tokens
+    return ChatPrompt(submit, text, tools, chat.splits_reasoning, ends_with_context, encoded.open_keeper())
 
 
-async def chat_tokens(text: str, chat: Chat, served_model: ServedModel, tenant: str) -> EncodedConversation:
-    """Returns the tokens of ``chat_text``. Raises ``InvalidRequest``, also if there are none."""
-    field_name = chat.field_name("messages")
-    encoded = await encode_conversation(text, chat.cache_salt, served_model, field_name, tenant=tenant)
-    if not encoded.tokens:
-        raise InvalidRequest("the chat template renders the messages as an empty text", param=field_name)
-    return encoded
+async def prompt_tokens(chat: Chat, served_model: ServedModel, tenant: str) -> bytes:
+    """Returns the little-endian int32 ids of a conversation's prompt. Raises ``InvalidRequest``."""
+    check_cache_salt(chat.cache_salt)
+    return (await _encode(await chat_text(chat, served_model), chat, served_model, tenant)).tokens
+
+
+async def chat_text(chat: Chat, served_model: ServedModel) -> str:
+    """Returns the text of a conversation's prompt. Raises ``InvalidRequest``."""
+    return await _text(chat, chat.tool_use(), served_model)
 
 
 async def count_tokens(chat: Chat, served_model: ServedModel, tenant: str) -> int:
@@ -120,9 +164,9 @@ async def count_tokens(chat: Chat, served_model: ServedModel, tenant: str) -> in
         ContextLengthExceeded: as well as the context, it exceeds ``MAX_COUNTED_CHARACTERS``.
     """
     check_cache_salt(chat.cache_salt)
-    text = await chat_text(chat, chat.tool_use(), served_model)
+    text = await chat_text(chat, served_model)
     try:
-        encoded = await chat_tokens(text, chat, served_model, tenant)
+        return len((await _encode(text, chat, served_model, tenant)).tokens) // 4
     except ContextLengthExceeded as error:
         if error.n_prompt is not None:
             return error.n_prompt
@@ -131,72 +175,88 @@ async def count_tokens(chat: Chat, served_model: ServedModel, tenant: str) -> in
         tokenizer = served_model.require_tokenizer(chat.field_name("messages"))
         encode = partial(tokenizer.encode, text, adds_special_tokens=False, namespace=tenant)
         return len(await served_model.serial.run(encode)) // 4
-    return len(encoded.tokens) // 4
 
 
-async def prompt_tokens(chat: Chat, served_model: ServedModel, tenant: str) -> bytes:
-    """Returns the little-endian int32 ids of a conversation's prompt. Raises ``InvalidRequest``."""
-    check_cache_salt(chat.cache_salt)
-    text = await chat_text(chat, chat.tool_use(), served_model)
-    return (await chat_tokens(text, chat, served_model, tenant)).tokens
-
-
-async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> ChatPrompt:
-    """Checks a conversation and returns its prompt; long ones are rendered and encoded in a thread.
+async def _text(chat: Chat, tools: ToolUse, served_model: ServedModel) -> str:
+    """Renders the messages with the chat template, without known nonces, and in a thread if they are long.
 
     Raises:
-        InvalidRequest: a field cannot be served; ``param`` names it.
+        InvalidRequest: as ``render_chat``, or there are no messages, or more than ``MAX_MESSAGES``.
+        ContextLengthExceeded: there are more messages than the context has tokens.
     """
-    served_model.check_priority(chat.priority)
-    check_cache_salt(chat.cache_salt)
-    check_session_id(chat.session_id)
-    tools = chat.tool_use()
-    served_model.check_tools(tools)
     with naming_fields(chat.field_name):
-        check_breakpoints(chat.messages, 0.0)
-        sampling = request_sampling_params(chat.sampling, chat.max_tokens, served_model)
-    text = await chat_text(chat, tools, served_model)
-    with naming_fields(chat.field_name):
-        sampling = served_model.constrained(sampling, text, tools, chat.variables)
-    encoded = await chat_tokens(text, chat, served_model, tenant)
-    is_default = chat.max_tokens is None or chat.fits_max_tokens
-    max_tokens_field = None if is_default else chat.field_name("max_tokens")
-    n_prompt, messages_field = len(encoded.tokens) // 4, chat.field_name("messages")
-    sampling = clamp_max_tokens(sampling, served_model, n_prompt, max_tokens_field, messages_field)
-    room = served_model.max_prompt_and_answer - n_prompt
-    ends_with_context = sampling.max_tokens == room != chat.max_tokens
-    prompt = Submit(
-        id=uuid.uuid4().hex,
-        tokens=encoded.tokens,
-        sampling=sampling,
+        messages = chat.messages
+        _check_count(len(messages), served_model.max_prompt_and_answer)
+        adds_prompt, continues = chat.add_generation_prompt, chat.continue_final_message
+        render = partial(
+            render_chat,
+            messages if served_model.nonce_filter is None else served_model.nonce_filter.remove(messages),
+            served_model,
+            add_generation_prompt=not continues if adds_prompt is None else adds_prompt,
+            continue_final_message=continues,
+            tools=tools,
+            variables=chat.variables,
+        )
+        shown = [*messages, *(tools.definitions or ())]
+        if len(shown) <= _MAX_INLINE_MESSAGES and _n_characters(shown) <= _MAX_INLINE_CHARACTERS:
+            with contextlib.suppress(BudgetExceeded):
+                return render(budget=OperationBudget(_MAX_INLINE_OPERATIONS, _MAX_INLINE_S))
+        return await served_model.serial.run(render)
+
+
+def _check_count(n_messages: int, limit: int) -> None:
+    if not n_messages:
+        raise InvalidRequest("messages is empty; give at least one", param="messages")
+    if n_messages > MAX_MESSAGES:
+        raise InvalidRequest(f"there are {n_messages} messages; at most {MAX_MESSAGES}", param="messages")
+    if n_messages > limit:
+        what = f"there are {n_messages} messages"
+        raise context_length_exceeded(what, limit, advice="shorten the conversation", param="messages")
+
+
+def _n_characters(messages: Sequence[dict[str, Any]]) -> int:
+    """Returns about how many characters the messages have."""
+    values = (value for message in messages for value in message.values())
+    return sum(len(value) if isinstance(value, str) else len(msgspec.json.encode(value)) for value in values)
+
+
+async def _encode(text: str, chat: Chat, served_model: ServedModel, tenant: str) -> EncodedConversation:
+    """Returns the tokens of a prompt's text. Raises ``InvalidRequest``, also if there are none."""
+    encoded = await _encoder(chat, served_model, tenant)(text)
+    if not encoded.tokens:
+        field_name = chat.field_name("messages")
+        raise InvalidRequest("the chat template renders the messages as an empty text", param=field_name)
+    return encoded
+
+
+def _encoder(
+    chat: Chat, served_model: ServedModel, tenant: str
+) -> Callable[[str], Coroutine[Any, Any, EncodedConversation]]:
+    """Returns what encodes the conversation's text, or the beginning of it."""
+    return partial(
+        encode_conversation,
         cache_salt=chat.cache_salt,
-        priority=chat.priority,
-        session_id=chat.session_id,
-    )
-    prompt = await _with_pins(prompt, chat, text, served_model, tenant)
-    return ChatPrompt(
-        prompt,
-        text,
-        tools,
-        splits_reasoning=True,
-        ends_with_context=ends_with_context,
-        keeper=encoded.open_keeper(),
+        served_model=served_model,
+        field=chat.field_name("messages"),
+        tenant=tenant,
+        adds_special_tokens=chat.adds_special_tokens,
     )
 
 
-async def _with_pins(prompt: Submit, chat: Chat, text: str, served_model: ServedModel, tenant: str) -> Submit:
-    """Returns the prompt with the pins of the conversation, or as it is where nothing can be pinned."""
-    if not served_model.pins_prompts:
-        return prompt
-    whole = [] if chat.pin_s is None else [PromptPin(len(prompt.tokens) // 4, chat.pin_s)]
+async def _pins(
+    chat: Chat, text: str, tokens: bytes, served_model: ServedModel, tenant: str
+) -> tuple[PromptPin, ...]:
+    """Returns the prefixes of the prompt that the conversation pins."""
+    if not (served_model.pins_prompts or chat.demands_pins):
+        return ()
+    whole = [] if chat.pin_s is None else [PromptPin(len(tokens) // 4, chat.pin_s)]
     pins = await breakpoint_pins(
         chat.messages,
         text,
-        prompt.tokens,
-        served_model,
-        default_ttl_s=0.0,
-        cache_salt=chat.cache_salt,
-        tenant=tenant,
+        tokens,
+        _encoder(chat, served_model, tenant),
+        served_model.serial,
+        default_ttl_s=chat.breakpoint_ttl_s,
         max_pins=MAX_PINS - len(whole),
     )
-    return msgspec.structs.replace(prompt, pins=(*pins, *whole))
+    return (*pins, *whole)

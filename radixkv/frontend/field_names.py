@@ -26,13 +26,12 @@ def naming_fields(find_name: Callable[[str], str]) -> Iterator[None]:
         raise
 
 
-def naming_answer_format(find_name: Callable[[], str]) -> AbstractContextManager[None]:
+def naming_answer_format(field: str) -> AbstractContextManager[None]:
     """Gives errors of the block about what the answer must match the request's name of that field.
 
     The runtime finds these errors, when it compiles the grammar of a request.
 
     Args:
-        find_name: returns the field that says what the answer must match, or ``tools`` if only calls must match
-            something. Called for such an error only.
+        field: the one that says what the answer must match, or ``tools`` if only calls must match something.
     """
-    return naming_fields(lambda name: find_name() if name == _OURS else name)
+    return naming_fields(lambda name: field if name == _OURS else name)

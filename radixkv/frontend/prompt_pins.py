@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from radixkv.errors import InvalidRequest
-from radixkv.frontend.prompt_encoding import encode_conversation
-from radixkv.frontend.served_model import ServedModel
-from radixkv.settings.limits import MAX_PINS, parse_ttl
+from radixkv.frontend.prompt_encoding import EncodedConversation
+from radixkv.frontend.serial_executor import SerialExecutor
+from radixkv.settings.limits import parse_ttl
 from radixkv.tree.neighbours import n_common_tokens
 from radixkv.wire.messages import PromptPin
 
@@ -35,13 +35,11 @@ async def breakpoint_pins(
     messages: Sequence[dict[str, Any]],
     text: str,
     tokens: bytes,
-    served_model: ServedModel,
+    encode: Callable[[str], Awaitable[EncodedConversation]],
+    serial: SerialExecutor,
     *,
     default_ttl_s: float,
-    cache_salt: str,
-    tenant: str,
-    max_pins: int = MAX_PINS,
-    adds_special_tokens: bool = False,
+    max_pins: int,
 ) -> list[PromptPin]:
     """Returns the pins of the latest breakpoints in the messages.
 
@@ -53,12 +51,10 @@ async def breakpoint_pins(
         messages: in OpenAI's format, with breakpoints that ``check_breakpoints`` accepts.
         text: the prompt that the chat template makes of the messages.
         tokens: the ids of the prompt.
-        served_model: has the tokenizer.
+        encode: encodes the beginning of the text as the whole text was encoded.
+        serial: searches long texts.
         default_ttl_s: lifetime of a breakpoint that names none, in seconds.
-        cache_salt: of the prompt, to find its earlier answers; as ``tenant``.
-        tenant: who sent the prompt.
         max_pins: most pins; the latest breakpoints win.
-        adds_special_tokens: whether the prompt was encoded with the tokenizer's special tokens.
 
     Cost: without a breakpoint O(parts); else a search in the text, of all of it for each part that the template
     changes, and the encoding of up to four prefixes. Long texts are searched in a thread.
@@ -69,19 +65,11 @@ async def breakpoint_pins(
     if len(text) <= _MAX_INLINE_CHARACTERS:
         pins = _marked_ends(parts, text)
     else:
-        pins = await served_model.serial.run(partial(_marked_ends, parts, text))
-    latest = pins[-max_pins:]
+        pins = await serial.run(partial(_marked_ends, parts, text))
     pinned = []
-    for position, ttl_s in latest:
-        prefix = await encode_conversation(
-            text[:position],
-            cache_salt,
-            served_model,
-            "messages",
-            tenant=tenant,
-            adds_special_tokens=adds_special_tokens,
-        )
-        pinned.append(PromptPin(n_common_tokens(prefix.tokens, tokens), ttl_s))
+    for position, ttl_s in pins[-max_pins:]:
+        prefix = (await encode(text[:position])).tokens
+        pinned.append(PromptPin(n_common_tokens(prefix, tokens), ttl_s))
     return pinned
 
 

@@ -15,6 +15,7 @@ from radixkv.frontend.serial_executor import SerialExecutor
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.nonces import NonceFilter
 from radixkv.settings.checks import MAX_PRIORITY, MIN_PRIORITY
+from radixkv.settings.limits import check_cache_salt, check_session_id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +82,8 @@ class ServedModel(GenerationModel):
             others = f", also under the names {', '.join(map(repr, self.other_names))}" if self.other_names else ""
             raise ModelNotFound(f"this server serves the model {self.name!r} only{others}", param="model")
 
-    def check_priority(self, priority: int | None) -> None:
-        """Raises ``InvalidRequest`` for a ``priority`` that this server does not allow its clients."""
+    def check_request(self, priority: int | None, cache_salt: str | None, session_id: str | None) -> None:
+        """Raises ``InvalidRequest`` for a ``priority`` that clients may not have, or a text that is too long."""
         lowest, highest = self.priority_range
         if priority is not None and not lowest <= priority <= highest:
             allowed = f"{lowest} to {highest}" if lowest < highest else f"only {lowest}"
@@ -91,3 +92,5 @@ class ServedModel(GenerationModel):
                 "--priority-range MIN,MAX",
                 param="priority",
             )
+        check_cache_salt(cache_salt or "")
+        check_session_id(session_id or "")

@@ -13,7 +13,7 @@ from radixkv.errors import RequestError
 from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest, StreamOptions
 from radixkv.frontend.api.sglang.schema import DEFAULT_MAX_NEW_TOKENS, GenerateRequest, SamplingFields
 from radixkv.frontend.cache_options import PromptCacheOptions
-from radixkv.frontend.chat_text import MAX_MESSAGES
+from radixkv.frontend.chat import MAX_MESSAGES
 from radixkv.frontend.http import errors as failure
 from radixkv.frontend.http.body_decoder import MAX_KEYS, MAX_MARKS, MAX_PROMPTS
 from radixkv.frontend.served_model import ServedModel

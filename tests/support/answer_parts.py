@@ -62,14 +62,14 @@ class ScriptedAnswer:
         self._deltas = deltas
         self._error = error
 
-    async def outputs(self, client: object, *, streams: bool) -> AsyncGenerator[OutputDelta[None], None]:
+    async def outputs(self, *, streams: bool) -> AsyncGenerator[OutputDelta[None], None]:
         """Yields the deltas, and then raises the error, if there is one."""
         for delta in self._deltas:
             yield delta
         if self._error is not None:
             raise self._error
 
-    async def whole(self, client: object) -> OutputDelta[None]:
+    async def whole(self) -> OutputDelta[None]:
         """Returns the deltas as one."""
         whole: OutputDelta[None] = OutputDelta()
         for delta in self._deltas:

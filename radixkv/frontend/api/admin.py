@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from radixkv.errors import RequestError, UnsupportedFeature
+from radixkv.frontend.answers import Answers, PromptAnswers
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.error_response import retry_after
 from radixkv.frontend.http.openapi import DocumentedApp
@@ -63,11 +64,11 @@ def add_admin_routes(
         """Generates one token before all waiting requests: 200, or 503 if none comes in time."""
         try:
             async with asyncio.timeout(HEALTH_GENERATE_TIMEOUT_S):
-                group = client.submit([_one_token()], arrived=Arrival(time.monotonic()), streams=False)
-                async with group, aclosing(group.deltas()) as deltas:
-                    async for delta in deltas:
-                        if delta.finish_reason is not None:
-                            group.end_choice(delta, delta.finish_reason)
+                prompt: PromptAnswers[None] = PromptAnswers(_one_token(), served_model)
+                answers = Answers([prompt], client, Arrival(time.monotonic()))
+                async with aclosing(answers.outputs(streams=False)) as outputs:
+                    async for _ in outputs:
+                        pass
         except (RequestError, TimeoutError):
             return Response(status_code=503)
         return Response(status_code=200)

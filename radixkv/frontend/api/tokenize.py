@@ -11,13 +11,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from radixkv.errors import InvalidRequest
-from radixkv.frontend.chat_text import TextRequest, check_text_request, render_messages
+from radixkv.frontend.chat import chat_text
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.body_decoder import BodyDecoder, check_messages, check_tools
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.tenant import tenant_of
+from radixkv.frontend.text_request import TextRequest, check_text_request
 from radixkv.settings.compat import Place, refusals
 from radixkv.settings.limits import check_ids
 from radixkv.wire.messages import unpack_tokens
@@ -90,7 +91,7 @@ _detokenize = BodyDecoder(DetokenizeRequest, {"tokens": _check_tokens}, {})
 
 async def _tokenized(body: TokenizeRequest, served_model: ServedModel, tenant: str) -> bytes:
     check_text_request(body, body.prompt, served_model)
-    text = body.prompt if body.prompt is not None else await render_messages(body, served_model)
+    text = body.prompt if body.prompt is not None else await chat_text(body.chat(), served_model)
     if len(text) > MAX_CHARACTERS:
         raise InvalidRequest(
             f"the text is longer than {MAX_CHARACTERS} characters; send it in parts", param="prompt"

@@ -19,8 +19,8 @@ from radixkv.frontend.api.pin import PinRequest
 from radixkv.frontend.api.sessions import CloseSessionRequest
 from radixkv.frontend.api.sglang.schema import GenerateRequest, SamplingFields
 from radixkv.frontend.api.tokenize import DetokenizeRequest, TokenizeRequest
-from radixkv.frontend.cache_prompt import CachePromptRequest, CachePromptsRequest
 from radixkv.frontend.served_model import ServedModel
+from radixkv.frontend.text_request import CachePromptRequest, CachePromptsRequest
 from radixkv.settings.compat import Place, refusals
 from support.running_site import make_app
 from support.scripted_runtime import Site

@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.answers import SingleAnswer
 from radixkv.frontend.http.sse import typed_event
-from radixkv.frontend.single_answer import SingleAnswer
 from radixkv.generation.output import OutputDelta
 from radixkv.generation.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
@@ -36,20 +35,20 @@ class MessageWriter:
             "model": model,
         }
 
-    async def whole(self, client: RuntimeClient) -> bytes:
+    async def whole(self) -> bytes:
         """Returns the JSON of the message. Raises ``RequestError``; cancelling it cancels the request."""
-        output = await self._answer.whole(client)
+        output = await self._answer.whole()
         content = [_block(part) for part in output.parts]
         end = self._end(output) | {"container": None}
         message = {**self._head, "content": content, **end, **self._edits, "usage": self._usage()}
         return msgspec.json.encode(message)
 
-    async def events(self, client: RuntimeClient) -> AsyncGenerator[bytes, None]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """Yields the stream's events. Raises ``RequestError``; closing it cancels the request."""
         blocks = _BlockEvents()
         last: OutputDelta[None] = OutputDelta()
         has_begun = False
-        async with aclosing(self._answer.outputs(client, streams=True)) as outputs:
+        async with aclosing(self._answer.outputs(streams=True)) as outputs:
             async for output in outputs:
                 events = [] if has_begun else [self._start(), {"type": "ping"}]
                 has_begun = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from radixkv.frontend.answers import open_answer, respond
 from radixkv.frontend.api.anthropic.response import MessageWriter
 from radixkv.frontend.api.anthropic.schema import (
     CountTokensRequest,
@@ -20,7 +21,6 @@ from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.served_model import ServedModel
-from radixkv.frontend.single_answer import respond
 from radixkv.frontend.tenant import tenant_of
 
 
@@ -35,16 +35,9 @@ def add_messages_routes(
         arrived = Arrival.of(request)
         body = await body_reader.read(request, parse_messages, served_model.max_prompt_and_answer)
         served_model.check_name(body.model)
-        reports_edits = body.context_management is not None
-        return await respond(
-            request,
-            answer_chat(body),
-            lambda answer: MessageWriter(answer, served_model.name, reports_edits=reports_edits),
-            client,
-            served_model,
-            streams=bool(body.stream),
-            arrived=arrived,
-        )
+        answer = await open_answer(request, answer_chat(body), client, served_model, arrived)
+        writer = MessageWriter(answer, served_model.name, reports_edits=body.context_management is not None)
+        return await respond(request, writer, streams=bool(body.stream), end=b"")
 
     @app.post("/v1/messages/count_tokens", openapi_extra=app.json_body(CountTokensRequest))
     async def count(request: Request) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -64,27 +65,20 @@ def answer_chat(request: MessagesRequest) -> Chat:
             "leave one out",
             "output_config",
         )
-    sampling = {
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "top_k": request.top_k,
-        "stop": request.stop_sequences,
-        "structured_outputs": text_format,
-    }
-    return Chat(
-        messages=chat.messages,
-        tools=chat.tools,
-        skipped_tools=chat.skipped_tools,
-        tool_choice=chat.tool_choice,
-        parallel_tool_calls=chat.parallel_tool_calls,
-        variables=chat.variables,
-        continue_final_message=chat.continue_final_message,
-        sampling=sampling,
+    return replace(
+        chat,
+        sampling={
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+            "stop": request.stop_sequences,
+            "structured_outputs": text_format,
+        },
         pin_s=_pin_s(request.cache_control),
         max_tokens=min(request.max_tokens, _MAX_TOKENS),
-        fits_max_tokens=True,
+        max_tokens_field=None,
         field_names={"stop": "stop_sequences", "structured_outputs": "output_config"},
-        cache_salt=chat.cache_salt,
+        format_field="tools" if text_format is None else "output_config",
         session_id=request.session_id or "",
         priority=request.priority or 0,
     )

@@ -9,25 +9,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from radixkv.frontend.answers import Answers, PromptAnswers
 from radixkv.frontend.api.openai.logprobs import RenderedToken
 from radixkv.frontend.api.openai.prompt_logprobs import PromptWithLogprobs
 from radixkv.frontend.api.openai.schema import ChatRequest, GenerationRequest
-from radixkv.frontend.api.openai.structured_fields import requested_field
+from radixkv.frontend.api.openai.translation import format_field
 from radixkv.frontend.client import RuntimeClient
-from radixkv.frontend.field_names import naming_answer_format
 from radixkv.frontend.http.sse import EVENT_END, EVENT_START
-from radixkv.frontend.in_flight import (
-    Arrival,
-    TokenDelta,
-    exceeds_inline_work,
-    is_slow_to_render,
-    without_output,
-)
+from radixkv.frontend.in_flight import Arrival, exceeds_inline_work
 from radixkv.frontend.kept_answers import AnswerKeeper
 from radixkv.frontend.miss_report import miss_fields
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.models import GenerationModel
-from radixkv.generation.output import ChoiceStream, OutputDelta
+from radixkv.generation.output import OutputDelta
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import CacheMiss, Done, Submit
 
@@ -104,6 +98,7 @@ class ResponseWriter:
         response_format: of the endpoint.
         model: ends answers and turns them into text.
         prompts: the encoded prompts of the request.
+        client: runs them.
         echoed: the prompts' texts, if choices begin with them.
         open_parser: returns what splits the text of one choice into parts; None if all of it is text.
         keeper: keeps the answers of a chat for later turns; None if they are not kept.
@@ -116,6 +111,7 @@ class ResponseWriter:
         response_format: ResponseFormat,
         model: GenerationModel,
         prompts: Sequence[Submit],
+        client: RuntimeClient,
         *,
         echoed: Sequence[str] | None = None,
         open_parser: Callable[[], AnswerParser | None] = lambda: None,
@@ -124,8 +120,6 @@ class ResponseWriter:
     ) -> None:
         self._request = request
         self._format = response_format
-        self._arrived = arrived
-        self._keeper = keeper
         self._n = request.n_choices
         self._n_prompt = sum(len(prompt.tokens) // 4 for prompt in prompts)
         self._cache_use, self._n_done = CacheUse(), 0
@@ -146,36 +140,39 @@ class ResponseWriter:
             )
             for index, prompt in enumerate(prompts)
         ]
-        self._choices = [
-            ChoiceStream(
-                prompt.prompt.sampling,
+        answers = [
+            PromptAnswers(
+                prompt.prompt,
                 model,
                 render_token,
                 first_offset=len(prompt.echo),
-                parser=open_parser(),
-                prompt=prompt.prompt.tokens,
                 repeats_partial=echoed is not None,
+                open_parser=open_parser,
+                keeper=keeper,
+                absorb_logprobs=prompt.absorb,
+                generates=not request.is_only_echo,
             )
             for prompt in self._prompts
-            for _ in range(self._n)
         ]
+        self._answers = Answers(answers, client, arrived, format_field(request))
+        self._choices = [choice for each in answers for choice in each.choices]
 
-    async def whole(self, client: RuntimeClient) -> bytes:
+    async def whole(self) -> bytes:
         """Returns the JSON of the whole response. Raises ``RequestError``; cancelling it cancels the request."""
         gathered: list[OutputDelta[RenderedToken]] = [OutputDelta() for _ in self._choices]
-        async with aclosing(self._outputs(client, streams=False)) as outputs:
+        async with aclosing(self._outputs(streams=False)) as outputs:
             async for index, output, _ in outputs:
                 gathered[index].add(output)
         if exceeds_inline_work(self._n_rendered_tokens(gathered), self._n_logprobs(gathered)):
             return await asyncio.to_thread(self._render_all, gathered)
         return self._render_all(gathered)
 
-    async def events(self, client: RuntimeClient) -> AsyncGenerator[bytes, None]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """Yields the stream's events but ``[DONE]``. Raises ``RequestError``; closing it cancels the request."""
         events = ChunkEvents(self._format.chunk_head, self._usage_of_chunk())
         repeats_usage = self._request.repeats_usage
         has_ended = False
-        async with aclosing(self._outputs(client, streams=True)) as outputs:
+        async with aclosing(self._outputs(streams=True)) as outputs:
             async for index, output, is_first in outputs:
                 prompt = self._prompts[index // self._n]
                 chunks = self._format.chunks(index, output, prompt, is_first=is_first)
@@ -198,37 +195,24 @@ class ResponseWriter:
         return [events.event([], last)] if last else []
 
     async def _outputs(
-        self, client: RuntimeClient, *, streams: bool
+        self, *, streams: bool
     ) -> AsyncGenerator[tuple[int, OutputDelta[RenderedToken], bool], None]:
         """Yields a choice's index, its new output, and whether that is the choice's first."""
         begun: set[int] = set()
-        prompts = [prompt.prompt for prompt in self._prompts]
-        group = client.submit(prompts, arrived=self._arrived, streams=streams)
-        with naming_answer_format(self._format_field):
-            async with group, aclosing(group.deltas()) as deltas:
-                async for delta in deltas:
-                    index = delta.prompt * self._n + delta.choice
-                    choice = self._choices[index]
-                    if is_slow_to_render(delta):
-                        output = await asyncio.to_thread(self._convert, delta, choice)
-                    else:
-                        output = self._convert(delta, choice)
-                    if output.finish_reason is not None:
-                        group.end_choice(delta, output.finish_reason)
-                    if output.is_empty:
-                        continue
-                    is_first = index not in begun
-                    if is_first:
-                        begun.add(index)
-                        prefix_output = self._prompts[delta.prompt].prefix_output
-                        prefix_output.add(output)
-                        output = prefix_output
-                    yield index, output, is_first
-
-    def _format_field(self) -> str:
-        """Returns the field of the request that says what its answers must match."""
-        wanted = requested_field(self._request)
-        return "tools" if wanted is None else wanted[0]
+        async with aclosing(self._answers.outputs(streams=streams)) as outputs:
+            async for delta, output in outputs:
+                if delta.done is not None:
+                    self._count(delta.done)
+                if output.is_empty:
+                    continue
+                index = delta.prompt * self._n + delta.choice
+                is_first = index not in begun
+                if is_first:
+                    begun.add(index)
+                    prefix_output = self._prompts[delta.prompt].prefix_output
+                    prefix_output.add(output)
+                    output = prefix_output
+                yield index, output, is_first
 
     def _n_rendered_tokens(self, gathered: Sequence[OutputDelta[RenderedToken]]) -> int:
         """Returns the tokens to render for a whole response; repeated prompt tokens count a fraction."""
@@ -243,20 +227,9 @@ class ResponseWriter:
         response = self._format.whole(gathered, self._prompts)
         return msgspec.json.encode({**response, "usage": self._usage(), **self._details()})
 
-    def _convert(self, delta: TokenDelta, choice: ChoiceStream[RenderedToken]) -> OutputDelta[RenderedToken]:
-        if delta.done is not None:
-            self._cache_use += delta.done.cache_use
-            self._count_miss(delta.done)
-            self._n_done += 1
-        if delta.prompt_logprobs:
-            self._prompts[delta.prompt].absorb(delta.prompt_logprobs)
-        if self._keeper is not None:
-            self._keeper.add(delta)
-        if self._request.is_only_echo:
-            delta = without_output(delta)
-        return choice.absorb(delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_token_id)
-
-    def _count_miss(self, done: Done) -> None:
+    def _count(self, done: Done) -> None:
+        self._cache_use += done.cache_use
+        self._n_done += 1
         n_lost = done.n_prompt_tokens - done.cache_use.n_cached
         if done.miss is not None and n_lost > self._n_lost:
             self._n_lost, self._miss = n_lost, done.miss

@@ -7,9 +7,9 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from radixkv.frontend.answers import respond
 from radixkv.frontend.api.openai.chat_format import ChatFormat
 from radixkv.frontend.api.openai.completion_format import CompletionFormat
-from radixkv.frontend.api.openai.prompts import chat_prompt, completion_prompts, echoed_texts
 from radixkv.frontend.api.openai.response import ResponseWriter
 from radixkv.frontend.api.openai.schema import (
     ChatRequest,
@@ -17,11 +17,12 @@ from radixkv.frontend.api.openai.schema import (
     parse_chat,
     parse_completion,
 )
+from radixkv.frontend.api.openai.translation import answer_chat, completion_prompts, echoed_texts
+from radixkv.frontend.chat import chat_prompt
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
-from radixkv.frontend.http.sse import EventStream
 from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.served_model import ServedModel
 
@@ -36,6 +37,7 @@ def add_openai_routes(
         """OpenAI's completions of one or several prompts."""
         arrived = Arrival.of(request)
         body = await body_reader.read(request, parse_completion, served_model.max_prompt_and_answer)
+        served_model.check_name(body.model)
         prompts = await cancel_on_disconnect(
             request.receive, completion_prompts(body, served_model, arrived.tenant)
         )
@@ -46,16 +48,19 @@ def add_openai_routes(
             prompts[0].id,
             tokens_as_ids=body.names_tokens_by_id(default=served_model.names_tokens_by_id),
         )
-        writer = ResponseWriter(body, response_format, served_model, prompts, echoed=echoed, arrived=arrived)
-        return await _response(request, writer, client, streams=bool(body.stream))
+        writer = ResponseWriter(
+            body, response_format, served_model, prompts, client, echoed=echoed, arrived=arrived
+        )
+        return await respond(request, writer, streams=bool(body.stream))
 
     @app.post("/v1/chat/completions", openapi_extra=app.json_body(ChatRequest, ["echo"]))
     async def chat_completions(request: Request) -> Response:
         """OpenAI's chat completions."""
         arrived = Arrival.of(request)
         body = await body_reader.read(request, parse_chat, served_model.max_prompt_and_answer)
-        prompt = await cancel_on_disconnect(request.receive, chat_prompt(body, served_model, arrived.tenant))
-        parser = partial(prompt.open_parser, served_model)
+        served_model.check_name(body.model)
+        encoding = chat_prompt(answer_chat(body), served_model, arrived.tenant)
+        prompt = await cancel_on_disconnect(request.receive, encoding)
         response_format = ChatFormat(
             body,
             served_model.name,
@@ -67,11 +72,12 @@ def add_openai_routes(
             response_format,
             served_model,
             [prompt.submit],
-            open_parser=parser,
+            client,
+            open_parser=partial(prompt.open_parser, served_model),
             keeper=prompt.keeper,
             arrived=arrived,
         )
-        return await _response(request, writer, client, streams=bool(body.stream))
+        return await respond(request, writer, streams=bool(body.stream))
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
@@ -87,13 +93,6 @@ def add_openai_routes(
         name = request.path_params["name"]
         served_model.check_name(name)
         return JSONResponse(_model(served_model, name))
-
-
-async def _response(request: Request, writer: ResponseWriter, client: RuntimeClient, *, streams: bool) -> Response:
-    if streams:
-        return EventStream(writer.events(client))
-    whole = await cancel_on_disconnect(request.receive, writer.whole(client))
-    return Response(whole, media_type="application/json")
 
 
 def _model(served_model: ServedModel, name: str) -> dict[str, object]:

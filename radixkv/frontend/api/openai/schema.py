@@ -81,6 +81,11 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         """How long a breakpoint that names no time lives, in seconds."""
         return (self.prompt_cache_options or PromptCacheOptions()).ttl_s
 
+    @property
+    def pin_s(self) -> float | None:
+        """How long whole prompts are pinned, in seconds; None if they are not."""
+        return None if self.prompt_cache_options is None else self.prompt_cache_options.pin_s
+
     def names_tokens_by_id(self, *, default: bool) -> bool:
         """Returns whether logprobs name tokens by their ids; ``default``, if the request does not say."""
         return default if self.return_tokens_as_token_ids is None else self.return_tokens_as_token_ids

@@ -11,12 +11,6 @@ from radixkv.frontend.api.openai.schema import GenerationRequest
 from radixkv.wire.structured_outputs import StructuredOutputs, parse_structured_outputs
 
 
-def requested_structured_outputs(request: GenerationRequest) -> StructuredOutputs | None:
-    """Returns what the output must match; None if it may be anything. Raises as ``requested_field`` does."""
-    found = requested_field(request)
-    return None if found is None else found[1]
-
-
 def requested_field(request: GenerationRequest) -> tuple[str, StructuredOutputs] | None:
     """Returns the field that says what the output must match, and what it says; None if it may be anything.
 

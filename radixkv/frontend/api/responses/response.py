@@ -11,12 +11,11 @@ from typing import Any
 import msgspec
 
 from radixkv.errors import RequestError
+from radixkv.frontend.answers import SingleAnswer
 from radixkv.frontend.api.responses.items import Event, OutputItems
 from radixkv.frontend.api.responses.schema import ResponsesRequest
 from radixkv.frontend.api.responses.translation import SEALED_REASONING
-from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.sse import typed_event
-from radixkv.frontend.single_answer import SingleAnswer
 
 
 class ResponsesWriter:
@@ -53,9 +52,9 @@ class ResponsesWriter:
             "truncation": request.truncation or "disabled",
         }
 
-    async def whole(self, client: RuntimeClient) -> bytes:
+    async def whole(self) -> bytes:
         """Returns the JSON of the response. Raises ``RequestError``; cancelling it cancels the request."""
-        output = await self._answer.whole(client)
+        output = await self._answer.whole()
         for part in output.parts:
             for _ in self._items.add(part):
                 pass
@@ -63,7 +62,7 @@ class ResponsesWriter:
             pass
         return msgspec.json.encode(self._response(_status(output.finish_reason)))
 
-    async def events(self, client: RuntimeClient) -> AsyncGenerator[bytes, None]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """Yields the stream's events; closing it cancels the request.
 
         Raises:
@@ -71,7 +70,7 @@ class ResponsesWriter:
         """
         has_begun, status = False, "completed"
         try:
-            async with aclosing(self._answer.outputs(client, streams=True)) as outputs:
+            async with aclosing(self._answer.outputs(streams=True)) as outputs:
                 async for output in outputs:
                     events = [] if has_begun else self._begin()
                     has_begun = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from radixkv.frontend.answers import open_answer, respond
 from radixkv.frontend.api.responses.response import ResponsesWriter
 from radixkv.frontend.api.responses.schema import ResponsesRequest, parse_responses
 from radixkv.frontend.api.responses.translation import answer_chat
@@ -13,7 +14,6 @@ from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.served_model import ServedModel
-from radixkv.frontend.single_answer import respond
 
 
 def add_responses_route(
@@ -27,12 +27,6 @@ def add_responses_route(
         arrived = Arrival.of(request)
         body = await body_reader.read(request, parse_responses, served_model.max_prompt_and_answer)
         served_model.check_name(body.model)
-        return await respond(
-            request,
-            answer_chat(body),
-            lambda answer: ResponsesWriter(body, answer, served_model.name),
-            client,
-            served_model,
-            streams=bool(body.stream),
-            arrived=arrived,
-        )
+        answer = await open_answer(request, answer_chat(body), client, served_model, arrived)
+        writer = ResponsesWriter(body, answer, served_model.name)
+        return await respond(request, writer, streams=bool(body.stream), end=b"")

@@ -36,7 +36,6 @@ def answer_chat(request: ResponsesRequest) -> Chat:
                 f"include has {name}, which is not supported here; use /v1/chat/completions", param="include"
             )
     options = request.prompt_cache_options
-    pin_s = None if options is None or not options.pins_whole_prompt else options.ttl_s
     conversation = _Conversation((options or PromptCacheOptions()).ttl_or_default)
     if request.instructions:
         conversation.add_system([{"type": "text", "text": request.instructions}])
@@ -53,6 +52,7 @@ def answer_chat(request: ResponsesRequest) -> Chat:
         for index, tool in enumerate(request.tools or ())
         if tool["type"] != "function"
     ]
+    text_format = _structured_outputs(request.text)
     return Chat(
         messages=conversation.messages,
         tools=[_tool(tool) for tool in request.tools or () if tool["type"] == "function"],
@@ -62,12 +62,14 @@ def answer_chat(request: ResponsesRequest) -> Chat:
         sampling={
             "temperature": request.temperature,
             "top_p": request.top_p,
-            "structured_outputs": _structured_outputs(request.text),
+            "structured_outputs": text_format,
         },
         max_tokens=request.max_output_tokens,
+        max_tokens_field="max_output_tokens",
         field_names={"messages": "input", "max_tokens": "max_output_tokens", "structured_outputs": "text"},
+        format_field="tools" if text_format is None else "text",
         variables=effort_variables(None if request.reasoning is None else request.reasoning.effort),
-        pin_s=pin_s,
+        pin_s=None if options is None else options.pin_s,
         cache_salt=request.cache_salt or "",
         session_id=request.session_id or "",
         priority=request.priority or 0,

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from radixkv.frontend.api.sglang.prompts import GeneratePrompt
+from radixkv.frontend.api.sglang.translation import GeneratePrompt
 from radixkv.generation.logprobs import finite_logprob, finite_top_logprobs, token_text
 from radixkv.generation.output import OutputDelta
 from radixkv.text.tokenizer import Tokenizer

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from radixkv.frontend.answers import Answers, PromptAnswers, respond
 from radixkv.frontend.api.sglang.logprobs import (
     InputLogprobs,
     OutputLogprobs,
@@ -21,15 +21,14 @@ from radixkv.frontend.api.sglang.logprobs import (
     render_with_text,
     render_without_text,
 )
-from radixkv.frontend.api.sglang.prompts import GeneratePrompt, generate_prompts
 from radixkv.frontend.api.sglang.schema import GenerateRequest, SamplingFields, parse_generate
-from radixkv.frontend.client import RequestGroup, RuntimeClient
-from radixkv.frontend.field_names import naming_answer_format
+from radixkv.frontend.api.sglang.translation import GeneratePrompt, generate_prompts
+from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
-from radixkv.frontend.http.sse import EventStream, event
-from radixkv.frontend.in_flight import Arrival, TokenDelta, is_slow_to_render, without_output
+from radixkv.frontend.http.sse import event
+from radixkv.frontend.in_flight import Arrival, TokenDelta
 from radixkv.frontend.miss_report import miss_fields
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.logprobs import TokenRenderer
@@ -51,11 +50,8 @@ def add_generate_route(
         body, sampling = await body_reader.read(request, parse_generate, served_model.max_prompt_and_answer)
         encoding = generate_prompts(body, sampling, served_model, arrived.tenant)
         prompts = await cancel_on_disconnect(request.receive, encoding)
-        writer = GenerateWriter(body, prompts, served_model, arrived=arrived)
-        if body.stream:
-            return EventStream(writer.events(client))
-        response = await cancel_on_disconnect(request.receive, writer.whole(client))
-        return Response(msgspec.json.encode(response), media_type="application/json")
+        writer = GenerateWriter(body, prompts, client, served_model, arrived=arrived)
+        return await respond(request, writer, streams=bool(body.stream))
 
 
 @dataclass
@@ -75,16 +71,14 @@ class _ChoiceState:
     finish: dict[str, Any] | None = None
     """SGLang's ``finish_reason`` object; None while the choice is running."""
 
-    def absorb(self, delta: TokenDelta) -> bool:
-        """Adds new output; returns whether a response could show any."""
-        output = self.stream.absorb(delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_token_id)
+    def add(self, output: OutputDelta[RenderedToken], delta: TokenDelta) -> None:
+        """Adds new output."""
         if self.logprobs is not None:
             self.logprobs.absorb(output)
             output.logprobs = []
         self.output.add(output)
         if output.finish_reason is not None:
             self.finish = self._finish(output, delta)
-        return not output.is_empty
 
     def _finish(self, output: OutputDelta[RenderedToken], delta: TokenDelta) -> dict[str, Any]:
         match output.finish_reason:
@@ -97,12 +91,43 @@ class _ChoiceState:
         return {"type": output.finish_reason}
 
 
+class _Prompt(PromptAnswers[RenderedToken]):
+    """One prompt of a request with its choices, as far as they have come."""
+
+    def __init__(self, prompt: GeneratePrompt, model: GenerationModel, first_index: int) -> None:
+        self.input_logprobs = InputLogprobs(prompt, model.tokenizer)
+        super().__init__(
+            prompt.prompt,
+            model,
+            _token_renderer(prompt),
+            absorb_logprobs=self.input_logprobs.absorb,
+            generates=prompt.generates,
+        )
+        self.states = [
+            _ChoiceState(
+                first_index + index,
+                _id(prompt, index),
+                prompt,
+                stream,
+                None if prompt.prompt.sampling.logprobs is None else OutputLogprobs(prompt),
+            )
+            for index, stream in enumerate(self.choices)
+        ]
+
+    def absorb(self, delta: TokenDelta) -> OutputDelta[RenderedToken]:
+        """Adds new output to its choice, and returns it."""
+        output = super().absorb(delta)
+        self.states[delta.choice].add(output, delta)
+        return output
+
+
 class GenerateWriter:
     """Runs one ``/generate`` request and writes its response. Use either ``whole`` or ``events``, once.
 
     Args:
         request: the parsed body.
         prompts: the encoded prompts of the request.
+        client: runs them.
         model: ends answers and turns them into text.
         arrived: when and where the request arrived.
     """
@@ -111,97 +136,59 @@ class GenerateWriter:
         self,
         request: GenerateRequest,
         prompts: Sequence[GeneratePrompt],
+        client: RuntimeClient,
         model: GenerationModel,
         *,
         arrived: Arrival,
     ) -> None:
         self._arrived = arrived
-        self._prompts = prompts
         self._explains_cache = bool(request.explain_cache)
         self._tokenizer = model.tokenizer
         self._has_host_tier = model.ready.n_host_slots is not None
         self._has_disk = model.ready.has_disk
-        self._input_logprobs = [InputLogprobs(prompt, model.tokenizer) for prompt in prompts]
-        indices = itertools.count()
-        self._choices = [
-            [
-                _ChoiceState(
-                    next(indices),
-                    _id(prompt, index),
-                    prompt,
-                    ChoiceStream(
-                        prompt.prompt.sampling, model, _token_renderer(prompt), prompt=prompt.prompt.tokens
-                    ),
-                    None if prompt.prompt.sampling.logprobs is None else OutputLogprobs(prompt),
-                )
-                for index in range(prompt.prompt.sampling.n)
-            ]
-            for prompt in prompts
-        ]
+        firsts = accumulate((prompt.prompt.sampling.n for prompt in prompts), initial=0)
+        self._prompts = [_Prompt(prompt, model, first) for prompt, first in zip(prompts, firsts, strict=False)]
+        self._answers = Answers(self._prompts, client, arrived, _format_field(prompts))
         is_list = isinstance(request.text, list) or not isinstance((request.input_ids or [0])[0], int)
-        self._is_single = not is_list and len(self._choices[0]) == 1
+        self._is_single = not is_list and len(self._prompts[0].states) == 1
 
-    async def whole(self, client: RuntimeClient) -> dict[str, Any] | list[dict[str, Any]]:
-        """Returns the whole response. Raises ``RequestError``; cancelling it cancels the request."""
+    async def whole(self) -> bytes:
+        """Returns the JSON of the whole response. Raises ``RequestError``; cancelling it cancels the request."""
         objects: dict[int, dict[str, Any]] = {}
-        async with aclosing(self._objects(client, streams=False)) as updates:
+        async with aclosing(self._objects(streams=False)) as updates:
             async for choice, content in updates:
                 objects[choice.index] = content
-        return objects[0] if self._is_single else [objects[index] for index in range(len(objects))]
+        return msgspec.json.encode(objects[0] if self._is_single else [objects[index] for index in sorted(objects)])
 
-    async def events(self, client: RuntimeClient) -> AsyncGenerator[bytes, None]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """Yields events, each with all the text so far. Raises ``RequestError``; closing it cancels the request."""
-        async with aclosing(self._objects(client, streams=True)) as updates:
+        async with aclosing(self._objects(streams=True)) as updates:
             async for choice, content in updates:
                 yield event(content if self._is_single else {**content, "index": choice.index})
 
-    async def _objects(
-        self, client: RuntimeClient, *, streams: bool
-    ) -> AsyncGenerator[tuple[_ChoiceState, dict[str, Any]], None]:
+    async def _objects(self, *, streams: bool) -> AsyncGenerator[tuple[_ChoiceState, dict[str, Any]], None]:
         """Yields choices with their JSON object; a choice's last object comes when its prompt has ended."""
-        prompts = [prompt.prompt for prompt in self._prompts]
-        unconfirmed = dict.fromkeys(range(len(prompts)))
-        group = client.submit(prompts, arrived=self._arrived, streams=streams)
-        with naming_answer_format(self._format_field):
-            async with group, aclosing(group.deltas()) as deltas:
-                async for delta in deltas:
-                    choice = self._choices[delta.prompt][delta.choice]
-                    has_output = await self._absorb(delta, choice, group)
-                    if streams and has_output and choice.finish is None:
-                        yield choice, self._object(delta.prompt, choice, None)
-                    if delta.done is not None:
-                        del unconfirmed[delta.prompt]
-                        for each in self._choices[delta.prompt]:
-                            yield each, self._object(delta.prompt, each, delta.done)
-        for index in unconfirmed:  # the runtime died after the last token of all choices
-            for each in self._choices[index]:
-                yield each, self._object(index, each, None)
+        unconfirmed = dict.fromkeys(self._prompts)
+        async with aclosing(self._answers.outputs(streams=streams)) as outputs:
+            async for delta, output in outputs:
+                prompt = self._prompts[delta.prompt]
+                choice = prompt.states[delta.choice]
+                if streams and not output.is_empty and choice.finish is None:
+                    yield choice, self._object(prompt, choice, None)
+                if delta.done is not None:
+                    del unconfirmed[prompt]
+                    for each in prompt.states:
+                        yield each, self._object(prompt, each, delta.done)
+        for prompt in unconfirmed:  # the runtime died after the last token of all choices
+            for each in prompt.states:
+                yield each, self._object(prompt, each, None)
 
-    def _format_field(self) -> str:
-        """Returns the field that says what answers must match; the field of all of them if prompts differ in it."""
-        names = {prompt.format_field for prompt in self._prompts} - {None}
-        return str(*names) if len(names) == 1 else "sampling_params"
-
-    async def _absorb(self, delta: TokenDelta, choice: _ChoiceState, group: RequestGroup) -> bool:
-        was_ended = choice.stream.is_ended
-        if is_slow_to_render(delta):
-            has_output = await asyncio.to_thread(self._convert, delta, choice)
-        else:
-            has_output = self._convert(delta, choice)
-        if choice.finish is not None and not was_ended:
-            group.end_choice(delta, choice.finish["type"])
-        return has_output
-
-    def _convert(self, delta: TokenDelta, choice: _ChoiceState) -> bool:
-        self._input_logprobs[delta.prompt].absorb(delta.prompt_logprobs)
-        return choice.absorb(delta if choice.prompt.generates else without_output(delta))
-
-    def _object(self, prompt_index: int, choice: _ChoiceState, done: Done | None) -> dict[str, Any]:
+    def _object(self, prompt: _Prompt, choice: _ChoiceState, done: Done | None) -> dict[str, Any]:
         """Returns the JSON object of a choice; only the runtime's ``done`` says how many tokens were cached."""
         meta: dict[str, Any] = {
             "id": choice.id,
             "finish_reason": choice.finish,
-            "prompt_tokens": len(choice.prompt.prompt.tokens) // 4,
+            "prompt_tokens": prompt.n_tokens,
             "completion_tokens": choice.stream.n_tokens,
         }
         if choice.finish is not None:
@@ -213,8 +200,14 @@ class GenerateWriter:
             if self._explains_cache and done.miss is not None:
                 meta["cache_miss"] = miss_fields(done.miss, self._tokenizer)
         if choice.logprobs is not None:
-            meta |= self._input_logprobs[prompt_index].fields() | choice.logprobs.fields()
+            meta |= prompt.input_logprobs.fields() | choice.logprobs.fields()
         return {"text": choice.output.text, "output_ids": choice.output.token_ids, "meta_info": meta}
+
+
+def _format_field(prompts: Sequence[GeneratePrompt]) -> str:
+    """Returns the field that says what answers must match; the field of all of them if prompts differ in it."""
+    names = {prompt.format_field for prompt in prompts} - {None}
+    return str(*names) if len(names) == 1 else "sampling_params"
 
 
 def _token_renderer(prompt: GeneratePrompt) -> TokenRenderer[RenderedToken] | None:

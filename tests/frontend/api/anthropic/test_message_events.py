@@ -16,11 +16,11 @@ from support.answer_parts import ScriptedAnswer, collect, pieces
 
 
 def whole(deltas: list[OutputDelta[None]]) -> Any:
-    return json.loads(asyncio.run(MessageWriter(ScriptedAnswer(deltas), "m").whole(None)))
+    return json.loads(asyncio.run(MessageWriter(ScriptedAnswer(deltas), "m").whole()))
 
 
 def stream(deltas: list[OutputDelta[None]]) -> list[dict[str, Any]]:
-    return collect(MessageWriter(ScriptedAnswer(deltas), "m").events(None))
+    return collect(MessageWriter(ScriptedAnswer(deltas), "m").events())
 
 
 def collected(events: list[dict[str, Any]]) -> dict[str, Any]:

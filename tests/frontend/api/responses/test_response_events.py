@@ -26,11 +26,11 @@ def writer(
 
 
 def whole(deltas: list[OutputDelta[None]], request: ResponsesRequest = REQUEST) -> Any:
-    return json.loads(asyncio.run(writer(deltas, request).whole(None)))
+    return json.loads(asyncio.run(writer(deltas, request).whole()))
 
 
 def stream(deltas: list[OutputDelta[None]], error: RequestError | None = None) -> list[dict[str, Any]]:
-    return collect(writer(deltas, error=error).events(None))
+    return collect(writer(deltas, error=error).events())
 
 
 def collected(events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def test_a_stream_has_the_whole_response(deltas: list[OutputDelta[None]]) -> Non
 
 @given(deltas=pieces())
 def test_each_part_of_the_answer_is_an_item(deltas: list[OutputDelta[None]]) -> None:
-    parts = asyncio.run(ScriptedAnswer(deltas).whole(None)).parts
+    parts = asyncio.run(ScriptedAnswer(deltas).whole()).parts
     items = [
         item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
         for item in whole(deltas)["output"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from radixkv.frontend.api.sglang.prompts import generate_prompts
 from radixkv.frontend.api.sglang.schema import parse_generate
+from radixkv.frontend.api.sglang.translation import generate_prompts
 from radixkv.frontend.served_model import ServedModel
 from support.scripted_runtime import EOS, FAILS_AFTER_THREE, FAILS_AT_ONCE, MAX_MODEL_LEN, VOCAB_SIZE, Site
 

@@ -1,4 +1,4 @@
-"""Conversion of ``/generate`` requests to prompts for the runtime."""
+"""Translation of ``/generate`` requests to prompts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from radixkv.generation.params import (
     max_tokens_of_prompt_only,
     request_sampling_params,
 )
-from radixkv.settings.limits import check_cache_salt, check_session_id
 from radixkv.wire.messages import Submit
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.structured_outputs import StructuredOutputs
@@ -74,9 +73,7 @@ async def generate_prompts(
     assert given is not None
     with _sglang_names({"prompt": request.prompt_field}):
         prompts = split_prompts(given if isinstance(given, str) else list(given))
-    check_cache_salt(request.cache_salt or "")
-    check_session_id(request.session_id or "")
-    served_model.check_priority(request.priority)
+    served_model.check_request(request.priority, request.cache_salt, request.session_id)
     n_prompts = len(prompts)
     logprob_options = _logprob_options(request, n_prompts)
     settings = for_each(sampling, SamplingFields(), n_prompts, "sampling_params")

@@ -1,0 +1,231 @@
+"""The one pump of answers: submits prompts, and turns what the runtime sends into the outputs of their choices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from radixkv.frontend.chat import Chat, ChatPrompt, chat_prompt
+from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.field_names import naming_answer_format
+from radixkv.frontend.http.disconnect import cancel_on_disconnect
+from radixkv.frontend.http.sse import DONE_EVENT, EventStream
+from radixkv.frontend.in_flight import Arrival, TokenDelta, is_slow_to_render, without_output
+from radixkv.frontend.kept_answers import AnswerKeeper
+from radixkv.frontend.served_model import ServedModel
+from radixkv.generation.logprobs import RenderedT, TokenRenderer
+from radixkv.generation.models import GenerationModel
+from radixkv.generation.output import ChoiceStream, OutputDelta
+from radixkv.wire.messages import ComputedPrompt, Submit, TokenLogprobs
+
+if TYPE_CHECKING:
+    from radixkv.generation.parsers.answer_parser import AnswerParser
+
+
+class PromptAnswers(Generic[RenderedT]):
+    """One prompt of a request with its choices, as far as they have come.
+
+    Args:
+        prompt: as it is submitted.
+        model: ends answers and turns them into text.
+        render_token: renders a token's logprobs; None if the response shows none.
+        first_offset: as of ``ChoiceStream``, also ``repeats_partial``.
+        open_parser: returns what splits the text of one choice into parts; None if all of it is text.
+        keeper: keeps the answers for later turns; None if they are not kept.
+        absorb_logprobs: takes the logprobs of the prompt's next tokens, from its second on.
+        generates: False leaves out the token that had to be generated, because only the prompt is wanted.
+    """
+
+    def __init__(
+        self,
+        prompt: Submit,
+        model: GenerationModel,
+        render_token: TokenRenderer[RenderedT] | None = None,
+        *,
+        first_offset: int | None = None,
+        repeats_partial: bool = False,
+        open_parser: Callable[[], AnswerParser | None] = lambda: None,
+        keeper: AnswerKeeper | None = None,
+        absorb_logprobs: Callable[[Sequence[TokenLogprobs]], None] | None = None,
+        generates: bool = True,
+    ) -> None:
+        self.prompt = prompt
+        self.n_tokens = len(prompt.tokens) // 4
+        """Tokens of the prompt."""
+        self.computed: ComputedPrompt | None = None
+        """What the cache gave and got of the prompt; None before the first token."""
+        self.choices = [
+            ChoiceStream(
+                prompt.sampling,
+                model,
+                render_token,
+                first_offset,
+                open_parser(),
+                prompt=prompt.tokens,
+                repeats_partial=repeats_partial,
+            )
+            for _ in range(prompt.sampling.n)
+        ]
+        self._keeper = keeper
+        self._absorb_logprobs = absorb_logprobs
+        self._generates = generates
+
+    def absorb(self, delta: TokenDelta) -> OutputDelta[RenderedT]:
+        """Returns the output of what is new of one choice."""
+        if delta.computed is not None:
+            self.computed = delta.computed
+        if delta.prompt_logprobs and self._absorb_logprobs is not None:
+            self._absorb_logprobs(delta.prompt_logprobs)
+        if self._keeper is not None:
+            self._keeper.add(delta)
+        if not self._generates:
+            delta = without_output(delta)
+        choice = self.choices[delta.choice]
+        return choice.absorb(delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_token_id)
+
+
+class Answers(NamedTuple, Generic[RenderedT]):
+    """The prompts of one request with what runs them. Iterate ``outputs`` once."""
+
+    prompts: Sequence[PromptAnswers[RenderedT]]
+    client: RuntimeClient
+    """Sends them to the runtime, all or none."""
+    arrived: Arrival
+    """When and where the request arrived, and whose it is."""
+    format_field: str = "tools"
+    """The field of the request that says what its answers must match, for the runtime's errors about that."""
+
+    async def outputs(self, *, streams: bool) -> AsyncGenerator[tuple[TokenDelta, OutputDelta[RenderedT]], None]:
+        """Yields what comes of a choice, with its new output, which may be empty: also in the prompt's last delta.
+
+        Raises ``RequestError``; closing it cancels the request.
+
+        Args:
+            streams: whether a client reads the output as it arrives; one that falls too far behind fails.
+        """
+        submits = [each.prompt for each in self.prompts]
+        group = self.client.submit(submits, arrived=self.arrived, streams=streams)
+        with naming_answer_format(self.format_field):
+            async with group, aclosing(group.deltas()) as deltas:
+                async for delta in deltas:
+                    answers = self.prompts[delta.prompt]
+                    if is_slow_to_render(delta):
+                        output = await asyncio.to_thread(answers.absorb, delta)
+                    else:
+                        output = answers.absorb(delta)
+                    if output.finish_reason is not None:
+                        group.end_choice(delta, output.finish_reason)
+                    yield delta, output
+
+
+class SingleAnswer:
+    """A chat's only answer, and its usage so far. Iterate ``outputs`` once.
+
+    Args:
+        chat: the conversation.
+        prompt: its prompt.
+        client: runs it.
+        served_model: ends the answer and turns it into text.
+        arrived: when and where the request arrived.
+    """
+
+    def __init__(
+        self, chat: Chat, prompt: ChatPrompt, client: RuntimeClient, served_model: GenerationModel, arrived: Arrival
+    ) -> None:
+        self.id = prompt.submit.id
+        """Identifies the request, also in the log; of hexadecimal digits."""
+        self.ends_with_context = prompt.ends_with_context
+        """Whether an answer that ends by its length has filled the context."""
+        self._prompt: PromptAnswers[None] = PromptAnswers(
+            prompt.submit,
+            served_model,
+            open_parser=partial(prompt.open_parser, served_model),
+            keeper=prompt.keeper,
+        )
+        self._answers = Answers([self._prompt], client, arrived, chat.format_field)
+        self._page_size = served_model.ready.page_size
+        self.n_prompt = self._prompt.n_tokens
+
+    @property
+    def n_output(self) -> int:
+        """Tokens of the answer so far."""
+        return self._prompt.choices[0].n_tokens
+
+    @property
+    def n_reasoning(self) -> int:
+        """Tokens of the answer's reasoning so far."""
+        return self._prompt.choices[0].n_reasoning_tokens
+
+    @property
+    def n_cached(self) -> int:
+        """Prompt tokens that were not computed; 0 before the first token."""
+        computed = self._prompt.computed
+        return 0 if computed is None else computed.cache_use.n_cached
+
+    @property
+    def n_written(self) -> int:
+        """Prompt tokens that were computed and are cached now, in whole pages; 0 before the first token."""
+        computed, page_size = self._prompt.computed, self._page_size
+        if computed is None:
+            return 0
+        return min(computed.cache_use.n_added, max(0, self.n_prompt // page_size * page_size - self.n_cached))
+
+    async def outputs(self, *, streams: bool) -> AsyncGenerator[OutputDelta[None], None]:
+        """Yields the output as it arrives, as ``Answers`` does, without what is empty."""
+        async with aclosing(self._answers.outputs(streams=streams)) as outputs:
+            async for _, output in outputs:
+                if not output.is_empty:
+                    yield output
+
+    async def whole(self) -> OutputDelta[None]:
+        """Returns the whole output. Raises ``RequestError``; cancelling it cancels the request."""
+        whole: OutputDelta[None] = OutputDelta()
+        async with aclosing(self.outputs(streams=False)) as outputs:
+            async for output in outputs:
+                whole.add(output)
+        return whole
+
+
+async def open_answer(
+    request: Request, chat: Chat, client: RuntimeClient, served_model: ServedModel, arrived: Arrival
+) -> SingleAnswer:
+    """Returns the answer to a chat, before anything is submitted. Raises ``InvalidRequest``."""
+    encoding = chat_prompt(chat, served_model, arrived.tenant)
+    return SingleAnswer(chat, await cancel_on_disconnect(request.receive, encoding), client, served_model, arrived)
+
+
+class AnswerWriter(Protocol):
+    """Writes the answers to one request in the form of an API. Use either method, once."""
+
+    async def whole(self) -> bytes:
+        """Returns the JSON of the response. Raises ``RequestError``; cancelling it cancels the request."""
+        ...
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """Yields the stream's events; closing it cancels the request.
+
+        Raises:
+            RequestError: the request failed.
+        """
+        ...
+
+
+async def respond(request: Request, writer: AnswerWriter, *, streams: bool, end: bytes = DONE_EVENT) -> Response:
+    """Answers as a stream or whole. Raises ``RequestError``; a disconnect cancels the request.
+
+    Args:
+        request: of the client who may leave.
+        writer: runs the prompts.
+        streams: whether the client wants a stream.
+        end: what follows the last event of a stream.
+    """
+    if streams:
+        return EventStream(writer.events(), end)
+    whole = await cancel_on_disconnect(request.receive, writer.whole())
+    return Response(whole, media_type="application/json")
