@@ -19,14 +19,12 @@ from radixkv.frontend.api.anthropic.routes import add_messages_routes
 from radixkv.frontend.api.anthropic.translation import parse_messages_prompt
 from radixkv.frontend.api.doctor import add_doctor_route
 from radixkv.frontend.api.explain import add_explain_route
-from radixkv.frontend.api.invalidate import add_invalidate_route
+from radixkv.frontend.api.lifetimes import add_lifetime_routes
 from radixkv.frontend.api.match import add_match_route
 from radixkv.frontend.api.openai.routes import add_openai_routes
-from radixkv.frontend.api.pin import add_pin_route
 from radixkv.frontend.api.responses.routes import add_responses_route
 from radixkv.frontend.api.responses.translation import parse_responses_prompt
 from radixkv.frontend.api.server_info import add_server_info_routes
-from radixkv.frontend.api.sessions import add_session_routes
 from radixkv.frontend.api.sglang.routes import add_generate_route
 from radixkv.frontend.api.tokenize import add_tokenize_routes
 from radixkv.frontend.api.ui.routes import add_ui_routes
@@ -111,9 +109,7 @@ def build_app(
     add_match_route(app, client, served_model, body_reader)
     add_doctor_route(app, client, served_model)
     add_ui_routes(app, client, served_model, explain_contents=explain_contents)
-    add_invalidate_route(app, client, served_model, body_reader)
-    add_pin_route(app, client, served_model, body_reader)
-    add_session_routes(app, client, body_reader)
+    add_lifetime_routes(app, client, served_model, body_reader)
     add_server_info_routes(app, client, served_model, metrics, settings)
     for path in _REFUSED_ROUTES:
         app.add_api_route(path, _refuse_route, methods=["GET", "POST"], include_in_schema=False)

@@ -13,10 +13,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from radixkv.frontend.api.invalidate import InvalidateRequest
+from radixkv.frontend.api.lifetimes import CloseSessionRequest, InvalidateRequest, PinRequest
 from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest
-from radixkv.frontend.api.pin import PinRequest
-from radixkv.frontend.api.sessions import CloseSessionRequest
 from radixkv.frontend.api.sglang.schema import GenerateRequest, SamplingFields
 from radixkv.frontend.api.tokenize import DetokenizeRequest, TokenizeRequest
 from radixkv.frontend.served_model import ServedModel

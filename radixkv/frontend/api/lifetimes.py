@@ -1,0 +1,131 @@
+"""Routes that say how long something stays cached: dropped at once, pinned, or demoted with its session."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from radixkv.errors import InvalidRequest
+from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.http.body import BodyReader
+from radixkv.frontend.http.body_decoder import BodyDecoder
+from radixkv.frontend.http.disconnect import cancel_on_disconnect
+from radixkv.frontend.http.openapi import DocumentedApp
+from radixkv.frontend.served_model import ServedModel
+from radixkv.frontend.tenant import tenant_of
+from radixkv.frontend.text_request import CACHE_PROMPT_CHECKS, CachePromptRequest, encode_prompt
+from radixkv.settings.compat import Place, refusals
+from radixkv.settings.limits import DEFAULT_TTL_S, check_cache_salt, check_prefix, check_session_id, parse_ttl
+from radixkv.wire.cache_messages import Invalidated
+
+
+class InvalidateRequest(CachePromptRequest, kw_only=True):
+    """The body of ``POST /cache/invalidate``; without prompt and messages it means all that ``cache_salt`` has."""
+
+    add_generation_prompt: bool | None = False
+
+    def adds_generation_prompt(self) -> bool:
+        """Returns ``add_generation_prompt`` or its default: later turns continue the messages, not the header."""
+        return bool(self.add_generation_prompt)
+
+
+class PinRequest(CachePromptRequest, kw_only=True):
+    """The body of ``POST /cache/pin``."""
+
+    ttl: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="Time to live, such as 90s, 5m or 1h; default: 5m. 0s ends the pin of this prompt."
+        ),
+    ] = None
+
+
+class CloseSessionRequest(msgspec.Struct, kw_only=True):
+    """The body of ``POST /sessions/{id}/close``, which may be left out."""
+
+    cache_salt: str | None = None
+
+
+def add_lifetime_routes(
+    app: DocumentedApp, client: RuntimeClient, served_model: ServedModel, body_reader: BodyReader
+) -> None:
+    """Adds the routes ``/cache/invalidate``, ``/cache/pin`` and ``/sessions/{id}/close``."""
+    longest = served_model.max_prompt_and_answer
+
+    @app.post("/cache/invalidate", openapi_extra=app.json_body(InvalidateRequest))
+    async def invalidate(request: Request) -> Response:
+        """Drops what is cached of a prefix and of all that continues it, or everything with a salt."""
+        tenant = tenant_of(request)
+        body = await body_reader.read(request, _invalidate.decode, longest)
+        tokens = await cancel_on_disconnect(request.receive, _prefix(body, served_model, tenant))
+        return JSONResponse(_report(await client.invalidate(tokens, body.cache_salt or "", tenant=tenant)))
+
+    @app.post("/cache/pin", openapi_extra=app.json_body(PinRequest))
+    async def pin(request: Request) -> Response:
+        """Keeps what is cached of a prompt from eviction for some time, as long as anything else can be evicted."""
+        tenant = tenant_of(request)
+        body = await body_reader.read(request, _pin.decode, longest)
+        ttl_s = DEFAULT_TTL_S if body.ttl is None else parse_ttl(body.ttl, "ttl")
+        tokens = await cancel_on_disconnect(request.receive, encode_prompt(body, served_model, tenant))
+        pinned = await client.pin(tokens, body.cache_salt or "", ttl_s, tenant=tenant)
+        return JSONResponse(
+            {
+                "prompt_tokens": pinned.n_tokens,
+                "pinned_tokens": pinned.n_pinned,
+                "seconds_left": pinned.seconds_left,
+            }
+        )
+
+    documented = app.json_body(CloseSessionRequest)
+    documented["requestBody"]["required"] = False
+    documented["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+
+    @app.post("/sessions/{id:path}/close", openapi_extra=documented)
+    async def close_session(request: Request) -> Response:
+        """Ends a session: what only it has cached is evicted first."""
+        session_id, body = request.path_params["id"], CloseSessionRequest()
+        if "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0":
+            body = await body_reader.read(request, _close.decode, 0)
+        check_session_id(session_id)
+        check_cache_salt(body.cache_salt or "")
+        closed = await client.close_session(session_id, body.cache_salt or "", tenant=tenant_of(request))
+        tiers = {"device": closed.n_on_device, "host": closed.n_in_host}
+        pages = {tier: n_pages for tier, n_pages in tiers.items() if n_pages is not None}
+        return JSONResponse({"session_id": session_id, "pages_demoted": pages})
+
+
+async def _prefix(body: InvalidateRequest, served_model: ServedModel, tenant: str) -> bytes:
+    """Returns the tokens of the prefix; none for everything with the body's salt."""
+    if body.prompt is not None or body.messages is not None:
+        tokens = await encode_prompt(body, served_model, tenant)
+        check_prefix(len(tokens) // 4, served_model.ready.page_size)
+        return tokens
+    served_model.check_name(body.model)
+    if body.cache_salt is None:
+        raise InvalidRequest(
+            "give prompt or messages, or only a cache_salt to drop all that is cached with it; "
+            "/flush_cache empties the whole cache",
+            param="prompt",
+        )
+    check_cache_salt(body.cache_salt)
+    return b""
+
+
+def _report(invalidated: Invalidated) -> dict[str, Any]:
+    tiers = {
+        "device": invalidated.n_on_device,
+        "host": invalidated.n_in_host,
+        "storage": invalidated.n_on_disk,
+    }
+    return {
+        "pages_dropped": {tier: n_pages for tier, n_pages in tiers.items() if n_pages is not None},
+        "pages_held": invalidated.n_held,
+    }
+
+
+_invalidate = BodyDecoder(InvalidateRequest, CACHE_PROMPT_CHECKS, refusals(Place.TEXT))
+_pin = BodyDecoder(PinRequest, CACHE_PROMPT_CHECKS, refusals(Place.TEXT))
+_close = BodyDecoder(CloseSessionRequest, {}, {})
