@@ -31,3 +31,10 @@ class ToolCallPart(msgspec.Struct):
 
 
 Part = TextPart | ReasoningPart | ToolCallPart
+
+
+def continues(part: Part, last: Part | None) -> bool:
+    """Returns whether a part goes on with the last one: both are of one kind and, for calls, of one call."""
+    if isinstance(part, ToolCallPart):
+        return isinstance(last, ToolCallPart) and last.index == part.index
+    return type(part) is type(last)

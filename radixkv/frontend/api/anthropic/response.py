@@ -11,7 +11,7 @@ import msgspec
 from radixkv.frontend.answers import SingleAnswer
 from radixkv.frontend.http.sse import typed_event
 from radixkv.generation.output import OutputDelta
-from radixkv.generation.parts import Part, ReasoningPart, TextPart, ToolCallPart
+from radixkv.generation.parts import Part, ReasoningPart, TextPart, ToolCallPart, continues
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -104,7 +104,7 @@ class _BlockEvents:
 
     def add(self, part: Part) -> Iterator[dict[str, Any]]:
         """Yields the events of a part or a piece of one."""
-        if not _continues(part, self._open):
+        if not continues(part, self._open):
             yield from self.end()
             self._index += 1
             self._open = part
@@ -117,12 +117,6 @@ class _BlockEvents:
         if self._open is not None:
             yield {"type": "content_block_stop", "index": self._index}
         self._open = None
-
-
-def _continues(part: Part, block: Part | None) -> bool:
-    if isinstance(part, ToolCallPart):
-        return isinstance(block, ToolCallPart) and block.index == part.index
-    return type(part) is type(block)
 
 
 def _empty_block(part: Part) -> dict[str, Any]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from radixkv.frontend.api.responses.reasoning import sealed_reasoning
-from radixkv.generation.parts import Part, ReasoningPart, TextPart, ToolCallPart
+from radixkv.generation.parts import Part, ReasoningPart, TextPart, ToolCallPart, continues
 
 Event = dict[str, Any]
+
+_SEAL = "radixkv:"
+"""Marks the ``encrypted_content`` that this server wrote: that of other servers cannot be read."""
 
 
 class OutputItems:
@@ -30,7 +34,7 @@ class OutputItems:
 
     def add(self, part: Part) -> Iterator[Event]:
         """Adds a part or a piece of one; yields its events, without sequence numbers."""
-        if not _continues(part, self._open):
+        if not continues(part, self._open):
             yield from self.end("completed")
             self._open, self._pieces = part, []
             self.items.append(_new_item(part))
@@ -87,12 +91,6 @@ class OutputItems:
         return {**self._where(), "item_id": self.items[-1]["id"], "content_index": 0}
 
 
-def _continues(part: Part, last: Part | None) -> bool:
-    if isinstance(part, ToolCallPart):
-        return isinstance(last, ToolCallPart) and last.index == part.index
-    return type(part) is type(last)
-
-
 def _new_item(part: Part) -> dict[str, Any]:
     item: dict[str, Any] = {"status": "in_progress"}
     match part:
@@ -120,3 +118,18 @@ def _content(part: Part, text: str) -> dict[str, Any] | None:
             return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
         case ReasoningPart():
             return {"type": "reasoning_text", "text": text}
+
+
+def sealed_reasoning(text: str) -> str:
+    """Returns reasoning as ``encrypted_content``. It is encoded and not encrypted: the client may see it anyway."""
+    return _SEAL + base64.b64encode(text.encode()).decode()
+
+
+def unsealed_reasoning(content: object) -> str:
+    """Returns the reasoning of an ``encrypted_content``; empty if this server did not write it."""
+    if not isinstance(content, str) or not content.startswith(_SEAL):
+        return ""
+    try:
+        return base64.b64decode(content.removeprefix(_SEAL), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from radixkv.errors import InvalidRequest, UnsupportedFeature, shortened
-from radixkv.frontend.api.responses.reasoning import unsealed_reasoning
+from radixkv.frontend.api.responses.items import unsealed_reasoning
 from radixkv.frontend.api.responses.schema import ResponsesRequest, TextOptions, parse_responses
 from radixkv.frontend.cache_options import PromptCacheOptions
 from radixkv.frontend.chat import Chat

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from radixkv.errors import InvalidRequest, UnsupportedFeature
-from radixkv.frontend.api.responses.reasoning import sealed_reasoning
+from radixkv.frontend.api.responses.items import sealed_reasoning
 from radixkv.frontend.api.responses.schema import parse_responses
 from radixkv.frontend.api.responses.translation import answer_chat
 from radixkv.frontend.chat import Chat
