@@ -117,38 +117,40 @@ class Metrics:
             ("canary_checks", "Answers of the canary from the cache that were compared.", self._n_canary_rounds),
             ("canary_failures", "Part of canary_checks that differed without the cache.", self._n_canary_failures),
         ):
-            family = CounterMetricFamily(PREFIX + name, text, labels=["tier"])
-            for tier, count in counts.items():
-                family.add_metric([tier], count)
-            yield family
+            yield _labelled(CounterMetricFamily, name, text, "tier", counts)
 
     def _ended_family(self) -> Metric:
-        family = CounterMetricFamily(PREFIX + "requests", "Answers that have ended.", labels=["finish_reason"])
-        for reason, count in self._n_ended.items():
-            family.add_metric([reason], count)
-        return family
+        text = "Answers that have ended."
+        return _labelled(CounterMetricFamily, "requests", text, "finish_reason", self._n_ended)
+
+
+def _labelled(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    text: str,
+    label: str,
+    values: Mapping[str, float],
+) -> Metric:
+    """Returns a family with one label."""
+    family = kind(PREFIX + name, text, labels=[label])
+    for each, value in values.items():
+        family.add_metric([each], value)
+    return family
 
 
 def _history_family(kept_answers: KeptAnswers) -> Metric:
     text = "Answers of this server in the history of chats, by whether they are rendered as the model wrote them."
-    family = CounterMetricFamily(PREFIX + "history_answers", text, labels=["rendered"])
-    family.add_metric(["same"], kept_answers.n_same)
-    family.add_metric(["otherwise"], kept_answers.n_otherwise)
-    return family
+    counts = {"same": kept_answers.n_same, "otherwise": kept_answers.n_otherwise}
+    return _labelled(CounterMetricFamily, "history_answers", text, "rendered", counts)
 
 
 def _miss_families(misses: MissCounts) -> Iterator[Metric]:
-    requests = CounterMetricFamily(
-        PREFIX + "cache_misses", "Requests that lacked a page or more, by the reason.", labels=["reason"]
-    )
-    tokens = CounterMetricFamily(
-        PREFIX + "cache_miss_tokens", "Prompt tokens computed for these requests.", labels=["reason"]
-    )
-    for reason, counts in misses.by_reason.items():
-        requests.add_metric([reason], counts.n_requests)
-        tokens.add_metric([reason], counts.n_lost)
-    yield requests
-    yield tokens
+    n_requests = {reason: counts.n_requests for reason, counts in misses.by_reason.items()}
+    n_lost = {reason: counts.n_lost for reason, counts in misses.by_reason.items()}
+    text = "Requests that lacked a page or more, by the reason."
+    yield _labelled(CounterMetricFamily, "cache_misses", text, "reason", n_requests)
+    text = "Prompt tokens computed for these requests."
+    yield _labelled(CounterMetricFamily, "cache_miss_tokens", text, "reason", n_lost)
 
 
 class _Durations:
@@ -225,10 +227,8 @@ def _families(stats: Stats) -> Iterator[Metric]:
         "frames_dropped": (stats.frames_dropped_total, "Received frames that were not a valid message."),
     }
     yield from _numbers(gauges, counters)
-    start = GaugeMetricFamily(PREFIX + "start_seconds", "Stages of the runtime's start.", labels=["stage"])
-    for stage, seconds in stats.start_seconds.items():
-        start.add_metric([stage], seconds)
-    yield start
+    text = "Stages of the runtime's start."
+    yield _labelled(GaugeMetricFamily, "start_seconds", text, "stage", stats.start_seconds)
     if stats.host is not None:
         yield from _host_families(stats.host, stats.cache_use)
     if stats.disk is not None:
@@ -290,25 +290,19 @@ def _disk_families(disk: DiskStats, cache_use: CacheUse) -> Iterator[Metric]:
 
 
 def _tenant_families(tenants: Mapping[str, TenantStats]) -> Iterator[Metric]:
-    running = GaugeMetricFamily(PREFIX + "tenant_num_requests_running", "Rows of a tenant.", labels=["tenant"])
-    waiting = GaugeMetricFamily(
-        PREFIX + "tenant_num_requests_waiting", "Choices of a tenant that wait for a step.", labels=["tenant"]
-    )
-    pages = GaugeMetricFamily(
-        PREFIX + "tenant_kv_pages", "Pages of a tenant with a share of them, cached or in use.", labels=["tenant"]
-    )
-    computed = CounterMetricFamily(
-        PREFIX + "tenant_computed_tokens",
-        "Tokens computed for a tenant.",
-        labels=["tenant"],
-    )
-    for name, one in tenants.items():
-        running.add_metric([name], one.n_running)
-        waiting.add_metric([name], one.n_waiting)
-        computed.add_metric([name], one.computed_tokens_total)
-        if one.n_pages is not None:
-            pages.add_metric([name], one.n_pages)
-    yield from (running, waiting, pages, computed)
+    running = {name: one.n_running for name, one in tenants.items()}
+    waiting = {name: one.n_waiting for name, one in tenants.items()}
+    pages = {name: one.n_pages for name, one in tenants.items() if one.n_pages is not None}
+    computed = {name: one.computed_tokens_total for name, one in tenants.items()}
+    gauges: dict[str, tuple[Mapping[str, float], str]] = {
+        "tenant_num_requests_running": (running, "Rows of a tenant."),
+        "tenant_num_requests_waiting": (waiting, "Choices of a tenant that wait for a step."),
+        "tenant_kv_pages": (pages, "Pages of a tenant with a share of them, cached or in use."),
+    }
+    for name, (values, text) in gauges.items():
+        yield _labelled(GaugeMetricFamily, name, text, "tenant", values)
+    text = "Tokens computed for a tenant."
+    yield _labelled(CounterMetricFamily, "tenant_computed_tokens", text, "tenant", computed)
 
 
 def _shared_store_families(disk: DiskStats, shared: SharedStoreStats, cache_use: CacheUse) -> Iterator[Metric]:
