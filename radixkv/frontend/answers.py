@@ -38,7 +38,6 @@ class PromptAnswers(Generic[RenderedT]):
         first_offset: as of ``ChoiceStream``, also ``repeats_partial``.
         open_parser: returns what splits the text of one choice into parts; None if all of it is text.
         keeper: keeps the answers for later turns; None if they are not kept.
-        absorb_logprobs: takes the logprobs of the prompt's next tokens, from its second on.
         generates: False leaves out the token that had to be generated, because only the prompt is wanted.
     """
 
@@ -52,11 +51,10 @@ class PromptAnswers(Generic[RenderedT]):
         repeats_partial: bool = False,
         open_parser: Callable[[], AnswerParser | None] = lambda: None,
         keeper: AnswerKeeper | None = None,
-        absorb_logprobs: Callable[[Sequence[TokenLogprobs]], None] | None = None,
         generates: bool = True,
     ) -> None:
         self.prompt = prompt
-        self.n_tokens = len(prompt.tokens) // 4
+        self.n_prompt = len(prompt.tokens) // 4
         """Tokens of the prompt."""
         self.computed: ComputedPrompt | None = None
         """What the cache gave and got of the prompt; None before the first token."""
@@ -73,21 +71,23 @@ class PromptAnswers(Generic[RenderedT]):
             for _ in range(prompt.sampling.n)
         ]
         self._keeper = keeper
-        self._absorb_logprobs = absorb_logprobs
         self._generates = generates
 
     def absorb(self, delta: TokenDelta) -> OutputDelta[RenderedT]:
         """Returns the output of what is new of one choice."""
         if delta.computed is not None:
             self.computed = delta.computed
-        if delta.prompt_logprobs and self._absorb_logprobs is not None:
-            self._absorb_logprobs(delta.prompt_logprobs)
+        if delta.prompt_logprobs:
+            self.absorb_prompt_logprobs(delta.prompt_logprobs)
         if self._keeper is not None:
             self._keeper.add(delta)
         if not self._generates:
             delta = without_output(delta)
         choice = self.choices[delta.choice]
         return choice.absorb(delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_token_id)
+
+    def absorb_prompt_logprobs(self, token_logprobs: Sequence[TokenLogprobs]) -> None:
+        """Takes the logprobs of the prompt's next tokens, from its second on; here nobody wants them."""
 
 
 class Answers(NamedTuple, Generic[RenderedT]):
@@ -124,7 +124,7 @@ class Answers(NamedTuple, Generic[RenderedT]):
                     yield delta, output
 
 
-class SingleAnswer:
+class SingleAnswer(PromptAnswers[None]):
     """A chat's only answer, and its usage so far. Iterate ``outputs`` once.
 
     Args:
@@ -136,45 +136,39 @@ class SingleAnswer:
     """
 
     def __init__(
-        self, chat: Chat, prompt: ChatPrompt, client: RuntimeClient, served_model: GenerationModel, arrived: Arrival
+        self, chat: Chat, prompt: ChatPrompt, client: RuntimeClient, served_model: ServedModel, arrived: Arrival
     ) -> None:
+        open_parser = partial(prompt.open_parser, served_model)
+        super().__init__(prompt.submit, served_model, open_parser=open_parser, keeper=prompt.keeper)
         self.id = prompt.submit.id
         """Identifies the request, also in the log; of hexadecimal digits."""
         self.ends_with_context = prompt.ends_with_context
         """Whether an answer that ends by its length has filled the context."""
-        self._prompt: PromptAnswers[None] = PromptAnswers(
-            prompt.submit,
-            served_model,
-            open_parser=partial(prompt.open_parser, served_model),
-            keeper=prompt.keeper,
-        )
-        self._answers = Answers([self._prompt], client, arrived, chat.format_field)
+        self._answers = Answers([self], client, arrived, chat.format_field)
         self._page_size = served_model.ready.page_size
-        self.n_prompt = self._prompt.n_tokens
 
     @property
     def n_output(self) -> int:
         """Tokens of the answer so far."""
-        return self._prompt.choices[0].n_tokens
+        return self.choices[0].n_tokens
 
     @property
     def n_reasoning(self) -> int:
         """Tokens of the answer's reasoning so far."""
-        return self._prompt.choices[0].n_reasoning_tokens
+        return self.choices[0].n_reasoning_tokens
 
     @property
     def n_cached(self) -> int:
         """Prompt tokens that were not computed; 0 before the first token."""
-        computed = self._prompt.computed
-        return 0 if computed is None else computed.cache_use.n_cached
+        return 0 if self.computed is None else self.computed.cache_use.n_cached
 
     @property
     def n_written(self) -> int:
         """Prompt tokens that were computed and are cached now, in whole pages; 0 before the first token."""
-        computed, page_size = self._prompt.computed, self._page_size
-        if computed is None:
+        if self.computed is None:
             return 0
-        return min(computed.cache_use.n_added, max(0, self.n_prompt // page_size * page_size - self.n_cached))
+        n_whole = self.n_prompt // self._page_size * self._page_size
+        return min(self.computed.cache_use.n_added, max(0, n_whole - self.n_cached))
 
     async def outputs(self, *, streams: bool) -> AsyncGenerator[OutputDelta[None], None]:
         """Yields the output as it arrives, as ``Answers`` does, without what is empty."""

@@ -103,14 +103,14 @@ def test_a_long_response_is_rendered_in_a_thread(site: Site, monkeypatch: pytest
 
 
 def test_many_prompt_logprobs_are_rendered_in_a_thread(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    absorb = PromptWithLogprobs.absorb
+    absorb = PromptWithLogprobs.absorb_prompt_logprobs
     in_loop: list[bool] = []
 
     def recorded(prompt: PromptWithLogprobs, token_logprobs: Sequence[TokenLogprobs]) -> None:
         in_loop.append(_is_in_a_loop())
         absorb(prompt, token_logprobs)
 
-    monkeypatch.setattr(PromptWithLogprobs, "absorb", recorded)
+    monkeypatch.setattr(PromptWithLogprobs, "absorb_prompt_logprobs", recorded)
     body = {"prompt": "a" * 21, "max_tokens": 1, "prompt_logprobs": 1}
     for inline_work, is_inline in ((8, False), (1 << 20, True)):  # the runtime sends four or more at a time
         monkeypatch.setattr(in_flight, "_INLINE_WORK", inline_work)

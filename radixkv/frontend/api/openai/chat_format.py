@@ -21,13 +21,11 @@ class ChatFormat:
 
     def __init__(self, request: ChatRequest, model: str, request_id: str, *, tokens_as_ids: bool) -> None:
         self._request = request
-        self._render_token = partial(chat_token, as_ids=tokens_as_ids)
+        self.render_token: TokenRenderer[RenderedToken] = partial(chat_token, as_ids=tokens_as_ids)
+        """Renders a token's logprobs in the endpoint's format."""
         self._head = {"id": f"chatcmpl-{request_id}", "created": int(time.time()), "model": model}
-
-    @property
-    def render_token(self) -> TokenRenderer[RenderedToken]:
-        """Renders a token's logprobs as chat does."""
-        return self._render_token
+        self.chunk_head = {**self._head, "object": "chat.completion.chunk"}
+        """The fields that every chunk of a stream begins with."""
 
     def whole(
         self, outputs: Sequence[OutputDelta[RenderedToken]], prompts: Sequence[PromptWithLogprobs]
@@ -46,11 +44,6 @@ class ChatFormat:
         if prompt.entries is not None:
             response["prompt_logprobs"] = prompt.entries
         return response | self._prompt_ids(prompt)
-
-    @property
-    def chunk_head(self) -> dict[str, Any]:
-        """The fields that every chunk of a stream begins with."""
-        return {**self._head, "object": "chat.completion.chunk"}
 
     def chunks(
         self, index: int, output: OutputDelta[RenderedToken], prompt: PromptWithLogprobs, *, is_first: bool

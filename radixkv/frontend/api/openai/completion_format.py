@@ -29,19 +29,16 @@ class CompletionFormat:
 
     def __init__(self, request: CompletionRequest, model: str, request_id: str, *, tokens_as_ids: bool) -> None:
         self._request = request
-        self._render_token = partial(completion_token, as_ids=tokens_as_ids)
+        self.render_token: TokenRenderer[RenderedToken] = partial(completion_token, as_ids=tokens_as_ids)
+        """Renders a token's logprobs in the endpoint's format."""
         self._has_logprobs = request.n_logprobs is not None
-        self._head = {
+        self.chunk_head = {
             "id": f"cmpl-{request_id}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": model,
         }
-
-    @property
-    def render_token(self) -> TokenRenderer[RenderedToken]:
-        """Renders a token's logprobs as completions do."""
-        return self._render_token
+        """The fields that a whole response, and every chunk of a stream, begins with."""
 
     def whole(
         self, outputs: Sequence[OutputDelta[RenderedToken]], prompts: Sequence[PromptWithLogprobs]
@@ -51,12 +48,7 @@ class CompletionFormat:
         choices = [
             self._choice(index, output, prompts[index // n], is_first=True) for index, output in enumerate(outputs)
         ]
-        return {**self._head, "choices": choices}
-
-    @property
-    def chunk_head(self) -> dict[str, Any]:
-        """The fields that every chunk of a stream begins with."""
-        return self._head
+        return {**self.chunk_head, "choices": choices}
 
     def chunks(
         self, index: int, output: OutputDelta[RenderedToken], prompt: PromptWithLogprobs, *, is_first: bool

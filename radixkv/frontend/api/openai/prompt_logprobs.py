@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from radixkv.frontend.answers import PromptAnswers
 from radixkv.frontend.api.openai.logprobs import RenderedToken, prompt_entry
+from radixkv.frontend.kept_answers import AnswerKeeper
 from radixkv.generation.detokenizer import IncrementalDetokenizer
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.models import GenerationModel
@@ -14,16 +17,20 @@ from radixkv.generation.output import OutputDelta
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import Submit, TokenLogprobs, unpack_tokens
 
+if TYPE_CHECKING:
+    from radixkv.generation.parsers.answer_parser import AnswerParser
 
-class PromptWithLogprobs:
-    """A prompt with the echo and the prompt logprobs that its request asks for.
+
+class PromptWithLogprobs(PromptAnswers[RenderedToken]):
+    """A prompt with its answers, the echo and the prompt logprobs that its request asks for.
 
     Args:
         prompt: as it was submitted.
         model: provides the tokenizer.
         n_top: how many of the likeliest tokens each of ``entries`` has; None for no entries.
         echo: the prompt's text, if choices begin with it.
-        render_token: renders the echoed tokens' logprobs; None if the response shows none.
+        render_token: renders tokens' logprobs, also of the echo; None if the response shows none.
+        open_parser: as of ``PromptAnswers``, also ``keeper`` and ``generates``.
     """
 
     def __init__(
@@ -32,12 +39,26 @@ class PromptWithLogprobs:
         model: GenerationModel,
         *,
         n_top: int | None,
-        echo: str,
+        echo: str | None,
         render_token: TokenRenderer[RenderedToken] | None,
+        open_parser: Callable[[], AnswerParser | None],
+        keeper: AnswerKeeper | None,
+        generates: bool,
     ) -> None:
-        self.prompt = prompt
-        self.echo = _without_partial(echo, prompt, model.tokenizer)
+        self.echo = _without_partial(echo or "", prompt, model.tokenizer)
         """The text that choices begin with, without a character that they may complete."""
+        super().__init__(
+            prompt,
+            model,
+            render_token,
+            first_offset=len(self.echo),
+            repeats_partial=echo is not None,
+            open_parser=open_parser,
+            keeper=keeper,
+            generates=generates,
+        )
+        if echo is None:
+            render_token = None
         self.entries: list[msgspec.Raw | None] | None = None if n_top is None else [None]
         """vLLM's ``prompt_logprobs``: one entry per token, None for the first."""
         self._n_top = n_top or 0
@@ -59,7 +80,7 @@ class PromptWithLogprobs:
         output.add_text(self.echo)
         return output
 
-    def absorb(self, token_logprobs: Sequence[TokenLogprobs]) -> None:
+    def absorb_prompt_logprobs(self, token_logprobs: Sequence[TokenLogprobs]) -> None:
         """Adds the logprobs of the next tokens, from the prompt's second on."""
         tokens = self._ids[self._n_absorbed : self._n_absorbed + len(token_logprobs)]
         self._n_absorbed += len(tokens)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from radixkv.frontend.answers import Answers, PromptAnswers
+from radixkv.frontend.answers import Answers
+from radixkv.frontend.api.openai.chat_format import ChatFormat
+from radixkv.frontend.api.openai.completion_format import CompletionFormat
 from radixkv.frontend.api.openai.logprobs import RenderedToken
 from radixkv.frontend.api.openai.prompt_logprobs import PromptWithLogprobs
 from radixkv.frontend.api.openai.schema import ChatRequest, GenerationRequest
@@ -19,7 +21,6 @@ from radixkv.frontend.http.sse import EVENT_END, EVENT_START
 from radixkv.frontend.in_flight import Arrival, exceeds_inline_work
 from radixkv.frontend.kept_answers import AnswerKeeper
 from radixkv.frontend.miss_report import miss_fields
-from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import OutputDelta
 from radixkv.wire.cache_use import CacheUse
@@ -30,40 +31,6 @@ if TYPE_CHECKING:
 
 _REPEATED_TOKENS_PER_TOKEN = 16
 """Tokens of a repeated prompt that take as long to render as one token of an answer."""
-
-Chunk = tuple[dict[str, Any], dict[str, Any]]
-"""A choice, and the fields of its chunk outside ``choices``."""
-
-
-class ResponseFormat(Protocol):
-    """The JSON of one endpoint's responses, without usage."""
-
-    @property
-    def render_token(self) -> TokenRenderer[RenderedToken]:
-        """Renders a token's logprobs in the endpoint's format."""
-        ...
-
-    def whole(
-        self, outputs: Sequence[OutputDelta[RenderedToken]], prompts: Sequence[PromptWithLogprobs]
-    ) -> dict[str, Any]:
-        """Returns the JSON object of a whole response.
-
-        Args:
-            outputs: one per choice, in order.
-            prompts: of the request, in order.
-        """
-        ...
-
-    @property
-    def chunk_head(self) -> dict[str, Any]:
-        """The fields that every chunk of a stream begins with."""
-        ...
-
-    def chunks(
-        self, index: int, output: OutputDelta[RenderedToken], prompt: PromptWithLogprobs, *, is_first: bool
-    ) -> list[Chunk]:
-        """Returns the chunks with new output of one choice."""
-        ...
 
 
 class ChunkEvents:
@@ -108,7 +75,7 @@ class ResponseWriter:
     def __init__(
         self,
         request: GenerationRequest,
-        response_format: ResponseFormat,
+        response_format: ChatFormat | CompletionFormat,
         model: GenerationModel,
         prompts: Sequence[Submit],
         client: RuntimeClient,
@@ -135,27 +102,16 @@ class ResponseWriter:
                 prompt,
                 model,
                 n_top=request.prompt_logprobs,
-                echo="" if echoed is None else echoed[index],
-                render_token=None if echoed is None else render_token,
+                echo=None if echoed is None else echoed[index],
+                render_token=render_token,
+                open_parser=open_parser,
+                keeper=keeper,
+                generates=not request.is_only_echo,
             )
             for index, prompt in enumerate(prompts)
         ]
-        answers = [
-            PromptAnswers(
-                prompt.prompt,
-                model,
-                render_token,
-                first_offset=len(prompt.echo),
-                repeats_partial=echoed is not None,
-                open_parser=open_parser,
-                keeper=keeper,
-                absorb_logprobs=prompt.absorb,
-                generates=not request.is_only_echo,
-            )
-            for prompt in self._prompts
-        ]
-        self._answers = Answers(answers, client, arrived, format_field(request))
-        self._choices = [choice for each in answers for choice in each.choices]
+        self._answers = Answers(self._prompts, client, arrived, format_field(request))
+        self._choices = [choice for prompt in self._prompts for choice in prompt.choices]
 
     async def whole(self) -> bytes:
         """Returns the JSON of the whole response. Raises ``RequestError``; cancelling it cancels the request."""

@@ -34,7 +34,7 @@ from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
-from radixkv.wire.messages import Done
+from radixkv.wire.messages import Done, TokenLogprobs
 
 
 def add_generate_route(
@@ -96,13 +96,7 @@ class _Prompt(PromptAnswers[RenderedToken]):
 
     def __init__(self, prompt: GeneratePrompt, model: GenerationModel, first_index: int) -> None:
         self.input_logprobs = InputLogprobs(prompt, model.tokenizer)
-        super().__init__(
-            prompt.prompt,
-            model,
-            _token_renderer(prompt),
-            absorb_logprobs=self.input_logprobs.absorb,
-            generates=prompt.generates,
-        )
+        super().__init__(prompt.prompt, model, _token_renderer(prompt), generates=prompt.generates)
         self.states = [
             _ChoiceState(
                 first_index + index,
@@ -113,6 +107,10 @@ class _Prompt(PromptAnswers[RenderedToken]):
             )
             for index, stream in enumerate(self.choices)
         ]
+
+    def absorb_prompt_logprobs(self, token_logprobs: Sequence[TokenLogprobs]) -> None:
+        """Takes the logprobs of the prompt's next tokens, from its second on."""
+        self.input_logprobs.absorb(token_logprobs)
 
     def absorb(self, delta: TokenDelta) -> OutputDelta[RenderedToken]:
         """Adds new output to its choice, and returns it."""
@@ -188,7 +186,7 @@ class GenerateWriter:
         meta: dict[str, Any] = {
             "id": choice.id,
             "finish_reason": choice.finish,
-            "prompt_tokens": prompt.n_tokens,
+            "prompt_tokens": prompt.n_prompt,
             "completion_tokens": choice.stream.n_tokens,
         }
         if choice.finish is not None:
