@@ -17,9 +17,9 @@ from radixkv.frontend.kept_answers import AnswerKeeper
 from radixkv.frontend.prompt_encoding import EncodedConversation, encode_conversation
 from radixkv.frontend.prompt_pins import breakpoint_pins, check_breakpoints
 from radixkv.frontend.served_model import ServedModel
+from radixkv.generation.chat_rendering import render_chat
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import check_n_prompt_logprobs, clamp_max_tokens, request_sampling_params
-from radixkv.generation.prompts import render_chat
 from radixkv.generation.tools import SkippedTool, ToolUse, parse_tool_use
 from radixkv.settings.limits import MAX_PINS, check_cache_salt
 from radixkv.text.template_sandbox import BudgetExceeded, OperationBudget

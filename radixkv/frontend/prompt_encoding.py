@@ -11,7 +11,6 @@ from radixkv.errors import ContextLengthExceeded, InvalidRequest, context_length
 from radixkv.frontend.http.body_decoder import check_prompt_count, mixed_prompt_error
 from radixkv.frontend.kept_answers import AnswerKeeper, History, KeptAnswers
 from radixkv.frontend.served_model import ServedModel
-from radixkv.generation.prompts import encode_ids
 from radixkv.text.segment_cache import batches
 
 _MAX_INLINE_CHARACTERS = 512
@@ -55,9 +54,9 @@ async def encode_prompts(
             texts, served_model, "prompt", tenant=tenant, adds_special_tokens=adds_special_tokens
         )
     elif sum(map(len, ids)) <= _MAX_INLINE_IDS:
-        encoded = [encode_ids(each, served_model) for each in ids]
+        encoded = list(map(served_model.encode_ids, ids))
     else:
-        encoded = await asyncio.to_thread(lambda: [encode_ids(each, served_model) for each in ids])
+        encoded = await asyncio.to_thread(lambda: list(map(served_model.encode_ids, ids)))
     if not all(encoded):
         raise InvalidRequest("a prompt is empty; it needs at least one token", param="prompt")
     return encoded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,10 @@ import msgspec
 from radixkv.errors import InvalidRequest, UnsupportedFeature
 from radixkv.generation.parsers.answer_format import AnswerFormat
 from radixkv.generation.tools import ToolUse
+from radixkv.settings.limits import check_ids
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire.messages import Ready
+from radixkv.wire.messages import Ready, pack_tokens
 from radixkv.wire.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -56,6 +57,21 @@ class GenerationModel:
                 param=field,
             )
         return self.tokenizer
+
+    def encode_ids(self, ids: Sequence[int]) -> bytes:
+        """Returns a prompt of token ids as little-endian int32. O(ids).
+
+        Raises:
+            InvalidRequest: they are not integers, or outside the vocabulary.
+        """
+        try:
+            tokens = pack_tokens(ids)
+        except (TypeError, OverflowError) as error:
+            raise InvalidRequest(
+                f"a prompt is neither text nor int32 token ids: {error}", param="prompt"
+            ) from error
+        check_ids(ids, self.vocab_size, "prompt")
+        return tokens
 
     def check_tools(self, tools: ToolUse) -> None:
         """Raises ``UnsupportedFeature`` if calls are wanted and the model has no format of them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from radixkv.errors import InvalidRequest, UnsupportedFeature, shortened
 
@@ -41,6 +41,12 @@ class SkippedTool:
     """Its type."""
     name: str | None = None
     """Its name, if it has one."""
+
+    @classmethod
+    def of(cls, tool: Mapping[str, Any], path: str) -> Self:
+        """Returns a request's tool as one that is skipped."""
+        name = tool.get("name")
+        return cls(path, str(tool["type"]), name if isinstance(name, str) else None)
 
     def __str__(self) -> str:
         name = "" if self.name is None else f" and name {shortened(self.name)}"

@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from radixkv.generation.chat_rendering import render_chat
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.parsers.answer_format import AnswerFormat
 from radixkv.generation.parsers.formats import NONE, find_reasoning_format
-from radixkv.generation.prompts import render_chat
 from radixkv.generation.tools import ToolUse, parse_tool_use
 from radixkv.llm.prompts import Message
 from radixkv.wire.messages import unpack_tokens

@@ -13,7 +13,6 @@ from radixkv.checkpoints import resolve, resolve_tokenizer
 from radixkv.errors import ConfigError, InvalidRequest, request_error, shortened
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import check_sampling, default_sampling_params
-from radixkv.generation.prompts import encode_ids
 from radixkv.llm.chats import Chats
 from radixkv.llm.garbage_collection import paused_collector
 from radixkv.llm.names import BEAM_SEARCH_NAMES, CHAT_NAMES, GENERATE_NAMES, LLM_NAMES, Size, as_name
@@ -512,4 +511,4 @@ class LLM:
         """Returns the little-endian int32 ids of a text or of token ids. O(length)."""
         if isinstance(prompt, str):
             return self._model.require_tokenizer("prompt").encode(prompt)
-        return encode_ids(prompt, self._model)
+        return self._model.encode_ids(prompt)

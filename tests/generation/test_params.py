@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from radixkv.errors import InvalidRequest
+from radixkv.generation.chat_rendering import render_chat
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import (
     check_sampling,
@@ -15,7 +16,6 @@ from radixkv.generation.params import (
     default_sampling_params,
     request_sampling_params,
 )
-from radixkv.generation.prompts import encode_ids, render_chat
 from radixkv.runtime.intake import Intake
 from radixkv.settings.limits import check_cache_salt
 from radixkv.text.chat_template import ChatTemplate
@@ -59,8 +59,8 @@ def submit(ids: list[int], salt: str = "", **sampling: Any) -> Submit:
 @pytest.mark.parametrize(
     ("at_the_edge", "in_the_runtime", "param"),
     [
-        (lambda: encode_ids([1, 400], MODEL), submit([1, 400]), "prompt"),
-        (lambda: encode_ids([1, -3], MODEL), submit([1, -3]), "prompt"),
+        (lambda: MODEL.encode_ids([1, 400]), submit([1, 400]), "prompt"),
+        (lambda: MODEL.encode_ids([1, -3]), submit([1, -3]), "prompt"),
         (
             lambda: check_sampling(SamplingParams(stop_token_ids=(5, 400)), MODEL),
             submit([1], stop_token_ids=(5, 400)),
@@ -101,11 +101,11 @@ def test_the_edge_and_the_runtime_refuse_with_the_same_error(
 @pytest.mark.parametrize("ids", [["a"], [1.5], [1 << 40]])
 def test_what_no_int32_can_hold_is_no_prompt(ids: list[Any]) -> None:
     with pytest.raises(InvalidRequest, match="int32"):
-        encode_ids(ids, MODEL)
+        MODEL.encode_ids(ids)
 
 
 def test_token_ids_are_packed() -> None:
-    assert unpack_tokens(encode_ids([0, 399], MODEL)) == [0, 399]
+    assert unpack_tokens(MODEL.encode_ids([0, 399])) == [0, 399]
 
 
 def test_what_needs_a_tokenizer_or_a_template_says_so() -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from radixkv.checkpoints import resolve_tokenizer
 from radixkv.errors import CheckpointError, ConfigError, RequestError
-from radixkv.generation.prompts import check_template_variables, effort_variables
+from radixkv.generation.chat_rendering import check_template_variables, effort_variables
 from radixkv.lab.bench.workloads.conversations import Line, answer_indices
 from radixkv.lab.bench.workloads.datasets import MESSAGES, Format, read_lines
 from radixkv.lab.bench.workloads.mooncake import BLOCK_LEN, read_trace

@@ -37,7 +37,7 @@ def prompt_chat(request: CountTokensRequest) -> Chat:
     return Chat(
         messages=messages,
         tools=tools,
-        skipped_tools=[_skipped(tool, path) for path, tool in numbered if not _is_function(tool)],
+        skipped_tools=[SkippedTool.of(tool, path) for path, tool in numbered if not _is_function(tool)],
         tool_choice=choice,
         parallel_tool_calls=is_parallel,
         variables=_variables(request),
@@ -203,11 +203,6 @@ def _is_prefill(message: Mapping[str, Any]) -> bool:
 def _is_function(tool: Mapping[str, Any]) -> bool:
     """Whether a tool is one that the client runs; the others are those of Anthropic's servers, and are skipped."""
     return tool.get("type") in (None, "custom")
-
-
-def _skipped(tool: Mapping[str, Any], path: str) -> SkippedTool:
-    name = tool.get("name")
-    return SkippedTool(path, str(tool["type"]), name if isinstance(name, str) else None)
 
 
 def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:

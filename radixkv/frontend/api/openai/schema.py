@@ -17,7 +17,7 @@ from radixkv.frontend.http.body_decoder import (
     check_prompt,
     check_tools,
 )
-from radixkv.generation.prompts import effort_variables
+from radixkv.generation.chat_rendering import effort_variables
 from radixkv.settings.compat import Place, refusals
 from radixkv.wire.sampling import MAX_LOGPROBS
 

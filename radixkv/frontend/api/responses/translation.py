@@ -13,7 +13,7 @@ from radixkv.frontend.api.responses.items import unsealed_reasoning
 from radixkv.frontend.api.responses.schema import ResponsesRequest, TextOptions, parse_responses
 from radixkv.frontend.cache_options import PromptCacheOptions
 from radixkv.frontend.chat import Chat
-from radixkv.generation.prompts import effort_variables
+from radixkv.generation.chat_rendering import effort_variables
 from radixkv.generation.tools import SkippedTool, skipped_choice_error
 from radixkv.wire.structured_outputs import StructuredOutputs
 
@@ -48,7 +48,7 @@ def answer_chat(request: ResponsesRequest) -> Chat:
         if not isinstance(tool.get("type"), str):
             raise _invalid(f"tools[{index}].type must be a text, such as function", "tools")
     skipped = [
-        _skipped(tool, f"tools[{index}]")
+        SkippedTool.of(tool, f"tools[{index}]")
         for index, tool in enumerate(request.tools or ())
         if tool["type"] != "function"
     ]
@@ -196,11 +196,6 @@ def _call(item: Mapping[str, Any], path: str) -> dict[str, Any]:
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     names = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
-
-
-def _skipped(tool: Mapping[str, Any], path: str) -> SkippedTool:
-    name = tool.get("name")
-    return SkippedTool(path, tool["type"], name if isinstance(name, str) else None)
 
 
 def _tool_choice(choice: object, skipped: Sequence[SkippedTool]) -> object:

@@ -1,4 +1,4 @@
-"""Prompts as texts, token ids or chats, and their encoding for ``Submit``."""
+"""Rendering of chats with the checkpoint's chat template, and of what requests say to it."""
 
 from __future__ import annotations
 
@@ -8,29 +8,13 @@ from typing import Any
 from radixkv.errors import InvalidRequest, UnsupportedFeature, shortened
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.tools import ToolUse
-from radixkv.settings.limits import check_ids
 from radixkv.text.messages import normalize_messages
 from radixkv.text.template_sandbox import OperationBudget
-from radixkv.wire.messages import pack_tokens
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """The roles of OpenAI's chats."""
 _NOT_VARIABLES = ("messages", "add_generation_prompt", "continue_final_message")
 """What a chat template reads besides variables."""
-
-
-def encode_ids(ids: Sequence[int], model: GenerationModel) -> bytes:
-    """Returns token ids as little-endian int32. O(ids).
-
-    Raises:
-        InvalidRequest: they are not integers, or outside the vocabulary.
-    """
-    try:
-        tokens = pack_tokens(ids)
-    except (TypeError, OverflowError) as error:
-        raise InvalidRequest(f"a prompt is neither text nor int32 token ids: {error}", param="prompt") from error
-    check_ids(ids, model.vocab_size, "prompt")
-    return tokens
 
 
 def render_chat(
