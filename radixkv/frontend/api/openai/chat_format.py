@@ -10,6 +10,7 @@ from typing import Any
 from radixkv.frontend.api.openai.logprobs import RenderedToken, chat_logprobs, chat_token
 from radixkv.frontend.api.openai.prompt_logprobs import PromptWithLogprobs
 from radixkv.frontend.api.openai.schema import ChatRequest
+from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.output import OutputDelta
 from radixkv.generation.parts import TextPart, ToolCallPart
@@ -19,11 +20,12 @@ from radixkv.wire.messages import unpack_tokens
 class ChatFormat:
     """OpenAI's ``chat.completion`` and ``chat.completion.chunk`` objects. See ``CompletionFormat``."""
 
-    def __init__(self, request: ChatRequest, model: str, request_id: str, *, tokens_as_ids: bool) -> None:
+    def __init__(self, request: ChatRequest, served_model: ServedModel, request_id: str) -> None:
         self._request = request
+        tokens_as_ids = request.names_tokens_by_id(default=served_model.names_tokens_by_id)
         self.render_token: TokenRenderer[RenderedToken] = partial(chat_token, as_ids=tokens_as_ids)
         """Renders a token's logprobs in the endpoint's format."""
-        self._head = {"id": f"chatcmpl-{request_id}", "created": int(time.time()), "model": model}
+        self._head = {"id": f"chatcmpl-{request_id}", "created": int(time.time()), "model": served_model.name}
         self.chunk_head = {**self._head, "object": "chat.completion.chunk"}
         """The fields that every chunk of a stream begins with."""
 

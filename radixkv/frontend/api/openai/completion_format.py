@@ -12,6 +12,7 @@ import msgspec
 from radixkv.frontend.api.openai.logprobs import RenderedToken, completion_logprobs, completion_token
 from radixkv.frontend.api.openai.prompt_logprobs import PromptWithLogprobs
 from radixkv.frontend.api.openai.schema import CompletionRequest
+from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.output import OutputDelta
 from radixkv.wire.messages import unpack_tokens
@@ -22,13 +23,13 @@ class CompletionFormat:
 
     Args:
         request: the parsed body.
-        model: its name.
+        served_model: answers it.
         request_id: of the reply's ``id``.
-        tokens_as_ids: whether logprobs name tokens by their ids.
     """
 
-    def __init__(self, request: CompletionRequest, model: str, request_id: str, *, tokens_as_ids: bool) -> None:
+    def __init__(self, request: CompletionRequest, served_model: ServedModel, request_id: str) -> None:
         self._request = request
+        tokens_as_ids = request.names_tokens_by_id(default=served_model.names_tokens_by_id)
         self.render_token: TokenRenderer[RenderedToken] = partial(completion_token, as_ids=tokens_as_ids)
         """Renders a token's logprobs in the endpoint's format."""
         self._has_logprobs = request.n_logprobs is not None
@@ -36,7 +37,7 @@ class CompletionFormat:
             "id": f"cmpl-{request_id}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": model,
+            "model": served_model.name,
         }
         """The fields that a whole response, and every chunk of a stream, begins with."""
 

@@ -42,12 +42,7 @@ def add_openai_routes(
             request.receive, completion_prompts(body, served_model, arrived.tenant)
         )
         echoed = await echoed_texts(body, served_model, prompts) if body.echo else None
-        response_format = CompletionFormat(
-            body,
-            served_model.name,
-            prompts[0].id,
-            tokens_as_ids=body.names_tokens_by_id(default=served_model.names_tokens_by_id),
-        )
+        response_format = CompletionFormat(body, served_model, prompts[0].id)
         writer = ResponseWriter(
             body, response_format, served_model, prompts, client, echoed=echoed, arrived=arrived
         )
@@ -61,12 +56,7 @@ def add_openai_routes(
         served_model.check_name(body.model)
         encoding = chat_prompt(answer_chat(body), served_model, arrived.tenant)
         prompt = await cancel_on_disconnect(request.receive, encoding)
-        response_format = ChatFormat(
-            body,
-            served_model.name,
-            prompt.submit.id,
-            tokens_as_ids=body.names_tokens_by_id(default=served_model.names_tokens_by_id),
-        )
+        response_format = ChatFormat(body, served_model, prompt.submit.id)
         writer = ResponseWriter(
             body,
             response_format,

@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from radixkv.errors import InvalidRequest
+from radixkv.frontend.field_names import naming_fields
 from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, check_prompt
 from radixkv.settings.compat import Place, Refusal, refusals
 
@@ -123,11 +124,8 @@ def _prompt_check(name: str) -> Callable[[bytes, int], None]:
     """Returns ``check_prompt`` with ``name`` as the field in its errors."""
 
     def check(raw: bytes, max_prompt_tokens: int) -> None:
-        try:
+        with naming_fields(lambda _: name):
             check_prompt(raw, max_prompt_tokens)
-        except InvalidRequest as error:
-            error.param = name
-            raise
 
     return check
 

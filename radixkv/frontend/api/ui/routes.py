@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+from importlib.resources import files
+
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from radixkv.frontend.api.ui.page import Page
 from radixkv.frontend.api.ui.watch import CacheWatch
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.openapi import DocumentedApp
@@ -18,7 +21,7 @@ def add_ui_routes(
     app: DocumentedApp, client: RuntimeClient, served_model: ServedModel, *, explain_contents: bool
 ) -> None:
     """Adds the page and its routes; with ``explain_contents`` these also show tokens of clients."""
-    watch, page = CacheWatch(client, served_model, contents=explain_contents), Page()
+    watch, page = CacheWatch(client, served_model, contents=explain_contents), _Page()
 
     @app.api_route("/", methods=["GET", "HEAD"], status_code=307, response_class=RedirectResponse)
     async def root(request: Request) -> Response:
@@ -39,3 +42,42 @@ def add_ui_routes(
     async def tree_events(request: Request) -> Response:
         """The same as a stream of server-sent events, one a second."""
         return EventStream(watch.events(), end=b"")
+
+
+class _Page:
+    """The page ``/ui``, put together of its files, with the policy that lets a browser run these only."""
+
+    def __init__(self) -> None:
+        folder = files(__package__)
+        style = folder.joinpath("page.css").read_text("utf-8")
+        script = "\n".join(folder.joinpath(name).read_text("utf-8") for name in ("explain.js", "page.js"))
+        document = folder.joinpath("page.html").read_text("utf-8")
+        for place, content in (("<style></style>", style), ("<script></script>", script)):
+            assert document.count(place) == 1, place
+            document = document.replace(place, place.replace("><", f">{content}<"))
+        self._document = document
+        policy = (
+            "default-src 'none'",
+            f"script-src '{_hash(script)}'",
+            f"style-src '{_hash(style)}'",
+            "connect-src 'self'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        )
+        self._headers = {
+            "Content-Security-Policy": "; ".join(policy),
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-cache",
+        }
+
+    def response(self) -> Response:
+        """Returns the document, which has no data of the server."""
+        return HTMLResponse(self._document, headers=self._headers)
+
+
+def _hash(content: str) -> str:
+    """Returns the source expression that allows an inline element with this content."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"
