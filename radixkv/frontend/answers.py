@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from functools import partial
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,15 +16,11 @@ from radixkv.frontend.field_names import naming_answer_format
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.sse import DONE_EVENT, EventStream
 from radixkv.frontend.in_flight import Arrival, TokenDelta, is_slow_to_render, without_output
-from radixkv.frontend.kept_answers import AnswerKeeper
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.logprobs import RenderedT, TokenRenderer
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import ChoiceStream, OutputDelta
 from radixkv.wire.messages import ComputedPrompt, Submit, TokenLogprobs
-
-if TYPE_CHECKING:
-    from radixkv.generation.parsers.answer_parser import AnswerParser
 
 
 class PromptAnswers(Generic[RenderedT]):
@@ -35,9 +30,8 @@ class PromptAnswers(Generic[RenderedT]):
         prompt: as it is submitted.
         model: ends answers and turns them into text.
         render_token: renders a token's logprobs; None if the response shows none.
+        chat: splits the text of answers into parts, and keeps them for later turns; None for a prompt of no chat.
         first_offset: as of ``ChoiceStream``, also ``repeats_partial``.
-        open_parser: returns what splits the text of one choice into parts; None if all of it is text.
-        keeper: keeps the answers for later turns; None if they are not kept.
         generates: False leaves out the token that had to be generated, because only the prompt is wanted.
     """
 
@@ -47,10 +41,9 @@ class PromptAnswers(Generic[RenderedT]):
         model: GenerationModel,
         render_token: TokenRenderer[RenderedT] | None = None,
         *,
+        chat: ChatPrompt | None = None,
         first_offset: int | None = None,
         repeats_partial: bool = False,
-        open_parser: Callable[[], AnswerParser | None] = lambda: None,
-        keeper: AnswerKeeper | None = None,
         generates: bool = True,
     ) -> None:
         self.prompt = prompt
@@ -64,13 +57,13 @@ class PromptAnswers(Generic[RenderedT]):
                 model,
                 render_token,
                 first_offset,
-                open_parser(),
+                None if chat is None else chat.open_parser(model),
                 prompt=prompt.tokens,
                 repeats_partial=repeats_partial,
             )
             for _ in range(prompt.sampling.n)
         ]
-        self._keeper = keeper
+        self._keeper = None if chat is None else chat.keeper
         self._generates = generates
 
     def absorb(self, delta: TokenDelta) -> OutputDelta[RenderedT]:
@@ -138,8 +131,7 @@ class SingleAnswer(PromptAnswers[None]):
     def __init__(
         self, chat: Chat, prompt: ChatPrompt, client: RuntimeClient, served_model: ServedModel, arrived: Arrival
     ) -> None:
-        open_parser = partial(prompt.open_parser, served_model)
-        super().__init__(prompt.submit, served_model, open_parser=open_parser, keeper=prompt.keeper)
+        super().__init__(prompt.submit, served_model, chat=prompt)
         self.id = prompt.submit.id
         """Identifies the request, also in the log; of hexadecimal digits."""
         self.ends_with_context = prompt.ends_with_context

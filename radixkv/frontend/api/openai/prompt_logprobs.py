@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import msgspec
 
 from radixkv.frontend.answers import PromptAnswers
 from radixkv.frontend.api.openai.logprobs import RenderedToken, prompt_entry
-from radixkv.frontend.kept_answers import AnswerKeeper
+from radixkv.frontend.chat import ChatPrompt
 from radixkv.generation.detokenizer import IncrementalDetokenizer
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import OutputDelta
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import Submit, TokenLogprobs, unpack_tokens
-
-if TYPE_CHECKING:
-    from radixkv.generation.parsers.answer_parser import AnswerParser
 
 
 class PromptWithLogprobs(PromptAnswers[RenderedToken]):
@@ -30,7 +26,7 @@ class PromptWithLogprobs(PromptAnswers[RenderedToken]):
         n_top: how many of the likeliest tokens each of ``entries`` has; None for no entries.
         echo: the prompt's text, if choices begin with it.
         render_token: renders tokens' logprobs, also of the echo; None if the response shows none.
-        open_parser: as of ``PromptAnswers``, also ``keeper`` and ``generates``.
+        chat: as of ``PromptAnswers``, also ``generates``.
     """
 
     def __init__(
@@ -41,8 +37,7 @@ class PromptWithLogprobs(PromptAnswers[RenderedToken]):
         n_top: int | None,
         echo: str | None,
         render_token: TokenRenderer[RenderedToken] | None,
-        open_parser: Callable[[], AnswerParser | None],
-        keeper: AnswerKeeper | None,
+        chat: ChatPrompt | None,
         generates: bool,
     ) -> None:
         self.echo = _without_partial(echo or "", prompt, model.tokenizer)
@@ -51,10 +46,9 @@ class PromptWithLogprobs(PromptAnswers[RenderedToken]):
             prompt,
             model,
             render_token,
+            chat=chat,
             first_offset=len(self.echo),
             repeats_partial=echo is not None,
-            open_parser=open_parser,
-            keeper=keeper,
             generates=generates,
         )
         if echo is None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -16,18 +16,15 @@ from radixkv.frontend.api.openai.logprobs import RenderedToken
 from radixkv.frontend.api.openai.prompt_logprobs import PromptWithLogprobs
 from radixkv.frontend.api.openai.schema import ChatRequest, GenerationRequest
 from radixkv.frontend.api.openai.translation import format_field
+from radixkv.frontend.chat import ChatPrompt
 from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.sse import EVENT_END, EVENT_START
 from radixkv.frontend.in_flight import Arrival, exceeds_inline_work
-from radixkv.frontend.kept_answers import AnswerKeeper
 from radixkv.frontend.miss_report import miss_fields
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import OutputDelta
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import CacheMiss, Done, Submit
-
-if TYPE_CHECKING:
-    from radixkv.generation.parsers.answer_parser import AnswerParser
 
 _REPEATED_TOKENS_PER_TOKEN = 16
 """Tokens of a repeated prompt that take as long to render as one token of an answer."""
@@ -67,8 +64,7 @@ class ResponseWriter:
         prompts: the encoded prompts of the request.
         client: runs them.
         echoed: the prompts' texts, if choices begin with them.
-        open_parser: returns what splits the text of one choice into parts; None if all of it is text.
-        keeper: keeps the answers of a chat for later turns; None if they are not kept.
+        chat: the only prompt, if it is a chat's.
         arrived: when and where the request arrived.
     """
 
@@ -81,8 +77,7 @@ class ResponseWriter:
         client: RuntimeClient,
         *,
         echoed: Sequence[str] | None = None,
-        open_parser: Callable[[], AnswerParser | None] = lambda: None,
-        keeper: AnswerKeeper | None = None,
+        chat: ChatPrompt | None = None,
         arrived: Arrival,
     ) -> None:
         self._request = request
@@ -104,8 +99,7 @@ class ResponseWriter:
                 n_top=request.prompt_logprobs,
                 echo=None if echoed is None else echoed[index],
                 render_token=render_token,
-                open_parser=open_parser,
-                keeper=keeper,
+                chat=chat,
                 generates=not request.is_only_echo,
             )
             for index, prompt in enumerate(prompts)

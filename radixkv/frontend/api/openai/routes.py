@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -58,14 +56,7 @@ def add_openai_routes(
         prompt = await cancel_on_disconnect(request.receive, encoding)
         response_format = ChatFormat(body, served_model, prompt.submit.id)
         writer = ResponseWriter(
-            body,
-            response_format,
-            served_model,
-            [prompt.submit],
-            client,
-            open_parser=partial(prompt.open_parser, served_model),
-            keeper=prompt.keeper,
-            arrived=arrived,
+            body, response_format, served_model, [prompt.submit], client, chat=prompt, arrived=arrived
         )
         return await respond(request, writer, streams=bool(body.stream))
 
