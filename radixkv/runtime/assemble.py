@@ -151,14 +151,14 @@ def assemble_loop(
         n_host_slots=None if transfers is None else transfers.copier.n_slots,
         has_disk=transfers is not None and transfers.disk is not None,
         kv_cache_dtype=executor.kv_dtype if executor.kv_dtype != executor.dtype else None,
-        holds_whole_requests=not cache.holds_any_length(limits.max_num_batched_tokens),
+        holds_whole_requests=not holds_any_length(cache, limits.max_num_batched_tokens),
     )
     if tenants:
         from radixkv.runtime.tenants.page_shares import check_longest_request
 
         n_longest = cache.pages_for(ready.max_prompt_and_answer - 1)  # the last token needs no KV
         if not ready.holds_whole_requests:
-            n_longest = cache.max_private_pages(limits.max_num_batched_tokens) or n_longest
+            n_longest = cache.windows.max_pages(limits.max_num_batched_tokens) or n_longest
         check_longest_request(tenants, cache.n_pages, n_longest, cache.page_size)
     alarms = Alarms()
     intake = Intake(ready, tenants=tenants, eos_token_ids=eos_token_ids, seed=seed, clock=clock)
@@ -202,6 +202,17 @@ def assemble_loop(
         forecast=forecast or StepForecast(),
         clock=clock,
     )
+
+
+def holds_any_length(cache: PageCache, max_row_tokens: int) -> bool:
+    """Returns whether a pool holds requests of any length: they have no lease, and free what is behind their windows.
+
+    Args:
+        cache: the page cache of the pool.
+        max_row_tokens: maximum tokens of a row.
+    """
+    n_pages = cache.windows.max_pages(max_row_tokens)
+    return not cache.shares and n_pages is not None and n_pages <= cache.n_pages
 
 
 def open_event_log(loop: Loop, *, shows_salted_tokens: bool) -> EventLog:

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from itertools import groupby
 
 from radixkv.errors import InvariantError
-from radixkv.tree.changes import StoredPages
+from radixkv.tree.changes import ChangeLog, StoredPages
 from radixkv.tree.demotions import Demotions
 from radixkv.tree.digest import Digest, chained_xxh3_64, digest_at
 from radixkv.tree.evict import EvictedRun, evict_leaves
@@ -470,6 +470,12 @@ class RadixTree:
         """Yields every unreachable page that a lease holds. O(edges of the leases + pages)."""
         for node in detached_nodes(self._leases):
             yield from node.pages
+
+    def record_changes(self) -> ChangeLog:
+        """Begins to record what the tree gets and loses; returns the record. The tree must be empty. O(1)."""
+        assert not self.n_pages_reachable, "pages that are there already are not recorded"
+        self.changes.is_on = True
+        return self.changes
 
     def pages_by_tenant(self) -> Counter[str]:
         """Returns how many pages the namespaces of each tenant have, with detached ones. O(nodes)."""

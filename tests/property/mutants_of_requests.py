@@ -168,12 +168,12 @@ def keep_the_number_of_other_shared_runs(patch: Patch) -> None:
 
 
 def share_pages_of_the_tail(patch: Patch) -> None:
-    shared_runs = PageCache.shared_runs
+    shared_runs = RadixTree.shared_runs
 
-    def mutant(self: PageCache, leases: Sequence[Lease | None]) -> list[tree_sharing.SharedRun]:
+    def mutant(self: RadixTree, leases: Sequence[Lease | None]) -> list[tree_sharing.SharedRun]:
         return [run._replace(n_pages=run.n_pages + 1) for run in shared_runs(self, leases)]
 
-    patch.setattr(PageCache, "shared_runs", mutant)
+    patch.setattr(RadixTree, "shared_runs", mutant)
 
 
 def find_shared_runs_in_another_order_of_the_rows(patch: Patch) -> None:

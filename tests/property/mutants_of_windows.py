@@ -8,37 +8,37 @@ import pytest
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.cache.windows import Windows
 
 Patch = pytest.MonkeyPatch
 
 
 def free_a_page_with_a_position_of_the_window(patch: Patch) -> None:
-    n_behind = PageCache.n_behind
-    patch.setattr(PageCache, "n_behind", lambda self, blocks, n_tokens: n_behind(self, blocks, n_tokens + 1))
+    n_behind = Windows.n_behind
+    patch.setattr(Windows, "n_behind", lambda self, blocks, n_tokens: n_behind(self, blocks, n_tokens + 1))
 
 
 def keep_the_pages_behind_the_window(patch: Patch) -> None:
     def free_behind(self: PageCache, blocks: BlockTable, n_tokens: int) -> None:
         """Counts the pages as freed, or the scheduler would wait for them for ever, and frees nothing."""
-        blocks.n_freed = max(blocks.n_freed, self.n_behind(blocks, n_tokens))
+        blocks.n_freed = max(blocks.n_freed, self.windows.n_behind(blocks, n_tokens))
 
     patch.setattr(PageCache, "free_behind", free_behind)
 
 
 def free_pages_of_the_tree(patch: Patch) -> None:
-    def n_behind(self: PageCache, blocks: BlockTable, n_tokens: int) -> int:
-        return 0 if self.window is None else max(0, n_tokens + 1 - self.window) // self.page_size
+    def n_behind(self: Windows, blocks: BlockTable, n_tokens: int) -> int:
+        return 0 if self.n_tokens is None else max(0, n_tokens + 1 - self.n_tokens) // self._page_size
 
-    patch.setattr(PageCache, "n_behind", n_behind)
+    patch.setattr(Windows, "n_behind", n_behind)
 
 
 def copy_freed_pages_to_a_fork(patch: Patch) -> None:
-    patch.setattr(PageCache, "first_copied", lambda self, blocks, n_tokens: blocks.n_leased)
+    patch.setattr(Windows, "first_copied", lambda self, blocks, n_tokens: blocks.n_leased)
 
 
 def admit_no_prompt_that_is_longer_than_the_pool(patch: Patch) -> None:
-    patch.setattr(PageCache, "max_private_pages", lambda self, max_row_tokens: None)
-    patch.setattr(PageCache, "holds_any_length", lambda self, max_row_tokens: self.window is not None)
+    patch.setattr(Windows, "max_pages", lambda self, max_row_tokens: None)
 
 
 OF_WINDOWS: tuple[Callable[[Patch], None], ...] = (

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from radixkv.errors import QueueFull
+from radixkv.runtime.assemble import holds_any_length
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import GREEDY, Phase, Request
 from radixkv.runtime.step.plan import RowSampling
@@ -109,7 +110,7 @@ class Actions:
         namespace = self.namespaces[options.namespace % len(self.namespaces)]
         tenant = self.tenants[options.namespace % len(self.tenants)].name if self.tenants else ""
         max_prompt = min(40, self.n_pages_of_a_request * self.engine.page_size - options.max_tokens)
-        if self.engine.cache.holds_any_length(self.engine.scheduler.limits.max_num_batched_tokens):
+        if holds_any_length(self.engine.cache, self.engine.scheduler.limits.max_num_batched_tokens):
             max_prompt = 120
         prompt = (sequence[: cut % (len(sequence) + 1)] + list(suffix))[:max_prompt] or [1]
         for _ in range(2 if twice else 1):

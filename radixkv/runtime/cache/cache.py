@@ -8,24 +8,19 @@ The device's KV pool has one page cache, and the host tier another, whose pages 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
-from collections.abc import Set as AbstractSet
 
 from radixkv.runtime.cache.block_table import BlockTable, ComputedRow, ReplacedPage
 from radixkv.runtime.cache.checks import check_counts, check_pages
 from radixkv.runtime.cache.page_shares import PageShares
-from radixkv.tree.changes import ChangeLog
+from radixkv.runtime.cache.windows import Windows
 from radixkv.tree.eviction import EvictionPolicy
-from radixkv.tree.explain import Explanation
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
 from radixkv.tree.radix_tree import RadixTree
-from radixkv.tree.shared_runs import SharedLeases
 from radixkv.tree.spared import WaitingPrompt
 
 MIN_COPIED_TOKENS = 4
 """Fewest tokens for which a part of a page is copied. Finding and leasing the page takes the host about as long as
 a GPU takes to compute one token or two, and prompts with nothing else in common share the first token."""
-_MAX_NAMESPACES = 16
-"""With more namespaces, ``PageCache.explain`` does not search them: it runs for each prompt with a miss."""
 _NO_STEP = -1
 """Less than every step's number: no step has used the page."""
 
@@ -66,7 +61,7 @@ class PageCache:
         self.n_pages = n_pages
         self.page_size = page_size
         self.shares = shares
-        self.window = window
+        self.windows = Windows(page_size, window)
         self.min_copied_tokens = min_copied_tokens
         self.page_shares = page_shares or PageShares()
         self.tree = RadixTree(page_size, policy=policy, tenants=self.page_shares.names)
@@ -188,13 +183,6 @@ class PageCache:
         blocks.source = partial.lease
         return partial.n_tokens
 
-    def explain(self, namespace: Namespace, tokens: bytes) -> Explanation:
-        """Explains why no more of the tokens is cached, for the owner of the server.
-
-        It names another namespace only while there are few. O(edges + log children). See ``RadixTree.explain``.
-        """
-        return self.tree.explain(namespace, tokens, max_namespaces=_MAX_NAMESPACES)
-
     def release_sources(self, sources: Iterable[Lease]) -> None:
         """Lets go of pages whose copies are done, or were undone. O(edges + log leaves) each."""
         for source in sources:
@@ -265,7 +253,7 @@ class PageCache:
             n_pages: length of the new block table. The pages beyond the leased ones must be available.
         """
         lease = None if blocks.lease is None else self.tree.fork(blocks.lease)
-        first, last = self.first_copied(blocks, n_tokens), self.pages_for(n_tokens)
+        first, last = self.windows.first_copied(blocks, n_tokens), self.pages_for(n_tokens)
         second = BlockTable(
             lease, blocks.pages[:first], blocks.n_leased, first - blocks.n_leased, namespace=blocks.namespace
         )
@@ -274,38 +262,17 @@ class PageCache:
         second.copies = list(zip(blocks.pages[first:last], second.pages[first:last], strict=True))
         return second
 
-    def first_copied(self, blocks: BlockTable, n_tokens: int) -> int:
-        """Returns the first entry that a fork of ``n_tokens`` tokens copies: those before are leased, or behind the
-        windows of its first row."""
-        return max(blocks.n_leased, self.n_behind(blocks, n_tokens))
-
-    def n_behind(self, blocks: BlockTable, n_tokens: int) -> int:
-        """Returns how many leading pages lie behind the windows of a row at ``n_tokens``; 0 with a lease."""
-        if self.window is None or blocks.lease is not None:
-            return 0
-        return max(0, n_tokens + 1 - self.window) // self.page_size
-
     def free_behind(self, blocks: BlockTable, n_tokens: int) -> None:
         """Frees the pages that lie behind every layer's window for rows from position ``n_tokens`` on.
 
         No launched step may have a row that starts before, and no fork may still copy the pages. Does nothing with
         a lease: pages of the tree stay for others. O(pages freed). See docs/decisions/0040-windows.md.
         """
-        last = self.n_behind(blocks, n_tokens)
+        last = self.windows.n_behind(blocks, n_tokens)
         if last > blocks.n_freed:
             self._give_back(blocks.namespace, blocks.pages[blocks.n_freed : last])
             self._n_private -= last - blocks.n_freed
             blocks.n_freed = last
-
-    def max_private_pages(self, max_row_tokens: int) -> int | None:
-        """Returns the most pages that a request without a lease needs at once: those of a window and of a row of
-        ``max_row_tokens``. None if it needs those of all its tokens, because a layer has no window."""
-        return None if self.window is None else self.pages_for(self.window + max_row_tokens) + 1
-
-    def holds_any_length(self, max_row_tokens: int) -> bool:
-        """Whether the pool holds requests of any length: they have no lease, and ``max_private_pages`` fit."""
-        n_pages = self.max_private_pages(max_row_tokens)
-        return not self.shares and n_pages is not None and n_pages <= self.n_pages
 
     def commit(self, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
         """Moves the filled pages of the tail, up to ``n_tokens``, into the tree. O(new pages) amortised.
@@ -323,7 +290,23 @@ class PageCache:
         Returns:
             The number of leading pages that were in the tree before this call. Their KV must not be written.
         """
-        return self._commit(blocks, tokens, n_tokens, last_step)
+        first, last = blocks.n_leased, n_tokens // self.page_size
+        lease = blocks.lease
+        if lease is None or last <= first:
+            return first
+        page_bytes = self.page_size * TOKEN_BYTES
+        pages = blocks.pages[first:last]
+        canonical = self.tree.commit(lease, tokens[first * page_bytes : last * page_bytes], pages)
+        if canonical:
+            n_duplicates = len(canonical)
+            blocks.pages[first : first + n_duplicates] = canonical
+            blocks.n_on_device = min(blocks.n_on_device, first)
+            blocks.replaced += [
+                ReplacedPage(last_step, first + i, page) for i, page in enumerate(pages[:n_duplicates])
+            ]
+        blocks.n_leased = lease.n_tokens // self.page_size
+        self._n_private -= blocks.n_leased - first - len(canonical)
+        return first + len(canonical)
 
     def mark_computed(self, blocks: BlockTable, n_tokens: int, step: int) -> None:
         """Marks the pages of the first ``n_tokens`` tokens as computed, after a row of ``step`` was finite.
@@ -331,7 +314,12 @@ class PageCache:
         Stops at the first entry that was replaced after the launch of ``step``: the row has read the duplicate,
         which says nothing about the tree's page. O(edges not computed before + replaced pages).
         """
-        self._mark_computed(blocks, n_tokens, step)
+        if blocks.lease is None:
+            return
+        if blocks.replaced:
+            first_replaced = min((r.entry for r in blocks.replaced if r.last_step >= step), default=blocks.n_leased)
+            n_tokens = min(n_tokens, first_replaced * self.page_size)
+        self.tree.mark_computed(blocks.lease, n_tokens)
 
     def commit_computed(self, rows: Iterable[ComputedRow], step: int) -> None:
         """Does ``commit`` and ``mark_computed``, at their cost, for finished rows of ``step`` that were finite."""
@@ -344,8 +332,8 @@ class PageCache:
                     blocks.n_leased = last
                     self._n_private -= 1
                     continue
-            self._commit(blocks, tokens, n_tokens, last_step)
-            self._mark_computed(blocks, n_tokens, step)
+            self.commit(blocks, tokens, n_tokens, last_step)
+            self.mark_computed(blocks, n_tokens, step)
 
     def commit_copied(self, blocks: BlockTable, tokens: bytearray, n_tokens: int) -> None:
         """Moves pages of the tail that were copied from another tier into the tree, up to ``n_tokens``.
@@ -355,9 +343,9 @@ class PageCache:
         is detached. O(new pages).
         """
         was_computed = blocks.is_computed
-        self._commit(blocks, tokens, n_tokens, last_step=_NO_STEP)
+        self.commit(blocks, tokens, n_tokens, last_step=_NO_STEP)
         if was_computed:
-            self._mark_computed(blocks, n_tokens, _NO_STEP)
+            self.mark_computed(blocks, n_tokens, _NO_STEP)
         self.free_replaced(blocks, _NO_STEP)
 
     def n_computed(self, blocks: BlockTable) -> int:
@@ -382,14 +370,6 @@ class PageCache:
             return None
         self._give_back(blocks.namespace, self.tree.detach_uncomputed(blocks.lease))
         return self.tree.first_uncomputed(blocks.lease)
-
-    def passes_through(self, blocks: BlockTable, nodes: AbstractSet[Node]) -> bool:
-        """Returns whether the leased path contains one of the nodes. O(edges)."""
-        return blocks.lease is not None and self.tree.passes_through(blocks.lease, nodes)
-
-    def shared_runs(self, leases: Sequence[Lease | None]) -> list[SharedLeases]:
-        """Returns the runs of pages that several of the leases share. O(edges)."""
-        return self.tree.shared_runs(leases)
 
     def close(self, blocks: BlockTable) -> None:
         """Releases the lease and frees the private pages. No launched step may still use them. O(pages)."""
@@ -435,12 +415,6 @@ class PageCache:
         """Returns how many pages at the end of the leased path are demoted. O(edges)."""
         return 0 if blocks.lease is None else self.tree.demotions.n_at_end(blocks.lease)
 
-    def record_changes(self) -> ChangeLog:
-        """Begins to record what the tree gets and loses; returns the record. The cache must be empty. O(1)."""
-        assert not self.tree.n_pages_reachable, "pages that are there already are not recorded"
-        self.tree.changes.is_on = True
-        return self.tree.changes
-
     def check_counts(self) -> None:
         """Checks that free, reachable, detached and private pages add up to the pool. O(1).
 
@@ -463,33 +437,6 @@ class PageCache:
         self.tree.check()
         self.check_counts()
         self.page_shares.check(check_pages(self, self._free, self._n_private, block_tables))
-
-    def _commit(self, blocks: BlockTable, tokens: bytearray, n_tokens: int, last_step: int) -> int:
-        first, last = blocks.n_leased, n_tokens // self.page_size
-        lease = blocks.lease
-        if lease is None or last <= first:
-            return first
-        page_bytes = self.page_size * TOKEN_BYTES
-        pages = blocks.pages[first:last]
-        canonical = self.tree.commit(lease, tokens[first * page_bytes : last * page_bytes], pages)
-        if canonical:
-            n_duplicates = len(canonical)
-            blocks.pages[first : first + n_duplicates] = canonical
-            blocks.n_on_device = min(blocks.n_on_device, first)
-            blocks.replaced += [
-                ReplacedPage(last_step, first + i, page) for i, page in enumerate(pages[:n_duplicates])
-            ]
-        blocks.n_leased = lease.n_tokens // self.page_size
-        self._n_private -= blocks.n_leased - first - len(canonical)
-        return first + len(canonical)
-
-    def _mark_computed(self, blocks: BlockTable, n_tokens: int, step: int) -> None:
-        if blocks.lease is None:
-            return
-        if blocks.replaced:
-            first_replaced = min((r.entry for r in blocks.replaced if r.last_step >= step), default=blocks.n_leased)
-            n_tokens = min(n_tokens, first_replaced * self.page_size)
-        self.tree.mark_computed(blocks.lease, n_tokens)
 
     def _make_free(self, namespace: Namespace, n_pages: int, *, spares_waiting: bool = False) -> None:
         """Evicts what is missing of ``n_pages`` free pages for the namespace's owner, who can get them."""

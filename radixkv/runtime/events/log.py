@@ -24,7 +24,7 @@ class EventLog:
     def __init__(self, device: PageCache, tiers: Sequence[TierChanges], *, shows_salted_tokens: bool) -> None:
         self._page_size = device.page_size
         self._shows_salted_tokens = shows_salted_tokens
-        self._tiers = [TierChanges("GPU", device.record_changes(), device.tree.computed_pages), *tiers]
+        self._tiers = [TierChanges("GPU", device.tree.record_changes(), device.tree.computed_pages), *tiers]
 
     def take(self) -> list[Event]:
         """Returns the events since the last call. O(1) if nothing has changed, else O(pages that have changed)."""

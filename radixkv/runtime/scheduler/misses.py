@@ -8,6 +8,8 @@ from radixkv.tree.digest import chained_xxh3_64
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire.messages import CacheMiss
 
+_MAX_NAMESPACES = 16
+"""With more namespaces, no other one is searched: this runs for each prompt with a miss."""
 _N_COMMON, _N_DIFFERENT = 8, 4
 """Tokens shown before the end of a match, and after it on each side."""
 
@@ -17,7 +19,7 @@ def find_miss(cache: PageCache, request: Request, n_found: int) -> CacheMiss | N
 
     None if it lacks less than a page, shares nothing by design, or is a canary.
 
-    O(tokens that match) and ``PageCache.explain``.
+    O(tokens that match) and ``RadixTree.explain``.
 
     Args:
         cache: the page cache of the device, before the request has committed anything.
@@ -30,7 +32,7 @@ def find_miss(cache: PageCache, request: Request, n_found: int) -> CacheMiss | N
     if not request.reads_cache:
         return CacheMiss("not_read", 0)
     tokens = bytes(memoryview(request.tokens)[: request.n_prompt * TOKEN_BYTES])
-    explanation = cache.explain(request.namespace, tokens)
+    explanation = cache.tree.explain(request.namespace, tokens, max_namespaces=_MAX_NAMESPACES)
     first_difference = explanation.first_difference
     end = explanation.n_tokens if first_difference is None else first_difference
     return CacheMiss(

@@ -87,4 +87,5 @@ def _detach(cache: PageCache, running: RunningRequests, requests: Iterable[Reque
     """Detaches the pages on the requests' paths that no finite row has computed; returns the active and releasing
     requests whose paths contain them. O(running)."""
     broken = {node for request in requests if (node := cache.detach_uncomputed(request.blocks)) is not None}
-    return [r for r in (*running, *running.releasing) if cache.passes_through(r.blocks, broken)]
+    readers = [(r, r.blocks.lease) for r in (*running, *running.releasing)]
+    return [r for r, lease in readers if lease is not None and cache.tree.passes_through(lease, broken)]

@@ -58,7 +58,7 @@ class RunningRequests:
         """Preemptions for lack of pages since the start; those for retries do not count."""
         self._n_reserved_tokens = n_reserved_tokens
         self._max_reserved_pages = ceil(cache.n_pages * max_reserved_share)
-        self._max_private_pages = cache.max_private_pages(max_row_tokens)
+        self._max_private_pages = cache.windows.max_pages(max_row_tokens)
 
     def __len__(self) -> int:
         return len(self._active)
@@ -252,7 +252,7 @@ class RunningRequests:
         while not self._cache.reserve(blocks, n_pages):
             if request.phase is not Phase.RUNNING or self.is_releasing:
                 return False  # an admission preempts nothing
-            if self._cache.n_behind(blocks, request.n_scheduled) > blocks.n_freed:
+            if self._cache.windows.n_behind(blocks, request.n_scheduled) > blocks.n_freed:
                 if request.n_in_flight or request.n_pending_copies:
                     return False
                 self._cache.free_behind(blocks, request.n_scheduled)
@@ -336,7 +336,7 @@ class RunningRequests:
         """Whether a follower can start now, beside the pages that prefilling requests ahead still need. O(1)."""
         if leader.phase is not Phase.RUNNING or not self.has_row_for(follower):
             return False
-        first = self._cache.first_copied(leader.blocks, follower.n_known - 1)
+        first = self._cache.windows.first_copied(leader.blocks, follower.n_known - 1)
         return self._cache.pages_for(follower.n_known) - first <= self._n_room(follower, n_needed_ahead)
 
     def _fork(self, leader: Request, follower: Request) -> None:

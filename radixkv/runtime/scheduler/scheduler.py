@@ -281,7 +281,7 @@ class Scheduler:
             if not request.n_pending_copies:
                 if blocks.replaced:
                     self.cache.free_replaced(blocks, plan.step)
-                if blocks.lease is None and self.cache.window is not None:
+                if blocks.lease is None and self.cache.windows.n_tokens is not None:
                     # After the forks of a leader, which read one position further back.
                     self.cache.free_behind(blocks, row.start + row.n_tokens)
         self.running.release()

@@ -42,7 +42,7 @@ class SharedPrefixes:
             self._runs_id += 1
             self._runs = tuple(
                 SharedRun(run.leases, run.first_page, run.n_pages)
-                for run in self._cache.shared_runs(leases)
+                for run in self._cache.tree.shared_runs(leases)
                 if run.n_pages >= self._min_pages
             )
         return self._runs, self._runs_id

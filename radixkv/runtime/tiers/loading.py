@@ -335,7 +335,7 @@ class MemoryTiers(Tiers):
     def changes(self) -> list[TierChanges]:
         """Begins to record the changes of host tier and disk tier; returns their sources. O(1)."""
         host, disk = self._transfers.host, self._transfers.disk
-        tiers = [TierChanges("CPU", host.record_changes(), host.tree.computed_pages)]
+        tiers = [TierChanges("CPU", host.tree.record_changes(), host.tree.computed_pages)]
         if disk is not None:
             disk.changes.is_on = True
             tiers.append(TierChanges("STORAGE", disk.changes, disk.changes.stored_pages))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from radixkv.runtime.assemble import holds_any_length
 from radixkv.runtime.request import GREEDY, Request
 from support.engine import Engine, prompt
 
@@ -30,8 +31,8 @@ def run_to_the_end(engine: Engine) -> None:
 
 def test_a_pool_of_a_window_and_a_row_holds_requests_of_any_length() -> None:
     engine = windowed(MIN_PAGES)
-    assert engine.cache.max_private_pages(BUDGET) == MIN_PAGES
-    assert engine.cache.holds_any_length(BUDGET)
+    assert engine.cache.windows.max_pages(BUDGET) == MIN_PAGES
+    assert holds_any_length(engine.cache, BUDGET)
     for n_prompt in (150, 151, 3):
         engine.add(prompt(n_prompt), 90)
     run_to_the_end(engine)
@@ -95,7 +96,7 @@ def test_a_leader_frees_the_pages_that_its_fork_has_copied() -> None:
     while not engine.scheduler.is_idle:
         engine.turn()
         is_stalled = any(
-            engine.cache.n_behind(request.blocks, request.n_scheduled) > request.blocks.n_freed
+            engine.cache.windows.n_behind(request.blocks, request.n_scheduled) > request.blocks.n_freed
             for request in engine.scheduler.running
             if not (request.n_in_flight or request.n_pending_copies)
         )
@@ -110,11 +111,11 @@ def test_pages_of_the_tree_stay() -> None:
     while not engine.ended:
         engine.turn()
         assert request.block_table is None or request.blocks.n_freed == 0
-    assert not engine.cache.holds_any_length(64)
+    assert not holds_any_length(engine.cache, 64)
     run_to_the_end(engine)
     assert engine.cache.matches([(request.namespace, bytes(request.tokens))]) == [76]
 
 
 def test_a_pool_without_room_for_a_window_and_a_row_holds_whole_requests_only() -> None:
-    assert not windowed(MIN_PAGES - 1).cache.holds_any_length(BUDGET)
-    assert not Engine(64, shares=False).cache.holds_any_length(BUDGET)
+    assert not holds_any_length(windowed(MIN_PAGES - 1).cache, BUDGET)
+    assert not holds_any_length(Engine(64, shares=False).cache, BUDGET)

@@ -21,23 +21,24 @@ def _timed(
 
     @functools.wraps(method)
     def timed(self: TimedPageCache, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        start = perf_counter()
+        if self._is_timing:
+            return method(self, *args, **kwargs)
+        start, self._is_timing = perf_counter(), True
         try:
             return method(self, *args, **kwargs)
         finally:
             self.seconds += perf_counter() - start
+            self._is_timing = False
 
     return timed
 
 
 class TimedPageCache(PageCache):
-    """A ``PageCache`` that measures the time in its methods for requests.
-
-    No timed method calls another one, so no time counts twice. ``explain`` is not timed: it manages no memory.
-    """
+    """A ``PageCache`` that measures the time in its methods for requests. No time counts twice."""
 
     seconds = 0.0
     """Wall time spent in these methods since the creation of the cache, in seconds."""
+    _is_timing = False
 
     matches = _timed(PageCache.matches)
     open = _timed(PageCache.open)
@@ -54,8 +55,6 @@ class TimedPageCache(PageCache):
     commit_computed = _timed(PageCache.commit_computed)
     free_replaced = _timed(PageCache.free_replaced)
     detach_uncomputed = _timed(PageCache.detach_uncomputed)
-    passes_through = _timed(PageCache.passes_through)
-    shared_runs = _timed(PageCache.shared_runs)
     close = _timed(PageCache.close)
     flush = _timed(PageCache.flush)
 
