@@ -205,7 +205,7 @@ def assemble_loop(
 
 
 def holds_any_length(cache: PageCache, max_row_tokens: int) -> bool:
-    """Returns whether a pool holds requests of any length: they have no lease, and free what is behind their windows.
+    """Returns whether a pool holds requests of any length: they free what is behind their windows.
 
     Args:
         cache: the page cache of the pool.

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from radixkv.errors import InvalidRequest, shortened
-from radixkv.runtime.request import Request
+from radixkv.runtime.request import PromptScoring, Recovery, Request
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.settings.checks import MAX_PRIORITY, MIN_PRIORITY
 from radixkv.settings.config import MAX_SEED
@@ -89,17 +89,17 @@ class Intake:
                 min_tokens=sampling.min_tokens,
                 stop_token_ids=ends,
                 reads_cache=message.reads_cache,
-                bypasses_tree=message.is_canary and not message.reads_cache,
+                recovery=Recovery(bypasses_tree=message.is_canary and not message.reads_cache),
                 uses_tiers=message.reads_cache,
                 is_canary=message.is_canary,
-                priority=message.priority,
+                order=(message.priority, 0),
                 received_at=received_at,
             )
             for choice in range(sampling.n)
         ]
         if sampling.prompt_logprobs is not None:
             choices[0].reads_cache = choices[0].uses_tiers = False
-            choices[0].n_prompt_logprobs = sampling.prompt_logprobs
+            choices[0].prompt_scoring = PromptScoring(sampling.prompt_logprobs)
         return choices
 
     def check_prompt(self, tokens: bytes) -> None:

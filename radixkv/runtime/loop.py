@@ -407,7 +407,8 @@ class Loop:
         now, first = self._clock(), live.choices[0]
         for observer in first.observers:
             observer.ended(live.choices, is_prompt_computed=live.is_counted)
-        scheduled_at = min((c.scheduled_at for c in live.choices if c.scheduled_at is not None), default=now)
+        first_rows = [choice.first_row for choice in live.choices if choice.first_row is not None]
+        scheduled_at = min((row.scheduled_at for row in first_rows), default=now)
         return Done(
             id=first.id,
             finish_reason=finish_reason,
@@ -416,5 +417,5 @@ class Loop:
             cache_use=live.cache_use,
             queue_time_s=scheduled_at - first.received_at,
             load_interval_s=waited and (waited[0] - first.received_at, waited[1] - first.received_at),
-            miss=next((choice.miss for choice in live.choices if choice.miss is not None), None),
+            miss=next((row.miss for row in first_rows if row.miss is not None), None),
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import msgspec
 
@@ -51,6 +52,72 @@ class Phase(Enum):
     """Has ended; it is releasing if it still has a block table."""
 
 
+@dataclass(slots=True)
+class Recovery:
+    """What a request has lost by preemptions and failures, and how it is computed again."""
+
+    n_lost: int = 0
+    """Leading tokens whose KV it had when it was preempted for lack of pages: the most of all times."""
+    discards_results: bool = False
+    """Whether to ignore the results of its launched rows."""
+    bypasses_tree: bool = False
+    """Whether it is computed without the tree: a canary's, or after a row with non-finite values."""
+    is_retried: bool = False
+    """Whether it runs in steps of its own: a step with a row of it failed, and it has not decoded a token since."""
+
+
+@dataclass(slots=True)
+class QueueRank:
+    """What the place of a request in the waiting queue depends on, beside its order."""
+
+    n_passed_over: int = 0
+    """Steps that admitted a request later in order while this one waited."""
+    n_matched: int = 0
+    """Length of the cached prefix in tokens, at ``match_version`` of the tree."""
+    match_version: int = -1
+    """Version of the tree for which ``n_matched`` holds."""
+
+
+class FirstRow(NamedTuple):
+    """When the first row of a prompt was scheduled, and why no more of the prompt was cached then."""
+
+    scheduled_at: float
+    """On the scheduler's clock."""
+    miss: CacheMiss | None
+    """None if less than a page was missing."""
+
+
+@dataclass(slots=True)
+class PromptScoring:
+    """The logprobs of prompt tokens that a request reports."""
+
+    n_logprobs: int
+    """How many of the most likely tokens to report with each prompt token."""
+    end: int = 1
+    """First prompt position whose logprobs were not reported yet; the first token has none."""
+
+    def of_row(self, request: Request, start: int, end: int) -> Scoring | None:
+        """Returns what a row of positions ``start .. end - 1`` has to compute; None if nothing. O(end - start)."""
+        last = min(end, request.n_prompt - 1)
+        if last < max(self.end, start + 1):
+            return None
+        targets = bytes(request.tokens[(start + 1) * TOKEN_BYTES : (last + 1) * TOKEN_BYTES])
+        return Scoring(targets, self.n_logprobs)
+
+    def take(self, request: Request, start: int, logprobs: tuple[TokenLogprobs, ...]) -> PromptLogprobs | None:
+        """Returns those of a row's prompt logprobs that were not reported before, if any, and counts them.
+
+        Args:
+            request: the row's.
+            start: first position of the row.
+            logprobs: the logprobs of the tokens from ``start + 1`` on.
+        """
+        first = self.end
+        items = list(logprobs[first - start - 1 :])
+        self.end += len(items)
+        return PromptLogprobs(request.id, first, items) if items else None
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One prompt and one output; a request with several choices is several of these."""
@@ -81,12 +148,13 @@ class Request:
     """False computes every prompt token once, without the cache; its pages are still added to the tree."""
     is_canary: bool = False
     """Whether it is a check of the cache, which no statistics count."""
-    priority: int = 0
-    """Scheduling priority; a lower value goes first. It falls when a request ages in the waiting queue."""
+    order: tuple[int, int] = (0, 0)
+    """Sort key of the schedule, the smallest goes first: priority, which falls when a request ages in the waiting
+    queue, then order of arrival, which a preempted request keeps."""
     uses_tiers: bool = True
     """Whether its pages may be stored in the host tier and loaded from it; False after a load has failed."""
-    n_prompt_logprobs: int | None = None
-    """How many of the most likely tokens to report with each prompt token; None reports no prompt logprobs."""
+    prompt_scoring: PromptScoring | None = None
+    """Which prompt logprobs to report; None reports none."""
     constraint: Constraint | None = None
     """What its output must obey, in its state after all known tokens; None if any token may follow."""
     continuation: Continuation | None = None
@@ -97,8 +165,6 @@ class Request:
     """When the request arrived, in seconds of the loop's clock."""
 
     phase: Phase = Phase.WAITING
-    serial: int = 0
-    """Order of arrival; a preempted request keeps it."""
     block_table: BlockTable | None = None
     """None while it has no pages."""
     batch_slot: int = -1
@@ -114,8 +180,6 @@ class Request:
     """Forks that have not yet copied its tail, so that its pages must not be freed."""
     n_scheduled: int = 0
     """Leading tokens whose KV is in the pool, or will be once the launched steps are done."""
-    n_before_preemption: int = 0
-    """Leading tokens whose KV it had when it was preempted for lack of pages: the most of all times."""
     n_output_placeholders: int = 0
     """Output tokens that launched steps sample and the host does not know yet."""
     is_paused: bool = False
@@ -124,29 +188,16 @@ class Request:
     """Launched steps that have a row of it."""
     last_step: int = -1
     """The newest launched step that has a row of it."""
-    discards_results: bool = False
-    """Whether to ignore the results of its launched rows."""
-    bypasses_tree: bool = False
-    """Whether it is computed without the tree: a canary's, or after a row with non-finite values."""
-    is_retried: bool = False
-    """Whether it runs in steps of its own: a step with a row of it failed, and it has not decoded a token since."""
-    n_passed_over: int = 0
-    """Steps that admitted a request later in order while this one waited."""
+    recovery: Recovery = field(default_factory=Recovery)
+    """What it has lost, and how it is computed again."""
     key: bytes = b""
     """The known tokens, to match against the tree; set only while the request waits."""
-    n_matched: int = 0
-    """Length of the cached prefix in tokens, at ``match_version`` of the tree."""
-    match_version: int = -1
-    """Version of the tree for which ``n_matched`` holds."""
+    rank: QueueRank = field(default_factory=QueueRank)
+    """What its place in the waiting queue depends on."""
     cache_use: CacheUseRecord = field(default_factory=CacheUseRecord)
     """Where the KV of its prompt came from; counted with the first output token."""
-    prompt_logprobs_end: int = 1
-    """First prompt position whose logprobs were not reported yet; the first token has none."""
-    miss: CacheMiss | None = None
-    """Why no more of its prompt was cached when its first row was scheduled; None if less than a page was missing,
-    or if another choice is the leader."""
-    scheduled_at: float | None = None
-    """When its first row, or its leader's, was scheduled."""
+    first_row: FirstRow | None = None
+    """Its first row, or its leader's; None until that is scheduled."""
 
     @property
     def blocks(self) -> BlockTable:
@@ -160,9 +211,14 @@ class Request:
         return self.tokens[: self.n_prompt * TOKEN_BYTES]
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Sort key of the schedule; the smallest goes first."""
-        return self.priority, self.serial
+    def priority(self) -> int:
+        """Scheduling priority; a lower value goes first."""
+        return self.order[0]
+
+    @property
+    def serial(self) -> int:
+        """Order of arrival."""
+        return self.order[1]
 
     # The properties below run for every row of every step. None calls another: that would double the time.
 
@@ -211,7 +267,7 @@ class Request:
             table_start=blocks.n_on_device,
             table_pages=tuple(blocks.pages[blocks.n_on_device :]),
             sampling=self.next_sampling() if samples else None,
-            scoring=self.scoring(start, end),
+            scoring=None if self.prompt_scoring is None else self.prompt_scoring.of_row(self, start, end),
         )
         blocks.n_on_device = len(blocks.pages)
         if start < self.n_prompt:
@@ -239,28 +295,6 @@ class Request:
         banned = settings.banned if index < self.min_tokens and not settings.is_masked else ()
         return msgspec.structs.replace(settings, index=index, banned=banned, history=history)
 
-    def scoring(self, start: int, end: int) -> Scoring | None:
-        """Returns which prompt logprobs a row of positions ``start .. end - 1`` has to compute; None if none."""
-        if self.n_prompt_logprobs is None:
-            return None
-        last = min(end, self.n_prompt - 1)
-        if last < max(self.prompt_logprobs_end, start + 1):
-            return None
-        targets = bytes(self.tokens[(start + 1) * TOKEN_BYTES : (last + 1) * TOKEN_BYTES])
-        return Scoring(targets, self.n_prompt_logprobs)
-
-    def take_prompt_logprobs(self, start: int, logprobs: tuple[TokenLogprobs, ...]) -> PromptLogprobs | None:
-        """Returns those of a row's prompt logprobs that were not reported before, if any, and counts them.
-
-        Args:
-            start: first position of the row.
-            logprobs: the logprobs of the tokens from ``start + 1`` on.
-        """
-        first = self.prompt_logprobs_end
-        items = list(logprobs[first - start - 1 :])
-        self.prompt_logprobs_end += len(items)
-        return PromptLogprobs(self.id, first, items) if items else None
-
     def set_followers(self, followers: Sequence[Request]) -> None:
         """Makes it the leader of ``followers``.
 
@@ -287,19 +321,17 @@ class Request:
         new_leader.phase = Phase.WAITING
         new_leader.reads_cache = self.reads_cache
         new_leader.uses_tiers = self.uses_tiers
-        new_leader.n_prompt_logprobs = self.n_prompt_logprobs
-        new_leader.prompt_logprobs_end = self.prompt_logprobs_end
+        new_leader.prompt_scoring = self.prompt_scoring
         new_leader.cache_use, self.cache_use = self.cache_use, CacheUseRecord()
-        new_leader.scheduled_at = self.scheduled_at
+        new_leader.first_row = self.first_row
         return new_leader
 
     def become_fork(self, parent: Request) -> None:
         """Becomes a copy of ``parent``, for a continuation; it must have neither batch slot nor pages."""
         self.tokens = parent.tokens.copy()
-        self.priority = parent.priority
+        self.order = parent.priority, self.serial
         self.uses_tiers = parent.uses_tiers
-        self.n_before_preemption = 0
-        self.bypasses_tree = self.is_retried = False
+        self.recovery = Recovery()
 
     def count_prompt(self) -> None:
         """Counts the cache use of its computed prompt, and tells its observers. O(chunks · log chunks)."""

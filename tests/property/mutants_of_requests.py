@@ -92,7 +92,7 @@ def send_the_history_once_only(patch: Patch) -> None:
 
 def report_a_scored_position_twice(patch: Patch) -> None:
     def mutant(self: Request, start: int, scores: tuple[TokenLogprobs, ...]) -> PromptLogprobs | None:
-        self.prompt_logprobs_end = start + 1 + len(scores)
+        self.prompt_scoring.end = start + 1 + len(scores)
         return PromptLogprobs(self.id, start + 1, list(scores))
 
     patch.setattr(Request, "take_prompt_logprobs", mutant)

@@ -191,10 +191,10 @@ class Actions:
         self.engine.expire()
         scheduler = self.engine.scheduler
         for request in (*scheduler.waiting, *scheduler.tiers.loaded()):
-            assert request.scheduled_at is not None or self.engine.now - request.received_at <= QUEUE_TIMEOUT_S
+            assert request.first_row is not None or self.engine.now - request.received_at <= QUEUE_TIMEOUT_S
         for name, ended in self.engine.ended.items():
             if ended.reason == "queue_timeout":
-                assert self.engine.requests[name].scheduled_at is None
+                assert self.engine.requests[name].first_row.scheduled_at is None
 
     def fail(self) -> None:
         """Makes the oldest launched step fail."""

@@ -183,7 +183,7 @@ class CpuServer:
                         self.outputs[int(message.id)].end_reason = message.code
             self.loop.check()
             choices = (*self.scheduler.waiting, *self.scheduler.running, *self.scheduler.running.releasing)
-            assert not any(choice.bypasses_tree for choice in choices), "a row read or computed NaN"
+            assert not any(choice.recovery.bypasses_tree for choice in choices), "a row read or computed NaN"
 
     def finish_copies(self) -> None:
         """Waits until everything that was offered to the other tiers is in them."""

@@ -19,7 +19,7 @@ from radixkv.runtime.beams.search import BeamSearch
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
-from radixkv.runtime.request import GREEDY, Phase, Request, Update
+from radixkv.runtime.request import GREEDY, Phase, PromptScoring, Request, Update
 from radixkv.runtime.step.plan import RowSampling, StepPlan
 from radixkv.runtime.structured.masks import fill_masks
 from radixkv.runtime.tiers.disk_tier import DiskTier
@@ -253,7 +253,7 @@ class Engine:
                 stop_token_ids=frozenset(stop),
                 reads_cache=reads_cache,
                 uses_tiers=uses_tiers and reads_cache,
-                priority=priority,
+                order=(priority, 0),
                 received_at=self.now,
             )
             for choice in range(n)
@@ -268,7 +268,8 @@ class Engine:
                 choice.observers = (turn,)
         leader, *followers = choices
         if n_prompt_logprobs is not None:
-            leader.n_prompt_logprobs, leader.reads_cache, leader.uses_tiers = n_prompt_logprobs, False, False
+            leader.prompt_scoring, leader.reads_cache = PromptScoring(n_prompt_logprobs), False
+            leader.uses_tiers = False
         self.scheduler.add(leader, followers)
         if search is not None:
             self.length_penalties[request_id] = length_penalty
@@ -287,14 +288,14 @@ class Engine:
         if plan is not None:
             launched = self.scheduler.launched_plans[-1]
             requests = {row.batch_slot: one for row, one in zip(launched.plan.rows, launched.requests, strict=True)}
-            if any(request.is_retried for request in launched.requests):
+            if any(request.recovery.is_retried for request in launched.requests):
                 assert len(plan.rows) == 1, "a retried request is not alone in its step"
             before = [one for earlier in self.scheduler.launched_plans[:-1] for one in earlier.requests]
             beside = [*before, *(launched.requests if before else ())]
             # An aborted request is no longer retried: if its step fails, it is not blamed.
-            assert not any(request.is_retried and request.phase is not Phase.FINISHED for request in beside), (
-                "a step is in flight beside that of a retried request"
-            )
+            assert not any(
+                request.recovery.is_retried and request.phase is not Phase.FINISHED for request in beside
+            ), "a step is in flight beside that of a retried request"
             for row in plan.rows:
                 request = requests[row.batch_slot]
                 self.device.namespaces[row.batch_slot] = request.namespace
@@ -511,7 +512,7 @@ class Engine:
     def check_bypasses(self) -> None:
         """Checks that only requests with a non-finite row of their own bypass the tree, not those that read it."""
         non_finite = {self.rows[row] for row in self.device.non_finite_rows}
-        assert {request for request in self.requests.values() if request.bypasses_tree} <= non_finite
+        assert {request for request in self.requests.values() if request.recovery.bypasses_tree} <= non_finite
 
     def check_idle(self) -> None:
         """Checks that no request and no lease is left, and that all pages are available."""

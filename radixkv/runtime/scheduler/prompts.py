@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.request import Phase, Request
+from radixkv.runtime.request import FirstRow, Phase, Request
 from radixkv.runtime.scheduler.misses import find_miss
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.seams import Queue, Shares, Tiers
@@ -194,7 +194,7 @@ class PromptRows:
                 only_reserved = True
                 continue
             n_left = request.n_known - request.blocks.n_leased * self._cache.page_size
-            if n_left > budget and not request.is_retried:  # a retried request stays alone
+            if n_left > budget and not request.recovery.is_retried:  # a retried request stays alone
                 overtaking = self._overtaking(n_left // 2, [request])
                 share = min(budget // 2, budget - self._cache.page_size)  # a chunk is at least a page
                 beside = [*prefilling, request]
@@ -270,15 +270,15 @@ class PromptRows:
         # Only before the commit, after which the tree has the prompt's own pages.
         if request.phase is Phase.WAITING:
             self._running.count_hit(request)
-        miss = find_miss(self._cache, request, start) if request.scheduled_at is None else None
+        is_first = request.first_row is None
+        miss = find_miss(self._cache, request, start) if is_first else None
         n_in_tree = self._cache.commit(blocks, request.tokens, end, request.last_step)
         write_start = min(end, max(start, n_in_tree * page_size))
         if blocks.n_leased > n_in_tree:
             request.cache_use.note("added", n_in_tree * page_size, blocks.n_leased * page_size)
-        if request.scheduled_at is None:
-            request.scheduled_at = self._clock()
-            request.miss = miss
-        self.n_recomputed += max(0, min(end, request.n_before_preemption) - start)
+        if is_first:
+            request.first_row = FirstRow(self._clock(), miss)
+        self.n_recomputed += max(0, min(end, request.recovery.n_lost) - start)
         self._waiting.charge((request,), end - start)
         return request.make_row(start, end, write_start, step)
 

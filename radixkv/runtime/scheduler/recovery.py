@@ -26,7 +26,9 @@ class RetryQueue:
 
         Each stays in its place until its retry is over. It is left out while it is paused.
         """
-        self._requests = [one for one in self._requests if one.is_retried and one.phase is not Phase.FINISHED]
+        self._requests = [
+            one for one in self._requests if one.recovery.is_retried and one.phase is not Phase.FINISHED
+        ]
         return [request for request in self._requests if not request.is_paused]
 
 
@@ -52,12 +54,12 @@ def undo_steps(cache: PageCache, running: RunningRequests, involved: Iterable[Re
     for request in suspects:
         if request.phase is Phase.FINISHED:
             continue
-        if request.is_retried:
+        if request.recovery.is_retried:
             running.finish(request)
             error = DeviceFailure("the device failed on this request, and again when it ran alone")
             updates.append(Update(request, error=error))
         else:
-            request.is_retried = True
+            request.recovery.is_retried = True
             running.preempt(request)
     return updates
 
@@ -72,13 +74,13 @@ def recompute_without_tree(cache: PageCache, running: RunningRequests, request: 
     for reader in _detach(cache, running, [request]):
         if reader is not request and reader.phase is not Phase.FINISHED:
             running.preempt(reader)
-    if request.phase is Phase.FINISHED or request.discards_results:
+    if request.phase is Phase.FINISHED or request.recovery.discards_results:
         return []
-    if request.bypasses_tree:
+    if request.recovery.bypasses_tree:
         running.finish(request)
         text = "the model gave non-finite values for this request, also when computed without the cache"
         return [Update(request, error=NumericalFailure(text))]
-    request.bypasses_tree = True
+    request.recovery.bypasses_tree = True
     running.preempt(request)
     return []
 

@@ -105,7 +105,7 @@ class RunningRequests:
             self._cache.extend(blocks, request.tokens)
         else:
             blocks = self._cache.open(
-                request.namespace, request.key, request.reads_cache, request.bypasses_tree, is_hit=False
+                request.namespace, request.key, request.reads_cache, request.recovery.bypasses_tree, is_hit=False
             )
         if self._n_missing(request, blocks) > self.n_room(request, prefilling, only_reserved=only_reserved):
             if not is_loaded:
@@ -194,7 +194,7 @@ class RunningRequests:
             return
         n_needed_ahead = self._n_needed_ahead(forks[0][0], self.prefilling()) + self._tiers.n_promised
         for leader, follower in forks:
-            follower.scheduled_at = leader.scheduled_at
+            follower.first_row = leader.first_row
             follower.leader = None
             follower.reads_cache = True
             self._tiers.forked(leader, follower)
@@ -282,7 +282,7 @@ class RunningRequests:
         """
         self._active.pop(request, None)
         request.phase = Phase.PREEMPTED
-        request.discards_results |= discards_results
+        request.recovery.discards_results |= discards_results
         self._releasing[request] = None
 
     def release(self) -> None:
@@ -291,7 +291,7 @@ class RunningRequests:
             for request in done:  # freeing a fork can make its leader ready to be freed: hence the outer loop
                 del self._releasing[request]
                 self.free(request)
-                request.discards_results = False
+                request.recovery.discards_results = False
                 if request.phase is Phase.FINISHED and request.cache_use.counted is not None:
                     self.notify_released(request)
                 if request.phase is Phase.PREEMPTED and request.is_paused:
@@ -307,7 +307,7 @@ class RunningRequests:
 
     def _preempt_for_pages(self, victim: Request) -> None:
         self.n_preemptions += 1
-        victim.n_before_preemption = max(victim.n_before_preemption, victim.n_scheduled)
+        victim.recovery.n_lost = max(victim.recovery.n_lost, victim.n_scheduled)
         self.preempt(victim, discards_results=False)
         self.release()
 

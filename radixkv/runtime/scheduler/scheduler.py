@@ -153,7 +153,7 @@ class Scheduler:
             raise QueueFull(f"the queue is full: {n_waiting} requests wait for their first step; try later")
         leader.set_followers(followers)
         for choice in (leader, *followers):
-            choice.serial = self._n_requests
+            choice.order = choice.priority, self._n_requests
             self._n_requests += 1
         self.waiting.add(leader)
 
@@ -249,7 +249,7 @@ class Scheduler:
         continued: dict[Continuation, None] = {}
         for row, request, _, finite in rows:
             self._row_done(request, row)
-            if finite and not request.discards_results:
+            if finite and not request.recovery.discards_results:
                 blocks, end = request.blocks, row.start + row.n_tokens
                 fills_page = end >= (blocks.n_leased + 1) * self.cache.page_size and blocks.can_commit
                 if request.phase is Phase.FINISHED:
@@ -263,13 +263,15 @@ class Scheduler:
                 if not finite:
                     updates += recompute_without_tree(self.cache, self.running, request)
         for index, (row, request, token, finite) in enumerate(rows):
-            if finite and request.phase is not Phase.FINISHED and not request.discards_results:
+            if finite and request.phase is not Phase.FINISHED and not request.recovery.discards_results:
                 # A row of a prompt does not end a retry: it does not show that decoding works.
-                if request.is_retried and index < plan.n_decode and row.sampling is not None:
-                    request.is_retried = False
+                if request.recovery.is_retried and index < plan.n_decode and row.sampling is not None:
+                    request.recovery.is_retried = False
                 row_logprobs = result.prompt_logprobs[index] if result.prompt_logprobs else None
-                if row_logprobs and (unreported := request.take_prompt_logprobs(row.start, row_logprobs)):
-                    updates.append(Update(request, prompt_logprobs=unreported))
+                if row_logprobs and request.prompt_scoring is not None:
+                    unreported = request.prompt_scoring.take(request, row.start, row_logprobs)
+                    if unreported is not None:
+                        updates.append(Update(request, prompt_logprobs=unreported))
                 if row.sampling is not None:
                     logprobs = result.logprobs[index] if result.logprobs else None
                     if request.continuation is None:
@@ -338,7 +340,7 @@ class Scheduler:
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self.running:
-            if not (request.has_all_rows or request.is_retried):
+            if not (request.has_all_rows or request.recovery.is_retried):
                 (decoding if request.is_decoding else prefilling).append(request)
         return self._make_plan(decoding, lambda budget: self._prompts.together(prefilling, budget, self._n_steps))
 

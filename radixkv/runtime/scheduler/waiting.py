@@ -77,7 +77,7 @@ class WaitingQueue:
         request.key = bytes(request.tokens)
         self._in_order[request.order] = request
         self._by_length[request.priority, request.n_known, request.serial] = request
-        if request.scheduled_at is None:
+        if request.first_row is None:
             self._unstarted[request.received_at, request.serial] = request
 
     def remove(self, request: Request) -> None:
@@ -108,7 +108,7 @@ class WaitingQueue:
         """
         window: Iterable[Request] = islice(self._in_order.values(), self.window)
         for request in window if self._policy == "fcfs" else sorted(window, key=self._rank):
-            if request.reads_cache and not request.bypasses_tree:
+            if request.reads_cache and not request.recovery.bypasses_tree:
                 yield request.namespace, request.key
 
     def short(self, n_tokens: int, unfinished: Sequence[Request]) -> list[Request]:
@@ -126,10 +126,12 @@ class WaitingQueue:
             return []
         priority = window[0].priority
         self._match(window)
-        found = {r for r in window if r.priority == priority and r.n_known - r.n_matched <= n_tokens}
+        found = {r for r in window if r.priority == priority and r.n_known - r.rank.n_matched <= n_tokens}
         lengths = self._by_length.irange((priority,), (priority, n_tokens + 1), inclusive=(True, False))
         found.update(islice((self._by_length[key] for key in lengths), self.window))
-        return sorted((request for request in found if not request.is_retried), key=lambda request: request.serial)
+        return sorted(
+            (request for request in found if not request.recovery.is_retried), key=lambda request: request.serial
+        )
 
     def count_passes(self, admitted: Sequence[Request]) -> None:
         """Adds 1 to ``n_passed_over`` of each request in the window that is earlier in order than an admitted one.
@@ -143,7 +145,7 @@ class WaitingQueue:
         for request in self._first_in_order():
             if request.order > last:
                 break
-            request.n_passed_over += 1
+            request.rank.n_passed_over += 1
         self._n_admissions += len(admitted)
         if self._n_admissions >= _MAX_ADMISSIONS_BEFORE_AGING:
             self._n_admissions = 0
@@ -154,7 +156,7 @@ class WaitingQueue:
 
     def _first_in_order(self) -> Iterator[Request]:
         """Yields the first ``window`` requests by priority and age, without those that are retried alone."""
-        return islice((one for one in self._in_order.values() if not one.is_retried), self.window)
+        return islice((one for one in self._in_order.values() if not one.recovery.is_retried), self.window)
 
     def _age(self) -> None:
         """Gives the oldest request and its followers the priority of the first request in order. O(waiting)."""
@@ -164,19 +166,19 @@ class WaitingQueue:
         (best_priority, _), _ = self._in_order.peekitem(0)
         self.remove(oldest)
         for request in (oldest, *oldest.followers):
-            request.priority = best_priority
+            request.order = best_priority, request.serial
         self.add(oldest)
 
     def _match(self, requests: Iterable[Request]) -> None:
         """Matches the requests against the tree, except those that were matched at its current version."""
         version = self._cache.tree.version
-        stale = [request for request in requests if request.match_version != version]
+        stale = [request for request in requests if request.rank.match_version != version]
         matches = self._cache.matches((request.namespace, request.key) for request in stale)
         for request, n_matched in zip(stale, matches, strict=True):
-            request.n_matched = n_matched if request.reads_cache and not request.bypasses_tree else 0
-            request.match_version = version
+            request.rank.n_matched = n_matched if request.reads_cache and not request.recovery.bypasses_tree else 0
+            request.rank.match_version = version
 
     def _rank(self, request: Request) -> tuple[int, bool, int, int]:
-        if request.n_passed_over >= self._max_passes:
+        if request.rank.n_passed_over >= self._max_passes:
             return (request.priority, False, 0, request.serial)
-        return (request.priority, True, -request.n_matched, request.serial)
+        return (request.priority, True, -request.rank.n_matched, request.serial)

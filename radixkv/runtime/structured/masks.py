@@ -37,7 +37,7 @@ def fill_masks(rows_of: Sequence[tuple[Row, Request]], grammars: Grammars, vocab
     requests: list[Request] = []
     matchers: list[Matcher] = []
     for index, (row, request) in enumerate(rows_of):
-        is_dropped = request.phase is Phase.FINISHED or request.discards_results
+        is_dropped = request.phase is Phase.FINISHED or request.recovery.discards_results
         if row.sampling is not None and row.sampling.is_masked and not is_dropped:
             assert row.sampling.index == request.n_outputs, "the tokens before a mask are known"
             rows.append(index)

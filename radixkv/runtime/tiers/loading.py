@@ -144,7 +144,7 @@ class MemoryTiers(Tiers):
             or there are too few pages for it.
         """
         transfers = self._transfers
-        if not request.uses_tiers or request.is_retried or request.bypasses_tree:
+        if not request.uses_tiers or request.recovery.is_retried or request.recovery.bypasses_tree:
             return False
         cached = transfers.match(request.namespace, request.key)
         joined = transfers.find_load(request.namespace, request.key, cached.n_device)
@@ -228,7 +228,7 @@ class MemoryTiers(Tiers):
             request
             for request in self.requests()
             if (request in self._joined or self.is_loaded(request))
-            and request.scheduled_at is None
+            and request.first_row is None
             and request.received_at < time_s
         ]
         for request in taken:
@@ -357,9 +357,9 @@ class MemoryTiers(Tiers):
         self._waiting.remove(request)
         request.phase = Phase.LOADING
         wait = self._waits.setdefault(request, _Wait(self._clock()))
-        if request.scheduled_at is None:
+        if request.first_row is None:
             wait.ended_at = None
 
     def _note_end(self, request: Request) -> None:
-        if request.scheduled_at is None:
+        if request.first_row is None:
             self._waits[request].ended_at = self._clock()

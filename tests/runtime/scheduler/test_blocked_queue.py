@@ -12,7 +12,7 @@ def make_engine(n_pages: int) -> Engine:
 
 def turns_until_admitted(engine: Engine, request: Request) -> int:
     for n_turns in range(100):
-        if request.scheduled_at is not None:
+        if request.first_row is not None:
             return n_turns
         engine.turn()
     raise AssertionError("it is not admitted")
@@ -24,7 +24,7 @@ def test_aborting_the_request_that_does_not_fit_unblocks_the_queue() -> None:
     engine.turn()
     large, small = engine.add(prompt(40, first=2), max_tokens=1), engine.add(prompt(4, first=3), max_tokens=1)
     engine.turn()
-    assert small.scheduled_at is None, "the older one has precedence"
+    assert small.first_row is None, "the older one has precedence"
     engine.abort(large)
     assert turns_until_admitted(engine, small) == 1
     engine.run()
@@ -42,11 +42,11 @@ def test_a_finished_row_unblocks_the_queue_by_its_reserve_alone() -> None:
     n_pages = engine.cache.n_available - 6
     large = engine.add(prompt(4 * n_pages, first=2), max_tokens=1)
     engine.launch()
-    assert (len(engine.scheduler.running), large.scheduled_at) == (2, None)
+    assert (len(engine.scheduler.running), large.first_row) == (2, None)
     while engine.pending:
         engine.collect()
     engine.launch()
-    assert (len(engine.scheduler.running), large.scheduled_at) == (2, 0.0)
+    assert (len(engine.scheduler.running), large.first_row.scheduled_at) == (2, 0.0)
     engine.run()
     engine.check_outputs()
     engine.check_idle()
@@ -62,7 +62,7 @@ def test_the_queue_unblocks_once_a_releasing_request_frees_its_pages() -> None:
     large = engine.add(prompt(24, first=3), max_tokens=1)
     engine.abort(aborted)
     engine.launch()
-    assert large.scheduled_at is None
+    assert large.first_row is None
     assert engine.scheduler.running.is_releasing
     engine.collect()
     engine.collect()
@@ -80,7 +80,7 @@ def test_a_request_is_tried_again_once_a_running_one_has_computed_their_common_p
     engine.turn()
     second = engine.add([*document, 2], max_tokens=4)
     engine.turn()
-    assert second.scheduled_at is None
+    assert second.first_row is None
     assert turns_until_admitted(engine, second) < 10
     assert first.n_outputs < 4
     engine.run()

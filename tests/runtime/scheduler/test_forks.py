@@ -256,8 +256,8 @@ def test_a_non_finite_row_of_a_fork_does_not_affect_its_leader() -> None:
     engine.device.nan_logits_slots.add(forks[0].batch_slot)
     engine.collect()
     engine.collect()
-    assert forks[0].bypasses_tree
-    assert not leader.bypasses_tree
+    assert forks[0].recovery.bypasses_tree
+    assert not leader.recovery.bypasses_tree
     run_to_the_end(engine)
     assert finish_reasons(engine, leader) == ["length"] * 3
 
@@ -281,7 +281,7 @@ def repeat_prompt_logprobs_after_promotion(patch: pytest.MonkeyPatch) -> None:
 
     def mutant(self: Request) -> Request:
         new_leader = promote_follower(self)
-        new_leader.prompt_logprobs_end = 1
+        new_leader.prompt_scoring.end = 1
         return new_leader
 
     patch.setattr(Request, "promote_follower", mutant)

@@ -63,7 +63,7 @@ def test_a_request_is_not_blamed_for_the_step_of_one_that_was_cancelled() -> Non
     engine = Engine()
     culprit, other = (engine.add(prompt(9, first=i), max_tokens=6) for i in range(2))
     engine.failing_ids = {culprit.id}
-    while not (culprit.is_retried and other.is_retried and culprit.n_in_flight):
+    while not (culprit.recovery.is_retried and other.recovery.is_retried and culprit.n_in_flight):
         engine.turn()
     engine.abort(culprit)
     assert engine.launch() is None, "no other request is retried while the aborted one's step is in flight"
@@ -139,11 +139,11 @@ def test_each_request_of_a_failed_step_is_retried_alone_while_the_others_go_on_i
     others = {engine.add(prompt(9, first=i), max_tokens=30) for i in range(4, 6)}
     alone: list[Request] = []
     n_tokens_of_others = []
-    while any(request.is_retried for request in retried):
+    while any(request.recovery.is_retried for request in retried):
         plan = engine.launch()
         assert plan is not None
         rows = [engine.rows[plan.step, row.batch_slot] for row in plan.rows]
-        if any(request.is_retried for request in rows):
+        if any(request.recovery.is_retried for request in rows):
             alone += rows
             assert len(rows) == 1
         assert engine.launch() is None, "nothing is in flight beside a retry"
@@ -187,7 +187,7 @@ def test_a_retried_request_that_once_waited_for_pages_holds_back_nobody_after_it
         engine.turn()
     engine.run()
     assert engine.scheduler.n_preemptions, "the first one's pages leave no room for the retried one's output"
-    assert not retried.is_retried
+    assert not retried.recovery.is_retried
     engine.check_outputs()
     engine.check_idle()
 
@@ -208,7 +208,7 @@ def test_the_choices_of_a_retried_request_fork_and_go_on() -> None:
     while not leader.n_outputs:
         engine.turn()
     forks = engine.siblings[leader.id][1:]
-    assert leader.is_retried
+    assert leader.recovery.is_retried
     assert [fork.phase for fork in forks] == [Phase.RUNNING] * 2
     engine.run()
     assert {ended.reason for ended in engine.ended.values()} == {"length"}
@@ -225,7 +225,9 @@ def test_the_rows_of_both_launched_plans_are_retried() -> None:
     engine.device.fail_steps = {engine.pending[0][0].step}
     assert late in engine.rows.values()
     engine.collect()
-    assert all(request.is_retried for request in (*requests, late)), "the late one was in the second plan only"
+    assert all(request.recovery.is_retried for request in (*requests, late)), (
+        "the late one was in the second plan only"
+    )
     engine.run()
     assert {ended.reason for ended in engine.ended.values()} == {"length"}
     engine.check_outputs()
@@ -237,7 +239,7 @@ def test_requests_that_are_aborted_during_retries_leave_nothing_behind(n_turns: 
     engine, requests = engine_with_requests(8)
     culprit = requests[5]
     engine.failing_ids = {culprit.id}
-    while not culprit.is_retried:
+    while not culprit.recovery.is_retried:
         engine.turn()
     for _ in range(n_turns):
         engine.turn()
@@ -307,8 +309,8 @@ def test_a_row_with_nan_kv_preempts_its_readers_and_is_computed_again_without_th
     engine.run()
     engine.check_outputs()
     engine.check_idle()
-    assert writer.bypasses_tree
-    assert not reader.bypasses_tree
+    assert writer.recovery.bypasses_tree
+    assert not reader.recovery.bypasses_tree
     assert {ended.reason for ended in engine.ended.values()} == {"length"}
 
 

@@ -24,7 +24,7 @@ def run_and_list_preempted(engine: Engine) -> list[str]:
     preempted: list[str] = []
     while not engine.scheduler.is_idle:
         engine.turn()
-        waiting = (r.id for r in engine.scheduler.waiting if r.scheduled_at is not None)
+        waiting = (r.id for r in engine.scheduler.waiting if r.first_row is not None)
         preempted += [id for id in waiting if id not in preempted]
     return preempted
 

@@ -162,11 +162,11 @@ def test_no_pages_are_reserved_for_a_preempted_prompt_when_a_younger_request_is_
     engine.collect()
     younger = engine.add([*document, 100], max_tokens=2)
     while not engine.scheduler.n_preemptions:
-        assert younger.scheduled_at is None, "the older prompt still needs the free pages"
+        assert younger.first_row is None, "the older prompt still needs the free pages"
         engine.launch()
         engine.collect()
     assert older.phase is Phase.WAITING
-    assert younger.scheduled_at is not None
+    assert younger.first_row is not None
     engine.run()
     engine.check_outputs()
     engine.check_idle()

@@ -36,7 +36,7 @@ def add(engine: Engine, tenant: str, n_prompt: int = 8, max_tokens: int = 4, **o
 
 def turns_until_started(engine: Engine, request: Request) -> int:
     for n_turns in range(1000):
-        if request.scheduled_at is not None:
+        if request.first_row is not None:
             return n_turns
         engine.turn()
     raise AssertionError("it is not started")

@@ -37,7 +37,7 @@ def n_cached(engine: Engine, tenant: str, n_prompt: int, first: int) -> int:
 
 def turns_until_started(engine: Engine, request: Request) -> int:
     for n_turns in range(1000):
-        if request.scheduled_at is not None:
+        if request.first_row is not None:
             return n_turns
         engine.turn()
     raise AssertionError("it is not started")
@@ -107,7 +107,7 @@ def test_a_tenant_at_its_cap_evicts_its_own_pages_and_preempts_its_own_requests(
     while engine.scheduler.waiting or len(engine.scheduler.running) > 1:
         engine.turn()
         assert engine.cache.page_shares.n_owned["flood"] <= 16
-        assert not any(request.phase is Phase.WAITING and request.scheduled_at is not None for request in others)
+        assert not any(request.phase is Phase.WAITING and request.first_row is not None for request in others)
         if others[-1].phase is Phase.FINISHED:
             others.append(add(engine, "other", n_prompt=8, max_tokens=40))
             assert turns_until_started(engine, others[-1]) <= 2, "the flood does not block the queue"
@@ -128,8 +128,8 @@ def test_the_floor_is_there_while_requests_of_a_failed_step_wait_for_pages(is_in
     engine.device.fail_steps = {engine.pending[0][0].step}
     for _ in range(56):
         engine.turn()
-    assert any(one.is_retried and one.tenant == "flood" for one in engine.scheduler.waiting)
-    assert not any(one.is_retried or one.phase is Phase.WAITING for one in kept)
+    assert any(one.recovery.is_retried and one.tenant == "flood" for one in engine.scheduler.waiting)
+    assert not any(one.recovery.is_retried or one.phase is Phase.WAITING for one in kept)
     other, kept = add(engine, "other"), [add(engine, "kept", n_prompt=32, max_tokens=20) for _ in range(2)]
     for request in kept:
         assert turns_until_started(engine, request) <= 4
@@ -159,7 +159,7 @@ def test_requests_of_a_failed_step_do_not_wait_for_each_other_for_ever() -> None
     add(engine, "capped", max_tokens=2)
     engine.device.refuse_launches = 1
     engine.turn()
-    assert all(request.is_retried for request in retried)
+    assert all(request.recovery.is_retried for request in retried)
     finish(engine)
     assert {ended.reason for ended in engine.ended.values()} == {"length"}
 
