@@ -333,7 +333,7 @@ def _scheduler_with_requests(
                 tokens=bytearray(array("i", prompt).tobytes()),
                 n_prompt=len(prompt),
                 max_tokens=n_output,
-                tenant=tenant,
+                sender=tenant,
             )
         )
         if number == n_rows - 1:

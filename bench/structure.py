@@ -59,17 +59,18 @@ class Branch(NamedTuple):
 
 
 BRANCHES: Mapping[str, Branch] = {
-    "tenants": Branch(("runtime/tenants/",), r"tenant|fair_queue|FairQueue|RowShares|PageShares"),
-    "beams": Branch(("runtime/beams/",), r"[Bb]eam|candidates"),
-    "tiers": Branch(("runtime/tiers/",), r"[Tt]ransfers|[Tt]ier|[Dd]isk|[Ll]oading|\bhost\b|_host\b|[Dd]emot"),
-    "structured": Branch(("runtime/structured/",), r"[Gg]rammar|[Mm]ask|matcher|structured|[Cc]ompiling"),
-    "sessions": Branch(("runtime/lifetimes/sessions.py",), r"[Ss]ession|\bturn\b|Turn\b"),
-    "pins": Branch(("runtime/lifetimes/pins.py",), r"\b_?[Pp]in|_pin|Pin"),
-    "events": Branch(("runtime/events/",), r"EventLog|event_log|KvEvents|kv_events|\b_?events\b"),
-    "reporting": Branch(
-        ("runtime/reporting/",), r"[Ss]tats\b|StepCounters|CacheCommands|[Mm]iss\b|Misses|slot_use|TableUse"
+    "tenants": Branch(("runtime/tenants/",), r"tenant|Tenant|FairQueue|RowShares"),
+    "beams": Branch(("runtime/beams/",), r"[Bb]eam"),
+    "tiers": Branch(
+        ("runtime/tiers/",), r"[Tt]ransfers|MemoryTiers|uses_tiers|[Dd]isk|[Ll]oading|\bhost\b|_host\b"
     ),
+    "structured": Branch(("runtime/structured/",), r"[Gg]rammar|[Mm]atcher|structured|[Cc]ompil"),
+    "sessions": Branch(("runtime/lifetimes/",), r"[Ss]ession|Turn\b"),
+    "pins": Branch(("runtime/lifetimes/",), r"\b_?[Pp]in|_pin|Pin"),
+    "events": Branch(("runtime/events/",), r"EventLog|event_log|KvEvents|kv_events|\b_?events\b"),
+    "reporting": Branch(("runtime/reporting/",), r"[Ss]tats\b|StepCounters|CacheCommands|slot_use|TableUse"),
 }
+"""The names of the protocols in ``runtime/seams.py``, such as ``Tiers`` and ``Shares``, are the trunk's own."""
 TRUNK = ("runtime/", "tree/")
 """Where a branch's reach is counted; the device has none of them."""
 DEVICE = "runtime/device/"

@@ -197,7 +197,7 @@ def assemble_loop(
             RequestBranch(_is_turn, sessions.follow),
         ),
         run_command=commands.run,
-        count=partial(make_stats, scheduler, pins.count, gate, start_seconds or {}),
+        count=partial(make_stats, scheduler, pins.expire, gate, start_seconds or {}),
         alarms=alarms,
         forecast=forecast or StepForecast(),
         clock=clock,

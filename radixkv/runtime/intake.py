@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import Protocol
 
 import numpy as np
 from msgspec.structs import replace
@@ -18,11 +19,21 @@ from radixkv.runtime.request import PromptScoring, Recovery, Request
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.settings.checks import MAX_PRIORITY, MIN_PRIORITY
 from radixkv.settings.config import MAX_SEED
-from radixkv.settings.limits import MAX_PINS, check_cache_salt, check_ids, check_length, check_session_id, check_ttl
+from radixkv.settings.limits import check_cache_salt, check_ids, check_length
 from radixkv.settings.tenants import OPERATOR, TenantConfig
 from radixkv.tree.node import TOKEN_BYTES, Namespace
-from radixkv.wire.messages import PromptPin, Ready, Submit
+from radixkv.wire.messages import Ready, Submit
 from radixkv.wire.sampling import SamplingParams
+
+
+class Sent(Protocol):
+    """A message about the cache, or a request, as far as it says whose pages it means."""
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def cache_salt(self) -> str: ...
 
 
 class Intake:
@@ -67,9 +78,7 @@ class Intake:
         check_ids(sampling.stop_token_ids, self._ready.vocab_size, "stop_token_ids")
         check_ids(sampling.logit_bias, self._ready.vocab_size, "logit_bias")
         self._check_priority(message)
-        self._check_pins(message.pins, n_prompt)
-        check_session_id(message.session_id)
-        namespace = self.namespace(message.tenant, message.cache_salt)
+        namespace = self.namespace(message)
         max_tokens = self._max_tokens(n_prompt, sampling.max_tokens)
         stop_token_ids = frozenset(sampling.stop_token_ids)
         seed = self._draw_seed(message.tenant) if sampling.seed is None else sampling.seed
@@ -83,7 +92,7 @@ class Intake:
                 tokens=bytearray() if choice else bytearray(message.tokens),
                 n_prompt=n_prompt,
                 max_tokens=max_tokens,
-                tenant=message.tenant,
+                sender=message.tenant,
                 choice=choice,
                 sampling=replace(row_sampling, seed=(seed + choice) & MAX_SEED),
                 min_tokens=sampling.min_tokens,
@@ -111,12 +120,13 @@ class Intake:
         ids = np.frombuffer(tokens, dtype="<i4")
         check_ids((int(ids.min()), int(ids.max())), self._ready.vocab_size, "prompt")
 
-    def namespace(self, tenant: str, salt: str) -> Namespace:
-        """Returns the namespace in which a tenant's requests with a cache salt share pages.
+    def namespace(self, message: Sent) -> Namespace:
+        """Returns the namespace in which the requests of a message's sender with its cache salt share pages.
 
         Raises:
             InvalidRequest: there is no such tenant, it may use no salt, or the salt is too long.
         """
+        tenant, salt = message.tenant, message.cache_salt
         check_cache_salt(salt)
         isolation = self._tenant(tenant).cache_salt
         if isolation == "tenant":
@@ -128,8 +138,13 @@ class Intake:
             )
         return Namespace(salt=salt)
 
-    def check_owns_cache(self, tenant: str) -> None:
-        """Raises ``InvalidRequest`` if a tenant's cached pages are also others', and it is not the operator."""
+    def sender(self, message: Sent) -> str | None:
+        """Returns which tenant has sent a message; None: the operator, or there are no tenants."""
+        return None if message.tenant == OPERATOR else message.tenant
+
+    def check_owns_cache(self, message: Sent) -> None:
+        """Raises ``InvalidRequest`` if the sender's cached pages are also others', and it is not the operator."""
+        tenant = message.tenant
         if tenant != OPERATOR and self._tenant(tenant).cache_salt != "tenant":
             raise InvalidRequest(
                 f"tenant {tenant!r} shares its cache with others; only the operator's key may invalidate it"
@@ -158,19 +173,6 @@ class Intake:
             raise InvalidRequest(
                 f"priority is {priority}; tenant {message.tenant!r} may use {shown}", param="priority"
             )
-
-    def _check_pins(self, pins: Sequence[PromptPin], n_prompt: int) -> None:
-        if len(pins) > MAX_PINS:
-            raise InvalidRequest(
-                f"a request has {len(pins)} pins; at most {MAX_PINS}", param="prompt_cache_options"
-            )
-        for pin in pins:
-            check_ttl(pin.ttl_s, "prompt_cache_options")
-            if not 0 <= pin.n_tokens <= n_prompt:
-                raise InvalidRequest(
-                    f"a pin of {shortened(pin.n_tokens)} tokens does not end within the prompt of {n_prompt}",
-                    param="prompt_cache_options",
-                )
 
     def _max_tokens(self, n_prompt: int, requested: int | None) -> int:
         """Returns the maximum tokens of one choice's output: ``requested``, or all that fit.

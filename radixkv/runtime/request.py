@@ -133,7 +133,7 @@ class Request:
     """Tokens of the prompt."""
     max_tokens: int
     """Maximum number of output tokens."""
-    tenant: str = OPERATOR
+    sender: str = OPERATOR
     """Who has sent it."""
     choice: int = 0
     """Index of the choice in its request."""

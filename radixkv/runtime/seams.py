@@ -102,8 +102,8 @@ class Gate(Protocol):
         """Returns how many requests wait."""
         ...
 
-    def n_waiting(self, tenant: str) -> int:
-        """Returns how many requests of a tenant wait."""
+    def n_waiting(self, sender: str) -> int:
+        """Returns how many requests of a sender wait."""
         ...
 
     def take(self) -> list[tuple[list[Request], RequestError | None]]:
@@ -412,12 +412,8 @@ class Tiers:
         """
         return None, None
 
-    def stats(self, n_pinned: int) -> tuple[HostStats | None, DiskStats | None]:
-        """Returns the counters and gauges of host tier and disk tier; None for a tier that there is not.
-
-        Args:
-            n_pinned: pages of the host tier that a pin covers.
-        """
+    def stats(self) -> tuple[HostStats | None, DiskStats | None]:
+        """Returns the counters and gauges of host tier and disk tier; None for a tier that there is not."""
         return None, None
 
     def changes(self) -> list[TierChanges]:

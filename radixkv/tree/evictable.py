@@ -12,7 +12,7 @@ from radixkv.tree.node import Node
 
 _KEY = attrgetter("rank", "serial")
 OTHERS = ""
-"""Group of the leaves that belong to no tenant apart."""
+"""Group of the leaves that are not counted apart."""
 
 
 class EvictableLeaves:
@@ -21,14 +21,13 @@ class EvictableLeaves:
     *Spared* leaves are no candidates until their sparing ends.
 
     Args:
-        tenants: those whose leaves are apart, so that they can be evicted alone, or spared.
+        groups: those whose leaves are apart, so that they can be evicted alone, or spared.
     """
 
-    def __init__(self, tenants: Collection[str] = ()) -> None:
-        groups = (OTHERS, *tenants)
-        self._ordinary = {group: SortedKeyList(key=_KEY) for group in groups}
-        self._retained = {group: SortedKeyList(key=_KEY) for group in groups}
-        self._is_divided = bool(tenants)
+    def __init__(self, groups: Collection[str] = ()) -> None:
+        self._ordinary = {group: SortedKeyList(key=_KEY) for group in (OTHERS, *groups)}
+        self._retained = {group: SortedKeyList(key=_KEY) for group in (OTHERS, *groups)}
+        self._is_divided = bool(groups)
         self.spared: set[Node] = set()
         """Read-only outside; ``spare`` adds to it."""
 
@@ -62,8 +61,8 @@ class EvictableLeaves:
         self._leaves_like(leaf).add(leaf)
 
     def group_of(self, leaf: Node) -> str:
-        """Returns the tenant of a leaf if its leaves are apart, or else ``""``. O(1)."""
-        return leaf.namespace.tenant if self._is_divided and leaf.namespace.tenant in self._ordinary else OTHERS
+        """Returns the group of a leaf if its leaves are apart, or else ``""``. O(1)."""
+        return leaf.namespace.group if self._is_divided and leaf.namespace.group in self._ordinary else OTHERS
 
     def candidates(self, quotas: Mapping[str, int] | None = None) -> SortedKeyList:
         """Returns the leaves of which the next one is evicted: the retained ones only if there are no others.

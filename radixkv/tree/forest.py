@@ -24,21 +24,21 @@ class Forest:
     Args:
         page_bytes: bytes of one page's tokens.
         digest: names pages.
-        tenants: those whose evictable pages are counted apart.
+        groups: those whose evictable pages are counted apart.
     """
 
-    def __init__(self, page_bytes: int, digest: Digest, tenants: Collection[str] = ()) -> None:
+    def __init__(self, page_bytes: int, digest: Digest, groups: Collection[str] = ()) -> None:
         self.page_bytes = page_bytes
         """Bytes of one page's tokens."""
         self.roots: dict[Namespace, Node] = {}
-        self.evictable = EvictableLeaves(tenants)
+        self.evictable = EvictableLeaves(groups)
         """Leaves without a lease; contains no root."""
         self.n_leased = 0
         """Reachable pages that a lease holds."""
         self.n_evictable = 0
         """Reachable pages without a lease."""
-        self.n_evictable_of = dict.fromkeys(tenants, 0)
-        """Those of each of ``tenants``."""
+        self.n_evictable_of = dict.fromkeys(groups, 0)
+        """Evictable pages of each of ``groups``."""
         self.n_detached = 0
         """Unreachable pages that a lease holds."""
         self.n_retained = 0
@@ -348,8 +348,8 @@ class Forest:
 
     def _count_evictable(self, node: Node, n_pages: int) -> None:
         self.n_evictable += n_pages
-        if self.n_evictable_of and node.namespace.tenant in self.n_evictable_of:
-            self.n_evictable_of[node.namespace.tenant] += n_pages
+        if self.n_evictable_of and node.namespace.group in self.n_evictable_of:
+            self.n_evictable_of[node.namespace.group] += n_pages
 
     def _count_retained(self, namespace: Namespace, n_pages: int) -> None:
         self.n_retained += n_pages

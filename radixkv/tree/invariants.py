@@ -76,9 +76,9 @@ def check_forest(forest: Forest, leases: Collection[Lease], digest: Digest) -> N
         "the evictable leaves are not those without a lease, in order of their ranks and the retained ones last",
     )
     _check_retentions(forest, reachable, detached)
-    for tenant, count in forest.n_evictable_of.items():
-        counted = sum(len(one.pages) for one in reachable if one.namespace.tenant == tenant and not one.n_leases)
-        _expect(count == counted, None, f"{count} pages of {tenant!r} are counted as evictable, but {counted} are")
+    for group, count in forest.n_evictable_of.items():
+        counted = sum(len(one.pages) for one in reachable if one.namespace.group == group and not one.n_leases)
+        _expect(count == counted, None, f"{count} pages of {group!r} are counted as evictable, but {counted} are")
     for name, count, counted in (
         ("leased", forest.n_leased, sum(len(node.pages) for node in reachable if node.n_leases)),
         ("evictable", forest.n_evictable, sum(len(node.pages) for node in reachable if not node.n_leases)),

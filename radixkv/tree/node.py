@@ -25,6 +25,16 @@ class Namespace(NamedTuple):
     epoch: int = 0
     """Version of the weights; grows with each change of them."""
 
+    @property
+    def group(self) -> str:
+        """Whose pages are counted and evicted apart from others', if anybody's are: the tenant's."""
+        return self.tenant
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only those share it who know a salt or a tenant's key."""
+        return bool(self.salt or self.tenant)
+
 
 class Node:
     """A run of consecutive pages that continues its parent's run; a root has no pages.

@@ -56,7 +56,7 @@ class RadixTree:
         *,
         digest: Digest = chained_xxh3_64,
         policy: EvictionPolicy | None = None,
-        tenants: Collection[str] = (),
+        groups: Collection[str] = (),
     ) -> None:
         """Creates an empty tree.
 
@@ -64,13 +64,13 @@ class RadixTree:
             page_size: tokens per page.
             digest: digest function that names evicted pages. Sharing does not depend on it.
             policy: decides which leaf ``evict`` takes; a new object for each tree. None: the least recently used.
-            tenants: those whose evictable pages are counted apart, for the quotas of ``evict``.
+            groups: those whose evictable pages are counted apart, for the quotas of ``evict``.
         """
         self._page_size = page_size
         self._page_bytes = TOKEN_BYTES * page_size
         self._digest = digest
         self._policy = LruEviction() if policy is None else policy
-        self._forest = Forest(self._page_bytes, digest, tenants)
+        self._forest = Forest(self._page_bytes, digest, groups)
         self.retentions = Retentions(self._forest, self._page_bytes)
         """The prefixes that are evicted after everything else."""
         self.demotions = Demotions(self._forest, self._page_bytes)
@@ -95,8 +95,8 @@ class RadixTree:
         return self._forest.n_evictable
 
     @property
-    def n_pages_evictable_by_tenant(self) -> Mapping[str, int]:
-        """The evictable pages of each tenant that is counted apart, now and later. O(1)."""
+    def n_pages_evictable_by_group(self) -> Mapping[str, int]:
+        """The evictable pages of each group that is counted apart, now and later. O(1)."""
         return self._forest.n_evictable_of
 
     @property
@@ -410,12 +410,12 @@ class RadixTree:
 
         Takes the leaves in the order of the eviction policy, retained ones last, and the pages of a leaf from its
         end. What the ``waiting`` prompts will need goes after all that is not retained and that none of them needs,
-        first what is needed last. O(pages + log leaves + tenants) a run, a digest of each page before it that has
+        first what is needed last. O(pages + log leaves + groups) a run, a digest of each page before it that has
         none yet, and the cost of ``SparedLeaves.update``.
 
         Args:
             n_pages: how many pages to free.
-            quotas: the most pages to take of each tenant that is counted apart, and of all others together under
+            quotas: the most pages to take of each group that is counted apart, and of all others together under
                 ``""``; who is left out loses none. None: there is no limit.
             n_beyond: the most pages to free in addition, where that ends the last leaf.
             waiting: prompts that will be looked up soon, the first one first.
@@ -477,11 +477,11 @@ class RadixTree:
         self.changes.is_on = True
         return self.changes
 
-    def pages_by_tenant(self) -> Counter[str]:
-        """Returns how many pages the namespaces of each tenant have, with detached ones. O(nodes)."""
+    def pages_by_group(self) -> Counter[str]:
+        """Returns how many pages the namespaces of each group have, with detached ones. O(nodes)."""
         n_pages: Counter[str] = Counter()
         for node in (*self._forest.reachable(), *detached_nodes(self._leases)):
-            n_pages[node.namespace.tenant] += len(node.pages)
+            n_pages[node.namespace.group] += len(node.pages)
         return n_pages
 
     def check(self, *, deep: bool = True) -> None:

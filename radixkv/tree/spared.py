@@ -125,7 +125,7 @@ class SparedLeaves:
         needed last. O(spared leaves) once in an eviction, then O(log of them) amortised.
 
         Args:
-            left: the pages that may be evicted of each tenant, as in ``RadixTree.evict``; they only become fewer.
+            left: the pages that may be evicted of each group, as in ``RadixTree.evict``; they only become fewer.
         """
         if self._heap is None:
             self._heap = [self._entry(leaf) for leaf in self._leaves.spared]

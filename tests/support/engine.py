@@ -243,7 +243,7 @@ class Engine:
                 tokens=bytearray() if choice else bytearray(token_bytes(prompt)),
                 n_prompt=len(prompt),
                 max_tokens=max_tokens,
-                tenant=tenant,
+                sender=tenant,
                 choice=choice,
                 sampling=replace(
                     sampling, seed=sampling.seed + choice, banned=tuple(stop), is_masked=grammar is not None

@@ -74,8 +74,8 @@ def check_requests(scheduler: Scheduler, live: Sequence[Request], free_pages: Co
     for leader in {r.leader for r in (*running, *releasing) if r.leader is not None}:
         assert leader in (*running, *releasing), "a fork copies from freed pages"
     if isinstance(scheduler.shares, TenantShares):
-        n_rows = Counter(r.tenant for r in (*running, *releasing))
-        assert all(scheduler.shares.count(r.tenant)[0] == n_rows[r.tenant] for r in live), (
+        n_rows = Counter(r.sender for r in (*running, *releasing))
+        assert all(scheduler.shares.count(r.sender)[0] == n_rows[r.sender] for r in live), (
             "rows are counted wrongly"
         )
     free, page_size = set(free_pages), scheduler.cache.page_size

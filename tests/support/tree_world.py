@@ -76,7 +76,7 @@ class World:
 
     def __post_init__(self) -> None:
         policy = open_eviction_policy(self.policy, GHOST_CAPACITY)
-        self.tree = RadixTree(self.page_size, policy=policy, tenants=self.tenants)
+        self.tree = RadixTree(self.page_size, policy=policy, groups=self.tenants)
         self.tree.changes.is_on = True
         self.model = MODELS[self.policy]()
 
@@ -404,7 +404,7 @@ class World:
         assert self.tree.n_pages_reachable == len(reachable)
         n_evictable = self.n_evictable_by_group()
         for tenant in self.tenants:
-            assert self.tree.n_pages_evictable_by_tenant[tenant] == n_evictable[tenant]
+            assert self.tree.n_pages_evictable_by_group[tenant] == n_evictable[tenant]
         assert self.tree.n_pages_detached == len(detached)
         assert self.tree.retentions.n_pages == len(self.retained_pages())
         for namespace in NAMESPACES:

@@ -64,7 +64,7 @@ class PageCache:
         self.windows = Windows(page_size, window)
         self.min_copied_tokens = min_copied_tokens
         self.page_shares = page_shares or PageShares()
-        self.tree = RadixTree(page_size, policy=policy, tenants=self.page_shares.names)
+        self.tree = RadixTree(page_size, policy=policy, groups=self.page_shares.names)
         self.page_shares.open(self.tree, n_pages)
         self.n_evicted = 0
         """Pages evicted since the creation of the cache."""
@@ -441,7 +441,7 @@ class PageCache:
     def _make_free(self, namespace: Namespace, n_pages: int, *, spares_waiting: bool = False) -> None:
         """Evicts what is missing of ``n_pages`` free pages for the namespace's owner, who can get them."""
         if n_over := self.page_shares.n_over_cap(namespace, n_pages):
-            self._evict(n_over, {namespace.tenant: n_over}, n_required=0 if spares_waiting else n_over)
+            self._evict(n_over, {namespace.group: n_over}, n_required=0 if spares_waiting else n_over)
         n_short = n_pages - len(self._free)
         if n_short > 0:
             # Evicting pages one by one takes several times as long, and losing 1/128 of the pages hardly matters.

@@ -51,6 +51,6 @@ class EventLog:
                 yield self._stored(medium, pages)
 
     def _stored(self, medium: Medium, pages: StoredPages) -> BlockStored:
-        is_shown = self._shows_salted_tokens or not (pages.namespace.salt or pages.namespace.tenant)
+        is_shown = self._shows_salted_tokens or not pages.namespace.is_private
         tokens = unpack_tokens(pages.tokens) if is_shown else []
         return BlockStored(list(pages.digests), pages.parent_digest, tokens, self._page_size, medium)

@@ -30,7 +30,7 @@ class LifetimeCommands:
     def pin(self, message: Pin) -> Pinned:
         """Pins a prompt, or ends its pin. O(tokens). Raises ``RequestError``."""
         self._intake.check_prompt(message.tokens)
-        namespace = self._intake.namespace(message.tenant, message.cache_salt)
+        namespace = self._intake.namespace(message)
         check_ttl(message.ttl_s, "ttl")
         self._pins.check_available("ttl")
         if message.ttl_s:
@@ -42,7 +42,7 @@ class LifetimeCommands:
 
     def close_session(self, message: CloseSession) -> SessionClosed:
         """Closes a session. O(pages). Raises ``RequestError``."""
-        namespace = self._intake.namespace(message.tenant, message.cache_salt)
+        namespace = self._intake.namespace(message)
         demoted = self._sessions.close(namespace, message.session_id)
         if demoted is None:
             raise SessionNotFound(

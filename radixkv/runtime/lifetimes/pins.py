@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from sortedcontainers import SortedKeyList
 
-from radixkv.errors import UnsupportedFeature
+from radixkv.errors import InvalidRequest, UnsupportedFeature, shortened
 from radixkv.runtime.alarms import Alarms
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
+from radixkv.settings.limits import MAX_PINS, check_ttl
 from radixkv.tree.node import TOKEN_BYTES, Namespace, Retention
 from radixkv.wire.messages import PromptPin, Submit
 
@@ -264,19 +265,31 @@ class Pins:
         self._set_alarm()
 
     def follow(self, message: Submit, choices: Sequence[Request]) -> PromptPins:
-        """Follows a request whose message has pins. Raises ``UnsupportedFeature`` if nothing can be pinned."""
+        """Follows a request whose message has pins.
+
+        Raises:
+            UnsupportedFeature: nothing can be pinned.
+            InvalidRequest: there are too many pins, or one is invalid.
+        """
         self.check_available("prompt_cache_options")
+        n_prompt = choices[0].n_prompt
+        if len(message.pins) > MAX_PINS:
+            raise InvalidRequest(
+                f"a request has {len(message.pins)} pins; at most {MAX_PINS}", param="prompt_cache_options"
+            )
+        for pin in message.pins:
+            check_ttl(pin.ttl_s, "prompt_cache_options")
+            if not 0 <= pin.n_tokens <= n_prompt:
+                raise InvalidRequest(
+                    f"a pin of {shortened(pin.n_tokens)} tokens does not end within the prompt of {n_prompt}",
+                    param="prompt_cache_options",
+                )
         return PromptPins(self, message.pins)
 
     def clear(self) -> None:
         """Ends all pins. O(pins · edges · log leaves)."""
         for tier in self._tiers():
             tier.clear()
-
-    def count(self) -> tuple[int, int]:
-        """Returns how many pages of the device and of the host tier a pin covers now. O(1), and ``expire``."""
-        self.expire()
-        return self.device.n_pages, 0 if self.host is None else self.host.n_pages
 
     def find(self, namespace: Namespace, tokens: bytes) -> PinnedPrefix:
         """Returns how much of a prompt is pinned, on the device or in the host tier, whichever has more of it."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
+from radixkv.settings.limits import check_session_id
 from radixkv.tree.neighbours import n_common_tokens
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.messages import Submit
@@ -94,7 +95,8 @@ class Sessions:
         return Turn(self, key, session, self._n_ended)
 
     def follow(self, message: Submit, choices: Sequence[Request]) -> Turn:
-        """Begins the turn of a request with a ``session_id``. O(1)."""
+        """Begins the turn of a request with a ``session_id``. O(1). Raises ``InvalidRequest`` for a long one."""
+        check_session_id(message.session_id)
         return self.begin(choices[0].namespace, message.session_id)
 
     def end(self, turn: Turn, tokens: bytes) -> None:

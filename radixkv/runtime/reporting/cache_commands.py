@@ -14,7 +14,6 @@ from radixkv.runtime.reporting.stats import count_requests, count_requests_of
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.seams import Gate
 from radixkv.settings.limits import check_prefix
-from radixkv.settings.tenants import OPERATOR
 from radixkv.tree.joint import JointRun, joint_roots
 from radixkv.tree.node import TOKEN_BYTES, Namespace, Node
 from radixkv.tree.outline import Outline as TreeOutline
@@ -106,8 +105,8 @@ class CacheCommands:
         return Flushed(message.id, n_freed, n_leased)
 
     def _invalidate(self, message: Invalidate) -> Invalidated:
-        self._intake.check_owns_cache(message.tenant)
-        namespace, page_size = self._intake.namespace(message.tenant, message.cache_salt), self._cache.page_size
+        self._intake.check_owns_cache(message)
+        namespace, page_size = self._intake.namespace(message), self._cache.page_size
         n_tokens = len(message.tokens) // TOKEN_BYTES
         if message.tokens:
             self._intake.check_prompt(message.tokens)
@@ -119,10 +118,10 @@ class CacheCommands:
 
     def _explain(self, message: Explain) -> Explained:
         self._intake.check_prompt(message.tokens)
-        namespace = self._intake.namespace(message.tenant, message.cache_salt)
+        namespace = self._intake.namespace(message)
         n_tokens = len(message.tokens) // TOKEN_BYTES
         hits = self._tiers.find(namespace, message.tokens)
-        if message.tenant != OPERATOR:
+        if self._intake.sender(message) is not None:
             hits = hits._replace(min_loaded_tokens=None)
         cache = self._tiers.host if self._tiers.host is not None and hits.is_loaded else self._cache
         explanation = cache.tree.explain(namespace, message.tokens, contents=message.contents)
@@ -154,14 +153,14 @@ class CacheCommands:
         )
 
     def _match(self, message: Match) -> Matched:
-        namespace = self._intake.namespace(message.tenant, message.cache_salt)
+        namespace = self._intake.namespace(message)
         for tokens in message.prompts:
             self._intake.check_prompt(tokens)
-        is_operator = message.tenant == OPERATOR
-        if is_operator:
+        sender = self._intake.sender(message)
+        if is_operator := sender is None:
             load = count_requests(self._scheduler, self._gate)
         else:
-            load = count_requests_of(message.tenant, self._scheduler, self._gate)
+            load = count_requests_of(sender, self._scheduler, self._gate)
         return Matched(
             id=message.id,
             prompts=tuple(self._match_tiers(namespace, tokens) for tokens in message.prompts),

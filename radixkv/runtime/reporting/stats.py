@@ -26,16 +26,16 @@ def count_requests(scheduler: Scheduler, gate: Gate) -> RequestCount:
     return RequestCount(len(scheduler.running), n_waiting)
 
 
-def count_requests_of(tenant: str, scheduler: Scheduler, gate: Gate) -> RequestCount:
-    """Counts the requests of a tenant. O(loading)."""
-    n_rows, n_queued = scheduler.shares.count(tenant)
-    n_loading = sum(request.tenant == tenant for request in scheduler.tiers.requests())
-    return RequestCount(n_rows, gate.n_waiting(tenant) + n_queued + n_loading)
+def count_requests_of(sender: str, scheduler: Scheduler, gate: Gate) -> RequestCount:
+    """Counts the requests of a sender. O(loading)."""
+    n_rows, n_queued = scheduler.shares.count(sender)
+    n_loading = sum(request.sender == sender for request in scheduler.tiers.requests())
+    return RequestCount(n_rows, gate.n_waiting(sender) + n_queued + n_loading)
 
 
 def make_stats(
     scheduler: Scheduler,
-    count_pinned: Callable[[], tuple[int, int]],
+    expire: Callable[[], None],
     gate: Gate,
     start_seconds: Mapping[str, float],
     stats_id: str,
@@ -45,15 +45,15 @@ def make_stats(
 
     Args:
         scheduler: has the requests.
-        count_pinned: returns how many pages of the device and of the host tier a pin covers.
+        expire: ends what has a time limit.
         gate: holds further requests.
         start_seconds: time of each stage of the start.
         stats_id: id of the message that asked for this one.
         counters: what the loop has counted.
     """
     cache = scheduler.cache
-    n_pinned, n_pinned_in_host = count_pinned()
-    host, disk = scheduler.tiers.stats(n_pinned_in_host)
+    expire()
+    host, disk = scheduler.tiers.stats()
     requests = count_requests(scheduler, gate)
     slots = count_slot_use(tables_of((*scheduler.running, *scheduler.running.releasing)), cache.page_size)
     return Stats(
@@ -63,7 +63,7 @@ def make_stats(
         n_pages=cache.n_pages,
         n_pages_free=cache.n_free,
         n_pages_evictable=cache.n_available - cache.n_free,
-        n_pages_pinned=n_pinned,
+        n_pages_pinned=cache.tree.retentions.n_pages,
         prefix_queries_total=counters.prompt_tokens,
         cache_use=counters.cache_use,
         prompt_tokens_total=counters.prompt_tokens,
@@ -83,5 +83,5 @@ def make_stats(
         start_seconds=dict(start_seconds),
         host=host,
         disk=disk,
-        tenants=scheduler.shares.stats(lambda tenant: count_requests_of(tenant, scheduler, gate)),
+        tenants=scheduler.shares.stats(lambda sender: count_requests_of(sender, scheduler, gate)),
     )

@@ -41,9 +41,9 @@ _log = logging.getLogger(__name__)
 
 
 class Job(NamedTuple):
-    """What is compiled, and for whom: nobody's grammars wait behind, or are kept instead of, another tenant's."""
+    """What is compiled, and for whom: nobody's grammars wait behind, or are kept instead of, another sender's."""
 
-    tenant: str
+    sender: str
     spec: StructuredOutputs
 
 
@@ -167,7 +167,7 @@ class CompileJobs:
 
     async def _compile_in_slot(self, compilation: _Compilation, slots: FairSlots, deadline_s: float) -> Grammar:
         compilation.is_waiting = True
-        async with slots.slot(compilation.job.tenant):
+        async with slots.slot(compilation.job.sender):
             await self._wait_until_open()
             compilation.is_waiting = False
             source = await self._try(compilation.job.spec, deadline_s)

@@ -23,7 +23,7 @@ class GrammarGate:
 
     Args:
         open_grammars: opens the compiler when it is needed first; raises ``UnsupportedFeature`` without one.
-        max_requests: most requests of a tenant that wait here. Only slow grammars make so many wait, and those that
+        max_requests: most requests of a sender that wait here. Only slow grammars make so many wait, and those that
             wait here take no room of others in the queue.
     """
 
@@ -34,14 +34,14 @@ class GrammarGate:
         self._choices: dict[int, list[Request]] = {}
         """By ticket: all choices of a request."""
         self._n_waiting: Counter[str] = Counter()
-        """Requests by tenant."""
+        """Requests by sender."""
 
     def __len__(self) -> int:
         return len(self._choices)
 
-    def n_waiting(self, tenant: str) -> int:
-        """Returns how many requests of a tenant wait."""
-        return self._n_waiting[tenant]
+    def n_waiting(self, sender: str) -> int:
+        """Returns how many requests of a sender wait."""
+        return self._n_waiting[sender]
 
     @property
     def grammars(self) -> Grammars:
@@ -59,17 +59,17 @@ class GrammarGate:
         Raises:
             UnsupportedFeature: this engine has no grammars.
             InvalidRequest: the grammar was refused a short time ago.
-            QueueFull: ``max_requests`` of its tenant wait for theirs.
+            QueueFull: ``max_requests`` of its sender wait for theirs.
         """
-        specification, tenant = message.sampling.structured_outputs, choices[0].tenant
+        specification, sender = message.sampling.structured_outputs, choices[0].sender
         assert specification is not None, "only requests with structured outputs come here"
-        if (grammar := self.grammars.get(specification, tenant)) is not None:
+        if (grammar := self.grammars.get(specification, sender)) is not None:
             _give(choices, grammar)
             return False
-        if (n_waiting := self._n_waiting[tenant]) >= self._max_requests:
+        if (n_waiting := self._n_waiting[sender]) >= self._max_requests:
             raise QueueFull(f"the queue is full: {n_waiting} requests wait for their grammar; try later")
-        self._choices[self.grammars.request(specification, tenant)] = list(choices)
-        self._n_waiting[tenant] += 1
+        self._choices[self.grammars.request(specification, sender)] = list(choices)
+        self._n_waiting[sender] += 1
         return True
 
     def take(self) -> list[tuple[list[Request], RequestError | None]]:
@@ -105,7 +105,7 @@ class GrammarGate:
 
     def _forget(self, ticket: int) -> list[Request]:
         choices = self._choices.pop(ticket)
-        self._n_waiting[choices[0].tenant] -= 1
+        self._n_waiting[choices[0].sender] -= 1
         return choices
 
 

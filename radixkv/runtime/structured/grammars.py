@@ -50,7 +50,7 @@ def refusal_of_all(*, has_tokenizer: bool, has_eos: bool) -> UnsupportedFeature 
 
 
 class Grammars:
-    """Compiles specifications in the background, and keeps the grammars that were used last, for each tenant alone.
+    """Compiles specifications in the background, and keeps the grammars that were used last, for each sender alone.
 
     All methods are called by one thread. They return at once, but for ``wait_until_ready`` and ``close``.
     """
@@ -93,13 +93,13 @@ class Grammars:
         """
         self._thread.wait_until_ready()
 
-    def get(self, spec: StructuredOutputs, tenant: str = OPERATOR) -> Grammar | None:
-        """Returns the grammar of a tenant's specification if it is kept. O(length).
+    def get(self, spec: StructuredOutputs, sender: str = OPERATOR) -> Grammar | None:
+        """Returns the grammar of a sender's specification if it is kept. O(length).
 
         Raises:
             InvalidRequest: the specification was refused less than ``REFUSAL_S`` ago.
         """
-        job = Job(tenant, spec)
+        job = Job(sender, spec)
         if (refusal := self._refusals.get(job)) is not None:
             error, until = refusal
             if monotonic() < until:
@@ -107,11 +107,11 @@ class Grammars:
             del self._refusals[job]
         return self._kept.get(job)
 
-    def request(self, spec: StructuredOutputs, tenant: str = OPERATOR) -> int:
-        """Begins to compile a tenant's specification, unless that has begun; returns the ticket for
+    def request(self, spec: StructuredOutputs, sender: str = OPERATOR) -> int:
+        """Begins to compile a sender's specification, unless that has begun; returns the ticket for
         ``take_compiled``."""
         self._n_tickets += 1
-        job = self._jobs[self._n_tickets] = Job(tenant, spec)
+        job = self._jobs[self._n_tickets] = Job(sender, spec)
         if (tickets := self._waiting.get(job)) is not None:
             tickets.append(self._n_tickets)
         else:

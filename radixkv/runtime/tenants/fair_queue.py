@@ -82,7 +82,7 @@ class FairQueue:
 
     def n_unstarted_beside(self, request: Request) -> int:
         """Requests of the same tenant that wait for their first step. O(1)."""
-        return self._queues[request.tenant].n_unstarted
+        return self._queues[request.sender].n_unstarted
 
     def n_waiting(self, tenant: str) -> int:
         """Requests of a tenant. O(1)."""
@@ -102,21 +102,21 @@ class FairQueue:
         """Queues a request in its tenant's order. O(log n + tokens)."""
         if not self._turns:
             self._accounts.clear()
-        if request.tenant not in self._turns:
-            self._accounts[request.tenant] = _Account(self._deficit(request.tenant), self._round)
-            self._turns[request.tenant] = None
-        self._queues[request.tenant].add(request)
+        if request.sender not in self._turns:
+            self._accounts[request.sender] = _Account(self._deficit(request.sender), self._round)
+            self._turns[request.sender] = None
+        self._queues[request.sender].add(request)
 
     def remove(self, request: Request) -> None:
         """Removes a request. O(log n)."""
-        queue = self._queues[request.tenant]
+        queue = self._queues[request.sender]
         queue.remove(request)
         if not queue:
-            self._leave(request.tenant)
+            self._leave(request.sender)
 
     def charge(self, requests: Sequence[Request], n_tokens: int) -> None:
         """Counts that a step computes ``n_tokens`` tokens for each of these requests. O(requests)."""
-        for tenant, n_requests in Counter(request.tenant for request in requests).items():
+        for tenant, n_requests in Counter(request.sender for request in requests).items():
             self._charge(tenant, n_requests * n_tokens)
 
     def _charge(self, tenant: str, n_tokens: int) -> None:
@@ -149,10 +149,10 @@ class FairQueue:
         O(tenants) once, O(log tenants + prefilling tenants) a request, and ``WaitingQueue.short`` for each tenant
         whose turn it is.
         """
-        tenants = {request.tenant for request in unfinished}
+        tenants = {request.sender for request in unfinished}
         return self._in_turn(
             lambda tenant: self._queues[tenant].short(
-                n_tokens, [one for one in unfinished if one.tenant == tenant]
+                n_tokens, [one for one in unfinished if one.sender == tenant]
             ),
             tenants,
             max(1, self._window // _MIN_WINDOW),
@@ -160,8 +160,8 @@ class FairQueue:
 
     def count_passes(self, admitted: Sequence[Request]) -> None:
         """Does what ``WaitingQueue.count_passes`` does, within each tenant."""
-        for tenant in {request.tenant for request in admitted}:
-            self._queues[tenant].count_passes([one for one in admitted if one.tenant == tenant])
+        for tenant in {request.sender for request in admitted}:
+            self._queues[tenant].count_passes([one for one in admitted if one.sender == tenant])
 
     def _in_turn(
         self,

@@ -50,7 +50,7 @@ class TenantPages(PageShares):
 
     def n_held(self, tenant: str) -> int:
         """Returns how many pages a tenant with a share owns that cannot be evicted. O(1)."""
-        return self.n_owned[tenant] - self._tree.n_pages_evictable_by_tenant[tenant]
+        return self.n_owned[tenant] - self._tree.n_pages_evictable_by_group[tenant]
 
     def n_reserved(self, tenant: str) -> int:
         """Returns how many pages a tenant holds less than its floor. O(1)."""
@@ -59,7 +59,7 @@ class TenantPages(PageShares):
 
     def n_reserved_beside(self, tenant: str) -> int:
         """Returns how many pages all others hold less than their floors. O(tenants)."""
-        n_reserved, n_owned, n_evictable = 0, self.n_owned, self._tree.n_pages_evictable_by_tenant
+        n_reserved, n_owned, n_evictable = 0, self.n_owned, self._tree.n_pages_evictable_by_group
         for name, floor in self._floors.items():
             n_below_floor = floor - n_owned[name] + n_evictable[name]
             if n_below_floor > 0 and name != tenant:
@@ -116,14 +116,14 @@ class TenantPages(PageShares):
         """Returns how many pages of each tenant may be evicted for one of them; None without shares. O(tenants)."""
         if not self.names:
             return None
-        n_evictable = self._tree.n_pages_evictable_by_tenant
+        n_evictable = self._tree.n_pages_evictable_by_group
         n_others = self._tree.n_pages_evictable - sum(n_evictable.values())
         n_left = {name: 0 if name == namespace.tenant else self.n_reserved(name) for name in n_evictable}
         return {name: max(0, n_pages - n_left[name]) for name, n_pages in n_evictable.items()} | {OTHERS: n_others}
 
     def check(self, n_private: Counter[Namespace]) -> None:
         """Recounts what each tenant with a share owns. O(nodes of the tree). Raises ``InvariantError``."""
-        counted: Counter[str] = self._tree.pages_by_tenant()
+        counted: Counter[str] = self._tree.pages_by_group()
         for namespace, n_pages in n_private.items():
             counted[namespace.tenant] += n_pages
         n_owned = {name: counted[name] for name in self.n_owned}

@@ -34,23 +34,23 @@ class TenantShares(Shares):
 
     def may_take_row(self, request: Request) -> bool:
         """Returns whether a request's tenant may have one row more. O(1)."""
-        return self.rows.may_take(request.tenant)
+        return self.rows.may_take(request.sender)
 
     def take_row(self, request: Request) -> None:
         """Counts a row that a request gets. O(1)."""
-        self.rows.take(request.tenant)
+        self.rows.take(request.sender)
 
     def give_row_back(self, request: Request) -> None:
         """Counts a row that a request no longer has. O(1)."""
-        self.rows.give_back(request.tenant)
+        self.rows.give_back(request.sender)
 
     def is_of_same(self, one: Request, other: Request) -> bool:
         """Returns whether two requests are of one tenant. O(1)."""
-        return one.tenant == other.tenant
+        return one.sender == other.sender
 
     def is_ahead(self, one: Request, other: Request) -> bool:
         """Returns whether ``one`` keeps its pages free of ``other``, as all prompts of other tenants do. O(1)."""
-        return one.tenant != other.tenant or one.order < other.order
+        return one.sender != other.sender or one.order < other.order
 
     def n_reserved(self, request: Request) -> int:
         """Returns how many pages the owner of a request's namespace holds less than its floor. O(1)."""
@@ -79,16 +79,16 @@ class TenantShares(Shares):
 
         O(candidates).
         """
-        n_rows = Counter(one.tenant for one in candidates)
-        tenant = max(candidates, key=lambda one: (n_rows[one.tenant], one.serial)).tenant
-        return [one for one in candidates if one.tenant == tenant]
+        n_rows = Counter(one.sender for one in candidates)
+        tenant = max(candidates, key=lambda one: (n_rows[one.sender], one.serial)).sender
+        return [one for one in candidates if one.sender == tenant]
 
     def stuck(self, running: Iterable[Request]) -> Iterator[list[Request]]:
         """Yields the paused requests of each tenant that has no other rows, while others of it wait. O(running)."""
         paused: dict[str, list[Request]] = {}
         for request in running:
             if request.is_paused:
-                paused.setdefault(request.tenant, []).append(request)
+                paused.setdefault(request.sender, []).append(request)
         for tenant, requests in paused.items():
             if len(requests) == self.rows.n_rows(tenant) and self.queue.n_waiting(tenant):
                 yield requests

@@ -327,10 +327,10 @@ class MemoryTiers(Tiers):
         dropped = self._transfers.invalidate(namespace, tokens, drops_disk=lowest == "storage")
         return dropped[0], dropped[1] if has_disk else None
 
-    def stats(self, n_pinned: int) -> tuple[HostStats | None, DiskStats | None]:
+    def stats(self) -> tuple[HostStats | None, DiskStats | None]:
         """Returns the counters and gauges of host tier and disk tier. O(1)."""
         disk = self._transfers.disk
-        return host_stats(self._transfers, len(self), n_pinned), None if disk is None else disk_stats(disk)
+        return host_stats(self._transfers, len(self)), None if disk is None else disk_stats(disk)
 
     def changes(self) -> list[TierChanges]:
         """Begins to record the changes of host tier and disk tier; returns their sources. O(1)."""

@@ -7,19 +7,18 @@ from radixkv.runtime.tiers.transfers import Transfers
 from radixkv.wire.stats import DiskStats, HostStats, SharedStoreStats
 
 
-def host_stats(transfers: Transfers, n_loading: int, n_pinned: int) -> HostStats:
+def host_stats(transfers: Transfers, n_loading: int) -> HostStats:
     """Returns the counters and gauges of the host tier. O(1).
 
     Args:
         transfers: fill the tier.
         n_loading: requests that wait for its pages.
-        n_pinned: its pages that a pin covers.
     """
     counters, host, cost = transfers.counters, transfers.host, transfers.cost
     return HostStats(
         n_slots=host.n_pages,
         n_slots_free=host.n_free,
-        n_slots_pinned=n_pinned,
+        n_slots_pinned=host.tree.retentions.n_pages,
         page_bytes=transfers.copier.page_bytes,
         n_loading=n_loading,
         pages_loaded_total=counters.n_pages_loaded,

@@ -342,7 +342,7 @@ def test_any_arrivals_are_served_by_weights_floors_and_caps(
                 assert rows.n_rows("a") <= N_ROWS - floor * N_ROWS
                 assert rows.n_rows("b") <= N_ROWS
                 active = [*engine.scheduler.running, *engine.scheduler.running.releasing]
-                assert Counter(request.tenant for request in active) == {
+                assert Counter(request.sender for request in active) == {
                     name: rows.n_rows(name) for name in "ab" if rows.n_rows(name)
                 }
                 if not all(queue.n_waiting(name) and rows.n_rows(name) < N_ROWS * cap for name in "ab"):

@@ -128,7 +128,7 @@ def test_the_floor_is_there_while_requests_of_a_failed_step_wait_for_pages(is_in
     engine.device.fail_steps = {engine.pending[0][0].step}
     for _ in range(56):
         engine.turn()
-    assert any(one.recovery.is_retried and one.tenant == "flood" for one in engine.scheduler.waiting)
+    assert any(one.recovery.is_retried and one.sender == "flood" for one in engine.scheduler.waiting)
     assert not any(one.recovery.is_retried or one.phase is Phase.WAITING for one in kept)
     other, kept = add(engine, "other"), [add(engine, "kept", n_prompt=32, max_tokens=20) for _ in range(2)]
     for request in kept:
@@ -302,8 +302,8 @@ def test_any_arrivals_keep_floors_and_caps(
             n_prompt = min(n_prompt, 4 * 12 - max_tokens)  # the floors of others leave at least 12 pages
             add(engine, "abc"[tenant], n_prompt, max_tokens, first)
         for _ in range(n_turns):
-            busy = {one.tenant for name, one in engine.requests.items() if name not in engine.ended}
-            busy |= {one.tenant for one in engine.scheduler.running.releasing}
+            busy = {one.sender for name, one in engine.requests.items() if name not in engine.ended}
+            busy |= {one.sender for one in engine.scheduler.running.releasing}
             before = [dict(tier.page_shares.n_owned) for tier in tiers]
             engine.turn()
             for tier, n_owned in zip(tiers, before, strict=True):
