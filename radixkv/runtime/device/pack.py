@@ -109,32 +109,32 @@ class Packer:
         return step
 
     def _check(self, step: PackedStep, n_id_bytes: Ints) -> None:
-        def require(holds: NDArray[np.bool_] | np.bool_ | bool, problem: str) -> None:
-            if not np.all(holds):
-                rows = np.flatnonzero(~np.atleast_1d(np.asarray(holds)))
-                where = f", row {rows[0]}" if np.ndim(holds) else ""
-                raise DeviceError(f"step {step.plan.step}{where}: {problem}")
-
-        require((step.n_tokens >= 1) & (step.starts >= 0), "a row has no tokens, or a start below 0")
-        n_decode = step.n_decode
-        require(0 <= n_decode <= step.n_rows, f"{n_decode} decode rows of {step.n_rows} rows")
-        require(step.n_tokens[:n_decode] == 1, "a decode row computes one token")
-        require(n_id_bytes == 4 * step.n_tokens, "a row needs as many ids as it has tokens")
-        if self._max_tokens is not None:
-            n_ids = len(step.ids)
-            require(n_ids <= self._max_tokens, f"{n_ids} tokens; the device takes {self._max_tokens}")
+        n_rows, n_decode, n_ids = len(step.batch_slots), step.plan.n_decode, len(step.ids)
         ends, table_ends = step.lengths, step.table_starts + step.update_counts
-        require(ends <= self._max_model_len, f"a position beyond max_model_len {self._max_model_len}")
-        require((step.table_starts >= 0) & (table_ends <= self._width), f"table entries beyond {self._width}")
         is_page = (step.updates >= 0) & (step.updates < self._n_pages)
-        require(np.all(is_page), f"pages {step.updates[~is_page].tolist()} of a pool of {self._n_pages}")
         known = self._table_ends[step.batch_slots]
-        require(
-            (step.update_counts == 0) | (step.table_starts <= known), "an update leaves a hole in the block table"
-        )
-        known = np.where(step.update_counts > 0, table_ends, known)
-        require(-(-ends // self._page_size) <= known, "no page is known for some positions")
-        self._table_ends[step.batch_slots] = known
+        replaces = step.update_counts > 0
+        new_known = np.where(replaces, table_ends, known)
+        conditions: list[tuple[NDArray[np.bool_] | bool, str]] = [
+            ((step.n_tokens >= 1) & (step.starts >= 0), "a row has no tokens, or a start below 0"),
+            (0 <= n_decode <= n_rows, f"{n_decode} decode rows of {n_rows} rows"),
+            (step.n_tokens[:n_decode] == 1, "a decode row computes one token"),
+            (n_id_bytes == 4 * step.n_tokens, "a row needs as many ids as it has tokens"),
+            (
+                self._max_tokens is None or n_ids <= self._max_tokens,
+                f"{n_ids} tokens; the device takes {self._max_tokens}",
+            ),
+            (ends <= self._max_model_len, f"a position beyond max_model_len {self._max_model_len}"),
+            ((step.table_starts >= 0) & (table_ends <= self._width), f"table entries beyond {self._width}"),
+            (bool(is_page.all()), f"pages {step.updates[~is_page].tolist()} of a pool of {self._n_pages}"),
+            (~replaces | (step.table_starts <= known), "an update leaves a hole in the block table"),
+            (-(-ends // self._page_size) <= new_known, "no page is known for some positions"),
+        ]
+        for holds, problem in conditions:
+            if not np.all(holds):
+                where = f", row {np.flatnonzero(~np.asarray(holds))[0]}" if np.ndim(holds) else ""
+                raise DeviceError(f"step {step.plan.step}{where}: {problem}")
+        self._table_ends[step.batch_slots] = new_known
 
 
 def _row_values(row: Row) -> tuple[int, int, int, int, int, int, int]:

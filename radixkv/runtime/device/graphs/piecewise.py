@@ -110,6 +110,6 @@ class PiecewiseGraphs:
         first, *others = self._graphs[bucket]
         first.replay()
         for index, piece in enumerate(others):
-            attention.run(index, activations.q, *pool.layer(index), activations.attention_out)
+            attention.run(index, activations.q, *pool.layers[index], activations.attention_out)
             piece.replay()
         return self._decoder.run_from_last_attention(activations, pool, attention, output_tokens)

@@ -29,8 +29,9 @@ from radixkv.runtime.device.weights.weights import ExpertsWeights, LayerWeights,
 class LayerCaches(Protocol):
     """The KV pool, as the decoder uses it."""
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """K and V of one layer."""
+    @property
+    def layers(self) -> Sequence[tuple[Tensor, Tensor]]:
+        """K and V of each layer."""
         ...
 
 
@@ -153,7 +154,7 @@ class Decoder:
         activations = self.empty_activations(len(inputs.ids))
         self.run_before_first_attention(activations, inputs, pool)
         for index in layers:
-            attention.run(index, activations.q, *pool.layer(index), activations.attention_out)
+            attention.run(index, activations.q, *pool.layers[index], activations.attention_out)
             self.run_between_attentions(index, activations, inputs, pool)
         return self.run_from_last_attention(activations, pool, attention, output_tokens)
 
@@ -187,7 +188,7 @@ class Decoder:
             q, residual = (x.index_select(0, output_tokens.indices) for x in (activations.q, activations.residual))
             activations = Activations(residual, q, torch.zeros_like(q))
             attention = output_tokens.attention()
-        attention.run(index, activations.q, *pool.layer(index), activations.attention_out)
+        attention.run(index, activations.q, *pool.layers[index], activations.attention_out)
         return as_tensor(self._after_attention(index, activations, self._final_norm))
 
     def _store(
@@ -195,7 +196,7 @@ class Decoder:
     ) -> None:
         """Stores K and V of layer ``index`` in the pool, and its rotated queries in ``activations.q``."""
         layer = self._layers[index]
-        layer.rotate_and_store(layer.query_key_value(normed), inputs, *pool.layer(index), activations.q)
+        layer.rotate_and_store(layer.query_key_value(normed), inputs, *pool.layers[index], activations.q)
 
     def _after_attention(self, index: int, activations: Activations, next_norm: Norm) -> Rows:
         """Runs the rest of a layer after its attention. Returns the residual stream after ``next_norm``."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -38,11 +39,11 @@ class BlockLayout:
     window: int | None = None
     """Sliding window in positions, the token's own included; None: full causal attention."""
 
-    @property
+    @cached_property
     def pages_per_block(self) -> int:
         return self.block_tokens // self.page_size
 
-    @property
+    @cached_property
     def group(self) -> int:
         """Number of query heads that share a key-value head."""
         return self.n_heads // self.n_kv_heads
@@ -122,11 +123,8 @@ class BlockGather:
             dtype=torch.int64,
         )
         self._shape = (len(blocks), layout.n_kv_heads, layout.block_tokens, layout.head_dim)
-
-    @property
-    def n_values(self) -> int:
+        self.n_values = math.prod(self._shape)
         """Number of values that one ``read`` copies."""
-        return math.prod(self._shape)
 
     def read(self, layer: Tensor, workspace: Tensor) -> Tensor:
         """Copies the blocks into the flat ``workspace``.

@@ -126,7 +126,7 @@ class ShortRows:
     """Attention of many rows with few tokens. A block that several tokens read is copied and multiplied once.
 
     A unit is a block with up to ``size`` tokens that read it. Units of the same size form a bucket, which is one
-    batched matrix product. A unit yields one partial result (maximum, sum, weighted values) per token.
+    batched matrix product. A unit yields one partial result (maximum, sum, weighted values) per token and head.
     """
 
     def __init__(self, spans: Sequence[RowSpan], layout: BlockLayout, zero_page: int, sizes: Sequence[int]) -> None:
@@ -149,17 +149,17 @@ class ShortRows:
                 fitting = next(size for size in sizes if size >= len(unit_tokens))
                 units[fitting].append((block, index, unit_tokens))
         n_blocks = max(len(layout.blocks(position)) for position in positions)
-        n_partials = sum(size * len(bucket) for size, bucket in units.items())
-        partials = np.full((len(positions), n_blocks), n_partials, dtype=np.int64)
+        n_partials = sum(size * len(bucket) for size, bucket in units.items()) * layout.n_heads
+        partials = np.full((len(positions), n_blocks, layout.n_heads), n_partials, dtype=np.int64)
         self._buckets = []
         first_partial = 0
         for size, bucket in units.items():
             if bucket:
                 self._buckets.append(self._bucket(size, bucket, positions, partials, first_partial))
-                first_partial += size * len(bucket)
+                first_partial += size * len(bucket) * layout.n_heads
         self._partials = torch.from_numpy(partials)
-        """[tokens, blocks]: index of each token's partial results in block order; padded with ``n_partials``, the
-        index of a neutral element."""
+        """[tokens, blocks, heads]: where each token's partial results are among those of all products, in block
+        order; padded with ``n_partials``, the index of a neutral element."""
 
     def _bucket(
         self,
@@ -174,13 +174,16 @@ class ShortRows:
         tokens = np.full((len(units), size), padding_token, dtype=np.int64)
         firsts = np.zeros((len(units), size), dtype=np.int64)
         ends = np.full((len(units), size), layout.block_tokens, dtype=np.int64)
+        kv_heads, members = np.divmod(np.arange(layout.n_heads), layout.group)
+        heads = first_partial + kv_heads * size * layout.group + members
         for unit, (_, index, unit_tokens) in enumerate(units):
             for column, token in enumerate(unit_tokens):
                 position, block_start = positions[token], index * layout.block_tokens
                 tokens[unit, column] = token
                 firsts[unit, column] = layout.first_visible(position) - block_start
                 ends[unit, column] = position + 1 - block_start
-                partials[token, index - layout.first_block(position)] = first_partial + unit * size + column
+                first = unit * size * layout.n_heads + column * layout.group
+                partials[token, index - layout.first_block(position)] = heads + first
         mask = visible_mask(torch.from_numpy(firsts), torch.from_numpy(ends), layout.block_tokens)
         gather = BlockGather([block for block, _, _ in units], self._layout, self._zero_page)
         return _Bucket(size, gather, torch.from_numpy(tokens.reshape(-1)), mask[:, None, :, None])
@@ -199,41 +202,33 @@ class ShortRows:
             out: [tokens, heads, head_dim], attention output of the whole step.
             workspace: flat buffers for K and V, at least ``n_gathered`` long.
         """
-        n_heads = self._layout.n_heads
+        layout, (k_space, v_space) = self._layout, workspace
         q = torch.index_select(q, 0, self._tokens)
         query_rows = torch.cat([q, q.new_zeros(1, *q.shape[1:])])
-        scores = [self._scores(bucket, layer.k, query_rows, workspace[0]) for bucket in self._buckets]
-        peaks = torch.cat(
-            [self._by_partial(part.amax(-1)) for part in scores] + [q.new_full((1, n_heads), -math.inf)]
-        )
-        peak = peaks[self._partials].amax(1)
-        peak = torch.cat([peak, peak.new_zeros(1, n_heads)])
+        scores, peaks = [], []
+        for bucket in self._buckets:
+            k = bucket.gather.read(layer.k, k_space)
+            queries = torch.index_select(query_rows, 0, bucket.tokens).view(
+                -1, bucket.size, layout.n_kv_heads, layout.group, layout.head_dim
+            )
+            products = batched_matmul(queries.transpose(1, 2).flatten(2, 3), k.transpose(2, 3))
+            part = products.unflatten(2, (bucket.size, layout.group)).add_(bucket.mask)
+            scores.append(part)
+            peaks.append(part.amax(-1).flatten())
+        peak = torch.cat([*peaks, q.new_full((1,), -math.inf)])[self._partials].amax(1)
+        padded_peak = torch.cat([peak, peak.new_zeros(1, layout.n_heads)])
         sums, results = [], []
         for bucket, part in zip(self._buckets, scores, strict=True):
-            shape = (-1, bucket.size, self._layout.n_kv_heads, self._layout.group)
-            part.sub_(peak[bucket.tokens].view(shape).transpose(1, 2).unsqueeze(-1)).exp_()
-            v = bucket.gather.read(layer.v, workspace[1])
-            sums.append(self._by_partial(part.sum(-1)))
-            results.append(self._by_partial(batched_matmul(part.flatten(2, 3), v).view(*part.shape[:-1], -1)))
-        total = ordered_sum(torch.cat([*sums, q.new_zeros(1, n_heads)])[self._partials], 1)
+            shape = (-1, bucket.size, layout.n_kv_heads, layout.group)
+            part.sub_(padded_peak[bucket.tokens].view(shape).transpose(1, 2).unsqueeze(-1)).exp_()
+            v = bucket.gather.read(layer.v, v_space)
+            sums.append(part.sum(-1).flatten())
+            results.append(batched_matmul(part.flatten(2, 3), v).view(-1, layout.head_dim))
+        total = ordered_sum(torch.cat([*sums, q.new_zeros(1)])[self._partials], 1)
         if layer.sinks is not None:
-            total.add_((layer.sinks - peak[:-1]).exp_())
-        result = torch.cat([*results, q.new_zeros(1, *q.shape[1:])])
+            total.add_((layer.sinks - peak).exp_())
+        result = torch.cat([*results, q.new_zeros(1, layout.head_dim)])
         out[self._tokens] = ordered_sum(result[self._partials], 1).div_(total.unsqueeze(-1))
-
-    def _scores(self, bucket: _Bucket, k_cache: Tensor, query_rows: Tensor, workspace: Tensor) -> Tensor:
-        """Returns the masked scores of a bucket, [units, kv_heads, size, group, block_tokens]."""
-        n_kv_heads, group, head_dim = self._layout.n_kv_heads, self._layout.group, self._layout.head_dim
-        k = bucket.gather.read(k_cache, workspace)
-        unit_queries = torch.index_select(query_rows, 0, bucket.tokens).view(
-            -1, bucket.size, n_kv_heads, group, head_dim
-        )
-        scores = batched_matmul(unit_queries.transpose(1, 2).flatten(2, 3), k.transpose(2, 3))
-        return scores.view(-1, n_kv_heads, bucket.size, group, self._layout.block_tokens).add_(bucket.mask)
-
-    def _by_partial(self, values: Tensor) -> Tensor:
-        """Reorders [units, kv_heads, size, group, ...] to [units * size, heads, ...]."""
-        return values.transpose(1, 2).reshape(values.shape[0] * values.shape[2], -1, *values.shape[4:])
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.memory_check import check_allocation
@@ -47,16 +46,14 @@ class KVPool:
         with check_allocation(n_bytes, "a KV pool", "set kv_cache_memory_bytes or max_total_tokens lower"):
             self.k = torch.empty(shape, dtype=page.dtype).zero_()
             self.v = torch.empty(shape, dtype=page.dtype).zero_()
+        self.layers = list(zip(self.k, self.v, strict=True))
+        """K and V of each layer, [pages + 1, kv_heads, page_size, head_dim] each."""
         self.n_pages = n_pages
 
     @property
     def zero_page(self) -> int:
         """Index of the page that stays zero."""
         return self.n_pages
-
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """K and V of one layer, [pages + 1, kv_heads, page_size, head_dim] each."""
-        return self.k[index], self.v[index]
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies pages in all layers; all sources are read before any destination is written.

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from radixkv.runtime.device.memory.cpu.kv_pool import PageShape
 
@@ -30,6 +29,8 @@ class CudaPool:
         shape = (page.n_layers, n_pages + 1, page.page_size, page.n_kv_heads, page.head_dim)
         self.k = torch.zeros(shape, dtype=page.dtype, device=device)
         self.v = torch.zeros(shape, dtype=page.dtype, device=device)
+        self.layers = list(zip(self.k, self.v, strict=True))
+        """K and V of each layer, [pages + 1, page_size, kv_heads, head_dim] each."""
         # Copied as words: torch indexes no 8-bit floats. Head sizes on CUDA are multiples of 64 bytes and more.
         self._words = [cache.view(torch.int64) for cache in (self.k, self.v)]
         self.n_pages = n_pages
@@ -49,10 +50,6 @@ class CudaPool:
             sources, destinations = indices.to(self.k.device, non_blocking=True)
             for cache in self._words:
                 cache.index_copy_(1, destinations, cache.index_select(1, sources))
-
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """K and V of one layer, [pages + 1, page_size, kv_heads, head_dim] each."""
-        return self.k[index], self.v[index]
 
     def poison(self, page: int) -> None:
         """Fills a page with NaN in all layers, so that reads of unwritten positions show up."""

@@ -7,6 +7,7 @@ therefore need products of fixed sizes. Sizes that agree bit for bit may be mixe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -34,8 +35,11 @@ def agreeing_tiles(product: Callable[[Tensor], Tensor], sample: Tensor, sizes: S
     return tuple(size for size in sizes if torch.equal(in_tiles(sample, size), expected))
 
 
-def cover(n: int, tiles: Sequence[int]) -> list[int]:
+@lru_cache(1024)
+def cover(n: int, tiles: tuple[int, ...]) -> tuple[int, ...]:
     """Returns tile sizes that add up to ``n`` rows, rounded up to a multiple of the smallest tile.
+
+    It is asked for each product of a step, with one number of rows, so its answers are kept.
 
     Args:
         n: number of rows.
@@ -49,4 +53,4 @@ def cover(n: int, tiles: Sequence[int]) -> list[int]:
             left -= tile
     if left > 0:
         chosen.append(tiles[0])
-    return chosen
+    return tuple(chosen)

@@ -17,7 +17,7 @@ from radixkv.runtime.device.memory_check import check_allocation
 from radixkv.runtime.device.model_config.families import Activation
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
-from radixkv.runtime.device.ops.base import Rows, as_tensor
+from radixkv.runtime.device.ops.base import Rows
 from radixkv.runtime.device.ops.cpu.agreeing_tiles import agreeing_tiles, cover
 from radixkv.runtime.device.weights.weights import LinearWeights
 
@@ -67,41 +67,45 @@ class Linear(base.Linear):
 
     def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.Linear``."""
-        y = self._products(as_tensor(x))
-        if self._bias is not None:
-            y.add_(self._bias)
-        return y if out is None else out.copy_(y)
-
-    def _products(self, x: Tensor) -> Tensor:
-        n = x.shape[0]
+        assert isinstance(x, Tensor), "norms write tensors on the CPU"
+        n = len(x)
         tiles = cover(n, self._tiles)
         n_padded = sum(tiles)
         if n_padded > n:
             x = torch.cat([x, x.new_zeros(n_padded - n, x.shape[1])])
         if len(tiles) == 1:
-            return torch.mm(x, self._weight)[:n]
-        y = x.new_empty(n_padded, self._weight.shape[1])
-        first = 0
-        for tile in tiles:
-            rows = slice(first, first + tile)
-            if self._writes_in_place:
-                torch.mm(x[rows], self._weight, out=y[rows])
-            else:
-                y[rows] = torch.mm(x[rows], self._weight)
-            first += tile
-        return y[:n]
+            y = torch.mm(x, self._weight)
+        else:
+            y = x.new_empty(n_padded, self._weight.shape[1])
+            first = 0
+            for tile in tiles:
+                rows = slice(first, first + tile)
+                if self._writes_in_place:
+                    torch.mm(x[rows], self._weight, out=y[rows])
+                else:
+                    y[rows] = torch.mm(x[rows], self._weight)
+                first += tile
+        y = y[:n]
+        if self._bias is not None:
+            y.add_(self._bias)
+        return y if out is None else out.copy_(y)
 
 
 @dataclass(frozen=True)
 class RMSNorm(base.Norm):
-    """``rms_norm`` with its weight, [hidden]."""
+    """``x / rms(x) * weight`` over the last dimension, with the root mean square in float32.
+
+    The quotient is rounded to the dtype of ``x`` before it is multiplied, unless the weight is float32.
+    """
 
     weight: Tensor
     eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
         """See ``ops.base.Norm``."""
-        return rms_norm(x, self.weight, self.eps).to(x.dtype)
+        full = x.float()
+        scale = full.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()
+        return (full * scale).to(self.weight.dtype).mul_(self.weight).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -118,16 +122,6 @@ class LayerNorm(base.Norm):
         full = full - full.mean(-1, keepdim=True)
         scale = full.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()
         return full.mul_(scale).mul_(self.weight).add_(self.bias).to(x.dtype)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Returns ``x / rms(x) * weight`` over the last dimension, with the root mean square in float32.
-
-    The quotient is rounded to the dtype of ``x`` before it is multiplied, unless ``weight`` is float32.
-    """
-    full = x.float()
-    scale = full.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    return (full * scale).to(weight.dtype).mul_(weight)
 
 
 class Rotary:

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.model_config.families import Activation
-from radixkv.runtime.device.ops.base import Norm, Rows, as_tensor
+from radixkv.runtime.device.ops import base
+from radixkv.runtime.device.ops.base import Rows, as_tensor
 from radixkv.runtime.device.ops.cpu.layers import Linear, RowTiles, activate
 from radixkv.runtime.device.weights.weights import ExpertsWeights, MlpWeights
 
 
-class Mlp:
+class Mlp(base.Mlp):
     """Dense MLP: ``down(silu(gate(x)) * up(x))``, or with another activation."""
 
     _CHUNK_ROWS = 256
@@ -22,27 +23,21 @@ class Mlp:
         self._gate_up = Linear(weights.gate_up, tiles)
         self._down = Linear(weights.down, tiles)
 
-    def add_and_norm(self, x: Rows, residual: Tensor, norm: Norm) -> Tensor:
-        """See ``ops.base.Mlp``."""
-        return _add_and_norm_chunks(self, self._CHUNK_ROWS, as_tensor(x), residual, norm)
-
     def __call__(self, x: Rows) -> Tensor:
         """See ``ops.base.Mlp``."""
-        return torch.cat([self._compute(rows) for rows in torch.split(as_tensor(x), self._CHUNK_ROWS)])
+        assert isinstance(x, Tensor), "norms write tensors on the CPU"
+        chunks = []
+        for rows in x.split(self._CHUNK_ROWS):
+            chunks.append(self._down(activate(self._activation, self._gate_up(rows))))
+        return torch.cat(chunks)
 
-    def _compute(self, x: Tensor) -> Tensor:
-        return self._down(activate(self._activation, self._gate_up(x)))
 
-
-class Experts:
+class Experts(base.Mlp):
     """Mixture of experts: a weighted sum of the MLPs that a router selects for each token.
 
     Only selected experts compute, each for all of its tokens at once. A token's terms are always added in the order
     of expert indices, so the result does not depend on other tokens.
     """
-
-    _CHUNK_ROWS = 2048
-    """Rows computed at once, more than of a dense MLP because they are divided among the experts."""
 
     def __init__(
         self,
@@ -57,10 +52,6 @@ class Experts:
         self._normalizes = normalizes
         self._router = Linear(weights.router, tiles)
         self._experts = [Mlp(expert, tiles, activation) for expert in weights.experts()]
-
-    def add_and_norm(self, x: Rows, residual: Tensor, norm: Norm) -> Tensor:
-        """See ``ops.base.Mlp``."""
-        return _add_and_norm_chunks(self, self._CHUNK_ROWS, as_tensor(x), residual, norm)
 
     def __call__(self, x: Rows) -> Tensor:
         """See ``ops.base.Mlp``."""
@@ -79,9 +70,3 @@ class Experts:
         if self._normalizes:
             expert_weights = expert_weights / expert_weights.sum(-1, keepdim=True)
         return expert_weights.to(x.dtype), chosen
-
-
-def _add_and_norm_chunks(mlp: Mlp | Experts, n_rows: int, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
-    """Adds ``mlp(x)`` to ``residual``, and returns the norm of the sum; both in chunks of ``n_rows``."""
-    chunks = zip(*(torch.split(part, n_rows) for part in (x, residual)), strict=True)
-    return torch.cat([as_tensor(norm.add(mlp(rows), sums)) for rows, sums in chunks])

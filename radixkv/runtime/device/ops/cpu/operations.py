@@ -10,7 +10,7 @@ from radixkv.runtime.device.model_config.config import DecoderConfig, ExpertConf
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import TokenInputs
-from radixkv.runtime.device.ops.cpu.layers import LayerNorm, Linear, RMSNorm, Rotary, RowTiles, rms_norm, rotate
+from radixkv.runtime.device.ops.cpu.layers import LayerNorm, Linear, RMSNorm, Rotary, RowTiles, rotate
 from radixkv.runtime.device.ops.cpu.mlp import Experts, Mlp
 from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
 
@@ -61,11 +61,11 @@ class CpuOperations:
         self, rope: Rope | None, query_norm: Tensor | None, key_norm: Tensor | None, scales: LayerScales
     ) -> RotateAndStore:
         """See ``Operations.rotate_and_store``."""
-        norm: Tensor | None = None
+        norm: RMSNorm | None = None
         if query_norm is not None and key_norm is not None:
             config = self._config
             parts = [query_norm.expand(config.n_heads, -1), key_norm.expand(config.n_kv_heads, -1)]
-            norm = self._norm_weight(torch.cat(parts))
+            norm = RMSNorm(self._norm_weight(torch.cat(parts)), config.norm_eps)
         rotary = None if rope is None else self._rotary[rope]
         return RotateAndStore(self._config, rotary, norm, self._stored_rows, scales)
 
@@ -109,17 +109,16 @@ class RotateAndStore:
         self,
         config: DecoderConfig,
         rotary: Rotary | None,
-        norm: Tensor | None,
+        norm: RMSNorm | None,
         stored_rows: StoredRows,
         scales: LayerScales,
     ) -> None:
         self._scales = scales
         self._stored_rows = stored_rows
         self._n_heads, self._n_kv_heads = config.n_heads, config.n_kv_heads
-        self._eps = config.norm_eps
         self._rotary = rotary
         self._norm = norm
-        """[heads + kv_heads, head_dim]: weight of each head's norm."""
+        """With the weight of each head, [heads + kv_heads, head_dim]."""
 
     def __call__(self, qkv: Tensor, inputs: TokenInputs, k_cache: Tensor, v_cache: Tensor, q_out: Tensor) -> None:
         """See ``ops.base.RotateAndStore``. The caches are [pages, kv_heads, page_size, head_dim]."""
@@ -127,7 +126,7 @@ class RotateAndStore:
         heads = qkv.view(len(qkv), -1, head_dim)
         qk, v = torch.split(heads, [self._n_heads + self._n_kv_heads, self._n_kv_heads], 1)
         if self._norm is not None:
-            qk = rms_norm(qk, self._norm, self._eps).to(qkv.dtype)
+            qk = self._norm(qk)
         if self._rotary is not None:
             qk = rotate(qk, *self._rotary.angles(inputs.positions))
         q, k = torch.split(qk, [self._n_heads, self._n_kv_heads], 1)
