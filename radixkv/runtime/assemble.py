@@ -163,11 +163,11 @@ def assemble_loop(
     alarms = Alarms()
     intake = Intake(ready, tenants=tenants, eos_token_ids=eos_token_ids, seed=seed, clock=clock)
     gate = GrammarGate(open_grammars or _refuse_grammars, limits.max_queued_requests)
-    host = scheduler.tiers.host
-    sessions = Sessions(cache, host)
+    caches = [cache] if scheduler.tiers.host is None else [cache, scheduler.tiers.host]
+    sessions = Sessions(caches)
     offer = None if transfers is None else transfers.offer
-    pins = Pins(cache, host, alarms, offer=offer, budget=pin_budget, clock=clock)
-    lifetimes = LifetimeCommands(intake, pins, sessions, has_host=host is not None)
+    pins = Pins(caches, alarms, offer=offer, budget=pin_budget, clock=clock)
+    lifetimes = LifetimeCommands(intake, pins, sessions)
     commands = CacheCommands(
         intake,
         scheduler,

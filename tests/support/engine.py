@@ -168,10 +168,10 @@ class Engine:
         self.finishes_copies = finishes_copies
         self.now = 0.0
         transfers = self.transfers if n_slots else None
-        self.sessions = Sessions(self.cache, None if transfers is None else self.host)
+        caches = [self.cache] if transfers is None else [self.cache, self.host]
+        self.sessions = Sessions(caches)
         self.pins = Pins(
-            self.cache,
-            None if transfers is None else self.host,
+            caches,
             Alarms(),
             offer=self.transfers.offer,
             budget=PIN_BUDGET,

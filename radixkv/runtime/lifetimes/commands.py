@@ -18,14 +18,12 @@ class LifetimeCommands:
         intake: checks prompts and salts.
         pins: of all tiers.
         sessions: which may be closed.
-        has_host: whether there is a host tier.
     """
 
-    def __init__(self, intake: Intake, pins: Pins, sessions: Sessions, *, has_host: bool) -> None:
+    def __init__(self, intake: Intake, pins: Pins, sessions: Sessions) -> None:
         self._intake = intake
         self._pins = pins
         self._sessions = sessions
-        self._has_host = has_host
 
     def pin(self, message: Pin) -> Pinned:
         """Pins a prompt, or ends its pin. O(tokens). Raises ``RequestError``."""
@@ -50,5 +48,4 @@ class LifetimeCommands:
                 "or it was closed, or forgotten for many newer ones",
                 param="session_id",
             )
-        n_on_device, n_in_host = demoted
-        return SessionClosed(message.id, n_on_device, n_in_host if self._has_host else None)
+        return SessionClosed(message.id, *demoted)

@@ -194,34 +194,29 @@ class TierPins:
 
 
 class Pins:
-    """Pins prefixes on the device and in the host tier, each within the same budget. The disk tier has no pins.
+    """Pins prefixes in each tier with a page cache, within the same budget. The disk tier has none.
 
     Args:
-        device: the device's page cache.
-        host: the page cache of the host tier; None without one.
+        caches: the page caches of all tiers that have one, the device's first.
         alarms: call ``expire`` when a pin ends.
-        offer: offers a sequence to the host tier, with what to call when it is stored; None without one.
+        offer: offers a sequence to the tier below the device, with what to call when it is there; None without one.
         budget: fraction of a tier's pages that the pins of a namespace cover at most.
         clock: seconds, monotonic.
     """
 
     def __init__(
         self,
-        device: PageCache,
-        host: PageCache | None,
+        caches: Sequence[PageCache],
         alarms: Alarms,
         *,
         offer: Callable[[Namespace, bytes, Callable[[Namespace, bytes], None]], None] | None,
         budget: float,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.device = TierPins(device, budget, clock)
-        """The pins on the device."""
-        self.host = None if host is None else TierPins(host, budget, clock)
-        """The pins of the host tier; None without one."""
+        self._tiers = [TierPins(cache, budget, clock) for cache in caches]
         self._offer = offer
         self._alarms = alarms
-        self._shares = device.shares
+        self._shares = caches[0].shares
         self._budget = budget
         self._clock = clock
 
@@ -234,7 +229,7 @@ class Pins:
         if not self._budget:
             raise UnsupportedFeature("nothing can be pinned: the server has --pin-budget 0", param=field)
 
-    def pin(self, namespace: Namespace, tokens: bytes, ttl_s: float, *, uses_tiers: bool = True) -> None:
+    def pin(self, namespace: Namespace, tokens: bytes, ttl_s: float, *, on_device_only: bool = False) -> None:
         """Pins what is cached of a sequence, and stores it in the host tier, whatever the write policy.
 
         In the host tier, what is stored later is pinned when it is there. O(edges · log leaves), and a copy of the
@@ -244,23 +239,25 @@ class Pins:
             namespace: namespace of the sequence.
             tokens: the sequence, little-endian int32.
             ttl_s: how long it is pinned, in seconds.
-            uses_tiers: False pins it on the device only.
+            on_device_only: whether it is pinned on the device alone.
         """
         until = self._clock() + ttl_s
-        self.device.pin(namespace, tokens, until)
-        if self._offer is not None and self.host is not None and uses_tiers:
-            self.host.pin(namespace, tokens, until)
-            self._offer(namespace, tokens, self.host.renew)
+        device, *below = self._tiers
+        device.pin(namespace, tokens, until)
+        if self._offer is not None and not on_device_only:
+            for tier in below:
+                tier.pin(namespace, tokens, until)
+                self._offer(namespace, tokens, tier.renew)
         self._set_alarm()
 
     def unpin(self, namespace: Namespace, tokens: bytes) -> None:
         """Ends the pin of exactly this sequence, in whole pages. O(tokens + edges · log leaves)."""
-        for tier in self._tiers():
+        for tier in self._tiers:
             tier.unpin(namespace, tokens)
 
     def expire(self) -> None:
         """Ends the pins whose time is over. O(1) if there are none."""
-        for tier in self._tiers():
+        for tier in self._tiers:
             tier.expire()
         self._set_alarm()
 
@@ -288,22 +285,19 @@ class Pins:
 
     def clear(self) -> None:
         """Ends all pins. O(pins · edges · log leaves)."""
-        for tier in self._tiers():
+        for tier in self._tiers:
             tier.clear()
 
     def find(self, namespace: Namespace, tokens: bytes) -> PinnedPrefix:
-        """Returns how much of a prompt is pinned, on the device or in the host tier, whichever has more of it."""
-        return max(tier.find(namespace, tokens) for tier in self._tiers())
-
-    def _tiers(self) -> list[TierPins]:
-        return [self.device] if self.host is None else [self.device, self.host]
+        """Returns how much of a prompt is pinned, in the tier with the most of it."""
+        return max(tier.find(namespace, tokens) for tier in self._tiers)
 
     def _set_alarm(self) -> None:
-        self._alarms.set(self.expire, min(tier.next_end for tier in self._tiers()))
+        self._alarms.set(self.expire, min(tier.next_end for tier in self._tiers))
 
 
 class PromptPins:
-    """Pins prefixes of a request's prompt when it has ended: a ``RequestObserver``."""
+    """Pins prefixes of a request's prompt when it has ended: an ``Observer``."""
 
     def __init__(self, pins: Pins, prefixes: Sequence[PromptPin]) -> None:
         self._pins = pins
@@ -320,7 +314,7 @@ class PromptPins:
         if not is_prompt_computed:
             return
         first = choices[0]
-        uses_tiers = any(choice.uses_tiers for choice in choices)
+        on_device_only = not any(choice.uses_tiers for choice in choices)
         for prefix in self._prefixes:
             tokens = bytes(first.tokens[: prefix.n_tokens * TOKEN_BYTES])
-            self._pins.pin(first.namespace, tokens, prefix.ttl_s, uses_tiers=uses_tiers)
+            self._pins.pin(first.namespace, tokens, prefix.ttl_s, on_device_only=on_device_only)

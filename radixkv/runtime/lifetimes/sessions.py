@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import add
 from typing import NamedTuple
 
 from radixkv.runtime.cache.cache import PageCache
@@ -40,7 +41,7 @@ class _Session:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """A request of a session: a ``RequestObserver``."""
+    """A request of a session: an ``Observer``."""
 
     sessions: Sessions
     key: _Key
@@ -73,13 +74,12 @@ class Sessions:
     in the cache stays as it is.
 
     Args:
-        device: the cache of the KV pool.
-        host: the cache of the host slots; None without a host tier.
+        caches: the page caches of all tiers that have one, the device's first.
     """
 
-    def __init__(self, device: PageCache, host: PageCache | None) -> None:
-        self._device = device
-        self._host = host
+    def __init__(self, caches: Sequence[PageCache]) -> None:
+        self._caches = caches
+        self._page_size = caches[0].page_size
         self._sessions: OrderedDict[_Key, _Session] = OrderedDict()
         """Those used least recently come first."""
         self._n_tokens = 0
@@ -119,43 +119,40 @@ class Sessions:
         while session.tips and session.tips[0].serial < turn.n_ended:
             superseded = session.tips.popleft().tokens
             self._n_tokens -= len(superseded) // TOKEN_BYTES
-            n_pages = max(
-                n_common_tokens(superseded, tokens) // self._device.page_size, self._n_pages_found(session)
-            )
+            n_pages = max(n_common_tokens(superseded, tokens) // self._page_size, self._n_pages_found(session))
             self._demote(namespace, superseded, n_pages)
         session.tips.append(_Tip(self._n_ended, tokens))
         self._n_ended += 1
         self._n_tokens += len(tokens) // TOKEN_BYTES
         self._forget()
 
-    def close(self, namespace: Namespace, session_id: str) -> tuple[int, int] | None:
+    def close(self, namespace: Namespace, session_id: str) -> list[int] | None:
         """Closes a session; what its running turns have is demoted when they end.
 
         Costs as much as ``Demotions.add``.
 
         Returns:
-            The numbers of pages demoted on the device and in the host tier; None if there is no such session.
+            The number of pages demoted in each cache; None if there is no such session.
         """
         session = self._sessions.pop((namespace, session_id), None)
         if session is None:
             return None
         session.is_closed = True
-        n_on_device = n_in_host = 0
+        demoted = [0 for _ in self._caches]
         for tip in session.tips:
             self._n_tokens -= len(tip.tokens) // TOKEN_BYTES
-            demoted = self._demote(namespace, tip.tokens, self._n_pages_found(session))
-            n_on_device, n_in_host = n_on_device + demoted[0], n_in_host + demoted[1]
-        return n_on_device, n_in_host
+            counts = self._demote(namespace, tip.tokens, self._n_pages_found(session))
+            demoted = list(map(add, demoted, counts))
+        return demoted
 
-    def _demote(self, namespace: Namespace, tokens: bytes, n_pages_kept: int) -> tuple[int, int]:
-        """Demotes a sequence but for its first pages; returns the numbers of pages on device and host tier."""
-        n_kept = n_pages_kept * self._device.page_size
-        n_in_host = 0 if self._host is None else self._host.demote(namespace, tokens, n_kept)
-        return self._device.demote(namespace, tokens, n_kept), n_in_host
+    def _demote(self, namespace: Namespace, tokens: bytes, n_pages_kept: int) -> list[int]:
+        """Demotes a sequence but for its first pages; returns the number of pages in each cache."""
+        n_kept = n_pages_kept * self._page_size
+        return [cache.tree.demotions.add(namespace, tokens, n_kept) for cache in self._caches]
 
     def _n_pages_found(self, session: _Session) -> int:
         # A prompt that is cached as a whole counts one token less, because its last token is always computed.
-        return 0 if not session.n_found else (session.n_found + 1) // self._device.page_size
+        return 0 if not session.n_found else (session.n_found + 1) // self._page_size
 
     def _touch(self, key: _Key, new: _Session) -> _Session:
         """Returns the session of a key, which is ``new`` if there is none, and notes its use."""
