@@ -22,8 +22,7 @@ from radixkv.llm.outputs import BeamSearchOutput, RequestOutput, beam_search_out
 from radixkv.llm.prompts import Message, Prompt, as_conversation_list, as_prompt_list, broadcast, split_prompt
 from radixkv.runtime.device.factory import look_at_machine, resolve_config
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.open_loop import open_loop
-from radixkv.runtime.tiers.open import check_shared_store
+from radixkv.runtime.open_loop import check_shared_store, open_loop
 from radixkv.settings.compat import attention_backend_name, dtype_name, takes_other_names, write_policy_name
 from radixkv.settings.config import (
     AttentionBackend,

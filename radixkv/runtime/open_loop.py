@@ -150,6 +150,18 @@ def open_loop(
     return loop
 
 
+def check_shared_store(url: str | None) -> None:
+    """Opens a store that servers share, if there is to be one, and closes it.
+
+    Raises:
+        ConfigError: its package is missing, or the store cannot be used.
+    """
+    if url is not None:
+        from radixkv.runtime.tiers.open import open_objects
+
+        open_objects(url).close()
+
+
 def _open_grammars(checkpoint: Checkpoint, tokenizer_folder: Path, *, is_off: bool) -> Grammars:
     """Starts what compiles grammars; returns at once. Raises ``UnsupportedFeature`` if this engine has none."""
     if is_off:

@@ -115,7 +115,7 @@ def _read_start() -> Start:
 def _preflight(start: Start) -> None:
     from radixkv.checkpoints import resolve
     from radixkv.runtime.device.factory import look_at_machine, resolve_config
-    from radixkv.runtime.tiers.open import check_shared_store
+    from radixkv.runtime.open_loop import check_shared_store
 
     logging.disable()  # the serving process logs the same again
     machine = look_at_machine(start.engine.model.device)

@@ -50,16 +50,6 @@ def open_objects(url: str) -> ObjectStore:
     return MooncakeObjects(url)
 
 
-def check_shared_store(url: str | None) -> None:
-    """Opens the objects of a store that servers share, if there is to be one, and closes them.
-
-    Raises:
-        ConfigError: as ``open_objects``.
-    """
-    if url is not None:
-        open_objects(url).close()
-
-
 def _require(package: str, extra: str, url: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"cache_url {shortened(url)} needs {package}; install radixkv[{extra}]")
