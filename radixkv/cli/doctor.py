@@ -21,7 +21,7 @@ class HistoryAnswers(msgspec.Struct):
     """Earlier answers in prompts."""
 
     otherwise: int
-    """Those that were not as the model wrote them."""
+    """Answers that were not as the model wrote them."""
     text: str
 
 

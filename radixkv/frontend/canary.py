@@ -87,7 +87,7 @@ class Canary:
         """The known prompt, as little-endian int32 ids."""
         self._tolerance = tolerance(ready)
         self._dropped = itertools.cycle([None, *tiers[: len(tiers) - 1 + ready.has_disk]])
-        """Of each round, the lowest tier that loses the prompt before it; None: none does."""
+        """For each round the lowest tier from which the prompt is dropped before it; None drops it from no tier."""
 
     async def run(self) -> None:
         """Runs a round every ``interval_s`` until it is cancelled. A round in which a request fails is left out."""

@@ -151,7 +151,7 @@ class RuntimeClient:
         self._shows_contents = shows_contents
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
-        """That of the present runtime."""
+        """The socket to the present runtime."""
         self._requests: dict[str, InFlightRequest] = {}
         self._queries: dict[str, asyncio.Future[Reply]] = {}
         self._idle = asyncio.Event()

@@ -61,13 +61,13 @@ class Arrival(NamedTuple):
     route: str = ""
     """Its path; empty for requests of the server itself, which are not reported."""
     trace_headers: Mapping[str, str] = {}
-    """Those of W3C Trace Context, ``traceparent`` and ``tracestate``, as far as it has them."""
+    """The headers ``traceparent`` and ``tracestate`` of W3C Trace Context, as far as it has them."""
     tenant: str = OPERATOR
     """Who sent it."""
     request_id: str = ""
     """The id that its response has."""
     session_id: str = ""
-    """That of its header ``X-Session-Id``, for a body that has none."""
+    """The session id in its header ``X-Session-Id``, for a body without one."""
 
     @classmethod
     def of(cls, request: Request) -> Self:
@@ -109,9 +109,9 @@ class EndedRequest(NamedTuple):
     done: Done | None
     """The runtime's terminal message; None if the request or the runtime failed, or the client left, first."""
     finish_reasons: tuple[str, ...]
-    """Of the choices that ended, in order of their ends."""
+    """The finish reason of each choice that ended, in order of their ends."""
     error_code: str | None
-    """Of the error that ended the request."""
+    """Code of the error that ended the request."""
     client_left: bool
     """Whether it ended because the client disconnected."""
 
@@ -196,7 +196,7 @@ class InFlightRequest:
         self.done: Done | None = None
         self.error: RequestError | None = None
         self.finish_reasons: list[str] = []
-        """Of the choices that have ended for the client."""
+        """The choices that have ended for the client."""
         self._index = index
         self._wake = wake
         self._arrived = arrived

@@ -39,11 +39,11 @@ class History:
     pieces: list[str | bytes]
     """In order: texts to encode one by one, and kept tokens as little-endian int32."""
     place: bytes
-    """That of the text after the last end-of-sequence token."""
+    """Digest of the sequence before ``rest``, under which an answer that follows is kept."""
     rest: str
     """The text after the last end-of-sequence token."""
     separator: int | None
-    """That token; None without one."""
+    """The last end-of-sequence token; None without one."""
     n_same: int
     """Segments that are answers of this server."""
     n_otherwise: int

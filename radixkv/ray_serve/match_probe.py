@@ -39,9 +39,9 @@ class Match(NamedTuple):
     """What a server has of a request's prompts."""
 
     n_tokens: int
-    """Of all prompts."""
+    """Tokens of all prompts."""
     n_matched: int
-    """Those that any of its tiers has."""
+    """Tokens that any of its tiers has."""
     n_in_flight: int
     """Requests that the server runs, or that wait there."""
 

@@ -44,7 +44,7 @@ class Forest:
         self.n_retained = 0
         """Reachable pages that a retention covers."""
         self.retained_pages: dict[Namespace, int] = {}
-        """Those pages by namespace; without namespaces that have none."""
+        """Retained pages by namespace; namespaces without any are left out."""
         self.version = 0
         """Changes with every change that can alter the result of a match."""
         self.n_joins = 0

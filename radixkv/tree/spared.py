@@ -35,7 +35,7 @@ class _Match(NamedTuple):
     partial: _Place | None
     """The node after it of which only leading pages match."""
     n_partial: int
-    """Those pages."""
+    """Leading pages of ``partial`` that match."""
 
 
 class _Need(NamedTuple):

@@ -9,7 +9,7 @@ from time import monotonic
 _RESOLUTION_S = 0.25
 """Uses in so short a time are remembered as one."""
 _RESOLUTION = 0.005
-"""Of older times, those are forgotten that are nearer to the next one than this part of their age."""
+"""A time is forgotten if the next one follows it within this part of its age."""
 _MAX_TIMES = 4096
 
 

@@ -83,7 +83,7 @@ class CloseSession(msgspec.Struct, frozen=True, tag=True):
     id: str
     session_id: str
     cache_salt: str = ""
-    """That of the session's requests, as ``tenant``."""
+    """The cache salt of the session's requests, and ``tenant`` who has sent them."""
     tenant: str = ""
 
 
@@ -102,7 +102,7 @@ class Invalidated(msgspec.Struct, frozen=True, tag=True):
     id: str
     n_on_device: int
     n_held: int
-    """Those of the device that are freed later, when requests and copies that hold them end."""
+    """Pages of the device that are freed later, when requests and copies that hold them end."""
     n_in_host: int | None = None
     """None without a host tier."""
     n_on_disk: int | None = None

@@ -228,7 +228,7 @@ class Tokens(msgspec.Struct, frozen=True, tag=True):
     items: list[NewTokens]
     prompts: list[PromptLogprobs] = []
     computed: list[ComputedPrompt] = []
-    """Of each request once, with its first token."""
+    """What the cache did for each prompt, once, with the first token."""
 
 
 class CacheMiss(msgspec.Struct, frozen=True, array_like=True):

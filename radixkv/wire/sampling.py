@@ -26,7 +26,7 @@ MAX_LOGIT_BIASES = 300
 MAX_LOGPROBS = 20
 MAX_REPETITION_PENALTY = 100.0
 MAX_LENGTH_PENALTY = 10.0
-"""Of the absolute value."""
+"""Largest absolute value of ``length_penalty``."""
 NO_SEED = -1
 """A ``seed`` that means None, as in vLLM."""
 
@@ -70,8 +70,8 @@ class SamplingParams(msgspec.Struct, metaclass=_TakesOtherNames, frozen=True, kw
     samples. ``temperature`` and ``seed`` change nothing then, and other settings of how tokens are chosen, or when
     the output ends, are refused."""
     length_penalty: float = 1.0
-    """Of a beam search: an output's score is the sum of its tokens' logprobs, divided by their number to this
-    power. So a higher one favours longer outputs."""
+    """Exponent of the length in the score of a beam search, which is the sum of an output's logprobs, divided by
+    their number to this power. A higher one favours longer outputs."""
     max_tokens: int | None = 16
     """Maximum number of tokens to generate. None: up to the end of the context."""
     min_tokens: int = 0

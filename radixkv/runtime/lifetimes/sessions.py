@@ -81,7 +81,7 @@ class Sessions:
         self._caches = caches
         self._page_size = caches[0].page_size
         self._sessions: OrderedDict[_Key, _Session] = OrderedDict()
-        """Those used least recently come first."""
+        """The sessions used least recently come first."""
         self._n_tokens = 0
         """Tokens of all tips."""
         self._n_ended = 0

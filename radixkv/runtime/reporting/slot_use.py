@@ -29,9 +29,9 @@ class SlotUse(NamedTuple):
     n_slots: int
     """Slots of the pages, each page once."""
     n_filled: int
-    """Those of them that hold KV."""
+    """Slots that hold KV."""
     n_duplicate: int
-    """Those of the filled ones whose contents another filled slot has, as ``count_slot_use`` finds them."""
+    """Filled slots whose contents another filled slot has too, as ``count_slot_use`` finds them."""
     n_saved: int
     """Slots that the tables would need in addition if each had its leased pages for itself."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from radixkv.runtime.step.plan import StepPlan
 
 _WEIGHT = 0.25
-"""Of a new measurement in a moving average."""
+"""Weight of a new measurement in a moving average."""
 MIN_PROMPT_TOKENS = 256
 """A step with fewer, but some, is not measured: most of its time does not depend on their number."""
 

@@ -90,7 +90,7 @@ class CompileJobs:
         self._is_open = Event()
         """Set while there is a process of trials."""
         self._compilations: dict[Job, _Compilation] = {}
-        """Those that somebody waits for."""
+        """Compilations that somebody waits for."""
         self._tasks: set[Task[None]] = set()
 
     async def run(self, opened: Callable[[], None]) -> None:

@@ -78,7 +78,7 @@ class MemoryTiers(Tiers):
         """What each request waits for that joined the load of another one, or waits for pages from disk or a shared
         store."""
         self._waits: dict[Request, _Wait] = {}
-        """Of the requests without an end that have waited here."""
+        """How each unfinished request that has loaded has waited."""
         self._n_offered: dict[Request, int] = {}
         """By running request: leading tokens that were offered."""
         self.n_promised = 0

@@ -87,7 +87,7 @@ class ResponseWriter:
         self._cache_use, self._n_done = CacheUse(), 0
         self._n_lost = 0
         self._miss: CacheMiss | None = None
-        """That of the prompt of which the most tokens were computed, ``_n_lost``."""
+        """The miss of the prompt with the most computed tokens, of which there were ``_n_lost``."""
         self._tokenizer = model.tokenizer
         self._has_host_tier = model.ready.n_host_slots is not None
         self._has_disk = model.ready.has_disk
