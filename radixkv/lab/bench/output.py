@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from radixkv.errors import ConfigError
+from radixkv.lab.bench.environment import provenance
 
 
 def check_outputs(file: Path | None, folder: Path | None) -> None:
@@ -26,6 +30,24 @@ def check_outputs(file: Path | None, folder: Path | None) -> None:
 
         require_matplotlib()
         require_folder(folder, "--plot")
+
+
+def open_saver(path: Path | None, bench: str) -> Callable[[Sequence[Mapping[str, object]]], None]:
+    """Returns a function that appends results to the file of ``--output-file``; it does nothing without a file.
+
+    Args:
+        path: the file.
+        bench: what the results are of. Each line has it, and where and when the function was made.
+    """
+    if path is None:
+        return lambda _: None
+    made_at = provenance()
+
+    def save(results: Sequence[Mapping[str, object]]) -> None:
+        lines = [msgspec.json.encode({"bench": bench, **result, **made_at}) + b"\n" for result in results]
+        append_lines(path, b"".join(lines))
+
+    return save
 
 
 def append_lines(path: Path, lines: bytes) -> None:

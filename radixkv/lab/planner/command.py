@@ -251,15 +251,9 @@ def _save(
     results: list[Result],
 ) -> None:
     """Appends the plan to ``--output-file``."""
-    if args.output_file is None:
-        return
-    import msgspec
-
-    from radixkv.lab.bench.environment import provenance
-    from radixkv.lab.bench.output import append_lines
+    from radixkv.lab.bench.output import open_saver
 
     record = {
-        "bench": "plan",
         "model": checkpoint.name,
         "architecture": size.architecture,
         "n_values": size.n_values,
@@ -274,6 +268,5 @@ def _save(
         "rows": args.rows,
         "pools": pools,
         "hit_rates": results,
-        **provenance(),
     }
-    append_lines(args.output_file, msgspec.json.encode(record) + b"\n")
+    open_saver(args.output_file, "plan")([record])

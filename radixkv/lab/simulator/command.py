@@ -22,6 +22,8 @@ POLICIES: tuple[Policy, ...] = ("lru", "lfuda", "adaptive", "oracle")
 DEFAULT_POLICIES: tuple[Policy, ...] = ("lru", "oracle")
 ROUTINGS: tuple[Routing, ...] = ("round-robin", "prefix", "events")
 MAX_SERVERS = 10_000
+BYTES_PER_VALUE = 2
+"""Size of a bfloat16 or float16 value."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _CAPACITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)((?:[kmg]i?)?)")
@@ -237,17 +239,18 @@ def run(args: argparse.Namespace) -> int:
         )
     _check_tier_flags(parser, args, policies)
     _check_server_flags(parser, args, policies, routings)
-    from radixkv.lab.bench.output import check_outputs
+    import msgspec
+
+    from radixkv.lab.bench.output import check_outputs, open_saver
     from radixkv.lab.simulator.answers import recorded_answers
     from radixkv.lab.simulator.caches import COSTS, GHOST_CAPACITY, CostModel
     from radixkv.lab.simulator.concurrent_replay import MAX_NUM_BATCHED_TOKENS
-    from radixkv.lab.simulator.kv_size import kv_bytes_per_token
     from radixkv.lab.simulator.recording import read_recording
     from radixkv.lab.simulator.result_table import columns, remarks, title
     from radixkv.lab.simulator.simulation import simulate
 
     check_outputs(args.output_file, args.plot)
-    n_bytes = args.kv_bytes_per_token if args.model is None else kv_bytes_per_token(args.model)
+    n_bytes = args.kv_bytes_per_token if args.model is None else _kv_bytes_per_token(args.model)
     with Progress(f"reading {args.trace}"):
         recording = read_recording(
             args.trace,
@@ -279,7 +282,7 @@ def run(args: argparse.Namespace) -> int:
         events_delay=args.events_delay or 0,
         show_progress=True,
     )
-    provenance = _provenance(args)
+    save = open_saver(args.output_file, "simulate")
     shown = columns(
         has_host=_has_tier(args, "host"),
         has_disk=_has_tier(args, "disk"),
@@ -295,7 +298,7 @@ def run(args: argparse.Namespace) -> int:
     for result in replays:
         rows.append([column.cell(result) for column in shown])
         print(table.row(rows[-1]), flush=True)
-        _save_result(args, result, provenance)
+        save([msgspec.structs.asdict(result)])  # at once: later replays may take long or be interrupted
         results.append(result)
     print(table.rest(rows), end="")
     for remark in remarks(results, recording):
@@ -307,6 +310,16 @@ def run(args: argparse.Namespace) -> int:
             plot(results, recording, table.titles, rows, args.plot)
         print(f"plots: {args.plot / 'index.html'}")
     return 0
+
+
+def _kv_bytes_per_token(model: str) -> int:
+    """Returns the bytes of K and V of one token in all layers, in 16 bits. Reads the config only; imports torch."""
+    from radixkv.checkpoints import resolve
+    from radixkv.runtime.device.model_config.config import DecoderConfig
+
+    checkpoint = resolve(model, load_format="dummy")
+    config = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
+    return 2 * config.n_layers * config.n_kv_heads * config.head_dim * BYTES_PER_VALUE
 
 
 def _has_tier(args: argparse.Namespace, tier: Literal["host", "disk"]) -> bool:
@@ -362,27 +375,6 @@ def _check_server_flags(
         )
     if args.plot is not None:
         parser.error("--plot draws one server only; leave it out, or leave --servers out")
-
-
-def _provenance(args: argparse.Namespace) -> dict[str, object]:
-    """Returns the provenance fields of the JSON lines; none without an output file."""
-    if args.output_file is None:
-        return {}
-    from radixkv.lab.bench.environment import provenance
-
-    return provenance()
-
-
-def _save_result(args: argparse.Namespace, result: Result, provenance: dict[str, object]) -> None:
-    """Appends a JSON line at once, because later replays may take long or be interrupted."""
-    if args.output_file is None:
-        return
-    import msgspec
-
-    from radixkv.lab.bench.output import append_lines
-
-    record = {"bench": "simulate", **msgspec.structs.asdict(result), **provenance}
-    append_lines(args.output_file, msgspec.json.encode(record) + b"\n")
 
 
 def _trace(text: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from time import perf_counter, thread_time
 
 import msgspec
@@ -199,30 +200,20 @@ def _check_servers(
         )
 
 
+@dataclass(frozen=True)
 class _Simulation:
-    def __init__(
-        self,
-        recording: Recording,
-        kv_bytes_per_token: int | None,
-        ghost_capacity: float,
-        ends_known: float,
-        costs: CostModel,
-        concurrency: int,
-        max_num_batched_tokens: int,
-        answers: Answers | None,
-        events_delay: int,
-        show_progress: bool,
-    ) -> None:
-        self._recording = recording
-        self._show_progress = show_progress
-        self._kv_bytes_per_token = kv_bytes_per_token
-        self._ghost_capacity = ghost_capacity
-        self._ends_known = ends_known
-        self._costs = costs
-        self._concurrency = concurrency
-        self._max_num_batched_tokens = max_num_batched_tokens
-        self._answers = answers
-        self._events_delay = events_delay
+    """What all replays of ``simulate`` have in common."""
+
+    recording: Recording
+    kv_bytes_per_token: int | None
+    ghost_capacity: float
+    ends_known: float
+    costs: CostModel
+    concurrency: int
+    max_num_batched_tokens: int
+    answers: Answers | None
+    events_delay: int
+    show_progress: bool
 
     def results(
         self,
@@ -249,7 +240,7 @@ class _Simulation:
         n_servers: int = 1,
         routing: Routing | None = None,
     ) -> Result:
-        traffic, started, started_cpu = self._recording.traffic, perf_counter(), thread_time()
+        traffic, started, started_cpu = self.recording.traffic, perf_counter(), thread_time()
         page_size = traffic.page_size
         tiers: tuple[int | None, ...] = (None, None, None) if capacity is None else capacity
         n_pages, host_pages, disk_pages = (None if n is None else n // page_size for n in tiers)
@@ -266,23 +257,23 @@ class _Simulation:
         n_evicted = replay_result.n_evicted_pages * page_size
         max_cached = replay_result.max_cached_pages * page_size
         return Result(
-            trace=self._recording.name,
-            tokenizer=self._recording.tokenizer,
+            trace=self.recording.name,
+            tokenizer=self.recording.tokenizer,
             rule=traffic.rule,
             page_size=page_size,
-            concurrency=self._concurrency,
-            max_num_batched_tokens=None if self._concurrency == 1 else self._max_num_batched_tokens,
-            n_answer_tokens=None if self._answers is None else sum(self._answers.lengths),
+            concurrency=self.concurrency,
+            max_num_batched_tokens=None if self.concurrency == 1 else self.max_num_batched_tokens,
+            n_answer_tokens=None if self.answers is None else sum(self.answers.lengths),
             servers=n_servers,
             routing=routing,
-            events_delay=self._events_delay if routing == "events" else None,
+            events_delay=self.events_delay if routing == "events" else None,
             capacity_tokens=None if capacity is None else capacity.device,
             capacity_pages=n_pages,
             host_capacity_tokens=None if capacity is None else capacity.host,
             disk_capacity_tokens=None if capacity is None else capacity.disk,
             policy=policy,
-            ghost_capacity=self._ghost_capacity if policy == "adaptive" else None,
-            ends_known=self._ends_known,
+            ghost_capacity=self.ghost_capacity if policy == "adaptive" else None,
+            ends_known=self.ends_known,
             hit_rate_pct=round(100 * n_cached / n_prompt, 3),
             of_infinite_pct=round(100 * n_cached / n_cached_infinite, 3) if n_cached_infinite else None,
             n_requests=len(traffic.n_tokens),
@@ -290,17 +281,17 @@ class _Simulation:
             n_cached_tokens=n_cached,
             n_loaded_tokens=use.n_loaded,
             n_fetched_tokens=use.n_fetched,
-            saved_seconds=round(self._costs.saved_seconds(use), 3),
-            load_us_per_token=self._costs.load_us_per_token,
-            fetch_us_per_token=self._costs.fetch_us_per_token,
-            compute_us_per_token=self._costs.compute_us_per_token,
+            saved_seconds=round(self.costs.saved_seconds(use), 3),
+            load_us_per_token=self.costs.load_us_per_token,
+            fetch_us_per_token=self.costs.fetch_us_per_token,
+            compute_us_per_token=self.costs.compute_us_per_token,
             n_evicted_pages=replay_result.n_evicted_pages,
             n_evicted_tokens=n_evicted,
             most_cached_tokens=max_cached,
             busiest_server=round(max(computed) * n_servers / sum(computed), 3) if any(computed) else None,
             n_too_large=replay_result.n_too_large,
-            n_bad_lines=self._recording.n_bad_lines,
-            kv_bytes_per_token=self._kv_bytes_per_token,
+            n_bad_lines=self.recording.n_bad_lines,
+            kv_bytes_per_token=self.kv_bytes_per_token,
             capacity_bytes=None if n_pages is None else self._bytes(n_pages * page_size),
             evicted_bytes=self._bytes(n_evicted),
             most_cached_bytes=self._bytes(max_cached),
@@ -311,30 +302,30 @@ class _Simulation:
     def _replay(
         self, n_pages: int | None, host_pages: int | None, disk_pages: int | None, policy: Policy
     ) -> ReplayResult:
-        traffic = self._recording.traffic
-        with Progress(self._activity(n_pages, policy), enabled=self._show_progress) as progress:
-            if self._concurrency == 1:
+        traffic = self.recording.traffic
+        with Progress(self._activity(n_pages, policy), enabled=self.show_progress) as progress:
+            if self.concurrency == 1:
                 return Replay(
                     traffic,
                     n_pages,
                     policy,
                     host_pages=host_pages,
                     disk_pages=disk_pages,
-                    ghost_capacity=self._ghost_capacity,
-                    ends_known=self._ends_known,
-                    costs=self._costs,
+                    ghost_capacity=self.ghost_capacity,
+                    ends_known=self.ends_known,
+                    costs=self.costs,
                 ).run(progress)
             return ConcurrentReplay(
                 traffic,
                 n_pages,
-                self._concurrency,
-                self._max_num_batched_tokens,
+                self.concurrency,
+                self.max_num_batched_tokens,
                 policy,
                 host_pages=host_pages,
                 disk_pages=disk_pages,
-                ghost_capacity=self._ghost_capacity,
-                costs=self._costs,
-                answers=self._answers,
+                ghost_capacity=self.ghost_capacity,
+                costs=self.costs,
+                answers=self.answers,
             ).run(progress)
 
     def _routed_replay(
@@ -348,26 +339,26 @@ class _Simulation:
     ) -> tuple[ReplayResult, Sequence[int]]:
         """Returns the counts, and the prompt tokens that each server computed."""
         activity = f"{self._activity(n_pages, policy)}, {n_servers} servers, routing {routing}"
-        with Progress(activity, enabled=self._show_progress) as progress:
+        with Progress(activity, enabled=self.show_progress) as progress:
             servers = [
                 Replay(
-                    self._recording.traffic,
+                    self.recording.traffic,
                     n_pages,
                     policy,
                     host_pages=host_pages,
                     disk_pages=disk_pages,
-                    ghost_capacity=self._ghost_capacity,
-                    costs=self._costs,
+                    ghost_capacity=self.ghost_capacity,
+                    costs=self.costs,
                 )
                 for _ in range(n_servers)
             ]
-            replay = RoutedReplay(self._recording.traffic, servers, routing, events_delay=self._events_delay)
+            replay = RoutedReplay(self.recording.traffic, servers, routing, events_delay=self.events_delay)
             return replay.run(progress), replay.n_computed_tokens
 
     def _activity(self, n_pages: int | None, policy: Policy) -> str:
-        page_size = self._recording.traffic.page_size
+        page_size = self.recording.traffic.page_size
         capacity = "infinite" if n_pages is None else f"{n_pages * page_size:,} tokens"
-        return f"replaying {self._recording.name}, capacity {capacity}, policy {policy}"
+        return f"replaying {self.recording.name}, capacity {capacity}, policy {policy}"
 
     def _bytes(self, n_tokens: int) -> int | None:
-        return None if self._kv_bytes_per_token is None else n_tokens * self._kv_bytes_per_token
+        return None if self.kv_bytes_per_token is None else n_tokens * self.kv_bytes_per_token

@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints the table of each workload as soon as it is done; returns the exit code."""
     config = engine_config(args)
     _check_flags(args, config)
-    from radixkv.lab.bench.output import check_outputs
+    from radixkv.lab.bench.output import check_outputs, open_saver
 
     check_outputs(args.output_file, args.plot)
     from radixkv.lab.bench.formatting import plural
@@ -165,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
         n_conversations=args.num_prompts,
         seed=args.seed,
     )
-    save = _saver(args.output_file)
+    save = open_saver(args.output_file, "paging")
     with worker_processes(n_cores()) as map_items:
         # Several processes begin the simulations in the order of these calls, before any line is taken.
         schemes = {name: compare_schemes(replace(settings, workloads=[name]), map_items) for name in args.workloads}
@@ -331,24 +331,6 @@ def _plot(
 
     with Progress("drawing the plots"):
         plot(by_scheme, by_page_size, remarks, recommendations, measured, folder)
-
-
-def _saver(path: Path | None) -> Save:
-    """Returns a function that appends results to the file; it does nothing without a file."""
-    if path is None:
-        return lambda _: None
-    import msgspec
-
-    from radixkv.lab.bench.environment import provenance
-    from radixkv.lab.bench.output import append_lines
-
-    provenance_fields = provenance()
-
-    def save(lines: Sequence[ResultLine]) -> None:
-        records: list[ResultLine] = [{"bench": "paging", **line, **provenance_fields} for line in lines]
-        append_lines(path, b"".join(msgspec.json.encode(line) + b"\n" for line in records))
-
-    return save
 
 
 def _workloads(text: str) -> list[str]:
