@@ -9,13 +9,12 @@ import pytest
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.step.page_copier import FinishedCopy
 from radixkv.runtime.tiers.disk_tier import DiskTier, Fetch
 from radixkv.runtime.tiers.loading import MemoryTiers
 from radixkv.runtime.tiers.stores.page_keys import KeyChain
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
-from radixkv.runtime.tiers.tier_copies import Load
-from radixkv.runtime.tiers.transfers import Transfers
+from radixkv.runtime.tiers.tier_link import Store
+from radixkv.runtime.tiers.transfers import HostLoad, Transfers
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 
 Patch = pytest.MonkeyPatch
@@ -28,7 +27,7 @@ def store_what_is_not_computed(patch: Patch) -> None:
 def free_the_pages_of_a_load_in_flight(patch: Patch) -> None:
     leave = Transfers.leave
 
-    def mutant(self: Transfers, load: Load) -> None:
+    def mutant(self: Transfers, load: HostLoad) -> None:
         leave(self, load)
         if not load.is_done:
             self.device.close(load.blocks)
@@ -55,7 +54,7 @@ def store_pages_without_a_pin(patch: Patch) -> None:
 def commit_before_the_copy_is_done(patch: Patch) -> None:
     begin_load = Transfers.begin_load
 
-    def mutant(self: Transfers, *args: Any) -> Load | None:
+    def mutant(self: Transfers, *args: Any) -> HostLoad | None:
         load = begin_load(self, *args)
         if load is not None:
             self.device.commit_copied(load.blocks, load.tokens, len(load.tokens) // TOKEN_BYTES)
@@ -99,8 +98,8 @@ def lose_the_last_page_of_a_copy(patch: Patch) -> None:
 def keep_a_store_of_what_was_invalidated(patch: Patch) -> None:
     end_store = Transfers._end_store
 
-    def mutant(self: Transfers, store: Any, finished: FinishedCopy) -> None:
-        source, store.source = store.source, self.device.open(store.offer.namespace, b"", is_use=False)
+    def mutant(self: Transfers, store: Store[BlockTable], finished: FinishedTransfer) -> None:
+        source, store.blocks = store.blocks, self.device.open(store.offer.namespace, b"", is_use=False)
         end_store(self, store, finished)
         self.device.close(source)
 
@@ -110,9 +109,8 @@ def keep_a_store_of_what_was_invalidated(patch: Patch) -> None:
 def keep_a_load_of_what_was_invalidated(patch: Patch) -> None:
     end_load = Transfers._end_load
 
-    def mutant(self: Transfers, load: Load, finished: FinishedCopy) -> None:
-        assert load.source.lease is not None
-        source, load.source = load.source, self.host.open(load.source.lease.namespace, b"", is_use=False)
+    def mutant(self: Transfers, load: HostLoad, finished: FinishedTransfer) -> None:
+        source, load.place = load.place, self.host.open(load.namespace, b"", is_use=False)
         end_load(self, load, finished)
         self.host.close(source)
 
@@ -120,34 +118,35 @@ def keep_a_load_of_what_was_invalidated(patch: Patch) -> None:
 
 
 def keep_a_fetch_of_what_was_invalidated(patch: Patch) -> None:
-    end_fetch = DiskTier._end_fetch
+    end_load = DiskTier._end_load
 
-    def mutant(self: DiskTier, fetch: Fetch, finished: FinishedTransfer) -> None:
-        fetch.is_invalidated = False
-        end_fetch(self, fetch, finished)
+    def mutant(self: DiskTier, load: Fetch, finished: FinishedTransfer) -> None:
+        load.place.can_commit = True
+        end_load(self, load, finished)
 
-    patch.setattr(DiskTier, "_end_fetch", mutant)
+    patch.setattr(DiskTier, "_end_load", mutant)
 
 
 def write_slots_without_a_lease(patch: Patch) -> None:
-    def mutant(self: DiskTier) -> None:
-        self._start_writes_of_leased()
-        for write in self._writes.values():
-            self.host.close(write.source)
-            write.source = self.host.open(Namespace(), b"", bypasses_tree=True)
+    advance = DiskTier.advance
 
-    patch.setattr(DiskTier, "_start_writes_of_leased", DiskTier._start_writes, raising=False)
-    patch.setattr(DiskTier, "_start_writes", mutant)
+    def mutant(self: DiskTier) -> bool:
+        has_fetched = advance(self)
+        for write in self._stores.values():
+            self.host.close(write.blocks)
+            write.blocks = self.host.open(Namespace(), b"", bypasses_tree=True)
+        return has_fetched
+
+    patch.setattr(DiskTier, "advance", mutant)
 
 
 def believe_in_a_lost_page(patch: Patch) -> None:
-    end_fetch = DiskTier._end_fetch
+    end_load = DiskTier._end_load
 
-    def mutant(self: DiskTier, fetch: Fetch, finished: FinishedTransfer) -> None:
-        n_pages = len(fetch.blocks.pages) - fetch.blocks.n_leased
-        end_fetch(self, fetch, finished._replace(n_pages=n_pages))
+    def mutant(self: DiskTier, load: Fetch, finished: FinishedTransfer) -> None:
+        end_load(self, load, finished._replace(n_pages=load.n_pages))
 
-    patch.setattr(DiskTier, "_end_fetch", mutant)
+    patch.setattr(DiskTier, "_end_load", mutant)
 
 
 def forget_the_end_of_a_lookup(patch: Patch) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
@@ -13,42 +11,33 @@ from radixkv.runtime.tiers.load_cost import LoadCost
 from radixkv.runtime.tiers.stores.disk_changes import DiskChanges
 from radixkv.runtime.tiers.stores.page_keys import KeyChain, namespace_key
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageStore
+from radixkv.runtime.tiers.tier_link import MAX_OFFERS_PER_TURN, Load, Offer, Store, TierLink
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.tree.spared import WaitingPrompt
 
 _MAX_WRITTEN_BYTES = 256 << 20
-"""No write begins while so many bytes, or 1/4 of the host tier, are being written: they hold their slots. The last
-write may exceed it."""
-_MAX_OFFERS = 4096
-"""Offers that wait to be written; beyond them the oldest is dropped."""
-_MAX_OFFERS_PER_TURN = 32
-"""Offers and waiting prompts looked at in one turn, which bounds its length: keys of each are computed."""
+"""See ``TierLink``."""
 
 
-class _Offer(NamedTuple):
-    namespace: Namespace
-    tokens: bytes
-    """Whole pages, from the start of the sequence."""
+@dataclass(slots=True)
+class StoredPages:
+    """Pages of a sequence in the store."""
+
+    keys: list[bytes]
+    """Keys of all whole pages of the sequence."""
+    can_commit: bool = True
+    """Whether they were not removed from the store."""
 
 
-@dataclass(slots=True, eq=False)
-class Fetch:
+class Fetch(Load[StoredPages]):
     """A copy of a sequence's pages from the store to the host tier."""
 
-    namespace: Namespace
-    tokens: bytearray
-    """Tokens of the pages that the host tier will have, from the start of the sequence."""
-    blocks: BlockTable
-    """The host tier's slots; those after the leased ones are being filled."""
-    start: int
-    """Tokens before those that are fetched."""
-    is_done: bool = False
-    has_failed: bool = False
-    """Whether some of the pages could not be read, or they are invalidated."""
-    n_tokens: int = 0
-    """Tokens that were fetched, once it is done."""
-    is_invalidated: bool = False
-    """Whether its pages must not enter the host tier: they were removed from the store meanwhile."""
+    __slots__ = ()
+
+    @property
+    def may_be_joined(self) -> bool:
+        """See ``Load``."""
+        return self.blocks.can_commit and self.place.can_commit
 
 
 @dataclass(slots=True, eq=False)
@@ -61,27 +50,7 @@ class Lookup:
 
 
 @dataclass(slots=True, eq=False)
-class _Write:
-    offer: _Offer
-    """What it writes, with the pages that the store has already."""
-    source: BlockTable
-    """Lease on the host tier's slots."""
-    n_pages: int
-
-
-@dataclass(slots=True)
-class DiskCounters:
-    """What the disk tier has done since the start."""
-
-    n_pages_fetched: int = 0
-    fetch_seconds: float = 0.0
-    write_seconds: float = 0.0
-    n_lookups: int = 0
-    look_up_seconds: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class DiskTier:
+class DiskTier(TierLink[StoredPages, Fetch]):
     """Writes the pages that enter the host tier to a page store, and fetches them into free slots.
 
     What other servers have written to a store that they share is looked up, once for each prompt.
@@ -102,12 +71,10 @@ class DiskTier:
     root: bytes
     slot_buffer: Callable[[int], memoryview]
     cost: LoadCost
-    counters: DiskCounters = field(default_factory=DiskCounters)
-    _offers: deque[_Offer] = field(default_factory=deque)
+    n_lookups: int = 0
+    """Lookups that have finished."""
+    look_up_seconds: float = 0.0
     _lookups: dict[int, Lookup] = field(default_factory=dict)
-    _fetches: dict[int, Fetch] = field(default_factory=dict)
-    _writes: dict[int, _Write] = field(default_factory=dict)
-    _n_pages_in_write: int = 0
     _spared: dict[WaitingPrompt, tuple[list[bytes], int]] = field(default_factory=dict)
     """The keys of each waiting prompt, and how many of the first ones the store had when it was last asked."""
     changes: DiskChanges = field(init=False)
@@ -117,34 +84,18 @@ class DiskTier:
     def __post_init__(self) -> None:
         self._chain = KeyChain(self.root, self.host.page_size * TOKEN_BYTES)
         self.changes = DiskChanges(self.store, self._chain, self.host.page_size * TOKEN_BYTES)
+        self.upper, self._upper_part = self.host, 4
+        self._max_pages_in_store = _MAX_WRITTEN_BYTES // self.store.page_bytes
 
     @property
     def is_busy(self) -> bool:
         """Whether a lookup, a fetch or a write is in flight."""
-        return bool(self._lookups or self._fetches or self._writes)
+        return bool(self._lookups or self._loads or self._stores)
 
     @property
     def is_fetching(self) -> bool:
         """Whether a lookup or a fetch is in flight."""
-        return bool(self._lookups or self._fetches)
-
-    @property
-    def n_offers(self) -> int:
-        """Offers that wait to be written."""
-        return len(self._offers)
-
-    def block_tables(self) -> Iterator[BlockTable]:
-        """Yields the host tier's block tables of fetches and writes in flight."""
-        for fetch in self._fetches.values():
-            yield fetch.blocks
-        for write in self._writes.values():
-            yield write.source
-
-    def offer(self, namespace: Namespace, tokens: bytes) -> None:
-        """Queues a sequence of the host tier, so that its pages are written. O(1) beside the tokens' copy."""
-        if len(self._offers) == _MAX_OFFERS:
-            self._offers.popleft()
-        self._offers.append(_Offer(namespace, tokens))
+        return bool(self._lookups or self._loads)
 
     def n_fetchable(self, namespace: Namespace, tokens: bytes, n_host: int) -> int:
         """Returns the length of the prompt's prefix in host tier and store together, in tokens. O(tokens).
@@ -184,15 +135,6 @@ class DiskTier:
         self._lookups[ticket] = lookup = Lookup(keys[-1])
         return lookup
 
-    def find_fetch(self, namespace: Namespace, tokens: bytes, n_host: int) -> Fetch | None:
-        """Returns a fetch in flight of the page after the prompt's first ``n_host`` tokens, if there is one."""
-        n_bytes = (n_host + self.host.page_size) * TOKEN_BYTES
-        for fetch in self._fetches.values():
-            is_same = fetch.namespace == namespace and fetch.blocks.can_commit and not fetch.is_invalidated
-            if is_same and n_bytes <= len(fetch.tokens) and tokens[:n_bytes] == fetch.tokens[:n_bytes]:
-                return fetch
-        return None
-
     def begin_fetch(self, namespace: Namespace, tokens: bytes, n_tokens: int, n_device: int) -> Fetch | None:
         """Starts to read the pages of a prompt's first ``n_tokens`` that the host tier does not have. O(tokens).
 
@@ -208,20 +150,17 @@ class DiskTier:
             None if there is no slot for a page that the device lacks; the cached prefix counts as used.
         """
         page_size = self.host.page_size
-        blocks = self.host.open(
-            namespace, tokens[: n_tokens * TOKEN_BYTES], is_hit=False
-        )  # the load after it is one
+        tokens = tokens[: n_tokens * TOKEN_BYTES]
+        blocks = self.host.open(namespace, tokens, is_hit=False)  # the load after it is one
         first = blocks.n_leased
         last = min(n_tokens // page_size, first + max(0, self.host.n_available_to(namespace)))
         if last <= max(first, n_device // page_size) or not self.host.reserve(blocks, last):
             self.host.close(blocks)
             return None
-        n_tokens = last * page_size
-        keys = self._chain.keys(namespace, tokens[: n_tokens * TOKEN_BYTES])[first:]
-        missing = tokens[first * page_size * TOKEN_BYTES : n_tokens * TOKEN_BYTES]
-        ticket = self.store.load(keys, missing, self._buffers(blocks.pages[first:last]))
-        fetch = Fetch(namespace, bytearray(tokens[: n_tokens * TOKEN_BYTES]), blocks, first * page_size)
-        self._fetches[ticket] = fetch
+        tokens = tokens[: last * page_size * TOKEN_BYTES]
+        place = StoredPages(self._chain.keys(namespace, tokens))
+        fetch = Fetch(namespace, bytearray(tokens), blocks, place, first * page_size, blocks.pages[first:last])
+        self._loads[self.store.load(*self._pages(fetch))] = fetch
         return fetch
 
     def advance(self) -> bool:
@@ -232,21 +171,13 @@ class DiskTier:
         Returns:
             Whether a lookup or a fetch has finished.
         """
-        has_fetched = False
-        for finished in self.store.take_finished():
-            if (fetch := self._fetches.pop(finished.ticket, None)) is not None:
-                self._end_fetch(fetch, finished)
-                has_fetched = True
-            elif (lookup := self._lookups.pop(finished.ticket, None)) is not None:
-                lookup.is_done = has_fetched = True
-                self.counters.n_lookups += 1
-                self.counters.look_up_seconds += finished.seconds
-                self.cost.add_look_up(finished.seconds)
-            elif (write := self._writes.pop(finished.ticket, None)) is not None:
-                self._end_write(write, finished)
+        finished = self.store.take_finished()
+        has_looked_up = sum(map(self._end_look_up, finished)) > 0
+        has_fetched = self._end(finished)
         if self._offers:
-            self._start_writes()
-        return has_fetched
+            self._spare()
+            self._start_stores()
+        return has_looked_up or has_fetched
 
     def invalidate(self, namespace: Namespace, tokens: bytes) -> int:
         """Removes every sequence that begins with ``tokens`` from the store, and those that are on their way.
@@ -262,13 +193,14 @@ class DiskTier:
         Returns:
             The number of pages removed.
         """
-        for fetch in self._fetches.values():
+        for fetch in self._loads.values():
             is_longer, is_shorter = fetch.tokens.startswith(tokens), tokens.startswith(fetch.tokens)
-            fetch.is_invalidated |= fetch.namespace == namespace and (is_longer or is_shorter)
+            if fetch.namespace == namespace and (is_longer or is_shorter):
+                fetch.place.can_commit = False
         *leading, key = namespace_key(self.root, namespace), *self._chain.keys(namespace, tokens)
         removal = self.store.remove(key, leading[1:])
-        for write in self._writes.values():
-            if write.source.can_commit:
+        for write in self._stores.values():
+            if write.blocks.can_commit:
                 self.offer(*write.offer)
         return removal.n_pages
 
@@ -281,33 +213,43 @@ class DiskTier:
         """Finishes the writes that were offered as far as ``timeout_s`` allows, and drops the rest."""
         self.store.close(timeout_s)
 
-    def _end_fetch(self, fetch: Fetch, finished: FinishedTransfer) -> None:
-        page_size, first = self.host.page_size, fetch.blocks.n_leased
-        n_missing = len(fetch.blocks.pages) - first
-        self.counters.n_pages_fetched += finished.n_pages
-        self.counters.fetch_seconds += finished.seconds
+    def _make_room(self, offer: Offer, pages: Sequence[int]) -> tuple[StoredPages, int, int]:
+        """See ``TierLink``: the store makes room for itself."""
+        keys = self._chain.keys(offer.namespace, offer.tokens)[: len(pages)]
+        first = self.store.run(keys)
+        return StoredPages(keys), first, len(pages) - first
+
+    def _begin_store(self, store: Store[StoredPages]) -> int:
+        return self.store.store(*self._pages(store))
+
+    def _take_store(self, store: Store[StoredPages], finished: FinishedTransfer) -> bool:
+        self.changes.add_stored(store.offer.namespace, store.offer.tokens)
+        return finished.n_pages == len(store.pages)
+
+    def _take_load(self, load: Fetch, finished: FinishedTransfer) -> None:
         if finished.n_pages:
-            self.cost.add_fetch(finished.n_pages * page_size, finished.seconds)
-        n_pages = 0 if fetch.is_invalidated else finished.n_pages
-        fetch.n_tokens = n_pages * page_size
-        fetch.is_done, fetch.has_failed = True, n_pages < n_missing
-        self.changes.add_stored(fetch.namespace, bytes(fetch.tokens))
-        self.host.commit_copied(fetch.blocks, fetch.tokens, (first + n_pages) * page_size)
-        self.host.close(fetch.blocks)
+            self.cost.add_fetch(finished.n_pages * self.host.page_size, finished.seconds)
+        self.changes.add_stored(load.namespace, bytes(load.tokens))
 
-    def _end_write(self, write: _Write, finished: FinishedTransfer) -> None:
-        self.counters.write_seconds += finished.seconds
-        self._n_pages_in_write -= write.n_pages
-        self.changes.add_stored(*write.offer)
-        self.host.close(write.source)
+    def _close(self, blocks: BlockTable, place: StoredPages, namespace: Namespace, tokens: bytes) -> None:
+        self.host.close(blocks)
 
-    def _start_writes(self) -> None:
-        self._spare()
-        max_pages = max(1, min(_MAX_WRITTEN_BYTES // self.store.page_bytes, self.host.n_pages // 4))
-        for _ in range(min(_MAX_OFFERS_PER_TURN, len(self._offers))):
-            if self._n_pages_in_write >= max_pages:
-                break
-            self._start_write(self._offers.popleft())
+    def _pages(self, copy: Fetch | Store[StoredPages]) -> tuple[list[bytes], bytes, list[memoryview]]:
+        """Returns keys, tokens and slots of the pages that are copied."""
+        last = len(copy.tokens) // (self.host.page_size * TOKEN_BYTES)
+        first = last - len(copy.pages)
+        tokens = bytes(copy.tokens[first * self.host.page_size * TOKEN_BYTES :])
+        return copy.place.keys[first:last], tokens, [self.slot_buffer(slot) for slot in copy.pages]
+
+    def _end_look_up(self, finished: FinishedTransfer) -> bool:
+        """Ends a lookup; returns False if it is none."""
+        if (lookup := self._lookups.pop(finished.ticket, None)) is None:
+            return False
+        lookup.is_done = True
+        self.n_lookups += 1
+        self.look_up_seconds += finished.seconds
+        self.cost.add_look_up(finished.seconds)
+        return True
 
     def _spare(self) -> None:
         """Tells the store what waiting prompts will fetch, before it makes room for writes.
@@ -319,7 +261,7 @@ class DiskTier:
         for prompt in self.host.waiting():
             if prompt in before:
                 keys, n_stored = before[prompt]
-            elif n_new < _MAX_OFFERS_PER_TURN:
+            elif n_new < MAX_OFFERS_PER_TURN:
                 n_new += 1
                 keys, n_stored = self._chain.keys(*prompt), 0
             else:
@@ -330,22 +272,3 @@ class DiskTier:
                 n_stored += self.store.run(keys[n_stored:])
             self._spared[prompt] = keys, n_stored
         self.store.spare([keys[n_stored - 1] for keys, n_stored in self._spared.values() if n_stored])
-
-    def _start_write(self, offer: _Offer) -> None:
-        """Starts to write what the store does not have of an offer and the host tier still has."""
-        page_size = self.host.page_size
-        source = self.host.open(offer.namespace, offer.tokens, is_use=False)
-        last = source.n_leased
-        tokens = offer.tokens[: last * page_size * TOKEN_BYTES]
-        keys = self._chain.keys(offer.namespace, tokens)
-        first = self.store.run(keys)
-        if first >= last:
-            self.host.close(source)
-            return
-        missing = tokens[first * page_size * TOKEN_BYTES :]
-        ticket = self.store.store(keys[first:], missing, self._buffers(source.pages[first:last]))
-        self._writes[ticket] = _Write(offer, source, last - first)
-        self._n_pages_in_write += last - first
-
-    def _buffers(self, slots: Sequence[int]) -> list[memoryview]:
-        return [self.slot_buffer(slot) for slot in slots]

@@ -13,8 +13,7 @@ from radixkv.runtime.seams import Queue, TierChanges, TierHits, Tiers
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.tiers.disk_tier import Fetch, Lookup
 from radixkv.runtime.tiers.stats import disk_stats, host_stats
-from radixkv.runtime.tiers.tier_copies import Load
-from radixkv.runtime.tiers.transfers import Transfers
+from radixkv.runtime.tiers.transfers import HostLoad, Transfers
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.cache_messages import Tier
@@ -25,7 +24,7 @@ _OFFERED_TOKENS = 256
 
 
 class _Loading(NamedTuple):
-    load: Load
+    load: HostLoad
     n_missing: int
     """Pages that the request needs beside the loaded ones."""
 
@@ -74,7 +73,7 @@ class MemoryTiers(Tiers):
         self._clock = clock
         self._loads: dict[Request, _Loading] = {}
         """The loading and loaded requests, in the order in which their loads began."""
-        self._joined: dict[Request, Load | Fetch | Lookup] = {}
+        self._joined: dict[Request, HostLoad | Fetch | Lookup] = {}
         """What each request waits for that joined the load of another one, or waits for pages from disk or a shared
         store."""
         self._waits: dict[Request, _Wait] = {}
@@ -193,7 +192,7 @@ class MemoryTiers(Tiers):
                 wait = self._waits[request]
                 wait.is_looked_up |= isinstance(copy, Lookup)
                 if isinstance(copy, Fetch):
-                    wait.uses_disk = not copy.has_failed
+                    wait.uses_disk = not copy.is_lost
                     request.cache_use.note("fetched", copy.start, copy.start + copy.n_tokens)
                 self._note_end(request)
                 self.retract(request)

@@ -27,7 +27,7 @@ def host_stats(transfers: Transfers, n_loading: int) -> HostStats:
         load_seconds=counters.load_seconds,
         store_seconds=counters.store_seconds,
         copies_failed_total=counters.n_failed,
-        hits_computed_total=counters.n_computed,
+        hits_computed_total=transfers.n_hits_computed,
         load_seconds_per_token=cost.load_s_per_token,
         compute_seconds_per_token=cost.compute_s_per_token,
     )
@@ -41,17 +41,17 @@ def disk_stats(disk: DiskTier) -> DiskStats:
         shared = SharedStoreStats(
             is_away=health.is_away,
             failures_total=health.n_failures,
-            lookups_total=counters.n_lookups,
-            look_up_seconds=counters.look_up_seconds,
+            lookups_total=disk.n_lookups,
+            look_up_seconds=disk.look_up_seconds,
         )
     return DiskStats(
         n_pages=disk.store.n_pages,
         n_bytes=disk.store.n_bytes,
-        pages_fetched_total=counters.n_pages_fetched,
+        pages_fetched_total=counters.n_pages_loaded,
         pages_written_total=counts.n_written,
         pages_lost_total=counts.n_lost,
-        fetch_seconds=counters.fetch_seconds,
-        write_seconds=counters.write_seconds,
+        fetch_seconds=counters.load_seconds,
+        write_seconds=counters.store_seconds,
         fetch_seconds_per_token=disk.cost.fetch_s_per_token,
         shared=shared,
     )

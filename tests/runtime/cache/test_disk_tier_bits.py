@@ -114,7 +114,7 @@ def test_two_requests_join_one_fetch(restarts: Restarts) -> None:
         server.run()
         assert server.outputs[40].tokens == restarts.cold.outputs[40].tokens
         assert server.outputs[41].n_cached == server.outputs[40].n_cached == WHOLE[3]
-        assert server.disk.counters.n_pages_fetched == len(PROMPTS[40]) // 4
+        assert server.disk.counters.n_pages_loaded == len(PROMPTS[40]) // 4
 
 
 def test_a_salt_has_pages_of_its_own(restarts: Restarts) -> None:
@@ -269,13 +269,9 @@ def ignore_the_key_and_tokens(patch: pytest.MonkeyPatch) -> None:
 
 
 def believe_a_failed_fetch(patch: pytest.MonkeyPatch) -> None:
-    end = DiskTier._end_fetch
+    end = DiskTier._end_load
     patch.setattr(
-        DiskTier,
-        "_end_fetch",
-        lambda self, fetch, done: end(
-            self, fetch, done._replace(n_pages=len(fetch.blocks.pages) - fetch.blocks.n_leased)
-        ),
+        DiskTier, "_end_load", lambda self, load, done: end(self, load, done._replace(n_pages=load.n_pages))
     )
 
 

@@ -63,8 +63,8 @@ def test_a_fetch_and_the_load_after_it_are_one_hit() -> None:
             cache.flush()
         answer(engine, n_tokens, 1)
     engine.cache.flush()
-    n_fetched = engine.transfers.disk.counters.n_pages_fetched
+    n_fetched = engine.transfers.disk.counters.n_pages_loaded
     assert (hits(engine.host, 20), n_fetched) == (1, 15)
     answer(engine, 40, 1)
-    assert engine.transfers.disk.counters.n_pages_fetched == n_fetched + 5
+    assert engine.transfers.disk.counters.n_pages_loaded == n_fetched + 5
     assert (hits(engine.host, 20), hits(engine.host, 40)) == (2, 1)

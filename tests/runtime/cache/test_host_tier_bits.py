@@ -14,8 +14,7 @@ import pytest
 from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
 from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots
-from radixkv.runtime.tiers.tier_copies import Load
-from radixkv.runtime.tiers.transfers import Transfers
+from radixkv.runtime.tiers.transfers import HostLoad, Transfers
 from radixkv.wire import cache_messages
 from radixkv.wire import messages as wire
 from support.cold_answers import ColdAnswers
@@ -149,7 +148,7 @@ def load_another_slot(patch: pytest.MonkeyPatch) -> None:
 def read_before_the_copy_is_done(patch: pytest.MonkeyPatch) -> None:
     begin = Transfers.begin_load
 
-    def mutant(self: Transfers, namespace: Any, tokens: bytes, *args: int) -> Load | None:
+    def mutant(self: Transfers, namespace: Any, tokens: bytes, *args: int) -> HostLoad | None:
         load = begin(self, namespace, tokens, *args)
         if load is not None:
             self.device.commit_copied(load.blocks, load.tokens, len(load.tokens) // 4)

@@ -6,7 +6,7 @@ import pytest
 
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.tiers.load_cost import LoadCost
-from radixkv.runtime.tiers.tier_copies import CachedPrefixes
+from radixkv.runtime.tiers.transfers import CachedPrefixes
 from radixkv.tree.node import Namespace
 from support.engine import Engine, name_of, prompt, token_bytes
 from support.evicting import evict_all
@@ -109,7 +109,7 @@ def test_an_abort_during_a_fetch() -> None:
     again = engine.add(prompt(40))
     finish(engine)
     assert again.cache_use.counted.n_loaded == 39
-    assert engine.transfers.disk.counters.n_pages_fetched == 10, "the second request fetched again"
+    assert engine.transfers.disk.counters.n_pages_loaded == 10, "the second request fetched again"
 
 
 def test_a_flush_during_a_fetch() -> None:
@@ -169,7 +169,7 @@ def test_a_policy_of_never_fetches_nothing() -> None:
     request = engine.add(prompt(40))
     finish(engine)
     assert sources(request) == (0, 0, 0)
-    assert engine.transfers.disk.counters.n_pages_fetched == 0
+    assert engine.transfers.disk.counters.n_pages_loaded == 0
 
 
 def test_a_fetch_is_tried_again_after_many_that_were_declined() -> None:

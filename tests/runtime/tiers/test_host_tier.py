@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from radixkv.runtime.request import Phase, Request
-from radixkv.runtime.tiers import transfers
+from radixkv.runtime.tiers import tier_link, transfers
 from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt, token_bytes
@@ -315,7 +315,7 @@ def test_auto_computes_where_the_link_is_slow() -> None:
     again = serve(engine)
     finish(engine)
     assert again.cache_use.counted.n_loaded == 0
-    assert engine.transfers.counters.n_computed == 1
+    assert engine.transfers.n_hits_computed == 1
 
 
 def test_selective_stores_what_a_second_request_has_used() -> None:
@@ -477,7 +477,7 @@ def engine_without_host_memory(monkeypatch: pytest.MonkeyPatch, **settings: Any)
 
 
 def test_offers_are_bounded_while_host_memory_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "MAX_OFFERS", 8)
+    monkeypatch.setattr(tier_link, "MAX_OFFERS", 8)
     engine = engine_without_host_memory(monkeypatch)
     for first in range(20):
         serve(engine, first=first)

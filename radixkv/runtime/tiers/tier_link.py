@@ -1,0 +1,279 @@
+"""The link between a tier and the one below it: copies of pages both ways, from offer to end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from radixkv.runtime.cache.block_table import BlockTable
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
+from radixkv.tree.node import TOKEN_BYTES, Namespace
+
+MAX_OFFERS = 4096
+"""Offers that wait for their copy; beyond them the oldest is dropped. A later request for the same tokens offers
+them again."""
+MAX_OFFERS_PER_TURN = 32
+"""Offers looked at in one turn, which bounds its length: a batch of requests may offer all its prompts at once."""
+
+
+class Place(Protocol):
+    """Where the lower tier has pages of a sequence. It drops none of them as long as the place is open."""
+
+    @property
+    def can_commit(self) -> bool:
+        """Whether the pages can still be found: nothing has removed them since the place was opened."""
+        ...
+
+
+P = TypeVar("P", bound=Place)
+L = TypeVar("L", bound="Load[Any]")
+
+
+class Offer(NamedTuple):
+    """A sequence whose pages in the upper tier are worth a copy in the lower one."""
+
+    namespace: Namespace
+    tokens: bytes
+    """Little-endian int32; a last page that they do not fill is left out."""
+    on_stored: Callable[[Namespace, bytes], None] | None = None
+    """Called with namespace and tokens once the lower tier has what it has room for of the computed pages."""
+
+    def report(self) -> None:
+        """Tells whoever made the offer that the lower tier has its pages."""
+        if self.on_stored is not None:
+            self.on_stored(self.namespace, self.tokens)
+
+
+@dataclass(slots=True, eq=False)
+class Store(Generic[P]):
+    """A copy of a sequence's pages to the lower tier."""
+
+    offer: Offer
+    tokens: bytearray
+    """Tokens of the pages that the lower tier will have, from the start of the sequence."""
+    blocks: BlockTable
+    """Lease on the upper tier's pages."""
+    place: P
+    pages: list[int]
+    """Pages of the upper tier that are copied: the last of ``tokens``."""
+
+
+@dataclass(slots=True, eq=False)
+class Load(Generic[P]):
+    """A copy of a sequence's pages from the lower tier, for one request and those that join it."""
+
+    namespace: Namespace
+    tokens: bytearray
+    """Tokens of the pages that the upper tier will have, from the start of the sequence."""
+    blocks: BlockTable
+    """The upper tier's pages. Those after the leased ones belong to the copy until it is done."""
+    place: P
+    start: int
+    """Tokens before those that are copied."""
+    pages: list[int]
+    """Pages of the upper tier to which is copied."""
+    is_wanted: bool = False
+    """Whether a request waits for it, and has ``blocks`` then. If not, ``blocks`` is closed when it is done."""
+    is_done: bool = False
+    has_failed: bool = False
+    """Whether some of the pages could not be copied."""
+    is_lost: bool = False
+    """Whether the upper tier lacks pages of it: the copy has failed, or its source was removed."""
+    n_tokens: int = 0
+    """Tokens that were copied from what was not removed, once it is done."""
+
+    @property
+    def n_pages(self) -> int:
+        """Pages to copy."""
+        return len(self.pages)
+
+    @property
+    def may_be_joined(self) -> bool:
+        """Whether what it copies can still be found, so that another request may wait for it."""
+        return self.place.can_commit
+
+
+@dataclass(slots=True)
+class LinkCounters:
+    """What a link has done since the start."""
+
+    n_loads: int = 0
+    """Loads of which no page has failed."""
+    n_pages_loaded: int = 0
+    load_seconds: float = 0.0
+    """Time of the copies themselves, as of ``store_seconds``."""
+    n_pages_stored: int = 0
+    store_seconds: float = 0.0
+    n_failed: int = 0
+    """Loads and stores of which a page has failed."""
+
+
+@dataclass(slots=True, eq=False)
+class TierLink(ABC, Generic[P, L]):
+    """Copies pages of offered sequences to the tier below, and back when a prompt needs them.
+
+    The pages of a copy are private to a block table until it has finished, and only then are they committed.
+    A subclass says what the lower tier is: how it makes room, and what copies from it and to it.
+    """
+
+    upper: PageCache = field(init=False)
+    """The cache of the upper tier."""
+    _max_pages_in_store: int = field(init=False)
+    """No store begins while so many pages, or one ``_upper_part``-th of the upper tier's, are being stored: they
+    cannot be evicted meanwhile. The last store may exceed it."""
+    _upper_part: int = field(init=False)
+    counters: LinkCounters = field(default_factory=LinkCounters, init=False)
+    _loads: dict[int, L] = field(default_factory=dict, init=False)
+    """Loads in flight, by ticket."""
+    _stores: dict[int, Store[P]] = field(default_factory=dict, init=False)
+    """Stores in flight, by ticket."""
+    _offers: deque[Offer] = field(default_factory=deque, init=False)
+    """Offers that wait for their turn."""
+    _postponed: deque[Offer] = field(default_factory=deque, init=False)
+    """Offers for which the lower tier could not make room yet."""
+    _n_pages_in_store: int = field(default=0, init=False)
+
+    @property
+    def n_offers(self) -> int:
+        """Offers that wait for their copy."""
+        return len(self._offers) + len(self._postponed)
+
+    def block_tables(self) -> Iterator[BlockTable]:
+        """Yields the upper tier's block tables that belong to copies in flight and to no waiting request."""
+        yield from (load.blocks for load in self._loads.values() if not load.is_wanted)
+        yield from (store.blocks for store in self._stores.values())
+
+    def offer(
+        self, namespace: Namespace, tokens: bytes, on_stored: Callable[[Namespace, bytes], None] | None = None
+    ) -> None:
+        """Queues a sequence, so that its computed pages are copied to the lower tier. O(1) beside the tokens' copy.
+
+        Args:
+            namespace: namespace of the sequence.
+            tokens: the sequence; a last page that they do not fill is left out.
+            on_stored: called with both once the lower tier has the pages that are computed, or the leading ones for
+                which it has room; not if that fails.
+        """
+        if self.n_offers == MAX_OFFERS:
+            (self._postponed or self._offers).popleft()
+        self._offers.append(Offer(namespace, tokens, on_stored))
+
+    def find_load(self, namespace: Namespace, tokens: bytes, n_upper: int) -> L | None:
+        """Returns a load in flight of the page after a prompt's first ``n_upper`` tokens, if there is one.
+
+        O(loads in flight), and a comparison of the tokens.
+        """
+        n_bytes = (n_upper + self.upper.page_size) * TOKEN_BYTES
+        for load in self._loads.values():
+            is_same = load.namespace == namespace and load.may_be_joined
+            if is_same and n_bytes <= len(load.tokens) and tokens[:n_bytes] == load.tokens[:n_bytes]:
+                return load
+        return None
+
+    def leave(self, load: L) -> None:
+        """Gives up a load. Its pages stay cached if the copy succeeds; if not, they are free then. O(pages)."""
+        load.is_wanted = False
+        if load.is_done:
+            self.upper.close(load.blocks)
+
+    def _end(self, finished: Iterable[FinishedTransfer]) -> bool:
+        """Ends copies, and ignores tickets of anything else; returns whether a load was among them. O(pages)."""
+        has_loaded = False
+        for one in finished:
+            if (load := self._loads.pop(one.ticket, None)) is not None:
+                self._end_load(load, one)
+                has_loaded = True
+            elif (store := self._stores.pop(one.ticket, None)) is not None:
+                self._end_store(store, one)
+        return has_loaded
+
+    def _start_stores(self) -> None:
+        """Starts stores of offers, oldest first, as long as few enough pages are in flight."""
+        max_pages = max(1, min(self._max_pages_in_store, self.upper.n_pages // self._upper_part))
+        for _ in range(min(MAX_OFFERS_PER_TURN, len(self._offers))):
+            if self._n_pages_in_store >= max_pages:
+                break
+            self._start_store(self._offers.popleft())
+
+    def _end_load(self, load: L, finished: FinishedTransfer) -> None:
+        n_pages, is_found = finished.n_pages, load.place.can_commit
+        load.is_done, load.has_failed = True, n_pages < load.n_pages
+        load.is_lost = load.has_failed or not is_found
+        load.n_tokens = n_pages * self.upper.page_size if is_found else 0
+        self.counters.load_seconds += finished.seconds
+        self.counters.n_pages_loaded += n_pages
+        if load.has_failed:
+            self.counters.n_failed += 1
+        else:
+            self.counters.n_loads += 1
+        self._take_load(load, finished)
+        if load.n_tokens:
+            self.upper.commit_copied(load.blocks, load.tokens, load.start + load.n_tokens)
+        if not load.is_wanted:
+            self.upper.close(load.blocks)
+
+    def _end_store(self, store: Store[P], finished: FinishedTransfer) -> None:
+        self.counters.store_seconds += finished.seconds
+        self.counters.n_pages_stored += finished.n_pages
+        self.counters.n_failed += finished.n_pages < len(store.pages)
+        self._n_pages_in_store -= len(store.pages)
+        if self._take_store(store, finished):
+            store.offer.report()
+        self._resume_postponed()
+        self._close(store.blocks, store.place, store.offer.namespace, bytes(store.tokens))
+
+    def _resume_postponed(self) -> None:
+        self._offers.extendleft(reversed(self._postponed))
+        self._postponed.clear()
+
+    def _start_store(self, offer: Offer) -> None:
+        """Starts the store of what the lower tier lacks of an offer: of the leading pages for which it has room."""
+        page_size = self.upper.page_size
+        blocks = self.upper.open(offer.namespace, offer.tokens, is_use=False)
+        n_computed = self.upper.n_computed(blocks) // page_size
+        place, first, n_pages = self._make_room(offer, blocks.pages[:n_computed])
+        if n_pages:
+            last = first + n_pages
+            tokens = bytearray(offer.tokens[: last * page_size * TOKEN_BYTES])
+            store = Store(offer, tokens, blocks, place, blocks.pages[first:last])
+            self._n_pages_in_store += n_pages
+            self._stores[self._begin_store(store)] = store
+            return
+        self._close(blocks, place, offer.namespace, offer.tokens)
+        if n_pages is None:
+            self._postponed.append(offer)
+        else:
+            offer.report()
+
+    @abstractmethod
+    def _make_room(self, offer: Offer, pages: Sequence[int]) -> tuple[P, int, int | None]:
+        """Makes room for the copy of an offer.
+
+        Args:
+            offer: the offer.
+            pages: its computed pages in the upper tier, from the start of the sequence.
+
+        Returns:
+            A place, to be closed; how many of the pages the lower tier has; for how many of those after them it has
+            room. None: the offer is to be tried again, see ``_resume_postponed``.
+        """
+
+    @abstractmethod
+    def _begin_store(self, store: Store[P]) -> int:
+        """Starts a copy for which there is room; returns a ticket. O(pages)."""
+
+    @abstractmethod
+    def _take_store(self, store: Store[P], finished: FinishedTransfer) -> bool:
+        """Takes note of the end of a store; returns whether the lower tier has all its pages now."""
+
+    @abstractmethod
+    def _take_load(self, load: L, finished: FinishedTransfer) -> None:
+        """Takes note of the end of a load, and closes its place. The upper tier gets its pages after that."""
+
+    @abstractmethod
+    def _close(self, blocks: BlockTable, place: P, namespace: Namespace, tokens: bytes) -> None:
+        """Closes what a store has of both tiers."""
