@@ -16,12 +16,13 @@ from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
 from radixkv.runtime.tiers.tier_link import Store
 from radixkv.runtime.tiers.transfers import HostLoad, Transfers
 from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.tree.radix_tree import RadixTree
 
 Patch = pytest.MonkeyPatch
 
 
 def store_what_is_not_computed(patch: Patch) -> None:
-    patch.setattr(PageCache, "n_computed", lambda self, blocks: blocks.n_leased * self.page_size)
+    patch.setattr(RadixTree, "n_computed", lambda self, lease: lease.n_tokens)
 
 
 def free_the_pages_of_a_load_in_flight(patch: Patch) -> None:
@@ -47,7 +48,7 @@ def store_pages_without_a_pin(patch: Patch) -> None:
         return blocks
 
     patch.setattr(PageCache, "open", mutant)
-    patch.setattr(PageCache, "n_computed", lambda self, blocks: blocks.n_leased * self.page_size)
+    patch.setattr(RadixTree, "n_computed", lambda self, lease: lease.n_tokens)
     patch.setattr(PageCache, "check", lambda self, block_tables: None)
 
 

@@ -348,10 +348,6 @@ class PageCache:
             self.mark_computed(blocks, n_tokens, _NO_STEP)
         self.free_replaced(blocks, _NO_STEP)
 
-    def n_computed(self, blocks: BlockTable) -> int:
-        """Returns how many leading tokens of the leased pages are computed. O(edges not computed)."""
-        return 0 if blocks.lease is None else self.tree.n_computed(blocks.lease)
-
     def free_replaced(self, blocks: BlockTable, step: int) -> None:
         """Frees the replaced duplicates that no step after ``step`` reads. O(replaced pages)."""
         freed = [replaced.page for replaced in blocks.replaced if replaced.last_step <= step]
@@ -403,17 +399,6 @@ class PageCache:
         n_reachable, n_detached = self.tree.n_pages_reachable, self.tree.n_pages_detached
         self._give_back(namespace, self.tree.detach(namespace, tokens))
         return n_reachable - self.tree.n_pages_reachable, self.tree.n_pages_detached - n_detached
-
-    def demote(self, namespace: Namespace, tokens: bytes, n_kept: int) -> int:
-        """Makes the cached prefix of the tokens, but for its first ``n_kept`` tokens, the first to be evicted.
-
-        Returns the number of pages. Costs as much as ``Demotions.add``.
-        """
-        return self.tree.demotions.add(namespace, tokens, n_kept)
-
-    def n_demoted(self, blocks: BlockTable) -> int:
-        """Returns how many pages at the end of the leased path are demoted. O(edges)."""
-        return 0 if blocks.lease is None else self.tree.demotions.n_at_end(blocks.lease)
 
     def check_counts(self) -> None:
         """Checks that free, reachable, detached and private pages add up to the pool. O(1).

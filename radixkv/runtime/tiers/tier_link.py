@@ -234,7 +234,7 @@ class TierLink(ABC, Generic[P, L]):
         """Starts the store of what the lower tier lacks of an offer: of the leading pages for which it has room."""
         page_size = self.upper.page_size
         blocks = self.upper.open(offer.namespace, offer.tokens, is_use=False)
-        n_computed = self.upper.n_computed(blocks) // page_size
+        n_computed = 0 if blocks.lease is None else self.upper.tree.n_computed(blocks.lease) // page_size
         place, first, n_pages = self._make_room(offer, blocks.pages[:n_computed])
         if n_pages:
             last = first + n_pages

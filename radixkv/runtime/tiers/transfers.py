@@ -354,9 +354,9 @@ class Transfers(TierLink[BlockTable, HostLoad]):
         Closing the place counts as a use of its slots, which ends their demotion: what is demoted on the device is
         demoted there again.
         """
-        n_demoted = self.device.n_demoted(blocks)
+        n_demoted = 0 if blocks.lease is None else self.device.tree.demotions.n_at_end(blocks.lease)
         n_kept = len(blocks.pages) - n_demoted
         self.host.close(place)
         self.device.close(blocks)
         if n_demoted:
-            self.host.demote(namespace, tokens, n_kept * self.device.page_size)
+            self.host.tree.demotions.add(namespace, tokens, n_kept * self.device.page_size)

@@ -77,5 +77,5 @@ def test_a_row_that_read_duplicates_computes_no_page_after_them() -> None:
     cache.close(first)
     cache.commit(second, tokens, 2, last_step=5)
     cache.commit_computed([ComputedRow(second, tokens, 3, last_step=5)], step=5)
-    assert cache.n_computed(second) == 2
+    assert cache.tree.n_computed(second.lease) == 2
     cache.check([second])
