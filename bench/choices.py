@@ -33,7 +33,7 @@ from gpu import gpu_provenance
 from radixkv import LLM
 from radixkv.runtime.device.attention.cuda import decode_plan as attention
 from radixkv.runtime.device.cuda.executor import CudaExecutor
-from radixkv.runtime.device.ops.cuda import linear, linear_add_norm
+from radixkv.runtime.device.ops.cuda import linear
 
 
 @dataclass(frozen=True)
@@ -91,16 +91,16 @@ def cases() -> Mapping[str, Case]:
         ),
         "residual sum of 256 rows": Case(
             decode(),
-            linear_add_norm,
+            linear,
             "_MANY_ROWS",
-            {"by the product": linear_add_norm._MANY_ROWS, "by the norm": 1 << 20},
+            {"by the product": linear._MANY_ROWS, "by the norm": 1 << 20},
             bucket=256,
         ),
         "residual sum of prompts": Case(
             requests(64, prompt=1024, output=1),
-            linear_add_norm,
+            linear,
             "_MANY_ROWS",
-            {"by the product": linear_add_norm._MANY_ROWS, "by the norm": 1 << 20},
+            {"by the product": linear._MANY_ROWS, "by the norm": 1 << 20},
         ),
         "products of 16 rows": Case(
             requests(16, prompt=64, output=192),

@@ -26,10 +26,10 @@ from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
 from radixkv.runtime.device.ops.cuda.expert_routing import Routing, route
 from radixkv.runtime.device.ops.cuda.grouped_linear import gated_grouped_linear, grouped_linear, grouped_tile
-from radixkv.runtime.device.ops.cuda.linear import gated_linear, linear
-from radixkv.runtime.device.ops.cuda.linear_add_norm import add_linear_and_norm
+from radixkv.runtime.device.ops.cuda.layers import Linear, RMSNorm
+from radixkv.runtime.device.ops.cuda.linear import add_linear_and_norm, gated_linear, linear
 from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
-from radixkv.runtime.device.ops.cuda.operations import Experts, Linear, RMSNorm
+from radixkv.runtime.device.ops.cuda.operations import Experts
 from radixkv.runtime.device.ops.cuda.programmatic_launch import has_much_shared_memory
 from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
 from radixkv.runtime.device.weights.weights import LinearWeights

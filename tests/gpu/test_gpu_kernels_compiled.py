@@ -11,12 +11,11 @@ from torch import Tensor
 
 from radixkv.runtime.device.machine import MIN_FP8_CAPABILITY
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
-from radixkv.runtime.device.ops.cuda.fp8_operations import Fp8Linear
 from radixkv.runtime.device.ops.cuda.fp8_rows import row_scales
-from radixkv.runtime.device.ops.cuda.linear import gated_linear
-from radixkv.runtime.device.ops.cuda.linear_add_norm import add_linear_and_norm
+from radixkv.runtime.device.ops.cuda.layers import Fp8Linear, Linear, RMSNorm
+from radixkv.runtime.device.ops.cuda.linear import add_linear_and_norm, gated_linear
 from radixkv.runtime.device.ops.cuda.norm import rms_norm
-from radixkv.runtime.device.ops.cuda.operations import Experts, Linear, RMSNorm
+from radixkv.runtime.device.ops.cuda.operations import Experts
 from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
 from radixkv.runtime.device.ops.cuda.token_inputs import prepare_token_inputs, update_tables
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler

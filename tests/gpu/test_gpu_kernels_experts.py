@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from kernel_support import DEVICE, check_close, normal, on_device_only, on_kernels
 from torch import Tensor
 
-from radixkv.runtime.device.ops.base import Fp8Rows
+from radixkv.runtime.device.ops.base import Fp8Rows, RowScales
 from radixkv.runtime.device.ops.cuda import operations
 from radixkv.runtime.device.ops.cuda.expert_routing import most_tiles, route
-from radixkv.runtime.device.ops.cuda.fp8_rows import RowScales
 from radixkv.runtime.device.ops.cuda.grouped_linear import grouped_tile
-from radixkv.runtime.device.ops.cuda.operations import Experts, LayerNorm, Linear, RMSNorm
+from radixkv.runtime.device.ops.cuda.layers import LayerNorm, Linear, RMSNorm
+from radixkv.runtime.device.ops.cuda.operations import Experts
 from radixkv.runtime.device.weights.weights import LinearWeights
 
 pytestmark = on_kernels

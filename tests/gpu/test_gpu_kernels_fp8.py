@@ -12,7 +12,8 @@ from transformers import MixtralConfig
 
 from radixkv.runtime.device.kv_dtype import FP8
 from radixkv.runtime.device.model_config.config import DecoderConfig
-from radixkv.runtime.device.ops.base import Fp8Rows
+from radixkv.runtime.device.ops import base
+from radixkv.runtime.device.ops.base import Fp8Rows, Rows, RowScales
 from radixkv.runtime.device.ops.cuda.expert_routing import route
 from radixkv.runtime.device.ops.cuda.expert_sums import add_experts_and_norm
 from radixkv.runtime.device.ops.cuda.fp8_linear import (
@@ -21,17 +22,16 @@ from radixkv.runtime.device.ops.cuda.fp8_linear import (
     multiply_fp8,
     weight_only_tile,
 )
-from radixkv.runtime.device.ops.cuda.fp8_operations import Fp8Linear, Fp8Mlp
 from radixkv.runtime.device.ops.cuda.fp8_rows import (
-    RowScales,
     new_rows,
     quantize_rows,
     row_scales,
     silu_and_multiply_to_fp8,
 )
 from radixkv.runtime.device.ops.cuda.grouped_linear import gated_grouped_linear, grouped_linear, grouped_tile
+from radixkv.runtime.device.ops.cuda.layers import Fp8Linear, Linear, Mlp
 from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
-from radixkv.runtime.device.ops.cuda.operations import CudaOperations, Experts, Linear
+from radixkv.runtime.device.ops.cuda.operations import CudaOperations, Experts
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales
 from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
 
@@ -143,6 +143,20 @@ def test_norms_write_fp8_with_the_bits_of_two_kernels(n_rows: int, size: int, sc
         assert torch.equal(rows.scales[:n_rows], expected.scales[:n_rows])
 
 
+class Wrapper(base.Linear):
+    """A product around another, such as one with an adapter."""
+
+    def __init__(self, inner: base.Linear) -> None:
+        self.inner = inner
+
+    @property
+    def input_scales(self) -> RowScales | None:
+        return self.inner.input_scales
+
+    def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
+        return self.inner(x, out)
+
+
 @on_device_only
 @pytest.mark.parametrize("scales", ["channels", "blocks"])
 def test_norms_write_fp8_for_products_that_read_it(scales: Fp8Scales) -> None:
@@ -159,7 +173,7 @@ def test_norms_write_fp8_for_products_that_read_it(scales: Fp8Scales) -> None:
         operations = CudaOperations(config, 8, torch.device(DEVICE), has_fp8=has_fp8)
         dense = operations.linear(LinearWeights(gate_up.dequantize().to(DTYPE)))
         readers = [(operations.linear(linears[0]), has_fp8), (operations.mlp(MlpWeights(*linears)), has_fp8)]
-        readers += [(dense, False)]
+        readers += [(dense, False), (Wrapper(readers[0][0]), has_fp8)]
         if has_fp8:
             mixture = ExpertsWeights(router, *map(LinearWeights, experts))
             readers += [(operations.experts(mixture, config.experts), False)]
@@ -208,7 +222,7 @@ def test_an_mlp_with_biases(rounds_input: bool) -> None:
     if rounds_input:
         gate, up = product.chunk(2, -1)
         exact = (torch.nn.functional.silu(gate) * up) @ down.dequantize().double().t() + down_bias
-        check_near(Fp8Mlp(first, second)(x), exact)
+        check_near(Mlp(first, second, "silu")(x), exact)
 
 
 def check_near(found: Tensor, exact: Tensor) -> None:

@@ -14,9 +14,8 @@ from radixkv.runtime.device.ops.cuda.int4_linear import (
     int4_linear,
     int4_tile,
 )
-from radixkv.runtime.device.ops.cuda.int4_operations import Int4Linear
 from radixkv.runtime.device.ops.cuda.int4_product import Int4Tile, multiply_int4
-from radixkv.runtime.device.ops.cuda.operations import Mlp
+from radixkv.runtime.device.ops.cuda.layers import Int4Linear, Mlp
 from radixkv.runtime.device.weights.int4_matrix import Int4Groups, Int4Matrix
 
 pytestmark = on_kernels

@@ -10,8 +10,7 @@ from kernel_support import DEVICE, check_close, integers, normal, on_device_only
 from torch import Tensor
 
 from radixkv.runtime.device.ops.cuda.gated_linear import gated_tile, multiply_gated
-from radixkv.runtime.device.ops.cuda.linear import gated_linear, linear
-from radixkv.runtime.device.ops.cuda.linear_add_norm import add_linear_and_norm
+from radixkv.runtime.device.ops.cuda.linear import add_linear_and_norm, gated_linear, linear
 from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
 from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
 

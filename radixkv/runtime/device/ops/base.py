@@ -8,7 +8,7 @@ built for the operation that reads its output: this decides whether the norm wri
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +33,10 @@ class TokenInputs:
     def first(self, n_tokens: int) -> TokenInputs:
         """Returns views of the first ``n_tokens`` tokens."""
         return TokenInputs(self.ids[:n_tokens], self.positions[:n_tokens], self.slot_mapping[:n_tokens])
+
+
+RowScales = Literal["rows", "groups"]
+"""Of rows in FP8: one scale for each row, or for each 128 values of a row."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,25 @@ def as_tensor(rows: Rows) -> Tensor:
     return rows
 
 
+@dataclass(frozen=True)
+class RmsFields:
+    """An RMS norm, as a kernel takes it that computes it together with what comes before."""
+
+    weight: Tensor
+    eps: float
+    adds_one: bool
+    """Whether it multiplies by ``weight + 1``."""
+    out_scales: RowScales | None = None
+    """Of its output in FP8; None for an output in the dtype of the weight."""
+
+
 class Norm(Protocol):
     """A norm over rows with its weights."""
+
+    @property
+    def fused(self) -> RmsFields | None:
+        """What a kernel needs to compute the norm together with what comes before; None: no kernel does."""
+        return None
 
     def __call__(self, x: Tensor) -> Rows:
         """Norms [rows, hidden]."""
@@ -77,11 +98,16 @@ class Norm(Protocol):
 class Linear(Protocol):
     """A matrix product with an optional bias."""
 
+    @property
+    def input_scales(self) -> RowScales | None:
+        """Scales of the rows that it reads in FP8; None if it reads tensors."""
+        return None
+
     def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """Maps [rows, in] to [rows, out], in ``out`` if it is given. ``out`` may not be ``x``."""
         ...
 
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Rows:
+    def add_and_norm(self, x: Rows, residual: Tensor, norm: Norm) -> Rows:
         """Adds the product to ``residual``, and norms the sum.
 
         Args:
@@ -97,6 +123,11 @@ class Linear(Protocol):
 
 class Mlp(Protocol):
     """A dense MLP, or a mixture of experts."""
+
+    @property
+    def input_scales(self) -> RowScales | None:
+        """Scales of the rows that it reads in FP8; None if it reads tensors."""
+        return None
 
     def __call__(self, x: Rows) -> Tensor:
         """Maps [rows, hidden], normed, to [rows, hidden]."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import triton
 import triton.language as tl
@@ -11,13 +9,11 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.kv_dtype import FP8, FP8_MAX
-from radixkv.runtime.device.ops.base import Fp8Rows, Rows
+from radixkv.runtime.device.ops.base import Fp8Rows, Rows, RowScales
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix
 
-RowScales = Literal["rows", "groups"]
-"""One scale for each row, or for each 128 values of a row."""
 _ROW_UNIT = 4
 _LARGEST = tl.constexpr(FP8_MAX)
 _SMALLEST = tl.constexpr(1e-10)

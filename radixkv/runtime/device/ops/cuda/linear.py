@@ -13,9 +13,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixkv.runtime.device.ops.base import Rows
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.gated_linear import gated_tile, multiply_gated
+from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
 from radixkv.runtime.device.ops.cuda.programmatic_launch import (
     has_much_shared_memory,
     is_hopper_or_newer,
@@ -25,6 +27,9 @@ from radixkv.runtime.device.ops.cuda.programmatic_launch import (
 
 _MAX_ROWS = 16
 """Most rows of ``multiply_vector`` and ``multiply_thin``; above, cuBLAS is as fast."""
+_MANY_ROWS = 256
+"""From this many rows on, cuBLAS adds the product to the residual stream: an 8B model's long runs take 0.4% less
+time, with 256 rows per step and with prompts."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,31 @@ def gated_linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
         gate_up = x.new_empty(len(x), len(weight))
         linear(x, weight, gate_up)
         silu_and_multiply(gate_up, out)
+
+
+def add_linear_and_norm(
+    x: Tensor, weight: Tensor, residual: Tensor, norm_weight: Tensor, eps: float, out: Rows
+) -> None:
+    """Computes ``residual += x @ weight.T``, then ``out = rms_norm(residual)``.
+
+    For many rows only the sum is rounded. For few rows the product is allocated, and both product and sum are
+    rounded.
+
+    Args:
+        x: [rows, in], contiguous; it, weights and ``residual`` are of one dtype.
+        weight: [hidden, in], contiguous.
+        residual: [rows, hidden], contiguous.
+        norm_weight: [hidden].
+        eps: of the norm.
+        out: [rows, hidden]; see ``rms_norm``.
+    """
+    if len(x) >= _MANY_ROWS:
+        residual.addmm_(x, weight.t())
+        rms_norm(residual, norm_weight, eps, out)
+        return
+    product = residual.new_empty(residual.shape)
+    linear(x, weight, product)
+    add_rms_norm(product, residual, norm_weight, eps, out)
 
 
 def _is_thin_faster(x: Tensor, weight: Tensor) -> bool:

@@ -6,30 +6,31 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.kv_dtype import LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig, ExpertConfig
-from radixkv.runtime.device.model_config.families import Activation
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import Norm, Rows, TokenInputs, as_tensor
-from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.expert_routing import route
 from radixkv.runtime.device.ops.cuda.expert_sums import add_experts_and_norm, sum_experts
-from radixkv.runtime.device.ops.cuda.fp8_operations import Fp8Linear, Fp8Mlp
-from radixkv.runtime.device.ops.cuda.fp8_rows import RowScales, new_rows, quantize_rows, row_scales
+from radixkv.runtime.device.ops.cuda.fp8_rows import new_rows, quantize_rows, row_scales
 from radixkv.runtime.device.ops.cuda.grouped_linear import (
     GatedActivation,
     gated_grouped_linear,
     grouped_linear,
     grouped_tile,
 )
-from radixkv.runtime.device.ops.cuda.int4_operations import Int4Linear
-from radixkv.runtime.device.ops.cuda.linear import gated_linear, linear
-from radixkv.runtime.device.ops.cuda.linear_add_norm import add_linear_and_norm
-from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
+from radixkv.runtime.device.ops.cuda.layers import (
+    CudaLinear,
+    Fp8Linear,
+    Int4Linear,
+    LayerNorm,
+    Linear,
+    Mlp,
+    RMSNorm,
+)
 from radixkv.runtime.device.ops.cuda.programmatic_launch import has_much_shared_memory
 from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
 from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
@@ -61,7 +62,7 @@ class CudaOperations:
         }
         """[max_positions, head_dim] float32: cosines, then sines, each of half the head's dimensions."""
 
-    def linear(self, weights: LinearWeights) -> Linear | Fp8Linear | Int4Linear:
+    def linear(self, weights: LinearWeights) -> CudaLinear:
         """See ``Operations.linear``."""
         if isinstance(weights.weight, Int4Matrix):
             return Int4Linear(weights.weight, weights.bias)
@@ -73,21 +74,12 @@ class CudaOperations:
         """See ``Operations.norm``."""
         if weights.bias is not None:
             return LayerNorm(weights.weight, weights.bias, self._config.norm_eps)
-        first = reader.gate_up if isinstance(reader, Mlp | Fp8Mlp) else reader
-        scales = first.input_scales if isinstance(first, Fp8Linear) else None
+        scales = None if reader is None else reader.input_scales
         return RMSNorm(weights.weight, self._config.norm_eps, self._adds_one, scales)
 
-    def mlp(self, weights: MlpWeights) -> Mlp | Fp8Mlp:
+    def mlp(self, weights: MlpWeights) -> Mlp:
         """See ``Operations.mlp``."""
-        gate_up, down, activation = self.linear(weights.gate_up), self.linear(weights.down), self._config.activation
-        if (
-            isinstance(gate_up, Fp8Linear)
-            and isinstance(down, Fp8Linear)
-            and activation == "silu"
-            and self._has_fp8
-        ):
-            return Fp8Mlp(gate_up, down)
-        return Mlp(gate_up, down, activation)
+        return Mlp(self.linear(weights.gate_up), self.linear(weights.down), self._config.activation)
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Experts:
         """See ``Operations.experts``."""
@@ -121,109 +113,6 @@ class CudaOperations:
 
 
 @dataclass(frozen=True)
-class RMSNorm(base.Norm):
-    """An RMS norm."""
-
-    weight: Tensor
-    eps: float
-    adds_one: bool
-    out_scales: RowScales | None = None
-    """Of its output in FP8; None for an output in the dtype of the weight."""
-
-    def __call__(self, x: Tensor) -> Rows:
-        """See ``ops.base.Norm``."""
-        out = self.empty_out(x)
-        rms_norm(x, self.weight, self.eps, out, adds_one=self.adds_one)
-        return out
-
-    def add(self, x: Tensor, residual: Tensor) -> Rows:
-        """See ``ops.base.Norm``."""
-        out = self.empty_out(residual)
-        add_rms_norm(x, residual, self.weight, self.eps, out, adds_one=self.adds_one)
-        return out
-
-    def empty_out(self, x: Tensor) -> Rows:
-        """Allocates the norm of ``x``."""
-        return new_rows(x, self.out_scales)
-
-
-@dataclass(frozen=True)
-class LayerNorm(base.Norm):
-    """A layer norm, in torch."""
-
-    weight: Tensor
-    bias: Tensor
-    eps: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """See ``ops.base.Norm``."""
-        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
-
-
-@dataclass(frozen=True)
-class Linear(base.Linear):
-    """A matrix product. Without a bias it is fused with what follows."""
-
-    weight: Tensor
-    """[out, in]."""
-    bias: Tensor | None
-
-    def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
-        """See ``ops.base.Linear``."""
-        x = as_tensor(x)
-        if out is None:
-            out = x.new_empty(len(x), len(self.weight))
-        if self.bias is None:
-            linear(x, self.weight, out)
-        else:
-            torch.addmm(self.bias, x, self.weight.t(), out=out)
-        return out
-
-    def add_and_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Rows:
-        """See ``ops.base.Linear``."""
-        if self.bias is not None or not isinstance(norm, RMSNorm) or norm.adds_one:
-            return norm.add(self(x), residual)
-        out = norm.empty_out(residual)
-        add_linear_and_norm(x, self.weight, residual, norm.weight, norm.eps, out)
-        return out
-
-
-@dataclass(frozen=True)
-class Mlp(base.Mlp):
-    """A dense MLP: ``down(silu(gate(x)) * up(x))``, or with another activation."""
-
-    gate_up: Linear | Fp8Linear | Int4Linear
-    down: Linear | Fp8Linear | Int4Linear
-    activation: Activation
-
-    def __call__(self, x: Rows) -> Tensor:
-        """See ``ops.base.Mlp``."""
-        return self.down(self._activated(x))
-
-    def add_and_norm(self, x: Rows, residual: Tensor, norm: Norm) -> Rows:
-        """See ``ops.base.Mlp``."""
-        return self.down.add_and_norm(self._activated(x), residual, norm)
-
-    def _activated(self, x: Rows) -> Tensor:
-        if self.activation == "relu":
-            return self.gate_up(x).relu_()
-        if self.activation == "gelu_tanh":
-            gate, up = self.gate_up(x).chunk(2, -1)
-            return functional.gelu(gate, approximate="tanh").mul_(up)
-        if isinstance(self.gate_up, Int4Linear) and self.gate_up.bias is None:
-            return self.gate_up.gated(as_tensor(x))
-        if isinstance(self.gate_up, Linear) and self.gate_up.bias is None:
-            x = as_tensor(x)
-            gated = x.new_empty(len(x), len(self.gate_up.weight) // 2)
-            gated_linear(x, self.gate_up.weight, gated)
-            return gated
-        gate_up = self.gate_up(x)
-        gated = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-        silu_and_multiply(gate_up, gated)
-        return gated
-
-
-@dataclass(frozen=True)
 class Experts(base.Mlp):
     """A mixture of experts: a weighted sum of the MLPs that a router selects for each token.
 
@@ -248,9 +137,10 @@ class Experts(base.Mlp):
 
     def add_and_norm(self, x: Rows, residual: Tensor, norm: Norm) -> Rows:
         """See ``ops.base.Mlp``."""
-        if not isinstance(norm, RMSNorm):
+        fields = norm.fused
+        if fields is None:
             return norm.add(self(x), residual)
-        out = norm.empty_out(residual)
+        out = new_rows(residual, fields.out_scales)
         for first in range(0, len(residual), _CHUNK_TOKENS):
             last = min(first + _CHUNK_TOKENS, len(residual))
             products, expert_weights = self._products(as_tensor(x)[first:last])
@@ -258,10 +148,10 @@ class Experts(base.Mlp):
                 products,
                 expert_weights,
                 residual[first:last],
-                norm.weight,
-                norm.eps,
+                fields.weight,
+                fields.eps,
                 out[first:last] if isinstance(out, Tensor) else out.part(first, last),
-                adds_one=norm.adds_one,
+                adds_one=fields.adds_one,
             )
         return out
 
