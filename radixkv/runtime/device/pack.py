@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.errors import DeviceError
-from radixkv.runtime.device.plan_checks import check_plan
-from radixkv.runtime.step.plan import Row, StepPlan
+from radixkv.runtime.step.plan import Row, Scoring, StepPlan
 
 Ints = NDArray[np.int32]
 
@@ -85,7 +84,7 @@ class Packer:
 
     def pack(self, plan: StepPlan) -> PackedStep:
         """Returns the plan as arrays. Raises ``DeviceError`` and changes nothing if the plan does not fit."""
-        check_plan(plan, self._max_rows, self._n_pages)
+        _check_plan(plan, self._max_rows, self._n_pages)
         row_values = np.array([_row_values(row) for row in plan.rows], dtype=np.int32).T
         batch_slots, starts, n_tokens, write_starts, table_starts, update_counts, n_ids = np.ascontiguousarray(
             row_values
@@ -154,3 +153,38 @@ def _firsts(counts: Ints) -> Ints:
     firsts = np.zeros(len(counts), dtype=np.int32)
     np.cumsum(counts[:-1], out=firsts[1:])
     return firsts
+
+
+def _check_plan(plan: StepPlan, n_batch_slots: int, n_pages: int) -> None:
+    """Checks that rows fit the batch slots, page copies the pool, and prompt logprobs their rows.
+
+    O(rows + copies). Raises ``DeviceError``.
+    """
+    if not 1 <= len(plan.rows) <= n_batch_slots:
+        raise DeviceError(f"step {plan.step} has {len(plan.rows)} rows; the device takes 1 to {n_batch_slots}")
+    batch_slots = [row.batch_slot for row in plan.rows]
+    for batch_slot in batch_slots:
+        if not 0 <= batch_slot < n_batch_slots:
+            raise DeviceError(
+                f"step {plan.step}, batch slot {batch_slot}: the device has {n_batch_slots} batch slots"
+            )
+    if len(set(batch_slots)) < len(batch_slots):
+        twice = next(batch_slot for batch_slot in batch_slots if batch_slots.count(batch_slot) > 1)
+        raise DeviceError(f"step {plan.step}: two rows have batch slot {twice}")
+    pages = [page for pair in plan.copies for page in pair]
+    if pages and not 0 <= min(pages) <= max(pages) < n_pages:
+        raise DeviceError(f"step {plan.step} copies pages {min(pages)} to {max(pages)} of a pool of {n_pages}")
+    if len({destination for _, destination in plan.copies}) < len(plan.copies):
+        raise DeviceError(f"step {plan.step} copies several pages to the same destination")
+    for row in plan.rows:
+        if row.scoring is not None:
+            _check_scoring(plan.step, row, row.scoring)
+
+
+def _check_scoring(step: int, row: Row, scoring: Scoring) -> None:
+    where = f"step {step}, batch slot {row.batch_slot}"
+    n_targets = len(scoring.targets) / 4  # int32
+    if n_targets not in (row.n_tokens, row.n_tokens - 1):
+        raise DeviceError(f"{where}: prompt logprobs of {n_targets:g} tokens in a row of {row.n_tokens}")
+    if scoring.n_logprobs < 0:
+        raise DeviceError(f"{where}: n_logprobs {scoring.n_logprobs}")
