@@ -10,8 +10,16 @@ from radixkv.runtime.device.model_config.config import DecoderConfig, ExpertConf
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import TokenInputs
-from radixkv.runtime.device.ops.cpu.layers import LayerNorm, Linear, RMSNorm, Rotary, RowTiles, rotate
-from radixkv.runtime.device.ops.cpu.mlp import Experts, Mlp
+from radixkv.runtime.device.ops.cpu.layers import (
+    Experts,
+    LayerNorm,
+    Linear,
+    Mlp,
+    RMSNorm,
+    Rotary,
+    RowTiles,
+    rotate,
+)
 from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
 
 
