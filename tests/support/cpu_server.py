@@ -194,7 +194,7 @@ class CpuServer:
                 self.loop.wait(1.0)
 
     def _root_key(self, checkpoint: Checkpoint) -> bytes:
-        page = self.executor.page_format
+        page = self.executor.page_origin
         return root_key(
             KVIdentity(
                 model=fingerprint(checkpoint.folder, "auto"),

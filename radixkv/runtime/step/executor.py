@@ -9,7 +9,7 @@ from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import RunningStep
 
 
-class PageFormat(NamedTuple):
+class PageOrigin(NamedTuple):
     """What a device's pages depend on, so that those of another device are never taken for them."""
 
     device: str
@@ -26,48 +26,27 @@ class PageFormat(NamedTuple):
 class Executor(Protocol):
     """A device that executes steps. Steps run in the order in which they were launched."""
 
-    @property
-    def device(self) -> str:
-        """``cpu``, or the name of the GPU."""
-        ...
+    device: str
+    """``cpu``, or the name of the GPU."""
+    dtype: str
+    """Element type of activations: ``float32``, ``bfloat16`` or ``float16``."""
+    kv_dtype: str
+    """Element type of K and V: that of activations, or ``fp8_e4m3``."""
+    n_pages: int
+    """Pages in the KV pool."""
+    vocab_size: int
+    """Number of token ids; all ids are below it."""
+    window: int | None
+    """The most positions that a token attends to in any layer, its own included; None if a layer has no window.
 
-    @property
-    def dtype(self) -> str:
-        """Element type of activations: ``float32``, ``bfloat16`` or ``float16``."""
-        ...
-
-    @property
-    def kv_dtype(self) -> str:
-        """Element type of K and V: that of activations, or ``fp8_e4m3``."""
-        ...
-
-    @property
-    def n_pages(self) -> int:
-        """Pages in the KV pool."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids; all ids are below it."""
-        ...
-
-    @property
-    def window(self) -> int | None:
-        """The most positions that a token attends to in any layer, its own included; None if a layer has no window.
-
-        A row never reads a page whose positions all lie behind the window of its first token.
-        """
-        ...
-
-    @property
-    def uses_shared_runs(self) -> bool:
-        """Whether the device uses ``StepPlan.shared_runs``; if not, the scheduler need not find them."""
-        ...
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether launched steps are computed beside the host; if not, taking their results computes them."""
-        ...
+    A row never reads a page whose positions all lie behind the window of its first token.
+    """
+    uses_shared_runs: bool
+    """Whether the device uses ``StepPlan.shared_runs``; if not, the scheduler need not find them."""
+    is_asynchronous: bool
+    """Whether launched steps are computed beside the host; if not, taking their results computes them."""
+    page_origin: PageOrigin
+    """What the bytes of a page depend on, beside the weights and the page size."""
 
     def launch(self, plan: StepPlan) -> RunningStep:
         """Launches a step without waiting for earlier ones. Raises ``DeviceError`` or ``DeviceLost``.
@@ -75,11 +54,6 @@ class Executor(Protocol):
         Every step launched before must be finished (``RunningStep.finish``). The block table of a batch slot stays
         as it is until a row of the slot changes it, also while the slot has no row.
         """
-        ...
-
-    @property
-    def page_format(self) -> PageFormat:
-        """What the bytes of a page depend on, beside the weights and the page size."""
         ...
 
     def open_copier(self, host_memory_bytes: int) -> HostMemoryCopier:

@@ -144,7 +144,7 @@ def _measure_compute(executor: Executor, page_size: int, max_tokens: int, cost: 
 
 
 def _kv_identity(resolved: ResolvedConfig, checkpoint: Checkpoint, executor: Executor) -> KVIdentity:
-    page, settings = executor.page_format, resolved.device_settings
+    page, settings = executor.page_origin, resolved.device_settings
     return KVIdentity(
         model=fingerprint(checkpoint.folder, settings.load_format, settings.quantization),
         device=page.device,

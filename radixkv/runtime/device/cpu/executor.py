@@ -28,7 +28,7 @@ from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.pack import PackedStep, Packer
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
 from radixkv.runtime.device.weights.weights import Weights, open_weights
-from radixkv.runtime.step.executor import PageFormat
+from radixkv.runtime.step.executor import PageOrigin
 from radixkv.runtime.step.plan import Scoring, StepPlan
 from radixkv.runtime.step.result import StepResult, TokenMasks
 from radixkv.wire.messages import TokenLogprobs
@@ -52,11 +52,12 @@ class CpuExecutor:
     Memory: the weights, the pool, and a workspace that reaches its final size with the first step of maximum size.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        settings: DeviceSettings,
-    ) -> None:
+    device = "cpu"
+    is_asynchronous = False
+    uses_shared_runs = False
+    """This attention finds shared pages by itself."""
+
+    def __init__(self, checkpoint: Checkpoint, settings: DeviceSettings) -> None:
         """Loads the model and allocates a zeroed KV pool.
 
         Sets the number of torch threads of the whole process to half of the cores; see
@@ -80,10 +81,10 @@ class CpuExecutor:
             config = weights.config
             kv_scales = None if page.dtype == weights.dtype else weights.kv_scales()
             self.model = Decoder(weights, CpuOperations(config, max_model_len), kv_scales)
-            self._dtype = weights.dtype
+            self.dtype = str(weights.dtype).removeprefix("torch.")
         self.pool = KVPool(page, n_pages)
         windows = config.windows_within(max_model_len)
-        self._window = longest_window(windows)
+        self.window = longest_window(windows)
         self.attention: Attention = PagedAttention(
             self.pool,
             n_heads=config.n_heads,
@@ -92,72 +93,30 @@ class CpuExecutor:
             sinks=self.model.sinks,
             kv_scales=kv_scales,
         )
-        self._kv_scales_text = scales_text(page.dtype, kv_scales or ())
         self._batch = PersistentBatch(max_rows=max_rows, max_model_len=max_model_len, page_size=page_size)
         self._packer = Packer(
             page_size=page_size, max_rows=max_rows, max_tokens=None, max_model_len=max_model_len, n_pages=n_pages
         )
-        self._vocab_size = config.vocab_size
+        self.kv_dtype = kv_dtype_name(page.dtype)
+        self.n_pages = n_pages
+        self.vocab_size = config.vocab_size
+        # The bits depend on instruction sets and threads: both decide how products are split into tiles.
+        self.page_origin = PageOrigin(
+            device=self.device,
+            processor=f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
+            torch_version=torch.__version__,
+            layout=f"k v, {page.n_layers} layers, {page.n_kv_heads} kv_heads, {page.page_size} tokens, "
+            f"{page.head_dim} head_dim",
+            scales=scales_text(page.dtype, kv_scales or ()),
+        )
         self._sampler = Sampler(max_rows, config.vocab_size)
         self._queue: deque[_Step] = deque()
-
-    @property
-    def device(self) -> str:
-        """``cpu``."""
-        return "cpu"
-
-    @property
-    def dtype(self) -> str:
-        """Name of the dtype of weights and activations, without ``torch.``."""
-        return str(self._dtype).removeprefix("torch.")
-
-    @property
-    def kv_dtype(self) -> str:
-        """Name of the pool's dtype: that of activations, or ``fp8_e4m3``."""
-        return kv_dtype_name(self.pool.k.dtype)
-
-    @property
-    def n_pages(self) -> int:
-        """Number of pages in the pool."""
-        return self.pool.n_pages
-
-    @property
-    def vocab_size(self) -> int:
-        """Size of the vocabulary; token ids are below it."""
-        return self._vocab_size
-
-    @property
-    def window(self) -> int | None:
-        """The most positions that a token attends to in any layer; None if a layer has no window."""
-        return self._window
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """No: a step's result computes it."""
-        return False
-
-    @property
-    def uses_shared_runs(self) -> bool:
-        """False: this attention finds shared pages by itself."""
-        return False
 
     def launch(self, plan: StepPlan) -> _Step:
         """Queues a step. Raises ``DeviceError`` for an invalid plan, which is then not queued."""
         step = _Step(self, plan.step, self._packer.pack(plan))
         self._queue.append(step)
         return step
-
-    @property
-    def page_format(self) -> PageFormat:
-        """The bits depend on instruction sets and threads: both decide how products are split into tiles."""
-        n_layers, _, n_kv_heads, page_size, head_dim = self.pool.k.shape
-        return PageFormat(
-            device="cpu",
-            processor=f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
-            torch_version=torch.__version__,
-            layout=f"k v, {n_layers} layers, {n_kv_heads} kv_heads, {page_size} tokens, {head_dim} head_dim",
-            scales=self._kv_scales_text,
-        )
 
     def open_copier(self, host_memory_bytes: int) -> CopyThreads:
         """Returns a copier between the pool and host memory. Raises ``ConfigError`` if that memory does not fit."""

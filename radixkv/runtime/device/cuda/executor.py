@@ -20,7 +20,7 @@ from radixkv.runtime.device.pack import PackedStep, Packer
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler, PromptLogprobs, SampledRows
 from radixkv.runtime.device.sampling.penalties import has_edits
 from radixkv.runtime.device.sampling.settings import is_greedy
-from radixkv.runtime.step.executor import PageFormat
+from radixkv.runtime.step.executor import PageOrigin
 from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
 from radixkv.runtime.step.result import StepResult, TokenMasks
 from radixkv.wire.messages import TokenLogprobs
@@ -62,41 +62,27 @@ class CudaExecutor:
         kv_scales: str = "",
         window: int | None = None,
     ) -> None:
+        pool = runner.pool
+        self.device = torch.cuda.get_device_name(stream.device)
+        self.dtype = str(runner.dtype).removeprefix("torch.")
+        self.kv_dtype = kv_dtype_name(pool.k.dtype)
+        self.n_pages = pool.n_pages
+        self.vocab_size = vocab_size
         self.window = window
-        """The most positions that a token attends to in any layer; None if a layer has no window."""
-        self._kv_scales = kv_scales
+        n_layers, _, page_size, n_kv_heads, head_dim = pool.k.shape
+        self.page_origin = PageOrigin(
+            device="cuda",
+            processor="compute capability {}.{}".format(*torch.cuda.get_device_capability(stream.device)),
+            torch_version=torch.__version__,
+            layout=f"k v, {n_layers} layers, {page_size} tokens, {n_kv_heads} kv_heads, {head_dim} head_dim",
+            scales=kv_scales,
+        )
         self._runner = runner
         self._packer = packer
         self._sampler = sampler
-        self._vocab_size = vocab_size
         self._stream = stream
         self._errors = CudaErrorConverter(runner, sampler)
         self._last_step: torch.cuda.Event | None = None
-
-    @property
-    def device(self) -> str:
-        """The GPU's name."""
-        return torch.cuda.get_device_name(self._stream.device)
-
-    @property
-    def dtype(self) -> str:
-        """The element type of activations, such as ``bfloat16``."""
-        return str(self._runner.dtype).removeprefix("torch.")
-
-    @property
-    def kv_dtype(self) -> str:
-        """The element type of the KV pool: that of activations, or ``fp8_e4m3``."""
-        return kv_dtype_name(self._runner.pool.k.dtype)
-
-    @property
-    def n_pages(self) -> int:
-        """Pages in the pool."""
-        return self._runner.pool.n_pages
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are below this."""
-        return self._vocab_size
 
     def launch(self, plan: StepPlan) -> RunningCudaStep:
         """Enqueues a step, and its sampling if no row is masked.
@@ -126,18 +112,6 @@ class CudaExecutor:
         """Enqueues the sampling of a step. Raises ``DeviceError`` or ``DeviceLost``."""
         with self._errors.convert(running.step.plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
             return self._sample_step(running, masks)
-
-    @property
-    def page_format(self) -> PageFormat:
-        """The layout of a host slot: K of all layers, then V of all layers."""
-        n_layers, _, page_size, n_kv_heads, head_dim = self._runner.pool.k.shape
-        return PageFormat(
-            device="cuda",
-            processor="compute capability {}.{}".format(*torch.cuda.get_device_capability(self._stream.device)),
-            torch_version=torch.__version__,
-            layout=f"k v, {n_layers} layers, {page_size} tokens, {n_kv_heads} kv_heads, {head_dim} head_dim",
-            scales=self._kv_scales,
-        )
 
     def open_copier(self, host_memory_bytes: int) -> CopyThreads:
         """Returns a copier between the pool and pinned host memory, which becomes usable in the background.

@@ -196,7 +196,7 @@ def test_the_scales_and_the_dtype_are_what_pages_depend_on(saved: Callable[[str]
                 max_num_batched_tokens=2048,
             ),
         )
-        return executor.dtype, executor.kv_dtype, executor.page_format.scales
+        return executor.dtype, executor.kv_dtype, executor.page_origin.scales
 
     plain = resolve(str(folder))
     assert identity(scaled, "auto") == identity(plain, "auto") == ("float32", "float32", "")
