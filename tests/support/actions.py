@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -194,7 +195,7 @@ class Actions:
             assert request.first_row is not None or self.engine.now - request.received_at <= QUEUE_TIMEOUT_S
         for name, ended in self.engine.ended.items():
             if ended.reason == "queue_timeout":
-                assert self.engine.requests[name].first_row.scheduled_at is None
+                assert self.engine.requests[name].first_row is None
 
     def fail(self) -> None:
         """Makes the oldest launched step fail."""
@@ -305,7 +306,9 @@ class Actions:
 
     def set_budget(self, n_tokens: int) -> None:
         """Sets the maximum tokens of a step, which is at least a page."""
-        self.engine.scheduler.limits.max_num_batched_tokens = max(n_tokens, self.engine.page_size)
+        scheduler = self.engine.scheduler
+        budget = max(n_tokens, self.engine.page_size)
+        scheduler.limits = dataclasses.replace(scheduler.limits, max_num_batched_tokens=budget)
 
     def preempt(self, which: int) -> None:
         """Preempts a running request, as for lack of pages."""
