@@ -32,7 +32,7 @@ from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
 from radixkv.runtime.device.ops.cuda.operations import Experts
 from radixkv.runtime.device.ops.cuda.programmatic_launch import has_much_shared_memory
 from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
-from radixkv.runtime.device.weights.weights import LinearWeights
+from radixkv.runtime.device.weights.layer_weights import LinearWeights
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, LAYERS, VOCAB = 4096, 32, 8, 128, 14336, 32, 128_256
 """An 8B model's shape."""

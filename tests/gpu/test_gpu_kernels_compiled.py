@@ -20,7 +20,7 @@ from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
 from radixkv.runtime.device.ops.cuda.token_inputs import prepare_token_inputs, update_tables
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler
 from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix, Fp8Scales
-from radixkv.runtime.device.weights.weights import LinearWeights
+from radixkv.runtime.device.weights.layer_weights import LinearWeights
 from radixkv.runtime.step.plan import History, RowSampling
 
 pytestmark = [*on_kernels, on_device_only]

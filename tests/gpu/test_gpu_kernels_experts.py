@@ -19,7 +19,7 @@ from radixkv.runtime.device.ops.cuda.expert_routing import most_tiles, route
 from radixkv.runtime.device.ops.cuda.grouped_linear import grouped_tile
 from radixkv.runtime.device.ops.cuda.layers import LayerNorm, Linear, RMSNorm
 from radixkv.runtime.device.ops.cuda.operations import Experts
-from radixkv.runtime.device.weights.weights import LinearWeights
+from radixkv.runtime.device.weights.layer_weights import LinearWeights
 
 pytestmark = on_kernels
 

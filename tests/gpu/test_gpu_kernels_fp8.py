@@ -33,7 +33,7 @@ from radixkv.runtime.device.ops.cuda.layers import Fp8Linear, Linear, Mlp
 from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations, Experts
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales
-from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
+from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
 
 pytestmark = on_kernels
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter's products have no bfloat16

@@ -16,8 +16,9 @@ from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.machine import check_machine, inspect_machine
 from radixkv.runtime.device.memory.cuda.pool_size import measure_memory
+from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, MlpWeights
 from radixkv.runtime.device.weights.shapes import tensor_shapes
-from radixkv.runtime.device.weights.weights import ExpertsWeights, MlpWeights, Weights, open_weights
+from radixkv.runtime.device.weights.weights import Weights, open_weights
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS
 from support.quantized_checkpoints import FORMATS, save_quantized

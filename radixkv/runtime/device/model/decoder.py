@@ -23,7 +23,8 @@ from radixkv.runtime.device.ops.base import (
     TokenInputs,
     as_tensor,
 )
-from radixkv.runtime.device.weights.weights import ExpertsWeights, LayerWeights, LinearWeights, Weights
+from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LayerWeights, LinearWeights
+from radixkv.runtime.device.weights.weights import Weights
 
 
 class LayerCaches(Protocol):

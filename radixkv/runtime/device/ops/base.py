@@ -16,7 +16,7 @@ from torch import Tensor
 from radixkv.runtime.device.kv_dtype import LayerScales
 from radixkv.runtime.device.model_config.config import ExpertConfig
 from radixkv.runtime.device.model_config.rope import Rope
-from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
+from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
 
 
 @dataclass(frozen=True)

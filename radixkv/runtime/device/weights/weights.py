@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -14,11 +13,20 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
-from radixkv.runtime.device.model_config.config import DecoderConfig, ExpertConfig
+from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, QUANTIZING_BYTES, Fp8Matrix, Fp8Scales, fp8_bytes
 from radixkv.runtime.device.weights.headers import Header
 from radixkv.runtime.device.weights.int4_matrix import Int4Groups, Int4Matrix, int4_bytes
 from radixkv.runtime.device.weights.kv_scales import KVScales
+from radixkv.runtime.device.weights.layer_weights import (
+    ExpertsWeights,
+    LayerWeights,
+    LinearWeights,
+    Matrix,
+    MlpWeights,
+    NormWeights,
+    expert_of,
+)
 from radixkv.runtime.device.weights.parallel_load import N_LANES, ParallelLoader, PinnedLane
 from radixkv.runtime.device.weights.quantization.fp8 import fp8_scales
 from radixkv.runtime.device.weights.quantization.int4 import Gptq, int4_groups
@@ -33,68 +41,12 @@ logger = logging.getLogger(__name__)
 
 WeightProducts = Literal["fp8", "int4"]
 """Weights that a device may multiply without dequantizing them first."""
+MatrixFormat = Fp8Scales | Int4Groups
+"""How matrices stay quantized in memory: in FP8 with these scales, or in 4 bits in these groups."""
 _CPU = torch.device("cpu")
 _DEQUANTIZING_BYTES = 16
 """Memory for dequantizing one value: 15.7 bytes in AWQ's and GPTQ's formats, 7.5 in others, as measured. Repacking
 takes less."""
-
-
-@dataclass(frozen=True)
-class LinearWeights:
-    """A matrix [out, in] and an optional bias [out]. Matrices that share an input are stacked along ``out``."""
-
-    weight: Tensor | Fp8Matrix | Int4Matrix
-    bias: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class NormWeights:
-    """A norm's weight [size], and the bias [size] of a layer norm."""
-
-    weight: Tensor
-    bias: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class MlpWeights:
-    """Weights of one MLP."""
-
-    gate_up: LinearWeights
-    """Gate and up projection, stacked in this order; the up projection alone if there is no gate."""
-    down: LinearWeights
-
-
-@dataclass(frozen=True)
-class ExpertsWeights:
-    """The router, and the MLPs of all experts stacked along a new first dimension."""
-
-    router: LinearWeights
-    gate_up: LinearWeights
-    """[experts, 2 * inner, hidden], gate first, with an optional bias [experts, 2 * inner]."""
-    down: LinearWeights
-    """[experts, hidden, inner], with an optional bias [experts, hidden]."""
-
-    def experts(self) -> Iterator[MlpWeights]:
-        """Yields views of the weights of each expert."""
-        for index in range(len(self.down.weight)):
-            yield MlpWeights(*(_slice(stacked, index) for stacked in (self.gate_up, self.down)))
-
-
-@dataclass(frozen=True)
-class LayerWeights:
-    """Weights of one decoder layer."""
-
-    attention_norm: NormWeights
-    query_key_value: LinearWeights
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    sinks: Tensor | None
-    """[heads]: a score of each head that takes part in the softmax and has no value."""
-    output: LinearWeights
-    after_attention_norm: NormWeights | None
-    mlp_norm: NormWeights
-    mlp: MlpWeights | ExpertsWeights
-    after_mlp_norm: NormWeights | None
 
 
 class Weights:
@@ -110,14 +62,12 @@ class Weights:
         kv_scales: KVScales | None = None,
         *,
         is_dequantized: bool = False,
-        fp8: Fp8Scales | None = None,
-        int4: Int4Groups | None = None,
+        kept: MatrixFormat | None = None,
     ) -> None:
         self.config = config
         self._quantized = quantized
         self._is_dequantized = is_dequantized
-        self._fp8 = fp8
-        self._int4 = int4
+        self._kept = kept
         self._kv_scales = kv_scales
         self.dtype = dtype
         self._device = device
@@ -133,11 +83,10 @@ class Weights:
         return sum(self._bytes_of(name, shape) for name, shape in self._shapes.items())
 
     def _bytes_of(self, name: str, shape: tuple[int, ...]) -> int:
-        if (scales := self._scales([name])) is not None:
-            return fp8_bytes(shape, scales)
-        if (groups := self._groups([name])) is not None:
-            return int4_bytes(shape, groups)
-        return math.prod(shape) * self.dtype.itemsize
+        kept = self._format([name])
+        if kept is None:
+            return math.prod(shape) * self.dtype.itemsize
+        return int4_bytes(shape, kept) if isinstance(kept, Int4Groups) else fp8_bytes(shape, kept)
 
     @property
     def n_values(self) -> int:
@@ -147,26 +96,22 @@ class Weights:
     @property
     def n_quantized_values(self) -> int:
         """Values of the matrices that stay in FP8 or in 4 bits in memory."""
-        return sum(
-            math.prod(shape)
-            for name, shape in self._shapes.items()
-            if self._scales([name]) is not None or self._groups([name]) is not None
-        )
+        return sum(math.prod(shape) for name, shape in self._shapes.items() if self._format([name]) is not None)
 
     @property
     def has_fp8(self) -> bool:
         """Whether matrices are in FP8."""
-        return self._fp8 is not None
+        return self._kept is not None and not isinstance(self._kept, Int4Groups)
 
     @property
     def dequantizing_bytes(self) -> int:
         """Memory for converting matrices while they are loaded, in bytes; 0 if none is converted."""
         matrices = {name: math.prod(shape) for name, shape in self._shapes.items() if len(shape) > 1}
         largest = max(size for name, size in matrices.items() if self._is_layer_matrix(name))
-        if self._is_dequantized or self._int4 is not None:
+        if self._is_dequantized or isinstance(self._kept, Int4Groups):
             return _DEQUANTIZING_BYTES * (max(matrices.values()) if self._is_dequantized else largest)
         # Each thread may have read a matrix, and one is quantized at a time.
-        return 0 if self._fp8 is None else N_LANES * largest * self.dtype.itemsize + QUANTIZING_BYTES
+        return 0 if self._kept is None else N_LANES * largest * self.dtype.itemsize + QUANTIZING_BYTES
 
     @property
     def peak_bytes(self) -> int:
@@ -246,45 +191,29 @@ class Weights:
             return None
         n_experts, n_inner, hidden = experts.n_experts, experts.inner_size, self.config.hidden_size
         router = self._linear(names.router.format(layer=layer))
-        scales = self._expert_scales(layer, n_experts)
-        if scales is not None:
-            return self._fp8_experts(layer, experts, router, scales)
-        gate_up, down = self._empty(n_experts, 2 * n_inner, hidden), self._empty(n_experts, hidden, n_inner)
         if experts.are_stacked:
             # The files have [experts, in, out], in which gate and up alternate.
+            gate_up, down = self._dense(n_experts, 2 * n_inner, hidden), self._dense(n_experts, hidden, n_inner)
             full = names.stacked_gate_up.format(layer=layer)
             self._fill(full, gate_up.view(n_experts, 2, n_inner, hidden).permute(0, 3, 2, 1))
-            gate_up_bias = self._empty(n_experts, 2 * n_inner)
+            gate_up_bias = self._dense(n_experts, 2 * n_inner)
             self._fill(f"{full}_bias", gate_up_bias.view(n_experts, 2, n_inner).transpose(1, 2))
             full = names.stacked_down.format(layer=layer)
             self._fill(full, down.transpose(1, 2))
             return ExpertsWeights(
                 router, LinearWeights(gate_up, gate_up_bias), LinearWeights(down, self._read(f"{full}_bias"))
             )
+        # One expert in 16 bits keeps all of a layer in these.
+        found = {self._format(self._expert_names(layer, index)) for index in range(n_experts)}
+        kept = found.pop() if len(found) == 1 else None
+        matrices = [self._empty((n_experts, *shape), kept) for shape in ((2 * n_inner, hidden), (hidden, n_inner))]
         for index in range(n_experts):
-            parts = gate_up[index, :n_inner], gate_up[index, n_inner:], down[index]
-            for name, part in zip(self._expert_names(layer, index), parts, strict=True):
+            one, other = (expert_of(stacked, index) for stacked in matrices)
+            for name, part in zip(
+                self._expert_names(layer, index), (*one.split([n_inner, n_inner]), other), strict=True
+            ):
                 self._fill(name, part)
-        return ExpertsWeights(router, LinearWeights(gate_up), LinearWeights(down))
-
-    def _expert_scales(self, layer: int, n_experts: int) -> Fp8Scales | None:
-        """Returns the scales of a layer's experts; None if one of them is kept in 16 bits."""
-        found = {self._scales(self._expert_names(layer, expert)) for expert in range(n_experts)}
-        return found.pop() if len(found) == 1 else None
-
-    def _fp8_experts(
-        self, layer: int, config: ExpertConfig, router: LinearWeights, scales: Fp8Scales
-    ) -> ExpertsWeights:
-        n_experts, n_inner, hidden = config.n_experts, config.inner_size, self.config.hidden_size
-        gate_up, down = (
-            Fp8Matrix.allocate((n_experts, *shape), scales=scales, device=self._device)
-            for shape in ((2 * n_inner, hidden), (hidden, n_inner))
-        )
-        for index in range(n_experts):
-            parts = *gate_up.expert(index).split([n_inner, n_inner]), down.expert(index)
-            for name, part in zip(self._expert_names(layer, index), parts, strict=True):
-                self._fill_fp8(name, part)
-        return ExpertsWeights(router, LinearWeights(gate_up), LinearWeights(down))
+        return ExpertsWeights(router, *map(LinearWeights, matrices))
 
     def _expert_names(self, layer: int, expert: int) -> list[str]:
         """Returns the names of the gate, up and down projection of one expert that is not stored in a stack."""
@@ -299,33 +228,23 @@ class Weights:
     def _linear(self, *parts: str) -> LinearWeights:
         biases = [f"{name}.bias" for name in parts if f"{name}.bias" in self._shapes]
         names = [f"{name}.weight" for name in parts]
-        weight: Tensor | Fp8Matrix | Int4Matrix
-        if (scales := self._scales(names)) is not None:
-            weight = self._stacked_fp8(names, scales)
-        elif (groups := self._groups(names)) is not None:
-            weight = self._stacked_int4(names, groups)
-        else:
-            weight = self._stacked(names)
+        weight = self._empty(self._stacked_shape(names), self._format(names))
+        self._fill_stacked(names, weight)
         return LinearWeights(weight, self._stacked(biases) if biases else None)
 
-    def _scales(self, names: Sequence[str]) -> Fp8Scales | None:
-        """Returns the scales of stacked matrices in FP8; None if they are kept in 16 bits."""
-        if self._fp8 is None or not all(name in self._shapes and self._is_layer_matrix(name) for name in names):
+    def _format(self, names: Sequence[str]) -> MatrixFormat | None:
+        """Returns the format in which stacked matrices stay quantized; None if they are kept in 16 bits."""
+        kept = self._kept
+        if kept is None or not all(name in self._shapes and self._is_layer_matrix(name) for name in names):
             return None
         if self._quantized is not None and not all(name in self._quantized for name in names):
             return None
-        if self._fp8 == "blocks" and any(self._shapes[name][0] % BLOCK for name in names[:-1]):
+        if isinstance(kept, Int4Groups):  # experts are dequantized
+            experts = self.config.names.expert_gate.partition("{layer}")[2].partition("{expert}")[0]
+            return None if any(experts in name for name in names) else kept
+        if kept == "blocks" and any(self._shapes[name][0] % BLOCK for name in names[:-1]):
             return None  # the next matrix would begin within a block
-        return self._fp8
-
-    def _groups(self, names: Sequence[str]) -> Int4Groups | None:
-        """Returns the groups of stacked matrices in 4 bits; None if they are kept in 16 bits, as experts are."""
-        if self._int4 is None or not all(name in self._shapes and self._is_layer_matrix(name) for name in names):
-            return None
-        experts = self.config.names.expert_gate.partition("{layer}")[2].partition("{expert}")[0]
-        if any(experts in name for name in names):
-            return None
-        return self._int4 if self._quantized is None or all(name in self._quantized for name in names) else None
+        return kept
 
     def _is_layer_matrix(self, name: str) -> bool:
         """Returns whether a tensor is a matrix of a layer, other than a router and a stack of experts."""
@@ -335,59 +254,49 @@ class Weights:
             and not name.endswith(f"{self.config.names.router.rpartition('{layer}')[2]}.weight")
         )
 
-    def _stacked_fp8(self, names: Sequence[str], scales: Fp8Scales) -> Fp8Matrix:
-        n_rows = [self._shapes[name][0] for name in names]
-        shape = sum(n_rows), self._shapes[names[0]][1]
-        stacked = Fp8Matrix.allocate(shape, scales=scales, device=self._device)
-        for name, part in zip(names, stacked.split(n_rows), strict=True):
-            self._fill_fp8(name, part)
-        return stacked
-
-    def _fill_fp8(self, name: str, part: Fp8Matrix) -> None:
-        quantized = self._quantized
-        if quantized is None:
-            self._source.compute([name], lambda tensors: part.quantize(tensors[0].to(self.dtype)))
-        else:
-            self._source.compute(quantized.stored(name), lambda tensors: quantized.copy_fp8(name, tensors, part))
-
-    def _stacked_int4(self, names: Sequence[str], groups: Int4Groups) -> Int4Matrix:
-        n_rows = [self._shapes[name][0] for name in names]
-        stacked = Int4Matrix.allocate((sum(n_rows), self._shapes[names[0]][1]), groups, self._device)
-        for name, part in zip(names, stacked.split(n_rows), strict=True):
-            self._fill_int4(name, part)
-        return stacked
-
-    def _fill_int4(self, name: str, part: Int4Matrix) -> None:
-        quantized = self._quantized
-        if quantized is None:
-            self._source.compute([name], lambda tensors: part.quantize(tensors[0]))
-        else:
-            self._source.compute(quantized.stored(name), lambda tensors: quantized.copy_int4(name, tensors, part))
-
     def _read(self, name: str) -> Tensor:
         return self._stacked([name])
 
     def _stacked(self, names: Sequence[str]) -> Tensor:
         """Returns the named tensors concatenated along their first dimension."""
-        shapes = [self._shapes[name] for name in names]
-        n_rows = [shape[0] for shape in shapes]
-        stacked = self._empty(sum(n_rows), *shapes[0][1:])
-        for name, part in zip(names, stacked.split(n_rows), strict=True):
-            self._fill(name, part)
+        stacked = self._dense(*self._stacked_shape(names))
+        self._fill_stacked(names, stacked)
         return stacked
 
-    def _fill(self, name: str, part: Tensor) -> None:
+    def _stacked_shape(self, names: Sequence[str]) -> tuple[int, ...]:
+        return sum(self._shapes[name][0] for name in names), *self._shapes[names[0]][1:]
+
+    def _fill_stacked(self, names: Sequence[str], stacked: Matrix) -> None:
+        parts = stacked.split([self._shapes[name][0] for name in names])
+        for name, part in zip(names, parts, strict=True):
+            self._fill(name, part)
+
+    def _fill(self, name: str, part: Matrix) -> None:
+        """Reads a tensor into ``part``, and dequantizes or quantizes it where the files have another format."""
         quantized = self._quantized
-        if quantized is None or name not in quantized:
+
+        def copy(tensors: Sequence[Tensor]) -> None:
+            if quantized is None:
+                assert not isinstance(part, Tensor), "dense tensors are filled"
+                part.quantize(tensors[0].to(self.dtype))
+            elif isinstance(part, Tensor):
+                part.copy_(quantized.dequantize(name, tensors).view(part.shape))
+            else:
+                quantized.copy(name, tensors, part)
+
+        if isinstance(part, Tensor) and (quantized is None or name not in quantized):
             self._source.fill(name, part)
-            return
+        else:
+            self._source.compute([name] if quantized is None else quantized.stored(name), copy)
 
-        def dequantize(tensors: Sequence[Tensor]) -> None:
-            part.copy_(quantized.dequantize(name, tensors).view(part.shape))
+    def _empty(self, shape: tuple[int, ...], kept: MatrixFormat | None) -> Matrix:
+        if kept is None:
+            return self._dense(*shape)
+        if isinstance(kept, Int4Groups):
+            return Int4Matrix.allocate((shape[0], shape[1]), kept, self._device)
+        return Fp8Matrix.allocate(shape, scales=kept, device=self._device)
 
-        self._source.compute(quantized.stored(name), dequantize)
-
-    def _empty(self, *shape: int) -> Tensor:
+    def _dense(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self._device)
 
 
@@ -428,17 +337,18 @@ def open_weights(
     config = DecoderConfig.parse(checkpoint.config, path)
     scheme = parse_scheme(checkpoint.config, path)
     check_quantization(quantization, checkpoint.config, scheme, has_fp8_products="fp8" in products)
-    fp8: Fp8Scales | None = None
+    kept: MatrixFormat | None = None
     if "fp8" in products:
-        fp8 = "channels" if quantization == "fp8" and scheme is None else fp8_scales(scheme)
-    int4 = int4_groups(scheme) if "int4" in products else None
+        kept = "channels" if quantization == "fp8" and scheme is None else fp8_scales(scheme)
+    if kept is None and "int4" in products:
+        kept = int4_groups(scheme)
     # Of 4-bit matrices, those of experts and of the output head are dequantized; of FP8 ones, the latter.
     has_dense = config.experts is not None or (isinstance(scheme, Gptq) and scheme.has_head)
-    is_dequantized = scheme is not None and fp8 is None and (int4 is None or has_dense)
+    is_dequantized = scheme is not None and (kept is None or (isinstance(kept, Int4Groups) and has_dense))
     with ExitStack() as stack:
         if load_format == "dummy":
             random = RandomTensors(tensor_shapes(config), dtype, device)
-            yield Weights(config, random, dtype, device, is_dequantized=is_dequantized, fp8=fp8, int4=int4)
+            yield Weights(config, random, dtype, device, is_dequantized=is_dequantized, kept=kept)
             return
         files = SafetensorsFiles(checkpoint.folder, stack)
         files.add_missing_prefix(config.names.layers, config.names.head)
@@ -458,7 +368,7 @@ def open_weights(
         if quantized is not None:
             quantized.check_values()
             if is_dequantized:
-                parts = "" if int4 is None and fp8 is None else " of experts and of the output head"
+                parts = "" if kept is None else " of experts and of the output head"
                 logger.info(
                     "the checkpoint's %s weights%s are dequantized to %s",
                     quantized.scheme_name,
@@ -468,15 +378,7 @@ def open_weights(
 
         def weights(source: TensorSource) -> Weights:
             return Weights(
-                config,
-                source,
-                dtype,
-                device,
-                quantized,
-                kv_scales,
-                is_dequantized=is_dequantized,
-                fp8=fp8,
-                int4=int4,
+                config, source, dtype, device, quantized, kv_scales, is_dequantized=is_dequantized, kept=kept
             )
 
         if device.type == "cpu":
@@ -489,10 +391,3 @@ def open_weights(
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _slice(stacked: LinearWeights, index: int) -> LinearWeights:
-    weight = stacked.weight
-    assert not isinstance(weight, Int4Matrix), "experts are dequantized"
-    one = weight.expert(index) if isinstance(weight, Fp8Matrix) else weight[index]
-    return LinearWeights(one, None if stacked.bias is None else stacked.bias[index])

@@ -18,15 +18,10 @@ from radixkv.errors import CheckpointError, ConfigError
 from radixkv.runtime.device.kv_dtype import FP8
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales, fp8_bytes
+from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights
 from radixkv.runtime.device.weights.parallel_load import ParallelLoader
 from radixkv.runtime.device.weights.safetensors import SafetensorsFiles
-from radixkv.runtime.device.weights.weights import (
-    ExpertsWeights,
-    LinearWeights,
-    MlpWeights,
-    Weights,
-    open_weights,
-)
+from radixkv.runtime.device.weights.weights import Weights, open_weights
 from radixkv.settings.config import LoadFormat
 from support.checkpoints import save_checkpoint
 from support.device_support import PlainLane
@@ -157,7 +152,7 @@ def test_quantized_weights_are_rounded_by_the_threads_that_load_them(tmp_path: P
         config = DecoderConfig.parse(checkpoint.config, tmp_path / "config.json")
         lanes = [PlainLane() for _ in range(4)]
         reads = stack.enter_context(ParallelLoader(SafetensorsFiles(tmp_path, stack), lanes))
-        weights = Weights(config, reads, torch.float32, torch.device("cpu"), fp8="channels")
+        weights = Weights(config, reads, torch.float32, torch.device("cpu"), kept="channels")
         found = layer_linears(weights)
     for linear, other in zip(found, expected, strict=True):
         assert torch.equal(fp8_of(linear).dequantize(), fp8_of(other).dequantize())

@@ -15,13 +15,14 @@ from torch import Tensor
 from radixkv.checkpoints import resolve
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.weights.int4_matrix import ZERO_BITS, Int4Groups, Int4Matrix, int4_bytes
+from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights
 from radixkv.runtime.device.weights.parallel_load import ParallelLoader
 from radixkv.runtime.device.weights.quantization.int4 import int4_groups
 from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatrices
 from radixkv.runtime.device.weights.quantization.parse import parse_scheme
 from radixkv.runtime.device.weights.safetensors import SafetensorsFiles
 from radixkv.runtime.device.weights.shapes import tensor_shapes
-from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights, Weights, open_weights
+from radixkv.runtime.device.weights.weights import Weights, open_weights
 from radixkv.settings.config import LoadFormat
 from support.cases import covering
 from support.checkpoints import save_checkpoint
@@ -142,7 +143,7 @@ def test_weights_are_packed_by_the_threads_that_load_them(tmp_path: Path) -> Non
         files = SafetensorsFiles(folder, stack)
         quantized = QuantizedMatrices(scheme, tensor_shapes(config), files.names, files)
         reads = stack.enter_context(ParallelLoader(files, [PlainLane() for _ in range(4)]))
-        found = layer_linears(Weights(config, reads, torch.float32, CPU, quantized, int4=int4_groups(scheme)))
+        found = layer_linears(Weights(config, reads, torch.float32, CPU, quantized, kept=int4_groups(scheme)))
     check_same(found, linears(tmp_path / "dense"))
 
 

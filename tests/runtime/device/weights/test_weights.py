@@ -14,8 +14,9 @@ from torch import Tensor
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.weights import parallel_load
+from radixkv.runtime.device.weights.layer_weights import MlpWeights
 from radixkv.runtime.device.weights.parallel_load import ParallelLoader
-from radixkv.runtime.device.weights.weights import MlpWeights, Weights, open_weights
+from radixkv.runtime.device.weights.weights import Weights, open_weights
 from support.device_support import CHECKPOINTS, PlainLane
 
 Get = Callable[[str], Checkpoint]

@@ -19,7 +19,7 @@ from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import Rows, as_tensor
 from radixkv.runtime.device.ops.cpu.agreeing_tiles import agreeing_tiles, cover
-from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights
+from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights
 
 _GELU_SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
 """GELU's approximation by tanh is ``x * sigmoid(slope * (x + 0.044715 * x**3))``."""

@@ -20,7 +20,7 @@ from radixkv.runtime.device.ops.cpu.layers import (
     RowTiles,
     rotate,
 )
-from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
+from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
 
 
 class CpuOperations:

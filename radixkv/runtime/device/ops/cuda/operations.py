@@ -35,7 +35,7 @@ from radixkv.runtime.device.ops.cuda.programmatic_launch import has_much_shared_
 from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
 from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
 from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
-from radixkv.runtime.device.weights.weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
+from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
 
 _CHUNK_TOKENS = 8192
 """Tokens that experts compute at once, so that what is between their products takes bounded memory."""

@@ -112,30 +112,22 @@ class QuantizedMatrices:
         except ValueError as error:
             raise CheckpointError(f"{base}: {error}; fetch the checkpoint again") from None
 
-    def copy_fp8(self, name: str, tensors: Sequence[Tensor], out: Fp8Matrix) -> None:
-        """Copies an FP8 matrix with its scales.
+    def copy(self, name: str, tensors: Sequence[Tensor], out: Fp8Matrix | Int4Matrix) -> None:
+        """Copies a matrix with its scales, and with its zero points if it has any.
 
         Args:
             name: of the matrix.
             tensors: in the order of ``stored``.
             out: where to; of the format of the checkpoint.
         """
-        by_name = dict(zip(self._headers[name], tensors, strict=True))
-        out.values.copy_(by_name[name])
-        scales = by_name[_join(name.removesuffix(".weight"), self._scheme.scales)].float()
-        out.scales.copy_(scales if out.has_blocks else scales.view(-1).expand(len(out.scales)))
-
-    def copy_int4(self, name: str, tensors: Sequence[Tensor], out: Int4Matrix) -> None:
-        """Copies a matrix of 4-bit integers with its scales and zero points.
-
-        Args:
-            name: of the matrix.
-            tensors: in the order of ``stored``.
-            out: where to; of the groups of the checkpoint.
-        """
-        assert isinstance(self._scheme, Int4Scheme)
         base = name.removesuffix(".weight")
         by_name = dict(zip(self._headers[name], tensors, strict=True))
+        if isinstance(out, Fp8Matrix):
+            out.values.copy_(by_name[name])
+            scales = by_name[_join(base, self._scheme.scales)].float()
+            out.scales.copy_(scales if out.has_blocks else scales.view(-1).expand(len(out.scales)))
+            return
+        assert isinstance(self._scheme, Int4Scheme)
         self._scheme.copy_int4(lambda suffix: by_name[_join(base, suffix)], out)
 
 
