@@ -26,7 +26,7 @@ _MAX_VALUES = 1 << 23
 
 
 class ReferenceAttention:
-    """``base.Attention`` in torch operations, for any sizes, without CUDA graphs.
+    """``base.AttentionPlanner`` in torch operations, for any sizes, without CUDA graphs.
 
     A row's tokens are split into tiles. Tiles of equal size are computed together, in blocks of the positions that
     they read. Products are full float32: torch does not use TF32 for them by default.

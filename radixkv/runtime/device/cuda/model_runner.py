@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixkv.runtime.device.attention.base import LayerAttention
-from radixkv.runtime.device.attention.cuda.base import Attention
+from radixkv.runtime.device.attention.cuda.base import AttentionPlanner
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodeStep
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.cuda.persistent_batch import PersistentBatch, RowFields
@@ -59,7 +59,7 @@ class ModelRunner:
     def __init__(
         self,
         decoder: Decoder,
-        attention: Attention[Any, Any],
+        attention: AttentionPlanner[Any, Any],
         row_fields: RowFields,
         layout: StagingLayout,
         *,

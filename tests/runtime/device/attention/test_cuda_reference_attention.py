@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.attention.base import LayerAttention
-from radixkv.runtime.device.attention.cuda.base import Attention, AttentionShape
+from radixkv.runtime.device.attention.cuda.base import AttentionPlanner, AttentionShape
 from radixkv.runtime.device.attention.cuda.work_items import Ints
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
 from support.reference_attention import ReferenceAttention
@@ -49,7 +49,7 @@ class World:
         # Large scores, so that few positions dominate and the result shows if one is missing.
         self.q = 4 * torch.randn(sum(n for _, _, n in rows), shape.n_heads, shape.head_dim, generator=generator)
 
-    def connected(self) -> Attention[Ints, Ints]:
+    def connected(self) -> AttentionPlanner[Ints, Ints]:
         attention = ReferenceAttention(self.shape, self.windows, device=CPU)
         attention.connect(Staging(StagingLayout(), CPU), self.tables)
         return attention
@@ -79,7 +79,9 @@ def columns(rows: Sequence[Row]) -> tuple[Ints, Ints, Ints]:
     return batch_slots, lengths, n_tokens
 
 
-def plan_step(attention: Attention[Ints, Ints], decode: Sequence[Row], prompts: Sequence[Row]) -> LayerAttention:
+def plan_step(
+    attention: AttentionPlanner[Ints, Ints], decode: Sequence[Row], prompts: Sequence[Row]
+) -> LayerAttention:
     decode_plan = prompt_plan = None
     if decode:
         batch_slots, lengths, _ = columns(decode)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.work_items import Ints
+from radixkv.runtime.device.kv_dtype import LayerScales
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer
 from radixkv.runtime.step.plan import SharedRun
 
@@ -40,7 +41,23 @@ class AttentionShape:
         return self.n_heads // self.n_kv_heads
 
 
-class Attention(Protocol[DecodeT, PromptT]):
+class LayerTensors(NamedTuple):
+    """What attention of a layer reads and writes for some rows of a step."""
+
+    q: Tensor
+    """[tokens, heads, head_dim]."""
+    k_cache: Tensor
+    """[pages, page_size, kv_heads, head_dim], as is ``v_cache``."""
+    v_cache: Tensor
+    out: Tensor
+    """[tokens, heads, head_dim], contiguous."""
+    scales: LayerScales
+    """Of K and V."""
+    sinks: Tensor | None
+    """As for ``sinks.apply_sinks``; None for a layer without."""
+
+
+class AttentionPlanner(Protocol[DecodeT, PromptT]):
     """Plans steps over the paged pool.
 
     Plans are opaque to callers, but with ``variants``, a decode plan has the ``variant`` and ``n_rows`` that select

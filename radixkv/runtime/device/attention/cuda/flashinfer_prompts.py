@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cuda.base import AttentionShape
+from radixkv.runtime.device.attention.cuda.base import AttentionShape, LayerTensors
 from radixkv.runtime.device.attention.cuda.fa3_prefill import Fa3Schedule, tile_queries
 from radixkv.runtime.device.attention.cuda.flashinfer import (
     Fa2Kernel,
@@ -20,7 +20,7 @@ from radixkv.runtime.device.attention.cuda.flashinfer_modules import FlashInferK
 from radixkv.runtime.device.attention.cuda.prompts import PromptLaunches, PromptRows, causal_tiles
 from radixkv.runtime.device.attention.cuda.sinks import apply_sinks
 from radixkv.runtime.device.attention.cuda.work_items import Fa2Fields
-from radixkv.runtime.device.kv_dtype import FP8, LayerScales
+from radixkv.runtime.device.kv_dtype import FP8
 from radixkv.runtime.device.memory.cuda.array_copies import to_device
 from radixkv.runtime.device.memory.cuda.staging import StagingBuffer, StagingLayout
 from radixkv.runtime.device.ops.cuda.fp8 import round_to_fp8
@@ -111,7 +111,7 @@ class FlashInferPrompts:
 
 @dataclass(frozen=True)
 class FlashInferPromptLaunch:
-    """A planned call of FlashInfer's kernel; see ``PromptLaunch``."""
+    """A planned call of FlashInfer's kernel; see ``PromptLaunches``."""
 
     launch: FlashInferLaunch
     rounds_queries: bool
@@ -120,20 +120,12 @@ class FlashInferPromptLaunch:
     """[tokens, heads] float32: log2 of each token's sum of exponentials, overwritten by each layer; None if the
     model has no sinks."""
 
-    def __call__(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        out: Tensor,
-        scales: LayerScales,
-        sinks: Tensor | None = None,
-    ) -> None:
-        queries = q
+    def __call__(self, layer: LayerTensors) -> None:
+        queries = layer.q
         if self.rounds_queries:
-            queries = torch.empty_like(q, dtype=FP8)
-            round_to_fp8(q, queries)
-        self.launch(queries, k_cache, v_cache, out, scales)
-        if sinks is not None:
+            queries = torch.empty_like(layer.q, dtype=FP8)
+            round_to_fp8(layer.q, queries)
+        self.launch(queries, layer.k_cache, layer.v_cache, layer.out, layer.scales)
+        if layer.sinks is not None:
             assert self.lse is not None, "planned by attention of a model with sinks"
-            apply_sinks(out, self.lse, sinks)
+            apply_sinks(layer.out, self.lse, layer.sinks)

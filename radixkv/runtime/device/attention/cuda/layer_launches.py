@@ -7,18 +7,18 @@ from typing import Protocol
 
 from torch import Tensor
 
+from radixkv.runtime.device.attention.cuda.base import LayerTensors
 from radixkv.runtime.device.attention.cuda.decode_kernel import attend_decode
 from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig
 from radixkv.runtime.device.attention.cuda.flashinfer import FlashInferLaunch, PartialResults
 from radixkv.runtime.device.attention.cuda.merge import merge_results
 from radixkv.runtime.device.attention.cuda.query_order import copy_item_queries, gather_queries
-from radixkv.runtime.device.kv_dtype import LayerScales
 
 
 class SharedLaunch(Protocol):
-    """A callable that enqueues one layer's large items; q is [queries, heads, head_dim]."""
+    """A callable that enqueues one layer's large items."""
 
-    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, scales: LayerScales) -> None: ...
+    def __call__(self, layer: LayerTensors) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -40,40 +40,24 @@ class DecodeLaunch:
     large: SharedLaunch | None
     """The launch of large items, over pages that many rows share."""
 
-    def __call__(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        out: Tensor,
-        scales: LayerScales,
-        sinks: Tensor | None = None,
-    ) -> None:
-        """Enqueues the layer's kernels.
-
-        Args:
-            q: [queries, heads, head_dim].
-            k_cache, v_cache: [pages, page_size, kv_heads, head_dim].
-            out: [queries, heads, head_dim].
-            scales: of K and V.
-            sinks: as for ``sinks.apply_sinks``; None for a layer without.
-        """
-        results = self.results
+    def __call__(self, layer: LayerTensors) -> None:
+        """Enqueues the layer's kernels."""
+        results, scales = self.results, layer.scales
         if self.large is not None:
-            self.large(q, k_cache, v_cache, out, scales)
+            self.large(layer)
         attend_decode(
-            q,
-            k_cache,
-            v_cache,
+            layer.q,
+            layer.k_cache,
+            layer.v_cache,
             self.tables,
             self.items,
             self.order,
-            out,
+            layer.out,
             results.values,
             results.lse,
             scale=self.scale * scales.k,
             value_scale=scales.v,
-            sinks=sinks,
+            sinks=layer.sinks,
             n_items=self.n_items,
             tile=self.tile,
             tile_config=self.tile_config,
@@ -86,11 +70,11 @@ class DecodeLaunch:
                 self.merge_indptr,
                 self.merge_indices,
                 self.order,
-                out,
+                layer.out,
                 group=self.group,
                 head_steps=results.head_steps,
                 value_scale=scales.v,
-                sinks=sinks,
+                sinks=layer.sinks,
             )
 
 
@@ -102,9 +86,9 @@ class Fa2SharedLaunch:
     ordered_queries: Tensor
     launch: FlashInferLaunch
 
-    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, scales: LayerScales) -> None:
-        gather_queries(q, self.order, self.ordered_queries)
-        self.launch(self.ordered_queries, k_cache, v_cache, out, scales)
+    def __call__(self, layer: LayerTensors) -> None:
+        gather_queries(layer.q, self.order, self.ordered_queries)
+        self.launch(self.ordered_queries, layer.k_cache, layer.v_cache, layer.out, layer.scales)
 
 
 @dataclass(frozen=True)
@@ -121,8 +105,15 @@ class Fa3SharedLaunch:
     values: Tensor
     launch: FlashInferLaunch
 
-    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, scales: LayerScales) -> None:
+    def __call__(self, layer: LayerTensors) -> None:
         copy_item_queries(
-            q, self.order, self.copies, self.queries, n_items=self.n_items, n_rows=self.n_rows, group=self.group
+            layer.q,
+            self.order,
+            self.copies,
+            self.queries,
+            n_items=self.n_items,
+            n_rows=self.n_rows,
+            group=self.group,
         )
-        self.launch(self.queries.view(self.values.shape), k_cache, v_cache, self.values, scales)
+        queries = self.queries.view(self.values.shape)
+        self.launch(queries, layer.k_cache, layer.v_cache, self.values, layer.scales)

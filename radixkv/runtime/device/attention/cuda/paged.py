@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cuda.base import AttentionShape
+from radixkv.runtime.device.attention.cuda.base import AttentionShape, LayerTensors
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, DecodeStep, Geometry
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.fa3_prefill import tile_queries
@@ -278,12 +278,11 @@ class StepAttention:
 
     def run(self, layer: int, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
         """Computes one layer, as ``LayerAttention.run``; q and out are [tokens, heads, head_dim]."""
-        window, n, scales = self._windows[layer], self._n_decode, self._kv_scales[layer]
-        sinks = self._sinks[layer]
+        window, n, scales, sinks = self._windows[layer], self._n_decode, self._kv_scales[layer], self._sinks[layer]
         if self._decode:
-            self._decode[window](q[:n], k_cache, v_cache, out[:n], scales, sinks)
+            self._decode[window](LayerTensors(q[:n], k_cache, v_cache, out[:n], scales, sinks))
         if self._prompts:
-            self._prompts[window](q[n:], k_cache, v_cache, out[n:], scales, sinks)
+            self._prompts[window](LayerTensors(q[n:], k_cache, v_cache, out[n:], scales, sinks))
 
 
 def _large_tile(shape: AttentionShape, shared_kernel: SharedKernel | None) -> int:

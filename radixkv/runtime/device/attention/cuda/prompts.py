@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from radixkv.runtime.device.attention.base import longest_window
+from radixkv.runtime.device.attention.cuda.base import LayerTensors
 from radixkv.runtime.device.attention.cuda.work_items import Ints, WorkItems
-from radixkv.runtime.device.kv_dtype import LayerScales
 
 
 @dataclass(frozen=True)
@@ -58,32 +58,8 @@ class PromptRows:
         return cls(firsts, n_tokens, lengths, batch_slots * np.int32(width) + n_behind)
 
 
-class PromptLaunch(Protocol):
-    """A callable that enqueues one layer's attention of planned rows."""
-
-    def __call__(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        out: Tensor,
-        scales: LayerScales,
-        sinks: Tensor | None = None,
-    ) -> None:
-        """Enqueues the layer's kernels.
-
-        Args:
-            q: [tokens, heads, head_dim].
-            k_cache, v_cache: [pages, page_size, kv_heads, head_dim].
-            out: [tokens, heads, head_dim], contiguous.
-            scales: of K and V.
-            sinks: as for ``sinks.apply_sinks``; None for a layer without.
-        """
-        ...
-
-
-PromptLaunches = Mapping[int | None, PromptLaunch]
-"""By window: the launch of all layers that have it."""
+PromptLaunches = Mapping[int | None, Callable[[LayerTensors], None]]
+"""By window: what enqueues attention of the planned rows in each layer that has it."""
 
 
 class PromptAttention(Protocol):

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cuda.base import AttentionShape
+from radixkv.runtime.device.attention.cuda.base import AttentionShape, LayerTensors
 from radixkv.runtime.device.attention.cuda.prompt_kernel import PromptTile, attend_prompts
 from radixkv.runtime.device.attention.cuda.prompts import PromptLaunches, PromptRows, causal_tiles
-from radixkv.runtime.device.kv_dtype import LayerScales
 from radixkv.runtime.device.memory.cuda.array_copies import to_device
 
 _MIN_LARGE_SHARED_BYTES = 200_000
@@ -70,7 +69,7 @@ class TritonPrompts:
 
 @dataclass(frozen=True)
 class TritonPromptLaunch:
-    """A planned call of ``attend_prompts``; see ``PromptLaunch``."""
+    """A planned call of ``attend_prompts``; see ``PromptLaunches``."""
 
     tables: Tensor
     items: Tensor
@@ -78,25 +77,17 @@ class TritonPromptLaunch:
     scale: float
     tile: PromptTile
 
-    def __call__(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        out: Tensor,
-        scales: LayerScales,
-        sinks: Tensor | None = None,
-    ) -> None:
+    def __call__(self, layer: LayerTensors) -> None:
         attend_prompts(
-            q,
-            k_cache,
-            v_cache,
+            layer.q,
+            layer.k_cache,
+            layer.v_cache,
             self.tables,
             self.items,
-            out,
+            layer.out,
             window=self.window,
-            scale=self.scale * scales.k,
-            value_scale=scales.v,
-            sinks=sinks,
+            scale=self.scale * layer.scales.k,
+            value_scale=layer.scales.v,
+            sinks=layer.sinks,
             tile=self.tile,
         )
