@@ -17,8 +17,8 @@ from gpu_support import opened
 from torch import Tensor
 
 from radixkv import LLM
-from radixkv.runtime.device import machine as machine_cuda
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
+from radixkv.runtime.device.cuda import preflight
 from support.reference_attention import ReferenceAttention
 
 
@@ -39,8 +39,9 @@ def opened_in_float32(model: Path | str, **settings: Any) -> Iterator[LLM]:
         return ReferenceAttention(shape, windows, device=device, sinks=sinks)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine_cuda, "choose_dtype", lambda setting, config: torch.float32)
-        patch.setattr(machine_cuda, "check_model", lambda config: None)
+        for module in (preflight, factory_cuda):
+            patch.setattr(module, "choose_dtype", lambda setting, config: torch.float32)
+        patch.setattr(preflight, "check_model", lambda config: None)
         patch.setattr(factory_cuda, "not_compiled", lambda *_: [])
         patch.setattr(factory_cuda, "PagedAttention", attention)
         with opened(model, dtype="auto", enforce_eager=True, **settings) as llm:

@@ -9,7 +9,6 @@ from functools import partial
 import torch
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.runtime.device import machine as machine_cuda
 from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.flashinfer_modules import not_compiled
@@ -21,6 +20,13 @@ from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.graphs.decode import decode_buckets
 from radixkv.runtime.device.graphs.piecewise import token_buckets
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype, scales_text
+from radixkv.runtime.device.machine import (
+    MIN_FP8_CAPABILITY,
+    Machine,
+    check_machine,
+    choose_attention_backend,
+    choose_dtype,
+)
 from radixkv.runtime.device.memory.cpu.kv_pool import PageShape
 from radixkv.runtime.device.memory.cuda.pool_size import measure_memory, plan_pages
 from radixkv.runtime.device.memory.cuda.staging import StagingLayout
@@ -42,7 +48,7 @@ _PIECEWISE_GRAPH_BYTES = 160 << 10
 
 def open_cuda_executor(
     checkpoint: Checkpoint,
-    machine: machine_cuda.Machine,
+    machine: Machine,
     settings: DeviceSettings,
     times: StartTimes,
 ) -> CudaExecutor:
@@ -58,13 +64,13 @@ def open_cuda_executor(
         CheckpointError: the checkpoint cannot be run.
         ConfigError: a setting, the checkpoint or the machine is unsuitable.
     """
-    gpu = machine_cuda.check_machine(machine)
+    gpu = check_machine(machine)
     device = torch.device("cuda", torch.cuda.current_device())
     stream = torch.cuda.Stream(device)
     with torch.inference_mode(), torch.cuda.stream(stream):
-        torch_dtype = machine_cuda.choose_dtype(settings.dtype, checkpoint.config)
+        torch_dtype = choose_dtype(settings.dtype, checkpoint.config)
         kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, torch_dtype)
-        has_fp8 = gpu.capability >= machine_cuda.MIN_FP8_CAPABILITY
+        has_fp8 = gpu.capability >= MIN_FP8_CAPABILITY
         with open_weights(
             checkpoint,
             load_format=settings.load_format,
@@ -85,7 +91,7 @@ def open_cuda_executor(
                 kv_dtype,
             )
             windows = config.windows_within(settings.max_model_len)
-            backend = machine_cuda.choose_attention_backend(
+            backend = choose_attention_backend(
                 settings.attention_backend, machine, partial(not_compiled, shape, windows, gpu.capability)
             )
             logger.info("loading %.1f GiB of weights onto %s", weights.n_bytes / _GIB, gpu.name)

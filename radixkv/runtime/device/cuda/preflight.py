@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.runtime.device import machine as machine_cuda
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype
+from radixkv.runtime.device.machine import (
+    Gpu,
+    check_block_tables,
+    check_fp8_experts,
+    check_kv_cache_dtype,
+    check_max_num_seqs,
+    check_model,
+    check_page_size,
+    check_weights_fit,
+    choose_dtype,
+)
 from radixkv.runtime.device.memory.cpu.kv_pool import PageShape
 from radixkv.runtime.device.memory.cuda.pool_size import MemoryUse, plan_pages
 from radixkv.runtime.device.weights.weights import open_weights
 
 
-def check_for_cuda(checkpoint: Checkpoint, gpu: machine_cuda.Gpu, settings: DeviceSettings) -> None:
+def check_for_cuda(checkpoint: Checkpoint, gpu: Gpu, settings: DeviceSettings) -> None:
     """Refuses settings that cannot work, before anything is downloaded, read or allocated.
 
     Args:
@@ -23,11 +33,11 @@ def check_for_cuda(checkpoint: Checkpoint, gpu: machine_cuda.Gpu, settings: Devi
         CheckpointError: ``config.json`` is wrong, or needs an unsupported feature.
         ConfigError: the model does not fit the settings or the GPU.
     """
-    machine_cuda.check_kv_cache_dtype(settings.kv_cache_dtype, gpu)
-    machine_cuda.check_page_size(settings.page_size)
-    machine_cuda.check_max_num_seqs(settings.max_num_seqs)
-    machine_cuda.check_block_tables(settings.max_num_seqs, settings.max_model_len, settings.page_size)
-    torch_dtype = machine_cuda.choose_dtype(settings.dtype, checkpoint.config)
+    check_kv_cache_dtype(settings.kv_cache_dtype, gpu)
+    check_page_size(settings.page_size)
+    check_max_num_seqs(settings.max_num_seqs)
+    check_block_tables(settings.max_num_seqs, settings.max_model_len, settings.page_size)
+    torch_dtype = choose_dtype(settings.dtype, checkpoint.config)
     with open_weights(
         checkpoint,
         load_format="dummy",
@@ -37,10 +47,10 @@ def check_for_cuda(checkpoint: Checkpoint, gpu: machine_cuda.Gpu, settings: Devi
     ) as weights:
         config, n_bytes, extra_bytes = weights.config, weights.n_bytes, weights.dequantizing_bytes
         has_fp8 = weights.has_fp8
-    machine_cuda.check_model(config)
+    check_model(config)
     if has_fp8 and config.experts is not None:
-        machine_cuda.check_fp8_experts(gpu)
-    machine_cuda.check_weights_fit(n_bytes + extra_bytes, gpu)
+        check_fp8_experts(gpu)
+    check_weights_fit(n_bytes + extra_bytes, gpu)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, torch_dtype)
     plan_pages(
         PageShape(config.n_layers, config.n_kv_heads, settings.page_size, config.head_dim, kv_dtype),
