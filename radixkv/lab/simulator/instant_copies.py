@@ -7,8 +7,9 @@ from itertools import count
 
 from radixkv.errors import InvariantError
 from radixkv.runtime.step.page_copier import FinishedCopy
-from radixkv.runtime.tiers.stores.file_index import FileIndex, IndexedFile
-from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
+from radixkv.runtime.tiers.stores.file_index import IndexedFile
+from radixkv.runtime.tiers.stores.indexed_store import IndexedStore
+from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, Removal, StoreHealth
 
 
 class InstantCopier:
@@ -57,7 +58,7 @@ class InstantCopier:
         """Does nothing."""
 
 
-class InstantStore:
+class InstantStore(IndexedStore):
     """A ``PageStore`` that knows only which pages it has, in the index of the server's page files.
 
     So the pages that go first are those that the server would remove.
@@ -67,32 +68,12 @@ class InstantStore:
         page_seconds: time that the load of a page would take.
     """
 
-    page_bytes = 1
-
     def __init__(self, max_pages: int, page_seconds: float) -> None:
+        super().__init__(page_bytes=1, page_token_bytes=0)
         self._max_pages = max_pages
         self._page_seconds = page_seconds
-        self._index = FileIndex()
         self._tickets, self._ticks = count(), count()
         self._finished: list[FinishedTransfer] = []
-        self._n_written = 0
-        self._removed: list[bytes] | None = None
-        """Keys for ``take_removed``; None before its first call."""
-
-    @property
-    def n_pages(self) -> int:
-        """See ``PageStore``."""
-        return len(self._index)
-
-    @property
-    def n_bytes(self) -> int:
-        """See ``PageStore``."""
-        return self._index.n_bytes
-
-    @property
-    def counts(self) -> PageCounts:
-        """See ``PageStore``. No page is ever damaged."""
-        return PageCounts(self._n_written)
 
     @property
     def health(self) -> StoreHealth | None:
@@ -102,10 +83,6 @@ class InstantStore:
     def look_up(self, keys: Sequence[bytes]) -> int | None:
         """See ``PageStore``."""
         return None
-
-    def run(self, keys: Sequence[bytes]) -> int:
-        """See ``PageStore``."""
-        return self._index.run(keys)
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``."""
@@ -123,30 +100,19 @@ class InstantStore:
                 continue
             if self.n_pages == self._max_pages and (first := self._index.first_to_go()) is not None:
                 self._index.remove(first.key)
-                self._note_removed(first.key)
+                self._note_removed((first,))
             self._index.add(IndexedFile(key, self.page_bytes, tick))
-            self._n_written += 1
+            self.counts = self.counts._replace(n_written=self.counts.n_written + 1)
         return self._finish(len(keys))
-
-    def spare(self, keys: Sequence[bytes]) -> None:
-        """See ``PageStore``."""
-        self._index.spare(keys)
 
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
         """See ``PageStore``."""
-        files = self._index.remove_below(key, leading)
-        self._note_removed(*(file.key for file in files))
+        files = self._take_below(key, leading)
         return Removal(self._finish(len(files)), len(files))
 
     def clear(self) -> int:
-        """See ``PageStore``. Not recorded for ``take_removed``: a replay only clears the store at its end."""
-        n_pages, self._index = self.n_pages, FileIndex()
-        return self._finish(n_pages)
-
-    def take_removed(self) -> list[bytes]:
         """See ``PageStore``."""
-        removed, self._removed = self._removed or [], []
-        return removed
+        return self._finish(len(self._take_all()))
 
     def take_finished(self) -> list[FinishedTransfer]:
         """See ``PageStore``."""
@@ -159,10 +125,6 @@ class InstantStore:
 
     def close(self, timeout_s: float) -> None:
         """Does nothing."""
-
-    def _note_removed(self, *keys: bytes) -> None:
-        if self._removed is not None:
-            self._removed += keys
 
     def _finish(self, n_pages: int) -> int:
         ticket = next(self._tickets)

@@ -18,6 +18,7 @@ import numpy as np
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.tiers.stores.file_index import FileIndex, IndexedFile
+from radixkv.runtime.tiers.stores.indexed_store import IndexedStore, RareWarnings
 from radixkv.runtime.tiers.stores.page_file import PageFormat, file_bytes
 from radixkv.runtime.tiers.stores.page_folder import (
     TEMPORARY_SUFFIX,
@@ -26,9 +27,8 @@ from radixkv.runtime.tiers.stores.page_folder import (
     unusable,
 )
 from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES
-from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
+from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, Removal, StoreHealth
 from radixkv.runtime.tiers.stores.page_value import DamagedPage
-from radixkv.runtime.tiers.stores.rare_warnings import RareWarnings
 from radixkv.runtime.tiers.stores.transfer_threads import STUCK_S, Transfer, TransferThreads, Urgency
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ _LOST = (errno.EIO, errno.ENOENT, errno.ENOTDIR)
 """Errors of a page that no later attempt will read. ENOTDIR: a file in place of the subfolder."""
 
 
-class FileStore:
+class FileStore(IndexedStore):
     """A ``PageStore`` of plain files in a folder that no other server uses at the same time.
 
     A file is written under a temporary name, then renamed. Nothing is synchronised: if a crash of the machine
@@ -79,23 +79,15 @@ class FileStore:
                 f"the cache folder may take {max_bytes} bytes, but a page takes {self._file_bytes}; "
                 "set --cache-dir-size higher"
             )
-        self._page_bytes = page_bytes
-        self._page_token_bytes = page_token_bytes
+        super().__init__(page_bytes, page_token_bytes)
         self._max_bytes = max_bytes
         self._max_waiting_stores = max(N_THREADS, MAX_PENDING_BYTES // page_bytes)
         self._reserved_bytes = 0
         """Bytes of pages that are being written or removed, so that the index does not have them."""
-        self._n_removals = 0
-        """Calls of ``remove`` and ``clear``. A store of before the last one is dropped."""
-        self._removed: list[bytes] | None = None
-        """Keys of the pages that have left the index, for ``take_removed``; None before its first call."""
-        self._counts = PageCounts()
         self._n_write_failures = 0
         """Writes that failed since the last that succeeded."""
         self._writes_resume = 0.0
         """End of the pause, on ``time.monotonic``."""
-        self._lock = threading.Lock()
-        """Guards the fields above and the index. Never held during a call of the file system, which may hang."""
         self._names = threading.Lock()
         """Held while files get and lose their names, by threads of transfers only; taken before ``_lock``."""
         self._read_buffers = [memoryview(mmap.mmap(-1, page_bytes)) for _ in range(N_THREADS)]
@@ -117,33 +109,13 @@ class FileStore:
             on_failure.pop_all()
 
     @property
-    def page_bytes(self) -> int:
-        """See ``PageStore``."""
-        return self._page_bytes
-
-    @property
-    def n_pages(self) -> int:
-        """See ``PageStore``."""
-        return len(self._index)
-
-    @property
-    def n_bytes(self) -> int:
-        """See ``PageStore``."""
-        return self._index.n_bytes
-
-    @property
-    def counts(self) -> PageCounts:
-        """See ``PageStore``."""
-        return self._counts
-
-    @property
     def health(self) -> StoreHealth | None:
         """See ``PageStore``: no other server uses the folder."""
         return None
 
     def run(self, keys: Sequence[bytes]) -> int:
         """See ``PageStore``. A page whose read hangs is not found."""
-        n_pages = self._index.run(keys)
+        n_pages = super().run(keys)
         if self._reads:
             latest = time.monotonic() - STUCK_S
             stuck = {key for key, began in list(self._reads.items()) if began < latest}
@@ -164,7 +136,7 @@ class FileStore:
             for key, *_ in pages:
                 self._index.touch(key, tick)  # so that they are not removed before they are read
         n_before = self._threads.n_waiting(Urgency.LOAD)
-        page_s = LOAD_PAGE_S + self._page_bytes / LOAD_BYTES_PER_S
+        page_s = LOAD_PAGE_S + self.page_bytes / LOAD_BYTES_PER_S
         steps = [partial(self._load_page, *page) for page in pages]
         return self._threads.start(
             Urgency.LOAD, steps, len(steps), LOAD_TIMEOUT_S + (n_before + len(steps)) * page_s
@@ -181,29 +153,16 @@ class FileStore:
         steps = [partial(self._store_page, *page, run, self._n_removals) for page in pages]
         return self._threads.start(Urgency.STORE, steps, len(steps), math.inf)
 
-    def spare(self, keys: Sequence[bytes]) -> None:
-        """See ``PageStore``."""
-        with self._lock:
-            self._index.spare(keys)
-
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
         """See ``PageStore``."""
         with self._lock:
-            files = self._index.remove_below(key, leading)
+            files = self._take_below(key, leading)
             return Removal(self._start_removal(files), len(files))
 
     def clear(self) -> int:
         """See ``PageStore``."""
         with self._lock:
-            files = self._index.files()
-            self._index = FileIndex()
-            return self._start_removal(files)
-
-    def take_removed(self) -> list[bytes]:
-        """See ``PageStore``."""
-        with self._lock:
-            removed, self._removed = self._removed or [], []
-            return removed
+            return self._start_removal(self._take_all())
 
     def take_finished(self) -> list[FinishedTransfer]:
         """See ``PageStore``."""
@@ -228,18 +187,6 @@ class FileStore:
             self._folder.close()
         else:
             logger.warning("the file system of %s does not respond", self._folder.path)
-
-    def _pages(
-        self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]
-    ) -> list[tuple[bytes, bytes, memoryview]]:
-        """Returns key, tokens and buffer of each page."""
-        size = self._page_token_bytes
-        assert len(tokens) == len(keys) * size
-        assert all(buffer.nbytes == self._page_bytes for buffer in buffers)
-        return [
-            (key, tokens[index * size : (index + 1) * size], buffer)
-            for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True))
-        ]
 
     def _load_page(self, key: bytes, tokens: bytes, page: memoryview, transfer: Transfer) -> bool:
         tick = time.time_ns()
@@ -267,11 +214,8 @@ class FileStore:
         """Warns, and removes the page unless a later attempt may read it."""
         if isinstance(error, DamagedPage) or error.errno in _LOST:
             with self._names:
-                with self._lock:
-                    if self._index.remove(key) is None:
-                        return  # it was removed while it was read
-                    self._counts = self._counts._replace(n_lost=self._counts.n_lost + 1)
-                    self._note_removed(key)
+                if not self._note_lost(key):
+                    return  # it was removed while it was read
                 with contextlib.suppress(OSError):
                     self._unlink(key)
         self._read_warnings.add(f"the page {name_of(key)} in {self._folder.path} is a miss", error)
@@ -342,7 +286,7 @@ class FileStore:
     def _note_written(self, key: bytes, tick: int) -> None:
         if key not in self._index:  # another thread may have written the same page meanwhile
             self._index.add(IndexedFile(key, self._file_bytes, tick))
-            self._counts = self._counts._replace(n_written=self._counts.n_written + 1)
+            self.counts = self.counts._replace(n_written=self.counts.n_written + 1)
         self._reserved_bytes -= self._file_bytes  # with the index, so that no byte counts twice
         self._n_write_failures = 0
 
@@ -383,14 +327,13 @@ class FileStore:
                 with self._lock:
                     self._reserved_bytes -= file.n_bytes
                     if is_removed or n_removals != self._n_removals:
-                        self._note_removed(file.key)
+                        self._note_removed((file,))
                     else:
                         self._index.add(file)
 
     def _start_removal(self, files: Sequence[IndexedFile]) -> int:
         """Starts to delete files that have left the index."""
         self._n_removals += 1
-        self._note_removed(*(file.key for file in files))
         self._reserved_bytes += sum(file.n_bytes for file in files)
         steps = [
             partial(self._delete, files[first : first + FILES_PER_REMOVAL])
@@ -409,10 +352,6 @@ class FileStore:
                 with self._lock:
                     self._reserved_bytes -= file.n_bytes
         return True
-
-    def _note_removed(self, *keys: bytes) -> None:
-        if self._removed is not None:
-            self._removed += keys
 
     def _unlink(self, key: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):

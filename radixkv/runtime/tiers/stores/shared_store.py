@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from radixkv.runtime.tiers.stores.file_index import FileIndex, IndexedFile
+from radixkv.runtime.tiers.stores.file_index import IndexedFile
+from radixkv.runtime.tiers.stores.indexed_store import IndexedStore, RareWarnings
 from radixkv.runtime.tiers.stores.object_store import ObjectStore, ObjectStoreError
 from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES
-from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageCounts, Removal, StoreHealth
+from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, Removal, StoreHealth
 from radixkv.runtime.tiers.stores.page_value import DamagedPage, PageHeader
-from radixkv.runtime.tiers.stores.rare_warnings import RareWarnings
 from radixkv.runtime.tiers.stores.transfer_loop import TransferLoop
 
 logger = logging.getLogger(__name__)
@@ -37,7 +36,7 @@ MAX_KNOWN_PAGES = 2**18
 """Pages that are known to be in the store; about 600 bytes each. Others are looked up again."""
 
 
-class SharedStore:
+class SharedStore(IndexedStore):
     """A ``PageStore`` whose pages other servers read and write, too.
 
     It knows the pages that it has written, found or read. The others are looked up: servers write prefixes from
@@ -57,19 +56,10 @@ class SharedStore:
     def __init__(self, objects: ObjectStore, name: str, *, page_bytes: int, page_token_bytes: int) -> None:
         self._objects = objects
         self._name = name
-        self._page_bytes = page_bytes
-        self._page_token_bytes = page_token_bytes
+        super().__init__(page_bytes, page_token_bytes)
         self._header = PageHeader(page_bytes, page_token_bytes)
-        self._known = FileIndex()
-        self._n_removals = 0
-        """Calls of ``remove`` and ``clear``. What began before the last one notes no more pages."""
         self._being_removed: set[bytes] = set()
         """Keys of pages that may still be there, but must not be found."""
-        self._removed: list[bytes] | None = None
-        """Keys that have left ``_known``, for ``take_removed``; None before its first call."""
-        self._counts = PageCounts()
-        self._lock = threading.Lock()
-        """Guards the fields above."""
         self._n_failures = 0
         self._is_away = False
         self._resumes = 0.0
@@ -80,33 +70,9 @@ class SharedStore:
         self._loop = TransferLoop("shared-store")
 
     @property
-    def page_bytes(self) -> int:
-        """See ``PageStore``."""
-        return self._page_bytes
-
-    @property
-    def n_pages(self) -> int:
-        """See ``PageStore``."""
-        return len(self._known)
-
-    @property
-    def n_bytes(self) -> int:
-        """See ``PageStore``."""
-        return self._known.n_bytes
-
-    @property
-    def counts(self) -> PageCounts:
-        """See ``PageStore``."""
-        return self._counts
-
-    @property
     def health(self) -> StoreHealth | None:
         """See ``PageStore``."""
         return StoreHealth(self._n_failures, self._is_away)
-
-    def run(self, keys: Sequence[bytes]) -> int:
-        """See ``PageStore``."""
-        return self._known.run(keys)
 
     def look_up(self, keys: Sequence[bytes]) -> int | None:
         """See ``PageStore``. Takes at most ``LOOK_UP_TIMEOUT_S``."""
@@ -115,40 +81,26 @@ class SharedStore:
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``. Takes no longer than ``LOAD_TIMEOUT_S`` and the constants after it say."""
-        page_tokens = self._page_tokens(keys, tokens)
-        return self._loop.start(self._load(keys, page_tokens, buffers, self._n_removals))
+        return self._loop.start(self._load(self._pages(keys, tokens, buffers), self._n_removals))
 
     def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``. Nothing is stored while the store is away."""
-        page_tokens = self._page_tokens(keys, tokens)
-        return self._loop.start(self._store(keys, page_tokens, buffers, self._n_removals), is_kept=True)
-
-    def spare(self, keys: Sequence[bytes]) -> None:
-        """See ``PageStore``: the store removes nothing, but this server may forget what it has."""
-        with self._lock:
-            self._known.spare(keys)
+        return self._loop.start(self._store(self._pages(keys, tokens, buffers), self._n_removals), is_kept=True)
 
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
         """See ``PageStore``."""
         with self._lock:
-            keys = [page.key for page in self._known.remove_below(key, leading)]
+            keys = [page.key for page in self._take_below(key, leading)]
             self._n_removals += 1
             self._being_removed.update(keys)
-            self._note_removed(*keys)
         return Removal(self._loop.start(self._delete(keys), is_kept=True), len(keys))
 
     def clear(self) -> int:
         """See ``PageStore``."""
         with self._lock:
             self._n_removals += 1
-            self._forget_all()
+            self._take_all()
         return self._loop.start(self._delete(()))
-
-    def take_removed(self) -> list[bytes]:
-        """See ``PageStore``."""
-        with self._lock:
-            removed, self._removed = self._removed or [], []
-            return removed
 
     def take_finished(self) -> list[FinishedTransfer]:
         """See ``PageStore``."""
@@ -166,11 +118,6 @@ class SharedStore:
     @property
     def _is_paused(self) -> bool:
         return time.monotonic() < self._resumes
-
-    def _page_tokens(self, keys: Sequence[bytes], tokens: bytes) -> list[bytes]:
-        size = self._page_token_bytes
-        assert len(tokens) == len(keys) * size
-        return [tokens[first : first + size] for first in range(0, len(tokens), size)]
 
     async def _look_up(self, keys: Sequence[bytes], hidden: Collection[bytes], n_removals: int) -> int:
         try:
@@ -196,29 +143,24 @@ class SharedStore:
             high = asked[n_found] if n_found < len(asked) else high
         return low
 
-    async def _load(
-        self, keys: Sequence[bytes], tokens: Sequence[bytes], buffers: Sequence[memoryview], n_removals: int
-    ) -> int:
-        limit_s = LOAD_TIMEOUT_S + len(keys) * (LOAD_PAGE_S + self._page_bytes / LOAD_BYTES_PER_S)
-        pages = [
-            asyncio.create_task(self._load_page(*page, n_removals))
-            for page in zip(keys, tokens, buffers, strict=True)
-        ]
+    async def _load(self, pages: Sequence[tuple[bytes, bytes, memoryview]], n_removals: int) -> int:
+        limit_s = LOAD_TIMEOUT_S + len(pages) * (LOAD_PAGE_S + self.page_bytes / LOAD_BYTES_PER_S)
+        loads = [asyncio.create_task(self._load_page(*page, n_removals)) for page in pages]
         n_pages = 0
         try:
             async with asyncio.timeout(limit_s):
-                for page in pages:
-                    if not await page:
+                for load in loads:
+                    if not await load:
                         break
                     n_pages += 1
         except (ObjectStoreError, TimeoutError) as error:
-            self._fail(error, f"{len(keys)} pages of {self._page_bytes} bytes took longer than {limit_s:.1f} s")
+            self._fail(error, f"{len(pages)} pages of {self.page_bytes} bytes took longer than {limit_s:.1f} s")
         else:
             self._succeed()
         finally:  # from here on nobody writes to the buffers
-            for page in pages:
-                page.cancel()
-            await asyncio.gather(*pages, return_exceptions=True)
+            for load in loads:
+                load.cancel()
+            await asyncio.gather(*loads, return_exceptions=True)
         return n_pages
 
     async def _load_page(self, key: bytes, tokens: bytes, page: memoryview, n_removals: int) -> bool:
@@ -242,33 +184,28 @@ class SharedStore:
     def _read(self, value: memoryview, key: bytes, tokens: bytes, page: memoryview) -> None:
         """Copies an object's page to ``page``. Raises ``DamagedPage`` if it is another one."""
         n_header = self._header.n_bytes
-        if value.nbytes != n_header + self._page_bytes:
-            raise DamagedPage(f"it has {value.nbytes} bytes, not {n_header + self._page_bytes}")
+        if value.nbytes != n_header + self.page_bytes:
+            raise DamagedPage(f"it has {value.nbytes} bytes, not {n_header + self.page_bytes}")
         self._header.check(value[:n_header], key, tokens, value[n_header:])
         np.copyto(np.frombuffer(page, np.uint8), np.frombuffer(value[n_header:], np.uint8))  # without Python's lock
 
-    async def _store(
-        self, keys: Sequence[bytes], tokens: Sequence[bytes], buffers: Sequence[memoryview], n_removals: int
-    ) -> int:
-        pages = [
-            asyncio.create_task(self._store_page(*page, n_removals))
-            for page in zip(keys, tokens, buffers, strict=True)
-        ]
+    async def _store(self, pages: Sequence[tuple[bytes, bytes, memoryview]], n_removals: int) -> int:
+        stores = [asyncio.create_task(self._store_page(*page, n_removals)) for page in pages]
         n_pages = 0
         try:
-            for page in pages:
-                if not await page:
+            for store in stores:
+                if not await store:
                     break
                 n_pages += 1
-            await asyncio.gather(*pages)
+            await asyncio.gather(*stores)
         except (ObjectStoreError, TimeoutError) as error:
-            self._fail(error, f"storing a page of {self._page_bytes} bytes took longer than {STORE_TIMEOUT_S:g} s")
+            self._fail(error, f"storing a page of {self.page_bytes} bytes took longer than {STORE_TIMEOUT_S:g} s")
         else:
             self._succeed()
         finally:
-            for page in pages:
-                page.cancel()
-            await asyncio.gather(*pages, return_exceptions=True)
+            for store in stores:
+                store.cancel()
+            await asyncio.gather(*stores, return_exceptions=True)
         return n_pages
 
     async def _store_page(self, key: bytes, tokens: bytes, page: memoryview, n_removals: int) -> bool:
@@ -277,14 +214,14 @@ class SharedStore:
             if self._is_paused or n_removals != self._n_removals or key in self._being_removed:
                 return False
             async with asyncio.timeout(STORE_TIMEOUT_S):
-                if key not in self._known and not all(await self._objects.have([name])):
+                if key not in self._index and not all(await self._objects.have([name])):
                     header = np.frombuffer(self._header.make(key, tokens, page), np.uint8)
                     value = np.concatenate((header, np.frombuffer(page, np.uint8)))
                     if not await self._objects.put(name, value.data):
                         self._room_warnings.add("a page is not stored", ObjectStoreError(f"{self._name} is full"))
                         return False
                     with self._lock:
-                        self._counts = self._counts._replace(n_written=self._counts.n_written + 1)
+                        self.counts = self.counts._replace(n_written=self.counts.n_written + 1)
                 if not self._note((key,), n_removals):  # it may be one of those that were removed meanwhile
                     await self._objects.delete(name)
                     return False
@@ -320,36 +257,21 @@ class SharedStore:
             if n_removals != self._n_removals:
                 return False
             for key in keys:
-                if key in self._known:
-                    self._known.touch(key, tick)
+                if key in self._index:
+                    self._index.touch(key, tick)
                 else:
-                    self._known.add(IndexedFile(key, self._page_bytes, tick))
-            while len(self._known) > MAX_KNOWN_PAGES and (page := self._known.first_to_go()) is not None:
-                self._known.remove(page.key)
-                self._note_removed(page.key)
+                    self._index.add(IndexedFile(key, self.page_bytes, tick))
+            while len(self._index) > MAX_KNOWN_PAGES and (page := self._index.first_to_go()) is not None:
+                self._index.remove(page.key)
+                self._note_removed((page,))
         return True
-
-    def _note_lost(self, key: bytes) -> None:
-        """Forgets a page that is damaged or has vanished, and counts it if the store was known to have it."""
-        with self._lock:
-            if self._known.remove(key) is not None:
-                self._counts = self._counts._replace(n_lost=self._counts.n_lost + 1)
-                self._note_removed(key)
-
-    def _forget_all(self) -> None:
-        self._note_removed(*(page.key for page in self._known.files()))
-        self._known = FileIndex()
-
-    def _note_removed(self, *keys: bytes) -> None:
-        if self._removed is not None:
-            self._removed += keys
 
     def _fail(self, error: ObjectStoreError | TimeoutError, what_is_late: str) -> None:
         """Counts a failure, and begins a pause. Warns if it is the first one since the store has answered."""
         self._n_failures += 1
         self._resumes = time.monotonic() + PAUSE_S
         with self._lock:
-            self._forget_all()
+            self._take_all()
         if not self._is_away:
             self._is_away = True
             reason = what_is_late if isinstance(error, TimeoutError) else error
