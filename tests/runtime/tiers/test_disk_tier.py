@@ -135,6 +135,17 @@ def test_an_invalidation_during_a_fetch() -> None:
     assert sources(request) == (0, 0, 0)
 
 
+def test_an_invalidation_after_a_fetch_was_read_drops_its_pages() -> None:
+    engine = restarted_engine(finishes_copies=False)
+    request = engine.add(prompt(40))
+    engine.turn()
+    engine.store.finish()
+    engine.invalidate(Namespace(), token_bytes(prompt(16)))
+    finish(engine)
+    assert sources(request) == (0, 0, 0)
+    assert engine.transfers.disk.counters.n_pages_loaded == 10, "they were read, and not used"
+
+
 def test_an_invalidation_leaves_what_another_sequence_needs() -> None:
     engine = Engine(n_pages=64, page_size=4, n_slots=60, has_disk=True)
     for last in (1, 2):
