@@ -28,19 +28,14 @@ class HostSlots(Protocol):
     they wait.
     """
 
-    @property
-    def n_slots(self) -> int:
-        """Slots in all."""
-        ...
+    n_slots: int
+    """Slots in all."""
+    page_bytes: int
+    """Size of a slot in bytes."""
 
     @property
     def n_usable(self) -> int:
         """Leading slots whose memory is ready; grows up to ``n_slots``."""
-        ...
-
-    @property
-    def page_bytes(self) -> int:
-        """Size of a slot in bytes."""
         ...
 
     def buffer(self, slot: int) -> memoryview:
@@ -83,6 +78,7 @@ class CopyThreads:
 
     def __init__(self, slots: HostSlots) -> None:
         self._slots = slots
+        self.n_slots, self.page_bytes = slots.n_slots, slots.page_bytes
         self._n_taken = 0
         self._tickets = itertools.count()
         self._finished = Finished[FinishedCopy]()
@@ -97,16 +93,6 @@ class CopyThreads:
             thread.start()
         # torch aborts a process that ends in the middle of a copy, also if nobody closes this object.
         atexit.register(self._end_threads)
-
-    @property
-    def n_slots(self) -> int:
-        """Host slots in all."""
-        return self._slots.n_slots
-
-    @property
-    def page_bytes(self) -> int:
-        """Size of a page and of a slot in bytes."""
-        return self._slots.page_bytes
 
     def take_new_slots(self) -> range:
         """Returns the slots that have become usable since the last call. O(1)."""

@@ -44,15 +44,15 @@ class CudaHostSlots:
     """
 
     def __init__(self, pool: CudaPool, n_bytes: int, is_stepping: Callable[[], bool]) -> None:
-        self._page_bytes = pool.page_bytes
-        self._n_slots = count_slots(n_bytes, pool.page_bytes)
+        self.page_bytes = pool.page_bytes
+        self.n_slots = count_slots(n_bytes, pool.page_bytes)
         driver = CudaDriver()
         # No slot lies in two pieces, and no page of the machine does.
         unit = math.lcm(pool.page_bytes, mmap.PAGESIZE)
         piece_bytes = max(1, _PIECE_BYTES // unit) * unit
         device = pool.k.device
         self._memory = PinnedMemory(
-            self._n_slots * pool.page_bytes,
+            self.n_slots * pool.page_bytes,
             piece_bytes,
             pin=partial(_pin, device),
             unpin=_unpin,
@@ -62,39 +62,30 @@ class CudaHostSlots:
         pace = CopyPace(is_stepping)
         try:
             self._loads, self._stores = (
-                _StagedCopies(pool, self._memory.address, n_slots_a_piece, driver, pace) for _ in range(2)
+                _StagedCopies(pool, self._memory.address, n_slots_a_piece, driver, pace, are_loads=are_loads)
+                for are_loads in (True, False)
             )
         except BaseException:  # such as too little memory for the staging buffers
             self._memory.close()
             raise
 
     @property
-    def n_slots(self) -> int:
-        """Slots in all."""
-        return self._n_slots
-
-    @property
     def n_usable(self) -> int:
         """Leading slots whose memory is pinned; grows up to ``n_slots``."""
-        return self._memory.n_ready_bytes // self._page_bytes
-
-    @property
-    def page_bytes(self) -> int:
-        """Size of a slot in bytes."""
-        return self._page_bytes
+        return self._memory.n_ready_bytes // self.page_bytes
 
     def buffer(self, slot: int) -> memoryview:
         """Returns the memory of a usable slot. O(1)."""
-        first = slot * self._page_bytes
-        return self._memory.view[first : first + self._page_bytes]
+        first = slot * self.page_bytes
+        return self._memory.view[first : first + self.page_bytes]
 
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> None:
         """Copies slots to pages; returns when the device has the data. Raises ``DeviceError`` or torch's errors."""
-        self._loads.load(_array(slots), pages)
+        self._loads.run(slots, pages)
 
     def store(self, pages: Sequence[int], slots: Sequence[int]) -> None:
         """Copies pages to slots; returns when the host has the data. Raises ``DeviceError`` or torch's errors."""
-        self._stores.store(pages, _array(slots))
+        self._stores.run(slots, pages)
 
     def close(self) -> None:
         """Frees the memory; waits for the piece of it that is being pinned."""
@@ -110,11 +101,20 @@ class _StagedCopies:
         n_slots_a_piece: slots in each separately pinned piece.
         driver: copies between staging buffer and slots.
         pace: how fast copies go beside steps.
+        are_loads: whether slots are copied to pages, not pages to slots.
     """
 
     def __init__(
-        self, pool: CudaPool, address: int, n_slots_a_piece: int, driver: CudaDriver, pace: CopyPace
+        self,
+        pool: CudaPool,
+        address: int,
+        n_slots_a_piece: int,
+        driver: CudaDriver,
+        pace: CopyPace,
+        *,
+        are_loads: bool,
     ) -> None:
+        self._are_loads = are_loads
         self._k, self._v = (cache.view(torch.int64).flatten(2) for cache in (pool.k, pool.v))
         self._address = address
         self._page_bytes = pool.page_bytes
@@ -125,40 +125,33 @@ class _StagedCopies:
         self._lanes = tuple(_Lane(self._n_staged * pool.page_bytes, pool.k.device) for _ in range(2))
         self._compile(pool.zero_page)
 
-    def load(self, slots: NDArray[np.int64], pages: Sequence[int]) -> None:
-        """Copies slots to pages, and waits."""
-        self._copy(slots, pages, is_load=True)
-
-    def store(self, pages: Sequence[int], slots: NDArray[np.int64]) -> None:
-        """Copies pages to slots, and waits."""
-        self._copy(slots, pages, is_load=False)
-
-    def _copy(self, slots: NDArray[np.int64], pages: Sequence[int], *, is_load: bool) -> None:
-        indices = np.array(pages, np.int32)
+    def run(self, slots: Sequence[int], pages: Sequence[int]) -> None:
+        """Copies between slots and pages, and waits."""
+        places, indices = np.array(slots, np.int64), np.array(pages, np.int32)
         try:
-            for part, first in enumerate(range(0, len(slots), self._n_staged)):
+            for part, first in enumerate(range(0, len(places), self._n_staged)):
                 lane, some = self._lanes[part % 2], slice(first, first + self._n_staged)
                 if part and part % _MAX_PARTS_ENQUEUED == 0:
                     lane.wait()
-                self._pace.wait(len(slots[some]) * self._page_bytes)
-                self._copy_part(lane, slots[some], indices[some], is_load=is_load)
+                self._pace.wait(len(places[some]) * self._page_bytes)
+                self._copy_part(lane, places[some], indices[some])
         finally:
             for lane in self._lanes:
                 lane.wait()
 
-    def _copy_part(self, lane: _Lane, slots: NDArray[np.int64], pages: NDArray[np.int32], *, is_load: bool) -> None:
+    def _copy_part(self, lane: _Lane, slots: NDArray[np.int64], pages: NDArray[np.int32]) -> None:
         """Enqueues the copy of at most as many pages as a lane's buffer holds."""
         with torch.cuda.stream(lane.stream):
             # The driver takes few bytes of pageable memory at once: no pinned buffer has to outlive the call.
             indices = torch.from_numpy(pages).to(lane.buffer.device, non_blocking=True)
-            if is_load:
-                self._move_slots(lane, slots, is_load=True)
+            if self._are_loads:
+                self._move_slots(lane, slots)
                 scatter_pages(self._k, self._v, indices, lane.buffer)
             else:
                 gather_pages(self._k, self._v, indices, lane.buffer)
-                self._move_slots(lane, slots, is_load=False)
+                self._move_slots(lane, slots)
 
-    def _move_slots(self, lane: _Lane, slots: NDArray[np.int64], *, is_load: bool) -> None:
+    def _move_slots(self, lane: _Lane, slots: NDArray[np.int64]) -> None:
         """Enqueues the DMA between slots and buffer, one copy for each run of consecutive slots of a piece."""
         is_first = np.ones(len(slots), np.bool_)
         is_first[1:] = (np.diff(slots) != 1) | (slots[1:] % self._n_slots_a_piece == 0)
@@ -166,7 +159,7 @@ class _StagedCopies:
         on_host = self._address + slots[firsts] * self._page_bytes
         on_device = lane.buffer.data_ptr() + firsts * self._page_bytes
         n_bytes = np.diff(firsts, append=len(slots)) * self._page_bytes
-        destinations, sources = (on_device, on_host) if is_load else (on_host, on_device)
+        destinations, sources = (on_device, on_host) if self._are_loads else (on_host, on_device)
         self._driver.copy(destinations, sources, n_bytes, lane.stream)
 
     def _compile(self, zero_page: int) -> None:
@@ -196,10 +189,6 @@ class _Lane:
         """Waits for all work of the lane, without processor time."""
         self._done.record(self.stream)
         self._done.synchronize()
-
-
-def _array(slots: Sequence[int]) -> NDArray[np.int64]:
-    return np.array(slots, np.int64)
 
 
 def _pin(device: torch.device, address: int, n_bytes: int) -> None:
