@@ -110,8 +110,8 @@ class FlashInferLaunch:
             out.mul_(value_scale)
 
 
-class Fa2Kernel:
-    """FlashInfer's FA2 kernel over work items.
+class _Kernel:
+    """A kernel of FlashInfer.
 
     Args:
         shape: of the layer.
@@ -119,12 +119,21 @@ class Fa2Kernel:
         tables: [batch slots, width] int32 block tables, at a fixed address.
     """
 
+    _backend: FlashInferKernel
+
     def __init__(self, shape: AttentionShape, window: int | None, tables: Tensor) -> None:
-        self._module = load("fa2", shape, window is not None, torch.cuda.get_device_capability(tables.device))
+        capability = torch.cuda.get_device_capability(tables.device)
+        self._module = load(self._backend, shape, window is not None, capability)
         self._scale = shape.scale
         self._options = _options(window)
         self._entries = tables.view(-1)
         self._unused = torch.empty(16, dtype=torch.uint8, device=tables.device)
+
+
+class Fa2Kernel(_Kernel):
+    """FlashInfer's FA2 kernel over work items."""
+
+    _backend = "fa2"
 
     def launch(
         self,
@@ -187,18 +196,13 @@ class Fa2Kernel:
         )
 
 
-class Fa3Kernel:
-    """FlashInfer's FA3 kernel, on Hopper. Takes the same arguments as ``Fa2Kernel``.
+class Fa3Kernel(_Kernel):
+    """FlashInfer's FA3 kernel, on Hopper.
 
     With K and V of 8 bits, the queries of a launch are of 8 bits too.
     """
 
-    def __init__(self, shape: AttentionShape, window: int | None, tables: Tensor) -> None:
-        self._module = load("fa3", shape, window is not None, torch.cuda.get_device_capability(tables.device))
-        self._scale = shape.scale
-        self._options = _options(window)
-        self._entries = tables.view(-1)
-        self._unused = torch.empty(16, dtype=torch.uint8, device=tables.device)
+    _backend = "fa3"
 
     def launch(
         self,
