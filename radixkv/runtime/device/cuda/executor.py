@@ -193,29 +193,22 @@ class _SampledStep:
     """The sampler's result; None if no row reports logprobs."""
 
 
+@dataclass(eq=False)
 class RunningCudaStep:
     """A launched step: a ``runtime.step.result.RunningStep``."""
 
-    def __init__(
-        self,
-        executor: CudaExecutor,
-        step: PackedStep,
-        begun: torch.cuda.Event,
-        outputs: StepOutputs,
-        prompt_logprobs: list[tuple[int, PromptLogprobs]],
-    ) -> None:
-        self._executor = executor
-        self.step = step
-        self.begun = begun
-        """Is reached when the device begins with the step."""
-        self.outputs = outputs
-        self.prompt_logprobs = prompt_logprobs
-        self.pending: CudaStep | None = None
-        """The finished step, if it was sampled at its launch."""
+    executor: CudaExecutor
+    step: PackedStep
+    begun: torch.cuda.Event
+    """Is reached when the device begins with the step."""
+    outputs: StepOutputs
+    prompt_logprobs: list[tuple[int, PromptLogprobs]]
+    pending: CudaStep | None = None
+    """The finished step, if it was sampled at its launch."""
 
     def finish(self, masks: TokenMasks | None) -> CudaStep:
         """Enqueues the sampling, unless that is done. Raises ``DeviceError`` or ``DeviceLost``."""
-        return self.pending or self._executor.finish(self, masks)
+        return self.pending or self.executor.finish(self, masks)
 
 
 class CudaStep:

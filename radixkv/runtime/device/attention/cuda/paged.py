@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -248,41 +249,30 @@ class PagedAttention:
         return Fa2SharedLaunch(order, self._ordered_queries[: step.n_rows], launch)
 
 
+@dataclass(frozen=True)
 class StepAttention:
-    """Attention of one planned step: decode rows first, then prompt rows.
+    """Attention of one planned step: decode rows first, then prompt rows."""
 
-    Args:
-        windows: sliding window of each layer, None for all positions.
-        kv_scales: of each layer.
-        sinks: of each layer, as for ``sinks.apply_sinks``; None for layers without.
-        n_decode: decode rows.
-        decode: launches of the decode rows by window; empty if there are none.
-        prompts: launches of the prompt rows by window; empty if there are none.
-    """
-
-    def __init__(
-        self,
-        windows: Sequence[int | None],
-        kv_scales: Sequence[LayerScales],
-        sinks: Sequence[Tensor | None],
-        n_decode: int,
-        decode: Mapping[int | None, DecodeLaunch],
-        prompts: PromptLaunches,
-    ) -> None:
-        self._windows = windows
-        self._kv_scales = kv_scales
-        self._sinks = sinks
-        self._n_decode = n_decode
-        self._decode = decode
-        self._prompts = prompts
+    windows: Sequence[int | None]
+    """Sliding window of each layer, None for all positions."""
+    kv_scales: Sequence[LayerScales]
+    """Of each layer."""
+    sinks: Sequence[Tensor | None]
+    """Of each layer, as for ``sinks.apply_sinks``; None for layers without."""
+    n_decode: int
+    """Decode rows."""
+    decode: Mapping[int | None, DecodeLaunch]
+    """Launches of the decode rows by window; empty if there are none."""
+    prompts: PromptLaunches
+    """Launches of the prompt rows by window; empty if there are none."""
 
     def run(self, layer: int, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
         """Computes one layer, as ``LayerAttention.run``; q and out are [tokens, heads, head_dim]."""
-        window, n, scales, sinks = self._windows[layer], self._n_decode, self._kv_scales[layer], self._sinks[layer]
-        if self._decode:
-            self._decode[window](LayerTensors(q[:n], k_cache, v_cache, out[:n], scales, sinks))
-        if self._prompts:
-            self._prompts[window](LayerTensors(q[n:], k_cache, v_cache, out[n:], scales, sinks))
+        window, n, scales, sinks = self.windows[layer], self.n_decode, self.kv_scales[layer], self.sinks[layer]
+        if self.decode:
+            self.decode[window](LayerTensors(q[:n], k_cache, v_cache, out[:n], scales, sinks))
+        if self.prompts:
+            self.prompts[window](LayerTensors(q[n:], k_cache, v_cache, out[n:], scales, sinks))
 
 
 def _large_tile(shape: AttentionShape, shared_kernel: SharedKernel | None) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -110,37 +112,30 @@ class StoredRows:
         return self._tokens, self._rows
 
 
+@dataclass(frozen=True)
 class RotateAndStore:
     """Norms and rotates heads, and writes K and V into the pool."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        rotary: Rotary | None,
-        norm: RMSNorm | None,
-        stored_rows: StoredRows,
-        scales: LayerScales,
-    ) -> None:
-        self._scales = scales
-        self._stored_rows = stored_rows
-        self._n_heads, self._n_kv_heads = config.n_heads, config.n_kv_heads
-        self._rotary = rotary
-        self._norm = norm
-        """With the weight of each head, [heads + kv_heads, head_dim]."""
+    config: DecoderConfig
+    rotary: Rotary | None
+    norm: RMSNorm | None
+    """With the weight of each head, [heads + kv_heads, head_dim]."""
+    stored_rows: StoredRows
+    scales: LayerScales
 
     def __call__(self, qkv: Tensor, inputs: TokenInputs, k_cache: Tensor, v_cache: Tensor, q_out: Tensor) -> None:
         """See ``ops.base.RotateAndStore``. The caches are [pages, kv_heads, page_size, head_dim]."""
-        head_dim = q_out.shape[-1]
+        head_dim, n_heads, n_kv_heads = q_out.shape[-1], self.config.n_heads, self.config.n_kv_heads
         heads = qkv.view(len(qkv), -1, head_dim)
-        qk, v = torch.split(heads, [self._n_heads + self._n_kv_heads, self._n_kv_heads], 1)
-        if self._norm is not None:
-            qk = self._norm(qk)
-        if self._rotary is not None:
-            qk = rotate(qk, *self._rotary.angles(inputs.positions))
-        q, k = torch.split(qk, [self._n_heads, self._n_kv_heads], 1)
+        qk, v = torch.split(heads, [n_heads + n_kv_heads, n_kv_heads], 1)
+        if self.norm is not None:
+            qk = self.norm(qk)
+        if self.rotary is not None:
+            qk = rotate(qk, *self.rotary.angles(inputs.positions))
+        q, k = torch.split(qk, [n_heads, n_kv_heads], 1)
         q_out.copy_(q)
-        tokens, rows = self._stored_rows.of(inputs.slot_mapping, k_cache)
-        for cache, values, scale in zip((k_cache, v_cache), (k, v), self._scales, strict=True):
+        tokens, rows = self.stored_rows.of(inputs.slot_mapping, k_cache)
+        for cache, values, scale in zip((k_cache, v_cache), (k, v), self.scales, strict=True):
             stored = values[tokens].reshape(-1, head_dim)
             cache = cache.view(-1, head_dim)
             if cache.dtype == stored.dtype:

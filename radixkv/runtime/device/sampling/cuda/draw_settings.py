@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,7 @@ _N_VALUES = 7
 """int32 or float32 settings per row, besides the int64 seed."""
 
 
-@dataclass(frozen=True)
-class DrawSettings:
+class DrawSettings(NamedTuple):
     """Sampling settings on the device, one element per drawn row."""
 
     seeds: Tensor
@@ -48,21 +47,7 @@ class DrawSettings:
 
     def narrow(self, first: int, end: int) -> DrawSettings:
         """Returns views of rows ``first .. end - 1``."""
-        return DrawSettings(
-            *(
-                values[first:end]
-                for values in (
-                    self.seeds,
-                    self.sources,
-                    self.targets,
-                    self.indexes,
-                    self.top_ks,
-                    self.scales,
-                    self.floors,
-                    self.shares,
-                )
-            )
-        )
+        return DrawSettings(*(values[first:end] for values in self))
 
     @classmethod
     def send(

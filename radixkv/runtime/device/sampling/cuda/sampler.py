@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,39 +24,35 @@ from radixkv.runtime.step.result import TokenMasks
 from radixkv.wire.messages import TokenLogprobs
 
 
+@dataclass(frozen=True)
 class SampledRows:
-    """Sampled tokens on the device, and logprobs being copied to the host.
+    """Sampled tokens on the device, and logprobs being copied to the host."""
 
-    Args:
-        tokens: [rows] int32.
-        logprob_rows: indices of the rows that report logprobs.
-        logprobs: of these rows; None if there are none.
-    """
-
-    def __init__(self, tokens: Tensor, logprob_rows: Sequence[int], logprobs: PendingLogprobs | None) -> None:
-        self.tokens = tokens
-        """[rows] int32; 0 where logits are not finite."""
-        self._logprob_rows = logprob_rows
-        self._logprobs = logprobs
+    tokens: Tensor
+    """[rows] int32; 0 where logits are not finite."""
+    logprob_rows: Sequence[int]
+    """Indices of the rows that report logprobs."""
+    logprobs: PendingLogprobs | None
+    """Of these rows; None if there are none."""
 
     def collect(self) -> list[TokenLogprobs | None]:
         """Returns logprobs by row; None if not reported, or not finite. Call it after the step's event."""
         by_row: list[TokenLogprobs | None] = [None] * len(self.tokens)
-        if self._logprobs is not None:
-            for row, logprobs in zip(self._logprob_rows, self._logprobs.collect(), strict=True):
+        if self.logprobs is not None:
+            for row, logprobs in zip(self.logprob_rows, self.logprobs.collect(), strict=True):
                 by_row[row] = logprobs
         return by_row
 
 
+@dataclass(frozen=True)
 class PromptLogprobs:
     """Logprobs of prompt tokens, being copied to the host."""
 
-    def __init__(self, logprobs: PendingLogprobs) -> None:
-        self._logprobs = logprobs
+    pending: PendingLogprobs
 
     def collect(self) -> list[TokenLogprobs] | None:
         """Returns logprobs by row; None if the logits of any row are not finite. Call it after the step's event."""
-        by_row = self._logprobs.collect()
+        by_row = self.pending.collect()
         finite = [logprobs for logprobs in by_row if logprobs is not None]
         return finite if len(finite) == len(by_row) else None
 
