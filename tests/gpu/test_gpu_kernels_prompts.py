@@ -13,7 +13,7 @@ import torch
 from kernel_support import DEVICE, check_close, normal, on_device_only, on_kernels, poisoned
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cuda.base import AttentionShape
+from radixkv.runtime.device.attention.cuda.base import AttentionShape, LayerTensors
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention
 from radixkv.runtime.device.attention.cuda.prompts import PromptRows
@@ -76,7 +76,7 @@ class World:
         rows = PromptRows.of(slots, starts, n_tokens, self.windows, width, self.shape.page_size)
         out = poisoned(*self.q.shape, dtype=self.shape.dtype)
         in_log2 = None if sinks is None else sinks * math.log2(math.e)
-        self.prompts.plan(rows)[window](self.q, self.k, self.v, out, self.scales, in_log2)
+        self.prompts.plan(rows)[window](LayerTensors(self.q, self.k, self.v, out, self.scales, in_log2))
         return out
 
     def expected(self, window: int | None, sinks: Tensor | None = None) -> Tensor:
