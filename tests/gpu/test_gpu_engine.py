@@ -141,7 +141,7 @@ def test_shared_runs_do_not_change_answers(sensitive_folder: Path, alone: LLM) -
         shared = llm.generate(prompts, greedy(N_NEW, logprobs=20), use_tqdm=False)
         runs = [run for plan in plans for run in plan.shared_runs]
         assert any(len(run.rows) >= 64 for run in runs), "no plan has shared runs of 64 rows"
-        loop_of(llm)._scheduler._shared_prefixes = None
+        loop_of(llm).scheduler._shared_prefixes = None
         llm.flush_cache()
         plans.clear()
         flat = llm.generate(prompts, greedy(N_NEW, logprobs=20), use_tqdm=False)

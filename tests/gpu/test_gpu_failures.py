@@ -115,7 +115,7 @@ def factory(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"kv_cache_memory_bytes": 1 << 40}, {"max_total_tokens": 1 << 32}, {"gpu_memory_utilization": 0.001}],
+    [{"kv_cache_memory_bytes": 1 << 40}, {"max_total_tokens": (1 << 31) - 1}, {"gpu_memory_utilization": 0.001}],
 )
 def test_a_pool_that_cannot_fit_is_refused_before_weights_are_read(
     folder: Path, settings: dict[str, Any], factory: ModuleType
