@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 class Observer(Protocol):
     """Follows the choices of a request that has chosen a branch, such as a session.
 
-    A request that has chosen none calls no branch. The methods are called in the order in which they stand here.
+    A request that has chosen none calls no branch. ``prompt_counted`` comes first; the pages of a choice may be
+    released before or after all choices have ended.
     """
 
     def prompt_counted(self, request: Request) -> None:
