@@ -12,7 +12,7 @@ from mutants_of_pages import replace_plans
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.launched_steps import LaunchedSteps
-from radixkv.runtime.request import Request, Update
+from radixkv.runtime.request import PromptScoring, Request, Update
 from radixkv.runtime.scheduler import scheduler
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.scheduler import Scheduler
@@ -91,23 +91,25 @@ def send_the_history_once_only(patch: Patch) -> None:
 
 
 def report_a_scored_position_twice(patch: Patch) -> None:
-    def mutant(self: Request, start: int, scores: tuple[TokenLogprobs, ...]) -> PromptLogprobs | None:
-        self.prompt_scoring.end = start + 1 + len(scores)
-        return PromptLogprobs(self.id, start + 1, list(scores))
+    def mutant(
+        self: PromptScoring, request: Request, start: int, scores: tuple[TokenLogprobs, ...]
+    ) -> PromptLogprobs | None:
+        self.end = start + 1 + len(scores)
+        return PromptLogprobs(request.id, start + 1, list(scores))
 
-    patch.setattr(Request, "take_prompt_logprobs", mutant)
+    patch.setattr(PromptScoring, "take", mutant)
 
 
 def score_a_chunk_without_the_next_ones_first_token(patch: Patch) -> None:
-    scoring = Request.scoring
+    of_row = PromptScoring.of_row
 
-    def mutant(self: Request, start: int, end: int) -> Scoring | None:
-        right = scoring(self, start, end)
+    def mutant(self: PromptScoring, request: Request, start: int, end: int) -> Scoring | None:
+        right = of_row(self, request, start, end)
         if right is None or len(right.targets) <= 4:
             return right
         return replace(right, targets=right.targets[: (end - start - 1) * 4] or right.targets)
 
-    patch.setattr(Request, "scoring", mutant)
+    patch.setattr(PromptScoring, "of_row", mutant)
 
 
 def read_the_cache_where_the_prompt_is_scored(patch: Patch) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.windows import Windows
+from radixkv.runtime.scheduler.running import RunningRequests
 
 Patch = pytest.MonkeyPatch
 
@@ -38,7 +40,13 @@ def copy_freed_pages_to_a_fork(patch: Patch) -> None:
 
 
 def admit_no_prompt_that_is_longer_than_the_pool(patch: Patch) -> None:
-    patch.setattr(Windows, "max_pages", lambda self, max_row_tokens: None)
+    init = RunningRequests.__init__
+
+    def mutant(self: RunningRequests, *args: Any, **settings: Any) -> None:
+        init(self, *args, **settings)
+        self._max_private_pages = None
+
+    patch.setattr(RunningRequests, "__init__", mutant)
 
 
 OF_WINDOWS: tuple[Callable[[Patch], None], ...] = (
