@@ -21,6 +21,8 @@ from radixkv.wire.stats import Stats
 
 INTERVAL_S = 1.0
 """The runtime is asked at most so often, and each stream has an event so often."""
+_EARLY_S = 0.01
+"""By so much an event loop may wake a stream too early; it gets a new answer then, too."""
 
 
 class CacheWatch:
@@ -50,7 +52,7 @@ class CacheWatch:
         """Returns the JSON object of ``/cache/tree``, at most ``interval_s`` old. Raises ``RequestError``."""
         async with self._asking:
             now = time.monotonic()
-            if now - self._asked_at >= self._interval_s:
+            if now - self._asked_at >= self._interval_s - _EARLY_S:
                 outlined, stats = await asyncio.gather(
                     self._client.outline(contents=self._contents), self._client.stats()
                 )
