@@ -243,6 +243,7 @@ class Loop:
     def _submit(self, message: Submit) -> list[FromRuntime]:
         if message.id in self._live:
             return []  # The id is taken: the frontend expects one terminal message, that of the live request.
+        choices: list[Request] = []
         try:
             if self.is_draining:
                 raise Draining("the server is shutting down; send the request elsewhere")
@@ -259,6 +260,8 @@ class Loop:
             else:
                 self.scheduler.add(choices[0], choices[1:])
         except RequestError as error:
+            for choice in choices:
+                choice.continuation = None  # which refers to it: there is no cyclic garbage collector
             return [Failed(message.id, error.code, str(error), error.param)]
         self._live[message.id] = live
         return []

@@ -130,6 +130,7 @@ class ConcurrentReplay:
             for request in self._step():
                 index = self._in_flight.pop(request)
                 del self._answer_of[request]
+                self._scheduler.tiers.ended((request,))
                 use = self._caches.cache_use(index, request)
                 cached[index] = use.n_cached
                 cache_use += use

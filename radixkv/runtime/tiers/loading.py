@@ -289,6 +289,8 @@ class MemoryTiers(Tiers):
 
     def ended(self, choices: Sequence[Request]) -> tuple[float, float] | None:
         """Forgets the choices of a request; returns the wait of the first one that has waited. O(choices)."""
+        for choice in choices:
+            self._n_offered.pop(choice, None)  # a fork that has got no pages is never freed
         waits = [wait for choice in choices if (wait := self._waits.pop(choice, None)) is not None]
         return next(((wait.began_at, wait.ended_at) for wait in waits if wait.ended_at is not None), None)
 

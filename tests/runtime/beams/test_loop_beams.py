@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
-from radixkv.wire.messages import PromptPin
+from radixkv.runtime.request import Request
+from radixkv.wire.messages import Failed, PromptPin
 from support.fake_device import VOCAB_SIZE, ExpectedBeam, expected_beams
 from support.loop_frontend import NAMESPACE, PROMPT, Frontend, done, failed
 
@@ -110,3 +113,18 @@ def test_a_search_needs_as_many_tokens_as_it_is_wide() -> None:
     front.submit("a", n=8, use_beam_search=True)
     assert failed(front.received["a"]).param == "n"
     assert "needs 1001 different next tokens" in failed(front.received["a"]).text
+
+
+def test_a_refused_request_leaves_no_cycle() -> None:
+    """There is no cyclic garbage collector in a server: a refused request must be free as soon as nobody has it."""
+    front = Frontend(max_queued_requests=1)
+    front.submit("first")
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(one, Request) for one in gc.get_objects())
+        front.submit("refused", use_beam_search=True, n=2, temperature=0.0, seed=None)
+        assert isinstance(front.received["refused"].terminal, Failed)
+        assert sum(isinstance(one, Request) for one in gc.get_objects()) == before
+    finally:
+        gc.enable()

@@ -511,3 +511,16 @@ def test_a_request_whose_load_began_as_it_tried_to_overtake_waits_for_it() -> No
     finish(engine)
     assert longer.cache_use.counted.n_cached == 0
     assert loaded.cache_use.counted.n_loaded > 0
+
+
+def test_a_fork_that_ends_without_pages_is_forgotten() -> None:
+    engine = small_engine(n_pages=32, max_num_seqs=2)
+    leader = engine.add(prompt(20), n=3, max_tokens=40)
+    while engine.siblings[leader.id][2].phase is not Phase.WAITING:
+        engine.turn()
+    fork = engine.siblings[leader.id][2]
+    assert fork.block_table is None
+    engine.abort(fork)
+    engine.scheduler.tiers.ended([fork])
+    kept = [one for one in vars(engine.scheduler.tiers).values() if isinstance(one, dict)]
+    assert not any(fork in one for one in kept)
