@@ -38,7 +38,7 @@ from radixkv.runtime.events.publisher import EventPublisher
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.executor import Executor
-from radixkv.settings.config import KVEventsConfig
+from radixkv.settings.kv_events import KVEventsConfig
 from radixkv.wire.messages import GetStats, Submit
 from radixkv.wire.sampling import SamplingParams
 

@@ -277,7 +277,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = str(write_model(SMALL, Path(folder)))
         config = EngineConfig(
-            ModelConfig(model, None, "bfloat16", MAX_TOKENS, "dummy", None, arguments.device),
+            ModelConfig(
+                model, dtype="bfloat16", max_model_len=MAX_TOKENS, load_format="dummy", device=arguments.device
+            ),
             CacheConfig(
                 max_total_tokens=arguments.pool_tokens,
                 host_memory_bytes=arguments.host_memory or None,

@@ -19,9 +19,6 @@ from radixkv.wire.sampling import SamplingParams
 if TYPE_CHECKING:
     from radixkv.llm import LLM
 
-SCHEDULER_SETTINGS = ("max_num_seqs", "max_num_batched_tokens", "schedule_policy")
-"""Fields of ``SchedulerConfig`` that matter without a request queue."""
-
 NUMERIC_FLAGS = (
     ("--temperature", number, "sampling temperature; 0 is greedy decoding"),
     ("--top-p", number, "sample from the most likely tokens whose probabilities add up to this"),
@@ -68,14 +65,13 @@ def load_llm(config: EngineConfig, *, chat_template: str | None = None) -> LLM:
     Raises:
         RadixKVError: as in ``LLM``.
     """
-    scheduler = {name: vars(config.scheduler)[name] for name in SCHEDULER_SETTINGS}
     with _fatal_interrupts(), Progress(f"loading the model {config.model.model}") as progress:
         from radixkv.llm import LLM
 
         return LLM(
             **asdict(config.model),
             **asdict(config.cache),
-            **scheduler,
+            **asdict(config.scheduler) | {"target_itl_ms": None},  # nobody else waits for tokens
             chat_template=chat_template,
             show_download=progress.show,
         )

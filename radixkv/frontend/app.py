@@ -40,7 +40,7 @@ from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.compat import Place, refusals
-from radixkv.settings.config import MetricsCompat
+from radixkv.settings.server_config import MetricsCompat
 from radixkv.version import __version__
 
 CLIENT_CLOSED_REQUEST = 499

@@ -39,7 +39,8 @@ from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.supervisor import Supervisor
 from radixkv.generation.nonces import NonceFilter
 from radixkv.generation.parsers.answer_format import AnswerFormat
-from radixkv.settings.config import EngineConfig, ServerConfig
+from radixkv.settings.config import EngineConfig
+from radixkv.settings.server_config import ServerConfig
 from radixkv.terminal import Progress
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import check_sampling, default_sampling_params
 from radixkv.llm.chats import Chats
 from radixkv.llm.garbage_collection import paused_collector
-from radixkv.llm.names import BEAM_SEARCH_NAMES, CHAT_NAMES, GENERATE_NAMES, LLM_NAMES, Size, as_name
+from radixkv.llm.names import BEAM_SEARCH_NAMES, CHAT_NAMES, GENERATE_NAMES, LLM_NAMES, Size
 from radixkv.llm.offline_request import OfflineRequest
 from radixkv.llm.offline_runner import OfflineRunner
 from radixkv.llm.outputs import BeamSearchOutput, RequestOutput, beam_search_output
@@ -23,7 +23,7 @@ from radixkv.llm.prompts import Message, Prompt, as_conversation_list, as_prompt
 from radixkv.runtime.device.factory import look_at_machine, resolve_config
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import check_shared_store, open_loop
-from radixkv.settings.compat import attention_backend_name, dtype_name, takes_other_names, write_policy_name
+from radixkv.settings.compat import takes_other_names
 from radixkv.settings.config import (
     AttentionBackend,
     CacheConfig,
@@ -34,7 +34,6 @@ from radixkv.settings.config import (
     KVCacheDtype,
     LoadFormat,
     LoadPolicy,
-    ModelConfig,
     SchedulePolicy,
     SchedulerConfig,
     WritePolicy,
@@ -67,49 +66,16 @@ class LLM:
 
     Args:
         model: a folder, a hub name, or ``tiny`` for the embedded model.
-        tokenizer: the folder or hub name of another tokenizer; None takes the model's.
-        revision: branch, tag or commit of a hub name.
-        device: ``cpu``, ``cuda`` or ``auto``: CUDA if there is a GPU that can run the model.
-        dtype: ``float32`` (CPU), ``bfloat16``, ``float16`` (CUDA), torch's, or ``auto``: 16 bits on CUDA only.
-        quantization: ``fp8`` rounds the weights to FP8 as they are loaded, on CUDA; None: the checkpoint's format.
-        load_format: ``auto``, or ``dummy`` for random weights of the shapes in ``config.json``.
-        enforce_eager: whether to run without CUDA graphs: a quicker start, but slower steps.
-        grammar_backend: what compiles structured outputs: ``xgrammar``, or ``none`` to refuse them.
-        attention_backend: of prompts on CUDA: ``flashinfer``, ``triton``, or ``auto``: FlashInfer if there is one.
         chat_template: a file with a chat template to use instead of the tokenizer's, or the name of one of those.
         reasoning_parser: how the model writes its reasoning, after which structured outputs of chats begin: a name
             of ``radixkv serve --reasoning-parser``, or ``none``; None finds it out.
-        max_model_len: maximum length of a prompt plus its answer, in tokens; None takes the model's own limit.
-        max_num_seqs: maximum number of sequences in a step; None takes 256 on the CPU, 512 on CUDA.
-        max_num_batched_tokens: maximum number of tokens in a step; None takes 2048 on the CPU, 8192 on CUDA.
-        page_size: tokens per page.
-        kv_cache_memory_bytes: size of the page pool; None: 1 GiB on the CPU, ``gpu_memory_utilization`` on CUDA.
-        max_total_tokens: size of the page pool in tokens, instead of ``kv_cache_memory_bytes``.
-        kv_cache_dtype: type of the KV cache: ``auto``: that of ``dtype``; ``fp8``: half the memory of 16 bits.
-        gpu_memory_utilization: share of the GPU's memory for weights, pool and workspace; None: 0.9. CUDA only.
-        enable_prefix_caching: whether prompts share the pages of common prefixes.
-        host_memory_bytes: size of the host tier, host memory that keeps copies of pages; None: no host tier.
-        cache_dir: folder of the disk tier, which keeps pages, and their tokens, over restarts; None: no disk tier.
-        cache_dir_bytes: maximum size of the files there; None: 64 GiB.
-        cache_url: a store that several engines share, instead of ``cache_dir``: ``s3://BUCKET/PREFIX`` or
-            ``mooncake://HOST:PORT``; None: no shared store.
-        write_policy: the host tier gets ``through`` all computed pages, ``selective`` those used a second time.
-        load_policy: pages of the host tier are loaded ``always``, ``never`` or, by ``auto``, if that is faster.
-        eviction_policy: ``lru``, ``lfuda`` (fewest uses first, aging) or ``adaptive`` (fewest expected hits).
-        ghost_capacity: how many evicted pages ``adaptive`` remembers, as a multiple of the pages cached.
-        pin_budget: fraction of each tier's pages that the pins of one ``cache_salt`` cover at most; 0: no pins.
-        schedule_policy: ``lpm`` (longest cached prefix first) or ``fcfs`` (first come, first served).
-        num_reserved_decode_tokens: tokens of the page pool that an admission leaves free for each running answer.
-        max_reserved_decode_share: the fraction of the page pool that these are at most.
-        max_queued_requests: how many prompts of a call wait in the queue that ``schedule_policy`` orders, at most.
-        queue_timeout_s: a call fails if one of these waits longer for its first step; None: no limit.
         target_itl_ms: limits new prompts while answers run, as of ``radixkv serve``; None and ``off``: no limit.
-        lpm_window: number of oldest waiting prompts that ``lpm`` ranks by prefix.
-        lpm_max_passes: with ``lpm``, a prompt that others overtook this often goes first.
-        seed: determines the seeds of requests without a seed of their own.
         show_download: gets the downloaded bytes as a text, from several threads; None: standard error.
-        settings: the above under the names of ``radixkv serve``'s flags, of vLLM or SGLang; others of theirs are
+        settings: settings under the names of ``radixkv serve``'s flags, of vLLM or SGLang; others of theirs are
             refused unless they change nothing.
+
+    The other keywords are settings, which ``ModelConfig``, ``CacheConfig`` and ``SchedulerConfig`` define. The
+    table in docs/server.md and ``radixkv serve --help`` say what each means.
 
     Sizes are numbers or texts as of flags: ``max_model_len="4k"``, ``host_memory="80GiB"``. As a context manager,
     an ``LLM`` shuts down at the end of the block.
@@ -166,52 +132,8 @@ class LLM:
         show_download: Callable[[str], None] | None = None,
         **settings: object,
     ) -> None:
-        model, tokenizer = as_name(model), as_name(tokenizer)
-        config = EngineConfig(
-            ModelConfig(
-                model,
-                revision,
-                dtype_name(dtype),
-                max_model_len,
-                load_format,
-                tokenizer,
-                device,
-                enforce_eager,
-                quantization,
-                grammar_backend,
-                attention_backend_name(attention_backend),
-            ),
-            CacheConfig(
-                page_size,
-                kv_cache_memory_bytes,
-                max_total_tokens,
-                enable_prefix_caching,
-                gpu_memory_utilization,
-                host_memory_bytes,
-                None if cache_dir is None else str(cache_dir),
-                cache_dir_bytes,
-                cache_url,
-                write_policy_name(write_policy),
-                load_policy,
-                eviction_policy,
-                ghost_capacity,
-                pin_budget,
-                kv_cache_dtype,
-            ),
-            SchedulerConfig(
-                max_num_seqs,
-                max_num_batched_tokens,
-                schedule_policy,
-                num_reserved_decode_tokens=num_reserved_decode_tokens,
-                max_reserved_decode_share=max_reserved_decode_share,
-                max_queued_requests=max_queued_requests,
-                queue_timeout_s=queue_timeout_s,
-                target_itl_ms=None if target_itl_ms == "off" else target_itl_ms,
-                lpm_window=lpm_window,
-                lpm_max_passes=lpm_max_passes,
-            ),
-            seed,
-        )
+        config = EngineConfig.of(locals())  # by name: each keyword is a setting, and listed once here
+        model, tokenizer, revision = config.model.model, config.model.tokenizer, config.model.revision
         machine = look_at_machine(config.model.device)
         with shown_download(model, show_download) as show:
             tokenizer_folder = None if tokenizer is None else resolve_tokenizer(tokenizer, show_download=show)
@@ -221,8 +143,8 @@ class LLM:
         folder = tokenizer_folder or checkpoint.folder
         template = ChatTemplate.load(folder, None if chat_template is None else Path(chat_template))
         loaded_tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
-        if load_format == "auto" and not checkpoint.has_weights:
-            check_shared_store(cache_url)
+        if config.model.load_format == "auto" and not checkpoint.has_weights:
+            check_shared_store(config.cache.cache_url)
             with shown_download(model, show_download) as show:
                 checkpoint = find(show_download=show)  # the weights, so only after all checks
         self._default_sampling = default_sampling_params(checkpoint.default_sampling)

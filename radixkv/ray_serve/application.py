@@ -14,7 +14,7 @@ from ray.serve.config import RequestRouterConfig
 from radixkv.ray_serve.ingress import Ingress
 from radixkv.ray_serve.request_router import PROBE_TIMEOUT_S, MatchRouter
 from radixkv.ray_serve.server import Server
-from radixkv.settings.config import ServerConfig
+from radixkv.settings.server_config import ServerConfig
 
 REFUSED_FLAGS = ("--host", "--port", "--api-key", "--api-key-file", "--tenants", "--allowed-origins")
 """Flags of ``radixkv serve`` that each replica sets itself, or that have no place behind an ingress.

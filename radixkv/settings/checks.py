@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TypeGuard
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
 
 from radixkv.errors import ConfigError, shortened
+
+Check = Callable[[str, Any], None]
+"""Takes the name of a setting and its value, and raises ``ConfigError`` if that is wrong."""
 
 MIN_PRIORITY, MAX_PRIORITY = -(1 << 31), (1 << 31) - 1
 MAX_KEY_CHARACTERS = 1024
@@ -59,47 +63,61 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def check_number(
+    low: float, high: float, must_be: str, name: str, value: object, *, excludes_low: bool = False
+) -> None:
+    """Refuses what is no number from ``low`` to ``high``, which the error says by ``must_be``."""
+    if not (is_number(value) and low <= value <= high) or (excludes_low and value == low):  # also catches NaN
+        raise ConfigError(f"{name} {shortened(value)} must be {must_be}")
+
+
 def check_seconds(name: str, value: float | None, unit: str = "seconds") -> None:
     """Refuses what is neither None nor a number above 0 and of at most ``MAX_SECONDS``."""
-    if value is not None and not (is_number(value) and 0 < value <= MAX_SECONDS):  # also catches NaN
-        raise ConfigError(
-            f"{name} {shortened(value)} must be a number of {unit} above 0 and of at most {MAX_SECONDS:.0f}"
-        )
+    if value is not None:
+        must_be = f"a number of {unit} above 0 and of at most {MAX_SECONDS:.0f}"
+        check_number(0, MAX_SECONDS, must_be, name, value, excludes_low=True)
 
 
-def check_text(name: str, value: str | None, what: str) -> None:
-    """Refuses an empty text, and what is neither text nor None. ``what`` says what to give instead."""
-    if value is not None and (not isinstance(value, str) or not value):
+def check_text(what: str, name: str, value: object) -> None:
+    """Refuses an empty text, and what is no text. ``what`` says what to give instead."""
+    if not isinstance(value, str) or not value:
         is_what = "empty" if value == "" else shortened(value)
         raise ConfigError(f"{name} is {is_what}; give {what}, or leave it out")
 
 
-def check_priority_range(priorities: object) -> None:
+def check_choice(
+    choices: Sequence[str], is_what: str, name: str, value: object, *, show: Callable[[str], str] = str
+) -> None:
+    """Refuses what is none of the choices, with an error that says what it is instead, and shows the choices."""
+    if value not in choices:
+        *others, last = map(show, choices)
+        raise ConfigError(f"{name} {shortened(value)} is {is_what}; use {', '.join(others)} or {last}")
+
+
+def check_priority_range(name: str, priorities: object) -> None:
     """Refuses what is neither None nor a pair of priorities around 0."""
     if priorities is None:
         return
     if not isinstance(priorities, tuple) or len(priorities) != 2:
-        raise ConfigError(
-            f"priority_range {shortened(priorities)} must be a pair: the lowest and the highest priority"
-        )
-    lowest, highest = (check_integer("priority_range", priority) for priority in priorities)
+        raise ConfigError(f"{name} {shortened(priorities)} must be a pair: the lowest and the highest priority")
+    lowest, highest = (check_integer(name, priority) for priority in priorities)
     if not MIN_PRIORITY <= lowest <= 0 <= highest <= MAX_PRIORITY:
         raise ConfigError(
-            f"priority_range {shortened(priorities)} must contain 0, the priority of requests that set none, and "
+            f"{name} {shortened(priorities)} must contain 0, the priority of requests that set none, and "
             "lie between -2**31 and 2**31 - 1"
         )
 
 
-def check_api_key(key: str | None) -> None:
+def check_api_key(name: str, key: object) -> None:
     """Refuses a key that no client can send. The error does not contain the key."""
-    if key is not None and not (isinstance(key, str) and _API_KEY_PATTERN.fullmatch(key)):
+    if not (isinstance(key, str) and _API_KEY_PATTERN.fullmatch(key)):
         raise ConfigError(
-            f"api_key must be 1 to {MAX_KEY_CHARACTERS} visible ASCII characters, without spaces; choose another"
+            f"{name} must be 1 to {MAX_KEY_CHARACTERS} visible ASCII characters, without spaces; choose another"
         )
 
 
-def check_cache_url(url: object) -> None:
+def check_cache_url(name: str, url: object) -> None:
     """Refuses what is no store that servers share. The error does not contain a password."""
-    if url is not None and not (isinstance(url, str) and _CACHE_URL.fullmatch(url)):
+    if not (isinstance(url, str) and _CACHE_URL.fullmatch(url)):
         what = "has a user or password (S3: use AWS_*)" if "@" in str(url) else f"{shortened(url)} is no store"
-        raise ConfigError(f"cache_url {what}; use s3://BUCKET/PREFIX or mooncake://HOST:PORT")
+        raise ConfigError(f"{name} {what}; use s3://BUCKET/PREFIX or mooncake://HOST:PORT")

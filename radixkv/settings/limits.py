@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 
 from radixkv.errors import InvalidRequest, context_length_exceeded, shortened
+from radixkv.settings.checks import is_number
 
 MAX_SALT_BYTES = 128
 """Longest ``cache_salt``, in UTF-8."""
@@ -50,8 +51,7 @@ def check_cache_salt(salt: str) -> None:
 
 def check_ttl(ttl_s: float, field: str) -> None:
     """Raises ``InvalidRequest`` for a time to live below 0 or above ``MAX_TTL_S``."""
-    is_number = isinstance(ttl_s, int | float) and not isinstance(ttl_s, bool)
-    if not (is_number and 0 <= ttl_s <= MAX_TTL_S):  # also catches NaN
+    if not (is_number(ttl_s) and 0 <= ttl_s <= MAX_TTL_S):  # also catches NaN
         raise InvalidRequest(
             f"a ttl of {shortened(ttl_s)} seconds; it must be between 0 and {MAX_TTL_S} (24h)", param=field
         )

@@ -48,7 +48,7 @@ def api_key(args: argparse.Namespace) -> str | None:
         ConfigError: the file cannot be read, file or variable are empty, or a client cannot send the key.
     """
     if args.api_key is not None:
-        check_api_key(args.api_key)
+        check_api_key("api_key", args.api_key)
         return str(args.api_key)
     if args.api_key_file is None:
         source, key = f"the environment variable {KEY_VARIABLE}", os.environ.get(KEY_VARIABLE)
@@ -62,5 +62,6 @@ def api_key(args: argparse.Namespace) -> str | None:
             raise ConfigError(f"{source} is not ASCII; give a file with only the key") from None
     if key == "":
         raise ConfigError(f"{source} is empty; put the API key there, or leave it out for a server without a key")
-    check_api_key(key)
+    if key is not None:
+        check_api_key("api_key", key)
     return key

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from radixkv.errors import ConfigError, shortened
-from radixkv.settings.checks import check_api_key, check_priority_range, is_number
+from radixkv.settings.checks import check_api_key, check_choice, check_number, check_priority_range
 
 CacheIsolation = Literal["tenant", "shared", "request"]
 
@@ -57,13 +57,9 @@ class TenantConfig:
             raise ConfigError(f"tenant {self.name!r}: {error}") from None
 
     def _check(self) -> None:
-        if not (is_number(self.weight) and 1e-3 <= self.weight <= 1e3):  # also catches NaN
-            raise ConfigError(f"weight {shortened(self.weight)} must be a number from 0.001 to 1000")
-        check_priority_range(self.priority_range)
-        if self.cache_salt not in get_args(CacheIsolation):
-            raise ConfigError(
-                f"cache_salt {shortened(self.cache_salt)} is unknown; use 'tenant', 'shared' or 'request'"
-            )
+        check_number(1e-3, 1e3, "a number from 0.001 to 1000", "weight", self.weight)
+        check_priority_range("priority_range", self.priority_range)
+        check_choice(get_args(CacheIsolation), "unknown", "cache_salt", self.cache_salt, show=repr)
         _check_shares("row", self.min_row_share, self.max_row_share)
         _check_shares("page", self.min_page_share, self.max_page_share)
         if self.has_page_share and self.cache_salt != "tenant":
@@ -205,17 +201,15 @@ def _keys(name: str, keys: object) -> list[str]:
         raise ConfigError(f"tenant {name!r} has no keys; give it a list of at least one")
     for key in keys:
         try:
-            check_api_key(key)
+            check_api_key("each of keys", key)
         except ConfigError as error:
-            raise ConfigError(f"tenant {name!r}: {str(error).replace('api_key', 'each of keys')}") from None
+            raise ConfigError(f"tenant {name!r}: {error}") from None
     return keys
 
 
-def _check_shares(what: str, low: object, high: object) -> None:
-    if not (is_number(low) and 0 <= low <= 1):
-        raise ConfigError(f"min_{what}_share {shortened(low)} must be a number from 0 to 1")
-    if not (is_number(high) and 0 < high <= 1):
-        raise ConfigError(f"max_{what}_share {shortened(high)} must be a number above 0, and at most 1")
+def _check_shares(what: str, low: float, high: float) -> None:
+    check_number(0, 1, "a number from 0 to 1", f"min_{what}_share", low)
+    check_number(0, 1, "a number above 0, and at most 1", f"max_{what}_share", high, excludes_low=True)
     if high < low:
         raise ConfigError(f"max_{what}_share {high} is below min_{what}_share {low}; raise one or lower the other")
 

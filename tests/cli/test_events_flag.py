@@ -7,12 +7,12 @@ import json
 import pytest
 
 from radixkv.cli.serve import add as add_serve
-from radixkv.settings.config import KVEventsConfig
+from radixkv.settings.kv_events import KVEventsConfig
 from support.flags import command, refused
 
 
 def events_of(*flags: str) -> KVEventsConfig | None:
-    config: KVEventsConfig | None = command(add_serve, "serve", *flags).kv_events_config
+    config: KVEventsConfig | None = command(add_serve, "serve", *flags).kv_events
     return config
 
 

@@ -7,7 +7,8 @@ from radixkv.cli.serve import add as add_serve
 from radixkv.cli.serve import server_config
 from radixkv.settings.arguments import engine_config
 from radixkv.settings.compat import Place, refusals
-from radixkv.settings.config import EngineConfig, ServerConfig
+from radixkv.settings.config import EngineConfig
+from radixkv.settings.server_config import ServerConfig
 from support.flags import command, parse, refused
 
 

@@ -5,7 +5,8 @@ import pytest
 from radixkv.cli.serve import add as add_serve
 from radixkv.cli.serve import server_config
 from radixkv.settings.arguments import engine_config
-from radixkv.settings.config import EngineConfig, ModelConfig, ServerConfig
+from radixkv.settings.config import EngineConfig, ModelConfig
+from radixkv.settings.server_config import ServerConfig
 from support.flags import command, refused
 
 
@@ -33,21 +34,21 @@ def test_serve_reads_its_model_and_server_flags():
     assert args.positional_model == "some/model"
     assert args.seed == 7
     assert server_config(args) == ServerConfig(
-        "localhost",
-        0,
-        "name",
-        2.5,
-        1000,
-        "sesame",
-        "a.jinja",
-        "vllm",
-        0.5,
-        False,
-        ("https://app.example", "http://localhost:3000"),
-        (-1, 2),
-        "qwen25",
-        "none",
-        True,
+        host="localhost",
+        port=0,
+        served_model_name="name",
+        heartbeat_timeout_s=2.5,
+        max_body_bytes=1000,
+        api_key="sesame",
+        chat_template="a.jinja",
+        metrics_compat="vllm",
+        stats_interval_s=0.5,
+        explain_contents=False,
+        allowed_origins=("https://app.example", "http://localhost:3000"),
+        priority_range=(-1, 2),
+        tool_call_parser="qwen25",
+        reasoning_parser="none",
+        keep_nonces=True,
     )
     assert engine_config(args, model="some/model", seed=7) == EngineConfig(ModelConfig("some/model"), seed=7)
 

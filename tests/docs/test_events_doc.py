@@ -5,7 +5,7 @@ from __future__ import annotations
 import doctest
 import re
 
-from radixkv.settings.config import KVEventsConfig
+from radixkv.settings.kv_events import KVEventsConfig
 from radixkv.tree.digest import chained_xxh3_64
 from radixkv.tree.node import Namespace
 from radixkv.tree.radix_tree import RadixTree

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from radixkv.frontend.http.auth import OPEN_PATHS, OPERATOR_PATHS
 from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.compat import Place, refusals
-from radixkv.settings.config import ServerConfig
+from radixkv.settings.server_config import ServerConfig
 from radixkv.settings.tenants import Tenants
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.cache_messages import CloseSession, Explain, Invalidate, Match, Pin

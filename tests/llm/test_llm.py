@@ -6,7 +6,6 @@ import gc
 import itertools
 import signal
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.machine import Machine
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.settings.config import SchedulerConfig
 from radixkv.text import guarded_encoder
 from radixkv.wire.messages import FromRuntime
 from radixkv.wire.sampling import SamplingParams
@@ -166,9 +164,8 @@ def test_a_stop_token_is_among_the_ids_but_not_in_the_text(llm: LLM) -> None:
     assert len(ids) == 1 or stopped.outputs[0].text == before.outputs[0].text
 
 
-def test_more_prompts_than_the_queue_holds(sensitive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "SchedulerConfig", partial(SchedulerConfig, max_queued_requests=2))
-    llm = LLM(sensitive, max_total_tokens=4096, max_model_len=1024)
+def test_more_prompts_than_the_queue_holds(sensitive: Path) -> None:
+    llm = LLM(sensitive, max_total_tokens=4096, max_model_len=1024, max_queued_requests=2)
     outputs = llm.generate([[7, 8, n] for n in range(9)], SamplingParams(temperature=0.0, max_tokens=2))
     llm.shutdown()
     assert [output.prompt_token_ids[2] for output in outputs] == list(range(9))

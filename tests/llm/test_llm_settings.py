@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +14,12 @@ from radixkv.errors import ConfigError, UnsupportedFeature
 from radixkv.llm import LLM
 from radixkv.llm import llm as engine
 from radixkv.settings.arguments import Parser, engine_config
-from radixkv.settings.config import EngineConfig
+from radixkv.settings.config import ENGINE_SETTINGS, EngineConfig
 
 VALUES = {
     "attention_backend": "triton",
     "cache_dir": "folder",
-    "cache_dir_size": "2GiB",
+    "cache_dir_bytes": "2GiB",
     "cache_url": "s3://bucket/kv",
     "device": "cpu",
     "dtype": "bfloat16",
@@ -54,7 +56,7 @@ VALUES = {
 """A value of each flag of the engine, by the name under which argparse keeps it."""
 BESIDES = {
     "cache_dir": ("host_memory", "1GiB"),
-    "cache_dir_size": ("host_memory", "1GiB", "cache_dir", "folder"),
+    "cache_dir_bytes": ("host_memory", "1GiB", "cache_dir", "folder"),
     "cache_url": ("host_memory", "1GiB"),
 }
 """Flags without which a flag is refused."""
@@ -92,11 +94,13 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> Any:
     def config(**settings: object) -> EngineConfig:
         seen: list[EngineConfig] = []
 
-        def stop(*args: Any, **fields: Any) -> None:
-            seen.append(EngineConfig(*args, **fields))
-            raise Configured
+        class Stop(EngineConfig):
+            @classmethod
+            def of(cls, values: Any) -> EngineConfig:
+                seen.append(EngineConfig.of(values))
+                raise Configured
 
-        monkeypatch.setattr(engine, "EngineConfig", stop)
+        monkeypatch.setattr(engine, "EngineConfig", Stop)
         with pytest.raises(Configured):
             LLM(**settings)  # type: ignore[arg-type]
         return seen[0]
@@ -166,6 +170,18 @@ def test_an_error_has_the_name_and_the_value_as_given(settings: dict[str, Any], 
     with pytest.raises(ConfigError) as refused:
         LLM(**settings)
     assert all(part in str(refused.value) for part in parts), refused.value
+
+
+def test_each_setting_is_a_keyword_with_the_default_of_its_field() -> None:
+    keywords = {name: one.default for name, one in signature(LLM).parameters.items() if name != "settings"}
+    others = {"chat_template", "reasoning_parser", "show_download"}
+    defaults = {name: one.default for name, one in ENGINE_SETTINGS.items()}
+    assert keywords == defaults | dict.fromkeys(others) | {"target_itl_ms": None}
+
+
+def test_folders_may_be_paths(configured: Any) -> None:
+    config = configured(model=Path("a"), tokenizer=Path("b"), cache_dir=Path("c"), host_memory=1 << 20)
+    assert (config.model.model, config.model.tokenizer, config.cache.cache_dir) == ("a", "b", "c")
 
 
 def test_a_with_block_frees_the_memory_at_its_end() -> None:

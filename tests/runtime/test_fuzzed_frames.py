@@ -22,7 +22,8 @@ from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import build_loop
 from radixkv.runtime.process import RuntimeServer
 from radixkv.runtime.reporting.cache_commands import CacheCommand
-from radixkv.settings.config import CacheConfig, EngineConfig, KVEventsConfig, ModelConfig, SchedulerConfig
+from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.settings.kv_events import KVEventsConfig
 from radixkv.wire.cache_messages import CloseSession, Explain, Flush, Invalidate, Match, Outline, Pin
 from radixkv.wire.messages import (
     WIRE_VERSION,

@@ -11,7 +11,8 @@ from radixkv.cli.offline import sampling_settings
 from radixkv.cli.serve import add as add_serve
 from radixkv.cli.serve import server_config
 from radixkv.settings.arguments import engine_config, engine_flags
-from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.settings.server_config import ServerConfig
 from support.cases import examples
 from support.flags import command, parse, read, refused
 

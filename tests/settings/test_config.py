@@ -11,15 +11,9 @@ import msgspec
 import pytest
 
 from radixkv.errors import ConfigError, InvalidRequest, shortened
-from radixkv.settings.config import (
-    MAX_SEED,
-    CacheConfig,
-    EngineConfig,
-    KVEventsConfig,
-    ModelConfig,
-    SchedulerConfig,
-    ServerConfig,
-)
+from radixkv.settings.config import MAX_SEED, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.settings.kv_events import KVEventsConfig
+from radixkv.settings.server_config import ServerConfig
 from radixkv.wire.sampling import SamplingParams
 
 

@@ -13,7 +13,7 @@ from radixkv.lab.planner import command as plan
 from radixkv.lab.simulator import command as simulate
 from radixkv.lab.studies.paging import command as paging
 from radixkv.settings.arguments import Parser
-from radixkv.settings.sizes import parse_bytes, parse_count
+from radixkv.settings.values import parse_bytes, parse_count
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 from radixkv.cli.serve import add as add_serve
 from radixkv.cli.serve import server_config
 from radixkv.errors import ConfigError
-from radixkv.settings.config import EngineConfig, SchedulerConfig, ServerConfig
+from radixkv.settings.config import EngineConfig, SchedulerConfig
+from radixkv.settings.server_config import ServerConfig
 from radixkv.settings.tenants import TenantConfig, check_tenants, read_tenants
 from support.flags import command, refused
 

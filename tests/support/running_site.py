@@ -23,7 +23,8 @@ from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.process import _Uvicorn, open_listener
 from radixkv.frontend.served_model import ServedModel
 from radixkv.runtime.process import RuntimeServer, _bind
-from radixkv.settings.config import EngineConfig, ServerConfig
+from radixkv.settings.config import EngineConfig
+from radixkv.settings.server_config import ServerConfig
 from support.live import KEEPALIVE_S, LIMIT_S
 from support.scripted_runtime import ScriptedLoop, Site
 

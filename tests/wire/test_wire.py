@@ -167,9 +167,9 @@ def test_sampling_is_validated_again_on_arrival() -> None:
 
 def test_start_has_every_setting_and_validates_it() -> None:
     engine = EngineConfig(
-        ModelConfig("m", "r", "float32", 77),
-        CacheConfig(4, 1 << 20, 99, False),
-        SchedulerConfig(8, 64, "fcfs", 5),
+        ModelConfig("m", "r", dtype="float32", max_model_len=77),
+        CacheConfig(4, 1 << 20, 99, enable_prefix_caching=False),
+        SchedulerConfig(8, 64, "fcfs", max_queued_requests=5),
         3,
     )
     start = Start(engine, "/folder", "/folder/socket")

@@ -16,7 +16,8 @@ from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
-from radixkv.settings.config import EngineConfig, ServerConfig
+from radixkv.settings.config import EngineConfig
+from radixkv.settings.server_config import ServerConfig
 from radixkv.version import __version__
 from radixkv.wire.stats import Stats
 

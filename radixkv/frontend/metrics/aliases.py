@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from radixkv.frontend.metrics.stats_delta import StatsDelta
-from radixkv.settings.config import MetricsCompat
+from radixkv.settings.server_config import MetricsCompat
 from radixkv.wire.stats import DiskStats, HostStats, Stats
 
 _VLLM: Mapping[str, tuple[str, ...]] = {

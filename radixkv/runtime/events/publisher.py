@@ -15,7 +15,7 @@ from itertools import islice
 import zmq
 
 from radixkv.errors import ConfigError
-from radixkv.settings.config import KVEventsConfig
+from radixkv.settings.kv_events import KVEventsConfig
 
 SNAPSHOT_REQUEST = b"kv_snapshot"
 """What a subscriber sends in place of a sequence number. vLLM's requests have 8 bytes, and this one has not."""

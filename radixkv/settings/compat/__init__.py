@@ -3,13 +3,9 @@
 from radixkv.settings.compat.refusals import Refusal, refusals
 from radixkv.settings.compat.settings import (
     SettingNames,
-    attention_backend_name,
-    dtype_name,
-    in_bytes,
     naming,
     renamed,
     takes_other_names,
-    write_policy_name,
 )
 from radixkv.settings.compat.table import ALIASES, ALWAYS_ON_FLAGS, UNITS, Place
 
@@ -20,12 +16,8 @@ __all__ = [
     "Place",
     "Refusal",
     "SettingNames",
-    "attention_backend_name",
-    "dtype_name",
-    "in_bytes",
     "naming",
     "refusals",
     "renamed",
     "takes_other_names",
-    "write_policy_name",
 ]

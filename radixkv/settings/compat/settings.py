@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 from radixkv.errors import ConfigError, RadixKVError, RequestError, UnsupportedFeature, shortened
 from radixkv.settings.compat.refusals import refusals
-from radixkv.settings.compat.table import ALIASES, BYTE_SIZES, COUNTS, UNITS, Place
-from radixkv.settings.sizes import parse_bytes, parse_count
+from radixkv.settings.compat.table import ALIASES, UNITS, Place
+from radixkv.settings.values import as_bytes
 
 ParametersT = ParamSpec("ParametersT")
 ResultT = TypeVar("ResultT")
-
-_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 class SettingNames:
@@ -71,13 +68,13 @@ class SettingNames:
         refused: list[str] = []
         for name, value in settings.items():
             if name in known:
-                resolved[name] = self._number(name, name, value)
+                resolved[name] = value
             elif name in self._aliases:
                 ours = self._aliases[name].removeprefix("no_")
                 if ours in settings or ours in used or ours in by_position:
                     raise self._error(f"{used.get(ours, ours)} and {name} are the same setting; give one of them")
                 is_opposite = ours != self._aliases[name] and isinstance(value, bool)
-                resolved[ours], used[ours] = (not value if is_opposite else self._number(name, ours, value)), name
+                resolved[ours], used[ours] = (not value if is_opposite else self._in_our_unit(name, value)), name
             elif name not in self._refusals:
                 unknown.append(name)
             elif not self._refusals[name].asks_for_nothing(value):
@@ -89,14 +86,11 @@ class SettingNames:
             raise self._unknown(sorted(unknown), known)
         return resolved, {ours: name for ours, name in used.items() if name not in UNITS}
 
-    def _number(self, name: str, ours: str, value: object) -> object:
-        """Returns the number that a text gives of a size, or another value as it is. ``name`` is the user's."""
+    def _in_our_unit(self, alias: str, value: object) -> object:
         try:
-            if ours in BYTE_SIZES:
-                return in_bytes(name, value)
-            return parse_count(value) if ours in COUNTS and isinstance(value, str) else value
+            return as_bytes(value, UNITS[alias]) if alias in UNITS else value
         except ConfigError as error:
-            raise self._error(f"{name} {error}") from None
+            raise self._error(f"{alias} {error}") from None
 
     def _unknown(self, names: list[str], known: Collection[str]) -> UnsupportedFeature:
         for name in names:
@@ -150,36 +144,3 @@ def renamed(text: str, used: Mapping[str, str]) -> str:
     return re.sub(
         r"\w+", lambda word: used.get(word[0], word[0]) if "_" in word[0] or word.start() == 0 else word[0], text
     )
-
-
-def dtype_name(dtype: object) -> str:
-    """Returns the canonical name of a dtype: ``float16`` for ``half`` and for ``torch.float16``."""
-    name = str(dtype).removeprefix("torch.")
-    return {"half": "float16", "float": "float32"}.get(name, name)
-
-
-def write_policy_name(policy: Any) -> Any:
-    """Returns our name of a write policy of SGLang; other values as they are."""
-    return {"write_through": "through", "write_through_selective": "selective"}.get(str(policy), policy)
-
-
-def attention_backend_name(backend: Any) -> Any:
-    """Returns our name of an attention backend of vLLM; other values as they are."""
-    return {"FLASHINFER": "flashinfer", "TRITON_ATTN": "triton"}.get(str(backend), backend)
-
-
-def in_bytes(name: str, value: object) -> object:
-    """Returns a size in bytes, which may be a text and, under an alias, in another unit; other values as they are.
-
-    Raises:
-        ConfigError: a text is no size. The error begins with the text.
-    """
-    unit = UNITS.get(name)
-    if isinstance(value, str):
-        if unit is None or not _NUMBER.fullmatch(value.strip()):
-            return parse_bytes(value)
-        value = float(value)
-    if unit is None or isinstance(value, bool) or not isinstance(value, int | float):
-        return value
-    size = value * unit
-    return int(size) if isinstance(size, int) or math.isfinite(size) else size

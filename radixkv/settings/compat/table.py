@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
 
+from radixkv.settings.config import ENGINE_SETTINGS
+
 
 class Place(Flag):
     """Where a user gives a name."""
@@ -61,28 +63,13 @@ class Refused:
 
 ALIASES: Mapping[Place, Mapping[str, str]] = {
     ENGINE: {
-        "model_path": "model",
-        "tokenizer_path": "tokenizer",
-        "block_size": "page_size",
-        "context_length": "max_model_len",
-        "max_running_requests": "max_num_seqs",
-        "chunked_prefill_size": "max_num_batched_tokens",
-        "mem_fraction_static": "gpu_memory_utilization",
-        "scheduling_policy": "schedule_policy",
-        "radix_eviction_policy": "eviction_policy",
-        "random_seed": "seed",
-        "disable_radix_cache": "no_enable_prefix_caching",
-        "disable_cuda_graph": "enforce_eager",
-        "kv_offloading_size": "host_memory_bytes",
-        "hicache_size": "host_memory_bytes",
-        "hicache_write_policy": "write_policy",
-    },
-    Place.LLM: {
-        "host_memory": "host_memory_bytes",
-        "cache_dir_size": "cache_dir_bytes",
-        "queue_timeout": "queue_timeout_s",
-        "no_enable_prefix_caching": "no_enable_prefix_caching",
-    },
+        alias: name
+        for name, one in ENGINE_SETTINGS.items()
+        for alias in one.aliases
+        if alias != name and not alias.startswith("-")
+    }
+    | {alias: f"no_{name}" for name, one in ENGINE_SETTINGS.items() for alias in one.opposites},
+    Place.LLM: {one.flag: name for name, one in ENGINE_SETTINGS.items() if one.flag != name},
     Place.SAMPLING: {
         "max_new_tokens": "max_tokens",
         "max_completion_tokens": "max_tokens",
@@ -98,14 +85,6 @@ ALIASES: Mapping[Place, Mapping[str, str]] = {
 
 UNITS: Mapping[str, int] = {"kv_offloading_size": 1 << 30, "hicache_size": 10**9}
 """Bytes of one unit of those aliases that are not in bytes: vLLM's are GiB, SGLang's GB."""
-
-BYTE_SIZES = frozenset({"kv_cache_memory_bytes", "host_memory_bytes", "cache_dir_bytes"})
-"""Settings in bytes, which are also given as texts: ``64GiB``."""
-COUNTS = frozenset(
-    "page_size max_model_len max_total_tokens max_num_seqs max_num_batched_tokens max_queued_requests lpm_window "
-    "lpm_max_passes num_reserved_decode_tokens".split()
-)
-"""Settings that count tokens or other things, which are also given as texts: ``4k``."""
 
 ALWAYS_ON_FLAGS: Mapping[Place, str] = {
     Place.FLAG: "enable_chunked_prefill async_scheduling",

@@ -14,7 +14,7 @@ from radixkv.errors import Draining, QueueTimeout
 from radixkv.frontend.http.error_response import error_response
 from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.checks import MIN_PRIORITY
-from radixkv.settings.config import ServerConfig
+from radixkv.settings.server_config import ServerConfig
 from radixkv.wire.cache_messages import Flush, Flushed
 from support.running_site import running_site
 from support.scripted_runtime import EOS, FAILS_AT_ONCE, MAX_MODEL_LEN, VOCAB_SIZE, ScriptedLoop, Site

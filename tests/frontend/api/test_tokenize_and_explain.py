@@ -14,7 +14,7 @@ import pytest
 from radixkv.frontend.api.explain import explanation
 from radixkv.frontend.api.tokenize import MAX_CHARACTERS
 from radixkv.frontend.served_model import ServedModel
-from radixkv.settings.config import ServerConfig
+from radixkv.settings.server_config import ServerConfig
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.cache_messages import Explained

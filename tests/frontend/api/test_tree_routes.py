@@ -21,7 +21,7 @@ import pytest
 from radixkv.errors import Draining
 from radixkv.frontend.api.ui.watch import INTERVAL_S, CacheWatch
 from radixkv.frontend.served_model import ServedModel
-from radixkv.settings.config import ServerConfig
+from radixkv.settings.server_config import ServerConfig
 from radixkv.wire.cache_messages import TierOutline, TreeNode
 from support.live import wait_for
 from support.running_site import running_site

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from radixkv.frontend.served_model import ServedModel
-from radixkv.settings.config import ServerConfig
+from radixkv.settings.server_config import ServerConfig
 from support.live import LIMIT_S
 from support.running_site import running_site
 from support.scripted_runtime import Site

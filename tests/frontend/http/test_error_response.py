@@ -18,7 +18,7 @@ from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.connection import REQUEST_TIMEOUT_S
 from radixkv.frontend.process import RESPONSE_TIMEOUT_S
 from radixkv.frontend.served_model import ServedModel
-from radixkv.settings.config import ServerConfig
+from radixkv.settings.server_config import ServerConfig
 from support import running_site as sites
 from support.live import LIMIT_S
 from support.running_site import running_site

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from radixkv.frontend.served_model import ServedModel
-from radixkv.settings.config import ServerConfig
+from radixkv.settings.server_config import ServerConfig
 from support.running_site import running_site
 from support.scripted_runtime import Site
 

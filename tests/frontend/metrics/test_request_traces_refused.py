@@ -9,7 +9,7 @@ import pytest
 
 from radixkv.errors import ConfigError
 from radixkv.frontend.metrics.traces import open_provider
-from radixkv.settings.config import ServerConfig
+from radixkv.settings.server_config import ServerConfig
 
 ENDPOINT = "http://127.0.0.1:4318/v1/traces"
 

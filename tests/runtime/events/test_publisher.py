@@ -14,7 +14,7 @@ import zmq
 from radixkv.errors import ConfigError
 from radixkv.runtime.events import publisher as module
 from radixkv.runtime.events.publisher import SNAPSHOT_REQUEST, EventPublisher
-from radixkv.settings.config import KVEventsConfig
+from radixkv.settings.kv_events import KVEventsConfig
 
 LIMIT_MS = 60_000
 END = (b"\xff" * 8, b"")

@@ -11,7 +11,7 @@ import pytest
 
 from radixkv.errors import RuntimeDied
 from radixkv.frontend.served_model import ServedModel
-from radixkv.settings.config import ServerConfig
+from radixkv.settings.server_config import ServerConfig
 from radixkv.wire.messages import unpack_tokens
 from support.running_site import running_site
 from support.scripted_runtime import MAX_MODEL_LEN, Site
