@@ -35,7 +35,7 @@ from torch import Tensor
 
 from radixkv.lab.bench.environment import provenance
 from radixkv.runtime.device.sampling.cpu import Sampler
-from radixkv.runtime.device.sampling.penalties import has_edits
+from radixkv.runtime.device.sampling.logit_edits import has_edits
 from radixkv.runtime.step.plan import History, RowSampling
 
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=0)

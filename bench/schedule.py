@@ -42,7 +42,7 @@ from token_workloads import Phases, load_workloads
 from radixkv.lab.bench.environment import provenance
 from radixkv.lab.studies.paging.timed import TimedPageCache
 from radixkv.llm import LLM
-from radixkv.runtime.assemble import assemble_loop, open_scheduler, page_shares
+from radixkv.runtime.assemble import assemble_loop, open_scheduler, page_quotas
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.request import Request
@@ -317,7 +317,7 @@ def _scheduler_with_requests(
         max_queued_requests=n_rows + n_waiting,
     )
     scheduler = open_scheduler(
-        PageCache(n_pages, PAGE_SIZE, page_shares=page_shares(tenants)),
+        PageCache(n_pages, PAGE_SIZE, page_quotas=page_quotas(tenants)),
         limits,
         finds_shared_runs=finds_shared_runs,
         tenants=tenants,

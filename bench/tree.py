@@ -21,7 +21,7 @@ from result_lines import report, script_parser
 
 from radixkv.lab.bench.environment import provenance
 from radixkv.settings.config import EvictionPolicyName
-from radixkv.tree.eviction import open_eviction_policy
+from radixkv.tree.eviction_policies import open_eviction_policy
 from radixkv.tree.node import Namespace
 from radixkv.tree.radix_tree import RadixTree
 

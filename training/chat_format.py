@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from radixkv.text.chat_messages import normalize_messages
 from radixkv.text.chat_template import ChatTemplate
-from radixkv.text.messages import normalize_messages
 
 BEGIN = "<|begin_of_text|>"
 END = "<|end_of_text|>"

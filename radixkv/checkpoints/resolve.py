@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.checkpoints.embedded import embedded_folder
 from radixkv.checkpoints.files import is_integer, read_object
-from radixkv.checkpoints.generation import read_generation_config
+from radixkv.checkpoints.generation_config import read_generation_config
 from radixkv.checkpoints.special_tokens import tokenizer_eos_token_id
 from radixkv.errors import CheckpointError
 from radixkv.settings.config import LoadFormat

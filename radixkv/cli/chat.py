@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from radixkv.cli.offline import add_sampling_flags, is_utf8, load_llm, sampling_settings
 from radixkv.errors import ConfigError, RadixKVError
 from radixkv.settings.arguments import Parser, add_engine_flags, engine_config, engine_flags
-from radixkv.settings.server_flags import DEFAULT_URL, add_key_flags, api_key, has_key_flag
+from radixkv.settings.client_flags import DEFAULT_URL, add_key_flags, api_key, has_key_flag
 from radixkv.terminal import Progress
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import argparse
 import msgspec
 
 from radixkv.settings.arguments import Parser
-from radixkv.settings.server_flags import add_server_flags, api_key
+from radixkv.settings.client_flags import add_server_flags, api_key
 from radixkv.terminal import Progress
 
 

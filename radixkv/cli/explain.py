@@ -13,7 +13,7 @@ import msgspec
 from radixkv.cli.offline import is_utf8
 from radixkv.errors import ConfigError
 from radixkv.settings.arguments import Parser
-from radixkv.settings.server_flags import add_server_flags, api_key
+from radixkv.settings.client_flags import add_server_flags, api_key
 from radixkv.terminal import Progress
 
 if TYPE_CHECKING:

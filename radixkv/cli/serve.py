@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from radixkv.errors import RadixKVError, shortened
 from radixkv.settings.arguments import Parser, add_always_on_flags, add_engine_flags, add_flags, engine_config
+from radixkv.settings.client_flags import add_key_flags, api_key
 from radixkv.settings.compat import Place
 from radixkv.settings.config import EngineConfig
 from radixkv.settings.server_config import ServerConfig
-from radixkv.settings.server_flags import add_key_flags, api_key
 from radixkv.settings.setting import from_values, settings_of
 from radixkv.settings.tenants import OPERATOR, TenantConfig, Tenants, read_tenants
 

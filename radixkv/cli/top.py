@@ -19,7 +19,7 @@ import msgspec
 from radixkv.cli.doctor import DoctorResponse
 from radixkv.errors import ConfigError
 from radixkv.settings.arguments import Parser, number
-from radixkv.settings.server_flags import add_server_flags, api_key
+from radixkv.settings.client_flags import add_server_flags, api_key
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from radixkv.frontend.chat import Chat, ChatPrompt, chat_prompt
-from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.field_names import naming_answer_format
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.sse import DONE_EVENT, EventStream
 from radixkv.frontend.in_flight import Arrival, TokenDelta, is_slow_to_render, without_output
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.logprobs import RenderedT, TokenRenderer
 from radixkv.generation.models import GenerationModel

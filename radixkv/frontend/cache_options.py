@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from radixkv.settings.limits import parse_ttl
+from radixkv.wire.request_limits import parse_ttl
 
 DEFAULT_TTL = "30m"
 """OpenAI's default of ``prompt_cache_options.ttl``."""

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from radixkv.errors import ConfigError, RequestError
-from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.metrics.log import log_line
 from radixkv.frontend.metrics.prometheus import Metrics
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.checks import MAX_PRIORITY
 from radixkv.settings.tenants import OPERATOR

@@ -16,9 +16,9 @@ from starlette.requests import Request
 from radixkv.errors import RequestError
 from radixkv.frontend.request_id import request_id_of
 from radixkv.frontend.tenant import tenant_of
-from radixkv.settings.limits import check_session_id
 from radixkv.settings.tenants import OPERATOR
 from radixkv.wire.messages import ComputedPrompt, Done, NewTokens, PromptLogprobs, Submit, TokenLogprobs
+from radixkv.wire.request_limits import check_session_id
 
 SESSION_HEADER = "x-session-id"
 _TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})

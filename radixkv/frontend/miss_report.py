@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from radixkv.frontend.misses import MissCounts, MissesAtPlace
+from radixkv.frontend.miss_counts import MissCounts, MissesAtPlace
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import CacheMiss, ComputedPrompt, Done, unpack_tokens
 

@@ -25,7 +25,6 @@ from radixkv.errors import ConfigError, Draining, RuntimeDied
 from radixkv.frontend.api.server_info import public_settings
 from radixkv.frontend.app import build_app
 from radixkv.frontend.canary import Canary
-from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.file_limit import raise_file_limit
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.connection import Connection
@@ -34,6 +33,7 @@ from radixkv.frontend.metrics.log import MissLog, StatsLog, log_line
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.metrics.request_log import RequestLog, open_request_log
 from radixkv.frontend.metrics.traces import RequestTraces, open_provider
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.runtime_process import RuntimeProcess, preflight
 from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.supervisor import Supervisor

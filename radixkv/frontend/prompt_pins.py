@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.prompt_encoding import EncodedConversation
 from radixkv.frontend.serial_executor import SerialExecutor
-from radixkv.settings.limits import parse_ttl
 from radixkv.tree.neighbours import n_common_tokens
 from radixkv.wire.messages import PromptPin
+from radixkv.wire.request_limits import parse_ttl
 
 _MAX_INLINE_CHARACTERS = 1 << 15
 """Up to this many characters, a prompt is searched on the event loop."""

@@ -20,7 +20,7 @@ from typing import Self
 import msgspec
 
 from radixkv.errors import RadixKVError
-from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.processes.child_process import ChildProcess
 from radixkv.settings.config import EngineConfig
 from radixkv.wire.messages import LOCK_NAME, SOCKET_NAME, Fatal, Ready, Start

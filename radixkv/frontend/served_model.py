@@ -15,7 +15,7 @@ from radixkv.frontend.serial_executor import SerialExecutor
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.nonces import NonceFilter
 from radixkv.settings.checks import MAX_PRIORITY, MIN_PRIORITY
-from radixkv.settings.limits import check_cache_salt, check_session_id
+from radixkv.wire.request_limits import check_cache_salt, check_session_id
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ import time
 from typing import Protocol
 
 from radixkv.errors import RadixKVError, RuntimeDied
-from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.errors import RuntimeRestarting
 from radixkv.frontend.metrics.log import log_line
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.runtime_process import RuntimeProcess
 
 MAX_RESTARTS = 5

@@ -12,7 +12,7 @@ from radixkv.frontend.chat import Chat, prompt_tokens
 from radixkv.frontend.http.body_decoder import Messages, check_messages, check_prompt, check_tools
 from radixkv.frontend.prompt_encoding import encode_prompts, split_prompts
 from radixkv.frontend.served_model import ServedModel
-from radixkv.settings.limits import check_cache_salt
+from radixkv.wire.request_limits import check_cache_salt
 
 
 class TextRequest(msgspec.Struct, kw_only=True):

@@ -8,7 +8,7 @@ from typing import Any
 from radixkv.errors import InvalidRequest, UnsupportedFeature, shortened
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.tools import ToolUse
-from radixkv.text.messages import normalize_messages
+from radixkv.text.chat_messages import normalize_messages
 from radixkv.text.template_sandbox import OperationBudget
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")

@@ -11,10 +11,10 @@ import msgspec
 from radixkv.errors import InvalidRequest, UnsupportedFeature
 from radixkv.generation.parsers.answer_format import AnswerFormat
 from radixkv.generation.tools import ToolUse
-from radixkv.settings.limits import check_ids
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import Ready, pack_tokens
+from radixkv.wire.request_limits import check_ids
 from radixkv.wire.sampling import SamplingParams
 
 if TYPE_CHECKING:

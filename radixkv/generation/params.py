@@ -10,7 +10,7 @@ import msgspec
 from radixkv.errors import InvalidRequest
 from radixkv.generation.models import GenerationModel
 from radixkv.settings.config import MAX_SEED
-from radixkv.settings.limits import check_ids, check_length
+from radixkv.wire.request_limits import check_ids, check_length
 from radixkv.wire.sampling import NO_SEED, SamplingParams
 
 MAX_PROMPT_LOGPROBS = 1 << 21

@@ -38,7 +38,6 @@ from radixkv.settings.config import (
     SchedulerConfig,
     WritePolicy,
 )
-from radixkv.settings.limits import DEFAULT_TTL_S, check_prefix
 from radixkv.terminal import Progress, shown_download
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
@@ -55,6 +54,7 @@ from radixkv.wire.cache_messages import (
     Pinned,
 )
 from radixkv.wire.messages import Failed, GetStats, Submit
+from radixkv.wire.request_limits import DEFAULT_TTL_S, check_prefix
 from radixkv.wire.sampling import BeamSearchParams, SamplingParams
 from radixkv.wire.stats import Stats
 

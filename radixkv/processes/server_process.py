@@ -17,7 +17,7 @@ from radixkv.client.errors import BadReply
 from radixkv.client.http import HTTPClient
 from radixkv.errors import RadixKVError
 from radixkv.processes.child_process import ChildProcess
-from radixkv.settings.server_flags import KEY_VARIABLE
+from radixkv.settings.client_flags import KEY_VARIABLE
 from radixkv.terminal import Progress
 
 START_LIMIT_S = 900.0

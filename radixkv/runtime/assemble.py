@@ -14,20 +14,20 @@ from radixkv.errors import UnsupportedFeature
 from radixkv.runtime.alarms import Alarms
 from radixkv.runtime.beams.group import open_group
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.cache.page_shares import PageShares
+from radixkv.runtime.cache.page_quotas import PageQuotas
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.lifetimes.commands import LifetimeCommands
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.loop import Loop
+from radixkv.runtime.protocols import Queue, RequestBranch, Shares, Tiers
 from radixkv.runtime.reporting.cache_commands import CacheCommands
 from radixkv.runtime.reporting.stats import make_stats
 from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits
 from radixkv.runtime.scheduler.shared_prefixes import MIN_SHARED_TOKENS, SharedPrefixes
 from radixkv.runtime.scheduler.waiting import WaitingQueue
-from radixkv.runtime.seams import Queue, RequestBranch, Shares, Tiers
 from radixkv.runtime.step.executor import Executor
-from radixkv.runtime.step.forecast import StepForecast
+from radixkv.runtime.step.step_time import StepTimeForecast
 from radixkv.runtime.structured.gate import GrammarGate
 from radixkv.runtime.structured.grammars import Grammars
 from radixkv.settings.config import CacheConfig, SchedulePolicy, SchedulerConfig
@@ -37,14 +37,14 @@ from radixkv.wire.messages import WIRE_VERSION, Ready, Submit
 
 if TYPE_CHECKING:
     from radixkv.runtime.events.log import EventLog
-    from radixkv.runtime.tiers.transfers import Transfers
+    from radixkv.runtime.tiers.host_tier import HostTier
 
 
-def page_shares(tenants: Sequence[TenantConfig]) -> PageShares | None:
+def page_quotas(tenants: Sequence[TenantConfig]) -> PageQuotas | None:
     """Returns what divides the pages of one cache among tenants; None without tenants. O(tenants)."""
     if not tenants:
         return None
-    from radixkv.runtime.tenants.page_shares import TenantPages
+    from radixkv.runtime.tenants.tenant_pages import TenantPages
 
     return TenantPages(tenants)
 
@@ -57,8 +57,8 @@ def open_scheduler(
     lpm_window: int = SchedulerConfig.lpm_window,
     lpm_max_passes: int = SchedulerConfig.lpm_max_passes,
     tenants: Sequence[TenantConfig] = (),
-    transfers: Transfers | None = None,
-    forecast: StepForecast | None = None,
+    host_tier: HostTier | None = None,
+    forecast: StepTimeForecast | None = None,
     finds_shared_runs: bool = False,
     min_shared_tokens: int = MIN_SHARED_TOKENS,
     clock: Callable[[], float] = monotonic,
@@ -66,11 +66,11 @@ def open_scheduler(
     """Makes a scheduler with the branches that the settings ask for. O(tenants).
 
     Args:
-        cache: the page cache over the device's pool; with tenants it has their ``page_shares``.
+        cache: the page cache over the device's pool; with tenants it has their ``page_quotas``.
         limits: of steps and of the queue.
         schedule_policy, lpm_window, lpm_max_passes: the order of admission, as in ``SchedulerConfig``.
         tenants: who may send requests; none: all requests are of one, and no order but theirs counts.
-        transfers: copies pages to and from the host tier; None without one.
+        host_tier: copies pages to and from the host tier; None without one.
         forecast: learns the time of steps, for ``target_itl_ms``.
         finds_shared_runs: whether plans list the pages that decode rows share.
         min_shared_tokens: length of the shortest run of shared pages that plans list.
@@ -86,17 +86,17 @@ def open_scheduler(
     else:
         shares, queue = Shares(), open_queue()
     tiers = Tiers()
-    if transfers is not None:
-        from radixkv.runtime.tiers.loading import MemoryTiers
+    if host_tier is not None:
+        from radixkv.runtime.tiers.memory_tiers import MemoryTiers
 
-        tiers = MemoryTiers(cache, queue, transfers, clock)
+        tiers = MemoryTiers(cache, queue, host_tier, clock)
     return Scheduler(
         cache,
         limits,
         queue,
         shares=shares,
         tiers=tiers,
-        forecast=forecast or StepForecast(),
+        forecast=forecast or StepTimeForecast(),
         shared_prefixes=SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None,
         clock=clock,
     )
@@ -107,14 +107,14 @@ def assemble_loop(
     executor: Executor,
     *,
     tenants: Sequence[TenantConfig] = (),
-    transfers: Transfers | None = None,
+    host_tier: HostTier | None = None,
     open_grammars: Callable[[], Grammars] | None = None,
     max_model_len: int,
     eos_token_ids: frozenset[int] = frozenset(),
     pin_budget: float = CacheConfig.pin_budget,
     seed: int = 0,
     start_seconds: Mapping[str, float] | None = None,
-    forecast: StepForecast | None = None,
+    forecast: StepTimeForecast | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> Loop:
     """Makes a loop with all branches. O(1).
@@ -123,7 +123,7 @@ def assemble_loop(
         scheduler: plans the steps, over a cache with as many pages as the executor's pool.
         executor: the device.
         tenants: the scheduler's; none: all clients are one.
-        transfers: the scheduler's, which copy pages to and from the host tier; None without one.
+        host_tier: the scheduler's, which copy pages to and from the host tier; None without one.
         open_grammars: opens what compiles structured outputs, when it is needed first; raises
             ``UnsupportedFeature`` if there is none.
         max_model_len: maximum of prompt and output together, in tokens.
@@ -148,13 +148,13 @@ def assemble_loop(
         max_num_batched_tokens=limits.max_num_batched_tokens,
         device=executor.device,
         dtype=executor.dtype,
-        n_host_slots=None if transfers is None else transfers.copier.n_slots,
-        has_disk=transfers is not None and transfers.disk is not None,
+        n_host_slots=None if host_tier is None else host_tier.copier.n_slots,
+        has_disk=host_tier is not None and host_tier.disk is not None,
         kv_cache_dtype=executor.kv_dtype if executor.kv_dtype != executor.dtype else None,
         holds_whole_requests=not holds_any_length(cache, limits.max_num_batched_tokens),
     )
     if tenants:
-        from radixkv.runtime.tenants.page_shares import check_longest_request
+        from radixkv.runtime.tenants.tenant_pages import check_longest_request
 
         n_longest = cache.pages_for(ready.max_prompt_and_answer - 1)  # the last token needs no KV
         if not ready.holds_whole_requests:
@@ -165,7 +165,7 @@ def assemble_loop(
     gate = GrammarGate(open_grammars or _refuse_grammars, limits.max_queued_requests)
     caches = [cache] if scheduler.tiers.host is None else [cache, scheduler.tiers.host]
     sessions = Sessions(caches)
-    offer = None if transfers is None else transfers.offer
+    offer = None if host_tier is None else host_tier.offer
     pins = Pins(caches, alarms, offer=offer, budget=pin_budget, clock=clock)
     lifetimes = LifetimeCommands(intake, pins, sessions)
     commands = CacheCommands(
@@ -199,7 +199,7 @@ def assemble_loop(
         run_command=commands.run,
         count=partial(make_stats, scheduler, pins.expire, gate, start_seconds or {}),
         alarms=alarms,
-        forecast=forecast or StepForecast(),
+        forecast=forecast or StepTimeForecast(),
         clock=clock,
     )
 

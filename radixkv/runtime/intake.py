@@ -1,7 +1,7 @@
 """Makes requests of ``Submit`` messages.
 
-Server and ``LLM`` check every message before they send it. The checks of ``radixkv.settings.limits`` are repeated
-here: another program may be at the other end of the socket.
+Server and ``LLM`` check every message before they send it. The checks of ``wire.request_limits`` are repeated here:
+another program may be at the other end of the socket.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from radixkv.runtime.request import PromptScoring, Recovery, Request
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.settings.checks import MAX_PRIORITY, MIN_PRIORITY
 from radixkv.settings.config import MAX_SEED
-from radixkv.settings.limits import check_cache_salt, check_ids, check_length
 from radixkv.settings.tenants import OPERATOR, TenantConfig
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.messages import Ready, Submit
+from radixkv.wire.request_limits import check_cache_salt, check_ids, check_length
 from radixkv.wire.sampling import SamplingParams
 
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.step.executor import Executor
-from radixkv.runtime.step.forecast import StepForecast
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import PendingStep, RunningStep, StepResult, TokenMasks
+from radixkv.runtime.step.step_time import StepTimeForecast
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class LaunchedSteps:
     """
 
     def __init__(
-        self, executor: Executor, forecast: StepForecast, clock: Callable[[], float] = perf_counter
+        self, executor: Executor, forecast: StepTimeForecast, clock: Callable[[], float] = perf_counter
     ) -> None:
         self._executor = executor
         self._forecast = forecast

@@ -16,11 +16,11 @@ from radixkv.runtime.alarms import Alarms
 from radixkv.runtime.finished import wait_readable
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.launched_steps import LaunchedSteps
+from radixkv.runtime.protocols import Gate, RequestBranch
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.runtime.seams import Gate, RequestBranch
 from radixkv.runtime.step.executor import Executor
-from radixkv.runtime.step.forecast import StepForecast
+from radixkv.runtime.step.step_time import StepTimeForecast
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire.cache_messages import CacheCommand
 from radixkv.wire.cache_use import CacheUse
@@ -111,7 +111,7 @@ class Loop:
         run_command: Callable[[CacheCommand], FromRuntime],
         count: Callable[[str, StepCounters], Stats],
         alarms: Alarms,
-        forecast: StepForecast,
+        forecast: StepTimeForecast,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.ready = ready

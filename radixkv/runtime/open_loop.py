@@ -11,7 +11,7 @@ from pathlib import Path
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import UnsupportedFeature
 from radixkv.processes.cores import n_cores
-from radixkv.runtime.assemble import assemble_loop, open_scheduler, page_shares
+from radixkv.runtime.assemble import assemble_loop, open_scheduler, page_quotas
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
 from radixkv.runtime.device.resolved_config import ResolvedConfig
@@ -19,11 +19,11 @@ from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import SchedulerLimits
 from radixkv.runtime.step.executor import Executor
-from radixkv.runtime.step.forecast import StepForecast
+from radixkv.runtime.step.step_time import StepTimeForecast
 from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
 from radixkv.runtime.structured.vocabulary import read_vocabulary
 from radixkv.settings.config import EngineConfig
-from radixkv.tree.eviction import open_eviction_policy
+from radixkv.tree.eviction_policies import open_eviction_policy
 
 logger = logging.getLogger(__name__)
 
@@ -96,19 +96,19 @@ def open_loop(
             shares=resolved.enable_prefix_caching,
             window=executor.window,
             policy=open_eviction_policy(resolved.eviction_policy, resolved.ghost_capacity),
-            page_shares=page_shares(resolved.tenants),
+            page_quotas=page_quotas(resolved.tenants),
         )
-        transfers = None
+        host_tier = None
         if resolved.host_memory_bytes is not None:
             from radixkv.runtime.tiers.open import open_tiers
 
-            host_shares = page_shares(resolved.tenants)
-            transfers = open_tiers(
-                resolved, checkpoint, executor, cache, resolved.host_memory_bytes, objects, page_shares=host_shares
+            host_shares = page_quotas(resolved.tenants)
+            host_tier = open_tiers(
+                resolved, checkpoint, executor, cache, resolved.host_memory_bytes, objects, page_quotas=host_shares
             )
-            on_failure.callback(transfers.close, timeout_s=0.0)
+            on_failure.callback(host_tier.close, timeout_s=0.0)
             times.end("tiers")
-        settings, forecast = resolved.device_settings, StepForecast()
+        settings, forecast = resolved.device_settings, StepTimeForecast()
         limits = SchedulerLimits(
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -126,14 +126,14 @@ def open_loop(
             lpm_max_passes=resolved.lpm_max_passes,
             tenants=resolved.tenants,
             forecast=forecast,
-            transfers=transfers,
+            host_tier=host_tier,
             finds_shared_runs=executor.uses_shared_runs,
         )
         loop = assemble_loop(
             scheduler,
             executor,
             tenants=resolved.tenants,
-            transfers=transfers,
+            host_tier=host_tier,
             open_grammars=open_grammars if warm is None else lambda: warm,
             max_model_len=resolved.device_settings.max_model_len,
             eos_token_ids=checkpoint.eos_token_ids,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from radixkv.tree.digest import Digest, digest_at
-from radixkv.tree.eviction import EvictionPolicy
+from radixkv.tree.eviction_policies import EvictionPolicy
 from radixkv.tree.forest import Forest
 from radixkv.tree.node import Namespace
 from radixkv.tree.spared import SparedLeaves

@@ -12,7 +12,7 @@ from radixkv.tree.changes import ChangeLog, StoredPages
 from radixkv.tree.demotions import Demotions
 from radixkv.tree.digest import Digest, chained_xxh3_64, digest_at
 from radixkv.tree.evict import EvictedRun, evict_leaves
-from radixkv.tree.eviction import EvictionPolicy, LruEviction
+from radixkv.tree.eviction_policies import EvictionPolicy, LruEviction
 from radixkv.tree.explain import Explanation, explain_match
 from radixkv.tree.forest import Forest
 from radixkv.tree.history import PageHistory

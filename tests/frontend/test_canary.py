@@ -27,9 +27,9 @@ from radixkv.frontend.canary import (
     known_prompt,
     tolerance,
 )
-from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.metrics.prometheus import Metrics
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.runtime.device.cpu import executor as executor_cpu
 from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots

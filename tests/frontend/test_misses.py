@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from radixkv.frontend.api.doctor import MAX_REPORTED_PLACES, doctor_fields
 from radixkv.frontend.metrics.log import MissLog
+from radixkv.frontend.miss_counts import MAX_PLACES, MissCounts
 from radixkv.frontend.miss_report import without_contents
-from radixkv.frontend.misses import MAX_PLACES, MissCounts
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import CacheMiss, Done, pack_tokens

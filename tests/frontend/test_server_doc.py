@@ -20,8 +20,8 @@ from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.arguments import Parser
 from radixkv.settings.compat import Place, refusals
 from radixkv.settings.config import SchedulerConfig
-from radixkv.settings.limits import MAX_SALT_BYTES
 from radixkv.settings.server_config import ServerConfig
+from radixkv.wire.request_limits import MAX_SALT_BYTES
 from radixkv.wire.sampling import (
     MAX_CHOICES,
     MAX_LOGIT_BIASES,

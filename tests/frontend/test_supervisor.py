@@ -14,9 +14,9 @@ import pytest
 
 from radixkv.errors import Draining, RequestError, RuntimeDied
 from radixkv.frontend import supervisor as supervisor_module
-from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.error_response import retry_after
 from radixkv.frontend.http.errors import RuntimeRestarting
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.runtime_process import RuntimeProcess
 from radixkv.frontend.supervisor import Supervisor
 from radixkv.wire.messages import pack_tokens

@@ -17,9 +17,9 @@ from radixkv.generation.params import (
     request_sampling_params,
 )
 from radixkv.runtime.intake import Intake
-from radixkv.settings.limits import check_cache_salt
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.wire.messages import Ready, Submit, pack_tokens, unpack_tokens
+from radixkv.wire.request_limits import check_cache_salt
 from radixkv.wire.sampling import SamplingParams
 
 READY = Ready(6, 400, 1000, 16, 2, 8, 512, "cpu", "float32")

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
-from radixkv.runtime.device.memory.cpu.kv_pool import PageShape
 from radixkv.runtime.device.memory.cuda.host_slots import CudaHostSlots
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
+from radixkv.runtime.device.memory.page_shape import PageShape
 
 LLAMA_8B = PageShape(32, 8, 16, 128, torch.bfloat16)
 SMALL = PageShape(3, 1, 1, 64, torch.float16)

@@ -13,8 +13,8 @@ from torch import Tensor
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
-from radixkv.runtime.device.memory.cpu.kv_pool import PageShape
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
+from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.device.model.decoder import Decoder, OutputTokens
 from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations

@@ -16,8 +16,8 @@ from torch import Tensor
 from radixkv.runtime.device.attention.cuda.base import AttentionShape, LayerTensors
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention
-from radixkv.runtime.device.attention.cuda.prompts import PromptRows
-from radixkv.runtime.device.attention.cuda.triton_prompts import TritonPrompts
+from radixkv.runtime.device.attention.cuda.prefill import PrefillBatch
+from radixkv.runtime.device.attention.cuda.triton_prefill import TritonPrefill
 from radixkv.runtime.device.kv_dtype import FP8, UNSCALED, LayerScales, quantize
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
 
@@ -66,14 +66,14 @@ class World:
         )
         self.tables = tables.to(DEVICE)
         self.q = normal(sum(n for _, n in rows), shape.n_heads, shape.head_dim, dtype=shape.dtype)
-        self.prompts = TritonPrompts(shape, windows, device=self.tables.device, shared_bytes=shared_bytes)
+        self.prompts = TritonPrefill(shape, windows, device=self.tables.device, shared_bytes=shared_bytes)
         self.prompts.connect(self.tables)
 
     def attended(self, window: int | None, sinks: Tensor | None = None) -> Tensor:
         """Plans the rows, and runs a layer."""
         starts, n_tokens = (np.array(column, np.int32) for column in zip(*self.rows, strict=True))
         slots, width = np.array(self.slots, np.int32), self.tables.shape[1]
-        rows = PromptRows.of(slots, starts, n_tokens, self.windows, width, self.shape.page_size)
+        rows = PrefillBatch.of(slots, starts, n_tokens, self.windows, width, self.shape.page_size)
         out = poisoned(*self.q.shape, dtype=self.shape.dtype)
         in_log2 = None if sinks is None else sinks * math.log2(math.e)
         self.prompts.plan(rows)[window](LayerTensors(self.q, self.k, self.v, out, self.scales, in_log2))

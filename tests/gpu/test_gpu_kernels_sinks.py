@@ -17,13 +17,13 @@ from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, Geometry
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.flashinfer import PartialResults
-from radixkv.runtime.device.attention.cuda.flashinfer_prompts import FlashInferPromptLaunch
+from radixkv.runtime.device.attention.cuda.flashinfer_prefill import FlashInferPrefillLaunch
 from radixkv.runtime.device.attention.cuda.layer_launches import DecodeLaunch
 from radixkv.runtime.device.attention.cuda.paged import StepAttention
-from radixkv.runtime.device.attention.cuda.prompts import PromptLaunches, PromptRows
+from radixkv.runtime.device.attention.cuda.prefill import PrefillBatch, PromptLaunches
 from radixkv.runtime.device.attention.cuda.run_selection import SharingCosts
 from radixkv.runtime.device.attention.cuda.sinks import apply_sinks
-from radixkv.runtime.device.attention.cuda.triton_prompts import TritonPrompts
+from radixkv.runtime.device.attention.cuda.triton_prefill import TritonPrefill
 from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS
 from radixkv.runtime.device.kv_dtype import FP8, UNSCALED, LayerScales, quantize
 from radixkv.runtime.device.memory.cuda.staging import StagingBuffer, StagingLayout
@@ -139,9 +139,9 @@ class World:
     def triton_prompts(self) -> PromptLaunches:
         """Plans the prompt row for the Triton kernel."""
         slots, starts, n_tokens = (np.array([n], np.int32) for n in (len(LENGTHS) - 1, START, N_PROMPT))
-        prompts = TritonPrompts(self.shape, WINDOWS, device=self.tables.device, shared_bytes=102_400)
+        prompts = TritonPrefill(self.shape, WINDOWS, device=self.tables.device, shared_bytes=102_400)
         prompts.connect(self.tables)
-        return prompts.plan(PromptRows.of(slots, starts, n_tokens, WINDOWS, WIDTH, PAGE))
+        return prompts.plan(PrefillBatch.of(slots, starts, n_tokens, WINDOWS, WIDTH, PAGE))
 
     def flashinfer_prompts(self) -> PromptLaunches:
         """Returns launches of FlashInfer, whose kernel torch stands in for: it knows no sinks, and reports sums."""
@@ -159,7 +159,7 @@ class World:
 
             return launch
 
-        return {window: FlashInferPromptLaunch(kernel(window), False, lse) for window in set(WINDOWS)}
+        return {window: FlashInferPrefillLaunch(kernel(window), False, lse) for window in set(WINDOWS)}
 
 
 @pytest.mark.parametrize(

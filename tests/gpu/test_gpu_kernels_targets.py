@@ -16,10 +16,10 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from radixkv.runtime.device.attention.cuda import decode_kernel as decode_kernel
 from radixkv.runtime.device.attention.cuda import merge as merge_kernel
-from radixkv.runtime.device.attention.cuda import prompt_kernel as prompt_kernel
+from radixkv.runtime.device.attention.cuda import prefill_kernel as prompt_kernel
 from radixkv.runtime.device.attention.cuda import sinks as sinks_kernel
 from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig, Variant, choose_tile_config
-from radixkv.runtime.device.attention.cuda.triton_prompts import choose_prompt_tile
+from radixkv.runtime.device.attention.cuda.triton_prefill import choose_prefill_tile
 from radixkv.runtime.device.kv_dtype import FP8_MAX
 from radixkv.runtime.device.machine import MAX_HEADS_PER_KV_HEAD, MIN_FP8_CAPABILITY
 from radixkv.runtime.device.ops.cuda import expert_routing as routing
@@ -292,7 +292,7 @@ def test_attention_of_decode_rows_fits(
 def test_attention_of_prompts_fits(
     head_dim: int, group: int, window: int, has_sinks: bool, target: int, kv: str
 ) -> None:
-    tile = choose_prompt_tile(head_dim, SHARED_BYTES[target] + 1024)
+    tile = choose_prefill_tile(head_dim, SHARED_BYTES[target] + 1024)
     kinds = dict.fromkeys(("q", "out"), "*bf16") | dict.fromkeys(("k_cache", "v_cache"), kv)
     kinds |= dict.fromkeys(("tables", "items"), "*i32") | {"sinks": "*fp32"}
     kinds |= dict.fromkeys(("scale", "value_scale"), "fp32") | dict.fromkeys(("q_stride", "page_stride"), "i32")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from gpu_support import DEVICE
 
-from radixkv.runtime.device.memory.cpu.kv_pool import PageShape
 from radixkv.runtime.device.memory.cuda.kv_pool import COPIED_AT_ONCE_BYTES, CudaPool
+from radixkv.runtime.device.memory.page_shape import PageShape
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sampler_support import DRAWN, VOCAB, history, normal, peaked, sample
 from torch import Tensor
 
-from radixkv.runtime.device.sampling.settings import uniforms
+from radixkv.runtime.device.sampling.row_sampling import uniforms
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.wire.messages import unpack_tokens
 

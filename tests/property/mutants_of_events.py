@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from radixkv.runtime.events.log import EventLog
-from radixkv.runtime.tiers.stores.disk_changes import DiskChanges
+from radixkv.runtime.tiers.storage_changes import StorageChanges
 from radixkv.tree.changes import ChangeLog
 from radixkv.tree.forest import Forest
 
@@ -38,15 +38,15 @@ def publish_one_event_a_turn(patch: Patch) -> None:
 
 
 def keep_what_the_store_has_lost(patch: Patch) -> None:
-    def mutant(self: DiskChanges) -> Any:
+    def mutant(self: StorageChanges) -> Any:
         changes, self._changes = self._changes, []
         return changes
 
-    patch.setattr(DiskChanges, "take", mutant)
+    patch.setattr(StorageChanges, "take", mutant)
 
 
 def forget_what_is_written(patch: Patch) -> None:
-    patch.setattr(DiskChanges, "add_stored", lambda self, namespace, tokens: None)
+    patch.setattr(StorageChanges, "add_stored", lambda self, namespace, tokens: None)
 
 
 def leave_a_run_out_of_the_snapshot(patch: Patch) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv.runtime.tenants.page_shares import TenantPages
 from radixkv.runtime.tenants.row_shares import RowShares
+from radixkv.runtime.tenants.tenant_pages import TenantPages
 
 Patch = pytest.MonkeyPatch
 

@@ -9,12 +9,12 @@ import pytest
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.tiers.disk_tier import DiskTier, Fetch
-from radixkv.runtime.tiers.loading import MemoryTiers
+from radixkv.runtime.tiers.host_tier import HostLoad, HostTier
+from radixkv.runtime.tiers.memory_tiers import MemoryTiers
+from radixkv.runtime.tiers.storage_tier import Fetch, StorageTier
 from radixkv.runtime.tiers.stores.page_keys import KeyChain
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
 from radixkv.runtime.tiers.tier_link import Store
-from radixkv.runtime.tiers.transfers import HostLoad, Transfers
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.tree.radix_tree import RadixTree
 
@@ -26,15 +26,15 @@ def store_what_is_not_computed(patch: Patch) -> None:
 
 
 def free_the_pages_of_a_load_in_flight(patch: Patch) -> None:
-    leave = Transfers.leave
+    leave = HostTier.leave
 
-    def mutant(self: Transfers, load: HostLoad) -> None:
+    def mutant(self: HostTier, load: HostLoad) -> None:
         leave(self, load)
         if not load.is_done:
             self.device.close(load.blocks)
             load.blocks = self.device.open(Namespace(), b"", bypasses_tree=True)
 
-    patch.setattr(Transfers, "leave", mutant)
+    patch.setattr(HostTier, "leave", mutant)
 
 
 def store_pages_without_a_pin(patch: Patch) -> None:
@@ -53,15 +53,15 @@ def store_pages_without_a_pin(patch: Patch) -> None:
 
 
 def commit_before_the_copy_is_done(patch: Patch) -> None:
-    begin_load = Transfers.begin_load
+    begin_load = HostTier.begin_load
 
-    def mutant(self: Transfers, *args: Any) -> HostLoad | None:
+    def mutant(self: HostTier, *args: Any) -> HostLoad | None:
         load = begin_load(self, *args)
         if load is not None:
             self.device.commit_copied(load.blocks, load.tokens, len(load.tokens) // TOKEN_BYTES)
         return load
 
-    patch.setattr(Transfers, "begin_load", mutant)
+    patch.setattr(HostTier, "begin_load", mutant)
 
 
 def forget_those_who_joined(patch: Patch) -> None:
@@ -97,70 +97,70 @@ def lose_the_last_page_of_a_copy(patch: Patch) -> None:
 
 
 def keep_a_store_of_what_was_invalidated(patch: Patch) -> None:
-    end_store = Transfers._end_store
+    end_store = HostTier._end_store
 
-    def mutant(self: Transfers, store: Store[BlockTable], finished: FinishedTransfer) -> None:
+    def mutant(self: HostTier, store: Store[BlockTable], finished: FinishedTransfer) -> None:
         source, store.blocks = store.blocks, self.device.open(store.offer.namespace, b"", is_use=False)
         end_store(self, store, finished)
         self.device.close(source)
 
-    patch.setattr(Transfers, "_end_store", mutant)
+    patch.setattr(HostTier, "_end_store", mutant)
 
 
 def keep_a_load_of_what_was_invalidated(patch: Patch) -> None:
-    end_load = Transfers._end_load
+    end_load = HostTier._end_load
 
-    def mutant(self: Transfers, load: HostLoad, finished: FinishedTransfer) -> None:
+    def mutant(self: HostTier, load: HostLoad, finished: FinishedTransfer) -> None:
         source, load.place = load.place, self.host.open(load.namespace, b"", is_use=False)
         end_load(self, load, finished)
         self.host.close(source)
 
-    patch.setattr(Transfers, "_end_load", mutant)
+    patch.setattr(HostTier, "_end_load", mutant)
 
 
 def keep_a_fetch_of_what_was_invalidated(patch: Patch) -> None:
-    end_load = DiskTier._end_load
+    end_load = StorageTier._end_load
 
-    def mutant(self: DiskTier, load: Fetch, finished: FinishedTransfer) -> None:
+    def mutant(self: StorageTier, load: Fetch, finished: FinishedTransfer) -> None:
         load.place.can_commit = True
         end_load(self, load, finished)
 
-    patch.setattr(DiskTier, "_end_load", mutant)
+    patch.setattr(StorageTier, "_end_load", mutant)
 
 
 def write_slots_without_a_lease(patch: Patch) -> None:
-    advance = DiskTier.advance
+    advance = StorageTier.advance
 
-    def mutant(self: DiskTier) -> bool:
+    def mutant(self: StorageTier) -> bool:
         has_fetched = advance(self)
         for write in self._stores.values():
             self.host.close(write.blocks)
             write.blocks = self.host.open(Namespace(), b"", bypasses_tree=True)
         return has_fetched
 
-    patch.setattr(DiskTier, "advance", mutant)
+    patch.setattr(StorageTier, "advance", mutant)
 
 
 def believe_in_a_lost_page(patch: Patch) -> None:
-    end_load = DiskTier._end_load
+    end_load = StorageTier._end_load
 
-    def mutant(self: DiskTier, load: Fetch, finished: FinishedTransfer) -> None:
+    def mutant(self: StorageTier, load: Fetch, finished: FinishedTransfer) -> None:
         end_load(self, load, finished._replace(n_pages=load.n_pages))
 
-    patch.setattr(DiskTier, "_end_load", mutant)
+    patch.setattr(StorageTier, "_end_load", mutant)
 
 
 def forget_the_end_of_a_lookup(patch: Patch) -> None:
-    advance = DiskTier.advance
+    advance = StorageTier.advance
 
-    def mutant(self: DiskTier) -> bool:
+    def mutant(self: StorageTier) -> bool:
         lookups = list(self._lookups.values())
         has_fetched = advance(self)
         for lookup in lookups:
             lookup.is_done = False
         return has_fetched
 
-    patch.setattr(DiskTier, "advance", mutant)
+    patch.setattr(StorageTier, "advance", mutant)
 
 
 def leave_the_namespace_out_of_keys(patch: Patch) -> None:

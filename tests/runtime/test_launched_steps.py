@@ -7,9 +7,9 @@ from random import Random
 import pytest
 
 from radixkv.runtime.launched_steps import LaunchedSteps
-from radixkv.runtime.step.forecast import StepForecast
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import StepResult
+from radixkv.runtime.step.step_time import StepTimeForecast
 
 
 def plan_of(n_decode: int, *prompts: int) -> StepPlan:
@@ -19,7 +19,7 @@ def plan_of(n_decode: int, *prompts: int) -> StepPlan:
 
 
 def test_a_step_is_expected_to_take_as_long_as_the_shorter_of_the_last_two_of_its_size() -> None:
-    forecast = StepForecast()
+    forecast = StepTimeForecast()
     assert forecast.seconds(plan_of(8)) == 0.0
     forecast.record(plan_of(8), 0.02)
     forecast.record(plan_of(9), 0.03)
@@ -30,7 +30,7 @@ def test_a_step_is_expected_to_take_as_long_as_the_shorter_of_the_last_two_of_it
 
 
 def test_prompts_add_a_time_per_token() -> None:
-    forecast = StepForecast()
+    forecast = StepTimeForecast()
     forecast.record(plan_of(4), 0.01)
     forecast.record(plan_of(4, 600, 400), 0.11)
     assert forecast.seconds(plan_of(4, 500)) == pytest.approx(0.06)
@@ -40,7 +40,7 @@ def test_prompts_add_a_time_per_token() -> None:
 
 
 def test_prompt_tokens_that_a_step_computes_in_time() -> None:
-    forecast = StepForecast()
+    forecast = StepTimeForecast()
     assert forecast.prompt_tokens(4, 0.05) is None
     forecast.record(plan_of(4), 0.01)
     forecast.record(plan_of(4, 1000), 0.03)
@@ -82,7 +82,7 @@ class Device:
 
 def test_the_time_left_is_that_of_the_step_on_the_device() -> None:
     device = Device()
-    steps = LaunchedSteps(device, StepForecast(), clock=lambda: device.now)  # type: ignore[arg-type]
+    steps = LaunchedSteps(device, StepTimeForecast(), clock=lambda: device.now)  # type: ignore[arg-type]
     steps.launch(plan_of(8))
     assert steps.seconds_left == 0.0
     steps.launch(plan_of(8))
@@ -100,7 +100,7 @@ def test_the_time_left_is_that_of_the_step_on_the_device() -> None:
 def test_a_device_that_computes_nothing_by_itself_has_no_time_left() -> None:
     device = Device()
     device.is_asynchronous = False
-    steps = LaunchedSteps(device, StepForecast(), clock=lambda: device.now)  # type: ignore[arg-type]
+    steps = LaunchedSteps(device, StepTimeForecast(), clock=lambda: device.now)  # type: ignore[arg-type]
     for _ in range(3):
         steps.launch(plan_of(8))
         assert steps.seconds_left == 0.0
@@ -110,7 +110,7 @@ def test_a_device_that_computes_nothing_by_itself_has_no_time_left() -> None:
 def test_waiting_for_arrivals_leaves_the_device_busy() -> None:
     device, idle_s = Device(), 0.0
     device.launch_s = 0.02
-    steps = LaunchedSteps(device, StepForecast(), clock=lambda: device.now)  # type: ignore[arg-type]
+    steps = LaunchedSteps(device, StepTimeForecast(), clock=lambda: device.now)  # type: ignore[arg-type]
     steps.launch(plan_of(8))
     for turn in range(60):
         device.now += max(0.0, steps.seconds_left - 2 * device.launch_s)
@@ -127,7 +127,7 @@ def test_steps_that_become_much_faster_leave_the_device_idle_only_for_moments() 
     """Two slow steps in a row make the forecast too long; the host asks at short intervals until it is right."""
     device, idle_s, moment_s = Device(), 0.0, 0.002
     device.step_s, device.launch_s = 1.0, 0.0005
-    steps = LaunchedSteps(device, StepForecast(), clock=lambda: device.now)  # type: ignore[arg-type]
+    steps = LaunchedSteps(device, StepTimeForecast(), clock=lambda: device.now)  # type: ignore[arg-type]
     steps.launch(plan_of(8))
     for turn in range(300):
         while (left_s := steps.seconds_left - 2 * device.launch_s) > 0.001:
@@ -142,7 +142,7 @@ def test_steps_that_become_much_faster_leave_the_device_idle_only_for_moments() 
 
 def test_launches_that_take_longer_than_steps_do_not_shorten_the_forecast() -> None:
     """The host then takes a result after the device has begun the next step, or even ended it."""
-    device, forecast = Device(), StepForecast()
+    device, forecast = Device(), StepTimeForecast()
     steps = LaunchedSteps(device, forecast, clock=lambda: device.now)  # type: ignore[arg-type]
     steps.launch(plan_of(8))
     for device.launch_s in (0.01, 0.4, 0.6, 0.8, 0.01, 0.4):
@@ -154,7 +154,7 @@ def test_launches_that_take_longer_than_steps_do_not_shorten_the_forecast() -> N
 @pytest.mark.parametrize("seed", range(20))
 def test_the_time_left_is_right_however_late_the_host_is(seed: int) -> None:
     """Exact after a result that the host waited for; otherwise too short by the host's time before a step."""
-    rng, device, forecast, done_at = Random(seed), Device(), StepForecast(), list[float]()
+    rng, device, forecast, done_at = Random(seed), Device(), StepTimeForecast(), list[float]()
     device.pack_s = 0.05
     forecast.record(plan_of(8), device.step_s)
     steps = LaunchedSteps(device, forecast, clock=lambda: device.now)  # type: ignore[arg-type]

@@ -260,7 +260,7 @@ class Actions:
 
     def flush(self) -> None:
         self.engine.cache.flush()
-        self.engine.transfers.flush()
+        self.engine.host_tier.flush()
         self.engine.check_invariants()
 
     def detach(self, base: int, cut: int, namespace: int) -> None:
@@ -268,7 +268,7 @@ class Actions:
         space = self.namespaces[namespace]
         freed = self.engine.cache.tree.detach(space, self._prefix(base, cut))
         self.engine.free_pages += freed
-        self.engine.cache.page_shares.add(space, -len(freed))
+        self.engine.cache.page_quotas.add(space, -len(freed))
         self.engine.check_invariants()
 
     def invalidate(self, base: int, cut: int, namespace: int, *, is_live: bool) -> None:

@@ -21,11 +21,11 @@ from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
 from radixkv.runtime.step.plan import RowSampling
-from radixkv.runtime.tiers.disk_tier import DiskTier
+from radixkv.runtime.tiers.host_tier import HostTier
 from radixkv.runtime.tiers.load_cost import LoadCost
+from radixkv.runtime.tiers.storage_tier import StorageTier
 from radixkv.runtime.tiers.stores.file_store import FileStore
 from radixkv.runtime.tiers.stores.page_keys import KVIdentity, root_key
-from radixkv.runtime.tiers.transfers import Transfers
 from radixkv.settings.config import KVCacheDtype, LoadPolicy
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire import messages as wire
@@ -119,8 +119,8 @@ class CpuServer:
             min_copied_tokens=1,
             free_pages=PoisonedPages(self.executor),
         )
-        self.transfers: Transfers | None = None
-        self.disk: DiskTier | None = None
+        self.host_tier: HostTier | None = None
+        self.disk: StorageTier | None = None
         if host_memory_bytes is not None:
             host, copier, cost = PageCache(0, page_size), self.executor.open_copier(host_memory_bytes), LoadCost()
             if cache_dir is not None:
@@ -130,13 +130,13 @@ class CpuServer:
                     page_token_bytes=page_size * TOKEN_BYTES,
                     max_bytes=1 << 30,
                 )
-                self.disk = DiskTier(host, store, self._root_key(checkpoint), copier.buffer, cost)
-            self.transfers = Transfers(self.cache, host, copier, disk=self.disk, load_policy=load_policy, cost=cost)
+                self.disk = StorageTier(host, store, self._root_key(checkpoint), copier.buffer, cost)
+            self.host_tier = HostTier(self.cache, host, copier, disk=self.disk, load_policy=load_policy, cost=cost)
         self.scheduler = make_scheduler(
-            self.cache, transfers=self.transfers, max_num_seqs=max_rows, max_num_batched_tokens=budget
+            self.cache, host_tier=self.host_tier, max_num_seqs=max_rows, max_num_batched_tokens=budget
         )
         self.loop = assemble_loop(
-            self.scheduler, self.executor, transfers=self.transfers, max_model_len=max_model_len
+            self.scheduler, self.executor, host_tier=self.host_tier, max_model_len=max_model_len
         )
         self.outputs: dict[int, Output] = {}
         self.prompt_logprobs: dict[int, list[wire.TokenLogprobs]] = {}
@@ -187,10 +187,10 @@ class CpuServer:
 
     def finish_copies(self) -> None:
         """Waits until everything that was offered to the other tiers is in them."""
-        assert self.transfers is not None
-        while self.transfers.is_busy or self.transfers.n_offers or (self.disk is not None and self.disk.n_offers):
+        assert self.host_tier is not None
+        while self.host_tier.is_busy or self.host_tier.n_offers or (self.disk is not None and self.disk.n_offers):
             self.loop.advance()
-            if self.transfers.is_busy:
+            if self.host_tier.is_busy:
                 self.loop.wait(1.0)
 
     def _root_key(self, checkpoint: Checkpoint) -> bytes:

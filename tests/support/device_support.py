@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.attention.cpu.paged import PagedAttention
 from radixkv.runtime.device.cpu.persistent_batch import PersistentBatch
-from radixkv.runtime.device.memory.cpu.kv_pool import KVPool, PageShape
+from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
+from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.pack import PackedStep, Packer

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from radixkv.settings import server_flags
+from radixkv.settings import client_flags
 
 START_LIMIT_S = 120.0
 
@@ -53,7 +53,7 @@ def main() -> int:
     port, *arguments = sys.argv[1:]
     if arguments[:1] == ["serve"]:
         return serve(arguments, port)
-    server_flags.DEFAULT_URL = f"http://127.0.0.1:{port}"
+    client_flags.DEFAULT_URL = f"http://127.0.0.1:{port}"
     from radixkv.cli import main as run
 
     return run(arguments)

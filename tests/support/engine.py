@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.alarms import Alarms
-from radixkv.runtime.assemble import page_shares
+from radixkv.runtime.assemble import page_quotas
 from radixkv.runtime.beams.group import BeamGroup
 from radixkv.runtime.beams.search import BeamSearch
 from radixkv.runtime.cache.cache import PageCache
@@ -22,14 +22,14 @@ from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.request import GREEDY, Phase, PromptScoring, Request, Update
 from radixkv.runtime.step.plan import RowSampling, StepPlan
 from radixkv.runtime.structured.masks import fill_masks
-from radixkv.runtime.tiers.disk_tier import DiskTier
+from radixkv.runtime.tiers.host_tier import HostTier
 from radixkv.runtime.tiers.load_cost import LoadCost
+from radixkv.runtime.tiers.storage_tier import StorageTier
 from radixkv.runtime.tiers.stores.page_keys import chain as chain_keys
 from radixkv.runtime.tiers.stores.page_keys import namespace_key
-from radixkv.runtime.tiers.transfers import Transfers
 from radixkv.settings.config import EvictionPolicyName, LoadPolicy, WritePolicy
 from radixkv.settings.tenants import TenantConfig
-from radixkv.tree.eviction import open_eviction_policy
+from radixkv.tree.eviction_policies import open_eviction_policy
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.messages import TokenLogprobs
 from support.engine_invariants import check_pins, check_requests, check_slot_use
@@ -152,35 +152,35 @@ class Engine:
             shares=shares,
             window=window,
             policy=open_eviction_policy(eviction_policy, GHOST_CAPACITY),
-            page_shares=page_shares(tenants),
+            page_quotas=page_quotas(tenants),
             min_copied_tokens=min_copied_tokens,
             free_pages=self.free_pages,
         )
         self.copier = FakeCopier(self.device, n_slots)
         host_policy = open_eviction_policy(eviction_policy, GHOST_CAPACITY)
-        self.host = PageCache(0, page_size, policy=host_policy, page_shares=page_shares(tenants))
+        self.host = PageCache(0, page_size, policy=host_policy, page_quotas=page_quotas(tenants))
         self.store = FakeStore(self.copier)
         cost = LoadCost()
-        disk = DiskTier(self.host, self.store, ROOT_KEY, self.copier.buffer, cost) if has_disk else None
-        self.transfers = Transfers(
+        disk = StorageTier(self.host, self.store, ROOT_KEY, self.copier.buffer, cost) if has_disk else None
+        self.host_tier = HostTier(
             self.cache, self.host, self.copier, disk, load_policy=load_policy, write_policy=write_policy, cost=cost
         )
         self.finishes_copies = finishes_copies
         self.now = 0.0
-        transfers = self.transfers if n_slots else None
-        caches = [self.cache] if transfers is None else [self.cache, self.host]
+        host_tier = self.host_tier if n_slots else None
+        caches = [self.cache] if host_tier is None else [self.cache, self.host]
         self.sessions = Sessions(caches)
         self.pins = Pins(
             caches,
             Alarms(),
-            offer=self.transfers.offer,
+            offer=self.host_tier.offer,
             budget=PIN_BUDGET,
             clock=lambda: self.now,
         )
         defaults = {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 64,
-            "transfers": transfers,
+            "host_tier": host_tier,
             "tenants": tenants,
             "finds_shared_runs": True,
             "min_shared_tokens": 1,
@@ -330,7 +330,7 @@ class Engine:
     def invalidate(self, namespace: Namespace, tokens: bytes) -> Invalidated:
         """Drops a prefix from all tiers."""
         n_on_device, n_held = self.cache.invalidate(namespace, tokens)
-        return Invalidated(n_on_device, n_held, *self.transfers.invalidate(namespace, tokens))
+        return Invalidated(n_on_device, n_held, *self.host_tier.invalidate(namespace, tokens))
 
     def expire(self) -> None:
         self.take(self.scheduler.expire())

@@ -223,7 +223,7 @@ class TenantEngineMachine(EngineMachine):
         n_pages=st.sampled_from((40, 60, 100)),
         policy=st.sampled_from(("lpm", "fcfs")),
         n_slots=st.sampled_from((0, 0, 40)),
-        page_shares=st.tuples(st.sampled_from(SHARES), st.sampled_from(SHARES)),
+        page_quotas=st.tuples(st.sampled_from(SHARES), st.sampled_from(SHARES)),
         row_shares=st.tuples(st.sampled_from(SHARES), st.sampled_from(SHARES)),
         weight=st.sampled_from((1.0, 0.2)),
         third=st.sampled_from(("tenant", "shared")),
@@ -234,12 +234,12 @@ class TenantEngineMachine(EngineMachine):
         n_pages: int,
         policy: str,
         n_slots: int,
-        page_shares: tuple[tuple[float, float], ...],
+        page_quotas: tuple[tuple[float, float], ...],
         row_shares: tuple[tuple[float, float], ...],
         weight: float,
         third: CacheIsolation,
     ) -> None:
-        (rows_a, pages_a), (rows_b, pages_b) = zip(row_shares, page_shares, strict=True)
+        (rows_a, pages_a), (rows_b, pages_b) = zip(row_shares, page_quotas, strict=True)
         tenants = (
             TenantConfig("a", weight, None, "tenant", *rows_a, *pages_a),
             TenantConfig("b", 1.0, None, "tenant", *rows_b, *pages_b),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixkv.runtime.assemble import assemble_loop, page_shares
+from radixkv.runtime.assemble import assemble_loop, page_quotas
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.settings.tenants import TenantConfig
@@ -66,7 +66,7 @@ class Frontend:
     ) -> None:
         self.device = OneNamespaceDevice(n_pages, 4)
         cache = PageCache(
-            n_pages, 4, min_copied_tokens=1, free_pages=PoisoningList(self.device), page_shares=page_shares(tenants)
+            n_pages, 4, min_copied_tokens=1, free_pages=PoisoningList(self.device), page_quotas=page_quotas(tenants)
         )
         defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
         self.scheduler = make_scheduler(cache, **(defaults | settings), tenants=tenants, clock=lambda: self.now)

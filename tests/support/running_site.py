@@ -16,11 +16,11 @@ from starlette.types import ASGIApp
 
 from radixkv.frontend.api.server_info import public_settings
 from radixkv.frontend.app import build_app
-from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.body import BODY_TIMEOUT_S, BodyReader
 from radixkv.frontend.http.connection import Connection
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.process import _Uvicorn, open_listener
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.runtime.process import RuntimeServer, _bind
 from radixkv.settings.config import EngineConfig

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
-from radixkv.runtime.device.sampling.penalties import has_edits
+from radixkv.runtime.device.sampling.logit_edits import has_edits
 from radixkv.runtime.step.plan import History, RowSampling
 from radixkv.wire.messages import TokenLogprobs, unpack_tokens
 

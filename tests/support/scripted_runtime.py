@@ -18,7 +18,7 @@ import msgspec
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.wire.cache_messages import (
     CloseSession,
     Explain,

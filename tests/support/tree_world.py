@@ -12,7 +12,7 @@ from xxhash import xxh3_64_intdigest
 
 from radixkv.settings.config import EvictionPolicyName
 from radixkv.tree.changes import RemovedPages, StoredPages
-from radixkv.tree.eviction import open_eviction_policy
+from radixkv.tree.eviction_policies import open_eviction_policy
 from radixkv.tree.node import Lease, Namespace, Retention
 from radixkv.tree.radix_tree import RadixTree
 from support.eviction_models import GHOST_CAPACITY, MODELS, LruModel

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from radixkv.text.chat_messages import normalize_messages
 from radixkv.text.chat_template import ChatTemplate
-from radixkv.text.messages import normalize_messages
 from support.chat_templates import LLAMA_3, QWEN_3
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from radixkv.errors import InvalidRequest
-from radixkv.text.messages import normalize_messages
+from radixkv.text.chat_messages import normalize_messages
 
 
 def assistant(**fields: Any) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from radixkv.lab.bench.workloads.base import Source, WorkloadSessions
 from radixkv.lab.bench.workloads.chat import Chat
 from radixkv.lab.bench.workloads.fewshot import FewShot
 from radixkv.lab.bench.workloads.long_document_qa import LongDocumentQA
+from radixkv.text.chat_messages import normalize_messages
 from radixkv.text.chat_template import ChatTemplate
-from radixkv.text.messages import normalize_messages
 from support.agent_oracle import next_reply
 from support.sessions import collect_turns
 from training.cases import SCORE_SEEDS, SEED

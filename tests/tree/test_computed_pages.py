@@ -7,7 +7,7 @@ from struct import pack
 import pytest
 
 from radixkv.errors import InvariantError
-from radixkv.tree.eviction import AdaptiveEviction, LfudaEviction
+from radixkv.tree.eviction_policies import AdaptiveEviction, LfudaEviction
 from radixkv.tree.node import Lease, Namespace
 from radixkv.tree.radix_tree import RadixTree
 

@@ -11,7 +11,7 @@ import pytest
 
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.settings.config import EvictionPolicyName
-from radixkv.tree.eviction import (
+from radixkv.tree.eviction_policies import (
     AdaptiveEviction,
     EvictionPolicy,
     LfudaEviction,

@@ -15,7 +15,7 @@ from radixkv.tree import evictable, radix_tree
 from radixkv.tree.changes import ChangeLog
 from radixkv.tree.children import Children
 from radixkv.tree.evictable import EvictableLeaves
-from radixkv.tree.eviction import LruEviction
+from radixkv.tree.eviction_policies import LruEviction
 from radixkv.tree.forest import Forest
 from radixkv.tree.node import Lease, Namespace
 from radixkv.tree.radix_tree import RadixTree

@@ -10,7 +10,7 @@ import pytest
 
 from radixkv.errors import InvariantError
 from radixkv.settings.config import EvictionPolicyName
-from radixkv.tree.eviction import open_eviction_policy
+from radixkv.tree.eviction_policies import open_eviction_policy
 from radixkv.tree.node import Lease, Namespace, Node
 from radixkv.tree.radix_tree import RadixTree
 

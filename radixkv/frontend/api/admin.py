@@ -13,13 +13,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from radixkv.errors import RequestError, UnsupportedFeature
 from radixkv.frontend.answers import Answers, PromptAnswers
-from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.error_response import retry_after
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.response_docs import EMPTY, EMPTY_OR_REASON
 from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.checks import MIN_PRIORITY
 from radixkv.wire.cache_messages import Flushed

@@ -7,11 +7,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.kept_answers import KeptAnswers
+from radixkv.frontend.miss_counts import MissCounts, MissesAtPlace
 from radixkv.frontend.miss_report import miss_fields, place_text
-from radixkv.frontend.misses import MissCounts, MissesAtPlace
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
 

@@ -9,17 +9,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from radixkv.errors import InvalidRequest
-from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.body_decoder import BodyDecoder
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.tenant import tenant_of
 from radixkv.frontend.text_request import CACHE_PROMPT_CHECKS, CachePromptRequest, encode_prompt
 from radixkv.settings.compat import Place, refusals
-from radixkv.settings.limits import DEFAULT_TTL_S, check_cache_salt, check_prefix, check_session_id, parse_ttl
 from radixkv.wire.cache_messages import Invalidated
+from radixkv.wire.request_limits import DEFAULT_TTL_S, check_cache_salt, check_prefix, check_session_id, parse_ttl
 
 
 class InvalidateRequest(CachePromptRequest, kw_only=True):

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from radixkv.errors import InvalidRequest, UnsupportedFeature
-from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.metrics.prometheus import Metrics
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.config import EngineConfig
 from radixkv.settings.server_config import ServerConfig

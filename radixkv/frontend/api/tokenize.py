@@ -20,8 +20,8 @@ from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.tenant import tenant_of
 from radixkv.frontend.text_request import TextRequest, check_text_request
 from radixkv.settings.compat import Place, refusals
-from radixkv.settings.limits import check_ids
 from radixkv.wire.messages import unpack_tokens
+from radixkv.wire.request_limits import check_ids
 
 _MAX_INLINE_SIZE = 4096
 """Up to this many characters or tokens, convert on the event loop; a thread converts more."""

@@ -12,8 +12,8 @@ from typing import Protocol
 from radixkv.errors import RequestError
 from radixkv.frontend.http.errors import RuntimeSilent
 from radixkv.frontend.metrics.stats_delta import StatsDelta
+from radixkv.frontend.miss_counts import MissCounts
 from radixkv.frontend.miss_report import worst_miss
-from radixkv.frontend.misses import MissCounts
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.stats import Stats
 

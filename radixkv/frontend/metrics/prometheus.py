@@ -18,7 +18,7 @@ from prometheus_client.utils import floatToGoString
 from radixkv.frontend.kept_answers import KeptAnswers
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.stats_delta import StatsDelta
-from radixkv.frontend.misses import MissCounts
+from radixkv.frontend.miss_counts import MissCounts
 from radixkv.wire.cache_messages import Tier
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.stats import DiskStats, HostStats, SharedStoreStats, Stats, TenantStats

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from radixkv.errors import ConfigError
 from radixkv.lab.bench.flags import add_load_flags, check_load_ranges
 from radixkv.settings.arguments import Parser, add_engine_flags, engine_config, engine_flags
+from radixkv.settings.client_flags import add_key_flags, api_key, has_key_flag
 from radixkv.settings.config import EngineConfig
-from radixkv.settings.server_flags import add_key_flags, api_key, has_key_flag
 from radixkv.terminal import Progress
 
 if TYPE_CHECKING:

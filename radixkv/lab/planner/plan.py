@@ -10,11 +10,11 @@ from radixkv.errors import ConfigError
 from radixkv.lab.studies.paging.allocators import next_power_of_two
 from radixkv.runtime.device.cuda.model_size import ModelSize
 from radixkv.runtime.device.memory.copy_threads import count_slots
-from radixkv.runtime.device.memory.cpu.kv_pool import PageShape
 from radixkv.runtime.device.memory.cuda.pool_size import RESERVE_BYTES, MemoryUse, plan_pages
+from radixkv.runtime.device.memory.page_shape import PageShape
 
 SchemeName = Literal["reserve-maximum", "reserve-power-of-two", "paged", "radix"]
-"""The schemes of docs/paging.md; ``radix`` is ``paged`` with the shared prefix held once."""
+"""The schemes of docs/paging-study.md; ``radix`` is ``paged`` with the shared prefix held once."""
 GIB = 1 << 30
 _GB = 10**9
 

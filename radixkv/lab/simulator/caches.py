@@ -11,12 +11,12 @@ from radixkv.lab.simulator.next_use import OracleEviction
 from radixkv.lab.simulator.traffic import Traffic
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
-from radixkv.runtime.tiers.disk_tier import DiskTier
+from radixkv.runtime.tiers.host_tier import HostTier
 from radixkv.runtime.tiers.load_cost import LoadCost
+from radixkv.runtime.tiers.storage_tier import StorageTier
 from radixkv.runtime.tiers.stores.page_keys import KEY_BYTES
-from radixkv.runtime.tiers.transfers import Transfers
 from radixkv.settings.config import CacheConfig
-from radixkv.tree.eviction import EvictionPolicy, open_eviction_policy
+from radixkv.tree.eviction_policies import EvictionPolicy, open_eviction_policy
 from radixkv.wire.cache_use import CacheUse
 
 Policy = Literal["lru", "lfuda", "adaptive", "oracle"]
@@ -84,7 +84,7 @@ class ReplayResult:
 
 
 class ReplayCaches:
-    """The device's page cache, the host tier and the disk tier, between which the production transfers copy.
+    """The device's page cache, the host tier and the disk tier, between which the production tiers copy.
 
     Args:
         traffic: the prompts.
@@ -120,7 +120,7 @@ class ReplayCaches:
             policy=self.policies[0],
             min_copied_tokens=traffic.min_copied_symbols,
         )
-        self.transfers: Transfers | None = None
+        self.host_tier: HostTier | None = None
         self.tiers = [self.device]
         """The page caches of device and host tier."""
         self._traffic = traffic
@@ -130,17 +130,17 @@ class ReplayCaches:
             cost, disk = _load_cost(traffic, costs), None
             if n_disk_pages is not None:
                 store = InstantStore(n_disk_pages, traffic.page_size * costs.fetch_us_per_token / 1e6)
-                disk = DiskTier(host, store, bytes(KEY_BYTES), copier.buffer, cost)
-            self.transfers = Transfers(self.device, host, copier, disk, cost=cost)
+                disk = StorageTier(host, store, bytes(KEY_BYTES), copier.buffer, cost)
+            self.host_tier = HostTier(self.device, host, copier, disk, cost=cost)
             self.tiers.append(host)
 
     def finish_stores(self) -> None:
         """Copies all offered pages to the host tier, and on to disk. No request may be in flight. O(pages)."""
-        if (transfers := self.transfers) is not None:
+        if (host_tier := self.host_tier) is not None:
             while (
-                transfers.n_offers or transfers.is_busy or (transfers.disk is not None and transfers.disk.n_offers)
+                host_tier.n_offers or host_tier.is_busy or (host_tier.disk is not None and host_tier.disk.n_offers)
             ):
-                transfers.advance()
+                host_tier.advance()
 
     def flush(self) -> None:
         """Finishes all stores and empties the tiers, which frees their memory. No request may be in flight."""

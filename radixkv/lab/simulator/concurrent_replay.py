@@ -95,7 +95,7 @@ class ConcurrentReplay:
             max_queued_requests=concurrency,
             num_reserved_decode_tokens=n_reserved_pages * traffic.symbols_per_page,
         )
-        self._scheduler = open_scheduler(self.cache, limits, transfers=self._caches.transfers)
+        self._scheduler = open_scheduler(self.cache, limits, host_tier=self._caches.host_tier)
         self._namespace = Namespace()
         self._launched: deque[StepPlan] = deque()
         self._answers = answers

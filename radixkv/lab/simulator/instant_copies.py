@@ -7,8 +7,8 @@ from itertools import count
 
 from radixkv.errors import InvariantError
 from radixkv.runtime.step.page_copier import FinishedCopy
-from radixkv.runtime.tiers.stores.file_index import IndexedFile
 from radixkv.runtime.tiers.stores.indexed_store import IndexedStore
+from radixkv.runtime.tiers.stores.page_index import IndexedPage
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, Removal, StoreHealth
 
 
@@ -101,7 +101,7 @@ class InstantStore(IndexedStore):
             if self.n_pages == self._max_pages and (first := self._index.first_to_go()) is not None:
                 self._index.remove(first.key)
                 self._note_removed((first,))
-            self._index.add(IndexedFile(key, self.page_bytes, tick))
+            self._index.add(IndexedPage(key, self.page_bytes, tick))
             self.counts = self.counts._replace(n_written=self.counts.n_written + 1)
         return self._finish(len(keys))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from radixkv.lab.simulator.traffic import Traffic
-from radixkv.tree.eviction import EvictionPolicy
+from radixkv.tree.eviction_policies import EvictionPolicy
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
 from radixkv.tree.radix_tree import RadixTree
 

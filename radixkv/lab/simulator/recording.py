@@ -19,8 +19,8 @@ from radixkv.lab.bench.workloads.datasets import MESSAGES, Format, read_lines
 from radixkv.lab.bench.workloads.mooncake import BLOCK_LEN, read_trace
 from radixkv.lab.simulator.traffic import BlockTraffic, Rule, TokenTraffic, Traffic
 from radixkv.settings.config import CacheConfig
+from radixkv.text.chat_messages import normalize_messages
 from radixkv.text.chat_template import ChatTemplate
-from radixkv.text.messages import normalize_messages
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import pack_tokens
 

@@ -70,7 +70,7 @@ class Replay:
         self._next_uses = next_uses(traffic, n_pages) if knows_future else None
         self.cache = self._caches.device
         limits = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=largest * traffic.symbols_per_page)
-        self._scheduler = open_scheduler(self.cache, limits, transfers=self._caches.transfers)
+        self._scheduler = open_scheduler(self.cache, limits, host_tier=self._caches.host_tier)
         self._namespace = Namespace()
         self.cache_use = CacheUse()
         """What the tiers gave the prompts so far."""

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequen
 
 from radixkv.runtime.cache.block_table import BlockTable, ComputedRow, ReplacedPage
 from radixkv.runtime.cache.checks import check_counts, check_pages
-from radixkv.runtime.cache.page_shares import PageShares
+from radixkv.runtime.cache.page_quotas import PageQuotas
 from radixkv.runtime.cache.windows import Windows
-from radixkv.tree.eviction import EvictionPolicy
+from radixkv.tree.eviction_policies import EvictionPolicy
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.tree.spared import WaitingPrompt
@@ -39,7 +39,7 @@ class PageCache:
         window: the most positions that a token attends to in any layer, its own included; None if a layer has no
             window. Requests without a lease then free pages while they run, see ``free_behind``.
         policy: decides which pages are evicted; a new object for each cache. None: the least recently used.
-        page_shares: divide the pages among their owners; a new object for each cache. None: nothing is divided.
+        page_quotas: divide the pages among their owners; a new object for each cache. None: nothing is divided.
         min_copied_tokens: fewest tokens for which a part of a page is copied, at least 1; with ``page_size`` only
             whole pages are shared.
         free_pages: the pool's page ids as a stack: pages are taken from its end, freed pages are added with ``+=``.
@@ -54,7 +54,7 @@ class PageCache:
         shares: bool = True,
         window: int | None = None,
         policy: EvictionPolicy | None = None,
-        page_shares: PageShares | None = None,
+        page_quotas: PageQuotas | None = None,
         min_copied_tokens: int = MIN_COPIED_TOKENS,
         free_pages: MutableSequence[int] | None = None,
     ) -> None:
@@ -63,9 +63,9 @@ class PageCache:
         self.shares = shares
         self.windows = Windows(page_size, window)
         self.min_copied_tokens = min_copied_tokens
-        self.page_shares = page_shares or PageShares()
-        self.tree = RadixTree(page_size, policy=policy, groups=self.page_shares.names)
-        self.page_shares.open(self.tree, n_pages)
+        self.page_quotas = page_quotas or PageQuotas()
+        self.tree = RadixTree(page_size, policy=policy, groups=self.page_quotas.names)
+        self.page_quotas.open(self.tree, n_pages)
         self.n_evicted = 0
         """Pages evicted since the creation of the cache."""
         self.waiting: Callable[[], Iterable[WaitingPrompt]] = tuple
@@ -86,15 +86,15 @@ class PageCache:
         return len(self._free) + self.tree.n_pages_evictable
 
     def n_available_to(self, namespace: Namespace) -> int:
-        """Returns how many pages the namespace's owner can get now. Costs what ``PageShares.n_available`` does."""
-        return self.page_shares.n_available(namespace, self.n_available)
+        """Returns how many pages the namespace's owner can get now. Costs what ``PageQuotas.n_available`` does."""
+        return self.page_quotas.n_available(namespace, self.n_available)
 
     def add_pages(self, pages: range) -> None:
         """Adds pages to the pool, whose indices continue those that it has. O(new pages)."""
         assert pages.start == self.n_pages, "new pages continue the pool's"
         self.n_pages = pages.stop
         self._free += reversed(pages)
-        self.page_shares.resize(self.n_pages)
+        self.page_quotas.resize(self.n_pages)
 
     def pages_for(self, n_tokens: int) -> int:
         """Returns the number of pages that ``n_tokens`` tokens need."""
@@ -216,7 +216,7 @@ class PageCache:
         if n_pages <= 0:
             return 0
         self._make_free(namespace, n_pages, spares_waiting=True)
-        return min(n_pages - self.page_shares.n_over_cap(namespace, n_pages), len(self._free))
+        return min(n_pages - self.page_quotas.n_over_cap(namespace, n_pages), len(self._free))
 
     def append_pages(self, block_tables: Sequence[BlockTable]) -> bool:
         """Adds one page to each of the block tables. If too few are free, evicts 1/128 of the pool or more.
@@ -228,9 +228,9 @@ class PageCache:
         """
         if not block_tables:
             return True
-        if not self.page_shares.have_room(block_tables, self.n_available):
+        if not self.page_quotas.have_room(block_tables, self.n_available):
             return False
-        if self.page_shares.names:
+        if self.page_quotas.names:
             for blocks in block_tables:
                 self._allocate(blocks, 1)
             return True
@@ -421,16 +421,16 @@ class PageCache:
         """
         self.tree.check()
         self.check_counts()
-        self.page_shares.check(check_pages(self, self._free, self._n_private, block_tables))
+        self.page_quotas.check(check_pages(self, self._free, self._n_private, block_tables))
 
     def _make_free(self, namespace: Namespace, n_pages: int, *, spares_waiting: bool = False) -> None:
         """Evicts what is missing of ``n_pages`` free pages for the namespace's owner, who can get them."""
-        if n_over := self.page_shares.n_over_cap(namespace, n_pages):
+        if n_over := self.page_quotas.n_over_cap(namespace, n_pages):
             self._evict(n_over, {namespace.group: n_over}, n_required=0 if spares_waiting else n_over)
         n_short = n_pages - len(self._free)
         if n_short > 0:
             # Evicting pages one by one takes several times as long, and losing 1/128 of the pages hardly matters.
-            quotas = self.page_shares.quotas(namespace)
+            quotas = self.page_quotas.quotas(namespace)
             n_most = self.n_pages >> 7
             n_required = 0 if spares_waiting else n_short
             self._evict(max(n_short, n_most), quotas, n_beyond=n_most, n_required=n_required)
@@ -444,15 +444,15 @@ class PageCache:
             self._give_back(run.namespace, run.pages)
 
     def _allocate(self, blocks: BlockTable, n_missing: int) -> None:
-        if n_missing > len(self._free) or self.page_shares.names:
+        if n_missing > len(self._free) or self.page_quotas.names:
             self._make_free(blocks.namespace, n_missing)
         blocks.pages += self._free[-n_missing:]
         del self._free[-n_missing:]
         self._n_private += n_missing
-        self.page_shares.add(blocks.namespace, n_missing)
+        self.page_quotas.add(blocks.namespace, n_missing)
 
     def _give_back(self, namespace: Namespace, pages: list[int]) -> None:
         """Frees pages that the namespace's owner has owned."""
         self._free += pages
-        if self.page_shares.names:
-            self.page_shares.add(namespace, -len(pages))
+        if self.page_quotas.names:
+            self.page_quotas.add(namespace, -len(pages))

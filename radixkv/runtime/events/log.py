@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, Medium
-from radixkv.runtime.seams import TierChanges
+from radixkv.runtime.protocols import TierChanges
 from radixkv.tree.changes import StoredPages
 from radixkv.wire.messages import unpack_tokens
 

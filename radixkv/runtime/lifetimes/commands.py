@@ -6,9 +6,9 @@ from radixkv.errors import SessionNotFound, shortened
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
-from radixkv.settings.limits import check_ttl
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire.cache_messages import CloseSession, Pin, Pinned, SessionClosed
+from radixkv.wire.request_limits import check_ttl
 
 
 class LifetimeCommands:

@@ -15,9 +15,9 @@ from radixkv.errors import InvalidRequest, UnsupportedFeature, shortened
 from radixkv.runtime.alarms import Alarms
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
-from radixkv.settings.limits import MAX_PINS, check_ttl
 from radixkv.tree.node import TOKEN_BYTES, Namespace, Retention
 from radixkv.wire.messages import PromptPin, Submit
+from radixkv.wire.request_limits import MAX_PINS, check_ttl
 
 _MAX_SHARE = 0.5
 """Most of a cache's pages that the pins of all namespaces cover, so that room for other prompts is left. A larger

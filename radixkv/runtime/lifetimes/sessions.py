@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.request import Request
-from radixkv.settings.limits import check_session_id
 from radixkv.tree.neighbours import n_common_tokens
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.messages import Submit
+from radixkv.wire.request_limits import check_session_id
 
 MAX_SESSIONS = 1 << 16
 """Sessions that are remembered."""

@@ -10,10 +10,9 @@ from typing import Any
 
 from radixkv.errors import RequestError
 from radixkv.runtime.intake import Intake
+from radixkv.runtime.protocols import Gate
 from radixkv.runtime.reporting.stats import count_requests, count_requests_of
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.runtime.seams import Gate
-from radixkv.settings.limits import check_prefix
 from radixkv.tree.joint import JointRun, joint_roots
 from radixkv.tree.node import TOKEN_BYTES, Namespace, Node
 from radixkv.tree.outline import Outline as TreeOutline
@@ -39,6 +38,7 @@ from radixkv.wire.cache_messages import (
     TreeNode,
 )
 from radixkv.wire.messages import Failed, unpack_tokens
+from radixkv.wire.request_limits import check_prefix
 
 MAX_OUTLINED_NODES = 400
 """Nodes of an ``Outlined``, in all tiers together. The joint tree has as many more."""

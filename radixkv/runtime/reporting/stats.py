@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from radixkv.runtime.loop import StepCounters
+from radixkv.runtime.protocols import Gate
 from radixkv.runtime.reporting.slot_use import count_slot_use, tables_of
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.runtime.seams import Gate
 from radixkv.wire.stats import Stats
 
 

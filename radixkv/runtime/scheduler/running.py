@@ -9,8 +9,8 @@ from operator import ne
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.protocols import Queue, Shares, Tiers
 from radixkv.runtime.request import Phase, Request
-from radixkv.runtime.seams import Queue, Shares, Tiers
 
 
 class RunningRequests:

@@ -17,15 +17,15 @@ from typing import NamedTuple
 from radixkv.errors import GrammarFailure, InvariantError, QueueFull, queue_timeout
 from radixkv.runtime.cache.block_table import ComputedRow
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.protocols import Continuation, Queue, Shares, Tiers
 from radixkv.runtime.request import Phase, Request, Update
-from radixkv.runtime.scheduler.prompts import PlannedRow, PromptRows
+from radixkv.runtime.scheduler.prefill import PlannedRow, PrefillRows
 from radixkv.runtime.scheduler.recovery import RetryQueue, recompute_without_tree, undo_steps
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.shared_prefixes import SharedPrefixes
-from radixkv.runtime.seams import Continuation, Queue, Shares, Tiers
-from radixkv.runtime.step.forecast import StepForecast
 from radixkv.runtime.step.plan import Row, SharedRun, StepPlan
 from radixkv.runtime.step.result import StepResult
+from radixkv.runtime.step.step_time import StepTimeForecast
 from radixkv.settings.config import SchedulerConfig
 from radixkv.tree.node import TOKEN_BYTES, Lease
 from radixkv.tree.spared import WaitingPrompt
@@ -87,7 +87,7 @@ class Scheduler:
         *,
         shares: Shares,
         tiers: Tiers,
-        forecast: StepForecast,
+        forecast: StepTimeForecast,
         shared_prefixes: SharedPrefixes | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -113,7 +113,7 @@ class Scheduler:
         self._forecast = forecast
         self._launched: deque[LaunchedPlan] = deque()
         self._retried = RetryQueue()
-        self._prompts = PromptRows(cache, queue, tiers, self.running, shares, clock)
+        self._prompts = PrefillRows(cache, queue, tiers, self.running, shares, clock)
         self._n_requests = 0
         self._n_steps = 0
 

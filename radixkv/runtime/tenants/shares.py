@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.protocols import Shares
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.waiting import WaitingQueue
-from radixkv.runtime.seams import Shares
 from radixkv.runtime.tenants.fair_queue import FairQueue
-from radixkv.runtime.tenants.page_shares import TenantPages
 from radixkv.runtime.tenants.row_shares import RowShares
+from radixkv.runtime.tenants.tenant_pages import TenantPages
 from radixkv.settings.tenants import OPERATOR, TenantConfig
 from radixkv.wire.stats import TenantStats
 
@@ -128,7 +128,7 @@ def open_shares(
         open_queue: makes the queue of one tenant.
         window: how many requests are ranked in all.
     """
-    assert isinstance(cache.page_shares, TenantPages), "a cache of tenants divides its pages among them"
+    assert isinstance(cache.page_quotas, TenantPages), "a cache of tenants divides its pages among them"
     rows = RowShares(tenants, n_rows)
     queue = FairQueue(tenants, open_queue, rows, window)
-    return TenantShares(rows, cache.page_shares, cache, queue), queue
+    return TenantShares(rows, cache.page_quotas, cache, queue), queue

@@ -11,19 +11,19 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.checkpoints.fingerprint import fingerprint
 from radixkv.errors import ConfigError, shortened
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.cache.page_shares import PageShares
+from radixkv.runtime.cache.page_quotas import PageQuotas
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.plan import Row, StepPlan
-from radixkv.runtime.tiers.disk_tier import DiskTier
+from radixkv.runtime.tiers.host_tier import HostTier
 from radixkv.runtime.tiers.load_cost import LoadCost
+from radixkv.runtime.tiers.storage_tier import StorageTier
 from radixkv.runtime.tiers.stores.file_store import FileStore
 from radixkv.runtime.tiers.stores.object_store import ObjectStore
 from radixkv.runtime.tiers.stores.page_keys import KVIdentity, root_key
 from radixkv.runtime.tiers.stores.page_store import PageStore
 from radixkv.runtime.tiers.stores.shared_store import SharedStore
-from radixkv.runtime.tiers.transfers import Transfers
-from radixkv.tree.eviction import open_eviction_policy
+from radixkv.tree.eviction_policies import open_eviction_policy
 from radixkv.tree.node import TOKEN_BYTES
 
 _MEASURED_TOKENS = 512
@@ -63,8 +63,8 @@ def open_tiers(
     host_memory_bytes: int,
     objects: ObjectStore | None = None,
     *,
-    page_shares: PageShares | None = None,
-) -> Transfers:
+    page_quotas: PageQuotas | None = None,
+) -> HostTier:
     """Opens the host tier, and the disk tier or shared store if there is to be one. Closes all on failure.
 
     Args:
@@ -74,14 +74,14 @@ def open_tiers(
         cache: the page cache of the pool.
         host_memory_bytes: size of the host tier.
         objects: those of the shared store, which closes them; None: no shared store.
-        page_shares: divide the host tier's pages among tenants; None: nothing is divided.
+        page_quotas: divide the host tier's pages among tenants; None: nothing is divided.
 
     Raises:
         ConfigError: a tier does not fit the machine, or the folder cannot be used.
     """
     settings = resolved.device_settings
     policy = open_eviction_policy(resolved.eviction_policy, resolved.ghost_capacity)
-    host, cost = PageCache(0, settings.page_size, policy=policy, page_shares=page_shares), LoadCost()
+    host, cost = PageCache(0, settings.page_size, policy=policy, page_quotas=page_quotas), LoadCost()
     host.tree.history = cache.tree.history
     with ExitStack() as on_failure:
         copier = executor.open_copier(host_memory_bytes)
@@ -93,8 +93,8 @@ def open_tiers(
             root = root_key(_kv_identity(resolved, checkpoint, executor))
             store = _open_store(resolved, copier.page_bytes, objects)
             on_failure.callback(store.close, timeout_s=0.0)
-            disk = DiskTier(host, store, root, copier.buffer, cost)
-        transfers = Transfers(
+            disk = StorageTier(host, store, root, copier.buffer, cost)
+        host_tier = HostTier(
             cache,
             host,
             copier,
@@ -104,7 +104,7 @@ def open_tiers(
             cost=cost,
         )
         on_failure.pop_all()
-    return transfers
+    return host_tier
 
 
 def _open_store(resolved: ResolvedConfig, page_bytes: int, objects: ObjectStore | None) -> PageStore:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from radixkv.runtime.tiers.disk_tier import DiskTier
-from radixkv.runtime.tiers.transfers import Transfers
+from radixkv.runtime.tiers.host_tier import HostTier
+from radixkv.runtime.tiers.storage_tier import StorageTier
 from radixkv.wire.stats import DiskStats, HostStats, SharedStoreStats
 
 
-def host_stats(transfers: Transfers, n_loading: int) -> HostStats:
+def host_stats(host_tier: HostTier, n_loading: int) -> HostStats:
     """Returns the counters and gauges of the host tier. O(1).
 
     Args:
-        transfers: fill the tier.
+        host_tier: fill the tier.
         n_loading: requests that wait for its pages.
     """
-    counters, host, cost = transfers.counters, transfers.host, transfers.cost
+    counters, host, cost = host_tier.counters, host_tier.host, host_tier.cost
     return HostStats(
         n_slots=host.n_pages,
         n_slots_free=host.n_free,
         n_slots_pinned=host.tree.retentions.n_pages,
-        page_bytes=transfers.copier.page_bytes,
+        page_bytes=host_tier.copier.page_bytes,
         n_loading=n_loading,
         pages_loaded_total=counters.n_pages_loaded,
         pages_stored_total=counters.n_pages_stored,
@@ -27,13 +27,13 @@ def host_stats(transfers: Transfers, n_loading: int) -> HostStats:
         load_seconds=counters.load_seconds,
         store_seconds=counters.store_seconds,
         copies_failed_total=counters.n_failed,
-        hits_computed_total=transfers.n_hits_computed,
+        hits_computed_total=host_tier.n_hits_computed,
         load_seconds_per_token=cost.load_s_per_token,
         compute_seconds_per_token=cost.compute_s_per_token,
     )
 
 
-def disk_stats(disk: DiskTier) -> DiskStats:
+def disk_stats(disk: StorageTier) -> DiskStats:
     """Returns the counters and gauges of a disk tier or shared store. O(1)."""
     counters, counts, health = disk.counters, disk.store.counts, disk.store.health
     shared = None

@@ -1,7 +1,7 @@
 """What other engines have: taken as an alias, accepted because it asks for nothing, or refused with what to do."""
 
 from radixkv.settings.compat.refusals import Refusal, refusals
-from radixkv.settings.compat.settings import (
+from radixkv.settings.compat.setting_names import (
     SettingNames,
     naming,
     renamed,

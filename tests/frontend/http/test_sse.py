@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from radixkv.frontend import client as client_module
+from radixkv.frontend import runtime_client as client_module
 from radixkv.wire.messages import FromRuntime
 from support.live import LIMIT_S
 from support.scripted_runtime import Site

@@ -4,7 +4,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from radixkv.frontend.metrics.prometheus import Metrics
-from radixkv.frontend.misses import MissCounts
+from radixkv.frontend.miss_counts import MissCounts
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import CacheMiss, Done, GetStats
 from radixkv.wire.stats import DiskStats, HostStats, Stats

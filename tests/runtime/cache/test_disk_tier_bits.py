@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from radixkv.checkpoints import Checkpoint, resolve
-from radixkv.runtime.tiers.disk_tier import DiskTier
+from radixkv.runtime.tiers.storage_tier import StorageTier
 from radixkv.runtime.tiers.stores import page_value
 from radixkv.runtime.tiers.stores.page_file import PageFormat
 from radixkv.runtime.tiers.stores.page_keys import KeyChain
@@ -93,7 +93,7 @@ def test_pages_that_the_host_tier_has_evicted_come_from_disk(restarts: Restarts)
         restarts.ask(server)
         for _ in range(2):
             evict_all(server.cache)
-            evict_all(server.transfers.host)
+            evict_all(server.host_tier.host)
             assert restarts.ask(server) == WHOLE
         assert server.disk.store.counts.n_lost == 0
 
@@ -186,7 +186,7 @@ def test_a_disk_that_hangs_holds_neither_requests_nor_pages_nor_the_end(
         monkeypatch.setattr(PageFormat, call, hang)
         assert restarts.ask(server) == [0] * len(PROMPTS)
         server.loop.check()
-        host = server.transfers.host
+        host = server.host_tier.host
         assert host.n_available == host.n_pages, "the slots are free again"
         if call == "write":
             restarts.ask(server)
@@ -248,7 +248,7 @@ def test_a_flush_empties_the_folder(restarts: Restarts) -> None:
 def test_a_host_tier_smaller_than_a_prompt(restarts: Restarts) -> None:
     restarts.fill()
     with restarts.server() as server:
-        page_bytes = server.transfers.copier.page_bytes
+        page_bytes = server.host_tier.copier.page_bytes
     with restarts.server(host_memory_bytes=8 * page_bytes) as server:
         n_loaded = restarts.ask(server)
         assert n_loaded[0] == WHOLE[0]
@@ -269,9 +269,9 @@ def ignore_the_key_and_tokens(patch: pytest.MonkeyPatch) -> None:
 
 
 def believe_a_failed_fetch(patch: pytest.MonkeyPatch) -> None:
-    end = DiskTier._end_load
+    end = StorageTier._end_load
     patch.setattr(
-        DiskTier, "_end_load", lambda self, load, done: end(self, load, done._replace(n_pages=load.n_pages))
+        StorageTier, "_end_load", lambda self, load, done: end(self, load, done._replace(n_pages=load.n_pages))
     )
 
 

@@ -32,7 +32,7 @@ def serve_in_turn(server: CpuServer) -> None:
     for seed, prompt in PROMPTS.items():
         server.add(seed, prompt, N_TOKENS)
         server.run()
-        if server.transfers is not None:
+        if server.host_tier is not None:
             server.finish_copies()
 
 
@@ -81,5 +81,5 @@ def test_a_page_takes_a_quarter_of_float32(checkpoint: Checkpoint) -> None:
         CpuServer(checkpoint, kv_cache_dtype=kv_cache_dtype, host_memory_bytes=HOST_BYTES)
         for kv_cache_dtype in ("auto", "fp8")
     ]
-    page_bytes = [server.transfers.copier.page_bytes for server in servers if server.transfers is not None]
+    page_bytes = [server.host_tier.copier.page_bytes for server in servers if server.host_tier is not None]
     assert page_bytes[0] == 4 * page_bytes[1]

@@ -34,7 +34,7 @@ def test_a_store_is_no_hit_and_a_load_is_one() -> None:
     assert (hits(engine.cache, 60), hits(engine.host, 60)) == (0, 0)
     engine.cache.flush()
     answer(engine, 60, 1)  # finds them in the host tier
-    assert engine.transfers.counters.n_loads == 1
+    assert engine.host_tier.counters.n_loads == 1
     assert (hits(engine.host, 40), hits(engine.host, 56)) == (1, 1)
 
 
@@ -63,8 +63,8 @@ def test_a_fetch_and_the_load_after_it_are_one_hit() -> None:
             cache.flush()
         answer(engine, n_tokens, 1)
     engine.cache.flush()
-    n_fetched = engine.transfers.disk.counters.n_pages_loaded
+    n_fetched = engine.host_tier.disk.counters.n_pages_loaded
     assert (hits(engine.host, 20), n_fetched) == (1, 15)
     answer(engine, 40, 1)
-    assert engine.transfers.disk.counters.n_pages_loaded == n_fetched + 5
+    assert engine.host_tier.disk.counters.n_pages_loaded == n_fetched + 5
     assert (hits(engine.host, 20), hits(engine.host, 40)) == (2, 1)

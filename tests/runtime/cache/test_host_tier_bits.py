@@ -14,7 +14,7 @@ import pytest
 from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
 from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots
-from radixkv.runtime.tiers.transfers import HostLoad, Transfers
+from radixkv.runtime.tiers.host_tier import HostLoad, HostTier
 from radixkv.wire import cache_messages
 from radixkv.wire import messages as wire
 from support.cold_answers import ColdAnswers
@@ -92,8 +92,8 @@ def test_a_preempted_request_resumes_from_the_host_tier(
         server.add(seed, prompt, N_TOKENS)
     server.run()
     assert server.scheduler.n_preemptions > 0
-    assert server.transfers is not None
-    assert server.transfers.counters.n_loads > 0
+    assert server.host_tier is not None
+    assert server.host_tier.counters.n_loads > 0
     cold.check(server, logits)
 
 
@@ -104,8 +104,8 @@ def test_two_requests_join_one_load(checkpoint: Checkpoint, cold: ColdAnswers, l
     server.add(40, PROMPTS[40], N_TOKENS)
     server.add(41, PROMPTS[40], N_TOKENS)
     server.run()
-    assert server.transfers is not None
-    assert server.transfers.counters.n_loads == 1
+    assert server.host_tier is not None
+    assert server.host_tier.counters.n_loads == 1
     cold.check(server, logits, [40])
 
 
@@ -146,9 +146,9 @@ def load_another_slot(patch: pytest.MonkeyPatch) -> None:
 
 
 def read_before_the_copy_is_done(patch: pytest.MonkeyPatch) -> None:
-    begin = Transfers.begin_load
+    begin = HostTier.begin_load
 
-    def mutant(self: Transfers, namespace: Any, tokens: bytes, *args: int) -> HostLoad | None:
+    def mutant(self: HostTier, namespace: Any, tokens: bytes, *args: int) -> HostLoad | None:
         load = begin(self, namespace, tokens, *args)
         if load is not None:
             self.device.commit_copied(load.blocks, load.tokens, len(load.tokens) // 4)
@@ -156,7 +156,7 @@ def read_before_the_copy_is_done(patch: pytest.MonkeyPatch) -> None:
             load.blocks = self.device.open(namespace, tokens)
         return load
 
-    patch.setattr(Transfers, "begin_load", mutant)
+    patch.setattr(HostTier, "begin_load", mutant)
     load_pages = CpuHostSlots.load
     patch.setattr(CpuHostSlots, "load", lambda self, slots, pages: load_pages(self, slots[:0], pages[:0]))
 

@@ -12,7 +12,8 @@ from radixkv.runtime.device import memory_check
 from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.cpu.persistent_batch import PersistentBatch
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.memory.cpu.kv_pool import KVPool, PageShape, count_pages
+from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
+from radixkv.runtime.device.memory.page_shape import PageShape, count_pages
 from radixkv.runtime.device.memory_check import available_bytes, check_allocation
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops.cpu.layers import Rotary

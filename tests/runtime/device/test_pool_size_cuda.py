@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from radixkv.errors import ConfigError
-from radixkv.runtime.device.memory.cpu.kv_pool import PageShape
 from radixkv.runtime.device.memory.cuda.pool_size import RESERVE_BYTES, MemoryUse, plan_pages
+from radixkv.runtime.device.memory.page_shape import PageShape
 
 GIB = 1 << 30
 PAGE = PageShape(n_layers=32, n_kv_heads=8, page_size=16, head_dim=128, dtype=torch.bfloat16)

@@ -182,7 +182,7 @@ def test_a_flush_while_a_store_is_in_flight_leaves_nothing_pinned() -> None:
     engine.pins.pin(Namespace(), token_bytes(tokens), 60.0)
     engine.turn()
     engine.pins.clear()
-    engine.transfers.flush()
+    engine.host_tier.flush()
     engine.cache.flush()
     engine.finish_copies()
     engine.turn()

@@ -190,9 +190,9 @@ def test_an_offer_of_what_is_stored_already_does_not_end_its_demotion() -> None:
     request = engine.add(prompt(20), max_tokens=4, session_id="a")
     for _ in range(3):
         engine.turn()
-        while engine.transfers.is_busy or engine.transfers.n_offers:
+        while engine.host_tier.is_busy or engine.host_tier.n_offers:
             engine.finish_copies()
-            engine.transfers.advance()
+            engine.host_tier.advance()
     assert n_in_host(engine, prompt(20)) == 20
     close(engine)
     engine.run()
@@ -281,6 +281,6 @@ def n_in_host(engine: Engine, tokens: list[int]) -> int:
 
 
 def store_all(engine: Engine) -> None:
-    while engine.transfers.is_busy or engine.transfers.n_offers:
+    while engine.host_tier.is_busy or engine.host_tier.n_offers:
         engine.finish_copies()
         engine.scheduler.schedule()

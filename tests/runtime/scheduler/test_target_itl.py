@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from radixkv.runtime.step.forecast import MIN_PROMPT_TOKENS, StepForecast
 from radixkv.runtime.step.plan import Row, StepPlan
+from radixkv.runtime.step.step_time import MIN_PROMPT_TOKENS, StepTimeForecast
 from support.engine import Engine, prompt
 
 
@@ -15,8 +15,8 @@ def plan_of(n_decode: int, n_prompt: int = 0) -> StepPlan:
     return StepPlan(0, rows, n_decode=n_decode)
 
 
-def forecast_of(decode_s: float, token_s: float) -> StepForecast:
-    forecast = StepForecast()
+def forecast_of(decode_s: float, token_s: float) -> StepTimeForecast:
+    forecast = StepTimeForecast()
     forecast.record(plan_of(1), decode_s)
     forecast.record(plan_of(0, 1000), 1000 * token_s)
     return forecast

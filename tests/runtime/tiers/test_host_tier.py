@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from radixkv.runtime.request import Phase, Request
-from radixkv.runtime.tiers import tier_link, transfers
+from radixkv.runtime.tiers import host_tier, tier_link
 from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt, token_bytes
@@ -59,7 +59,7 @@ def test_nothing_is_loaded_without_need() -> None:
     again = serve(engine)
     finish(engine)
     assert (again.cache_use.counted.n_cached, again.cache_use.counted.n_loaded) == (39, 0)
-    assert engine.transfers.counters.n_loads == 0
+    assert engine.host_tier.counters.n_loads == 0
 
 
 @pytest.mark.parametrize("n_tokens", [12, 24, 40])
@@ -137,7 +137,7 @@ def test_pages_are_stored_once() -> None:
         for n_tokens in (40, 44, 30):
             serve(engine, n_tokens)
     finish(engine)
-    assert engine.transfers.counters.n_pages_stored == engine.host.tree.n_pages_reachable
+    assert engine.host_tier.counters.n_pages_stored == engine.host.tree.n_pages_reachable
 
 
 def test_a_prefix_that_a_batch_shares_is_stored_once() -> None:
@@ -149,7 +149,7 @@ def test_a_prefix_that_a_batch_shares_is_stored_once() -> None:
     assert len(engine.copier.in_flight) == 1
     engine.finishes_copies = True
     finish(engine)
-    assert engine.transfers.counters.n_pages_stored == engine.host.tree.n_pages_reachable
+    assert engine.host_tier.counters.n_pages_stored == engine.host.tree.n_pages_reachable
 
 
 def test_a_running_request_is_stored_while_it_decodes() -> None:
@@ -203,7 +203,7 @@ def test_a_second_request_joins_the_load() -> None:
     assert len(engine.copier.in_flight) == 1
     engine.finishes_copies = True
     finish(engine)
-    assert engine.transfers.counters.n_loads == 1
+    assert engine.host_tier.counters.n_loads == 1
     assert (first.cache_use.counted.n_cached, second.cache_use.counted.n_cached) == (39, 36)
 
 
@@ -229,7 +229,7 @@ def test_a_flush_during_a_load_drops_what_was_loaded() -> None:
     request = engine.add(prompt(40))
     engine.turn()
     engine.cache.flush()
-    engine.transfers.flush()
+    engine.host_tier.flush()
     engine.finishes_copies = True
     finish(engine)
     assert (request.cache_use.counted.n_cached, request.cache_use.counted.n_loaded) == (0, 0)
@@ -244,7 +244,7 @@ def test_a_failed_load_is_computed() -> None:
     engine.finishes_copies = True
     finish(engine)
     assert (request.cache_use.counted.n_cached, request.cache_use.counted.n_loaded) == (0, 0)
-    assert engine.transfers.counters.n_failed == 1
+    assert engine.host_tier.counters.n_failed == 1
 
 
 def test_a_failed_store_is_a_miss_later() -> None:
@@ -285,11 +285,11 @@ def test_tokens_that_are_loaded_again_after_a_preemption_count_once() -> None:
     engine.scheduler.running.release()
     for _ in range(4):  # the stores of what it has computed
         engine.finish_copies()
-        engine.transfers.advance()
+        engine.host_tier.advance()
     evict_all(engine.cache)
     engine.check_invariants()
     finish(engine)
-    assert engine.transfers.counters.n_pages_loaded > 10, "it was not loaded again"
+    assert engine.host_tier.counters.n_pages_loaded > 10, "it was not loaded again"
     assert (request.cache_use.counted.n_cached, request.cache_use.counted.n_loaded) == (40, 40)
 
 
@@ -301,7 +301,7 @@ def test_load_policies(load_policy: str, n_loaded: int) -> None:
     serve(engine)
     serve(engine, first=2)
     # The fake copier takes 0.25 s for each copy, some 6 ms a token.
-    engine.transfers.cost.add_step(1000, 1000, 1000 * (0.1 if n_loaded else 0.001))
+    engine.host_tier.cost.add_step(1000, 1000, 1000 * (0.1 if n_loaded else 0.001))
     again = serve(engine)
     finish(engine)
     assert again.cache_use.counted.n_loaded == n_loaded
@@ -311,11 +311,11 @@ def test_auto_computes_where_the_link_is_slow() -> None:
     engine = small_engine(load_policy="auto")
     serve(engine)
     serve(engine, first=2)
-    engine.transfers.cost.add_step(1000, 1000, 0.1)
+    engine.host_tier.cost.add_step(1000, 1000, 0.1)
     again = serve(engine)
     finish(engine)
     assert again.cache_use.counted.n_loaded == 0
-    assert engine.transfers.n_hits_computed == 1
+    assert engine.host_tier.n_hits_computed == 1
 
 
 def test_selective_stores_what_a_second_request_has_used() -> None:
@@ -379,7 +379,7 @@ def n_in_host(engine: Engine, tokens: list[int], namespace: Namespace = Namespac
 
 def settle(engine: Engine) -> None:
     """Runs until nothing is offered or copied any more."""
-    while engine.transfers.is_busy or engine.transfers.n_offers:
+    while engine.host_tier.is_busy or engine.host_tier.n_offers:
         engine.turn()
 
 
@@ -482,18 +482,18 @@ def test_offers_are_bounded_while_host_memory_is_not_ready(monkeypatch: pytest.M
     for first in range(20):
         serve(engine, first=first)
     finish(engine)
-    assert engine.transfers.n_offers == 8
+    assert engine.host_tier.n_offers == 8
 
 
 def test_close_does_not_wait_for_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_without_host_memory(monkeypatch, has_disk=True)
     serve(engine)
     engine.scheduler.schedule()
-    assert engine.transfers.n_offers
+    assert engine.host_tier.n_offers
     monkeypatch.setattr(engine.store, "close", lambda timeout_s: None)
     looks = iter(range(100))
-    monkeypatch.setattr(transfers, "monotonic", lambda: next(looks) * 1e-6)
-    engine.transfers.close(timeout_s=60.0)
+    monkeypatch.setattr(host_tier, "monotonic", lambda: next(looks) * 1e-6)
+    engine.host_tier.close(timeout_s=60.0)
     assert engine.copier.n_closed == 1
 
 

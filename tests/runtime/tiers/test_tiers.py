@@ -54,10 +54,10 @@ def test_a_shared_store_whose_package_is_missing(
     ("module", "name"),
     [
         (tiers, "root_key"),
-        (file_store, "FileIndex"),
+        (file_store, "PageIndex"),
         (file_store, "TransferThreads"),
-        (tiers, "DiskTier"),
-        (tiers, "Transfers"),
+        (tiers, "StorageTier"),
+        (tiers, "HostTier"),
         (open_loop, "open_scheduler"),
         (open_loop, "assemble_loop"),
     ],

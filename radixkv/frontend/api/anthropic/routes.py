@@ -15,11 +15,11 @@ from radixkv.frontend.api.anthropic.schema import (
 )
 from radixkv.frontend.api.anthropic.translation import answer_chat, prompt_chat
 from radixkv.frontend.chat import MAX_COUNTED_CHARACTERS, count_tokens
-from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.in_flight import Arrival
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.tenant import tenant_of
 

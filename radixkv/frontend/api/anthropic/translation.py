@@ -19,7 +19,7 @@ from radixkv.frontend.api.anthropic.schema import (
 from radixkv.frontend.chat import Chat
 from radixkv.frontend.http.errors import ThreadNotStored
 from radixkv.generation.tools import SkippedTool
-from radixkv.settings.limits import parse_ttl
+from radixkv.wire.request_limits import parse_ttl
 from radixkv.wire.structured_outputs import StructuredOutputs
 
 _SKIPPED_BLOCKS = frozenset({"redacted_thinking"})

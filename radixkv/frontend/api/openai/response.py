@@ -17,10 +17,10 @@ from radixkv.frontend.api.openai.prompt_logprobs import PromptWithLogprobs
 from radixkv.frontend.api.openai.schema import ChatRequest, GenerationRequest
 from radixkv.frontend.api.openai.translation import format_field
 from radixkv.frontend.chat import ChatPrompt
-from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.sse import EVENT_END, EVENT_START
 from radixkv.frontend.in_flight import Arrival, exceeds_inline_work
 from radixkv.frontend.miss_report import miss_fields
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import OutputDelta
 from radixkv.wire.cache_use import CacheUse

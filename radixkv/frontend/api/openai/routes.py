@@ -17,11 +17,11 @@ from radixkv.frontend.api.openai.schema import (
 )
 from radixkv.frontend.api.openai.translation import answer_chat, completion_prompts, echoed_texts
 from radixkv.frontend.chat import chat_prompt
-from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.in_flight import Arrival
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 
 

@@ -9,10 +9,10 @@ from radixkv.frontend.answers import open_answer, respond
 from radixkv.frontend.api.responses.response import ResponsesWriter
 from radixkv.frontend.api.responses.schema import ResponsesRequest, parse_responses
 from radixkv.frontend.api.responses.translation import answer_chat
-from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.in_flight import Arrival
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 
 

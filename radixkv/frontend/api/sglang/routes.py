@@ -23,13 +23,13 @@ from radixkv.frontend.api.sglang.logprobs import (
 )
 from radixkv.frontend.api.sglang.schema import GenerateRequest, SamplingFields, parse_generate
 from radixkv.frontend.api.sglang.translation import GeneratePrompt, generate_prompts
-from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.sse import event
 from radixkv.frontend.in_flight import Arrival, TokenDelta
 from radixkv.frontend.miss_report import miss_fields
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.models import GenerationModel

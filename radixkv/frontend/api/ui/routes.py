@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from radixkv.frontend.api.ui.watch import CacheWatch
-from radixkv.frontend.client import RuntimeClient
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.response_docs import EVENTS
 from radixkv.frontend.http.sse import EventStream
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 
 

@@ -14,8 +14,8 @@ import msgspec
 
 from radixkv.errors import CheckpointError, ConfigError, InvalidRequest
 from radixkv.lab.bench.session import BenchRequest, Session, Turns
+from radixkv.text.chat_messages import normalize_messages
 from radixkv.text.chat_template import ChatTemplate
-from radixkv.text.messages import normalize_messages
 from radixkv.text.tokenizer import Tokenizer
 
 

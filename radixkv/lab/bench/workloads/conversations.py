@@ -14,7 +14,7 @@ from radixkv.errors import ConfigError, RequestError
 from radixkv.lab.bench.session import BenchRequest, Session, Turns
 from radixkv.lab.bench.workloads.base import Source, WorkloadSessions, bad_lines, check_enough
 from radixkv.lab.bench.workloads.datasets import MESSAGES, Items, read_lines
-from radixkv.text.messages import normalize_messages
+from radixkv.text.chat_messages import normalize_messages
 
 ROLES = {
     "human": "user",

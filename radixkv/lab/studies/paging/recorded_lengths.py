@@ -26,7 +26,7 @@ from radixkv.lab.studies.paging.lengths import (
 )
 from radixkv.lab.studies.paging.workloads import WORKLOADS
 from radixkv.text.call_forms import CallForm
-from radixkv.text.messages import normalize_messages
+from radixkv.text.chat_messages import normalize_messages
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.tree.node import TOKEN_BYTES
 

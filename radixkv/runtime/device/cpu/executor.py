@@ -21,7 +21,8 @@ from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name, scales_text
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
 from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots
-from radixkv.runtime.device.memory.cpu.kv_pool import KVPool, PageShape, count_pages
+from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
+from radixkv.runtime.device.memory.page_shape import PageShape, count_pages
 from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations

@@ -18,8 +18,8 @@ from radixkv.runtime.device.memory.copy_threads import CopyThreads
 from radixkv.runtime.device.memory.cuda.host_slots import CudaHostSlots
 from radixkv.runtime.device.pack import PackedStep, Packer
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler, PromptLogprobs, SampledRows
-from radixkv.runtime.device.sampling.penalties import has_edits
-from radixkv.runtime.device.sampling.settings import is_greedy
+from radixkv.runtime.device.sampling.logit_edits import has_edits
+from radixkv.runtime.device.sampling.row_sampling import is_greedy
 from radixkv.runtime.step.executor import PageOrigin
 from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
 from radixkv.runtime.step.result import StepResult, TokenMasks

@@ -27,9 +27,9 @@ from radixkv.runtime.device.machine import (
     choose_attention_backend,
     choose_dtype,
 )
-from radixkv.runtime.device.memory.cpu.kv_pool import PageShape
 from radixkv.runtime.device.memory.cuda.pool_size import measure_memory, plan_pages
 from radixkv.runtime.device.memory.cuda.staging import StagingLayout
+from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.pack import Packer

@@ -19,10 +19,10 @@ from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.cuda.persistent_batch import PersistentBatch, RowFields
 from radixkv.runtime.device.graphs.decode import DecodeGraphs
 from radixkv.runtime.device.graphs.piecewise import PiecewiseGraphs
-from radixkv.runtime.device.memory.cpu.kv_pool import PageShape
 from radixkv.runtime.device.memory.cuda.array_copies import to_device
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingLayout
+from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.device.model.decoder import Decoder, OutputTokens
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
 from radixkv.runtime.device.pack import PackedStep

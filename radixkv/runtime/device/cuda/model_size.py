@@ -9,7 +9,7 @@ import torch
 from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name
 from radixkv.runtime.device.machine import check_model, choose_dtype
-from radixkv.runtime.device.memory.cpu.kv_pool import PageShape
+from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.device.weights.weights import open_weights
 
 

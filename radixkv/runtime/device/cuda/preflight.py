@@ -16,8 +16,8 @@ from radixkv.runtime.device.machine import (
     check_weights_fit,
     choose_dtype,
 )
-from radixkv.runtime.device.memory.cpu.kv_pool import PageShape
 from radixkv.runtime.device.memory.cuda.pool_size import MemoryUse, plan_pages
+from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.device.weights.weights import open_weights
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from radixkv.runtime.device.sampling.penalties import (
+from radixkv.runtime.device.sampling.logit_edits import (
     MAX_LOGIT,
     MIN_REPETITION_PENALTY,
     TokenBiases,
@@ -20,7 +20,7 @@ from radixkv.runtime.device.sampling.penalties import (
     has_edits,
     split_history,
 )
-from radixkv.runtime.device.sampling.settings import check_targets, is_greedy, top_k_of, uniforms
+from radixkv.runtime.device.sampling.row_sampling import check_targets, is_greedy, top_k_of, uniforms
 from radixkv.runtime.step.plan import History, RowSampling
 from radixkv.wire.messages import TokenLogprobs
 

@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 from radixkv.errors import ConfigError
-from radixkv.runtime.tiers.stores.file_index import FileIndex, IndexedFile
 from radixkv.runtime.tiers.stores.indexed_store import IndexedStore, RareWarnings
 from radixkv.runtime.tiers.stores.page_file import PageFormat, file_bytes
 from radixkv.runtime.tiers.stores.page_folder import (
@@ -26,6 +25,7 @@ from radixkv.runtime.tiers.stores.page_folder import (
     name_of,
     unusable,
 )
+from radixkv.runtime.tiers.stores.page_index import IndexedPage, PageIndex
 from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, Removal, StoreHealth
 from radixkv.runtime.tiers.stores.page_value import DamagedPage
@@ -64,7 +64,7 @@ class FileStore(IndexedStore):
         path: the folder; made if there is none, with mode 0700.
         page_bytes: size of a page.
         page_token_bytes: bytes of one page's tokens.
-        max_bytes: bound of what the files occupy, with those of other models. ``FileIndex`` says which goes first.
+        max_bytes: bound of what the files occupy, with those of other models. ``PageIndex`` says which goes first.
 
     Raises:
         ConfigError: the folder cannot be used, or the bound is less than one page.
@@ -101,7 +101,7 @@ class FileStore(IndexedStore):
             on_failure.callback(self._folder.close)
             self._format = PageFormat(page_bytes, page_token_bytes, is_direct=self._folder.is_direct)
             try:
-                self._index = FileIndex(self._folder.files())
+                self._index = PageIndex(self._folder.files())
                 self._make_room(0)
             except OSError as error:
                 raise unusable(path, error) from error
@@ -285,7 +285,7 @@ class FileStore(IndexedStore):
 
     def _note_written(self, key: bytes, tick: int) -> None:
         if key not in self._index:  # another thread may have written the same page meanwhile
-            self._index.add(IndexedFile(key, self._file_bytes, tick))
+            self._index.add(IndexedPage(key, self._file_bytes, tick))
             self.counts = self.counts._replace(n_written=self.counts.n_written + 1)
         self._reserved_bytes -= self._file_bytes  # with the index, so that no byte counts twice
         self._n_write_failures = 0
@@ -331,7 +331,7 @@ class FileStore(IndexedStore):
                     else:
                         self._index.add(file)
 
-    def _start_removal(self, files: Sequence[IndexedFile]) -> int:
+    def _start_removal(self, files: Sequence[IndexedPage]) -> int:
         """Starts to delete files that have left the index."""
         self._n_removals += 1
         self._reserved_bytes += sum(file.n_bytes for file in files)
@@ -341,7 +341,7 @@ class FileStore(IndexedStore):
         ]
         return self._threads.start(Urgency.REMOVAL, steps, len(files), None)
 
-    def _delete(self, files: Sequence[IndexedFile], _: Transfer) -> bool:
+    def _delete(self, files: Sequence[IndexedPage], _: Transfer) -> bool:
         for file in files:
             with self._names:
                 if file.key not in self._index:  # else it was stored again meanwhile

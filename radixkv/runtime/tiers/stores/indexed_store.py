@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
-from radixkv.runtime.tiers.stores.file_index import FileIndex, IndexedFile
+from radixkv.runtime.tiers.stores.page_index import IndexedPage, PageIndex
 from radixkv.runtime.tiers.stores.page_store import PageCounts
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class IndexedStore:
         self.page_bytes = page_bytes
         self.counts = PageCounts()
         self._page_token_bytes = page_token_bytes
-        self._index = FileIndex()
+        self._index = PageIndex()
         self._n_removals = 0
         """Calls of ``remove`` and ``clear``. What began before the last one adds no more pages."""
         self._removed: list[bytes] | None = None
@@ -68,19 +68,19 @@ class IndexedStore:
         page_tokens = [tokens[first : first + size] for first in range(0, len(tokens), size)]
         return list(zip(keys, page_tokens, buffers, strict=True))
 
-    def _take_all(self) -> list[IndexedFile]:
+    def _take_all(self) -> list[IndexedPage]:
         """Takes all pages out of the index, and returns them. For holders of the lock, as the next two methods."""
-        files, self._index = self._index.files(), FileIndex()
+        files, self._index = self._index.files(), PageIndex()
         self._note_removed(files)
         return files
 
-    def _take_below(self, key: bytes, leading: Sequence[bytes]) -> list[IndexedFile]:
+    def _take_below(self, key: bytes, leading: Sequence[bytes]) -> list[IndexedPage]:
         """Takes the pages out of the index that ``remove`` removes, and returns them."""
         files = self._index.remove_below(key, leading)
         self._note_removed(files)
         return files
 
-    def _note_removed(self, files: Iterable[IndexedFile]) -> None:
+    def _note_removed(self, files: Iterable[IndexedPage]) -> None:
         """Notes for ``take_removed`` that pages have left the index."""
         if self._removed is not None:
             self._removed += (file.key for file in files)

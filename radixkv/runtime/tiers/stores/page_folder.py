@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from radixkv.errors import ConfigError
-from radixkv.runtime.tiers.stores.file_index import IndexedFile
 from radixkv.runtime.tiers.stores.page_file import round_up_to_blocks
+from radixkv.runtime.tiers.stores.page_index import IndexedPage
 from radixkv.runtime.tiers.stores.page_keys import KEY_BYTES
 from radixkv.runtime.tiers.stores.page_value import BLOCK_BYTES
 
@@ -55,7 +55,7 @@ class PageFolder:
                 raise unusable(path, error) from error
             self._open = stack.pop_all()
 
-    def files(self) -> Iterator[IndexedFile]:
+    def files(self) -> Iterator[IndexedPage]:
         """Yields all page files, with their modification times as ticks. Reads names and attributes only.
 
         Raises:
@@ -68,7 +68,7 @@ class PageFolder:
                 continue
             about = entry.stat(follow_symlinks=False)
             if len(key) == KEY_BYTES and stat.S_ISREG(about.st_mode):
-                yield IndexedFile(key, round_up_to_blocks(about.st_size), about.st_mtime_ns)
+                yield IndexedPage(key, round_up_to_blocks(about.st_size), about.st_mtime_ns)
 
     def make_subfolder(self, key: bytes) -> None:
         """Makes the subfolder of a page's file, if there is none. Raises ``OSError``."""

@@ -9,9 +9,9 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from radixkv.runtime.tiers.stores.file_index import IndexedFile
 from radixkv.runtime.tiers.stores.indexed_store import IndexedStore, RareWarnings
 from radixkv.runtime.tiers.stores.object_store import ObjectStore, ObjectStoreError
+from radixkv.runtime.tiers.stores.page_index import IndexedPage
 from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, Removal, StoreHealth
 from radixkv.runtime.tiers.stores.page_value import DamagedPage, PageHeader
@@ -260,7 +260,7 @@ class SharedStore(IndexedStore):
                 if key in self._index:
                     self._index.touch(key, tick)
                 else:
-                    self._index.add(IndexedFile(key, self.page_bytes, tick))
+                    self._index.add(IndexedPage(key, self.page_bytes, tick))
             while len(self._index) > MAX_KNOWN_PAGES and (page := self._index.first_to_go()) is not None:
                 self._index.remove(page.key)
                 self._note_removed((page,))

@@ -15,7 +15,7 @@ from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, Dec
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.fa3_prefill import Fa3Schedule, balance_tiles
 from radixkv.runtime.device.attention.cuda.fa3_shared import Fa3Fields, choose_part_tokens
-from radixkv.runtime.device.attention.cuda.prompts import causal_tiles
+from radixkv.runtime.device.attention.cuda.prefill import causal_tiles
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharedRunSelector, SharingCosts
 from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, WorkItems
 from radixkv.runtime.device.memory.cuda.staging import StagingBuffer, StagingLayout

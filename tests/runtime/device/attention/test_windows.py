@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.runtime.device.attention.cuda.prompts import pages_behind
+from radixkv.runtime.device.attention.cuda.prefill import pages_behind
 from support.device_support import OpenDevice, random_ids, row_of
 
 Get = Callable[[str], Checkpoint]

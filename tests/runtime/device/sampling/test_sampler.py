@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.sampling.cpu import Sampler
-from radixkv.runtime.device.sampling.settings import uniforms
+from radixkv.runtime.device.sampling.row_sampling import uniforms
 from radixkv.runtime.step.plan import RowSampling
 from support.cases import examples
 from support.sampler_oracle import (

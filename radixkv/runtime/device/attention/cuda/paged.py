@@ -17,16 +17,16 @@ from radixkv.runtime.device.attention.cuda.fa3_prefill import tile_queries
 from radixkv.runtime.device.attention.cuda.fa3_shared import Fa3Fields
 from radixkv.runtime.device.attention.cuda.flashinfer import Fa2Kernel, Fa3Kernel, PartialResults, fa2_tile
 from radixkv.runtime.device.attention.cuda.flashinfer_modules import backend_of
-from radixkv.runtime.device.attention.cuda.flashinfer_prompts import FlashInferPrompts
+from radixkv.runtime.device.attention.cuda.flashinfer_prefill import FlashInferPrefill
 from radixkv.runtime.device.attention.cuda.layer_launches import (
     DecodeLaunch,
     Fa2SharedLaunch,
     Fa3SharedLaunch,
     SharedLaunch,
 )
-from radixkv.runtime.device.attention.cuda.prompts import PromptAttention, PromptLaunches, PromptRows
+from radixkv.runtime.device.attention.cuda.prefill import PrefillAttention, PrefillBatch, PromptLaunches
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharingCosts
-from radixkv.runtime.device.attention.cuda.triton_prompts import TritonPrompts
+from radixkv.runtime.device.attention.cuda.triton_prefill import TritonPrefill
 from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, Ints
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
@@ -85,13 +85,13 @@ class PagedAttention:
             for scores in sinks or [None] * len(self._windows)
         ]
         backend = backend_of((properties.major, properties.minor))
-        self._prompts: PromptAttention
+        self._prompts: PrefillAttention
         if prompt_kernel == "triton":
-            self._prompts = TritonPrompts(
+            self._prompts = TritonPrefill(
                 shape, windows, device=device, shared_bytes=properties.shared_memory_per_multiprocessor
             )
         else:
-            self._prompts = FlashInferPrompts(
+            self._prompts = FlashInferPrefill(
                 prompt_kernel or backend,
                 shape,
                 windows,
@@ -186,7 +186,7 @@ class PagedAttention:
             n_tokens: [rows].
         """
         width, page_size = self._tables.shape[1], self._shape.page_size
-        return self._prompts.plan(PromptRows.of(batch_slots, starts, n_tokens, self._windows, width, page_size))
+        return self._prompts.plan(PrefillBatch.of(batch_slots, starts, n_tokens, self._windows, width, page_size))
 
     def step(self, decode: DecodeStep | None, prompts: PromptLaunches | None) -> StepAttention:
         """Returns attention of the planned step."""

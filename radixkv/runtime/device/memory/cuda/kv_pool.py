@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from radixkv.runtime.device.memory.cpu.kv_pool import PageShape
+from radixkv.runtime.device.memory.page_shape import PageShape
 
 COPIED_AT_ONCE_BYTES = 64 << 20
 """Bytes of K or V per chunk of a page copy, which bounds the temporary memory."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from radixkv.errors import ConfigError
-from radixkv.runtime.device.memory.cpu.kv_pool import PageShape, count_pages
+from radixkv.runtime.device.memory.page_shape import PageShape, count_pages
 
 RESERVE_BYTES = 512 << 20
 """Bytes never given to the pool: libraries take some at their first call, and the allocator fragments some."""

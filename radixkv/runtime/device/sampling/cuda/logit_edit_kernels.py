@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from radixkv.runtime.device.sampling.cuda.softmax_parts import PART
-from radixkv.runtime.device.sampling.penalties import MAX_LOGIT
+from radixkv.runtime.device.sampling.logit_edits import MAX_LOGIT
 
 N_ROW_FIELDS = 4
 """Rows of ``rows``."""

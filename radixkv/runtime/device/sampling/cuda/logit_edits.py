@@ -17,7 +17,7 @@ from radixkv.runtime.device.sampling.cuda.logit_edit_kernels import (
     edit_rows,
     edit_tokens,
 )
-from radixkv.runtime.device.sampling.penalties import (
+from radixkv.runtime.device.sampling.logit_edits import (
     MIN_REPETITION_PENALTY,
     TokenBiases,
     check_histories,

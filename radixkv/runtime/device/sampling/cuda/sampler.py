@@ -17,8 +17,8 @@ from radixkv.runtime.device.sampling.cuda.draw import draw_listed, draw_unlisted
 from radixkv.runtime.device.sampling.cuda.draw_settings import MAX_LISTED, DrawSettings
 from radixkv.runtime.device.sampling.cuda.logit_edits import MAX_EDITED_ROWS, LogitEdits, SentMasks
 from radixkv.runtime.device.sampling.cuda.logprobs import PendingLogprobs
-from radixkv.runtime.device.sampling.penalties import has_edits
-from radixkv.runtime.device.sampling.settings import check_targets, is_greedy, top_k_of
+from radixkv.runtime.device.sampling.logit_edits import has_edits
+from radixkv.runtime.device.sampling.row_sampling import check_targets, is_greedy, top_k_of
 from radixkv.runtime.step.plan import History, RowSampling
 from radixkv.runtime.step.result import TokenMasks
 from radixkv.wire.messages import TokenLogprobs

@@ -10,11 +10,11 @@ from radixkv.tree.node import Namespace
 from radixkv.tree.radix_tree import RadixTree
 
 
-class PageShares:
+class PageQuotas:
     """The page cache asks it who may have how many pages; this one divides nothing. O(1) each.
 
     Somebody *owns* the pages that are cached in their namespaces, and those that are private to their block tables.
-    A server with tenants has ``tenants/page_shares.py`` in its place, with floors and caps.
+    A server with tenants has ``tenants/tenant_pages.py`` in its place, with floors and caps.
     """
 
     names: tuple[str, ...] = ()

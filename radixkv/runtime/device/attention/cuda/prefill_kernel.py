@@ -25,7 +25,7 @@ N_PROMPT_COLUMNS = 4
 _LOG2_E = 1.4426950408889634
 
 
-class PromptTile(NamedTuple):
+class PrefillTile(NamedTuple):
     """Tile size and launch parameters of a thread block of ``attend_prompts``."""
 
     n_pairs: int
@@ -49,7 +49,7 @@ def attend_prompts(
     scale: float,
     value_scale: float = 1.0,
     sinks: Tensor | None = None,
-    tile: PromptTile,
+    tile: PrefillTile,
 ) -> None:
     """Enqueues items, each of consecutive tokens that are the last positions which the item reads.
 

@@ -20,7 +20,7 @@ class _KnownPage(NamedTuple):
     tokens: bytes
 
 
-class DiskChanges:
+class StorageChanges:
     """Records which pages enter and leave the page store, as far as their tokens are known.
 
     Keys do not tell tokens. So pages that the store had at the start are unknown, until a prompt with their tokens

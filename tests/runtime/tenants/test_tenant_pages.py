@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.request import Phase, Request
-from radixkv.runtime.tenants.page_shares import check_longest_request
+from radixkv.runtime.tenants.tenant_pages import check_longest_request
 from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import Namespace
 from support.cases import examples
@@ -60,10 +60,10 @@ def test_others_evict_no_page_below_the_floor(policy: str) -> None:
     for first in range(2):
         add(engine, "kept", n_prompt=48, max_tokens=1, first=first)
         engine.run()
-    before = engine.cache.page_shares.n_owned["kept"]
+    before = engine.cache.page_quotas.n_owned["kept"]
     flood(engine, tenant="flood")
     engine.run()
-    assert engine.cache.page_shares.n_owned["kept"] == before == 24
+    assert engine.cache.page_quotas.n_owned["kept"] == before == 24
     assert [n_cached(engine, "kept", 48, first) for first in range(2)] == [48, 48]
     flood(engine, tenant="kept")
     finish(engine)
@@ -76,7 +76,7 @@ def test_beyond_its_floor_a_tenants_pages_are_evicted_as_all_others() -> None:
         engine.run()
     flood(engine)
     engine.run()
-    assert engine.cache.page_shares.n_owned["kept"] == 32
+    assert engine.cache.page_quotas.n_owned["kept"] == 32
     assert n_cached(engine, "kept", 40, 4) == 40, "the least recently used went first"
     assert n_cached(engine, "kept", 40, 0) < 40
 
@@ -106,7 +106,7 @@ def test_a_tenant_at_its_cap_evicts_its_own_pages_and_preempts_its_own_requests(
     flood(engine, 12)
     while engine.scheduler.waiting or len(engine.scheduler.running) > 1:
         engine.turn()
-        assert engine.cache.page_shares.n_owned["flood"] <= 16
+        assert engine.cache.page_quotas.n_owned["flood"] <= 16
         assert not any(request.phase is Phase.WAITING and request.first_row is not None for request in others)
         if others[-1].phase is Phase.FINISHED:
             others.append(add(engine, "other", n_prompt=8, max_tokens=40))
@@ -268,7 +268,7 @@ def test_floors_hold_in_the_host_tier_too(n_choices: int) -> None:
     flood(engine, 40)
     engine.run()
     assert engine.host.n_evicted > 0
-    assert engine.host.page_shares.n_owned["kept"] >= 12
+    assert engine.host.page_quotas.n_owned["kept"] >= 12
     assert engine.host.tree.match(Namespace("kept"), token_bytes(tokens)) == 48
     finish(engine)
 
@@ -304,11 +304,11 @@ def test_any_arrivals_keep_floors_and_caps(
         for _ in range(n_turns):
             busy = {one.sender for name, one in engine.requests.items() if name not in engine.ended}
             busy |= {one.sender for one in engine.scheduler.running.releasing}
-            before = [dict(tier.page_shares.n_owned) for tier in tiers]
+            before = [dict(tier.page_quotas.n_owned) for tier in tiers]
             engine.turn()
             for tier, n_owned in zip(tiers, before, strict=True):
                 for one in tenants:
-                    now = tier.page_shares.n_owned.get(one.name, 0)
+                    now = tier.page_quotas.n_owned.get(one.name, 0)
                     assert now <= one.max_page_share * tier.n_pages
                     if one.name not in busy and one.has_page_share and not engine.scheduler.is_copying:
                         assert now >= min(n_owned[one.name], int(one.min_page_share * tier.n_pages))

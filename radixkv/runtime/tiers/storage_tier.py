@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.tiers.load_cost import LoadCost
-from radixkv.runtime.tiers.stores.disk_changes import DiskChanges
+from radixkv.runtime.tiers.storage_changes import StorageChanges
 from radixkv.runtime.tiers.stores.page_keys import KeyChain, namespace_key
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageStore
 from radixkv.runtime.tiers.tier_link import MAX_OFFERS_PER_TURN, Load, Offer, Store, TierLink
@@ -50,7 +50,7 @@ class Lookup:
 
 
 @dataclass(slots=True, eq=False)
-class DiskTier(TierLink[StoredPages, Fetch]):
+class StorageTier(TierLink[StoredPages, Fetch]):
     """Writes the pages that enter the host tier to a page store, and fetches them into free slots.
 
     What other servers have written to a store that they share is looked up, once for each prompt.
@@ -77,13 +77,13 @@ class DiskTier(TierLink[StoredPages, Fetch]):
     _lookups: dict[int, Lookup] = field(default_factory=dict)
     _spared: dict[WaitingPrompt, tuple[list[bytes], int]] = field(default_factory=dict)
     """The keys of each waiting prompt, and how many of the first ones the store had when it was last asked."""
-    changes: DiskChanges = field(init=False)
+    changes: StorageChanges = field(init=False)
     """Records which pages enter and leave the store, once it is told to."""
     _chain: KeyChain = field(init=False)
 
     def __post_init__(self) -> None:
         self._chain = KeyChain(self.root, self.host.page_size * TOKEN_BYTES)
-        self.changes = DiskChanges(self.store, self._chain, self.host.page_size * TOKEN_BYTES)
+        self.changes = StorageChanges(self.store, self._chain, self.host.page_size * TOKEN_BYTES)
         self.upper, self._upper_part = self.host, 4
         self._max_pages_in_store = _MAX_WRITTEN_BYTES // self.store.page_bytes
 

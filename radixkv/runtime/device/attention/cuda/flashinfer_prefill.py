@@ -17,7 +17,7 @@ from radixkv.runtime.device.attention.cuda.flashinfer import (
     fa2_tile,
 )
 from radixkv.runtime.device.attention.cuda.flashinfer_modules import FlashInferKernel
-from radixkv.runtime.device.attention.cuda.prompts import PromptLaunches, PromptRows, causal_tiles
+from radixkv.runtime.device.attention.cuda.prefill import PrefillBatch, PromptLaunches, causal_tiles
 from radixkv.runtime.device.attention.cuda.sinks import apply_sinks
 from radixkv.runtime.device.attention.cuda.work_items import Fa2Fields
 from radixkv.runtime.device.kv_dtype import FP8
@@ -26,8 +26,8 @@ from radixkv.runtime.device.memory.cuda.staging import StagingBuffer, StagingLay
 from radixkv.runtime.device.ops.cuda.fp8 import round_to_fp8
 
 
-class FlashInferPrompts:
-    """Prompt attention of one model on one GPU by FlashInfer; see ``PromptAttention``.
+class FlashInferPrefill:
+    """Prompt attention of one model on one GPU by FlashInfer; see ``PrefillAttention``.
 
     Args:
         kernel: ``fa3`` on Hopper alone.
@@ -63,7 +63,7 @@ class FlashInferPrompts:
         else:
             self._fa2_kernels = {window: Fa2Kernel(self._shape, window, tables) for window in self._windows}
 
-    def plan(self, rows: PromptRows) -> PromptLaunches:
+    def plan(self, rows: PrefillBatch) -> PromptLaunches:
         """Plans the rows, and sends the plan on the current stream without waiting."""
         lse = None
         if self._has_sinks:
@@ -71,9 +71,9 @@ class FlashInferPrompts:
             lse = torch.empty(n_tokens, self._shape.n_heads, dtype=torch.float32, device=self._device)
         launches = self._fa3_launches(rows, lse) if self._uses_fa3 else self._fa2_launches(rows, lse)
         rounds_queries = self._uses_fa3 and self._shape.kv_dtype == FP8
-        return {window: FlashInferPromptLaunch(launch, rounds_queries, lse) for window, launch in launches.items()}
+        return {window: FlashInferPrefillLaunch(launch, rounds_queries, lse) for window, launch in launches.items()}
 
-    def _fa3_launches(self, rows: PromptRows, lse: Tensor | None) -> Mapping[int | None, FlashInferLaunch]:
+    def _fa3_launches(self, rows: PrefillBatch, lse: Tensor | None) -> Mapping[int | None, FlashInferLaunch]:
         schedule = Fa3Schedule.build(
             rows.firsts,
             rows.n_tokens,
@@ -86,7 +86,7 @@ class FlashInferPrompts:
         sent = to_device(schedule.values, self._device)
         return {window: kernel.launch(sent, schedule.plan, lse=lse) for window, kernel in self._fa3_kernels.items()}
 
-    def _fa2_launches(self, rows: PromptRows, lse: Tensor | None) -> Mapping[int | None, FlashInferLaunch]:
+    def _fa2_launches(self, rows: PrefillBatch, lse: Tensor | None) -> Mapping[int | None, FlashInferLaunch]:
         tile = fa2_tile(self._shape.head_dim)
         items = causal_tiles(
             rows.firsts, rows.n_tokens, rows.lengths, rows.first_entries, tile=tile // self._shape.group
@@ -110,7 +110,7 @@ class FlashInferPrompts:
 
 
 @dataclass(frozen=True)
-class FlashInferPromptLaunch:
+class FlashInferPrefillLaunch:
     """A planned call of FlashInfer's kernel; see ``PromptLaunches``."""
 
     launch: FlashInferLaunch

@@ -1,4 +1,4 @@
-"""Transfers between the device's page cache and the host tier's: which prompts are loaded, and from where."""
+"""HostTier between the device's page cache and the host tier's: which prompts are loaded, and from where."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.finished import wait_readable
 from radixkv.runtime.step.page_copier import PageCopier
-from radixkv.runtime.tiers.disk_tier import DiskTier, Fetch, Lookup
 from radixkv.runtime.tiers.load_cost import LoadCost
+from radixkv.runtime.tiers.storage_tier import Fetch, Lookup, StorageTier
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
 from radixkv.runtime.tiers.tier_link import Load, Offer, Store, TierLink
 from radixkv.settings.config import LoadPolicy, WritePolicy
@@ -48,7 +48,7 @@ class CachedPrefixes(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Transfers(TierLink[BlockTable, HostLoad]):
+class HostTier(TierLink[BlockTable, HostLoad]):
     """Keeps a copy of computed pages in the host tier, and copies them back to the device when a prompt needs them.
 
     The host tier is a ``PageCache`` of its own, whose pages are host slots. So neither tree ever has a page without
@@ -72,7 +72,7 @@ class Transfers(TierLink[BlockTable, HostLoad]):
     device: PageCache
     host: PageCache
     copier: PageCopier
-    disk: DiskTier | None = None
+    disk: StorageTier | None = None
     load_policy: LoadPolicy = "auto"
     write_policy: WritePolicy = "through"
     cost: LoadCost = field(default_factory=LoadCost)

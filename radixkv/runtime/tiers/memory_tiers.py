@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.protocols import Queue, TierChanges, TierHits, Tiers
 from radixkv.runtime.request import Phase, Request
-from radixkv.runtime.seams import Queue, TierChanges, TierHits, Tiers
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.runtime.tiers.disk_tier import Fetch, Lookup
+from radixkv.runtime.tiers.host_tier import HostLoad, HostTier
 from radixkv.runtime.tiers.stats import disk_stats, host_stats
-from radixkv.runtime.tiers.transfers import HostLoad, Transfers
+from radixkv.runtime.tiers.storage_tier import Fetch, Lookup
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.cache_messages import Tier
@@ -61,15 +61,15 @@ class MemoryTiers(Tiers):
     Args:
         cache: the page cache of the device.
         waiting: where the requests come from.
-        transfers: makes the copies.
+        host_tier: makes the copies.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, cache: PageCache, waiting: Queue, transfers: Transfers, clock: Callable[[], float]) -> None:
+    def __init__(self, cache: PageCache, waiting: Queue, host_tier: HostTier, clock: Callable[[], float]) -> None:
         self._cache = cache
         self._waiting = waiting
-        self._transfers = transfers
-        self.host = transfers.host
+        self._host_tier = host_tier
+        self.host = host_tier.host
         self._clock = clock
         self._loads: dict[Request, _Loading] = {}
         """The loading and loaded requests, in the order in which their loads began."""
@@ -100,21 +100,21 @@ class MemoryTiers(Tiers):
 
     def block_tables(self) -> list[BlockTable]:
         """Returns the device's block tables of the loading and loaded requests, and of all copies. O(requests)."""
-        return [*(load.blocks for load, _ in self._loads.values()), *self._transfers.block_tables()]
+        return [*(load.blocks for load, _ in self._loads.values()), *self._host_tier.block_tables()]
 
     @property
     def is_busy(self) -> bool:
         """Whether pages are being copied between tiers. O(1)."""
-        return self._transfers.is_busy
+        return self._host_tier.is_busy
 
     @property
     def delays_requests(self) -> bool:
         """Whether pages are being copied for which requests may wait: to any tier but the disk. O(1)."""
-        return self._transfers.delays_requests
+        return self._host_tier.delays_requests
 
     def watch(self, waiting: Callable[[], Iterable[WaitingPrompt]]) -> None:
         """Lets the host tier evict what waiting prompts need last."""
-        self._transfers.host.waiting = waiting
+        self._host_tier.host.waiting = waiting
 
     def loaded(self) -> list[Request]:
         """The loaded requests, the first to be admitted first. O(requests · log requests)."""
@@ -142,11 +142,11 @@ class MemoryTiers(Tiers):
             Whether the request has left the waiting queue. If not, it is to be computed from what the device has,
             or there are too few pages for it.
         """
-        transfers = self._transfers
+        host_tier = self._host_tier
         if not request.uses_tiers or request.recovery.is_retried or request.recovery.bypasses_tree:
             return False
-        cached = transfers.match(request.namespace, request.key)
-        joined = transfers.find_load(request.namespace, request.key, cached.n_device)
+        cached = host_tier.match(request.namespace, request.key)
+        joined = host_tier.find_load(request.namespace, request.key, cached.n_device)
         if joined is not None:
             self._take(request)
             self._joined[request] = joined
@@ -157,18 +157,18 @@ class MemoryTiers(Tiers):
         wait = self._waits.get(request)
         if wait is None or wait.uses_disk:
             looks_up = wait is None or not wait.is_looked_up
-            fetch = transfers.find_fetch(request.namespace, request.key, cached, looks_up=looks_up)
+            fetch = host_tier.find_fetch(request.namespace, request.key, cached, looks_up=looks_up)
             if fetch is not None:
                 self._take(request)
                 self._joined[request] = fetch
                 return True
-        if not transfers.should_load(cached):
+        if not host_tier.should_load(cached):
             if cached.n_beyond_device:
-                transfers.count_declined()
+                host_tier.count_declined()
             return False
         n_pages = self._cache.pages_for(request.n_known)
         n_kept = self._cache.n_available_to(request.namespace) - n_available
-        load = transfers.begin_load(request.namespace, request.key, n_pages, n_kept)
+        load = host_tier.begin_load(request.namespace, request.key, n_pages, n_kept)
         if load is None:
             return False
         self._take(request)
@@ -186,7 +186,7 @@ class MemoryTiers(Tiers):
         Returns:
             Whether a load has finished, or loaded pages are available again.
         """
-        has_finished = self._transfers.advance()
+        has_finished = self._host_tier.advance()
         for request, copy in list(self._joined.items()):
             if copy.is_done:
                 wait = self._waits[request]
@@ -257,14 +257,14 @@ class MemoryTiers(Tiers):
         if self._joined.pop(request, None) is None:
             load, n_missing = self._loads.pop(request)
             self.n_promised -= n_missing
-            self._transfers.leave(load)
+            self._host_tier.leave(load)
 
     def used(self, request: Request) -> None:
         """Offers the cached prefix on which a request is admitted. O(pages leased)."""
         blocks = request.blocks
         if request.uses_tiers and blocks.n_leased:
             n_bytes = blocks.n_leased * self._cache.page_size * TOKEN_BYTES
-            self._transfers.offer_used(request.namespace, request.key[:n_bytes])
+            self._host_tier.offer_used(request.namespace, request.key[:n_bytes])
 
     def computed(self, plan: StepPlan, requests: Sequence[Request]) -> None:
         """Offers what a step has computed. O(rows), and the tokens of those requests that are due."""
@@ -274,7 +274,7 @@ class MemoryTiers(Tiers):
             is_due = index >= plan.n_decode or end >= n_offered.get(request, 0) + _OFFERED_TOKENS
             if is_due and request.uses_tiers and request.phase is Phase.RUNNING:
                 n_offered[request] = end
-                self._transfers.offer_computed(request.namespace, bytes(request.tokens[: end * TOKEN_BYTES]))
+                self._host_tier.offer_computed(request.namespace, bytes(request.tokens[: end * TOKEN_BYTES]))
 
     def forked(self, parent: Request, fork: Request) -> None:
         """Counts as offered for a fork what was offered for its parent. O(1)."""
@@ -285,7 +285,7 @@ class MemoryTiers(Tiers):
         """Offers what is computed of a request. O(tokens)."""
         self._n_offered.pop(request, None)
         if request.uses_tiers and request.blocks.can_commit:
-            self._transfers.offer_computed(request.namespace, bytes(request.tokens))
+            self._host_tier.offer_computed(request.namespace, bytes(request.tokens))
 
     def ended(self, choices: Sequence[Request]) -> tuple[float, float] | None:
         """Forgets the choices of a request; returns the wait of the first one that has waited. O(choices)."""
@@ -296,46 +296,46 @@ class MemoryTiers(Tiers):
 
     def step_done(self, plan: StepPlan, device_seconds: float) -> None:
         """Learns from a step how long it takes to compute a token of a prompt. O(rows)."""
-        self._transfers.cost.add_step(plan.n_prompt_tokens, plan.n_tokens, device_seconds)
+        self._host_tier.cost.add_step(plan.n_prompt_tokens, plan.n_tokens, device_seconds)
 
     def find(self, namespace: Namespace, tokens: bytes) -> TierHits:
         """Returns what the tiers have of a prompt beyond the device. O(edges), with a disk tier O(tokens)."""
-        transfers = self._transfers
-        cached = transfers.match(namespace, tokens)
-        with_disk = transfers.match_disk(namespace, tokens, cached)
+        host_tier = self._host_tier
+        cached = host_tier.match(namespace, tokens)
+        with_disk = host_tier.match_disk(namespace, tokens, cached)
         n_used = len(tokens) // TOKEN_BYTES - 1  # a request computes at least one prompt token
         n_in_host = max(0, min(cached.n_host, n_used) - cached.n_device)
         n_on_disk = max(0, min(with_disk.n_disk, n_used) - max(cached.n_host, cached.n_device))
         return TierHits(
             n_in_host,
-            is_loaded=n_in_host > 0 and transfers.should_load(cached),
-            min_loaded_tokens=transfers.cost.min_tokens if transfers.load_policy == "auto" else None,
+            is_loaded=n_in_host > 0 and host_tier.should_load(cached),
+            min_loaded_tokens=host_tier.cost.min_tokens if host_tier.load_policy == "auto" else None,
             n_on_disk=n_on_disk,
-            is_fetched=n_on_disk > 0 and transfers.should_load(with_disk),
+            is_fetched=n_on_disk > 0 and host_tier.should_load(with_disk),
             n_beyond_device=with_disk.n_beyond_device,
             n_beyond_host=with_disk.n_beyond_host,
         )
 
     def flush(self) -> None:
         """Empties all tiers, and drops the offers. O(nodes · log leaves + slots freed + pages on disk)."""
-        self._transfers.flush()
+        self._host_tier.flush()
 
     def invalidate(self, namespace: Namespace, tokens: bytes, lowest: Tier) -> tuple[int | None, int | None]:
         """Drops every sequence that begins with ``tokens``, also from copies in flight."""
-        has_disk = self._transfers.disk is not None
+        has_disk = self._host_tier.disk is not None
         if lowest == "device":
             return 0, 0 if has_disk else None
-        dropped = self._transfers.invalidate(namespace, tokens, drops_disk=lowest == "storage")
+        dropped = self._host_tier.invalidate(namespace, tokens, drops_disk=lowest == "storage")
         return dropped[0], dropped[1] if has_disk else None
 
     def stats(self) -> tuple[HostStats | None, DiskStats | None]:
         """Returns the counters and gauges of host tier and disk tier. O(1)."""
-        disk = self._transfers.disk
-        return host_stats(self._transfers, len(self)), None if disk is None else disk_stats(disk)
+        disk = self._host_tier.disk
+        return host_stats(self._host_tier, len(self)), None if disk is None else disk_stats(disk)
 
     def changes(self) -> list[TierChanges]:
         """Begins to record the changes of host tier and disk tier; returns their sources. O(1)."""
-        host, disk = self._transfers.host, self._transfers.disk
+        host, disk = self._host_tier.host, self._host_tier.disk
         tiers = [TierChanges("CPU", host.tree.record_changes(), host.tree.computed_pages)]
         if disk is not None:
             disk.changes.is_on = True
@@ -344,15 +344,15 @@ class MemoryTiers(Tiers):
 
     def check(self) -> None:
         """Checks that every host slot is in exactly one place. O(slots). Raises ``InvariantError``."""
-        self._transfers.check()
+        self._host_tier.check()
 
     def descriptors(self) -> list[int]:
         """Returns descriptors of which one is readable when a copy has finished."""
-        return self._transfers.descriptors()
+        return self._host_tier.descriptors()
 
     def close(self, timeout_s: float) -> None:
         """Ends the copies, and frees the memory. Writes to disk what was offered, as far as the time allows."""
-        self._transfers.close(timeout_s)
+        self._host_tier.close(timeout_s)
 
     def _take(self, request: Request) -> None:
         self._waiting.remove(request)

@@ -11,7 +11,7 @@ from sortedcontainers import SortedSet
 from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES
 
 
-class IndexedFile(NamedTuple):
+class IndexedPage(NamedTuple):
     """One page file."""
 
     key: bytes
@@ -31,7 +31,7 @@ class IndexedFile(NamedTuple):
         return self.key[DIGEST_BYTES:]
 
 
-class FileIndex:
+class PageIndex:
     """Page files by key. The first to go is the least recently used page that no other page continues.
 
     A page is of no use without those before it, and those may not have been read for long: the host tier has them.
@@ -41,7 +41,7 @@ class FileIndex:
     ``in``, ``len`` and ``run`` are safe in any thread; everything else needs a lock.
     """
 
-    def __init__(self, files: Iterable[IndexedFile] = ()) -> None:
+    def __init__(self, files: Iterable[IndexedPage] = ()) -> None:
         self._files = {file.digest: file for file in files}
         self._n_children: dict[bytes, int] = {}
         """Number of files whose key continues a digest, if not 0."""
@@ -65,7 +65,7 @@ class FileIndex:
         """Returns the number of leading keys that are in the index. O(that number)."""
         return next((n for n, key in enumerate(keys) if key not in self), len(keys))
 
-    def add(self, file: IndexedFile) -> None:
+    def add(self, file: IndexedPage) -> None:
         """Adds a file that is not in the index. O(log files)."""
         assert file.digest not in self._files
         self._files[file.digest] = file
@@ -84,7 +84,7 @@ class FileIndex:
         self._leaves.discard((file.tick, digest))
         self._add_leaf(self._files[digest])
 
-    def remove(self, key: bytes) -> IndexedFile | None:
+    def remove(self, key: bytes) -> IndexedPage | None:
         """Removes a file and returns it; None if it is not in the index. O(log files)."""
         if (file := self._files.pop(key[:DIGEST_BYTES], None)) is None:
             return None
@@ -116,7 +116,7 @@ class FileIndex:
         """Returns whether the index has a page that continues ``key``. O(1)."""
         return key[:DIGEST_BYTES] in self._n_children
 
-    def first_to_go(self) -> IndexedFile | None:
+    def first_to_go(self) -> IndexedPage | None:
         """Returns the least recently used page that no other page continues; None if there is none.
 
         If all of them are spared, it is the one that is needed last. O(1), or O(spared pages).
@@ -126,11 +126,11 @@ class FileIndex:
         spared = [one for one in self._spared if one in self._files and one not in self._n_children]
         return self._files[max(spared, key=self._spared.__getitem__)] if spared else None
 
-    def files(self) -> list[IndexedFile]:
+    def files(self) -> list[IndexedPage]:
         """Returns all files. O(files)."""
         return list(self._files.values())
 
-    def files_below(self, key: bytes) -> list[IndexedFile]:
+    def files_below(self, key: bytes) -> list[IndexedPage]:
         """Returns the files of all pages that continue ``key``, and its own if it is a page's. O(files)."""
         children: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for file in self._files.values():
@@ -140,7 +140,7 @@ class FileIndex:
             found += children[digest]
         return [self._files[digest] for digest in found if digest in self._files]
 
-    def remove_below(self, key: bytes, leading: Sequence[bytes] = ()) -> list[IndexedFile]:
+    def remove_below(self, key: bytes, leading: Sequence[bytes] = ()) -> list[IndexedPage]:
         """Removes ``files_below`` of a key, and leading pages that no other page continues then. O(files).
 
         Args:
@@ -160,7 +160,7 @@ class FileIndex:
                 files.append(file_before)
         return files
 
-    def _add_leaf(self, file: IndexedFile) -> None:
+    def _add_leaf(self, file: IndexedPage) -> None:
         """Lists a file among the first to go, if no other continues it, and it is not spared."""
         if file.digest not in self._n_children and file.digest not in self._spared:
             self._leaves.add((file.tick, file.digest))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from radixkv.runtime.request import Phase, Request
+from radixkv.runtime.tiers.host_tier import CachedPrefixes
 from radixkv.runtime.tiers.load_cost import LoadCost
-from radixkv.runtime.tiers.transfers import CachedPrefixes
 from radixkv.tree.node import Namespace
 from support.engine import Engine, name_of, prompt, token_bytes
 from support.evicting import evict_all
@@ -27,8 +27,8 @@ def restarted_engine(n_tokens: int = 40, **settings: object) -> Engine:
 
 def write_all(engine: Engine) -> None:
     """Stores and writes everything that was offered."""
-    transfers = engine.transfers
-    while transfers.is_busy or transfers.n_offers or transfers.disk.n_offers:
+    host_tier = engine.host_tier
+    while host_tier.is_busy or host_tier.n_offers or host_tier.disk.n_offers:
         engine.finish_copies()
         engine.scheduler.schedule()
 
@@ -76,7 +76,7 @@ def test_a_request_fetches_once_only_if_pages_cannot_be_read() -> None:
     assert request.phase is Phase.FINISHED, "it fetches without end"
     finish(engine)
     assert sources(request) == (8, 8, 8)
-    assert engine.transfers.disk.store.counts.n_lost == 0, "the store has them still"
+    assert engine.host_tier.disk.store.counts.n_lost == 0, "the store has them still"
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -109,7 +109,7 @@ def test_an_abort_during_a_fetch() -> None:
     again = engine.add(prompt(40))
     finish(engine)
     assert again.cache_use.counted.n_loaded == 39
-    assert engine.transfers.disk.counters.n_pages_loaded == 10, "the second request fetched again"
+    assert engine.host_tier.disk.counters.n_pages_loaded == 10, "the second request fetched again"
 
 
 def test_a_flush_during_a_fetch() -> None:
@@ -117,7 +117,7 @@ def test_a_flush_during_a_fetch() -> None:
     engine.add(prompt(40))
     engine.turn()
     assert engine.store.in_flight
-    engine.transfers.flush()
+    engine.host_tier.flush()
     engine.cache.flush()
     again = engine.add(prompt(40))
     finish(engine)
@@ -143,7 +143,7 @@ def test_an_invalidation_after_a_fetch_was_read_drops_its_pages() -> None:
     engine.invalidate(Namespace(), token_bytes(prompt(16)))
     finish(engine)
     assert sources(request) == (0, 0, 0)
-    assert engine.transfers.disk.counters.n_pages_loaded == 10, "they were read, and not used"
+    assert engine.host_tier.disk.counters.n_pages_loaded == 10, "they were read, and not used"
 
 
 def test_an_invalidation_leaves_what_another_sequence_needs() -> None:
@@ -176,20 +176,20 @@ def test_an_invalidation_lets_the_writes_of_others_go_on() -> None:
 
 def test_a_policy_of_never_fetches_nothing() -> None:
     engine = restarted_engine()
-    engine.transfers.load_policy = "never"
+    engine.host_tier.load_policy = "never"
     request = engine.add(prompt(40))
     finish(engine)
     assert sources(request) == (0, 0, 0)
-    assert engine.transfers.disk.counters.n_pages_loaded == 0
+    assert engine.host_tier.disk.counters.n_pages_loaded == 0
 
 
 def test_a_fetch_is_tried_again_after_many_that_were_declined() -> None:
     engine = restarted_engine()
-    transfers, tokens = engine.transfers, token_bytes(prompt(40))
-    transfers.load_policy = "auto"
-    transfers.cost.add_step(1000, 1000, 10.0)
-    transfers.cost.add_fetch(1, 100.0)  # the first read of a sleeping disk
-    fetches = [transfers.find_fetch(Namespace(), tokens, CachedPrefixes(0, 0)) for _ in range(40)]
+    host_tier, tokens = engine.host_tier, token_bytes(prompt(40))
+    host_tier.load_policy = "auto"
+    host_tier.cost.add_step(1000, 1000, 10.0)
+    host_tier.cost.add_fetch(1, 100.0)  # the first read of a sleeping disk
+    fetches = [host_tier.find_fetch(Namespace(), tokens, CachedPrefixes(0, 0)) for _ in range(40)]
     assert fetches[0] is None
     assert fetches[-1] is not None
     finish(engine)
@@ -201,12 +201,12 @@ def engine_with_half_in_the_host_tier(fetch_s_per_token: float) -> Engine:
     engine = restarted_engine()
     engine.add(prompt(20), max_tokens=1)
     engine.run()
-    transfers, disk = engine.transfers, engine.transfers.disk
-    transfers.load_policy, transfers.cost = "auto", LoadCost()
+    host_tier, disk = engine.host_tier, engine.host_tier.disk
+    host_tier.load_policy, host_tier.cost = "auto", LoadCost()
     disk.cost = LoadCost()  # takes what the fake store measures
-    transfers.cost.add_step(1000, 1000, 100.0)
-    transfers.cost.add_load(1000, 1.0)
-    transfers.cost.add_fetch(1, fetch_s_per_token)
+    host_tier.cost.add_step(1000, 1000, 100.0)
+    host_tier.cost.add_load(1000, 1.0)
+    host_tier.cost.add_fetch(1, fetch_s_per_token)
     evict_all(engine.cache)
     engine.check_invariants()
     return engine
@@ -223,9 +223,9 @@ def test_a_gain_from_the_host_tier_does_not_pay_for_a_slow_disk(fetch_s_per_toke
 
 def test_loads_from_the_host_tier_do_not_put_off_the_next_try_of_a_fetch() -> None:
     engine = engine_with_half_in_the_host_tier(0.11)
-    n_fetched, transfers = [], engine.transfers
+    n_fetched, host_tier = [], engine.host_tier
     for _ in range(34):
-        fetch = transfers.find_fetch(Namespace(), token_bytes(prompt(40)), CachedPrefixes(0, 20))
+        fetch = host_tier.find_fetch(Namespace(), token_bytes(prompt(40)), CachedPrefixes(0, 20))
         n_fetched.append(0 if fetch is None else 20)
         request = engine.add(prompt(20), max_tokens=1)
         engine.run()
@@ -238,7 +238,7 @@ def test_loads_from_the_host_tier_do_not_put_off_the_next_try_of_a_fetch() -> No
 
 def test_a_turn_looks_at_a_bounded_number_of_offers() -> None:
     engine = restarted_engine()
-    disk = engine.transfers.disk
+    disk = engine.host_tier.disk
     for _ in range(1000):
         disk.offer(Namespace(), token_bytes(prompt(40)))
     disk.advance()

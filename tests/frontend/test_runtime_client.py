@@ -14,12 +14,12 @@ import pytest
 from msgspec.structs import replace
 
 from radixkv.errors import InvalidRequest, WireError
-from radixkv.frontend import client as client_module
-from radixkv.frontend.client import RuntimeClient
+from radixkv.frontend import runtime_client as client_module
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeSilent
 from radixkv.frontend.in_flight import Arrival, TokenDelta
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.process import SLOW_READER_TIMEOUT_MS, open_listener
+from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.runtime.process import RuntimeServer, _bind
 from radixkv.wire.cache_messages import Invalidate
 from radixkv.wire.cache_use import CacheUse

@@ -290,7 +290,7 @@ class Tiers:
 
     A request may *load*: it leaves the waiting queue until pages of its prompt have been copied to the device. Then
     it has a block table with these pages, and is admitted before all waiting requests. A server with tiers has
-    ``tiers/loading.py`` in its place.
+    ``tiers/memory_tiers.py`` in its place.
     """
 
     host: PageCache | None = None

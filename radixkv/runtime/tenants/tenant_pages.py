@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from radixkv.errors import ConfigError, InvariantError
 from radixkv.runtime.cache.block_table import BlockTable
-from radixkv.runtime.cache.page_shares import PageShares
+from radixkv.runtime.cache.page_quotas import PageQuotas
 from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.evictable import OTHERS
 from radixkv.tree.node import Namespace
 from radixkv.tree.radix_tree import RadixTree
 
 
-class TenantPages(PageShares):
+class TenantPages(PageQuotas):
     """Counts the pages of tenants with a share of them, and keeps their floors and caps.
 
     A tenant *owns* the pages that are cached in its namespaces, detached ones too, and those that are private to

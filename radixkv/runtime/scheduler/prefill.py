@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.protocols import Queue, Shares, Tiers
 from radixkv.runtime.request import FirstRow, Phase, Request
 from radixkv.runtime.scheduler.misses import find_miss
 from radixkv.runtime.scheduler.running import RunningRequests
-from radixkv.runtime.seams import Queue, Shares, Tiers
 from radixkv.runtime.step.plan import Row
 
 
@@ -20,7 +20,7 @@ class PlannedRow(NamedTuple):
     row: Row
 
 
-class PromptRows:
+class PrefillRows:
     """Plans the rows of prompts, and with them which waiting requests are admitted.
 
     Args:

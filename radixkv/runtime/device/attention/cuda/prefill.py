@@ -15,7 +15,7 @@ from radixkv.runtime.device.attention.cuda.work_items import Ints, WorkItems
 
 
 @dataclass(frozen=True)
-class PromptRows:
+class PrefillBatch:
     """Prompt rows as ranges of block tables. The tokens of consecutive rows are consecutive.
 
     If all layers have windows, rows begin at the first page that they read: kernels load whole tiles of positions
@@ -41,7 +41,7 @@ class PromptRows:
         windows: Sequence[int | None],
         width: int,
         page_size: int,
-    ) -> PromptRows:
+    ) -> PrefillBatch:
         """Returns the rows of a step.
 
         Args:
@@ -62,14 +62,14 @@ PromptLaunches = Mapping[int | None, Callable[[LayerTensors], None]]
 """By window: what enqueues attention of the planned rows in each layer that has it."""
 
 
-class PromptAttention(Protocol):
+class PrefillAttention(Protocol):
     """Attention of prompt rows by one kernel, chosen when the engine starts."""
 
     def connect(self, tables: Tensor) -> None:
         """Binds the block tables, [max_rows + 1, width] int32 at a fixed address, and loads the kernels."""
         ...
 
-    def plan(self, rows: PromptRows) -> PromptLaunches:
+    def plan(self, rows: PrefillBatch) -> PromptLaunches:
         """Plans the rows, and sends the plan on the current stream without waiting."""
         ...
 
@@ -94,7 +94,7 @@ def causal_tiles(firsts: Ints, n_tokens: Ints, lengths: Ints, first_entries: Int
     An item's queries are the last positions that it reads.
 
     Args:
-        firsts, n_tokens, lengths, first_entries: as in ``PromptRows``.
+        firsts, n_tokens, lengths, first_entries: as in ``PrefillBatch``.
         tile: queries per item.
     """
     n_tiles = -(-n_tokens // tile)

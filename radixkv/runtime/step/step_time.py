@@ -10,7 +10,7 @@ MIN_PROMPT_TOKENS = 256
 """A step with fewer, but some, is not measured: most of its time does not depend on their number."""
 
 
-class StepForecast:
+class StepTimeForecast:
     """Forecasts the duration of steps.
 
     A step of decode rows takes as long as the shorter of the last two with about as many rows. Prompts add a time

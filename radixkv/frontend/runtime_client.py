@@ -25,8 +25,8 @@ from radixkv.frontend.in_flight import (
     TokenDelta,
     WakeUp,
 )
+from radixkv.frontend.miss_counts import MissCounts
 from radixkv.frontend.miss_report import without_contents, without_copies
-from radixkv.frontend.misses import MissCounts
 from radixkv.settings.tenants import OPERATOR
 from radixkv.wire.cache_messages import (
     CacheCommand,

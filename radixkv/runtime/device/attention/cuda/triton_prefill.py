@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.attention.cuda.base import AttentionShape, LayerTensors
-from radixkv.runtime.device.attention.cuda.prompt_kernel import PromptTile, attend_prompts
-from radixkv.runtime.device.attention.cuda.prompts import PromptLaunches, PromptRows, causal_tiles
+from radixkv.runtime.device.attention.cuda.prefill import PrefillBatch, PromptLaunches, causal_tiles
+from radixkv.runtime.device.attention.cuda.prefill_kernel import PrefillTile, attend_prompts
 from radixkv.runtime.device.memory.cuda.array_copies import to_device
 
 _MIN_LARGE_SHARED_BYTES = 200_000
 """Shared memory per multiprocessor from which more keys of size 256 fit: they take up to 164,896 bytes."""
 
 
-def choose_prompt_tile(head_dim: int, shared_bytes: int) -> PromptTile:
+def choose_prefill_tile(head_dim: int, shared_bytes: int) -> PrefillTile:
     """Returns a tile that fits the GPU's registers and shared memory. Other tiles were not timed.
 
     Args:
@@ -26,12 +26,12 @@ def choose_prompt_tile(head_dim: int, shared_bytes: int) -> PromptTile:
         shared_bytes: shared memory of a multiprocessor.
     """
     if head_dim <= 128:
-        return PromptTile(128, 64, n_stages=3, n_warps=8)
-    return PromptTile(64, 64 if shared_bytes >= _MIN_LARGE_SHARED_BYTES else 32, n_stages=2, n_warps=8)
+        return PrefillTile(128, 64, n_stages=3, n_warps=8)
+    return PrefillTile(64, 64 if shared_bytes >= _MIN_LARGE_SHARED_BYTES else 32, n_stages=2, n_warps=8)
 
 
-class TritonPrompts:
-    """Prompt attention of one model on one GPU by ``attend_prompts``; see ``PromptAttention``.
+class TritonPrefill:
+    """Prompt attention of one model on one GPU by ``attend_prompts``; see ``PrefillAttention``.
 
     Triton compiles one kernel for each distinct window when it first runs, which takes seconds. Planning needs no
     memory but the items, 16 bytes for each tile of tokens.
@@ -49,33 +49,33 @@ class TritonPrompts:
         self._shape = shape
         self._windows = frozenset(windows)
         self._device = device
-        self._tile = choose_prompt_tile(shape.head_dim, shared_bytes)
+        self._tile = choose_prefill_tile(shape.head_dim, shared_bytes)
 
     def connect(self, tables: Tensor) -> None:
         """Binds the block tables."""
         self._tables = tables
 
-    def plan(self, rows: PromptRows) -> PromptLaunches:
+    def plan(self, rows: PrefillBatch) -> PromptLaunches:
         """Splits the rows into tiles, and sends them on the current stream without waiting."""
         n_tokens = self._tile.n_pairs // self._shape.group
         items = causal_tiles(rows.firsts, rows.n_tokens, rows.lengths, rows.first_entries, tile=n_tokens)
         columns = (items.first_queries, items.n_queries, items.first_entries, items.ends)
         sent = to_device(np.stack(columns, axis=1), self._device)
         return {
-            window: TritonPromptLaunch(self._tables, sent, window, self._shape.scale, self._tile)
+            window: TritonPrefillLaunch(self._tables, sent, window, self._shape.scale, self._tile)
             for window in self._windows
         }
 
 
 @dataclass(frozen=True)
-class TritonPromptLaunch:
+class TritonPrefillLaunch:
     """A planned call of ``attend_prompts``; see ``PromptLaunches``."""
 
     tables: Tensor
     items: Tensor
     window: int | None
     scale: float
-    tile: PromptTile
+    tile: PrefillTile
 
     def __call__(self, layer: LayerTensors) -> None:
         attend_prompts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.runtime.tiers.stores.file_index import FileIndex, IndexedFile
+from radixkv.runtime.tiers.stores.page_index import IndexedPage, PageIndex
 from support.page_files import START, keys_of
 
 RUNS = [[0], [0, 0], [0, 0, 0], [0, 1], [1]]
@@ -16,7 +16,7 @@ CHANGES = st.lists(
 )
 
 
-def first_to_go(files: dict[bytes, IndexedFile], spared: list[bytes]) -> IndexedFile | None:
+def first_to_go(files: dict[bytes, IndexedPage], spared: list[bytes]) -> IndexedPage | None:
     parents = {key[32:] for key in files}
     leaves = [file for file in files.values() if file.key[:32] not in parents]
     others = [file for file in leaves if file.key not in spared]
@@ -25,7 +25,7 @@ def first_to_go(files: dict[bytes, IndexedFile], spared: list[bytes]) -> Indexed
     return min(others, key=lambda file: file.tick, default=None)
 
 
-def below(files: dict[bytes, IndexedFile], key: bytes) -> set[bytes]:
+def below(files: dict[bytes, IndexedPage], key: bytes) -> set[bytes]:
     found = {key[:32]}
     for _ in range(5):
         found |= {other[:32] for other in files if other[32:] in found}
@@ -34,13 +34,13 @@ def below(files: dict[bytes, IndexedFile], key: bytes) -> set[bytes]:
 
 @given(CHANGES)
 def test_against_a_dict(changes: list[tuple[str, list[int]]]) -> None:
-    files = {keys_of(run)[-1]: IndexedFile(keys_of(run)[-1], 1, tick) for tick, run in enumerate(RUNS)}
-    index = FileIndex(files.values())
+    files = {keys_of(run)[-1]: IndexedPage(keys_of(run)[-1], 1, tick) for tick, run in enumerate(RUNS)}
+    index = PageIndex(files.values())
     spared: list[bytes] = []
     for tick, (change, run) in enumerate(changes, len(RUNS)):
         key = keys_of(run)[-1]
         if change == "add" and key not in files:
-            files[key] = IndexedFile(key, 1 + tick % 3, tick)
+            files[key] = IndexedPage(key, 1 + tick % 3, tick)
             index.add(files[key])
         elif change == "touch":
             index.touch(key, tick)
@@ -55,7 +55,7 @@ def test_against_a_dict(changes: list[tuple[str, list[int]]]) -> None:
             assert index.first_to_go() == oldest
             assert index.remove(oldest.key) == files.pop(oldest.key)
         elif change == "restart":
-            index, spared = FileIndex(files.values()), []
+            index, spared = PageIndex(files.values()), []
         assert (key in index) == (key in files)
         assert index.first_to_go() == first_to_go(files, spared)
         assert index.is_continued(key) == any(other[32:] == key[:32] for other in files)
