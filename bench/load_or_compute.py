@@ -125,7 +125,7 @@ def compute(executor: Executor, n_tokens: int, pages: Sequence[int]) -> None:
             table_pages=tuple(pages) if start == 0 else (),
             sampling=None,
         )
-        steps.append(executor.launch(StepPlan(number, (row,))).finish(None))
+        steps.append(executor.launch(StepPlan(number, (row,))).sample(None))
     for step in steps:
         step.result()
 

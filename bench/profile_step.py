@@ -35,7 +35,7 @@ from gpu import gpu_provenance
 from radixkv.checkpoints import resolve
 from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
 from radixkv.runtime.step.executor import Executor
-from radixkv.runtime.step.result import PendingStep
+from radixkv.runtime.step.result import SampledStep
 from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 
 
@@ -117,11 +117,11 @@ def profile_steps(executor: Executor, plans: Plans, n_steps: int) -> dict[str, A
 
 def run_overlapping(executor: Executor, plans: Plans, n_steps: int) -> list[float]:
     """Runs steps, each launched before the previous result is taken. Returns the seconds of each launch."""
-    launched: deque[PendingStep] = deque()
+    launched: deque[SampledStep] = deque()
     times_s = []
     for plan in islice(plans, n_steps):
         begun = time.perf_counter()
-        launched.append(executor.launch(plan).finish(None))
+        launched.append(executor.launch(plan).sample(None))
         times_s.append(time.perf_counter() - begun)
         if len(launched) > 1:
             launched.popleft().result()

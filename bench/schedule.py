@@ -211,22 +211,20 @@ class NullDevice:
     def close(self) -> None:
         """Does nothing: there is no memory to free."""
 
-    def launch(self, plan: StepPlan) -> NullPending:
+    def launch(self, plan: StepPlan) -> NullStep:
         self.n_rows = sum(row.sampling is not None for row in plan.rows)
         start = self._rng.randrange(len(self._tokens) - len(plan.rows))
-        return NullPending(
-            StepResult(tuple(self._tokens[start : start + len(plan.rows)]), (True,) * len(plan.rows))
-        )
+        return NullStep(StepResult(tuple(self._tokens[start : start + len(plan.rows)]), (True,) * len(plan.rows)))
 
 
 @dataclass
-class NullPending:
+class NullStep:
     """A step that is done."""
 
     outcome: StepResult
     is_done: bool = True
 
-    def finish(self, masks: None) -> NullPending:
+    def sample(self, masks: None) -> NullStep:
         return self
 
     def result(self) -> StepResult:

@@ -11,21 +11,21 @@ from typing import NamedTuple
 from radixkv.errors import DeviceError
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.runtime.step.result import PendingStep, RunningStep, StepResult, TokenMasks
+from radixkv.runtime.step.result import LaunchedStep, SampledStep, StepResult, TokenMasks
 from radixkv.runtime.step.step_time import StepTimeForecast
 
 
 @dataclass(slots=True)
 class _Step:
     plan: StepPlan
-    running: RunningStep
-    pending: PendingStep | None
+    launched: LaunchedStep
+    sampled: SampledStep | None
     """None while the step waits for its token masks."""
     begun_at: float
     """On the clock: when its launch began."""
 
 
-class FinishedStep(NamedTuple):
+class ComputedStep(NamedTuple):
     """A step whose result was taken."""
 
     plan: StepPlan
@@ -33,9 +33,9 @@ class FinishedStep(NamedTuple):
 
 
 class LaunchedSteps:
-    """Launches steps, finishes them with their token masks, and takes their results in order.
+    """Launches steps, samples them with their token masks, and takes their results in order.
 
-    Every step is finished before the next one is launched. One without masked rows is finished at its launch.
+    Every step is sampled before the next one is launched. One without masked rows is sampled at its launch.
 
     Args:
         executor: the device.
@@ -58,8 +58,8 @@ class LaunchedSteps:
 
     @property
     def waits_for_masks(self) -> bool:
-        """Whether the newest step has masked rows and is not finished, and all tokens before it are known."""
-        return len(self._steps) == 1 and self._steps[0].pending is None
+        """Whether the newest step has masked rows and is not sampled, and all tokens before it are known."""
+        return len(self._steps) == 1 and self._steps[0].sampled is None
 
     @property
     def seconds_left(self) -> float:
@@ -70,7 +70,7 @@ class LaunchedSteps:
         if len(self._steps) != 1 or not self._executor.is_asynchronous:
             return 0.0
         step = self._steps[0]
-        if step.pending is None or step.pending.is_done:
+        if step.sampled is None or step.sampled.is_done:
             return 0.0
         begun_at = max(step.begun_at, self._ended_at)
         return max(0.0, begun_at + self._forecast.seconds(step.plan) - self._clock())
@@ -80,24 +80,24 @@ class LaunchedSteps:
         begun_at = self._clock()
         self._steps.append(_Step(plan, self._executor.launch(plan), None, begun_at))
         if not plan.is_masked:
-            self.finish(None)
+            self.sample(None)
 
-    def finish(self, masks: TokenMasks | None) -> None:
-        """Finishes the newest step. Raises ``DeviceError``; the step is dropped then."""
+    def sample(self, masks: TokenMasks | None) -> None:
+        """Samples the newest step. Raises ``DeviceError``; the step is dropped then."""
         step = self._steps[-1]
         try:
-            step.pending = step.running.finish(masks)
+            step.sampled = step.launched.sample(masks)
         except DeviceError:
             self._steps.pop()
             raise
 
-    def take_result(self) -> FinishedStep:
+    def take_result(self) -> ComputedStep:
         """Waits for the oldest step. Raises ``DeviceError`` if it failed, with all steps launched after it."""
         step = self._steps.popleft()
-        assert step.pending is not None, "a step is finished before the next one is launched"
-        is_awaited = not step.pending.is_done
+        assert step.sampled is not None, "a step is sampled before the next one is launched"
+        is_awaited = not step.sampled.is_done
         try:
-            result = step.pending.result()
+            result = step.sampled.result()
         except DeviceError:
             self._discard()
             raise
@@ -106,7 +106,7 @@ class LaunchedSteps:
         ended_at = max(step.begun_at, self._ended_at) + result.device_seconds
         self._ended_at = now if is_awaited else min(now, ended_at)
         self._forecast.record(step.plan, result.device_seconds)
-        return FinishedStep(step.plan, result)
+        return ComputedStep(step.plan, result)
 
     def drop(self) -> None:
         """Forgets all steps, without waiting."""
@@ -117,6 +117,6 @@ class LaunchedSteps:
         while self._steps:
             step = self._steps.popleft()
             try:
-                (step.pending or step.running.finish(None)).result()
+                (step.sampled or step.launched.sample(None)).result()
             except DeviceError:
                 continue

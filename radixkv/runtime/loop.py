@@ -192,7 +192,7 @@ class Loop:
         """Fails timed-out requests, launches the next step, then takes the oldest step's result.
 
         The result is taken only if more than ``LOOKAHEAD`` steps are launched, or if nothing could be planned. A
-        launched step with masked rows is finished after that, when all tokens before it are known.
+        launched step with masked rows is sampled after that, when all tokens before it are known.
 
         Raises:
             DeviceLost: the device cannot be used any more.
@@ -223,7 +223,7 @@ class Loop:
                     f"and {len(self.scheduler.waiting)} waiting, but none of them fits into a step"
                 )
             self.is_waiting = True
-        messages += self._finish_step()
+        messages += self._sample_step()
         if not self.has_work:
             self.advance()
         self._counters.step_seconds += perf_counter() - started
@@ -321,13 +321,13 @@ class Loop:
         item = NewTokens(message.id, b"", message.choice, "abort")
         return [Tokens([item]), *([] if live.n_unfinished else [self._finish(live, "abort")])]
 
-    def _finish_step(self) -> list[FromRuntime]:
-        """Finishes the newest step if it waits for token masks and all tokens before it are known."""
+    def _sample_step(self) -> list[FromRuntime]:
+        """Samples the newest step if it waits for token masks and all tokens before it are known."""
         if not self._steps.waits_for_masks:
             return []
         masks = self._gate.masks(self.scheduler.launched_plans[-1].rows(), self.ready.vocab_size)
         try:
-            self._steps.finish(masks)
+            self._steps.sample(masks)
         except DeviceError:
             return self._to_messages(self.scheduler.fail())
         return []

@@ -11,7 +11,7 @@ from radixkv import LLM, SamplingParams
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.runtime.step.result import RunningStep
+from radixkv.runtime.step.result import LaunchedStep
 from radixkv.wire.messages import Cancel, Done, Failed, FromRuntime, Submit, Tokens, pack_tokens, unpack_tokens
 from radixkv.wire.stats import Stats
 
@@ -91,7 +91,7 @@ def record(llm: LLM) -> list[StepPlan]:
     executor = executor_of(llm)
     launch, plans = executor.launch, list[StepPlan]()
 
-    def record_and_launch(plan: StepPlan) -> RunningStep:
+    def record_and_launch(plan: StepPlan) -> LaunchedStep:
         plans.append(plan)
         return launch(plan)
 

@@ -11,20 +11,20 @@ from gpu_support import family, greedy, needs_flashinfer, opened, save
 
 from radixkv import LLM
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.runtime.step.result import PendingStep, RunningStep
+from radixkv.runtime.step.result import LaunchedStep, SampledStep
 
 pytestmark = needs_flashinfer
 
 
-def record_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[PendingStep]:
+def record_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[SampledStep]:
     """Returns a list that gets every step that is launched from now on."""
-    steps: list[PendingStep] = []
+    steps: list[SampledStep] = []
     launch = executor_of(llm).launch
 
-    def recorded_launch(plan: StepPlan) -> RunningStep:
-        running = launch(plan)
-        steps.append(running.finish(None))  # finished at its launch, since no row is masked
-        return running
+    def recorded_launch(plan: StepPlan) -> LaunchedStep:
+        launched = launch(plan)
+        steps.append(launched.sample(None))  # sampled at its launch, since no row is masked
+        return launched
 
     monkeypatch.setattr(executor_of(llm), "launch", recorded_launch)
     return steps

@@ -12,15 +12,15 @@ from gpu_support import NEAR_TIE, check_same_answers, family, greedy, opened, ra
 from radixkv import SamplingParams
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.runtime.step.result import PendingStep
+from radixkv.runtime.step.result import SampledStep
 
 
 def run_plans(executor: Executor, plans: list[StepPlan], n_ahead: int) -> list[tuple[int, ...]]:
     """Returns the tokens of each step, with ``n_ahead`` more steps launched before a result is taken."""
-    launched: deque[PendingStep] = deque()
+    launched: deque[SampledStep] = deque()
     tokens = []
     for plan in plans:
-        launched.append(executor.launch(plan).finish(None))
+        launched.append(executor.launch(plan).sample(None))
         if len(launched) > n_ahead:
             tokens.append(launched.popleft().result().tokens)
     return tokens + [pending.result().tokens for pending in launched]

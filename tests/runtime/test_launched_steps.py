@@ -72,7 +72,7 @@ class Device:
         def is_done(self) -> bool:
             return self._device.now >= self._done_at
 
-        def finish(self, masks: object) -> Device.Step:
+        def sample(self, masks: object) -> Device.Step:
             return self
 
         def result(self) -> StepResult:

@@ -19,7 +19,7 @@ from radixkv.wire import messages as wire
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 from support.engine import PoisoningList, token_bytes
-from support.fake_device import FakeDevice, FakePending, expected_output
+from support.fake_device import FakeDevice, FakeStep, expected_output
 from support.fake_grammars import FakeCompiler
 from support.scheduler import make_scheduler
 
@@ -29,7 +29,7 @@ EOS = 999
 class OneNamespaceDevice(FakeDevice):
     """A fake device for tests in which all requests have the default namespace."""
 
-    def launch(self, plan: StepPlan) -> FakePending:
+    def launch(self, plan: StepPlan) -> FakeStep:
         self.namespaces.update({row.batch_slot: Namespace() for row in plan.rows})
         return super().launch(plan)
 
@@ -296,7 +296,7 @@ def test_schedule_seconds_include_planning_and_results_but_not_the_device(
 
         monkeypatch.setattr(kind, name, slowed)
 
-    for kind, name in ((Scheduler, "schedule"), (Scheduler, "complete"), (FakePending, "result")):
+    for kind, name in ((Scheduler, "schedule"), (Scheduler, "complete"), (FakeStep, "result")):
         slow(kind, name)
     loop.receive(submit("a", 10, max_tokens=10))
     run(loop)

@@ -172,9 +172,9 @@ class Actions:
                 if update.finish_reason is not None:
                     self.known = [*self.known, unpack(bytes(update.request.tokens))][-12:]
 
-    def finish_step(self) -> None:
+    def sample_step(self) -> None:
         """Fills the masks of the newest step, if all tokens before it are known."""
-        self.engine.finish_step()
+        self.engine.sample_step()
 
     def abort(self, which: int, *, whole: bool) -> None:
         """Aborts one choice, or all choices of its request, the last first."""

@@ -36,7 +36,7 @@ from support.engine_invariants import check_pins, check_requests, check_slot_use
 from support.fake_copier import FakeCopier
 from support.fake_device import (
     FakeDevice,
-    FakePending,
+    FakeStep,
     KVValue,
     chain,
     expected_beams,
@@ -206,7 +206,7 @@ class Engine:
         """Ids of requests whose rows make a step fail."""
         self.rows: dict[tuple[int, int], Request] = {}
         """The request of each row, by (step, batch slot)."""
-        self.pending: deque[tuple[StepPlan, FakePending]] = deque()
+        self.pending: deque[tuple[StepPlan, FakeStep]] = deque()
         self._ids = count()
         self.check_invariants()
 
@@ -282,7 +282,7 @@ class Engine:
 
     def launch(self) -> StepPlan | None:
         """Launches the next step; before it, takes the results that the masks of an unfinished one depend on."""
-        while not self.finish_step():
+        while not self.sample_step():
             self.collect()
         plan = self.scheduler.schedule()
         if plan is not None:
@@ -309,7 +309,7 @@ class Engine:
             try:
                 self.pending.append((plan, self.device.launch(plan)))
                 if not plan.is_masked:
-                    self.pending[-1][1].finish(None)
+                    self.pending[-1][1].sample(None)
             except DeviceError:
                 while self.pending:
                     self.collect()
@@ -317,14 +317,14 @@ class Engine:
         self.check_invariants()
         return plan
 
-    def finish_step(self) -> bool:
-        """Finishes the newest step if all tokens before it are known; False if they are not."""
-        if not self.pending or self.pending[-1][1].is_finished:
+    def sample_step(self) -> bool:
+        """Samples the newest step if all tokens before it are known; False if they are not."""
+        if not self.pending or self.pending[-1][1].is_sampled:
             return True
         if len(self.pending) > 1:
             return False
         masks = fill_masks(self.scheduler.launched_plans[-1].rows(), FakeCompiler(), self.device.vocab_size)
-        self.pending[-1][1].finish(masks)
+        self.pending[-1][1].sample(masks)
         return True
 
     def invalidate(self, namespace: Namespace, tokens: bytes) -> Invalidated:
@@ -338,7 +338,7 @@ class Engine:
 
     def collect(self) -> list[Update]:
         """Takes the oldest step's result, after filling its masks if that was not done."""
-        self.finish_step()
+        self.sample_step()
         plan, pending = self.pending.popleft()
         try:
             result = pending.result()

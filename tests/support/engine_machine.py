@@ -90,8 +90,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.actions.collect()
 
     @rule()
-    def finish_step(self) -> None:
-        self.actions.finish_step()
+    def sample_step(self) -> None:
+        self.actions.sample_step()
 
     @rule(which=small, whole=st.booleans())
     def abort(self, which: int, whole: bool) -> None:

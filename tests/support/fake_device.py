@@ -172,21 +172,21 @@ def unpack(tokens: bytes) -> list[int]:
 
 
 @dataclass
-class FakePending:
+class FakeStep:
     device: FakeDevice
     plan: StepPlan
     done_at: float
     """When the device is done with the step, on its clock."""
     seconds: float
     """How long it takes."""
-    is_finished: bool = False
+    is_sampled: bool = False
     masks: dict[int, NDArray[np.int32]] = field(default_factory=dict)
     """By row of the plan."""
     outcome: StepResult | DeviceError | None = None
 
-    def finish(self, masks: TokenMasks | None) -> FakePending:
-        assert not self.is_finished, "a step is finished twice"
-        self.is_finished = True
+    def sample(self, masks: TokenMasks | None) -> FakeStep:
+        assert not self.is_sampled, "a step is sampled twice"
+        self.is_sampled = True
         if masks is not None:
             assert list(masks.rows) == sorted(set(masks.rows)), "masks are of ascending rows"
             for row, bits in zip(masks.rows, masks.bits, strict=True):
@@ -248,7 +248,7 @@ class FakeDevice:
     """By batch slot: the prompt's length, and all tokens that penalties count; None after a non-finite row."""
     copied_slots: set[tuple[int, int]] = field(default_factory=set)
     """KV slots that hold a copy, which the fork may overwrite."""
-    _queue: deque[FakePending] = field(default_factory=deque)
+    _queue: deque[FakeStep] = field(default_factory=deque)
     _runs_of: dict[int, tuple[SharedRun, ...]] = field(default_factory=dict)
     """The shared runs of each ``StepPlan.runs_id``."""
 
@@ -264,22 +264,22 @@ class FakeDevice:
     def close(self) -> None:
         self.n_closed += 1
 
-    def launch(self, plan: StepPlan) -> FakePending:
+    def launch(self, plan: StepPlan) -> FakeStep:
         if self.refuse_launches:
             self.refuse_launches -= 1
             raise DeviceError("the launch was refused")
-        assert all(pending.is_finished for pending in self._queue), "a step is launched before another is finished"
+        assert all(step.is_sampled for step in self._queue), "a step is launched before another is sampled"
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=StepPlan) == plan, (
             "the plan does not survive a wire"
         )
         self.trace.append(f"launch {plan.step}")
         self.busy_until = max(self.now, self.busy_until) + self.step_s
-        pending = FakePending(self, plan, self.busy_until, self.step_s)
-        self._queue.append(pending)
-        return pending
+        step = FakeStep(self, plan, self.busy_until, self.step_s)
+        self._queue.append(step)
+        return step
 
     def drop_newest(self) -> None:
-        """Forgets the newest launched step, which failed in its second half."""
+        """Forgets the newest launched step, whose sampling failed."""
         self._queue.pop()
 
     def poison(self, pages: Iterable[int]) -> None:
@@ -289,16 +289,16 @@ class FakeDevice:
                 self.copied_slots.discard((page, offset))
 
     def run_next(self) -> None:
-        pending = self._queue.popleft()
-        assert pending.is_finished, "the result of a step without its masks"
-        self.trace.append(f"result {pending.plan.step}")
-        if pending.plan.step in self.fail_steps:
-            for failed in (pending, *self._queue):
-                failed.outcome = DeviceError(f"step {pending.plan.step} failed")
+        step = self._queue.popleft()
+        assert step.is_sampled, "the result of a step without its masks"
+        self.trace.append(f"result {step.plan.step}")
+        if step.plan.step in self.fail_steps:
+            for failed in (step, *self._queue):
+                failed.outcome = DeviceError(f"step {step.plan.step} failed")
             self._queue.clear()
             return
-        pending.outcome = self._execute(pending.plan, pending.masks, pending.seconds)
-        self.executed.append(pending.plan)
+        step.outcome = self._execute(step.plan, step.masks, step.seconds)
+        self.executed.append(step.plan)
 
     def _execute(self, plan: StepPlan, masks: Mapping[int, NDArray[np.int32]], seconds: float) -> StepResult:
         writer: dict[tuple[int, int], int] = {}

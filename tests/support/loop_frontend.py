@@ -16,7 +16,7 @@ from radixkv.wire import messages as wire
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 from support.engine import PoisoningList, token_bytes
-from support.fake_device import FakeDevice, FakePending, unpack
+from support.fake_device import FakeDevice, FakeStep, unpack
 from support.fake_grammars import FakeCompiler
 from support.scheduler import make_scheduler
 
@@ -25,7 +25,7 @@ NAMESPACE = Namespace()
 
 
 class OneNamespaceDevice(FakeDevice):
-    def launch(self, plan: StepPlan) -> FakePending:
+    def launch(self, plan: StepPlan) -> FakeStep:
         self.namespaces.update({row.batch_slot: NAMESPACE for row in plan.rows})
         return super().launch(plan)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from radixkv.runtime.step.page_copier import HostMemoryCopier
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.runtime.step.result import RunningStep
+from radixkv.runtime.step.result import LaunchedStep
 
 
 class PageOrigin(NamedTuple):
@@ -48,10 +48,10 @@ class Executor(Protocol):
     page_origin: PageOrigin
     """What the bytes of a page depend on, beside the weights and the page size."""
 
-    def launch(self, plan: StepPlan) -> RunningStep:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """Launches a step without waiting for earlier ones. Raises ``DeviceError`` or ``DeviceLost``.
 
-        Every step launched before must be finished (``RunningStep.finish``). The block table of a batch slot stays
+        Every step launched before must be sampled (``LaunchedStep.sample``). The block table of a batch slot stays
         as it is until a row of the slot changes it, also while the slot has no row.
         """
         ...

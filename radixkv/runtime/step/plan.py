@@ -43,7 +43,7 @@ class RowSampling(msgspec.Struct, frozen=True, array_like=True):
     n_logprobs: int | None = None
     """How many of the most likely tokens to report with the sampled one; None reports no logprobs."""
     is_masked: bool = False
-    """Whether ``RunningStep.finish`` gets a mask of the tokens that may be sampled."""
+    """Whether ``LaunchedStep.sample`` gets a mask of the tokens that may be sampled."""
     history: History | None = None
     """With penalties, set on the first row that samples in a new batch slot. For later rows the device appends the
     tokens that it samples in that batch slot."""
@@ -127,7 +127,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """Number of ``shared_runs``. Plans with the same number have the same runs, so that a device can cache what it
     plans for them."""
     is_masked: bool = False
-    """Whether any row is masked, so that its token is sampled by ``RunningStep.finish``."""
+    """Whether any row is masked, so that its token is sampled by ``LaunchedStep.sample``."""
     n_decode: int = 0
     """Leading rows that attention computes as decode rows: each computes one token. The others are of prompts."""
 

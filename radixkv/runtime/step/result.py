@@ -39,10 +39,10 @@ class TokenMasks(NamedTuple):
     at least one token."""
 
 
-class RunningStep(Protocol):
+class LaunchedStep(Protocol):
     """Handle of a launched step whose tokens are not sampled yet."""
 
-    def finish(self, masks: TokenMasks | None) -> PendingStep:
+    def sample(self, masks: TokenMasks | None) -> SampledStep:
         """Samples the step's tokens, without waiting. Called exactly once, and before the next launch.
 
         A device may sample at the launch if no row is masked; this call only returns the handle then.
@@ -57,7 +57,7 @@ class RunningStep(Protocol):
         ...
 
 
-class PendingStep(Protocol):
+class SampledStep(Protocol):
     """Handle of a step whose sampling is enqueued; the device may still compute it."""
 
     @property

@@ -137,9 +137,9 @@ def _measure_compute(executor: Executor, page_size: int, max_tokens: int, cost: 
         table_pages=tuple(range(-(-n_tokens // page_size))),
         sampling=None,
     )
-    executor.launch(StepPlan(0, (row,))).finish(None).result()  # the first step of a size takes longer
+    executor.launch(StepPlan(0, (row,))).sample(None).result()  # the first step of a size takes longer
     started = perf_counter()
-    executor.launch(StepPlan(1, (row,))).finish(None).result()
+    executor.launch(StepPlan(1, (row,))).sample(None).result()
     cost.add_step(n_tokens, n_tokens, perf_counter() - started)
 
 

@@ -13,7 +13,7 @@ from radixkv.runtime.device.cpu import executor as executor_module
 from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.step.plan import Row, StepPlan
-from radixkv.runtime.step.result import PendingStep
+from radixkv.runtime.step.result import SampledStep
 from support.checkpoints import VOCAB
 from support.device_support import GREEDY, OpenDevice, random_ids, row_of, tokens_of
 
@@ -74,14 +74,14 @@ def test_a_step_launched_before_a_result_continues_with_the_sampled_token(
     checkpoint: Get, executor: CpuExecutor
 ) -> None:
     plans = [prompt(), *(decode(len(IDS) + i) for i in range(5))]
-    steps = [executor.launch(StepPlan(i, (row,))).finish(None) for i, row in enumerate(plans)]
+    steps = [executor.launch(StepPlan(i, (row,))).sample(None) for i, row in enumerate(plans)]
     results = [step.result() for step in reversed(steps)][::-1]
     assert [result.tokens[0] for result in results] == expected_tokens(checkpoint("grouped"), 6)
     assert all(result.finite == (True,) for result in results)
 
 
 def test_a_step_is_computed_when_its_result_is_requested(executor: CpuExecutor) -> None:
-    step = executor.launch(StepPlan(0, (prompt(),))).finish(None)
+    step = executor.launch(StepPlan(0, (prompt(),))).sample(None)
     assert executor.pool.k[:, TABLE[0]].isnan().all()
     step.result()
     assert executor.pool.k[:, TABLE[0]].isfinite().all()
@@ -102,7 +102,7 @@ def test_the_time_of_a_step_contains_that_of_attention_in_all_layers(
     for plan in (prompt(), decode(len(IDS))):
         layers.clear()
         begun = time.perf_counter()
-        result = executor.launch(StepPlan(0, (plan,))).finish(None).result()
+        result = executor.launch(StepPlan(0, (plan,))).sample(None).result()
         elapsed_s = time.perf_counter() - begun
         assert len(layers) * slow_s <= result.device_seconds < elapsed_s
         assert len(layers) > 1
@@ -112,27 +112,27 @@ def test_a_row_updates_its_block_table(checkpoint: Get, executor: CpuExecutor) -
     expected = expected_tokens(checkpoint("grouped"), 2)
     first = Row(1, 0, 8, tokens_of(IDS[:8]), 0, 0, (30, 31), None)
     rest = Row(1, 8, 12, tokens_of(IDS[8:]), 8, 2, (9, 20, 4), GREEDY)
-    assert executor.launch(StepPlan(0, (first,))).finish(None).result().tokens == (-1,)
-    assert executor.launch(StepPlan(1, (rest,))).finish(None).result().tokens == (expected[0],)
+    assert executor.launch(StepPlan(0, (first,))).sample(None).result().tokens == (-1,)
+    assert executor.launch(StepPlan(1, (rest,))).sample(None).result().tokens == (expected[0],)
     executor.pool.k[:, 40] = executor.pool.k[:, 20]
     executor.pool.v[:, 40] = executor.pool.v[:, 20]
     executor.pool.poison(20)
     moved = Row(1, 20, 1, None, 20, 3, (40, 4, 17), GREEDY)
-    assert executor.launch(StepPlan(2, (moved,))).finish(None).result().tokens == (expected[1],)
+    assert executor.launch(StepPlan(2, (moved,))).sample(None).result().tokens == (expected[1],)
 
 
 def test_a_table_update_does_not_affect_steps_launched_before(executor: CpuExecutor) -> None:
-    alone = executor.launch(StepPlan(0, (prompt(),))).finish(None).result()
-    first = executor.launch(StepPlan(1, (prompt(),))).finish(None)
+    alone = executor.launch(StepPlan(0, (prompt(),))).sample(None).result()
+    first = executor.launch(StepPlan(1, (prompt(),))).sample(None)
     other = row_of(random_ids(20, seed=22), (40, 41, 42, 43, 44), sampling=GREEDY)
-    executor.launch(StepPlan(2, (other,))).finish(None).result()
+    executor.launch(StepPlan(2, (other,))).sample(None).result()
     assert first.result().tokens == alone.tokens
     assert executor.pool.k[:, 40].isfinite().all()
 
 
 def test_rows_of_each_kind_in_one_step(checkpoint: Get, executor: CpuExecutor) -> None:
     """One step with a greedy row, a sampled row, a partial prefill and a row that is not finite."""
-    executor.launch(StepPlan(0, (prompt(0, (0, 1, 2, 3, 4, 5)), prompt(1, (6, 7, 8, 9, 10, 11))))).finish(
+    executor.launch(StepPlan(0, (prompt(0, (0, 1, 2, 3, 4, 5)), prompt(1, (6, 7, 8, 9, 10, 11))))).sample(
         None
     ).result()
     executor.pool.poison(7)
@@ -143,29 +143,29 @@ def test_rows_of_each_kind_in_one_step(checkpoint: Get, executor: CpuExecutor) -
         row_of(IDS, (12, 13, 14, 15, 16), batch_slot=2, stop=7),
         row_of(IDS, (17, 18, 19, 20, 21), batch_slot=3, sampling=drawn),
     )
-    result = executor.launch(StepPlan(1, rows)).finish(None).result()
+    result = executor.launch(StepPlan(1, rows)).sample(None).result()
     assert result.tokens[0] == expected_tokens(checkpoint("grouped"), 2)[1]
     assert result.finite == (True, False, True, True)
     assert result.tokens[1:3] == (-1, -1)
     again = row_of(IDS, (17, 18, 19, 20, 21), batch_slot=3, sampling=drawn)
-    assert executor.launch(StepPlan(2, (again,))).finish(None).result().tokens == result.tokens[3:]
+    assert executor.launch(StepPlan(2, (again,))).sample(None).result().tokens == result.tokens[3:]
 
 
 def test_a_row_without_sampling_is_checked_for_finite_values(executor: CpuExecutor) -> None:
-    executor.launch(StepPlan(0, (row_of(IDS, TABLE, stop=8),))).finish(None).result()
+    executor.launch(StepPlan(0, (row_of(IDS, TABLE, stop=8),))).sample(None).result()
     executor.pool.poison(TABLE[0])
-    result = executor.launch(StepPlan(1, (row_of(IDS, TABLE, start=8, stop=12),))).finish(None).result()
+    result = executor.launch(StepPlan(1, (row_of(IDS, TABLE, start=8, stop=12),))).sample(None).result()
     assert result.finite == (False,)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_batch_slot_whose_token_was_not_finite_can_continue(executor: CpuExecutor, temperature: float) -> None:
     """The next step is already launched when the failed row is reported."""
-    executor.launch(StepPlan(0, (row_of(IDS, TABLE, stop=8),))).finish(None).result()
+    executor.launch(StepPlan(0, (row_of(IDS, TABLE, stop=8),))).sample(None).result()
     executor.pool.poison(TABLE[0])
     sampling = replace(GREEDY, temperature=temperature)
-    failed = executor.launch(StepPlan(1, (row_of(IDS, TABLE, start=8, sampling=sampling),))).finish(None)
-    following = executor.launch(StepPlan(2, (decode(20), prompt(1, (20, 21, 22, 23, 24))))).finish(None)
+    failed = executor.launch(StepPlan(1, (row_of(IDS, TABLE, start=8, sampling=sampling),))).sample(None)
+    following = executor.launch(StepPlan(2, (decode(20), prompt(1, (20, 21, 22, 23, 24))))).sample(None)
     assert failed.result().finite == (False,)
     assert following.result().finite == (False, True)
 
@@ -174,11 +174,11 @@ def test_a_failure_fails_the_steps_already_launched_but_no_later_one(
     checkpoint: Get, executor: CpuExecutor
 ) -> None:
     broken = row_of([VOCAB, *IDS[1:]], TABLE, batch_slot=2, sampling=GREEDY)
-    before = executor.launch(StepPlan(0, (prompt(0, (20, 21, 22, 23, 24)),))).finish(None)
-    steps: list[PendingStep] = [
-        executor.launch(StepPlan(1, (broken,))).finish(None),
-        executor.launch(StepPlan(2, (decode(20, batch_slot=2),))).finish(None),
-        executor.launch(StepPlan(3, (prompt(3, (30, 31, 32, 33, 34)),))).finish(None),
+    before = executor.launch(StepPlan(0, (prompt(0, (20, 21, 22, 23, 24)),))).sample(None)
+    steps: list[SampledStep] = [
+        executor.launch(StepPlan(1, (broken,))).sample(None),
+        executor.launch(StepPlan(2, (decode(20, batch_slot=2),))).sample(None),
+        executor.launch(StepPlan(3, (prompt(3, (30, 31, 32, 33, 34)),))).sample(None),
     ]
     with pytest.raises(DeviceError, match="step 3 depends on step 1"):
         steps[2].result()
@@ -188,7 +188,7 @@ def test_a_failure_fails_the_steps_already_launched_but_no_later_one(
         steps[1].result()
     expected = tuple(expected_tokens(checkpoint("grouped"), 1))
     assert before.result().tokens == expected
-    assert executor.launch(StepPlan(4, (prompt(),))).finish(None).result().tokens == expected
+    assert executor.launch(StepPlan(4, (prompt(),))).sample(None).result().tokens == expected
 
 
 @pytest.mark.parametrize(
@@ -207,12 +207,12 @@ def test_a_failure_fails_the_steps_already_launched_but_no_later_one(
 )
 def test_an_invalid_plan_is_not_launched(executor: CpuExecutor, row: Row, message: str) -> None:
     with pytest.raises(DeviceError, match=message):
-        executor.launch(StepPlan(0, (prompt(1), row))).finish(None)
+        executor.launch(StepPlan(0, (prompt(1), row))).sample(None)
     with pytest.raises(DeviceError, match="0 rows"):
-        executor.launch(StepPlan(0, ())).finish(None)
+        executor.launch(StepPlan(0, ())).sample(None)
     with pytest.raises(DeviceError, match="two rows have batch slot 0"):
-        executor.launch(StepPlan(0, (prompt(), prompt()))).finish(None)
-    assert executor.launch(StepPlan(1, (prompt(),))).finish(None).result().finite == (True,)
+        executor.launch(StepPlan(0, (prompt(), prompt()))).sample(None)
+    assert executor.launch(StepPlan(1, (prompt(),))).sample(None).result().finite == (True,)
 
 
 def test_the_pool_is_sized_by_tokens_or_bytes(checkpoint: Get) -> None:
@@ -265,7 +265,7 @@ def test_failed_steps_leave_no_tensors_without_the_cyclic_collector(
     try:
         counts = []
         for step in range(4):
-            pending = executor.launch(StepPlan(step, (row_of([1, 2, 3], (0,), sampling=GREEDY),))).finish(None)
+            pending = executor.launch(StepPlan(step, (row_of([1, 2, 3], (0,), sampling=GREEDY),))).sample(None)
             with pytest.raises(DeviceError, match="no logits"):
                 pending.result()
             del pending

@@ -9,7 +9,7 @@ import pytest
 
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import Row, StepPlan
-from radixkv.runtime.step.result import PendingStep
+from radixkv.runtime.step.result import SampledStep
 from radixkv.tree.node import Namespace
 from support.engine import Engine, name_of, prompt
 
@@ -94,7 +94,7 @@ def fail_steps_of(engine: Engine, is_broken: Callable[[Row, Request], bool]) -> 
     """Makes each step fail that has a broken row, when its result is awaited."""
     launch = engine.device.launch
 
-    def launch_or_fail(plan: StepPlan) -> PendingStep:
+    def launch_or_fail(plan: StepPlan) -> SampledStep:
         if any(is_broken(row, engine.rows[plan.step, row.batch_slot]) for row in plan.rows):
             engine.device.fail_steps.add(plan.step)
         return launch(plan)
@@ -271,7 +271,7 @@ def test_every_request_finishes_on_a_device_that_fails_overlapping_steps(shares:
         engine.add(prompt(9 + 15 * i, first=i), max_tokens=6, n=1 + i % 2)
     launch, n_failures = engine.device.launch, 0
 
-    def launch_or_fail(plan: StepPlan) -> PendingStep:
+    def launch_or_fail(plan: StepPlan) -> SampledStep:
         nonlocal n_failures
         if engine.pending:
             n_failures += 1

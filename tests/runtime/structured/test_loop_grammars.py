@@ -12,7 +12,7 @@ from radixkv.runtime.request import Request
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import TokenMasks
 from radixkv.wire.messages import Drain
-from support.fake_device import FakePending, expected_output
+from support.fake_device import FakeStep, expected_output
 from support.fake_grammars import END, FakeCompiler, FakeGrammar
 from support.loop_frontend import NAMESPACE, PROMPT, Frontend, done, failed
 
@@ -42,20 +42,20 @@ def test_outputs_match_their_grammars_beside_requests_without() -> None:
 
 
 def test_masks_are_filled_after_the_next_launch_and_the_last_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launch n+1, result n, finish n+1: the device computes step n+1 while the host fills its masks."""
+    """Launch n+1, result n, sample n+1: the device computes step n+1 while the host fills its masks."""
     front = Frontend()
     trace = front.device.trace
-    finish = FakePending.finish
+    sample = FakeStep.sample
 
-    def traced(pending: FakePending, masks: TokenMasks | None) -> FakePending:
-        trace.append(f"finish {pending.plan.step}")
-        return finish(pending, masks)
+    def traced(step: FakeStep, masks: TokenMasks | None) -> FakeStep:
+        trace.append(f"sample {step.plan.step}")
+        return sample(step, masks)
 
-    monkeypatch.setattr(FakePending, "finish", traced)
+    monkeypatch.setattr(FakeStep, "sample", traced)
     submit(front, "a", LONG)
     front.run()
     for step in range(1, 8):
-        order = [trace.index(event) for event in (f"launch {step}", f"result {step - 1}", f"finish {step}")]
+        order = [trace.index(event) for event in (f"launch {step}", f"result {step - 1}", f"sample {step}")]
         assert all(one < other for one, other in pairwise(order))
 
 
@@ -161,16 +161,16 @@ def test_a_cancelled_choice_leaves_nothing_behind() -> None:
 
 def test_a_step_that_fails_in_its_second_half_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     front = Frontend()
-    finish, failures = FakePending.finish, [3, 7]
+    sample, failures = FakeStep.sample, [3, 7]
 
-    def finish_or_fail(pending: FakePending, masks: TokenMasks | None) -> FakePending:
-        if masks is not None and pending.plan.step in failures:
-            failures.remove(pending.plan.step)
+    def sample_or_fail(step: FakeStep, masks: TokenMasks | None) -> FakeStep:
+        if masks is not None and step.plan.step in failures:
+            failures.remove(step.plan.step)
             front.device.drop_newest()
             raise DeviceError("the sampling failed")
-        return finish(pending, masks)
+        return sample(step, masks)
 
-    monkeypatch.setattr(FakePending, "finish", finish_or_fail)
+    monkeypatch.setattr(FakeStep, "sample", sample_or_fail)
     submit(front, "a", LONG)
     submit(front, "b", GRAMMAR)
     front.run()
@@ -183,7 +183,7 @@ def test_a_step_that_waits_for_masks_is_discarded_with_the_one_before(monkeypatc
     front = Frontend()
     launch, launched = front.device.launch, []
 
-    def keeping(plan: StepPlan) -> FakePending:
+    def keeping(plan: StepPlan) -> FakeStep:
         launched.append(launch(plan))
         return launched[-1]
 
@@ -193,7 +193,7 @@ def test_a_step_that_waits_for_masks_is_discarded_with_the_one_before(monkeypatc
         front.turn()
     front.device.fail_steps.add(front.stats().steps_total - 1)
     front.run()
-    assert all(pending.is_finished for pending in launched), "also those that were discarded"
+    assert all(step.is_sampled for step in launched), "also those that were discarded"
     assert front.received["a"].tokens[0] == expected(LONG)
 
 

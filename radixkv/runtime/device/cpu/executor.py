@@ -227,7 +227,7 @@ class CpuExecutor:
 
 
 class _Step:
-    """A launched step: a ``RunningStep``, then a ``PendingStep``."""
+    """A launched step: a ``LaunchedStep``, then a ``SampledStep``."""
 
     def __init__(self, executor: CpuExecutor, number: int, packed: PackedStep) -> None:
         self._executor = executor
@@ -246,7 +246,7 @@ class _Step:
         """Whether the step is computed: by ``result``, or by that of a later step."""
         return self.outcome is not None
 
-    def finish(self, masks: TokenMasks | None) -> _Step:
+    def sample(self, masks: TokenMasks | None) -> _Step:
         """Keeps the masks until the step is computed."""
         self.masks = masks
         return self

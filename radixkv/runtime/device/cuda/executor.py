@@ -84,7 +84,7 @@ class CudaExecutor:
         self._errors = CudaErrorConverter(runner, sampler)
         self._last_step: torch.cuda.Event | None = None
 
-    def launch(self, plan: StepPlan) -> RunningCudaStep:
+    def launch(self, plan: StepPlan) -> LaunchedCudaStep:
         """Enqueues a step, and its sampling if no row is masked.
 
         Raises:
@@ -103,15 +103,15 @@ class CudaExecutor:
                 if row.scoring is not None
                 for logprobs in self._prompt_logprobs(row.scoring, int(step.firsts[index]), outputs.hidden)
             ]
-            running = RunningCudaStep(self, step, begun, outputs, prompt_logprobs)
+            launched = LaunchedCudaStep(self, step, begun, outputs, prompt_logprobs)
             if not plan.is_masked:
-                running.pending = self._sample_step(running, None)
-            return running
+                launched.sampled = self._sample_step(launched, None)
+            return launched
 
-    def finish(self, running: RunningCudaStep, masks: TokenMasks | None) -> CudaStep:
+    def sample(self, launched: LaunchedCudaStep, masks: TokenMasks | None) -> SampledCudaStep:
         """Enqueues the sampling of a step. Raises ``DeviceError`` or ``DeviceLost``."""
-        with self._errors.convert(running.step.plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
-            return self._sample_step(running, masks)
+        with self._errors.convert(launched.step.plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
+            return self._sample_step(launched, masks)
 
     def open_copier(self, host_memory_bytes: int) -> CopyThreads:
         """Returns a copier between the pool and pinned host memory, which becomes usable in the background.
@@ -139,13 +139,13 @@ class CudaExecutor:
         """Whether a launched step has not finished. Safe in any thread."""
         return self._last_step is not None and not self._last_step.query()
 
-    def _sample_step(self, running: RunningCudaStep, masks: TokenMasks | None) -> CudaStep:
-        sampled = self._sample(running.step, running.outputs, masks)
-        finished = CudaStep(running, sampled, self._stream, self._errors)
-        self._last_step = finished.done
-        return finished
+    def _sample_step(self, launched: LaunchedCudaStep, masks: TokenMasks | None) -> SampledCudaStep:
+        sampled = self._sample(launched.step, launched.outputs, masks)
+        step = SampledCudaStep(launched, sampled, self._stream, self._errors)
+        self._last_step = step.done
+        return step
 
-    def _sample(self, step: PackedStep, outputs: StepOutputs, masks: TokenMasks | None) -> _SampledStep | None:
+    def _sample(self, step: PackedStep, outputs: StepOutputs, masks: TokenMasks | None) -> _SamplerRows | None:
         """Samples the rows that need more than their argmax token; None if there are none."""
         sampled_rows = [
             (i, row.sampling)
@@ -165,7 +165,7 @@ class CudaExecutor:
         outputs.argmax_result[0].index_copy_(0, row_indices, sampled.tokens)
         self._runner.set_last_tokens(row_indices, sampled.tokens)
         has_logprobs = any(row_sampling.n_logprobs is not None for row_sampling in sampling)
-        return _SampledStep(rows, sampled if has_logprobs else None)
+        return _SamplerRows(rows, sampled if has_logprobs else None)
 
     def _prompt_logprobs(self, scoring: Scoring, first: int, hidden: Tensor | None) -> Iterator[PromptLogprobs]:
         """Yields the prompt logprobs of one row in chunks of ``_MAX_PROMPT_LOGPROB_ROWS`` tokens.
@@ -184,7 +184,7 @@ class CudaExecutor:
 
 
 @dataclass(frozen=True)
-class _SampledStep:
+class _SamplerRows:
     """What the sampler did in one step."""
 
     rows: list[int]
@@ -194,8 +194,8 @@ class _SampledStep:
 
 
 @dataclass(eq=False)
-class RunningCudaStep:
-    """A launched step: a ``runtime.step.result.RunningStep``."""
+class LaunchedCudaStep:
+    """A launched step: a ``runtime.step.result.LaunchedStep``."""
 
     executor: CudaExecutor
     step: PackedStep
@@ -203,30 +203,30 @@ class RunningCudaStep:
     """Is reached when the device begins with the step."""
     outputs: StepOutputs
     prompt_logprobs: list[tuple[int, PromptLogprobs]]
-    pending: CudaStep | None = None
-    """The finished step, if it was sampled at its launch."""
+    sampled: SampledCudaStep | None = None
+    """The sampled step, if it was sampled at its launch."""
 
-    def finish(self, masks: TokenMasks | None) -> CudaStep:
+    def sample(self, masks: TokenMasks | None) -> SampledCudaStep:
         """Enqueues the sampling, unless that is done. Raises ``DeviceError`` or ``DeviceLost``."""
-        return self.pending or self.executor.finish(self, masks)
+        return self.sampled or self.executor.sample(self, masks)
 
 
-class CudaStep:
-    """A finished step: a ``runtime.step.result.PendingStep``. Constructing it enqueues the copy of its results."""
+class SampledCudaStep:
+    """A sampled step: a ``runtime.step.result.SampledStep``. Constructing it enqueues the copy of its results."""
 
     def __init__(
         self,
-        running: RunningCudaStep,
-        sampled: _SampledStep | None,
+        launched: LaunchedCudaStep,
+        sampled: _SamplerRows | None,
         stream: torch.cuda.Stream,
         errors: CudaErrorConverter,
     ) -> None:
-        self._plan = running.step.plan
-        self._begun = running.begun
+        self._plan = launched.step.plan
+        self._begun = launched.begun
         self._errors = errors
         self._sampled = sampled
-        self._prompt_logprobs = running.prompt_logprobs
-        argmax_result = running.outputs.argmax_result
+        self._prompt_logprobs = launched.prompt_logprobs
+        argmax_result = launched.outputs.argmax_result
         self._argmax_result = torch.empty(argmax_result.shape, dtype=argmax_result.dtype, pin_memory=True)
         self._argmax_result.copy_(argmax_result, non_blocking=True)
         self.done = torch.cuda.Event(enable_timing=True)

@@ -72,7 +72,7 @@ def test_greedy_tokens_alone_batched_chunked_and_with_hits(checkpoint: Get, name
                 for batch_slot in range(3)
             )
         )
-    results = [executor.launch(StepPlan(number, plan)).finish(None) for number, plan in enumerate(plans)]
+    results = [executor.launch(StepPlan(number, plan)).sample(None) for number, plan in enumerate(plans)]
     answers = list(zip(*(pending.result().tokens for pending in results[1:]), strict=True))
     with torch.inference_mode():
         for prompt, answer in zip(prompts, answers, strict=True):

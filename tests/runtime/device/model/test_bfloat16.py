@@ -68,7 +68,7 @@ def test_the_pool_holds_twice_the_pages(checkpoint: Get) -> None:
 def test_greedy_sampling(checkpoint: Get) -> None:
     executor = open_executor(checkpoint("mixtral"), "bfloat16")
     row = row_of(IDS, range(25), sampling=GREEDY)
-    result = executor.launch(StepPlan(0, (row,))).finish(None).result()
+    result = executor.launch(StepPlan(0, (row,))).sample(None).result()
     assert result.finite == (True,)
     device = OpenDevice(checkpoint("mixtral"), dtype=torch.bfloat16)
     (logits,) = device.run(row_of(IDS, device.pages(len(IDS))))

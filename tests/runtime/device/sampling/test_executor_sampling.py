@@ -82,12 +82,12 @@ def test_penalties_count_tokens_of_steps_whose_results_are_pending(checkpoint: G
     expected = penalised_tokens(checkpoint("grouped"), 7)
     rows = [prompt(replace(PENALISED, history=History(tokens_of(IDS), len(IDS))))]
     rows += [decode(len(IDS) + i, PENALISED) for i in range(6)]
-    steps = [executor.launch(StepPlan(i, (row,))).finish(None) for i, row in enumerate(rows)]
+    steps = [executor.launch(StepPlan(i, (row,))).sample(None) for i, row in enumerate(rows)]
     assert [step.result().tokens[0] for step in steps] == expected
     again = History(tokens_of(IDS + expected[:3]), len(IDS))
     retried = row_of(IDS + expected[:3], range(20, 30), batch_slot=2, sampling=replace(PENALISED, history=again))
-    assert executor.launch(StepPlan(7, (retried,))).finish(None).result().tokens == (expected[3],)
-    assert executor.launch(StepPlan(8, (decode(23, PENALISED, batch_slot=2),))).finish(None).result().tokens == (
+    assert executor.launch(StepPlan(7, (retried,))).sample(None).result().tokens == (expected[3],)
+    assert executor.launch(StepPlan(8, (decode(23, PENALISED, batch_slot=2),))).sample(None).result().tokens == (
         expected[4],
     )
 
@@ -95,11 +95,11 @@ def test_penalties_count_tokens_of_steps_whose_results_are_pending(checkpoint: G
 def test_logprobs_of_sampled_tokens(checkpoint: Get, executor: CpuExecutor) -> None:
     drawn = replace(GREEDY, temperature=5.0, seed=4, n_logprobs=3, logit_bias=((7, 3.0),))
     rows = (prompt(drawn), row_of(IDS, range(20, 25), batch_slot=1, sampling=GREEDY), partial_prompt(batch_slot=2))
-    result = executor.launch(StepPlan(0, rows)).finish(None).result()
+    result = executor.launch(StepPlan(0, rows)).sample(None).result()
     assert result.logprobs[1:] == (None, None)
     assert result.logprobs[0] is not None
     check(result.logprobs[0], logits_of(checkpoint("grouped"), IDS)[-1], result.tokens[0], 3)
-    assert executor.launch(StepPlan(1, (decode(20),))).finish(None).result().logprobs == ()
+    assert executor.launch(StepPlan(1, (decode(20),))).sample(None).result().logprobs == ()
 
 
 def partial_prompt(batch_slot: int) -> Row:
@@ -114,7 +114,7 @@ def test_prompt_logprobs(checkpoint: Get, executor: CpuExecutor, chunks: list[tu
         row = row_of(IDS, TABLE, start=start, stop=stop, sampling=GREEDY if stop == len(IDS) else None)
         with_logprobs = replace(row, scoring=Scoring(tokens_of(IDS[start + 1 : stop + 1]), 2))
         result = (
-            executor.launch(StepPlan(step, (row_of([1], (60,), batch_slot=1), with_logprobs))).finish(None).result()
+            executor.launch(StepPlan(step, (row_of([1], (60,), batch_slot=1), with_logprobs))).sample(None).result()
         )
         assert result.finite == (True, True)
         assert result.prompt_logprobs[0] is None
@@ -124,7 +124,7 @@ def test_prompt_logprobs(checkpoint: Get, executor: CpuExecutor, chunks: list[tu
     assert len(logprobs) == len(IDS) - 1
     for index, logprobs_of_token in enumerate(logprobs):
         check(logprobs_of_token, logits[index], IDS[index + 1], 2)
-    assert executor.launch(StepPlan(9, (prompt(),))).finish(None).result().prompt_logprobs == ()
+    assert executor.launch(StepPlan(9, (prompt(),))).sample(None).result().prompt_logprobs == ()
 
 
 def test_prompt_logprobs_of_a_long_prompt_are_computed_in_chunks(
@@ -138,7 +138,7 @@ def test_prompt_logprobs_of_a_long_prompt_are_computed_in_chunks(
 
     monkeypatch.setattr(executor.model, "logits", counted)
     row = replace(row_of(ids, range(150)), scoring=Scoring(tokens_of(ids[1:]), 0))
-    (logprobs,) = executor.launch(StepPlan(0, (row,))).finish(None).result().prompt_logprobs
+    (logprobs,) = executor.launch(StepPlan(0, (row,))).sample(None).result().prompt_logprobs
     assert sizes == [256, 256, 87]
     assert logprobs is not None
     expected = logits_of(checkpoint("grouped"), ids)[:-1].log_softmax(-1)
@@ -160,9 +160,9 @@ def test_a_row_whose_prompt_logprobs_are_not_finite(executor: CpuExecutor, monke
     other = replace(
         row_of(IDS[:9], range(20, 23), batch_slot=1, sampling=requested), scoring=Scoring(tokens_of(IDS[1:9]), 1)
     )
-    expected = executor.launch(StepPlan(0, (other,))).finish(None).result()
+    expected = executor.launch(StepPlan(0, (other,))).sample(None).result()
     monkeypatch.setattr(executor.model, "logits", breaks)
-    result = executor.launch(StepPlan(1, (prompt(requested, scoring=scoring), other))).finish(None).result()
+    result = executor.launch(StepPlan(1, (prompt(requested, scoring=scoring), other))).sample(None).result()
     assert result.finite == (False, True)
     assert result.tokens == (-1, *expected.tokens)
     assert result.logprobs == (None, *expected.logprobs)
@@ -171,15 +171,15 @@ def test_a_row_whose_prompt_logprobs_are_not_finite(executor: CpuExecutor, monke
 
 def test_pages_are_copied_before_anything_is_written(executor: CpuExecutor) -> None:
     """A fork after 18 tokens: batch slot 0 continues in the partial page, batch slot 1 in its copy."""
-    executor.launch(StepPlan(0, (row_of(IDS, TABLE, stop=18),))).finish(None).result()
+    executor.launch(StepPlan(0, (row_of(IDS, TABLE, stop=18),))).sample(None).result()
     fork = (*TABLE[:4], 60)
     alone = row_of([*IDS[:18], 77], (70, 71, 72, 73, 74), batch_slot=3, sampling=GREEDY)
-    expected = executor.launch(StepPlan(1, (alone,))).finish(None).result()
+    expected = executor.launch(StepPlan(1, (alone,))).sample(None).result()
     rows = (
         row_of(IDS, TABLE, start=18, sampling=GREEDY),
         row_of([*IDS[:18], 77], fork, batch_slot=1, start=18, sampling=GREEDY),
     )
-    got = executor.launch(StepPlan(2, rows, copies=((TABLE[4], 60), (TABLE[0], 61)))).finish(None).result()
+    got = executor.launch(StepPlan(2, rows, copies=((TABLE[4], 60), (TABLE[0], 61)))).sample(None).result()
     assert got.finite == (True, True)
     assert got.tokens[1:] == expected.tokens
     for cache in (executor.pool.k, executor.pool.v):
@@ -203,23 +203,23 @@ HISTORY = History(tokens_of(IDS), 3)
 )
 def test_invalid_rows_are_refused(executor: CpuExecutor, row: Row, message: str) -> None:
     with pytest.raises(DeviceError, match=message):
-        executor.launch(StepPlan(0, (row,))).finish(None)
-    assert executor.launch(StepPlan(1, (prompt(),))).finish(None).result().finite == (True,)
+        executor.launch(StepPlan(0, (row,))).sample(None)
+    assert executor.launch(StepPlan(1, (prompt(),))).sample(None).result().finite == (True,)
 
 
 def test_penalties_without_a_history_fail_the_step(executor: CpuExecutor) -> None:
     with pytest.raises(DeviceError, match="slot 0 has penalties and no history"):
-        executor.launch(StepPlan(0, (prompt(PENALISED),))).finish(None).result()
-    assert executor.launch(StepPlan(1, (prompt(),))).finish(None).result().finite == (True,)
+        executor.launch(StepPlan(0, (prompt(PENALISED),))).sample(None).result()
+    assert executor.launch(StepPlan(1, (prompt(),))).sample(None).result().finite == (True,)
 
 
 def test_a_new_request_in_a_batch_slot_drops_the_history(executor: CpuExecutor) -> None:
-    executor.launch(StepPlan(0, (prompt(replace(PENALISED, history=HISTORY)),))).finish(None)
-    executor.launch(StepPlan(1, (partial_prompt(batch_slot=0),))).finish(None)
-    executor.launch(StepPlan(2, (prompt(PENALISED),))).finish(None).result()
-    executor.launch(StepPlan(3, (prompt(),))).finish(None)
+    executor.launch(StepPlan(0, (prompt(replace(PENALISED, history=HISTORY)),))).sample(None)
+    executor.launch(StepPlan(1, (partial_prompt(batch_slot=0),))).sample(None)
+    executor.launch(StepPlan(2, (prompt(PENALISED),))).sample(None).result()
+    executor.launch(StepPlan(3, (prompt(),))).sample(None)
     with pytest.raises(DeviceError, match="has penalties and no history"):
-        executor.launch(StepPlan(4, (prompt(PENALISED),))).finish(None).result()
+        executor.launch(StepPlan(4, (prompt(PENALISED),))).sample(None).result()
 
 
 @pytest.mark.parametrize(
@@ -234,16 +234,16 @@ def test_invalid_copies_are_refused(
     executor: CpuExecutor, copies: tuple[tuple[int, int], ...], message: str
 ) -> None:
     with pytest.raises(DeviceError, match=message):
-        executor.launch(StepPlan(0, (prompt(),), copies)).finish(None)
+        executor.launch(StepPlan(0, (prompt(),), copies)).sample(None)
 
 
 def test_token_ids_outside_the_vocabulary_fail_the_step(executor: CpuExecutor) -> None:
-    banned = executor.launch(StepPlan(0, (prompt(replace(GREEDY, banned=(VOCAB,))),))).finish(None)
+    banned = executor.launch(StepPlan(0, (prompt(replace(GREEDY, banned=(VOCAB,))),))).sample(None)
     with pytest.raises(DeviceError, match=f"not all between 0 and {VOCAB - 1}"):
         banned.result()
-    with_logprobs = executor.launch(StepPlan(1, (prompt(scoring=Scoring(tokens_of([VOCAB] * 20), 1)),))).finish(
+    with_logprobs = executor.launch(StepPlan(1, (prompt(scoring=Scoring(tokens_of([VOCAB] * 20), 1)),))).sample(
         None
     )
     with pytest.raises(DeviceError, match=f"prompt logprobs .* {VOCAB - 1}"):
         with_logprobs.result()
-    assert executor.launch(StepPlan(2, (prompt(),))).finish(None).result().finite == (True,)
+    assert executor.launch(StepPlan(2, (prompt(),))).sample(None).result().finite == (True,)

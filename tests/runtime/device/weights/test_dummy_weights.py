@@ -40,7 +40,7 @@ def execute(folder: Path, **settings: Any) -> CpuExecutor:
 def first_token(executor: CpuExecutor) -> int:
     result = (
         executor.launch(StepPlan(0, (row_of(random_ids(50, seed=1), range(7), sampling=GREEDY),)))
-        .finish(None)
+        .sample(None)
         .result()
     )
     assert result.finite == (True,)
