@@ -25,14 +25,14 @@ from gpu import gpu_provenance
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodeStep
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
-from radixkv.runtime.device.attention.cuda.paged import PagedAttention, PromptKernel
+from radixkv.runtime.device.attention.cuda.paged import PagedAttention, PrefillKernel
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharingCosts
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 
 Ints = NDArray[np.int32]
-PROMPT_KERNELS: Sequence[PromptKernel] = get_args(PromptKernel)
+PREFILL_KERNELS: Sequence[PrefillKernel] = get_args(PrefillKernel)
 _REPEATS = 8
 """Layers in one graph."""
 
@@ -118,7 +118,7 @@ def attention_over(
     shape: AttentionShape,
     tables: Tensor,
     *,
-    kernel: PromptKernel | None = None,
+    kernel: PrefillKernel | None = None,
     costs: SharingCosts | None = None,
     shared_kernel: SharedKernel | None = None,
 ) -> tuple[PagedAttention, Staging]:
@@ -131,7 +131,7 @@ def attention_over(
         layout=layout,
         device=device,
         costs=costs,
-        prompt_kernel=kernel,
+        prefill_kernel=kernel,
         shared_kernel=shared_kernel,
     )
     staging = Staging(layout, device)
@@ -165,7 +165,7 @@ class LayerBench:
     def attention(
         self,
         case: Case,
-        kernel: PromptKernel | None = None,
+        kernel: PrefillKernel | None = None,
         costs: SharingCosts | None = None,
         shared_kernel: SharedKernel | None = None,
     ) -> tuple[PagedAttention, Staging, list[SharedRun]]:
@@ -234,7 +234,7 @@ class LayerBench:
             **{variant: round(ms, 4) for variant, ms in times.items()},
         }
 
-    def prompts(self, case: Case, kernels: Sequence[PromptKernel]) -> dict[str, object]:
+    def prompts(self, case: Case, kernels: Sequence[PrefillKernel]) -> dict[str, object]:
         """Times kernels on a prompt case, and planning."""
         times: dict[str, object] = {}
         n_rows = len(case.lengths)
@@ -275,7 +275,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--page-size", type=int, default=16)
-    parser.add_argument("--prompt-kernels", nargs="*", choices=PROMPT_KERNELS, default=PROMPT_KERNELS)
+    parser.add_argument("--prompt-kernels", nargs="*", choices=PREFILL_KERNELS, default=PREFILL_KERNELS)
     parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8", "fp8_e4m3"], default="auto")
     arguments = parser.parse_args()
     about = gpu_provenance("cuda", arguments.commit)

@@ -13,7 +13,7 @@ from torch import Tensor
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.flashinfer_modules import backend_of
-from radixkv.runtime.device.attention.cuda.paged import PagedAttention, PromptKernel
+from radixkv.runtime.device.attention.cuda.paged import PagedAttention, PrefillKernel
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharingCosts
 from radixkv.runtime.device.kv_dtype import FP8, UNSCALED, LayerScales, quantize
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingLayout
@@ -43,7 +43,7 @@ class World:
         width: int = 64,
         n_pages: int = 4096,
         seed: int = 0,
-        prompt_kernel: PromptKernel | None = None,
+        prefill_kernel: PrefillKernel | None = None,
         shared_kernel: SharedKernel | None = None,
         costs: SharingCosts | None = None,
         has_sinks: bool = False,
@@ -56,7 +56,7 @@ class World:
         torch.manual_seed(seed)
         pool = (n_pages + 1, shape.page_size, shape.n_kv_heads, shape.head_dim)
         self.scales = FP8_SCALES if shape.kv_dtype == FP8 else UNSCALED
-        kernel = prompt_kernel or backend_of(torch.cuda.get_device_capability())
+        kernel = prefill_kernel or backend_of(torch.cuda.get_device_capability())
         self.prompts_round = kernel == "fa3" and shape.kv_dtype == FP8
         """Whether prompts' queries and softmax weights are rounded to 8 bits."""
         self.k, self.v = (torch.full(pool, math.nan, dtype=shape.dtype, device="cuda") for _ in range(2))
@@ -76,7 +76,7 @@ class World:
             device=self.device,
             kv_scales=[self.scales] * len(windows),
             sinks=self.sinks,
-            prompt_kernel=prompt_kernel,
+            prefill_kernel=prefill_kernel,
             shared_kernel=shared_kernel,
             costs=costs,
         )

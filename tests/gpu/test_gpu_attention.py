@@ -21,7 +21,7 @@ if torch.cuda.is_available():
 
 LLAMA = (32, 8, 128)
 KV_DTYPES = [torch.bfloat16, torch.float8_e4m3fn]
-PROMPT_KERNELS = [*product(KV_DTYPES, ["fa2", "triton", None])]
+PREFILL_KERNELS = [*product(KV_DTYPES, ["fa2", "triton", None])]
 """None is FA3 on Hopper."""
 
 
@@ -65,7 +65,7 @@ def test_decode_with_other_head_ratios(heads):
         assert_close(world.decode(batch_slots, lengths, q, variant=variant), expected)
 
 
-@pytest.mark.parametrize(("kv_dtype", "kernel"), PROMPT_KERNELS)
+@pytest.mark.parametrize(("kv_dtype", "kernel"), PREFILL_KERNELS)
 @pytest.mark.parametrize("heads", [LLAMA, (28, 4, 128)])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_prompts_of_ragged_rows(kv_dtype, page_size, heads, kernel):
@@ -73,7 +73,7 @@ def test_prompts_of_ragged_rows(kv_dtype, page_size, heads, kernel):
         shape_of(heads, page_size, kv_dtype),
         width=4096 // page_size,
         n_pages=32768 // page_size,
-        prompt_kernel=kernel,
+        prefill_kernel=kernel,
     )
     starts = ints([0, 0, 5, 512, 1536, 2000, 0])
     n_tokens = ints([1, 300, 129, 128, 96, 33, 777])
@@ -98,7 +98,7 @@ def test_prompts_with_queries_of_8_bits(has_sinks, heads, page_size):
         shape_of(heads, page_size, torch.float8_e4m3fn),
         width=4096 // page_size,
         n_pages=32768 // page_size,
-        prompt_kernel="fa3",
+        prefill_kernel="fa3",
         has_sinks=has_sinks,
     )
     starts, n_tokens = ints([0, 0, 512, 1536, 2000]), ints([1, 300, 128, 96, 33])
@@ -151,7 +151,7 @@ def test_other_head_sizes_dtypes_and_scales(has_8_bits, kernel, heads, dtype, sc
     world = World(
         AttentionShape(*heads, 16, dtype, scale, kv_dtype),
         width=256,
-        prompt_kernel=kernel,
+        prefill_kernel=kernel,
         shared_kernel="fa2" if kernel == "fa2" else None,
     )
     batch_slots, lengths, n_tokens = ints([4, 2, 60, 7]), ints([900, 33, 400, 2500]), ints([1, 1, 400, 100])
@@ -171,7 +171,7 @@ def test_other_head_sizes_dtypes_and_scales(has_8_bits, kernel, heads, dtype, sc
 
 def test_shared_pages_without_flashinfer():
     """The decode kernel reads pages that many rows share where FlashInfer's large tiles would."""
-    world = World(shape_of(), width=256, prompt_kernel="triton", costs=SharingCosts(launches_ns=0))
+    world = World(shape_of(), width=256, prefill_kernel="triton", costs=SharingCosts(launches_ns=0))
     pages = world.fill(0, 1600)[:100]
     lengths = ints(world.random.integers(1601, 2000, 64))
     for batch_slot, length in enumerate(lengths):
@@ -198,9 +198,9 @@ def check_mixed_steps(world, batch_slots, lengths, n_tokens, q, expected):
             world.assert_close(out, expected[layer], 4)
 
 
-@pytest.mark.parametrize(("kv_dtype", "kernel"), PROMPT_KERNELS)
+@pytest.mark.parametrize(("kv_dtype", "kernel"), PREFILL_KERNELS)
 def test_layers_with_a_window(kv_dtype, kernel):
-    world = World(shape_of(kv_dtype=kv_dtype), [None, 500], width=256, n_pages=8192, prompt_kernel=kernel)
+    world = World(shape_of(kv_dtype=kv_dtype), [None, 500], width=256, n_pages=8192, prefill_kernel=kernel)
     batch_slots, lengths, n_tokens = (
         ints([4, 2, 60, 7, 9, 11]),
         ints([900, 33, 3000, 500, 501, 2500]),
@@ -222,7 +222,7 @@ def test_layers_with_sinks(has_8_bits, kernel, dtype):
     kv_dtype = torch.float8_e4m3fn if has_8_bits else dtype
     skip_without(kv_dtype)
     shape = AttentionShape(64, 8, 64, 16, dtype, 64**-0.5, kv_dtype)
-    world = World(shape, [128, None], width=256, n_pages=8192, prompt_kernel=kernel, has_sinks=True)
+    world = World(shape, [128, None], width=256, n_pages=8192, prefill_kernel=kernel, has_sinks=True)
     batch_slots, lengths = ints([4, 2, 60, 7, 9, 11, 30]), ints([900, 1, 3000, 127, 501, 2500, 1])
     n_tokens = ints([1, 1, 1, 1, 300, 777, 1])
     for batch_slot, length in zip(batch_slots, lengths, strict=True):
@@ -233,7 +233,7 @@ def test_layers_with_sinks(has_8_bits, kernel, dtype):
     check_mixed_steps(world, batch_slots, lengths, n_tokens, q, expected)
 
 
-@pytest.mark.parametrize(("kv_dtype", "kernel"), PROMPT_KERNELS)
+@pytest.mark.parametrize(("kv_dtype", "kernel"), PREFILL_KERNELS)
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_pages_behind_the_longest_window_are_not_read(kv_dtype, kernel, page_size):
     """Other requests may have them, and their KV need not be finite."""
@@ -243,7 +243,7 @@ def test_pages_behind_the_longest_window_are_not_read(kv_dtype, kernel, page_siz
         windows,
         width=4096 // page_size,
         n_pages=32768 // page_size,
-        prompt_kernel=kernel,
+        prefill_kernel=kernel,
     )
     batch_slots, lengths = ints([4, 2, 60, 7, 9, 11, 3]), ints([900, 33, 3000, 500, 501, 2500, 1216])
     n_tokens = ints([1, 1, 1, 1, 300, 777, 1])

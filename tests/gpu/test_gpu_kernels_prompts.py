@@ -222,7 +222,7 @@ def test_a_mixed_step_of_a_machine_without_flashinfer(
         device=world.tables.device,
         kv_scales=[world.scales] * len(windows),
         sinks=sinks,
-        prompt_kernel="triton",
+        prefill_kernel="triton",
     )
     staging, staged = Staging(layout, world.tables.device), StagingBuffer(torch.zeros(layout.size).int())
     attention.connect(staging, world.tables)

@@ -20,7 +20,7 @@ from radixkv.runtime.device.attention.cuda.flashinfer import PartialResults
 from radixkv.runtime.device.attention.cuda.flashinfer_prefill import FlashInferPrefillLaunch
 from radixkv.runtime.device.attention.cuda.layer_launches import DecodeLaunch
 from radixkv.runtime.device.attention.cuda.paged import StepAttention
-from radixkv.runtime.device.attention.cuda.prefill import PrefillBatch, PromptLaunches
+from radixkv.runtime.device.attention.cuda.prefill import PrefillBatch, PrefillLaunches
 from radixkv.runtime.device.attention.cuda.run_selection import SharingCosts
 from radixkv.runtime.device.attention.cuda.sinks import apply_sinks
 from radixkv.runtime.device.attention.cuda.triton_prefill import TritonPrefill
@@ -31,7 +31,7 @@ from radixkv.runtime.step.plan import SharedRun
 
 pytestmark = on_kernels
 
-PromptKernel = Literal["flashinfer", "triton"]
+PrefillKernel = Literal["flashinfer", "triton"]
 KV_HEADS, GROUP, DIM, PAGE = 2, 8, 64, 16
 HEADS = KV_HEADS * GROUP
 SCALE = DIM**-0.5
@@ -87,7 +87,7 @@ class World:
             outs.append(eager_attention_forward(module, query.float()[None, :, None], k, v, None, SCALE)[0])
         return torch.cat(outs).view(-1, HEADS, DIM)
 
-    def attention(self, variant: Variant, prompt_kernel: PromptKernel) -> StepAttention:
+    def attention(self, variant: Variant, prefill_kernel: PrefillKernel) -> StepAttention:
         """Plans the step as ``PagedAttention`` does."""
         geometry = Geometry(HEADS, KV_HEADS, PAGE, 4096, 16, 0, 4, 100_000, DIM)
         layout = StagingLayout()
@@ -133,17 +133,17 @@ class World:
             [None if sinks is None else sinks * math.log2(math.e) for sinks in self.sinks],
             n_rows,
             decode,
-            self.triton_prompts() if prompt_kernel == "triton" else self.flashinfer_prompts(),
+            self.triton_prompts() if prefill_kernel == "triton" else self.flashinfer_prompts(),
         )
 
-    def triton_prompts(self) -> PromptLaunches:
+    def triton_prompts(self) -> PrefillLaunches:
         """Plans the prompt row for the Triton kernel."""
         slots, starts, n_tokens = (np.array([n], np.int32) for n in (len(LENGTHS) - 1, START, N_PROMPT))
         prompts = TritonPrefill(self.shape, WINDOWS, device=self.tables.device, shared_bytes=102_400)
         prompts.connect(self.tables)
         return prompts.plan(PrefillBatch.of(slots, starts, n_tokens, WINDOWS, WIDTH, PAGE))
 
-    def flashinfer_prompts(self) -> PromptLaunches:
+    def flashinfer_prompts(self) -> PrefillLaunches:
         """Returns launches of FlashInfer, whose kernel torch stands in for: it knows no sinks, and reports sums."""
         lse = poisoned(N_PROMPT, HEADS, dtype=torch.float32)
 
@@ -163,7 +163,7 @@ class World:
 
 
 @pytest.mark.parametrize(
-    ("variant", "prompt_kernel"),
+    ("variant", "prefill_kernel"),
     [("whole", "flashinfer"), ("whole", "triton"), ("split", "flashinfer"), ("shared", "triton")],
 )
 @pytest.mark.parametrize(
@@ -176,13 +176,13 @@ class World:
     ],
 )
 def test_a_mixed_step_is_that_of_transformers(
-    dtype: torch.dtype, kv_dtype: torch.dtype, variant: Variant, prompt_kernel: PromptKernel
+    dtype: torch.dtype, kv_dtype: torch.dtype, variant: Variant, prefill_kernel: PrefillKernel
 ) -> None:
     """In float16 without a GPU, because the interpreter multiplies no bfloat16."""
     if kv_dtype == FP8 and torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU cannot convert 8-bit floats")
     world = World(dtype, kv_dtype)
-    attention = world.attention(variant, prompt_kernel)
+    attention = world.attention(variant, prefill_kernel)
     for layer in range(len(WINDOWS)):
         out = poisoned(*world.q.shape, dtype=dtype)
         attention.run(layer, world.q, world.k, world.v, out)

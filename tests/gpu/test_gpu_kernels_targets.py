@@ -16,7 +16,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from radixkv.runtime.device.attention.cuda import decode_kernel as decode_kernel
 from radixkv.runtime.device.attention.cuda import merge as merge_kernel
-from radixkv.runtime.device.attention.cuda import prefill_kernel as prompt_kernel
+from radixkv.runtime.device.attention.cuda import prefill_kernel
 from radixkv.runtime.device.attention.cuda import sinks as sinks_kernel
 from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig, Variant, choose_tile_config
 from radixkv.runtime.device.attention.cuda.triton_prefill import choose_prefill_tile
@@ -297,7 +297,7 @@ def test_attention_of_prompts_fits(
     kinds |= dict.fromkeys(("tables", "items"), "*i32") | {"sinks": "*fp32"}
     kinds |= dict.fromkeys(("scale", "value_scale"), "fp32") | dict.fromkeys(("q_stride", "page_stride"), "i32")
     constants = {
-        "COLUMNS": prompt_kernel.N_PROMPT_COLUMNS,
+        "COLUMNS": prefill_kernel.N_PROMPT_COLUMNS,
         "GROUP": group,
         "KV_HEADS": 2,
         "DIM": head_dim,
@@ -311,7 +311,7 @@ def test_attention_of_prompts_fits(
         "HAS_SINKS": has_sinks,
     }
     taken = shared_bytes(
-        prompt_kernel._attend_prompts,
+        prefill_kernel._attend_prompts,
         target,
         kinds,
         constants,

@@ -25,14 +25,15 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: float = 0.9
     """Share of the GPU's memory that may be used in all. No effect on the CPU."""
     dtype: str = "auto"
-    """Of weights and activations: ``float32`` or ``bfloat16`` on the CPU, ``bfloat16`` or ``float16`` on CUDA."""
+    """Dtype of weights and activations: ``float32`` or ``bfloat16`` on the CPU, ``bfloat16`` or
+    ``float16`` on CUDA."""
     kv_cache_dtype: KVCacheDtype = "auto"
-    """Of the pool; ``auto`` is that of activations."""
+    """Dtype of the pool; ``auto`` is the dtype of activations."""
     quantization: str | None = None
     """``fp8`` rounds the layers' matrices to FP8; None, or the checkpoint's own format, does not."""
     load_format: LoadFormat = "auto"
     """``dummy`` creates random weights and reads no file except ``config.json``."""
     attention_backend: AttentionBackend = "auto"
-    """Of prompts on CUDA; ``auto`` is FlashInfer where it can be had."""
+    """Kernels of prefill on CUDA; ``auto`` is FlashInfer where it can be had."""
     enforce_eager: bool = False
     """Whether CUDA runs without graphs."""

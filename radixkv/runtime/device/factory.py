@@ -120,7 +120,7 @@ def open_executor(resolved: ResolvedConfig, checkpoint: Checkpoint, times: Start
     Args:
         resolved: as ``resolve_config`` returned it.
         checkpoint: checkpoint with its weights.
-        times: gets those of the stages.
+        times: gets the times of the stages.
 
     Raises:
         CheckpointError: the checkpoint cannot be run.

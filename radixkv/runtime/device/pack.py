@@ -33,7 +33,7 @@ class PackedStep:
     table_starts: Ints
     """First block table entry that each row replaces."""
     update_firsts: Ints
-    """Where each row's pages begin in ``updates``."""
+    """Index in ``updates`` at which each row's pages begin."""
     update_counts: Ints
     """Block table entries that each row replaces."""
     ids: Ints

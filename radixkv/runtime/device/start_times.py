@@ -20,7 +20,7 @@ class StartTimes:
         self._clock = clock
         self._last = clock() if begun is None else begun
         self.seconds: dict[str, float] = {}
-        """Of each ended stage, in order."""
+        """Seconds of each ended stage, in order."""
 
     @classmethod
     def of_process(cls) -> StartTimes:

@@ -261,7 +261,7 @@ class _Step:
 
 
 def check_for_cpu(checkpoint: Checkpoint, settings: DeviceSettings) -> None:
-    """Runs those checks of ``CpuExecutor`` that need no weights, and refuses to quantize them.
+    """Runs the checks of ``CpuExecutor`` that need no weights, and refuses to quantize weights.
 
     Raises:
         CheckpointError: ``config.json`` is invalid or not supported.

@@ -58,7 +58,7 @@ def open_cuda_executor(
         checkpoint: the model; ``check_for_cuda`` has found that it and the settings fit the machine.
         machine: with a usable GPU.
         settings: all of the device.
-        times: gets those of the stages.
+        times: gets the times of the stages.
 
     Raises:
         CheckpointError: the checkpoint cannot be run.
@@ -118,7 +118,7 @@ def open_cuda_executor(
             device=device,
             kv_scales=kv_scales,
             sinks=decoder.sinks,
-            prompt_kernel="triton" if backend == "triton" else None,
+            prefill_kernel="triton" if backend == "triton" else None,
         )
         decode_sizes = [] if settings.enforce_eager else decode_buckets(settings.max_num_seqs)
         piecewise_sizes = [] if settings.enforce_eager else token_buckets(settings.max_num_batched_tokens)

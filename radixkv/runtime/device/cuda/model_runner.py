@@ -90,7 +90,7 @@ class ModelRunner:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations and logits."""
+        """Dtype of activations and logits."""
         return self._logits.dtype
 
     @property
@@ -261,7 +261,7 @@ class ModelRunner:
         return decode
 
     def _warm_up_decode(self, step: DecodeStep) -> None:
-        """Enqueues the kernels that ``_decode`` does, those of like layers once."""
+        """Enqueues the kernels that ``_decode`` does, once for layers that launch the same ones."""
         self._batch.update(step.n_rows)
         inputs = self._batch.prepare_decode(step.n_rows)
         states = self._decoder.run_distinct(inputs, self.pool, self._attention.step(step, None))

@@ -19,14 +19,14 @@ class ModelSize:
 
     architecture: str
     dtype: torch.dtype
-    """Of activations, and of weights that are not quantized."""
+    """Dtype of activations, and of weights that are not quantized."""
     n_layers: int
     n_kv_heads: int
     head_dim: int
     n_values: int
     """Values of all weights."""
     n_quantized_values: int
-    """Those of them that are in 8 or 4 bits."""
+    """Values that are in 8 or 4 bits."""
     has_fp8: bool
     """Whether the quantized ones are in 8 bits."""
     weight_bytes: int

@@ -86,7 +86,7 @@ class PersistentBatch:
 
     Args:
         fields: the staging fields of a step's rows.
-        staging: device side of those fields.
+        staging: device side of these fields.
         width: entries per block table.
         zero_page: initial value of block table entries.
         page_size: tokens per page.

@@ -151,7 +151,7 @@ class DecoderConfig:
         return self.rope if self.windows[layer] is None else self.local_rope
 
     def windows_within(self, max_model_len: int) -> tuple[int | None, ...]:
-        """Returns ``windows`` with None for those that no sequence of ``max_model_len`` tokens exceeds."""
+        """Returns ``windows`` with None for each window that no sequence of ``max_model_len`` tokens exceeds."""
         return tuple(window if window and window < max_model_len else None for window in self.windows)
 
     def experts_of(self, layer: int) -> ExpertConfig | None:
@@ -176,7 +176,8 @@ def _heads(fields: ConfigReader, architecture: Architecture, hidden_size: int) -
     """Returns the number of query heads, the number of key-value heads and the head size."""
     n_heads = fields.count("num_attention_heads")
     default = architecture.default_n_kv_heads
-    # As in Transformers, null means as many as query heads. No model is of a default that does not divide these.
+    # As in Transformers, null means as many as query heads. The architecture's default is used only where it
+    # divides the number of query heads.
     if default is None or n_heads % default or "num_key_value_heads" in fields:
         default = n_heads
     n_kv_heads = fields.count("num_key_value_heads", default)

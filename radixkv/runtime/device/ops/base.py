@@ -36,7 +36,7 @@ class TokenInputs:
 
 
 RowScales = Literal["rows", "groups"]
-"""Of rows in FP8: one scale for each row, or for each 128 values of a row."""
+"""What has a scale in rows of FP8: each row, or each 128 values of a row."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Fp8Rows:
     scales: Tensor
     """float32: [rows, 1], or [rows, ceil(size / 128)] stored by columns, with as many rows as ``values``."""
     dtype: torch.dtype
-    """Of the activations before they were rounded."""
+    """Dtype of the activations before they were rounded."""
 
     def part(self, first: int, last: int) -> Fp8Rows:
         """Returns rows ``first`` to ``last``, without the latter, as views."""
@@ -75,7 +75,7 @@ class RmsFields:
     adds_one: bool
     """Whether it multiplies by ``weight + 1``."""
     out_scales: RowScales | None = None
-    """Of its output in FP8; None for an output in the dtype of the weight."""
+    """Scales of its output in FP8; None for an output in the dtype of the weight."""
 
 
 class Norm(Protocol):

@@ -40,14 +40,14 @@ class SampledToken:
 
     token: int
     logprobs: TokenLogprobs | None
-    """None if the row did not request logprobs."""
+    """Logprobs of the token; None if the row did not request them."""
 
 
 class Sampler:
     """Samples tokens and counts each batch slot's output tokens for penalties.
 
-    ``settings`` and ``penalties`` define what a row's settings mean. Every operation treats each row by itself, so
-    a row's result has the same bits whichever rows are beside it.
+    ``row_sampling`` and ``logit_edits`` say what a row's settings mean. Every operation treats each row by itself,
+    so a row's result has the same bits whichever rows are beside it.
 
     Memory: 8 MB, or two rows of logits where these are larger.
     """
@@ -153,8 +153,8 @@ class Sampler:
     ) -> Tensor:
         """Returns the logits of rows after biases, bans, penalties and masks, in whole blocks.
 
-        They are what ``_take`` returns. Where an edited row reports logprobs, which are those of its logits before,
-        they are a copy in the second workspace.
+        They are what ``_take`` returns. Where an edited row reports logprobs, they are a copy in the second
+        workspace: logprobs are those of the original logits.
         """
         values = _take(logits, rows)
         edited = [(index, row) for index, row in enumerate(rows) if has_edits(sampling[row])]

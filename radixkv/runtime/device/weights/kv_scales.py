@@ -41,7 +41,7 @@ class KVScales:
         }
 
     def read(self) -> tuple[LayerScales, ...]:
-        """Reads the scales of all layers; those that the checkpoint lacks are 1.
+        """Reads the scales of all layers; a scale that the checkpoint lacks is 1.
 
         Raises:
             CheckpointError: a scale is not a finite number above 0, or cannot be read.

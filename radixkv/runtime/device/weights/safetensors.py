@@ -52,7 +52,7 @@ class RandomTensors:
 
     Args:
         shapes: of all tensors, by name.
-        dtype: of those that are read as they are stored.
+        dtype: of tensors that ``compute`` reads.
         device: where they are generated.
     """
 
@@ -213,7 +213,7 @@ class SafetensorsFiles:
 
 class _StoredTensor(NamedTuple):
     name: str
-    """In the file."""
+    """Name in the file."""
     path: Path
     file: Any
     """Open."""

@@ -203,7 +203,7 @@ class Weights:
             return ExpertsWeights(
                 router, LinearWeights(gate_up, gate_up_bias), LinearWeights(down, self._read(f"{full}_bias"))
             )
-        # One expert in 16 bits keeps all of a layer in these.
+        # If one expert has 16 bits, all experts of its layer are kept in 16 bits.
         found = {self._format(self._expert_names(layer, index)) for index in range(n_experts)}
         kept = found.pop() if len(found) == 1 else None
         matrices = [self._empty((n_experts, *shape), kept) for shape in ((2 * n_inner, hidden), (hidden, n_inner))]
@@ -326,7 +326,7 @@ def open_weights(
         device: device to put the tensors on.
         quantization: ``fp8`` rounds the layers' matrices to FP8, with a scale for each output channel; the name of
             the checkpoint's own format, or None, changes nothing.
-        products: weights that the device multiplies, so that those of the checkpoint stay.
+        products: formats that the device multiplies; weights in these formats are not dequantized.
 
     Raises:
         CheckpointError: ``config.json`` is invalid or not supported, or a file or tensor is missing, unexpected,
@@ -342,7 +342,7 @@ def open_weights(
         kept = "channels" if quantization == "fp8" and scheme is None else fp8_scales(scheme)
     if kept is None and "int4" in products:
         kept = int4_groups(scheme)
-    # Of 4-bit matrices, those of experts and of the output head are dequantized; of FP8 ones, the latter.
+    # 4-bit matrices of experts and of the output head are dequantized. Of FP8 matrices, only the output head is.
     has_dense = config.experts is not None or (isinstance(scheme, Gptq) and scheme.has_head)
     is_dequantized = scheme is not None and (kept is None or (isinstance(kept, Int4Groups) and has_dense))
     with ExitStack() as stack:

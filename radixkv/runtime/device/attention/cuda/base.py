@@ -29,11 +29,11 @@ class AttentionShape:
     head_dim: int
     page_size: int
     dtype: torch.dtype
-    """Of queries and outputs."""
+    """Dtype of queries and outputs."""
     scale: float
     """Multiplier of the scores."""
     kv_dtype: torch.dtype
-    """Of K and V: ``dtype``, or ``float8_e4m3fn``."""
+    """Dtype of K and V: ``dtype``, or ``float8_e4m3fn``."""
 
     @property
     def group(self) -> int:
@@ -52,9 +52,9 @@ class LayerTensors(NamedTuple):
     out: Tensor
     """[tokens, heads, head_dim], contiguous."""
     scales: LayerScales
-    """Of K and V."""
+    """Scales of K and V."""
     sinks: Tensor | None
-    """As for ``sinks.apply_sinks``; None for a layer without."""
+    """Sinks of the heads, as for ``sinks.apply_sinks``; None for a layer without."""
 
 
 class AttentionPlanner(Protocol[DecodeT, PromptT]):

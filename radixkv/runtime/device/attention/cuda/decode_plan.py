@@ -85,7 +85,7 @@ class DecodeStep:
     """Rows, padding included."""
     variant: Variant
     tile_config: TileConfig
-    """For the kernel of the small items."""
+    """Tile of the kernel of the small items."""
     n_items: int
     """Small items to launch, padding included."""
     n_large_items: int

@@ -39,7 +39,7 @@ _TWO_BLOCKS = TileConfig(64, 4, 4, is_ahead=True, token_ns=17.0)
 """Two blocks fit a multiprocessor."""
 _ONE_BLOCK = TileConfig(128, 3, 8, is_ahead=True, token_ns=13.2)
 _WIDE_HEADS = TileConfig(64, 2, 4, is_ahead=False, token_ns=50.0)
-"""For a head size of 256."""
+"""Heads of size 256."""
 
 
 def choose_tile_config(

@@ -17,7 +17,7 @@ from radixkv.runtime.device.attention.cuda.flashinfer import (
     fa2_tile,
 )
 from radixkv.runtime.device.attention.cuda.flashinfer_modules import FlashInferKernel
-from radixkv.runtime.device.attention.cuda.prefill import PrefillBatch, PromptLaunches, causal_tiles
+from radixkv.runtime.device.attention.cuda.prefill import PrefillBatch, PrefillLaunches, causal_tiles
 from radixkv.runtime.device.attention.cuda.sinks import apply_sinks
 from radixkv.runtime.device.attention.cuda.work_items import Fa2Fields
 from radixkv.runtime.device.kv_dtype import FP8
@@ -63,7 +63,7 @@ class FlashInferPrefill:
         else:
             self._fa2_kernels = {window: Fa2Kernel(self._shape, window, tables) for window in self._windows}
 
-    def plan(self, rows: PrefillBatch) -> PromptLaunches:
+    def plan(self, rows: PrefillBatch) -> PrefillLaunches:
         """Plans the rows, and sends the plan on the current stream without waiting."""
         lse = None
         if self._has_sinks:
@@ -111,7 +111,7 @@ class FlashInferPrefill:
 
 @dataclass(frozen=True)
 class FlashInferPrefillLaunch:
-    """A planned call of FlashInfer's kernel; see ``PromptLaunches``."""
+    """A planned call of FlashInfer's kernel; see ``PrefillLaunches``."""
 
     launch: FlashInferLaunch
     rounds_queries: bool

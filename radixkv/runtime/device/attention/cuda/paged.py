@@ -24,7 +24,7 @@ from radixkv.runtime.device.attention.cuda.layer_launches import (
     Fa3SharedLaunch,
     SharedLaunch,
 )
-from radixkv.runtime.device.attention.cuda.prefill import PrefillAttention, PrefillBatch, PromptLaunches
+from radixkv.runtime.device.attention.cuda.prefill import PrefillAttention, PrefillBatch, PrefillLaunches
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharingCosts
 from radixkv.runtime.device.attention.cuda.triton_prefill import TritonPrefill
 from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, Ints
@@ -32,7 +32,7 @@ from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 
-PromptKernel = Literal["fa2", "fa3", "triton"]
+PrefillKernel = Literal["fa2", "fa3", "triton"]
 """The kernel of prompt rows: one of FlashInfer's, or our own in Triton."""
 
 
@@ -55,7 +55,7 @@ class PagedAttention:
         kv_scales: [layers], of K and V of 8 bits; None: all are 1.
         sinks: [layers] of [heads], a score of each head that takes part in the softmax and has no value; None for
             layers or models without.
-        prompt_kernel: None for the kernel of FlashInfer that ``backend_of`` returns.
+        prefill_kernel: None for the kernel of FlashInfer that ``backend_of`` returns.
         shared_kernel: kernel for pages that many rows share; None for that of ``backend_of``, too. With the prompt
             kernel ``triton``, None is for no such kernel: FlashInfer is not imported, and the decode kernel reads
             these pages too.
@@ -72,7 +72,7 @@ class PagedAttention:
         kv_scales: Sequence[LayerScales] | None = None,
         sinks: Sequence[Tensor | None] | None = None,
         costs: SharingCosts | None = None,
-        prompt_kernel: PromptKernel | None = None,
+        prefill_kernel: PrefillKernel | None = None,
         shared_kernel: SharedKernel | None = None,
     ) -> None:
         properties = torch.cuda.get_device_properties(device)
@@ -86,13 +86,13 @@ class PagedAttention:
         ]
         backend = backend_of((properties.major, properties.minor))
         self._prompts: PrefillAttention
-        if prompt_kernel == "triton":
+        if prefill_kernel == "triton":
             self._prompts = TritonPrefill(
                 shape, windows, device=device, shared_bytes=properties.shared_memory_per_multiprocessor
             )
         else:
             self._prompts = FlashInferPrefill(
-                prompt_kernel or backend,
+                prefill_kernel or backend,
                 shape,
                 windows,
                 has_sinks=any(scores is not None for scores in self._sinks),
@@ -175,7 +175,7 @@ class PagedAttention:
         width = self._tables.shape[1]
         return self._decode.plan(staged, batch_slots, lengths, width, shared, bucket, variant, runs_id)
 
-    def plan_prompts(self, batch_slots: Ints, starts: Ints, n_tokens: Ints) -> PromptLaunches:
+    def plan_prompts(self, batch_slots: Ints, starts: Ints, n_tokens: Ints) -> PrefillLaunches:
         """Plans the prompt rows, and sends the plan on the current stream.
 
         The tokens of consecutive rows are consecutive.
@@ -188,7 +188,7 @@ class PagedAttention:
         width, page_size = self._tables.shape[1], self._shape.page_size
         return self._prompts.plan(PrefillBatch.of(batch_slots, starts, n_tokens, self._windows, width, page_size))
 
-    def step(self, decode: DecodeStep | None, prompts: PromptLaunches | None) -> StepAttention:
+    def step(self, decode: DecodeStep | None, prompts: PrefillLaunches | None) -> StepAttention:
         """Returns attention of the planned step."""
         distinct = set(self._windows)
         return StepAttention(
@@ -256,14 +256,14 @@ class StepAttention:
     windows: Sequence[int | None]
     """Sliding window of each layer, None for all positions."""
     kv_scales: Sequence[LayerScales]
-    """Of each layer."""
+    """Scales of K and V of each layer."""
     sinks: Sequence[Tensor | None]
-    """Of each layer, as for ``sinks.apply_sinks``; None for layers without."""
+    """Sinks of each layer, as for ``sinks.apply_sinks``; None for layers without."""
     n_decode: int
     """Decode rows."""
     decode: Mapping[int | None, DecodeLaunch]
     """Launches of the decode rows by window; empty if there are none."""
-    prompts: PromptLaunches
+    prompts: PrefillLaunches
     """Launches of the prompt rows by window; empty if there are none."""
 
     def run(self, layer: int, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:

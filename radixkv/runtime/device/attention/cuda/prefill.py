@@ -58,8 +58,8 @@ class PrefillBatch:
         return cls(firsts, n_tokens, lengths, batch_slots * np.int32(width) + n_behind)
 
 
-PromptLaunches = Mapping[int | None, Callable[[LayerTensors], None]]
-"""By window: what enqueues attention of the planned rows in each layer that has it."""
+PrefillLaunches = Mapping[int | None, Callable[[LayerTensors], None]]
+"""What enqueues attention of the planned rows in a layer, by the layer's window."""
 
 
 class PrefillAttention(Protocol):
@@ -69,7 +69,7 @@ class PrefillAttention(Protocol):
         """Binds the block tables, [max_rows + 1, width] int32 at a fixed address, and loads the kernels."""
         ...
 
-    def plan(self, rows: PrefillBatch) -> PromptLaunches:
+    def plan(self, rows: PrefillBatch) -> PrefillLaunches:
         """Plans the rows, and sends the plan on the current stream without waiting."""
         ...
 

@@ -18,7 +18,7 @@ from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, pow
 
 
 def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
-    """Turns outputs of a softmax without sinks into those with sinks, in place.
+    """Turns outputs of a softmax without sinks into outputs of one with sinks, in place.
 
     Args:
         out: [queries, heads, head_dim], contiguous; rounded once more.

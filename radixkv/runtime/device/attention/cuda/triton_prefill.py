@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.attention.cuda.base import AttentionShape, LayerTensors
-from radixkv.runtime.device.attention.cuda.prefill import PrefillBatch, PromptLaunches, causal_tiles
+from radixkv.runtime.device.attention.cuda.prefill import PrefillBatch, PrefillLaunches, causal_tiles
 from radixkv.runtime.device.attention.cuda.prefill_kernel import PrefillTile, attend_prompts
 from radixkv.runtime.device.memory.cuda.array_copies import to_device
 
@@ -55,7 +55,7 @@ class TritonPrefill:
         """Binds the block tables."""
         self._tables = tables
 
-    def plan(self, rows: PrefillBatch) -> PromptLaunches:
+    def plan(self, rows: PrefillBatch) -> PrefillLaunches:
         """Splits the rows into tiles, and sends them on the current stream without waiting."""
         n_tokens = self._tile.n_pairs // self._shape.group
         items = causal_tiles(rows.firsts, rows.n_tokens, rows.lengths, rows.first_entries, tile=n_tokens)
@@ -69,7 +69,7 @@ class TritonPrefill:
 
 @dataclass(frozen=True)
 class TritonPrefillLaunch:
-    """A planned call of ``attend_prompts``; see ``PromptLaunches``."""
+    """A planned call of ``attend_prompts``; see ``PrefillLaunches``."""
 
     tables: Tensor
     items: Tensor

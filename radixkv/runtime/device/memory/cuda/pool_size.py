@@ -20,7 +20,7 @@ class MemoryUse:
 
     total_bytes: int
     free_bytes: int
-    """Not used by this process or by others."""
+    """Bytes that neither this process nor others use."""
     later_bytes: int = 0
     """Bytes that the largest step and CUDA graphs will take beside the pool."""
 

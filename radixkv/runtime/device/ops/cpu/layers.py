@@ -24,7 +24,7 @@ from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearW
 _GELU_SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
 """GELU's approximation by tanh is ``x * sigmoid(slope * (x + 0.044715 * x**3))``."""
 _CLAMP, _CLAMPED_SLOPE = 7.0, 1.702
-"""Of GPT-OSS: ``gate * sigmoid(slope * gate) * (up + 1)`` with both limited."""
+"""GPT-OSS computes ``gate * sigmoid(slope * gate) * (up + 1)`` with both limited."""
 _ROW_TILES = (8, 16, 32, 64, 128, 256)
 _CACHE_LINE_BYTES = 64
 _LARGE_MATRIX_SIZE = 1 << 24
@@ -144,7 +144,7 @@ class Rotary:
             self._cosine = torch.cat([cosine, cosine], -1)
             self._sine = torch.cat([-sine, sine], -1)
         self._positions: Tensor | None = None
-        """Those of the last call, which is the same step's layer before."""
+        """Positions of the last call: all layers of a step pass the same object."""
         self._angles = (self._cosine[:0], self._sine[:0])
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:

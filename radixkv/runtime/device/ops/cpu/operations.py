@@ -119,7 +119,7 @@ class RotateAndStore:
     config: DecoderConfig
     rotary: Rotary | None
     norm: RMSNorm | None
-    """With the weight of each head, [heads + kv_heads, head_dim]."""
+    """Its weight is [heads + kv_heads, head_dim]: each head has its own row."""
     stored_rows: StoredRows
     scales: LayerScales
 

@@ -1,7 +1,7 @@
 """Norms, matrix products and dense MLPs on CUDA, over fused kernels.
 
-What is fused with what is asked of a norm (``fused``) and of a product (``input_scales``, ``gated``), so that one
-that wraps another decides it, too.
+Attributes of a norm (``fused``) and of a product (``input_scales``, ``gated``) say what can be fused, and not their
+classes. So an object that wraps another decides for both.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def draw_listed(values: Tensor, settings: DrawSettings, width: int, tokens: Tens
         values: [any, vocab], any float dtype.
         settings: [n], with ``top_k`` of at least 1.
         width: at least the largest ``top_k``, at most ``MAX_LISTED``.
-        tokens: [any] int32; those at ``settings.targets`` are written.
+        tokens: [any] int32; tokens at ``settings.targets`` are written.
     """
     ids, largest = list_largest(values, settings.sources, settings.top_ks, width)
     # Equally wide for all rows, so that sums have the same bits whatever else is in the batch.
@@ -71,7 +71,7 @@ def draw_unlisted(values: Tensor, settings: DrawSettings, tokens: Tensor) -> Non
     Args:
         values: [any, vocab], bfloat16, float16 or float32.
         settings: [n]; ``top_k`` 0 keeps all tokens.
-        tokens: [any] int32; those at ``settings.targets`` are written.
+        tokens: [any] int32; tokens at ``settings.targets`` are written.
     """
     parts = weigh_parts(values, settings.sources, settings.scales)
     size = values.shape[1]

@@ -118,9 +118,9 @@ class LogitEdits:
         Args:
             logits: [any, vocab], any float dtype.
             rows: [n], indices of the rows of ``logits``.
-            batch_slots: [n], those of the rows, as adopted.
+            batch_slots: [n], the batch slots of the rows, as adopted.
             sampling: [n], their settings.
-            masks: of those of the rows that have one.
+            masks: of the rows that have one.
 
         Returns:
             [n, vocab].

@@ -33,7 +33,7 @@ class SampledRows:
     logprob_rows: Sequence[int]
     """Indices of the rows that report logprobs."""
     logprobs: PendingLogprobs | None
-    """Of these rows; None if there are none."""
+    """Logprobs of these rows; None if there are none."""
 
     def collect(self) -> list[TokenLogprobs | None]:
         """Returns logprobs by row; None if not reported, or not finite. Call it after the step's event."""
@@ -60,7 +60,7 @@ class PromptLogprobs:
 class CudaSampler:
     """Samples tokens on the device, and counts each batch slot's output tokens there for penalties.
 
-    ``settings`` and ``penalties`` define what a row's settings mean. One thing differs: a ``top_k`` above
+    ``row_sampling`` and ``logit_edits`` say what a row's settings mean. One thing differs: a ``top_k`` above
     ``MAX_LISTED`` keeps all tokens equal to the last one. A row's token depends only on the row's logits and
     settings, not on the other rows of the batch.
 

@@ -74,7 +74,7 @@ class QuantizedMatrices:
         return name in self._headers
 
     def replace(self, headers: Mapping[str, Header]) -> dict[str, Header]:
-        """Returns headers with those of the stored tensors in place of those of dense matrices."""
+        """Returns headers in which each quantized matrix is replaced by the tensors that it is stored as."""
         replaced = {name: header for name, header in headers.items() if name not in self._headers}
         for stored in self._headers.values():
             replaced |= stored
