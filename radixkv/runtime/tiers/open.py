@@ -45,9 +45,9 @@ def open_objects(url: str) -> ObjectStore:
 
         return S3Objects(url)
     _require("mooncake", "mooncake", url)
-    from radixkv.runtime.tiers.stores.mooncake_objects import MooncakeObjects
+    from radixkv.runtime.tiers.stores.mooncake_objects import open_mooncake
 
-    return MooncakeObjects(url)
+    return open_mooncake(url)
 
 
 def _require(package: str, extra: str, url: str) -> None:

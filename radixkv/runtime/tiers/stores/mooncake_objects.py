@@ -38,25 +38,18 @@ _T = TypeVar("_T")
 
 
 class MooncakeObjects:
-    """An ``ObjectStore`` in a Mooncake Store, over TCP. This client adds no memory to it.
+    """An ``ObjectStore`` in a Mooncake Store.
 
     Args:
-        url: ``mooncake://HOST:PORT/PREFIX`` with the address of the master; the prefix may be empty.
-
-    Raises:
-        ConfigError: the package cannot be loaded, or the master does not answer.
+        store: a client, a ``MooncakeDistributedStore``.
+        prefix: beginning of the objects' names.
     """
 
     n_parallel = _N_PARALLEL
 
-    def __init__(self, url: str) -> None:
-        own_address, master = _addresses(url)
-        self._prefix = (urlsplit(url).path.strip("/") or "radixkv") + "/"
-        _check_answers(url, own_address, master)
-        try:
-            self._store = _set_up(own_address, master, _BUFFER_BYTES)
-        except ObjectStoreError as error:
-            raise _unusable(url, str(error)) from error
+    def __init__(self, store: Any, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
 
     async def have(self, names: Sequence[str]) -> list[bool]:
         """See ``ObjectStore``."""
@@ -92,6 +85,24 @@ class MooncakeObjects:
         closing = threading.Thread(target=self._store.close, daemon=True)
         closing.start()
         closing.join(_CLOSE_TIMEOUT_S)
+
+
+def open_mooncake(url: str) -> MooncakeObjects:
+    """Connects to a Mooncake Store over TCP. This client adds no memory to it.
+
+    Args:
+        url: ``mooncake://HOST:PORT/PREFIX`` with the address of the master; the prefix may be empty.
+
+    Raises:
+        ConfigError: the package cannot be loaded, or the master does not answer.
+    """
+    own_address, master = _addresses(url)
+    _check_answers(url, own_address, master)
+    try:
+        store = _set_up(own_address, master, _BUFFER_BYTES)
+    except ObjectStoreError as error:
+        raise _unusable(url, str(error)) from error
+    return MooncakeObjects(store, (urlsplit(url).path.strip("/") or "radixkv") + "/")
 
 
 def _check_answers(url: str, own_address: str, master: str) -> None:
