@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from radixkv.runtime.tiers.stores.object_store import ObjectStoreError
@@ -66,9 +67,13 @@ class FakeObjects:
 
 
 @contextmanager
-def shared_store(objects: FakeObjects, page_bytes: int = PAGE_BYTES) -> Iterator[SharedStore]:
+def shared_store(
+    objects: FakeObjects, page_bytes: int = PAGE_BYTES, clock: Callable[[], float] = time.monotonic
+) -> Iterator[SharedStore]:
     """Opens a store, and closes it without dropping stores."""
-    store = SharedStore(objects, "the shared store", page_bytes=page_bytes, page_token_bytes=PAGE_TOKEN_BYTES)
+    store = SharedStore(
+        objects, "the shared store", page_bytes=page_bytes, page_token_bytes=PAGE_TOKEN_BYTES, clock=clock
+    )
     try:
         yield store
     finally:

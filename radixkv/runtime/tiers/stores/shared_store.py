@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -51,11 +51,21 @@ class SharedStore(IndexedStore):
         name: the store's name in the log.
         page_bytes: size of a page.
         page_token_bytes: bytes of one page's tokens.
+        clock: returns seconds that never go back.
     """
 
-    def __init__(self, objects: ObjectStore, name: str, *, page_bytes: int, page_token_bytes: int) -> None:
+    def __init__(
+        self,
+        objects: ObjectStore,
+        name: str,
+        *,
+        page_bytes: int,
+        page_token_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._objects = objects
         self._name = name
+        self._clock = clock
         super().__init__(page_bytes, page_token_bytes)
         self._header = PageHeader(page_bytes, page_token_bytes)
         self._being_removed: set[bytes] = set()
@@ -63,7 +73,7 @@ class SharedStore(IndexedStore):
         self._n_failures = 0
         self._is_away = False
         self._resumes = 0.0
-        """End of the pause, on ``time.monotonic``."""
+        """End of the pause, on ``clock``."""
         self._damage_warnings, self._room_warnings = RareWarnings(WARNING_PAUSE_S), RareWarnings(WARNING_PAUSE_S)
         self._reads = asyncio.Semaphore(objects.n_parallel)
         self._writes = asyncio.Semaphore(max(1, objects.n_parallel // 4))
@@ -117,7 +127,7 @@ class SharedStore(IndexedStore):
 
     @property
     def _is_paused(self) -> bool:
-        return time.monotonic() < self._resumes
+        return self._clock() < self._resumes
 
     async def _look_up(self, keys: Sequence[bytes], hidden: Collection[bytes], n_removals: int) -> int:
         try:
@@ -269,7 +279,7 @@ class SharedStore(IndexedStore):
     def _fail(self, error: ObjectStoreError | TimeoutError, what_is_late: str) -> None:
         """Counts a failure, and begins a pause. Warns if it is the first one since the store has answered."""
         self._n_failures += 1
-        self._resumes = time.monotonic() + PAUSE_S
+        self._resumes = self._clock() + PAUSE_S
         with self._lock:
             self._take_all()
         if not self._is_away:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
@@ -15,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from radixkv.runtime.tiers.stores import shared_store as shared_store_module
 from radixkv.runtime.tiers.stores.page_store import PageCounts
-from radixkv.runtime.tiers.stores.shared_store import N_NAMES, SharedStore
+from radixkv.runtime.tiers.stores.shared_store import N_NAMES, PAUSE_S, SharedStore
 from support.cases import examples
 from support.fake_objects import PAGE_BYTES, FakeObjects, shared_store
 from support.page_files import (
@@ -50,7 +51,13 @@ class SharedMachine(RuleBasedStateMachine):
         self.objects: dict[str, bytes] = {}
         self.networks = [FakeObjects(self.objects), FakeObjects(self.objects)]
         self.stores = [
-            SharedStore(each, "the store", page_bytes=PAGE_BYTES, page_token_bytes=PAGE_TOKEN_BYTES)
+            SharedStore(
+                each,
+                "the store",
+                page_bytes=PAGE_BYTES,
+                page_token_bytes=PAGE_TOKEN_BYTES,
+                clock=itertools.count(step=PAUSE_S).__next__,  # each pause is over when the next call looks
+            )
             for each in self.networks
         ]
         self.believed: list[set[bytes]] = [set(), set()]
@@ -150,8 +157,7 @@ class SharedMachine(RuleBasedStateMachine):
             store.close(TIMEOUT_S)
 
 
-def test_two_stores_over_the_same_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_store_module, "PAUSE_S", 0.0)
+def test_two_stores_over_the_same_objects() -> None:
     run = SharedMachine.TestCase
     run.settings = examples(40, stateful_step_count=25)
     run().runTest()
@@ -169,12 +175,11 @@ def test_a_lookup_finds_the_end_of_a_prefix_with_few_questions(n_pages: int, sha
     assert max(map(len, objects.questions)) <= N_NAMES
 
 
-def test_a_store_that_fails_is_left_alone_for_a_while(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_store_that_fails_is_left_alone_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     objects = FakeObjects()
-    with shared_store(objects) as store:
+    now = 0.0
+    with shared_store(objects, clock=lambda: now) as store:
         assert store_run(store, [1, 2]) == 2
         assert (store.health.n_failures, store.health.is_away) == (0, False)
         objects.fails = True
@@ -186,11 +191,11 @@ def test_a_store_that_fails_is_left_alone_for_a_while(
         assert load_run(store, [1, 2]) == []
         assert store_run(store, [3]) == 0
         assert objects.n_calls == n_calls
-        monkeypatch.setattr(store, "_resumes", 0.0)
+        now += PAUSE_S
         assert look_up(store, [1, 2]) == 0
         assert (store.health.n_failures, store.health.is_away) == (2, True)
         objects.fails = False
-        monkeypatch.setattr(store, "_resumes", 0.0)
+        now += PAUSE_S
         assert look_up(store, [1, 2]) == 2
         assert (store.health.n_failures, store.health.is_away) == (2, False)
         assert len(load_run(store, [1, 2])) == 2
