@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 N_LANES = 8
 """Number of threads, and of tensors copied at the same time."""
 _BUFFER_BYTES = 16 << 20
-_LOG_INTERVAL_S = 2.0
+LOG_INTERVAL_S = 2.0
 _GIB = 1 << 30
 
 
@@ -48,15 +48,22 @@ class Lane(Protocol):
 class ParallelLoader:
     """A ``TensorSource`` that loads in background threads; tensors are complete when its ``with`` block ends.
 
-    The progress is logged every two seconds.
-
     Args:
-        views: source of the tensors.
-        lanes: one per thread.
-        stream: of what is computed from tensors; None on the CPU.
+    views: source of the tensors.
+    lanes: one per thread.
+    stream: of what is computed from tensors; None on the CPU.
+    log_interval_s: time between two logs of the progress.
     """
 
-    def __init__(self, views: TensorViews, lanes: Sequence[Lane], stream: torch.cuda.Stream | None = None) -> None:
+    def __init__(
+        self,
+        views: TensorViews,
+        lanes: Sequence[Lane],
+        stream: torch.cuda.Stream | None = None,
+        *,
+        log_interval_s: float = LOG_INTERVAL_S,
+    ) -> None:
+        self._log_interval_s = log_interval_s
         self._views = views
         self._stream = stream
         self._computing = threading.Lock()
@@ -120,7 +127,7 @@ class ParallelLoader:
         for read, n_bytes in self._reads:
             read.result()
             n_done += n_bytes
-            if (now := time.monotonic()) - logged >= _LOG_INTERVAL_S:
+            if (now := time.monotonic()) - logged >= self._log_interval_s:
                 logged = now
                 logger.info("loading weights: %.1f of %.1f GiB", n_done / _GIB, total)
         logger.info("loaded %.1f GiB of weights in %.1f s", total, time.monotonic() - begun)

@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import CheckpointError
-from radixkv.runtime.device.weights import parallel_load
 from radixkv.runtime.device.weights.layer_weights import MlpWeights
 from radixkv.runtime.device.weights.parallel_load import ParallelLoader
+from radixkv.runtime.device.weights.safetensors import SafetensorsFiles
 from radixkv.runtime.device.weights.weights import Weights, open_weights
 from support.device_support import CHECKPOINTS, PlainLane
 
@@ -73,16 +74,13 @@ class SlowViews:
         return self._tensors[name]
 
 
-def test_tensors_are_read_in_parallel_and_are_complete_at_the_end(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parallel_load, "_LOG_INTERVAL_S", 0.0)
+def test_tensors_are_read_in_parallel_and_are_complete_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     tensors = {str(i): torch.full((3, 1 << 18), float(i)) for i in range(8)}
     with torch.inference_mode():  # worker threads do not inherit inference mode but must write to its tensors
         outs = {name: torch.zeros(3, 1 << 18, dtype=torch.bfloat16) for name in tensors}
     with (
         caplog.at_level(logging.INFO),
-        ParallelLoader(SlowViews(tensors, 4), [PlainLane() for _ in range(4)]) as reads,
+        ParallelLoader(SlowViews(tensors, 4), [PlainLane() for _ in range(4)], log_interval_s=0.0) as reads,
     ):
         for name, out in outs.items():
             reads.fill(name, out)
@@ -93,16 +91,14 @@ def test_tensors_are_read_in_parallel_and_are_complete_at_the_end(
 
 
 @pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe"])
-def test_experts_are_read_into_their_places_in_parallel(
-    checkpoint: Get, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_are_read_into_their_places_in_parallel(checkpoint: Get, name: str) -> None:
     """A GPU's loader fills tensors after ``layer`` has returned them, so nothing may copy from them."""
     with open_weights(checkpoint(name), load_format="auto", dtype=torch.float32) as weights:
         expected = tensors_of(weights)
-        files = weights._source
-        with torch.inference_mode(), ParallelLoader(files, [PlainLane() for _ in range(4)]) as reads:
-            monkeypatch.setattr(weights, "_source", reads)
-            found = tensors_of(weights)
+    with ExitStack() as files, torch.inference_mode():
+        views = SafetensorsFiles(checkpoint(name).folder, files)
+        with ParallelLoader(views, [PlainLane() for _ in range(4)]) as reads:
+            found = tensors_of(Weights(weights.config, reads, torch.float32, torch.device("cpu")))
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
