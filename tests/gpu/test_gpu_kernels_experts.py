@@ -264,9 +264,8 @@ def test_add_and_norm(n_tokens: int) -> None:
         assert torch.equal(residual, expected_residual)
 
 
-def test_chunks_of_a_long_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    mixture, x, residual = make_experts(), normal(50, 72, dtype=HALF), normal(50, 72, dtype=HALF)
-    monkeypatch.setattr(operations, "_CHUNK_TOKENS", 16)
+def test_chunks_of_a_long_prompt() -> None:
+    mixture, x, residual = make_experts(chunk_tokens=16), normal(50, 72, dtype=HALF), normal(50, 72, dtype=HALF)
     check_experts(mixture, x)
     total, norm = residual.double() + oracle(mixture, x), next(norms(72))
     normed = mixture.add_and_norm(x, residual, norm)
@@ -275,11 +274,10 @@ def test_chunks_of_a_long_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("scales", ["rows", "groups"])
-def test_chunks_of_a_long_prompt_in_fp8(monkeypatch: pytest.MonkeyPatch, scales: RowScales) -> None:
-    monkeypatch.setattr(operations, "_CHUNK_TOKENS", 16)
+def test_chunks_of_a_long_prompt_in_fp8(scales: RowScales) -> None:
     hidden = 200
     mixture, x, residual = (
-        make_experts(hidden=hidden),
+        make_experts(hidden=hidden, chunk_tokens=16),
         normal(50, hidden, dtype=HALF),
         normal(50, hidden, dtype=HALF),
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from kernel_support import DEVICE, check_close, integers, normal, on_kernels, poisoned
 
-from radixkv.runtime.device.attention.cuda import merge as merge_kernel
+from radixkv.runtime.device.attention.cuda.merge import merge_results
 from radixkv.runtime.device.attention.cuda.query_order import copy_item_queries, gather_queries
 
 pytestmark = on_kernels
@@ -19,9 +19,8 @@ KV_HEADS, DIM = 2, 64
 @pytest.mark.parametrize("by_member", [False, True])
 @pytest.mark.parametrize("is_few", [False, True])
 @pytest.mark.parametrize(("n_queries", "group"), [(5, 2), (4, 7)])
-def test_merge(n_queries: int, group: int, is_few: bool, by_member: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merge(n_queries: int, group: int, is_few: bool, by_member: bool) -> None:
     """Reordered queries with 0 to 19 results each; a result over no tokens has no weight."""
-    monkeypatch.setattr(merge_kernel, "_FEW_PAIRS", 1 << 30 if is_few else 0)
     n_heads = KV_HEADS * group
     counts = [(0, 2, 1, 19, 9)[query % 5] for query in range(n_queries)]
     ends = torch.tensor(counts).cumsum(0).tolist()
@@ -31,7 +30,7 @@ def test_merge(n_queries: int, group: int, is_few: bool, by_member: bool, monkey
     lse[listed[0]] = -math.inf
     order, out = torch.randperm(n_queries), poisoned(n_queries, n_heads, DIM, dtype=torch.float32)
     steps = (1, KV_HEADS) if by_member else (group, 1)
-    merge_kernel.merge_results(
+    merge_results(
         values,
         lse,
         integers([0, *ends]),
@@ -40,6 +39,7 @@ def test_merge(n_queries: int, group: int, is_few: bool, by_member: bool, monkey
         out,
         group=group,
         head_steps=steps,
+        few_pairs=1 << 30 if is_few else 0,
     )
     stored = torch.tensor([head // group * steps[0] + head % group * steps[1] for head in range(n_heads)])
     for query, (count, end) in enumerate(zip(counts, ends, strict=True)):

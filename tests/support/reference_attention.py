@@ -21,8 +21,7 @@ _MAX_QUERIES = 64
 """Most queries per tile; a power of two."""
 _BLOCK_TOKENS = 256
 """Positions copied out of the pool at a time."""
-_MAX_VALUES = 1 << 23
-"""Most elements of K, or of scores, per group of tiles."""
+MAX_VALUES = 1 << 23
 
 
 class ReferenceAttention:
@@ -40,6 +39,7 @@ class ReferenceAttention:
         device: where to compute.
         sinks: by layer, [heads]: a score of each head that takes part in the softmax and has no value; None for
             layers or models without.
+        max_values: most elements of K, or of scores, per group of tiles.
     """
 
     def __init__(
@@ -49,7 +49,9 @@ class ReferenceAttention:
         *,
         device: torch.device,
         sinks: Sequence[Tensor | None] | None = None,
+        max_values: int = MAX_VALUES,
     ) -> None:
+        self._max_values = max_values
         self._shape = shape
         self._windows = tuple(windows)
         self._device = device
@@ -101,7 +103,7 @@ class ReferenceAttention:
         shape = self._shape
         for size, tiles in _tiles(rows):
             n_values = max(size * shape.n_heads, shape.n_kv_heads * shape.head_dim)
-            n = max(1, _MAX_VALUES // (_block_pages(shape) * shape.page_size * n_values))
+            n = max(1, self._max_values // (_block_pages(shape) * shape.page_size * n_values))
             tiles = tiles[:, np.argsort(tiles[1], kind="stable")]
             yield from ((size, tiles[:, first : first + n]) for first in range(0, tiles.shape[1], n))
 

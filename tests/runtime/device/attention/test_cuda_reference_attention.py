@@ -14,7 +14,7 @@ from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.attention.cuda.base import AttentionPlanner, AttentionShape
 from radixkv.runtime.device.attention.cuda.work_items import Ints
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
-from support.reference_attention import ReferenceAttention
+from support.reference_attention import MAX_VALUES, ReferenceAttention
 
 CPU = torch.device("cpu")
 MAX_ROWS = 12
@@ -49,8 +49,8 @@ class World:
         # Large scores, so that few positions dominate and the result shows if one is missing.
         self.q = 4 * torch.randn(sum(n for _, _, n in rows), shape.n_heads, shape.head_dim, generator=generator)
 
-    def connected(self) -> AttentionPlanner[Ints, Ints]:
-        attention = ReferenceAttention(self.shape, self.windows, device=CPU)
+    def connected(self, max_values: int = MAX_VALUES) -> AttentionPlanner[Ints, Ints]:
+        attention = ReferenceAttention(self.shape, self.windows, device=CPU, max_values=max_values)
         attention.connect(Staging(StagingLayout(), CPU), self.tables)
         return attention
 
@@ -147,13 +147,12 @@ def test_prompts_alone() -> None:
     check(shape_of(), [None, 20], [], PROMPTS)
 
 
-def test_rows_that_need_several_groups_of_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_need_several_groups_of_tiles() -> None:
     shape = shape_of()
     expected = World(shape, [None], [*DECODE, *PROMPTS]).expected([*DECODE, *PROMPTS], 0).float()
     for max_values in (1, 1 << 14, 1 << 18):
-        monkeypatch.setattr("support.reference_attention._MAX_VALUES", max_values)
         world = World(shape, [None], [*DECODE, *PROMPTS])
-        out = world.run(plan_step(world.connected(), DECODE, PROMPTS), 0, world.q)
+        out = world.run(plan_step(world.connected(max_values), DECODE, PROMPTS), 0, world.q)
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 

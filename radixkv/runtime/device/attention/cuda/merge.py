@@ -10,8 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two
 
-_FEW_PAIRS = 4096
-"""Below this number of (query, head) pairs, each pair gets its own thread block."""
+FEW_PAIRS = 4096
 
 
 def merge_results(
@@ -26,6 +25,7 @@ def merge_results(
     head_steps: tuple[int, int],
     value_scale: float = 1.0,
     sinks: Tensor | None = None,
+    few_pairs: int = FEW_PAIRS,
 ) -> None:
     """Merges the partial results of query i into ``out[order[i]]``, for queries that have any.
 
@@ -40,9 +40,10 @@ def merge_results(
         head_steps: see ``PartialResults.head_steps``.
         value_scale: multiplier of the merged results.
         sinks: as for ``sinks.apply_sinks``.
+        few_pairs: below this number of (query, head) pairs, each pair gets its own thread block.
     """
     n_queries, n_heads, head_dim = out.shape
-    is_few = n_queries * n_heads < _FEW_PAIRS
+    is_few = n_queries * n_heads < few_pairs
     heads = 1 if is_few else 8
     _merge_results[n_queries, -(-n_heads // heads)](
         values,

@@ -37,7 +37,7 @@ from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
 from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
 from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
 
-_CHUNK_TOKENS = 8192
+CHUNK_TOKENS = 8192
 """Tokens that experts compute at once, so that what is between their products takes bounded memory."""
 
 
@@ -126,12 +126,13 @@ class Experts(base.Mlp):
     activation: GatedActivation
     n_active: int
     normalizes: bool
+    chunk_tokens: int = CHUNK_TOKENS
 
     def __call__(self, x: Rows) -> Tensor:
         """See ``ops.base.Mlp``."""
         x = as_tensor(x)
         out = torch.empty_like(x)
-        for rows, sums in zip(*(torch.split(each, _CHUNK_TOKENS) for each in (x, out)), strict=True):
+        for rows, sums in zip(*(torch.split(each, self.chunk_tokens) for each in (x, out)), strict=True):
             sum_experts(*self._products(rows), sums)
         return out
 
@@ -141,8 +142,8 @@ class Experts(base.Mlp):
         if fields is None:
             return norm.add(self(x), residual)
         out = new_rows(residual, fields.out_scales)
-        for first in range(0, len(residual), _CHUNK_TOKENS):
-            last = min(first + _CHUNK_TOKENS, len(residual))
+        for first in range(0, len(residual), self.chunk_tokens):
+            last = min(first + self.chunk_tokens, len(residual))
             products, expert_weights = self._products(as_tensor(x)[first:last])
             add_experts_and_norm(
                 products,
