@@ -24,13 +24,13 @@ SHAPE = AttentionShape(32, 8, 128, 16, torch.bfloat16, 128**-0.5, torch.bfloat16
 )
 def test_names(backend, dtype, has_8_bits, is_windowed):
     shape = AttentionShape(32, 8, 64, 16, dtype, 0.125, FP8 if has_8_bits else dtype)
-    assert modules._name(backend, shape, is_windowed) == modules._spec(backend, shape, is_windowed).name
+    assert modules.name_of(backend, shape, is_windowed) == modules.spec_of(backend, shape, is_windowed).name
 
 
 def test_prebuilt_modules_are_loaded_without_the_package():
     """By attention that is built as an engine builds it."""
     capability = torch.cuda.get_device_capability()
-    if modules._prebuilt(modules._name(modules.backend_of(capability), SHAPE, False), capability) is None:
+    if modules.find_prebuilt(modules.name_of(modules.backend_of(capability), SHAPE, False), capability) is None:
         pytest.skip("this machine has no prebuilt module")
     script = (
         "import sys\n"
@@ -54,7 +54,7 @@ def test_a_file_that_cannot_be_loaded_is_not_the_end(monkeypatch, tmp_path, capl
     """FlashInfer then loads another, or compiles it."""
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"no library")
-    monkeypatch.setattr(modules, "_prebuilt", lambda *_: broken)
+    monkeypatch.setattr(modules, "find_prebuilt", lambda *_: broken)
     capability = torch.cuda.get_device_capability()
     assert modules.load(modules.backend_of(capability), SHAPE, False, capability).paged_run
     assert f"{broken} cannot be loaded" in caplog.text

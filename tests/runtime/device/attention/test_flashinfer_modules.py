@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
-from radixkv.runtime.device.attention.cuda.flashinfer_modules import _prebuilt, not_compiled
+from radixkv.runtime.device.attention.cuda.flashinfer_modules import find_prebuilt, not_compiled
 from radixkv.runtime.device.kv_dtype import FP8
 
 SHAPE = AttentionShape(32, 8, 128, 16, torch.bfloat16, 128**-0.5, torch.bfloat16)
@@ -81,9 +81,9 @@ def test_modules_in_flashinfers_own_folder_come_first(build: Build, tmp_path: Pa
         build(f"site/{folder}", FA3)
     add_jit_cache(site, [provider(site / "plain", {"sm90"}), provider(site / "special", {"sm90a"})])
     own = site / "flashinfer/data/aot" / FA3 / f"{FA3}.so"
-    assert _prebuilt(FA3, HOPPER) == own
+    assert find_prebuilt(FA3, HOPPER) == own
     own.unlink()
-    assert _prebuilt(FA3, HOPPER) == site / "special" / FA3 / f"{FA3}.so"
+    assert find_prebuilt(FA3, HOPPER) == site / "special" / FA3 / f"{FA3}.so"
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def load(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool, ca
 
     With K and V of 8 bits, FA2 converts them to the queries' dtype, and FA3 takes queries of 8 bits.
     """
-    prebuilt = _prebuilt(_name(backend, shape, is_windowed), capability)
+    prebuilt = find_prebuilt(name_of(backend, shape, is_windowed), capability)
     if prebuilt is not None:
         import tvm_ffi
 
@@ -42,15 +42,15 @@ def load(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool, ca
             logger.warning(
                 "%s cannot be loaded, so FlashInfer looks for another or compiles it: %s", prebuilt, error
             )
-    return _spec(backend, shape, is_windowed).build_and_load()
+    return spec_of(backend, shape, is_windowed).build_and_load()
 
 
 def not_compiled(shape: AttentionShape, windows: Sequence[int | None], capability: tuple[int, ...]) -> list[str]:
     """Returns the names of modules that ``load`` would compile for layers with these windows on such a GPU."""
     backend = backend_of(capability)
     kinds = sorted({window is not None for window in windows})
-    missing = [kind for kind in kinds if _prebuilt(_name(backend, shape, kind), capability) is None]
-    specs = [_spec(backend, shape, kind) for kind in missing]
+    missing = [kind for kind in kinds if find_prebuilt(name_of(backend, shape, kind), capability) is None]
+    specs = [spec_of(backend, shape, kind) for kind in missing]
     return [spec.name for spec in specs if not spec.is_compiled]
 
 
@@ -63,7 +63,8 @@ def backend_of(capability: tuple[int, ...]) -> FlashInferKernel:
     return "fa3" if capability == (9, 0) else "fa2"
 
 
-def _spec(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool) -> Any:
+def spec_of(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool) -> Any:
+    """Returns FlashInfer's own description of a kernel's module, a ``JitSpec``."""
     from flashinfer.jit.attention import modules
 
     # FlashInfer's own wrappers use FA2's primary modules too, where K and V have the same strides.
@@ -84,7 +85,8 @@ def _spec(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool) -
     )
 
 
-def _name(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool) -> str:
+def name_of(backend: FlashInferKernel, shape: AttentionShape, is_windowed: bool) -> str:
+    """Returns the name of a kernel's module."""
     dtypes = _query_dtype(backend, shape), shape.kv_dtype, shape.dtype
     q, kv, o = (_DTYPE_NAMES[dtype] for dtype in dtypes)
     dim, suffix = shape.head_dim, "_sm90" if backend == "fa3" else "_kv_stride_equal"
@@ -98,7 +100,7 @@ def _query_dtype(backend: FlashInferKernel, shape: AttentionShape) -> torch.dtyp
     return shape.kv_dtype if backend == "fa3" else shape.dtype
 
 
-def _prebuilt(name: str, capability: tuple[int, ...]) -> Path | None:
+def find_prebuilt(name: str, capability: tuple[int, ...]) -> Path | None:
     """Returns the file of a prebuilt module; None if FlashInfer itself must say whether it is built."""
     package = importlib.util.find_spec("flashinfer")
     assert package is not None, "checked by machine"
