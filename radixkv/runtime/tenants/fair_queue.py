@@ -17,7 +17,7 @@ from radixkv.tree.spared import WaitingPrompt
 
 _MIN_WINDOW = 4
 """Fewest requests of a tenant that are ranked, however many tenants wait."""
-_QUANTUM_TOKENS = 16
+QUANTUM_TOKENS = 16
 """Tokens that the tenant with the largest weight gets in a round; the others get less, in proportion."""
 
 
@@ -55,7 +55,7 @@ class FairQueue:
     ) -> None:
         self._queues = {tenant.name: open_queue() for tenant in tenants}
         max_weight = max(tenant.weight for tenant in tenants)
-        self._quanta = {tenant.name: _QUANTUM_TOKENS * tenant.weight / max_weight for tenant in tenants}
+        self._quanta = {tenant.name: QUANTUM_TOKENS * tenant.weight / max_weight for tenant in tenants}
         self._rows = rows
         self._window = window
         self._turns: dict[str, None] = {}

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from radixkv.errors import ConfigError, QueueFull
 from radixkv.runtime.request import Phase, Request
-from radixkv.runtime.tenants import fair_queue
-from radixkv.runtime.tenants.fair_queue import FairQueue
+from radixkv.runtime.tenants.fair_queue import QUANTUM_TOKENS, FairQueue
 from radixkv.settings.checks import MIN_PRIORITY
 from radixkv.settings.tenants import TenantConfig, check_rows
 from radixkv.tree.node import Namespace
@@ -322,37 +321,34 @@ def test_any_arrivals_are_served_by_weights_floors_and_caps(
 ) -> None:
     """While two tenants wait and may have rows, neither gets more tokens by its weight than the other, but for the
     quantum of a round and what the requests cost that have rows."""
-    quantum, max_cost = 8, 40 + 8
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fair_queue, "_QUANTUM_TOKENS", quantum)
-        tenants = [
-            TenantConfig("a", weights[0], max_row_share=cap),
-            TenantConfig("b", weights[1], min_row_share=floor),
-        ]
-        engine = make_engine(tenants, n_pages=800, schedule_policy=policy)
-        queue, rows = engine.scheduler.waiting, engine.scheduler.shares.rows
-        assert queue is not None
-        begun: Counter[str] | None = None
-        for n_turns, requests in [*arrivals, (30, [])]:
-            for tenant, n_prompt, max_tokens, priority in requests:
-                add(engine, tenant, n_prompt, max_tokens, priority=priority)
-            for _ in range(n_turns):
-                engine.turn()
-                assert rows.n_rows("a") <= max(1, cap * N_ROWS)
-                assert rows.n_rows("a") <= N_ROWS - floor * N_ROWS
-                assert rows.n_rows("b") <= N_ROWS
-                active = [*engine.scheduler.running, *engine.scheduler.running.releasing]
-                assert Counter(request.sender for request in active) == {
-                    name: rows.n_rows(name) for name in "ab" if rows.n_rows(name)
-                }
-                if not all(queue.n_waiting(name) and rows.n_rows(name) < N_ROWS * cap for name in "ab"):
-                    begun = None
-                    continue
-                begun = Counter(queue.n_computed) if begun is None else begun
-                served = [
-                    (queue.n_computed[name] - begun[name]) / weight
-                    for name, weight in zip("ab", weights, strict=True)
-                ]
-                bound = sum((quantum * weight + N_ROWS * max_cost) / weight for weight in weights)
-                assert abs(served[0] - served[1]) <= bound
-        finish(engine)
+    max_cost = 40 + 8
+    tenants = [
+        TenantConfig("a", weights[0], max_row_share=cap),
+        TenantConfig("b", weights[1], min_row_share=floor),
+    ]
+    engine = make_engine(tenants, n_pages=800, schedule_policy=policy)
+    queue, rows = engine.scheduler.waiting, engine.scheduler.shares.rows
+    assert queue is not None
+    begun: Counter[str] | None = None
+    for n_turns, requests in [*arrivals, (30, [])]:
+        for tenant, n_prompt, max_tokens, priority in requests:
+            add(engine, tenant, n_prompt, max_tokens, priority=priority)
+        for _ in range(n_turns):
+            engine.turn()
+            assert rows.n_rows("a") <= max(1, cap * N_ROWS)
+            assert rows.n_rows("a") <= N_ROWS - floor * N_ROWS
+            assert rows.n_rows("b") <= N_ROWS
+            active = [*engine.scheduler.running, *engine.scheduler.running.releasing]
+            assert Counter(request.sender for request in active) == {
+                name: rows.n_rows(name) for name in "ab" if rows.n_rows(name)
+            }
+            if not all(queue.n_waiting(name) and rows.n_rows(name) < N_ROWS * cap for name in "ab"):
+                begun = None
+                continue
+            begun = Counter(queue.n_computed) if begun is None else begun
+            served = [
+                (queue.n_computed[name] - begun[name]) / weight for name, weight in zip("ab", weights, strict=True)
+            ]
+            bound = sum((QUANTUM_TOKENS * weight + N_ROWS * max_cost) / weight for weight in weights)
+            assert abs(served[0] - served[1]) <= bound
+    finish(engine)
