@@ -271,7 +271,7 @@ class ScriptedLoop:
         ends: list[FromRuntime] = []
         for request_id, request in list(self.running.items()):
             if (count := request.submit.sampling.prompt_logprobs) is not None and request.n == 0:
-                tokens = request.prompt[request.n_prompt_logprobs : request.n_prompt_logprobs + 4]
+                tokens = request.prompt[request.n_prompt_logprobs : request.n_prompt_logprobs + 40]
                 prompts.append(
                     PromptLogprobs(
                         request_id, request.n_prompt_logprobs, [scripted_logprobs(token, count) for token in tokens]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from radixkv.frontend.api.openai import schema
 from radixkv.frontend.http import error_response
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
@@ -183,10 +182,11 @@ def test_oversized_fields_are_refused_before_decoding(
         raise AssertionError("the prompt was encoded")
 
     monkeypatch.setattr(Tokenizer, "encode", encode)
+    body: dict[str, Any] = {"prompt": prompt}
     if not isinstance(prompt, str):
-        monkeypatch.setattr(schema._completions, "_request", None)
-    body = json.dumps({"prompt": prompt}, ensure_ascii=False, separators=(",", ":")).encode()
-    reply = post(site, body)
+        body = {"n": "which decoding would refuse first"} | body
+    content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    reply = post(site, content)
     check_refusal(reply, 400, code, "prompt")
     assert text in reply.json()["error"]["message"]
 
