@@ -8,7 +8,7 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from radixkv.checkpoints import Checkpoint, resolve
-from radixkv.runtime.tiers.storage_tier import StorageTier
-from radixkv.runtime.tiers.stores import page_value
+from radixkv.runtime.tiers.stores.file_store import FileStore
 from radixkv.runtime.tiers.stores.page_file import PageFormat
 from radixkv.runtime.tiers.stores.page_keys import KeyChain
 from radixkv.runtime.tiers.stores.page_store import PageCounts
+from radixkv.runtime.tiers.stores.page_value import DamagedPage, PageHeader
 from radixkv.tree.node import Namespace
 from radixkv.wire import cache_messages
 from support.checkpoints import save_checkpoint
@@ -256,22 +256,43 @@ def test_a_host_tier_smaller_than_a_prompt(restarts: Restarts) -> None:
 
 
 def ignore_the_checksum(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(page_value, "_checksum", lambda header, page: bytes(16))
+    make = PageHeader.make
+
+    def check(self: PageHeader, header: memoryview, key: bytes, tokens: bytes, page: memoryview) -> None:
+        if header[:-16] != make(self, key, tokens, page)[:-16]:
+            raise DamagedPage
+
+    patch.setattr(PageHeader, "check", check)
 
 
 def ignore_the_key_and_tokens(patch: pytest.MonkeyPatch) -> None:
-    known = page_value.PageHeader._without_checksum
+    make, check = PageHeader.make, PageHeader.check
     patch.setattr(
-        page_value.PageHeader,
-        "_without_checksum",
-        lambda self, key, tokens: known(self, bytes(64), bytes(len(tokens))),
+        PageHeader, "make", lambda self, key, tokens, page: make(self, bytes(64), bytes(len(tokens)), page)
+    )
+    patch.setattr(
+        PageHeader,
+        "check",
+        lambda self, header, key, tokens, page: check(self, header, bytes(64), bytes(len(tokens)), page),
     )
 
 
 def believe_a_failed_fetch(patch: pytest.MonkeyPatch) -> None:
-    end = StorageTier._end_load
+    load, take_finished = FileStore.load, FileStore.take_finished
+    n_asked: dict[tuple[FileStore, int], int] = {}
+
+    def mutant(self: FileStore, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
+        ticket = load(self, keys, tokens, buffers)
+        n_asked[self, ticket] = len(keys)
+        return ticket
+
+    patch.setattr(FileStore, "load", mutant)
     patch.setattr(
-        StorageTier, "_end_load", lambda self, load, done: end(self, load, done._replace(n_pages=load.n_pages))
+        FileStore,
+        "take_finished",
+        lambda self: [
+            one._replace(n_pages=n_asked.get((self, one.ticket), one.n_pages)) for one in take_finished(self)
+        ],
     )
 
 
