@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(arguments: Sequence[str]) -> int:
-    parser = _parser(arguments)
+    parser = parser_for(arguments)
     args, unknown = parser.parse_known_args(arguments)
     command: Parser = args.parser
     if unknown:
@@ -90,7 +90,7 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _parser(arguments: Sequence[str]) -> Parser:
+def parser_for(arguments: Sequence[str]) -> Parser:
     """Returns a parser for ``arguments``; commands of other packages have flags only if ``arguments`` name them."""
     # Imported here, so that Ctrl-C during the imports is handled by main.
     from radixkv.cli import chat, doctor, explain, generate, serve, top

@@ -49,5 +49,5 @@ def test_ctrl_c_while_the_flags_are_read_is_exit_code_130(monkeypatch: pytest.Mo
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(radixkv.cli, "_parser", interrupted)
+    monkeypatch.setattr(radixkv.cli, "parser_for", interrupted)
     assert main(["serve"]) == 130

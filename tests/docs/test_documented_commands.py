@@ -40,7 +40,7 @@ def test_there_are_commands() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_documented_command_parses(command: str) -> None:
     arguments = shlex.split(command)
-    args, unknown = radixkv.cli._parser(arguments).parse_known_args(arguments)
+    args, unknown = radixkv.cli.parser_for(arguments).parse_known_args(arguments)
     assert unknown == []
     parser: Parser = args.parser
     assert command.startswith(" ".join(parser.prog.split()[1:]))
