@@ -193,7 +193,7 @@ def test_out_of_pages_preempts_the_last_arrival_of_the_lowest_priority() -> None
 
 @pytest.mark.nightly
 def test_a_preemption_that_ignores_priority_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Request, "order", property(lambda request: (0, request.serial)))
+    monkeypatch.setattr(Request, "priority", property(lambda request: 0))
     with pytest.raises(AssertionError):
         test_out_of_pages_preempts_the_last_arrival_of_the_lowest_priority()
 
