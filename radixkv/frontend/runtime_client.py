@@ -432,7 +432,7 @@ class RuntimeClient:
                 for computed in message.computed:
                     if (request := self._requests.get(computed.id)) is not None:
                         request.add_computed(computed if self._shows_contents else without_copies(computed))
-                for logprobs in message.prompts:
+                for logprobs in message.prompt_logprobs:
                     if (request := self._receiver(logprobs.id)) is not None:
                         request.add_prompt_logprobs(logprobs)
                 for item in message.items:

@@ -76,9 +76,9 @@ def _apply(loop: Loop, messages: Sequence[FromRuntime], requests: Mapping[str, O
     n_done = 0
     for message in messages:
         match message:
-            case Tokens(items, prompts):
-                for prompt in prompts:
-                    requests[prompt.id].add_prompt_logprobs(prompt)
+            case Tokens(items, prompt_logprobs):
+                for logprobs in prompt_logprobs:
+                    requests[logprobs.id].add_prompt_logprobs(logprobs)
                 for item in items:
                     if requests[item.id].add(item):
                         n_done += _apply(loop, loop.receive(Cancel(item.id, item.choice)), requests)

@@ -29,7 +29,7 @@ from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 
-WIRE_VERSION = 21
+WIRE_VERSION = 22
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -226,7 +226,7 @@ class Tokens(msgspec.Struct, frozen=True, tag=True):
     """The new tokens and prompt logprobs of one step, for all requests."""
 
     items: list[NewTokens]
-    prompts: list[PromptLogprobs] = []
+    prompt_logprobs: list[PromptLogprobs] = []
     computed: list[ComputedPrompt] = []
     """What the cache did for each prompt, once, with the first token."""
 

@@ -145,8 +145,8 @@ class Frontend:
     def take(self, messages: list[wire.FromRuntime]) -> None:
         for message in messages:
             match message:
-                case wire.Tokens(items, prompts):
-                    for item_range in prompts:
+                case wire.Tokens(items, prompt_logprobs):
+                    for item_range in prompt_logprobs:
                         received = self.received[item_range.id]
                         assert item_range.start == len(received.prompt_logprobs) + 1
                         assert not any(received.tokens.values()), "before the first token"
