@@ -11,9 +11,9 @@ from typing import Any
 from radixkv.errors import RequestError
 from radixkv.runtime.intake import Intake
 from radixkv.runtime.protocols import Gate
+from radixkv.runtime.reporting.joint import JointRun, joint_roots
 from radixkv.runtime.reporting.stats import count_requests, count_requests_of
 from radixkv.runtime.scheduler.scheduler import Scheduler
-from radixkv.tree.joint import JointRun, joint_roots
 from radixkv.tree.node import TOKEN_BYTES, Namespace, Node
 from radixkv.tree.outline import Outline as TreeOutline
 from radixkv.tree.outline import OutlinedNode, RunT

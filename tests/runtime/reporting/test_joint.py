@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.tree.joint import JointRun, joint_roots
+from radixkv.runtime.reporting.joint import JointRun, joint_roots
 from radixkv.tree.node import Namespace
 from radixkv.tree.outline import Outline, outline
 from radixkv.tree.radix_tree import RadixTree
