@@ -197,7 +197,7 @@ def assemble_loop(
             RequestBranch(_is_turn, sessions.follow),
         ),
         run_command=commands.run,
-        count=partial(make_stats, scheduler, pins.expire, gate, start_seconds or {}),
+        make_stats=partial(make_stats, scheduler, pins.expire, gate, start_seconds or {}),
         alarms=alarms,
         forecast=forecast or StepTimeForecast(),
         clock=clock,
@@ -212,7 +212,7 @@ def holds_any_length(cache: PageCache, max_row_tokens: int) -> bool:
         max_row_tokens: maximum tokens of a row.
     """
     n_pages = cache.windows.max_pages(max_row_tokens)
-    return not cache.shares and n_pages is not None and n_pages <= cache.n_pages
+    return not cache.is_sharing and n_pages is not None and n_pages <= cache.n_pages
 
 
 def open_event_log(loop: Loop, *, shows_salted_tokens: bool) -> EventLog:

@@ -92,7 +92,7 @@ class Loop:
         is_gated: whether a request needs the gate.
         branches: what requests may choose by their messages.
         run_command: carries out a message that looks at the cache or changes it.
-        count: makes the answer to ``GetStats``, of its id and what the loop has counted.
+        make_stats: makes the answer to ``GetStats``, of its id and what the loop has counted.
         alarms: calls that are due at a time.
         forecast: the scheduler's, which learns from the steps.
         clock: seconds, monotonic.
@@ -109,7 +109,7 @@ class Loop:
         is_gated: Callable[[Submit], bool],
         branches: Sequence[RequestBranch],
         run_command: Callable[[CacheCommand], FromRuntime],
-        count: Callable[[str, StepCounters], Stats],
+        make_stats: Callable[[str, StepCounters], Stats],
         alarms: Alarms,
         forecast: StepTimeForecast,
         clock: Callable[[], float] = monotonic,
@@ -124,7 +124,7 @@ class Loop:
         self._is_gated = is_gated
         self._branches = branches
         self._run_command = run_command
-        self._count = count
+        self._make_stats = make_stats
         self._alarms = alarms
         self._clock = clock
         self._live: dict[str, _LiveRequest] = {}
@@ -172,7 +172,7 @@ class Loop:
             case Cancel():
                 return self._cancel(message)
             case GetStats():
-                return [self._count(message.id, self._counters)]
+                return [self._make_stats(message.id, self._counters)]
             case Drain():
                 self.is_draining = True
                 return []
@@ -296,7 +296,7 @@ class Loop:
                 if waited_s <= limit_s:
                     break
                 error = queue_timeout(waited_s, limit_s)
-                self._abort_rest(live)
+                self._forget(live)
                 messages.append(Failed(live.choices[0].id, error.code, str(error), error.param))
         return messages
 
@@ -363,7 +363,7 @@ class Loop:
                 self._count_prompt(live, request)
                 computed.append(ComputedPrompt(request.id, live.cache_use))
             if update.error is not None:
-                self._abort_rest(live)
+                self._forget(live)
                 later.append(Failed(request.id, update.error.code, str(update.error), update.error.param))
             elif update.token is not None:
                 items.append(update.new_tokens(update.token))
@@ -388,7 +388,7 @@ class Loop:
         self._counters.prompt_tokens += request.n_prompt
         self._counters.cache_use += live.cache_use
 
-    def _abort_rest(self, live: _LiveRequest) -> tuple[float, float] | None:
+    def _forget(self, live: _LiveRequest) -> tuple[float, float] | None:
         """Aborts the unfinished choices of a request and forgets it; returns what ``Tiers.ended`` does.
 
         The last choice goes first: an aborted leader would hand its prompt over to the next choice.
@@ -406,7 +406,7 @@ class Loop:
         return self.scheduler.tiers.ended(live.choices)
 
     def _finish(self, live: _LiveRequest, finish_reason: str) -> Done:
-        waited = self._abort_rest(live)
+        waited = self._forget(live)
         now, first = self._clock(), live.choices[0]
         for observer in first.observers:
             observer.ended(live.choices, is_prompt_computed=live.is_counted)

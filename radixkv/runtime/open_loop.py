@@ -93,7 +93,7 @@ def open_loop(
         cache = make_cache(
             executor.n_pages,
             resolved.device_settings.page_size,
-            shares=resolved.enable_prefix_caching,
+            is_sharing=resolved.enable_prefix_caching,
             window=executor.window,
             policy=open_eviction_policy(resolved.eviction_policy, resolved.ghost_capacity),
             page_quotas=page_quotas(resolved.tenants),

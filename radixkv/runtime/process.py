@@ -295,19 +295,19 @@ class RuntimeServer:
             if can_turn:
                 self._receive_arrivals()
             self._receive(0 if can_turn else int(HEARTBEAT_S * 1000))
-            has_turned = self.loop.has_work
-            if not has_turned:
+            will_turn = self.loop.has_work
+            if not will_turn:
                 self.loop.advance()
-            if has_turned and self._send(self.loop.turn()):
+            if will_turn and self._send(self.loop.turn()):
                 silent_since = time.monotonic()
             elif time.monotonic() - silent_since >= HEARTBEAT_S:
                 self._send([Heartbeat()])
                 silent_since = time.monotonic()
-                if not (has_turned or self._is_checked) and silent_since >= self._next_check:
+                if not (will_turn or self._is_checked) and silent_since >= self._next_check:
                     self.loop.check()
                     self._is_checked = True
                     self._next_check = silent_since + CHECK_INTERVAL_FACTOR * (time.monotonic() - silent_since)
-            self._is_checked = self._is_checked and not has_turned
+            self._is_checked = self._is_checked and not will_turn
             if self.events is not None:
                 self.events.advance()
 

@@ -189,14 +189,14 @@ class Shares:
     A server with tenants has ``tenants/shares.py`` in its place.
     """
 
-    def may_take_row(self, request: Request) -> bool:
+    def may_take_batch_slot(self, request: Request) -> bool:
         """Returns whether the request's sender may have one row more, if there is a free one."""
         return True
 
-    def take_row(self, request: Request) -> None:
+    def take_batch_slot(self, request: Request) -> None:
         """Counts a row that a request gets."""
 
-    def give_row_back(self, request: Request) -> None:
+    def give_batch_slot_back(self, request: Request) -> None:
         """Counts a row that a request no longer has."""
 
     def is_of_same(self, one: Request, other: Request) -> bool:

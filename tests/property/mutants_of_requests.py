@@ -80,14 +80,14 @@ def share_the_partial_page_of_a_fork(patch: Patch) -> None:
 
 
 def send_the_history_once_only(patch: Patch) -> None:
-    allocate = RunningRequests.allocate
+    assign = RunningRequests.assign_batch_slot
 
     def mutant(self: RunningRequests, request: Request, *args: Any, **options: Any) -> bool:
-        is_allocated = allocate(self, request, *args, **options)
+        is_assigned = assign(self, request, *args, **options)
         request.needs_history = request.needs_history and not request.n_outputs
-        return is_allocated
+        return is_assigned
 
-    patch.setattr(RunningRequests, "allocate", mutant)
+    patch.setattr(RunningRequests, "assign_batch_slot", mutant)
 
 
 def report_a_scored_position_twice(patch: Patch) -> None:

@@ -114,7 +114,7 @@ class CpuServer:
         self.cache = PageCache(
             n_pages,
             page_size,
-            shares=shares,
+            is_sharing=shares,
             window=self.executor.window if frees_behind else None,
             min_copied_tokens=1,
             free_pages=PoisonedPages(self.executor),
@@ -164,13 +164,13 @@ class CpuServer:
                 self.loop.wait(1.0)
             for message in self.loop.turn():
                 match message:
-                    case wire.Tokens(items, prompts):
+                    case wire.Tokens(items, prompt_logprobs):
                         for item in items:
                             output = self.outputs[int(item.id) + item.choice]
                             output.tokens.append(int.from_bytes(item.tokens, "little"))
                             output.logprobs += item.logprobs or []
                             output.end_reason = item.finish_reason or ""
-                        for item_range in prompts:
+                        for item_range in prompt_logprobs:
                             logprobs = self.prompt_logprobs[int(item_range.id)]
                             assert item_range.start == len(logprobs) + 1, (
                                 "prompt logprobs come in order, each position once"

@@ -149,7 +149,7 @@ class Engine:
         self.cache = PageCache(
             n_pages,
             page_size,
-            shares=shares,
+            is_sharing=shares,
             window=window,
             policy=open_eviction_policy(eviction_policy, GHOST_CAPACITY),
             page_quotas=page_quotas(tenants),

@@ -35,7 +35,7 @@ class PageCache:
     Args:
         n_pages: pages in the pool; ``add_pages`` adds to them.
         page_size: tokens per page.
-        shares: whether requests share pages; False bypasses the tree for every request.
+        is_sharing: whether requests share pages; False bypasses the tree for every request.
         window: the most positions that a token attends to in any layer, its own included; None if a layer has no
             window. Requests without a lease then free pages while they run, see ``free_behind``.
         policy: decides which pages are evicted; a new object for each cache. None: the least recently used.
@@ -51,7 +51,7 @@ class PageCache:
         n_pages: int,
         page_size: int,
         *,
-        shares: bool = True,
+        is_sharing: bool = True,
         window: int | None = None,
         policy: EvictionPolicy | None = None,
         page_quotas: PageQuotas | None = None,
@@ -60,7 +60,7 @@ class PageCache:
     ) -> None:
         self.n_pages = n_pages
         self.page_size = page_size
-        self.shares = shares
+        self.is_sharing = is_sharing
         self.windows = Windows(page_size, window)
         self.min_copied_tokens = min_copied_tokens
         self.page_quotas = page_quotas or PageQuotas()
@@ -68,9 +68,11 @@ class PageCache:
         self.page_quotas.open(self.tree, n_pages)
         self.n_evicted = 0
         """Pages evicted since the creation of the cache."""
-        self.waiting: Callable[[], Iterable[WaitingPrompt]] = tuple
-        """Returns the prompts that will be opened soon, the first one first: what is cached of them is evicted only
-        after what none of them needs."""
+        self.upcoming_prompts: Callable[[], Iterable[WaitingPrompt]] = tuple
+        """Returns the prompts that will be opened soon, in order. Their cached pages are evicted only after pages
+        that none of them needs.
+
+        The scheduler sets it: its queue ranks requests by this cache, and so is made after it."""
         self._free = list(range(n_pages - 1, -1, -1)) if free_pages is None else free_pages
         self._n_private = 0
         """Pages in tails and replaced duplicates."""
@@ -102,7 +104,7 @@ class PageCache:
 
     def matches(self, prompts: Iterable[tuple[Namespace, bytes]]) -> list[int]:
         """Returns the length of each prompt's cached prefix, in tokens. Changes nothing. O(edges) a prompt."""
-        if not self.shares:
+        if not self.is_sharing:
             return [0 for _ in prompts]
         match = self.tree.match
         return [match(namespace, tokens) for namespace, tokens in prompts]
@@ -129,7 +131,7 @@ class PageCache:
             is_hit: False for pages that are found for a copy, and not for a request, or for a request that may not
                 start: see ``count_hit``.
         """
-        if bypasses_tree or not self.shares:
+        if bypasses_tree or not self.is_sharing:
             return BlockTable(None, [], 0, namespace=namespace)
         lease = self.tree.open_lease(namespace, is_use=is_use, is_hit=is_hit)
         pages = self.tree.extend(lease, tokens) if reads else []
@@ -203,14 +205,14 @@ class PageCache:
             self._allocate(blocks, n_missing)
         return True
 
-    def make_room(self, namespace: Namespace, n_pages: int) -> int:
-        """Evicts what no ``waiting`` prompt needs until so many pages are free for the namespace's owner, or
-        nothing is left.
+    def evict_unneeded(self, namespace: Namespace, n_pages: int) -> int:
+        """Evicts pages that no upcoming prompt needs, until ``n_pages`` are free for the namespace's owner or no
+        such page is left.
 
         O(log leaves) a leaf evicted.
 
         Returns:
-            How many of these pages ``reserve`` gets without the eviction of what a waiting prompt needs.
+            How many of these pages ``reserve`` gets without the eviction of what an upcoming prompt needs.
         """
         n_pages = min(n_pages, self.n_available_to(namespace))
         if n_pages <= 0:
@@ -438,7 +440,7 @@ class PageCache:
         assert has_room, "the tree evicted fewer pages than it counts as evictable"
 
     def _evict(self, n_pages: int, quotas: Mapping[str, int] | None, *, n_required: int, n_beyond: int = 0) -> None:
-        waiting = self.waiting()
+        waiting = self.upcoming_prompts()
         for run in self.tree.evict(n_pages, quotas, n_beyond=n_beyond, waiting=waiting, n_required=n_required):
             self.n_evicted += len(run.pages)
             self._give_back(run.namespace, run.pages)

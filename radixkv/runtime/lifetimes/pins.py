@@ -216,7 +216,7 @@ class Pins:
         self._tiers = [TierPins(cache, budget, clock) for cache in caches]
         self._offer = offer
         self._alarms = alarms
-        self._shares = caches[0].shares
+        self._shares = caches[0].is_sharing
         self._budget = budget
         self._clock = clock
 

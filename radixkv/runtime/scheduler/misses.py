@@ -27,7 +27,7 @@ def find_miss(cache: PageCache, request: Request, n_found: int) -> CacheMiss | N
         n_found: leading tokens of its prompt that need not be computed.
     """
     n_missing = request.n_prompt - 1 - n_found  # the last token is always computed
-    if n_missing < cache.page_size or request.recovery.bypasses_tree or request.is_canary or not cache.shares:
+    if n_missing < cache.page_size or request.recovery.bypasses_tree or request.is_canary or not cache.is_sharing:
         return None
     if not request.reads_cache:
         return CacheMiss("not_read", 0)

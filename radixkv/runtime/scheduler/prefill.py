@@ -179,13 +179,13 @@ class PrefillRows:
                 only_reserved = only_reserved or self._lacks_common_pages(refused)
             if request.phase is Phase.LOADING and not self._tiers.is_loaded(request):
                 continue  # its load began as it tried to overtake a candidate
-            if not self._running.has_row_for(request):
+            if not self._running.has_batch_slot_for(request):
                 continue
             if request.phase is Phase.WAITING and self._tiers.begin(
                 request, self._running.n_room(request, prefilling, only_reserved=only_reserved)
             ):
                 continue
-            if not self._running.allocate(request, prefilling, only_reserved=only_reserved):
+            if not self._running.assign_batch_slot(request, prefilling, only_reserved=only_reserved):
                 self._blocked = (self._n_unpromised, len(self._running), self._waiting.version)
                 if not self._lacks_common_pages(request):
                     continue
@@ -225,7 +225,7 @@ class PrefillRows:
     def _lacks_common_pages(self, request: Request) -> bool:
         """Whether a request that does not fit could use pages that are reserved for nobody: it lacks no row, and
         its sender is not at its cap of pages."""
-        return self._running.has_row_for(request) and not self._shares.is_capped(request)
+        return self._running.has_batch_slot_for(request) and not self._shares.is_capped(request)
 
     @property
     def _n_unpromised(self) -> int:
@@ -259,7 +259,7 @@ class PrefillRows:
         end = min(request.n_known, request.n_scheduled + budget)
         if end < request.n_known:
             end -= end % page_size
-        if end <= request.n_scheduled or not self._running.make_room(request, end):
+        if end <= request.n_scheduled or not self._running.grow(request, end):
             return None
         start = request.n_scheduled
         # Only now: while others make room, a page that is leased for a copy could be the only one to evict.

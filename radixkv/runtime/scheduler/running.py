@@ -78,12 +78,12 @@ class RunningRequests:
 
     @property
     def has_free_batch_slot(self) -> bool:
-        """Whether another request can be allocated a batch slot, if its sender may have one."""
+        """Whether another request can get a batch slot, if its sender may have one."""
         return bool(self._free_batch_slots)
 
-    def has_row_for(self, request: Request) -> bool:
-        """Whether a request can be allocated a batch slot now. O(1)."""
-        return bool(self._free_batch_slots) and self._shares.may_take_row(request)
+    def has_batch_slot_for(self, request: Request) -> bool:
+        """Whether a request can get a batch slot now. O(1)."""
+        return bool(self._free_batch_slots) and self._shares.may_take_batch_slot(request)
 
     def prefilling(self) -> list[Request]:
         """Active requests that have more to compute than the token sampled last. O(running)."""
@@ -93,7 +93,9 @@ class RunningRequests:
         """The block tables of all active and releasing requests. O(running)."""
         return [request.blocks for request in (*self._active, *self._releasing)]
 
-    def allocate(self, request: Request, prefilling: Iterable[Request], *, only_reserved: bool = False) -> bool:
+    def assign_batch_slot(
+        self, request: Request, prefilling: Iterable[Request], *, only_reserved: bool = False
+    ) -> bool:
         """Gives a waiting or loaded request a batch slot and a lease on its cached prefix.
 
         Returns False, without either, if the request needs more pages beyond its prefix than ``n_room`` says.
@@ -151,7 +153,7 @@ class RunningRequests:
         return max(room, n_reserved) if n_reserved > 0 else room
 
     def start(self, request: Request) -> None:
-        """Makes an allocated request active."""
+        """Makes a request active that has a batch slot."""
         request.phase = Phase.RUNNING
         self._active[request] = None
 
@@ -167,7 +169,7 @@ class RunningRequests:
         self._cache.close(request.blocks)
         request.block_table = None
         self._free_batch_slots.append(request.batch_slot)
-        self._shares.give_row_back(request)
+        self._shares.give_batch_slot_back(request)
         request.batch_slot = -1
         request.n_scheduled = 0
 
@@ -237,7 +239,7 @@ class RunningRequests:
             fork.leader.n_pending_copies -= 1
             fork.leader = None
 
-    def make_room(self, request: Request, n_tokens: int) -> bool:
+    def grow(self, request: Request, n_tokens: int) -> bool:
         """Gives the request pages for ``n_tokens``; False if it cannot.
 
         Evicts from the tree first, then takes the pages of loaded requests, then preempts running requests, see
@@ -334,7 +336,7 @@ class RunningRequests:
 
     def _can_fork(self, leader: Request, follower: Request, n_needed_ahead: int) -> bool:
         """Whether a follower can start now, beside the pages that prefilling requests ahead still need. O(1)."""
-        if leader.phase is not Phase.RUNNING or not self.has_row_for(follower):
+        if leader.phase is not Phase.RUNNING or not self.has_batch_slot_for(follower):
             return False
         first = self._cache.windows.first_copied(leader.blocks, follower.n_known - 1)
         return self._cache.pages_for(follower.n_known) - first <= self._n_room(follower, n_needed_ahead)
@@ -353,7 +355,7 @@ class RunningRequests:
         request.block_table = blocks
         request.batch_slot = self._free_batch_slots.pop()
         blocks.n_on_device = _n_equal(self._sent_entries.pop(request.batch_slot, []), blocks.pages)
-        self._shares.take_row(request)
+        self._shares.take_batch_slot(request)
         request.needs_history = request.sampling.has_penalties
 
     def _n_room(self, request: Request, n_needed: int) -> int:

@@ -107,7 +107,7 @@ class Scheduler:
             max_reserved_share=limits.max_reserved_decode_share,
         )
         self._shared_prefixes = shared_prefixes
-        cache.waiting = self._next_prompts
+        cache.upcoming_prompts = self._next_prompts
         tiers.watch(self._next_prompts)
         self._clock = clock
         self._forecast = forecast
@@ -393,7 +393,7 @@ class Scheduler:
         rows: list[Row] = []
         for request in decoding:
             start = request.n_scheduled
-            if has_pages or (request.phase is Phase.RUNNING and self.running.make_room(request, start + 1)):
+            if has_pages or (request.phase is Phase.RUNNING and self.running.grow(request, start + 1)):
                 requests.append(request)
                 rows.append(request.make_row(start, start + 1, start, self._n_steps))
         self.waiting.charge(requests, 1)

@@ -32,15 +32,15 @@ class TenantShares(Shares):
         self._pages = pages
         self._cache = cache
 
-    def may_take_row(self, request: Request) -> bool:
+    def may_take_batch_slot(self, request: Request) -> bool:
         """Returns whether a request's tenant may have one row more. O(1)."""
         return self.rows.may_take(request.sender)
 
-    def take_row(self, request: Request) -> None:
+    def take_batch_slot(self, request: Request) -> None:
         """Counts a row that a request gets. O(1)."""
         self.rows.take(request.sender)
 
-    def give_row_back(self, request: Request) -> None:
+    def give_batch_slot_back(self, request: Request) -> None:
         """Counts a row that a request no longer has. O(1)."""
         self.rows.give_back(request.sender)
 

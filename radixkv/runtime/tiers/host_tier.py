@@ -322,7 +322,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         is_growing = self.host.n_pages < self.copier.n_slots
         if is_being_stored or (is_growing and n_missing > max(0, self.host.n_available_to(offer.namespace))):
             return place, first, None
-        n_pages = self.host.make_room(offer.namespace, n_missing)
+        n_pages = self.host.evict_unneeded(offer.namespace, n_missing)
         has_room = self.host.reserve(place, first + n_pages)
         assert has_room, "the host tier has fewer slots than it counts as available"
         return place, first, n_pages

@@ -114,7 +114,7 @@ class MemoryTiers(Tiers):
 
     def watch(self, waiting: Callable[[], Iterable[WaitingPrompt]]) -> None:
         """Lets the host tier evict what waiting prompts need last."""
-        self._host_tier.host.waiting = waiting
+        self._host_tier.host.upcoming_prompts = waiting
 
     def loaded(self) -> list[Request]:
         """The loaded requests, the first to be admitted first. O(requests · log requests)."""

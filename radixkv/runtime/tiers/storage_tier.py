@@ -258,7 +258,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         """
         before, self._spared = self._spared, {}
         n_new = 0
-        for prompt in self.host.waiting():
+        for prompt in self.host.upcoming_prompts():
             if prompt in before:
                 keys, n_stored = before[prompt]
             elif n_new < MAX_OFFERS_PER_TURN:

@@ -210,13 +210,13 @@ def test_the_comparison_fails_for_each_fork_mutant(
 def test_the_comparison_fails_if_the_history_is_sent_once_only(
     checkpoint: Checkpoint, cold: Cold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allocate = RunningRequests.allocate
+    assign = RunningRequests.assign_batch_slot
 
     def mutant(self: RunningRequests, request: Request, *args: Any, **options: Any) -> bool:
-        is_allocated = allocate(self, request, *args, **options)
+        is_assigned = assign(self, request, *args, **options)
         request.needs_history = request.needs_history and not request.n_outputs
-        return is_allocated
+        return is_assigned
 
-    monkeypatch.setattr(RunningRequests, "allocate", mutant)
+    monkeypatch.setattr(RunningRequests, "assign_batch_slot", mutant)
     with pytest.raises((AssertionError, KeyError)):
         test_choices_that_are_preempted(checkpoint, cold, "penalties")

@@ -66,6 +66,6 @@ def test_a_replaced_page_is_a_duplicate_until_it_is_freed() -> None:
 
 
 def test_tables_without_a_tree_fill_their_own_pages() -> None:
-    cache = PageCache(16, PAGE_SIZE, shares=False)
+    cache = PageCache(16, PAGE_SIZE, is_sharing=False)
     tables = [_store(cache, [1, 2, 3, 4, 5]) for _ in range(2)]
     assert count_slot_use(tables, PAGE_SIZE) == SlotUse(n_slots=16, n_filled=10, n_duplicate=0, n_saved=0)

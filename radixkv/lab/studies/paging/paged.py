@@ -37,7 +37,7 @@ class PagedScheme:
     """
 
     def __init__(self, n_slots: int, page_size: int, *, shares: bool = True, n_entries_per_page: int = 1) -> None:
-        self.cache = PageCache(n_slots // page_size, page_size, shares=shares, min_copied_tokens=page_size)
+        self.cache = PageCache(n_slots // page_size, page_size, is_sharing=shares, min_copied_tokens=page_size)
         self._n_unused = n_slots % page_size
         self._n_entries_per_page = n_entries_per_page
         limits = SchedulerLimits(
