@@ -69,6 +69,10 @@ class Constraint(Protocol):
         """Appends a token to the output; False, without any change, if it is not allowed. O(1) mostly."""
         ...
 
+    def rejection(self, token: int) -> RequestError:
+        """Returns the error that ends a choice when ``accept`` has refused its sampled token."""
+        ...
+
 
 class Continuation(Protocol):
     """Decides how the choices of a request go on, in place of one sampled token after another: a beam search.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.errors import InvalidRequest
+from radixkv.errors import GrammarFailure, InvalidRequest
 from radixkv.wire.structured_outputs import StructuredOutputs
 
 END = 977
@@ -52,6 +52,9 @@ class FakeMatcher:
             return False
         self.output.append(token)
         return True
+
+    def rejection(self, token: int) -> GrammarFailure:
+        return GrammarFailure(f"the grammar has no {token} here")
 
     @property
     def has_ended(self) -> bool:

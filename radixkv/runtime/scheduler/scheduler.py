@@ -14,7 +14,7 @@ from itertools import chain
 from time import monotonic
 from typing import NamedTuple
 
-from radixkv.errors import GrammarFailure, InvariantError, QueueFull, queue_timeout
+from radixkv.errors import InvariantError, QueueFull, queue_timeout
 from radixkv.runtime.cache.block_table import ComputedRow
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.protocols import Continuation, Queue, Shares, Tiers
@@ -412,8 +412,7 @@ class Scheduler:
         """
         if request.constraint is not None and not request.constraint.accept(token):
             self.running.finish(request)
-            text = f"the sampled token {token} is not one that structured_outputs allows here"
-            return Update(request, error=GrammarFailure(text))
+            return Update(request, error=request.constraint.rejection(token))
         request.tokens += token.to_bytes(TOKEN_BYTES, "little")
         if request.cache_use.counted is None:
             request.count_prompt()

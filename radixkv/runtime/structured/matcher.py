@@ -9,6 +9,8 @@ import numpy as np
 import xgrammar
 from numpy.typing import NDArray
 
+from radixkv.errors import GrammarFailure
+
 MIN_THREADED_S = 1e-3
 """Time from which masks are filled by several threads. Starting them takes 0.05 to 0.1 ms."""
 
@@ -44,6 +46,10 @@ class Matcher:
             return False
         self.has_ended = self.xgrammar_matcher.is_terminated()
         return True
+
+    def rejection(self, token_id: int) -> GrammarFailure:
+        """Returns the error of a request whose sampled token ``accept`` has rejected."""
+        return GrammarFailure(f"the sampled token {token_id} is not one that structured_outputs allows here")
 
     @property
     def is_complete(self) -> bool:
