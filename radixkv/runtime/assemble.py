@@ -197,7 +197,7 @@ def assemble_loop(
             RequestBranch(_is_turn, sessions.follow),
         ),
         run_command=commands.run,
-        make_stats=partial(make_stats, scheduler, pins.expire, gate, start_seconds or {}),
+        make_stats=partial(make_stats, scheduler, pins.count_pages, gate, start_seconds or {}),
         alarms=alarms,
         forecast=forecast or StepTimeForecast(),
         clock=clock,

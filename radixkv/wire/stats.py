@@ -13,8 +13,6 @@ class HostStats(msgspec.Struct, frozen=True):
     n_slots: int
     """Pages that the tier can hold by now; its memory is prepared in the background."""
     n_slots_free: int
-    n_slots_pinned: int
-    """Pages that a pin covers."""
     page_bytes: int
     """Size of a page."""
     n_loading: int
@@ -31,6 +29,8 @@ class HostStats(msgspec.Struct, frozen=True):
     load_seconds_per_token: float | None
     """Moving average; None before the first copy. As ``compute_seconds_per_token``."""
     compute_seconds_per_token: float | None
+    n_slots_pinned: int = 0
+    """Pages that a pin covers."""
 
 
 class DiskStats(msgspec.Struct, frozen=True):

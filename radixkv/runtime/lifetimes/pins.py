@@ -261,6 +261,11 @@ class Pins:
             tier.expire()
         self._set_alarm()
 
+    def count_pages(self) -> list[int]:
+        """Returns how many pages pins cover in each tier, the device first. Costs what ``expire`` does."""
+        self.expire()
+        return [tier.n_pages for tier in self._tiers]
+
     def follow(self, message: Submit, choices: Sequence[Request]) -> PromptPins:
         """Follows a request whose message has pins.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from radixkv.runtime.loop import StepCounters
 from radixkv.runtime.protocols import Gate
@@ -35,7 +37,7 @@ def count_requests_of(sender: str, scheduler: Scheduler, gate: Gate) -> RequestC
 
 def make_stats(
     scheduler: Scheduler,
-    expire: Callable[[], None],
+    count_pinned: Callable[[], Sequence[int]],
     gate: Gate,
     start_seconds: Mapping[str, float],
     stats_id: str,
@@ -45,15 +47,17 @@ def make_stats(
 
     Args:
         scheduler: has the requests.
-        expire: ends what has a time limit.
+        count_pinned: returns how many pages pins cover in each tier with a page cache, the device's first.
         gate: holds further requests.
         start_seconds: time of each stage of the start.
         stats_id: id of the message that asked for this one.
         counters: what the loop has counted.
     """
     cache = scheduler.cache
-    expire()
+    n_pinned, *n_pinned_below = count_pinned()
     host, disk = scheduler.tiers.stats()
+    if host is not None:
+        host = replace(host, n_slots_pinned=n_pinned_below[0])
     requests = count_requests(scheduler, gate)
     slots = count_slot_use(tables_of((*scheduler.running, *scheduler.running.releasing)), cache.page_size)
     return Stats(
@@ -63,7 +67,7 @@ def make_stats(
         n_pages=cache.n_pages,
         n_pages_free=cache.n_free,
         n_pages_evictable=cache.n_available - cache.n_free,
-        n_pages_pinned=cache.tree.retentions.n_pages,
+        n_pages_pinned=n_pinned,
         prefix_queries_total=counters.prompt_tokens,
         cache_use=counters.cache_use,
         prompt_tokens_total=counters.prompt_tokens,

@@ -18,7 +18,6 @@ def host_stats(host_tier: HostTier, n_loading: int) -> HostStats:
     return HostStats(
         n_slots=host.n_pages,
         n_slots_free=host.n_free,
-        n_slots_pinned=host.tree.retentions.n_pages,
         page_bytes=host_tier.copier.page_bytes,
         n_loading=n_loading,
         pages_loaded_total=counters.n_pages_loaded,
