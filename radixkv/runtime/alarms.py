@@ -20,7 +20,7 @@ class Alarms:
         self.next_at = min(self._times.values())
 
     def ring(self, now: float) -> None:
-        """Makes the calls that are due, each once, unless it sets its next time. O(calls)."""
+        """Makes each call that is due, once. A call may set its next time. O(calls)."""
         for call, at in list(self._times.items()):
             if at <= now:
                 self.set(call, inf)

@@ -261,7 +261,7 @@ class Loop:
                 self.scheduler.add(choices[0], choices[1:])
         except RequestError as error:
             for choice in choices:
-                choice.continuation = None  # which refers to it: there is no cyclic garbage collector
+                choice.continuation = None  # it refers to the choice, and the cyclic garbage collector is off
             return [Failed(message.id, error.code, str(error), error.param)]
         self._live[message.id] = live
         return []
@@ -391,7 +391,7 @@ class Loop:
         self._counters.cache_use += live.cache_use
 
     def _forget(self, live: _LiveRequest) -> tuple[float, float] | None:
-        """Aborts the unfinished choices of a request and forgets it; returns what ``Tiers.ended`` does.
+        """Forgets a request, and aborts the choices that have not ended; returns what ``Tiers.ended`` does.
 
         The last choice goes first: an aborted leader would hand its prompt over to the next choice.
         """
@@ -404,7 +404,7 @@ class Loop:
         for choice in reversed(live.choices):
             if choice.phase is not Phase.FINISHED:
                 self.scheduler.abort(choice)
-            choice.continuation = None  # which refers to it: there is no cyclic garbage collector
+            choice.continuation = None  # it refers to the choice, and the cyclic garbage collector is off
         return self.scheduler.tiers.ended(live.choices)
 
     def _finish(self, live: _LiveRequest, finish_reason: str) -> Done:

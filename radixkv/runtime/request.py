@@ -343,7 +343,7 @@ class Request:
 class Update(msgspec.Struct, frozen=True):
     """What one step has changed for a request: prompt logprobs, a new token, or the end of its output.
 
-    One with a request alone says that its prompt is computed.
+    An update that has only a request says that its prompt is computed.
     """
 
     request: Request

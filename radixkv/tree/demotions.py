@@ -23,8 +23,8 @@ class Demotions:
     def add(self, namespace: Namespace, tokens: bytes, n_kept: int = 0) -> int:
         """Makes the cached prefix of the tokens, but for its first ``n_kept`` tokens, the next to be evicted.
 
-        Pages after it in other sequences keep their rank; it is evicted only after them. Splits at most two nodes.
-        O(edges · log leaves + pages of the split nodes).
+        Pages of other sequences that continue the prefix keep their rank, and are evicted before it. Splits at most
+        two nodes. O(edges · log leaves + pages of the split nodes).
 
         Args:
             namespace: namespace of the tokens.

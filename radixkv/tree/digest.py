@@ -58,7 +58,7 @@ def _continue(
         value: the digest of everything before the node, if it has none of its own.
     """
     if len(digests) >= n_pages:
-        return digests[n_pages - 1]  # without pages that of a root, its only one
+        return digests[n_pages - 1]  # for 0 pages the node is a root, and this is its only digest
     if digests:
         value = digests[-1]
     key = node.key

@@ -133,8 +133,8 @@ class AdaptiveEviction(EvictionPolicy):
 
     Leaves are in six classes by their number of hits, least recently used first in each. What a class is worth at
     an age is learnt from the traffic (``ReuseRates``); of the classes' first leaves, the one that is worth least is
-    evicted. Evicted pages are remembered for some time: only so is it seen that pages are used again after longer
-    than the cache keeps them, and a page that comes back has its hits again. Before anything is learnt, and with
+    evicted. Evicted pages are remembered for some time. So the policy sees which are used again after their
+    eviction, and a page that comes back has its hits again. Before anything is learnt, and with
     nothing remembered, this is about ``lru``. See docs/decisions/0025-eviction-policies.md.
 
     Args:
@@ -191,7 +191,7 @@ class AdaptiveEviction(EvictionPolicy):
         self._max_cached = max(self._max_cached, n_cached)
         if leaf.rank < 0:
             return
-        # Of one page, evicted as another copy of it is remembered, the newer record counts.
+        # If a copy of the page is remembered already, the newer record replaces it.
         record = leaf.n_hits, self._clock - self._age(leaf)
         for digest in digests:
             self._evicted.pop(digest, None)

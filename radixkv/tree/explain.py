@@ -53,8 +53,8 @@ class Explanation(NamedTuple):
     n_partial: int = 0
     """Leading tokens after the match that a computed page shares, whose KV a request can therefore copy."""
     comes_back: bool = False
-    """Whether the prompt goes on, behind the first difference, with text that follows there in the cache, too: what
-    differs is then in the way of more hits. Found if a page of it or more is the same near the difference."""
+    """Whether prompt and cache have the same text again after their first difference. If so, that difference alone
+    prevents more hits. Found if a page of it or more is the same near the difference."""
 
     @property
     def cached_token(self) -> int | None:

@@ -36,7 +36,7 @@ class Neighbours(NamedTuple):
 
     @property
     def nearest_computed(self) -> Neighbour | None:
-        """The same among those whose KV is computed."""
+        """The computed neighbour that shares more leading tokens."""
         below, above = self
         return _nearer(
             below if below is not None and below.is_computed else None,
@@ -88,7 +88,7 @@ def _neighbour(children: Children[Node], key: bytes | None, page: bytes) -> Neig
 def _nearer(first: Neighbour | None, second: Neighbour | None) -> Neighbour | None:
     if first is None or second is None:
         return first or second
-    # Of equals, the one that is a node of its own already: a lease on it splits nothing.
+    # If both share as many tokens, prefer one that is a whole node: a lease on it splits nothing.
     return max(first, second, key=lambda one: (one.n_common, len(one.node.pages) == 1, one.tokens))
 
 

@@ -23,16 +23,16 @@ class Namespace(NamedTuple):
     salt: str = ""
     adapter: str = ""
     epoch: int = 0
-    """Version of the weights; grows with each change of them."""
+    """Version of the weights: always 0, because nothing changes the weights of a running server."""
 
     @property
     def group(self) -> str:
-        """Whose pages are counted and evicted apart from others', if anybody's are: the tenant's."""
+        """Name under which the pages are counted apart, if any are: the tenant's."""
         return self.tenant
 
     @property
     def is_private(self) -> bool:
-        """Whether only those share it who know a salt or a tenant's key."""
+        """Whether clients need a salt or a tenant's key to share it."""
         return bool(self.salt or self.tenant)
 
 

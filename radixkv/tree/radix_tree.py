@@ -408,9 +408,9 @@ class RadixTree:
     ) -> list[EvictedRun]:
         """Frees ``n_pages`` pages, or all that can be evicted if there are fewer.
 
-        Takes the leaves in the order of the eviction policy, retained ones last, and the pages of a leaf from its
-        end. What the ``waiting`` prompts will need goes after all that is not retained and that none of them needs,
-        first what is needed last. O(pages + log leaves + groups) a run, a digest of each page before it that has
+        First go pages that are neither retained nor needed by a ``waiting`` prompt, in the policy's order; then
+        needed pages, those needed last first; then retained pages; last, retained pages that are needed. The pages
+        of a leaf go from its end. O(pages + log leaves + groups) a run, a digest of each page before it that has
         none yet, and the cost of ``SparedLeaves.update``.
 
         Args:
@@ -457,7 +457,10 @@ class RadixTree:
         return outline(self._forest.roots.values(), self._policy.age, max_nodes=max_nodes, max_visited=max_visited)
 
     def last_use(self, node: Node) -> tuple[int, float] | None:
-        """Returns the uses and the seconds since that of a node; None if its ``EvictionPolicy.age`` is None."""
+        """Returns how many uses of the tree and how many seconds have passed since the node's last use.
+
+        None if its ``EvictionPolicy.age`` is None.
+        """
         age = self._policy.age(node)
         return None if age is None else (age, self._use_times.seconds_since(age))
 

@@ -39,7 +39,7 @@ class _Match(NamedTuple):
 
 
 class _Need(NamedTuple):
-    """A prompt that needs the leading pages of a node, of which no prompt before it needs as many."""
+    """A prompt that needs leading pages of a node, and more of them than any prompt before it."""
 
     order: int
     """Index of the prompt."""
@@ -161,7 +161,7 @@ class SparedLeaves:
         """Returns the cached prefix of a prompt. O(1) if it is as it was known to be."""
         page_bytes = self._forest.page_bytes
         end, n_bytes = root, 0
-        # Another root than this one is that of a namespace which was empty in between.
+        # If the known match ends at another root, the namespace was empty meanwhile, and the match is void.
         if known is not None and (
             known.end.node is root or (known.end.node.parent is not None and self._is_unchanged(known.end))
         ):

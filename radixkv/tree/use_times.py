@@ -38,7 +38,7 @@ class UseTimes:
             self._forget(now)
 
     def seconds_since(self, n_uses_ago: int) -> float:
-        """Returns the seconds since the use before the last ``n_uses_ago`` ones. O(log) of what is remembered."""
+        """Returns the seconds since a use that ``n_uses_ago`` later uses have followed. O(log uses remembered)."""
         place = bisect_right(self._first_uses, self._n_uses - n_uses_ago)
         since = self._times[max(0, place - 1)] if self._times else self._clock()
         return max(0.0, self._clock() - since)

@@ -39,7 +39,7 @@ class BlockTable:
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Page copies (source, destination) that the plan of its next row must carry."""
     namespace: Namespace = Namespace()
-    """Its owner owns its private pages."""
+    """The request's namespace, whose owner owns the private pages."""
     source: Lease | None = None
     """Holds the source of ``copies`` until the copy is done, if the source belongs to the tree."""
 

@@ -138,7 +138,8 @@ class PageCache:
         return BlockTable(lease, pages, len(pages), namespace=namespace)
 
     def count_hit(self, blocks: BlockTable) -> None:
-        """Counts a hit of the leased pages, which were opened without. ``RadixTree.count_hit``."""
+        """Counts a hit of the leased pages, for a table that was opened without one. Costs as
+        ``RadixTree.count_hit``."""
         if blocks.lease is not None:
             self.tree.count_hit(blocks.lease)
 
@@ -340,9 +341,9 @@ class PageCache:
     def commit_copied(self, blocks: BlockTable, tokens: bytearray, n_tokens: int) -> None:
         """Moves pages of the tail that were copied from another tier into the tree, up to ``n_tokens``.
 
-        No step has used them. They count as computed, unless the pages before them do not: then a finished row must
-        show that those are right. Frees the duplicates of pages that the tree has by now. Does nothing if the lease
-        is detached. O(new pages).
+        No step has used them. They count as computed if the pages before them do. Otherwise a finished row must
+        first show that those are right. Frees the duplicates of pages that the tree has by now. Does nothing if the
+        lease is detached. O(new pages).
         """
         was_computed = blocks.is_computed
         self.commit(blocks, tokens, n_tokens, last_step=_NO_STEP)
@@ -426,7 +427,7 @@ class PageCache:
         self.page_quotas.check(check_pages(self, self._free, self._n_private, block_tables))
 
     def _make_free(self, namespace: Namespace, n_pages: int, *, spares_waiting: bool = False) -> None:
-        """Evicts what is missing of ``n_pages`` free pages for the namespace's owner, who can get them."""
+        """Evicts until ``n_pages`` pages are free for the namespace's owner, who may have so many."""
         if n_over := self.page_quotas.n_over_cap(namespace, n_pages):
             self._evict(n_over, {namespace.group: n_over}, n_required=0 if spares_waiting else n_over)
         n_short = n_pages - len(self._free)

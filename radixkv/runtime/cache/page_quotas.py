@@ -1,4 +1,4 @@
-"""How the pages of a cache are divided among those who own them: not at all."""
+"""The protocol by which a cache divides its pages among owners, and its default, which divides nothing."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class EventPublisher:
     def _begin_snapshots(self, batches: list[bytes]) -> None:
         now = time.monotonic()
         number = (self.next_number - 1).to_bytes(8, "big", signed=True)
-        # Before the first batch there is nothing, and the number before it is that of the end.
+        # Before the first batch there is nothing to send, and its number would be -1, which is ``_END``.
         messages = [(number, batch) for batch in batches if self.next_number]
         for client in self._snapshot_clients:
             self._replays[client] = _Replay(deque((*messages, (_END, b""))), now)

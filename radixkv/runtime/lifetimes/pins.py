@@ -23,7 +23,7 @@ _MAX_SHARE = 0.5
 """Most of a cache's pages that the pins of all namespaces cover, so that room for other prompts is left. A larger
 budget of a single namespace counts instead."""
 _MAX_PINS = 1 << 16
-"""Most pins of a cache: also those count whose pages are gone, until they end."""
+"""Most pins of a cache. Pins whose pages are gone count until they end."""
 
 
 class PinnedPrefix(NamedTuple):
@@ -44,8 +44,8 @@ class TierPins:
 
     A pin is a floor and not a lock: its pages are evicted when nothing else can be, so no request ever waits for
     it. The pins of a namespace cover at most ``budget`` of the cache's pages, and those of all namespaces half of
-    them. The oldest pins give way to a new one; of one that is larger than the budget, only the first pages are
-    pinned. See docs/decisions/0027-lifetimes-are-floors.md.
+    them, or ``budget`` if that is more. The oldest pins give way to a new one; of one that is larger than the
+    budget, only the first pages are pinned. See docs/decisions/0027-lifetimes-are-floors.md.
 
     Args:
         cache: the page cache.
@@ -164,7 +164,7 @@ class TierPins:
             return path.n_retained + min(n_new, own_room, room_of_all)
 
     def _off_path(self, pins: Collection[Retention], namespace: Namespace, tokens: bytes) -> Iterator[Retention]:
-        """Yields those of the pins that do not end on a sequence's path, as of the first one. O(pins)."""
+        """Yields the pins that did not end on the sequence's path when the first was asked for. O(pins)."""
         on_path = set(self._cache.tree.retentions.ending(namespace, tokens))
         yield from [pin for pin in pins if pin not in on_path]
 

@@ -57,7 +57,10 @@ class Turn:
         self.n_found = request.cache_use.counted.in_whole_pages.n_cached
 
     def released(self, request: Request) -> None:
-        """Ends the turn, or one of its choices, after the free of its pages, which counts as their use."""
+        """Ends the turn, or one of its choices.
+
+        Its pages were released before: the release counts as their use, which would end a demotion.
+        """
         self.sessions.end(self, bytes(request.tokens))
 
     def ended(self, choices: Sequence[Request], *, is_prompt_computed: bool) -> None:

@@ -48,8 +48,8 @@ def count_slot_use(tables: Iterable[TableUse], page_size: int) -> SlotUse:
     A slot is a duplicate if another one holds the same token after the same tokens in the same namespace; of equal
     slots, all but one are duplicates. Two places are searched: duplicates of committed pages that wait to be freed,
     and what follows one path of the tree, where the first page of each branch that a table leases and the known
-    tokens of each tail are compared. Not compared with others are detached paths, tables without a lease, and what
-    launched steps sample.
+    tokens of each tail are compared. Detached paths, tables without a lease, and what launched steps sample are
+    not compared.
 
     O(tables + leased nodes), with a page's tokens read of each, and sorting them.
 

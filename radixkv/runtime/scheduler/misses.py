@@ -9,7 +9,8 @@ from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire.messages import CacheMiss
 
 _MAX_NAMESPACES = 16
-"""With more namespaces, no other one is searched: this runs for each prompt with a miss."""
+"""If there are more namespaces than this, the others are not searched, because the search runs for each prompt with
+a miss."""
 _N_COMMON, _N_DIFFERENT = 8, 4
 """Tokens shown before the end of a match, and after it on each side."""
 

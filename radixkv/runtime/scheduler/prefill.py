@@ -51,12 +51,12 @@ class PrefillRows:
         """Tokens computed since the start whose KV their requests had before a preemption for lack of pages. What
         such a request finds in the tree, or loads, is not computed again."""
         self._refused: Request | None = None
-        """The first retried request that did not fit when all were last tried."""
+        """The first of the retried requests that did not fit when they were last tried."""
         self._blocked: tuple[int, int, int] | None = None
         """(available pages that are not promised, running requests, queue version) when a waiting request last did
         not fit.
 
-        None if no request was refused since a prompt's last chunk was planned, or a load has finished."""
+        None if none was refused, or if a prompt's last chunk was planned or a load has finished since."""
 
     def alone(self, request: Request, budget: int, step: int) -> list[PlannedRow]:
         """Makes the row of a request that is retried alone; none if it does not fit. O(tokens + new pages)."""
@@ -151,10 +151,11 @@ class PrefillRows:
     ) -> list[PlannedRow]:
         """Admits candidates in order until one does not fit, beside what prefilling requests still need.
 
-        Candidates of others follow it: they may take any pages if it does not fit because of its sender's cap, and
-        those that are reserved for their own sender if not.
+        If a candidate does not fit because of its sender's cap or rows, later candidates may still take any pages.
+        If it does not fit for another reason, later ones may take only pages that are reserved for their own
+        senders; if there are none, admission ends.
 
-        Half of what is left of the budget for a prompt that it does not finish goes to shorter prompts.
+        If the rest of the budget does not finish a prompt, half of that rest goes to shorter waiting prompts.
 
         Args:
             candidates: not started if nothing can be admitted, because ranking the queue takes long.
@@ -262,12 +263,13 @@ class PrefillRows:
         if end <= request.n_scheduled or not self._running.grow(request, end):
             return None
         start = request.n_scheduled
-        # Only now: while others make room, a page that is leased for a copy could be the only one to evict.
+        # This comes after ``grow``: an earlier lease on the page to copy could hold the only page that can be
+        # evicted.
         if request.reads_cache and start == blocks.n_leased * page_size:
             start += self._cache.copy_partial_page(blocks, request.tokens, request.n_known - 1)
             if start > request.n_scheduled:
                 request.cache_use.note("copied", request.n_scheduled, start)
-        # Only before the commit, after which the tree has the prompt's own pages.
+        # The next lines come before the commit: afterwards a match would find the prompt's own pages.
         if request.phase is Phase.WAITING:
             self._running.count_hit(request)
         is_first = request.first_row is None

@@ -29,8 +29,8 @@ class RunningRequests:
         max_row_tokens: maximum tokens of a row.
         n_reserved_tokens: tokens that an admission leaves free for each active request, so that their next ones do
             not soon cause a preemption.
-        max_reserved_share: the fraction of the pool that this is at most: many short requests free pages as fast as
-            others need them.
+        max_reserved_share: limit of these reserved pages, as a fraction of the pool: many short requests free pages
+            as fast as others need them.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class RunningRequests:
     def count_hit(self, request: Request) -> None:
         """Counts a hit of the cached prefix of a request that is admitted, and tells the tiers of it.
 
-        Not before the request has a row, and before it commits pages of its own. O(pages leased).
+        Call it when the request has a row, and before it commits pages of its own. O(pages leased).
         """
         if not request.is_canary:
             self._cache.count_hit(request.blocks)
@@ -130,11 +130,10 @@ class RunningRequests:
     def n_room(self, request: Request, prefilling: Iterable[Request], *, only_reserved: bool = False) -> int:
         """Returns how many pages a request may take at its admission; negative if others need more than there are.
 
-        These are the available pages beyond those that the ``prefilling`` requests ahead of it still need, those
-        left free for the next tokens of the active ones, and those promised to loading requests; or those reserved
-        for its sender beyond what the sender's other requests need, if they are more. No room is kept for
-        ``max_tokens``, which says little about the length of an output: the whole queue would wait behind it.
-        O(prefilling).
+        The room is the available pages, less those that prefilling requests ahead still need, those left free for
+        the next tokens of active requests, and those promised to loading requests. It is at least the pages
+        reserved for its sender, less what the sender's other requests need. No room is kept for ``max_tokens``,
+        which says little about the length of an output: the whole queue would wait behind it. O(prefilling).
 
         Args:
             request: a waiting or loaded request.
@@ -160,8 +159,8 @@ class RunningRequests:
     def free(self, request: Request) -> None:
         """Frees the request's batch slot and pages; no launched step may still use them.
 
-        The next request in the batch slot is not sent those first entries of its block table that the device has
-        already: most of them, if it continues another one.
+        The device keeps this block table. If the next request in the batch slot begins with the same pages, those
+        entries are not sent again.
         """
         self.copies_done(request)
         self._tiers.freeing(request)
@@ -221,7 +220,8 @@ class RunningRequests:
     def make_way_for_stuck(self) -> None:
         """Makes way for each sender whose rows all belong to its paused requests. Costs what ``Shares.stuck`` does.
 
-        The sender may get no further row, and a plan does not show that while others have rows.
+        Such a sender may get no further batch slot, so its waiting requests would wait for ever. ``schedule`` does
+        not notice that while other senders have rows.
         """
         for paused in self._shares.stuck(self._active):
             self._preempt_last(paused)
@@ -253,7 +253,7 @@ class RunningRequests:
         n_pages = self._cache.pages_for(n_tokens)
         while not self._cache.reserve(blocks, n_pages):
             if request.phase is not Phase.RUNNING or self.is_releasing:
-                return False  # an admission preempts nothing
+                return False  # an admission preempts nothing, and pages of releasing requests come free soon
             if self._cache.windows.n_behind(blocks, request.n_scheduled) > blocks.n_freed:
                 if request.n_in_flight or request.n_pending_copies:
                     return False
@@ -366,5 +366,5 @@ class RunningRequests:
 
 def _n_equal(first: list[int], second: list[int]) -> int:
     """Returns the length of the lists' common beginning. O(that length)."""
-    # The interpreter has no step for each element: some 50 ns a page.
+    # ``map`` and ``compress`` loop in C: some 50 ns a page.
     return next(compress(count(), map(ne, first, second)), min(len(first), len(second)))

@@ -206,7 +206,7 @@ class Scheduler:
 
         Takes the finished copies between tiers, and starts new ones.
 
-        O(running + admissions), with retried requests O(retried · running), and ``WaitingQueue.candidates`` where a
+        O(running + admissions), with retried requests O(retried · running), and ``Queue.candidates`` where a
         request may be admitted.
         """
         if self.tiers.advance():
@@ -284,7 +284,7 @@ class Scheduler:
                 if blocks.replaced:
                     self.cache.free_replaced(blocks, plan.step)
                 if blocks.lease is None and self.cache.windows.n_tokens is not None:
-                    # After the forks of a leader, which read one position further back.
+                    # This comes after a leader's forks: their first rows start one position before its next row.
                     self.cache.free_behind(blocks, row.start + row.n_tokens)
         self.running.release()
         for continuation in continued:
@@ -365,7 +365,8 @@ class Scheduler:
         runs_id = 0
         if self._shared_prefixes is not None:
             shared, runs_id = self._shared_prefixes.find(requests[:n_decoding])
-        forks = [request for request in requests[:n_decoding] if request.leader is not None]  # of a continuation
+        # A decoding request has a leader only if a continuation has forked it.
+        forks = [request for request in requests[:n_decoding] if request.leader is not None]
         copies, sources = _take_copies(forks + requests[n_decoding:])
         is_masked = any(row.sampling is not None and row.sampling.is_masked for row in rows)
         plan = StepPlan(self._n_steps, tuple(rows), copies, shared, runs_id, is_masked, n_decode)

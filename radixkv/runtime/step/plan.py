@@ -85,8 +85,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     """First position whose KV is written. Earlier positions are computed without a write: their pages belong to the
     tree."""
     table_start: int
-    """First entry of the batch slot's block table that ``table_pages`` replaces. Entries before it stay as the
-    steps that did not fail have left them, also those of an earlier request in the batch slot."""
+    """First entry of the batch slot's block table that ``table_pages`` replaces. Entries before it keep
+    what successful steps stored there, even for an earlier request in the batch slot."""
     table_pages: tuple[int, ...]
     """New entries of the block table from ``table_start`` on; any entries after these are stale."""
     sampling: RowSampling | None

@@ -7,7 +7,8 @@ from radixkv.runtime.step.plan import StepPlan
 _WEIGHT = 0.25
 """Weight of a new measurement in a moving average."""
 MIN_PROMPT_TOKENS = 256
-"""A step with fewer, but some, is not measured: most of its time does not depend on their number."""
+"""A step with some prompt tokens, but fewer than this, is not measured: most of its time does not depend on their
+number."""
 
 
 class StepTimeForecast:

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class Job(NamedTuple):
-    """What is compiled, and for whom: nobody's grammars wait behind, or are kept instead of, another sender's."""
+    """What is compiled, and for whom: a sender's grammars neither wait behind those of others nor displace them."""
 
     sender: str
     spec: StructuredOutputs

@@ -22,7 +22,8 @@ from radixkv.runtime.structured.trial import run_trial
 
 def main() -> int:
     """Runs trials until standard input ends. Returns the exit code."""
-    # The runtime ignores SIGTERM, and children inherit that; but by SIGTERM they learn of its death.
+    # The runtime ignores SIGTERM, and children inherit that. This process must not: SIGTERM tells it that the
+    # runtime has died.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # xgrammar imports torch, which for CUDA starts threads. Forked processes do not use it, and have a deadline.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)

@@ -27,7 +27,7 @@ class _Account(NamedTuple):
     deficit: float
     """Tokens."""
     since: int
-    """The round in which it was that."""
+    """The round for which ``deficit`` holds."""
 
 
 class FairQueue:
@@ -171,8 +171,8 @@ class FairQueue:
     ) -> Iterator[Request]:
         """Yields requests of at most ``max_asked`` tenants in turn, each tenant's by ``in_order``.
 
-        It looks at each of them after it was tried: one that still waits was refused, and with it those of its
-        tenant that are behind it.
+        If a request still waits after it was yielded, it was refused, and its tenant's other requests are not
+        tried.
         """
         for name in prefilling:
             self._accounts.setdefault(name, _Account(0.0, self._round))

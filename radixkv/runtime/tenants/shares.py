@@ -65,7 +65,7 @@ class TenantShares(Shares):
         return self._pages.is_capped(request.namespace.tenant, self._cache.n_available)
 
     def may_give(self, request: Request) -> Callable[[Request], bool]:
-        """Returns what says of another request whether ``request`` could get its pages. O(tenants)."""
+        """Returns a function that says whether ``request`` could use the pages of another request. O(tenants)."""
         own, is_capped = request.namespace.tenant, self.is_capped(request)
 
         def may_give(other: Request) -> bool:

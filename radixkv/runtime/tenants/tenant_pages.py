@@ -67,7 +67,7 @@ class TenantPages(PageQuotas):
         return n_reserved
 
     def has_more_than_floor(self, tenant: str) -> bool:
-        """Returns whether others would have more pages if the tenant held fewer. O(1)."""
+        """Returns whether others could use pages that the tenant gives up: it has no floor, or holds more. O(1)."""
         floor = self._floors.get(tenant, 0)
         return not floor or self.n_held(tenant) > floor
 

@@ -24,8 +24,8 @@ HostLoad = Load[BlockTable]
 MAX_STORED_BYTES = 512 << 20
 """See ``TierLink``. These bytes take a hundredth of a second on a GPU."""
 _MAX_DECLINED = 32
-"""After so many prompts that are computed because that is faster, one is loaded, to measure its rate anew. As many
-are not fetched from disk before one is, or not looked up in a shared store."""
+"""After so many prompts that were computed because that was faster, one is loaded anyway, to measure the rate anew.
+Fetches and lookups have counts of their own with this limit."""
 
 
 class CachedPrefixes(NamedTuple):
@@ -311,7 +311,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
     def _make_room(self, offer: Offer, pages: Sequence[int]) -> tuple[BlockTable, int, int | None]:
         """See ``TierLink``.
 
-        What waiting prompts will load is not evicted: it will be used, and nobody knows that of an offer. An offer
+        Slots that waiting prompts will load are not evicted for an offer, which may never be used. An offer
         whose first missing page is being stored for another one, or for which there are too few slots yet, is
         postponed until a store has finished or there are more slots.
         """

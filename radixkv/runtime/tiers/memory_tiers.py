@@ -20,7 +20,7 @@ from radixkv.wire.cache_messages import Tier
 from radixkv.wire.stats import DiskStats, HostStats
 
 _OFFERED_TOKENS = 256
-"""A decoding request offers its new pages after so many tokens. A preemption loses fewer."""
+"""A decoding request offers its new pages whenever it has so many new tokens, so a preemption loses fewer."""
 
 
 class _Loading(NamedTuple):
@@ -180,8 +180,8 @@ class MemoryTiers(Tiers):
     def advance(self) -> bool:
         """Takes finished copies: their requests are loaded, and those that joined wait again.
 
-        So do the loaded ones whose pages were detached meanwhile: a flush has dropped the pages, or the step that
-        was to compute the pages before them has failed. O(loads).
+        Loaded requests whose pages were detached meanwhile wait again, too: a flush has dropped the pages, or the
+        step that was to compute the pages before them has failed. O(loads).
 
         Returns:
             Whether a load has finished, or loaded pages are available again.
@@ -220,8 +220,8 @@ class MemoryTiers(Tiers):
     def take_received_before(self, time_s: float) -> list[Request]:
         """Removes and returns the requests that have not started and were received before that time.
 
-        Those stay whose pages are being copied to the device. Loaded pages stay cached, and what is being fetched
-        from disk is cached when it comes. O(loads), and O(pages) a request.
+        Requests whose pages are being copied to the device stay. Loaded pages stay cached, and what is being
+        fetched from disk is cached when it comes. O(loads), and O(pages) a request.
         """
         taken = [
             request

@@ -151,7 +151,7 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         """
         page_size = self.host.page_size
         tokens = tokens[: n_tokens * TOKEN_BYTES]
-        blocks = self.host.open(namespace, tokens, is_hit=False)  # the load after it is one
+        blocks = self.host.open(namespace, tokens, is_hit=False)  # the load that follows counts the hit
         first = blocks.n_leased
         last = min(n_tokens // page_size, first + max(0, self.host.n_available_to(namespace)))
         if last <= max(first, n_device // page_size) or not self.host.reserve(blocks, last):
@@ -182,8 +182,8 @@ class StorageTier(TierLink[StoredPages, Fetch]):
     def invalidate(self, namespace: Namespace, tokens: bytes) -> int:
         """Removes every sequence that begins with ``tokens`` from the store, and those that are on their way.
 
-        The prefix's own pages go as those of ``RadixTree.detach`` do. Call it once the host tier's are detached: a
-        write of which the host tier still has the pages begins again, because the store drops all writes.
+        Pages of ``tokens`` itself are removed as by ``RadixTree.detach``. Call this after the host tier's are
+        detached: the store drops all writes, and those whose pages the host tier still has begin again.
         O(pages in the store).
 
         Args:

@@ -123,8 +123,8 @@ class TierLink(ABC, Generic[P, L]):
     upper: PageCache = field(init=False)
     """The cache of the upper tier."""
     _max_pages_in_store: int = field(init=False)
-    """No store begins while so many pages, or one ``_upper_part``-th of the upper tier's, are being stored: they
-    cannot be evicted meanwhile. The last store may exceed it."""
+    """No store begins while this many pages, or one ``_upper_part``-th of the upper tier's if that is fewer, are
+    being stored: they cannot be evicted meanwhile. The last store may exceed it."""
     _upper_part: int = field(init=False)
     counters: LinkCounters = field(default_factory=LinkCounters, init=False)
     _loads: dict[int, L] = field(default_factory=dict, init=False)

@@ -114,8 +114,8 @@ class PageStore(Protocol):
         ...
 
     def spare(self, keys: Sequence[bytes]) -> None:
-        """Has these pages, and so those before them, go after all others where the store removes pages for lack of
-        room, or forgets that it has them. Replaces the keys of the call before. O(keys · log pages).
+        """Marks these pages and those before them: the store removes or forgets them after all others. Replaces the
+        keys of the call before. O(keys · log pages).
 
         Args:
             keys: of the last page of each prompt that waits; the first one will be loaded first.
