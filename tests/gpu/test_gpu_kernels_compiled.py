@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from radixkv.runtime.device.machine import MIN_FP8_CAPABILITY
+from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
 from radixkv.runtime.device.ops.cuda.fp8_rows import row_scales
 from radixkv.runtime.device.ops.cuda.layers import Fp8Linear, Linear, RMSNorm
@@ -18,6 +19,7 @@ from radixkv.runtime.device.ops.cuda.norm import rms_norm
 from radixkv.runtime.device.ops.cuda.operations import Experts
 from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
 from radixkv.runtime.device.ops.cuda.token_inputs import prepare_token_inputs, update_tables
+from radixkv.runtime.device.pack import RowArrays
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler
 from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix, Fp8Scales
 from radixkv.runtime.device.weights.layer_weights import LinearWeights
@@ -153,19 +155,10 @@ class Step:
             shift += n + 1
             return self.integers[shift : shift + n]
 
-        batch_slots, positions, slot_mapping = field(n_rows), field(total), field(total)
-        update_tables(self.tables, batch_slots, *(field(n_rows) for _ in range(3)), field(9))
+        rows, inputs = RowArrays(*(field(n_rows) for _ in range(8))), TokenInputs(*(field(total) for _ in range(3)))
+        update_tables(self.tables, rows, field(9))
         prepare_token_inputs(
-            self.tables,
-            self.last_tokens,
-            batch_slots,
-            *(field(n_rows) for _ in range(4)),
-            field(total),
-            page_size=16,
-            max_n_tokens=n_tokens,
-            ids_out=field(total),
-            positions_out=positions,
-            slot_mapping_out=slot_mapping,
+            self.tables, self.last_tokens, rows, field(total), inputs, page_size=16, max_n_tokens=n_tokens
         )
         x, residual, normed = (self.x[shift % 7 :][:total] for _ in range(3))
         inner = normal(total, 1024, dtype=x.dtype)
@@ -175,8 +168,8 @@ class Step:
         q = poisoned(total, HEADS, HEAD_DIM, dtype=x.dtype)
         rotate_and_store(
             self.qkv[:total],
-            positions,
-            slot_mapping,
+            inputs.positions,
+            inputs.slot_mapping,
             self.angles,
             *self.caches,
             q,
@@ -189,6 +182,6 @@ class Step:
             self.argmax_tokens[shift % 4 :][:n_rows],
             self.argmax_tokens[100 + shift % 4 :][:n_rows],
             self.scratch[:n_rows],
-            batch_slots=batch_slots,
+            batch_slots=rows.batch_slots,
             last_tokens=self.last_tokens,
         )

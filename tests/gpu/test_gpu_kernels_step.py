@@ -7,8 +7,11 @@ import random
 import pytest
 import torch
 from kernel_support import DEVICE, integers, on_kernels, poisoned
+from torch import Tensor
 
+from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.device.ops.cuda.token_inputs import prepare_token_inputs, update_tables
+from radixkv.runtime.device.pack import RowArrays
 
 pytestmark = on_kernels
 
@@ -28,7 +31,9 @@ def test_update_tables(n_rows: int, width: int) -> None:
         counts.append(count)
         updates += [rng.randrange(2000, 3000) for _ in range(count)]
         expected[batch_slot, start : start + count] = integers(updates[firsts[-1] :])
-    update_tables(tables, *map(integers, (batch_slots, starts, firsts, counts, updates)))
+    unused = [0] * n_rows
+    rows = RowArrays(*map(integers, (batch_slots, *[unused] * 4, starts, firsts, counts)))
+    update_tables(tables, rows, integers(updates))
     assert torch.equal(tables, expected)
 
 
@@ -47,12 +52,11 @@ def test_prepare_token_inputs(n_tokens: list[int]) -> None:
     prepare_token_inputs(
         tables,
         last_tokens,
-        *map(integers, (batch_slots, starts, n_tokens, firsts, write_starts, ids_in)),
+        _rows(batch_slots, starts, n_tokens, firsts, write_starts),
+        integers(ids_in),
+        TokenInputs(*outs),
         page_size=page_size,
         max_n_tokens=max(n_tokens),
-        ids_out=outs[0],
-        positions_out=outs[1],
-        slot_mapping_out=outs[2],
     )
     pages, last = tables.tolist(), last_tokens.tolist()
     ids, positions, slot_mapping = [], [], []
@@ -68,16 +72,12 @@ def test_prepare_token_inputs(n_tokens: list[int]) -> None:
 
 def test_prepare_token_inputs_in_place() -> None:
     tables, last_tokens, ids = integers([[4, 9]]), integers([42]), integers([-1])
-    positions, slot_mapping = poisoned(1, dtype=torch.int32), poisoned(1, dtype=torch.int32)
-    prepare_token_inputs(
-        tables,
-        last_tokens,
-        *map(integers, ([0], [17], [1], [0], [0])),
-        ids,
-        page_size=16,
-        max_n_tokens=1,
-        ids_out=ids,
-        positions_out=positions,
-        slot_mapping_out=slot_mapping,
-    )
-    assert [ids.tolist(), positions.tolist(), slot_mapping.tolist()] == [[42], [17], [9 * 16 + 1]]
+    out = TokenInputs(ids, poisoned(1, dtype=torch.int32), poisoned(1, dtype=torch.int32))
+    rows = _rows([0], [17], [1], [0], [0])
+    prepare_token_inputs(tables, last_tokens, rows, ids, out, page_size=16, max_n_tokens=1)
+    assert [values.tolist() for values in (out.ids, out.positions, out.slot_mapping)] == [[42], [17], [9 * 16 + 1]]
+
+
+def _rows(*arrays: list[int]) -> RowArrays[Tensor]:
+    """Returns rows whose tables do not change."""
+    return RowArrays(*map(integers, arrays), *[integers([0] * len(arrays[0]))] * 3)

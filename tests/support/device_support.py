@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.attention.cpu.paged import PagedAttention
 from radixkv.runtime.device.cpu.persistent_batch import PersistentBatch
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
 from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.device.model.decoder import Decoder
@@ -170,9 +171,10 @@ class OpenDevice:
             kv_scales=self.kv_scales,
             block_tokens=block_tokens,
         )
-        self._packer = Packer(
-            page_size=page_size, max_rows=512, max_tokens=None, max_model_len=1024, n_pages=n_pages
+        settings = DeviceSettings(
+            page_size=page_size, max_num_seqs=512, max_num_batched_tokens=1024, max_model_len=1024
         )
+        self._packer = Packer(settings, n_pages, max_tokens=None)
         self.batch = PersistentBatch(max_rows=512, max_model_len=1024, page_size=page_size)
         self._free = list(range(n_pages))
         for page in self._free:

@@ -4,38 +4,47 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.errors import DeviceError
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.step.plan import Row, Scoring, StepPlan
 
 Ints = NDArray[np.int32]
+ArrayT = TypeVar("ArrayT")
 
 _LAST_TOKEN = np.int32(-1).tobytes()
 """The id -1, which stands for the token that the batch slot sampled last."""
 
 
+class RowArrays(NamedTuple, Generic[ArrayT]):
+    """The rows of a step: int32 arrays on the host or tensors on the device, with one element per row."""
+
+    batch_slots: ArrayT
+    starts: ArrayT
+    """Position of each row's first token in its sequence."""
+    n_tokens: ArrayT
+    firsts: ArrayT
+    """Index of each row's first token among the step's tokens."""
+    write_starts: ArrayT
+    """Positions below these store no K and V."""
+    table_starts: ArrayT
+    """First block table entry that each row replaces."""
+    update_firsts: ArrayT
+    """Index in the step's updates at which each row's pages begin."""
+    update_counts: ArrayT
+    """Block table entries that each row replaces."""
+
+
 @dataclass(frozen=True)
 class PackedStep:
-    """One step as int32 arrays, with one element per row unless a shape is given."""
+    """One step as int32 arrays."""
 
     plan: StepPlan
-    batch_slots: Ints
-    starts: Ints
-    """Position of each row's first token in its sequence."""
-    n_tokens: Ints
-    firsts: Ints
-    """Index of each row's first token among the step's tokens."""
-    write_starts: Ints
-    """Positions below these store no K and V."""
-    table_starts: Ints
-    """First block table entry that each row replaces."""
-    update_firsts: Ints
-    """Index in ``updates`` at which each row's pages begin."""
-    update_counts: Ints
-    """Block table entries that each row replaces."""
+    rows: RowArrays[Ints]
     ids: Ints
     """[tokens]; -1 stands for the token that the batch slot sampled last."""
     updates: Ints
@@ -44,7 +53,7 @@ class PackedStep:
     @property
     def n_rows(self) -> int:
         """Number of rows."""
-        return len(self.batch_slots)
+        return len(self.rows.batch_slots)
 
     @property
     def n_decode(self) -> int:
@@ -54,7 +63,7 @@ class PackedStep:
     @property
     def lengths(self) -> Ints:
         """[rows]: positions that each row's last token attends to, its own included."""
-        return self.starts + self.n_tokens
+        return self.rows.starts + self.rows.n_tokens
 
 
 class Packer:
@@ -64,76 +73,64 @@ class Packer:
     O(rows + tokens + changed pages), vectorised.
 
     Args:
-        page_size: tokens per page.
-        max_rows: most rows of a step, and number of batch slots.
-        max_tokens: most tokens of a step; None: any number.
-        max_model_len: most positions of a sequence.
+        settings: sizes of pages, rows and sequences.
         n_pages: pages of the pool.
+        max_tokens: most tokens of a step; None: any number.
     """
 
-    def __init__(
-        self, *, page_size: int, max_rows: int, max_tokens: int | None, max_model_len: int, n_pages: int
-    ) -> None:
-        self._page_size = page_size
-        self._max_rows = max_rows
-        self._max_tokens = max_tokens
-        self._max_model_len = max_model_len
+    def __init__(self, settings: DeviceSettings, n_pages: int, max_tokens: int | None) -> None:
+        self._settings = settings
         self._n_pages = n_pages
-        self._width = -(-max_model_len // page_size)
-        self._table_ends = np.zeros(max_rows, dtype=np.int32)
+        self._max_tokens = max_tokens
+        self._width = -(-settings.max_model_len // settings.page_size)
+        self._table_ends = np.zeros(settings.max_num_seqs, dtype=np.int32)
 
     def pack(self, plan: StepPlan) -> PackedStep:
         """Returns the plan as arrays. Raises ``DeviceError`` and changes nothing if the plan does not fit."""
-        _check_plan(plan, self._max_rows, self._n_pages)
+        _check_plan(plan, self._settings.max_num_seqs, self._n_pages)
         row_values = np.array([_row_values(row) for row in plan.rows], dtype=np.int32).T
         batch_slots, starts, n_tokens, write_starts, table_starts, update_counts, n_ids = np.ascontiguousarray(
             row_values
         )
         updates = np.fromiter(chain.from_iterable(row.table_pages for row in plan.rows), dtype=np.int32)
         ids = b"".join([_LAST_TOKEN if row.tokens is None else row.tokens for row in plan.rows])
-        step = PackedStep(
-            plan=plan,
-            batch_slots=batch_slots,
-            starts=starts,
-            n_tokens=n_tokens,
-            firsts=_firsts(n_tokens),
-            write_starts=write_starts,
-            table_starts=table_starts,
-            update_firsts=_firsts(update_counts),
-            update_counts=update_counts,
-            ids=np.frombuffer(ids, dtype="<i4") if len(ids) % 4 == 0 else np.empty(0, np.int32),
-            updates=updates,
+        firsts, update_firsts = _firsts(n_tokens), _firsts(update_counts)
+        rows = RowArrays(
+            batch_slots, starts, n_tokens, firsts, write_starts, table_starts, update_firsts, update_counts
         )
+        packed_ids = np.frombuffer(ids, dtype="<i4") if len(ids) % 4 == 0 else np.empty(0, np.int32)
+        step = PackedStep(plan, rows, packed_ids, updates)
         self._check(step, n_ids)
         return step
 
     def _check(self, step: PackedStep, n_id_bytes: Ints) -> None:
-        n_rows, n_decode, n_ids = len(step.batch_slots), step.plan.n_decode, len(step.ids)
-        ends, table_ends = step.lengths, step.table_starts + step.update_counts
+        rows, n_rows, n_decode, n_ids = step.rows, step.n_rows, step.n_decode, len(step.ids)
+        page_size, max_model_len = self._settings.page_size, self._settings.max_model_len
+        ends, table_ends = step.lengths, rows.table_starts + rows.update_counts
         is_page = (step.updates >= 0) & (step.updates < self._n_pages)
-        known = self._table_ends[step.batch_slots]
-        replaces = step.update_counts > 0
+        known = self._table_ends[rows.batch_slots]
+        replaces = rows.update_counts > 0
         new_known = np.where(replaces, table_ends, known)
         conditions: list[tuple[NDArray[np.bool_] | bool, str]] = [
-            ((step.n_tokens >= 1) & (step.starts >= 0), "a row has no tokens, or a start below 0"),
+            ((rows.n_tokens >= 1) & (rows.starts >= 0), "a row has no tokens, or a start below 0"),
             (0 <= n_decode <= n_rows, f"{n_decode} decode rows of {n_rows} rows"),
-            (step.n_tokens[:n_decode] == 1, "a decode row computes one token"),
-            (n_id_bytes == 4 * step.n_tokens, "a row needs as many ids as it has tokens"),
+            (rows.n_tokens[:n_decode] == 1, "a decode row computes one token"),
+            (n_id_bytes == 4 * rows.n_tokens, "a row needs as many ids as it has tokens"),
             (
                 self._max_tokens is None or n_ids <= self._max_tokens,
                 f"{n_ids} tokens; the device takes {self._max_tokens}",
             ),
-            (ends <= self._max_model_len, f"a position beyond max_model_len {self._max_model_len}"),
-            ((step.table_starts >= 0) & (table_ends <= self._width), f"table entries beyond {self._width}"),
+            (ends <= max_model_len, f"a position beyond max_model_len {max_model_len}"),
+            ((rows.table_starts >= 0) & (table_ends <= self._width), f"table entries beyond {self._width}"),
             (bool(is_page.all()), f"pages {step.updates[~is_page].tolist()} of a pool of {self._n_pages}"),
-            (~replaces | (step.table_starts <= known), "an update leaves a hole in the block table"),
-            (-(-ends // self._page_size) <= new_known, "no page is known for some positions"),
+            (~replaces | (rows.table_starts <= known), "an update leaves a hole in the block table"),
+            (-(-ends // page_size) <= new_known, "no page is known for some positions"),
         ]
         for holds, problem in conditions:
             if not np.all(holds):
                 where = f", row {np.flatnonzero(~np.asarray(holds))[0]}" if np.ndim(holds) else ""
                 raise DeviceError(f"step {step.plan.step}{where}: {problem}")
-        self._table_ends[step.batch_slots] = new_known
+        self._table_ends[rows.batch_slots] = new_known
 
 
 def _row_values(row: Row) -> tuple[int, int, int, int, int, int, int]:

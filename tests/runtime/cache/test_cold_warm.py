@@ -162,7 +162,7 @@ def shift_positions_by_one(patch: pytest.MonkeyPatch) -> None:
 
     def mutant(self: PersistentBatch, step: PackedStep) -> TokenInputs:
         inputs = original(self, step)
-        if step.starts.any():
+        if step.rows.starts.any():
             inputs.positions.add_(1)
         return inputs
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-import numpy as np
 import pytest
 
 from radixkv.errors import DeviceError
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.pack import Packer
 from radixkv.runtime.step.plan import Row, Scoring, StepPlan
 from radixkv.wire.messages import pack_tokens
 
 
 def make_packer() -> Packer:
-    return Packer(page_size=4, max_rows=4, max_tokens=16, max_model_len=32, n_pages=20)
+    settings = DeviceSettings(page_size=4, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=32)
+    return Packer(settings, 20, settings.max_num_batched_tokens)
 
 
 def row(batch_slot: int = 0, **changes: object) -> Row:
@@ -37,12 +36,8 @@ def test_rows_become_arrays() -> None:
     decode = row(2, start=5, n_tokens=1, tokens=None, write_start=5, table_start=2, table_pages=())
     step = packer.pack(StepPlan(1, (decode, row(1, table_pages=(9, 8))), n_decode=1))
     assert step.n_decode == 1
-    found = {
-        field.name: value.tolist()
-        for field in dataclasses.fields(step)
-        if isinstance(value := getattr(step, field.name), np.ndarray)
-    }
-    assert found == {
+    found = step.rows._asdict() | {"ids": step.ids, "updates": step.updates}
+    assert {name: values.tolist() for name, values in found.items()} == {
         "batch_slots": [2, 1],
         "starts": [5, 0],
         "n_tokens": [1, 5],

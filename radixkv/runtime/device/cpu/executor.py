@@ -95,9 +95,7 @@ class CpuExecutor:
             kv_scales=kv_scales,
         )
         self._batch = PersistentBatch(max_rows=max_rows, max_model_len=max_model_len, page_size=page_size)
-        self._packer = Packer(
-            page_size=page_size, max_rows=max_rows, max_tokens=None, max_model_len=max_model_len, n_pages=n_pages
-        )
+        self._packer = Packer(settings, n_pages, max_tokens=None)
         self.kv_dtype = kv_dtype_name(page.dtype)
         self.n_pages = n_pages
         self.vocab_size = config.vocab_size
@@ -148,10 +146,10 @@ class CpuExecutor:
         self._batch.update(packed)
         self.attention.plan(self._batch.spans(packed))
         hidden = self.model(self._batch.inputs(packed), self.pool, self.attention)
-        last = hidden[torch.from_numpy(packed.firsts + packed.n_tokens - 1)]
+        last = hidden[torch.from_numpy(packed.rows.firsts + packed.rows.n_tokens - 1)]
         sampled = self._sample(last, packed, masks)
         prompt = {
-            index: self._prompt_logprobs(hidden, row.scoring, int(packed.firsts[index]))
+            index: self._prompt_logprobs(hidden, row.scoring, int(packed.rows.firsts[index]))
             for index, row in enumerate(packed.plan.rows)
             if row.scoring is not None
         }
@@ -189,7 +187,7 @@ class CpuExecutor:
         sampled: dict[int, SampledToken | None] = {}
         for start in range(0, len(sampling_rows), _MAX_LOGIT_ROWS):
             rows, sampling = zip(*sampling_rows[start : start + _MAX_LOGIT_ROWS], strict=True)
-            batch_slots = packed.batch_slots[list(rows)].tolist()
+            batch_slots = packed.rows.batch_slots[list(rows)].tolist()
             choices = self._sampler.sample(
                 self.model.logits(last[list(rows)]).float(),
                 batch_slots,

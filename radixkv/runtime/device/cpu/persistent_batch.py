@@ -41,11 +41,10 @@ class PersistentBatch:
 
     def update(self, step: PackedStep) -> None:
         """Applies the block table updates of a step. O(rows + changed pages)."""
-        firsts, ends = step.update_firsts, step.update_firsts + step.update_counts
-        for row in np.flatnonzero(step.update_counts).tolist():
-            pages = step.updates[firsts[row] : ends[row]]
-            start = step.table_starts[row]
-            self._tables[step.batch_slots[row], start : start + len(pages)] = pages
+        rows = step.rows
+        for row in np.flatnonzero(rows.update_counts).tolist():
+            first, start, n_pages = rows.update_firsts[row], rows.table_starts[row], rows.update_counts[row]
+            self._tables[rows.batch_slots[row], start : start + n_pages] = step.updates[first : first + n_pages]
 
     def spans(self, step: PackedStep) -> tuple[RowSpan, ...]:
         """Returns the rows of a step with the pages that they read, which ``update`` does not change. O(pages)."""
@@ -53,25 +52,20 @@ class PersistentBatch:
             RowSpan(
                 first, n_tokens, start, self._tables[batch_slot, : -(-(start + n_tokens) // self._page_size)].copy()
             )
-            for first, n_tokens, start, batch_slot in zip(
-                step.firsts.tolist(),
-                step.n_tokens.tolist(),
-                step.starts.tolist(),
-                step.batch_slots.tolist(),
-                strict=True,
-            )
+            for batch_slot, start, n_tokens, first in np.stack(step.rows[:4], 1).tolist()
         )
 
     def inputs(self, step: PackedStep) -> TokenInputs:
         """Returns the tokens of a step, with the ids that were sampled before. O(tokens)."""
-        rows = np.repeat(np.arange(step.n_rows), step.n_tokens)
-        positions = np.arange(len(step.ids)) + (step.starts - step.firsts)[rows]
-        slots = self._tables[step.batch_slots[rows], positions // self._page_size].astype(np.int64)
+        row = np.repeat(np.arange(step.n_rows), step.rows.n_tokens)
+        positions = np.arange(len(step.ids)) + (step.rows.starts - step.rows.firsts)[row]
+        batch_slots = step.rows.batch_slots[row]
+        slots = self._tables[batch_slots, positions // self._page_size].astype(np.int64)
         slots = slots * self._page_size + positions % self._page_size
-        slots[positions < step.write_starts[rows]] = -1
+        slots[positions < step.rows.write_starts[row]] = -1
         ids = step.ids.astype(np.int64)
         is_sampled = ids == -1
-        ids[is_sampled] = self.last_tokens.numpy()[step.batch_slots[rows[is_sampled]]]
+        ids[is_sampled] = self.last_tokens.numpy()[batch_slots[is_sampled]]
         return TokenInputs(_tensor(ids), _tensor(positions), _tensor(slots))
 
 

@@ -101,7 +101,7 @@ class CudaExecutor:
                 (index, logprobs)
                 for index, row in enumerate(plan.rows)
                 if row.scoring is not None
-                for logprobs in self._prompt_logprobs(row.scoring, int(step.firsts[index]), outputs.hidden)
+                for logprobs in self._prompt_logprobs(row.scoring, int(step.rows.firsts[index]), outputs.hidden)
             ]
             launched = LaunchedCudaStep(self, step, begun, outputs, prompt_logprobs)
             if not plan.is_masked:
@@ -161,7 +161,9 @@ class CudaExecutor:
         if len(sampled_rows) < step.n_rows:
             logits, greedy, finite = (values.index_select(0, row_indices) for values in (logits, greedy, finite))
         masked = None if masks is None else _in_order_of(rows, masks)
-        sampled = self._sampler.sample(logits, step.batch_slots[rows].tolist(), sampling, greedy, finite, masked)
+        sampled = self._sampler.sample(
+            logits, step.rows.batch_slots[rows].tolist(), sampling, greedy, finite, masked
+        )
         outputs.argmax_result[0].index_copy_(0, row_indices, sampled.tokens)
         self._runner.set_last_tokens(row_indices, sampled.tokens)
         has_logprobs = any(row_sampling.n_logprobs is not None for row_sampling in sampling)

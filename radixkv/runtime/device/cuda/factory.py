@@ -155,16 +155,9 @@ def open_cuda_executor(
         runner.capture(decode_sizes)
         runner.capture_piecewise(piecewise_sizes)
         times.end("graphs")
-    packer = Packer(
-        page_size=settings.page_size,
-        max_rows=settings.max_num_seqs,
-        max_tokens=settings.max_num_batched_tokens,
-        max_model_len=settings.max_model_len,
-        n_pages=n_pages,
-    )
     return CudaExecutor(
         runner,
-        packer,
+        Packer(settings, n_pages, settings.max_num_batched_tokens),
         sampler,
         vocab_size=config.vocab_size,
         stream=stream,

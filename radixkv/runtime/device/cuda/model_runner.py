@@ -25,7 +25,7 @@ from radixkv.runtime.device.memory.cuda.staging import Staging, StagingLayout
 from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.device.model.decoder import Decoder, OutputTokens
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
-from radixkv.runtime.device.pack import PackedStep
+from radixkv.runtime.device.pack import PackedStep, RowArrays
 from radixkv.runtime.step.plan import StepPlan
 
 
@@ -137,19 +137,9 @@ class ModelRunner:
         n_tokens = np.full(n_rows, min(max_tokens // n_rows, max_model_len), np.int32)
         zeros = np.zeros(n_rows, np.int32)
         ends = np.cumsum(n_tokens, dtype=np.int32)
-        step = PackedStep(
-            plan=StepPlan(0, ()),
-            batch_slots=np.full(n_rows, self._row_fields.max_rows, np.int32),
-            starts=zeros,
-            n_tokens=n_tokens,
-            firsts=ends - n_tokens,
-            write_starts=n_tokens,
-            table_starts=zeros,
-            update_firsts=zeros,
-            update_counts=zeros,
-            ids=np.zeros(int(ends[-1]), np.int32),
-            updates=zeros[:0],
-        )
+        batch_slots = np.full(n_rows, self._row_fields.max_rows, np.int32)
+        rows = RowArrays(batch_slots, zeros, n_tokens, ends - n_tokens, n_tokens, zeros, zeros, zeros)
+        step = PackedStep(StepPlan(0, ()), rows, np.zeros(int(ends[-1]), np.int32), zeros[:0])
         before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         self._run(step)
@@ -186,7 +176,7 @@ class ModelRunner:
         self._row_fields.fill_decode(staged, step, bucket)
         plan = step.plan
         decode = self._attention.plan_decode(
-            staged, step.batch_slots, step.lengths, plan.shared_runs, bucket, runs_id=plan.runs_id
+            staged, step.rows.batch_slots, step.lengths, plan.shared_runs, bucket, runs_id=plan.runs_id
         )
         self._staging.send(staged)
         self._graphs.replay(bucket, decode.variant)
@@ -198,7 +188,7 @@ class ModelRunner:
         self._row_fields.fill(staged, step, step.n_rows)
         decode = prompts = None
         if n_decode:
-            batch_slots, lengths = step.batch_slots[:n_decode], step.lengths[:n_decode]
+            batch_slots, lengths = step.rows.batch_slots[:n_decode], step.lengths[:n_decode]
             plan = step.plan
             decode = self._attention.plan_decode(
                 staged, batch_slots, lengths, plan.shared_runs, None, runs_id=plan.runs_id
@@ -208,11 +198,11 @@ class ModelRunner:
             self._batch.update(step.n_rows, to_device(step.updates, self._device))
         if n_decode < step.n_rows:
             prompts = self._attention.plan_prompts(
-                step.batch_slots[n_decode:], step.starts[n_decode:], step.n_tokens[n_decode:]
+                step.rows.batch_slots[n_decode:], step.rows.starts[n_decode:], step.rows.n_tokens[n_decode:]
             )
         forward = self._prepare_forward(step)
         attention = self._attention.step(decode, prompts)
-        last_indices = to_device(self._padded(step.firsts + step.n_tokens - 1), self._device)
+        last_indices = to_device(self._padded(step.rows.firsts + step.rows.n_tokens - 1), self._device)
         if any(row.scoring for row in step.plan.rows):
             hidden = forward(attention, None)
             self._compute_argmax(hidden.index_select(0, last_indices), step.n_rows)
@@ -233,7 +223,7 @@ class ModelRunner:
 
     def _prepare_forward(self, step: PackedStep) -> Callable[[LayerAttention, OutputTokens | None], Tensor]:
         """Enqueues the token inputs. Returns a callable that runs the layers, by piecewise graphs if one fits."""
-        ids, max_n_tokens = to_device(step.ids, self._device), int(step.n_tokens.max())
+        ids, max_n_tokens = to_device(step.ids, self._device), int(step.rows.n_tokens.max())
         bucket = self._piecewise.bucket(len(ids))
         if bucket is None:
             return partial(self._decoder, self._batch.prepare(step.n_rows, ids, max_n_tokens), self.pool)
@@ -247,7 +237,7 @@ class ModelRunner:
         """
         staged = self._staging.stage()
         self._row_fields.fill(staged, step, step.n_rows)
-        decode = self._attention.plan_decode(staged, step.batch_slots, step.lengths)
+        decode = self._attention.plan_decode(staged, step.rows.batch_slots, step.lengths)
         self._staging.send(staged)
         return self._attention.step(decode, None)
 

@@ -9,10 +9,13 @@ from torch import Tensor
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
 from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.device.ops.cuda.token_inputs import prepare_token_inputs, update_tables
-from radixkv.runtime.device.pack import PackedStep
+from radixkv.runtime.device.pack import Ints, PackedStep, RowArrays
 
 _UPDATES_A_ROW = 4
 """Staged block table entries per row: a decode row mostly has none, and hardly ever two."""
+_N_ARRAYS = len(RowArrays._fields)
+_ALIGNMENT = 4
+"""Each array of the staged rows begins at a multiple of these elements, 16 bytes."""
 
 
 class RowFields:
@@ -27,46 +30,28 @@ class RowFields:
 
     def __init__(self, max_rows: int, layout: StagingLayout) -> None:
         self.max_rows = max_rows
-        self.batch_slots = layout.field(max_rows)
-        self.starts = layout.field(max_rows)
-        self.n_tokens = layout.field(max_rows)
-        self.firsts = layout.field(max_rows)
-        self.write_starts = layout.field(max_rows)
-        self.table_starts = layout.field(max_rows)
-        self.update_firsts = layout.field(max_rows)
-        self.update_counts = layout.field(max_rows)
+        self._rows = layout.field(_N_ARRAYS * -(-max_rows // _ALIGNMENT) * _ALIGNMENT)
         self.ids = layout.field(max_rows)
         self.updates = layout.field(_UPDATES_A_ROW * max_rows)
+
+    def view(self, staging: Staging, n_rows: int) -> RowArrays[Tensor]:
+        """Returns the first ``n_rows`` staged rows on the device: [n_rows] each."""
+        return RowArrays(*staging.view(self._rows).view(_N_ARRAYS, -1)[:, :n_rows])
 
     def fill(self, staged: StagingBuffer, step: PackedStep, n_padded: int) -> None:
         """Fills in the rows, then padding rows up to ``n_padded``; leaves the rows' ids and table updates alone."""
         self.pad(staged, step.n_rows, n_padded)
-        for field, values in (
-            (self.batch_slots, step.batch_slots),
-            (self.starts, step.starts),
-            (self.n_tokens, step.n_tokens),
-            (self.firsts, step.firsts),
-            (self.write_starts, step.write_starts),
-            (self.table_starts, step.table_starts),
-            (self.update_firsts, step.update_firsts),
-            (self.update_counts, step.update_counts),
-        ):
-            staged[field][: step.n_rows] = values
+        staged[self._rows].reshape(_N_ARRAYS, -1)[:, : step.n_rows] = step.rows
 
     def pad(self, staged: StagingBuffer, first: int, end: int) -> None:
         """Fills rows ``first .. end - 1`` with padding."""
-        for field, value in (
-            (self.batch_slots, self.max_rows),
-            (self.starts, 0),
-            (self.n_tokens, 1),
-            (self.write_starts, 1),
-            (self.table_starts, 0),
-            (self.update_firsts, 0),
-            (self.update_counts, 0),
-            (self.ids, 0),
-        ):
-            staged[field][first:end] = value
-        staged[self.firsts][first:end] = np.arange(first, end)
+        arrays: RowArrays[Ints] = RowArrays(*staged[self._rows].reshape(_N_ARRAYS, -1)[:, first:end])
+        for array in arrays:
+            array[:] = 0
+        arrays.batch_slots[:] = self.max_rows
+        arrays.n_tokens[:] = arrays.write_starts[:] = 1
+        arrays.firsts[:] = np.arange(first, end)
+        staged[self.ids][first:end] = 0
 
     def fits_decode_graph(self, step: PackedStep) -> bool:
         """Whether the step has one token per row, and few enough table updates for their staging field."""
@@ -120,19 +105,12 @@ class PersistentBatch:
 
     def batch_slots(self, n_rows: int) -> Tensor:
         """[n_rows] int32: batch slots of the staged rows."""
-        return self._staging.view(self._fields.batch_slots)[:n_rows]
+        return self._rows(n_rows).batch_slots
 
     def update(self, n_rows: int, updates: Tensor | None = None) -> None:
         """Applies table updates of the staged rows; ``updates`` is [n] int32 page ids, None for the staged ones."""
-        fields, view = self._fields, self._staging.view
-        update_tables(
-            self.tables,
-            self.batch_slots(n_rows),
-            view(fields.table_starts)[:n_rows],
-            view(fields.update_firsts)[:n_rows],
-            view(fields.update_counts)[:n_rows],
-            view(fields.updates) if updates is None else updates,
-        )
+        staged = self._staging.view(self._fields.updates)
+        update_tables(self.tables, self._rows(n_rows), staged if updates is None else updates)
 
     def static_inputs(self, n_tokens: int) -> TokenInputs:
         """Returns token inputs at fixed addresses. They always hold valid values, perhaps of an earlier step."""
@@ -165,19 +143,15 @@ class PersistentBatch:
         return inputs
 
     def _prepare(self, n_rows: int, ids: Tensor, max_n_tokens: int, inputs: TokenInputs) -> None:
-        fields, view = self._fields, self._staging.view
         prepare_token_inputs(
             self.tables,
             self.last_tokens,
-            self.batch_slots(n_rows),
-            view(fields.starts)[:n_rows],
-            view(fields.n_tokens)[:n_rows],
-            view(fields.firsts)[:n_rows],
-            view(fields.write_starts)[:n_rows],
+            self._rows(n_rows),
             ids,
+            inputs,
             page_size=self._page_size,
             max_n_tokens=max_n_tokens,
-            ids_out=inputs.ids,
-            positions_out=inputs.positions,
-            slot_mapping_out=inputs.slot_mapping,
         )
+
+    def _rows(self, n_rows: int) -> RowArrays[Tensor]:
+        return self._fields.view(self._staging, n_rows)

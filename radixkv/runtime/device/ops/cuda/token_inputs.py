@@ -7,7 +7,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
+from radixkv.runtime.device.pack import RowArrays
 
 _PAGES = 256
 """Block table entries that a program copies at a time."""
@@ -17,14 +19,7 @@ _UNALIGNED = "batch_slots starts n_tokens firsts write_starts ids_in ids_out pos
 """Arguments that are slices at any offset: kernels must not be specialised on their alignment."""
 
 
-def update_tables(
-    tables: Tensor,
-    batch_slots: Tensor,
-    table_starts: Tensor,
-    update_firsts: Tensor,
-    update_counts: Tensor,
-    updates: Tensor,
-) -> None:
+def update_tables(tables: Tensor, rows: RowArrays[Tensor], updates: Tensor) -> None:
     """Copies updates into block tables.
 
     For each row r, ``update_counts[r]`` page ids from ``updates[update_firsts[r]]`` on are stored in
@@ -32,16 +27,15 @@ def update_tables(
 
     Args:
         tables: [batch slots, width] int32 block tables.
-        batch_slots, table_starts, update_firsts, update_counts: [rows] int32; rows with a count above 0 have
-            different batch slots.
+        rows: [rows] int32 each; rows with a count above 0 have different batch slots.
         updates: [n] int32, page ids.
     """
-    _update_tables[(len(batch_slots),)](
+    _update_tables[(len(rows.batch_slots),)](
         tables,
-        batch_slots,
-        table_starts,
-        update_firsts,
-        update_counts,
+        rows.batch_slots,
+        rows.table_starts,
+        rows.update_firsts,
+        rows.update_counts,
         updates,
         tables.stride(0),
         BLOCK=_PAGES,
@@ -80,57 +74,40 @@ def _update_tables(
 def prepare_token_inputs(
     tables: Tensor,
     last_tokens: Tensor,
-    batch_slots: Tensor,
-    starts: Tensor,
-    n_tokens: Tensor,
-    firsts: Tensor,
-    write_starts: Tensor,
-    ids_in: Tensor,
+    rows: RowArrays[Tensor],
+    ids: Tensor,
+    out: TokenInputs,
     *,
     page_size: int,
     max_n_tokens: int,
-    ids_out: Tensor,
-    positions_out: Tensor,
-    slot_mapping_out: Tensor,
 ) -> None:
     """Computes id, position and slot mapping of token i of row r at index ``firsts[r] + i``. All tensors are int32.
 
     Args:
         tables: [batch slots, width] block tables.
         last_tokens: [batch slots], the token that each batch slot sampled last.
-        batch_slots: [rows].
-        starts: [rows], position of each row's first token.
-        n_tokens: [rows].
-        firsts: [rows], index of each row's first token.
-        write_starts: [rows], positions below store no K and V.
-        ids_in: [tokens]; -1 stands for ``last_tokens[batch_slot]``.
+        rows: [rows] each.
+        ids: [tokens]; -1 stands for ``last_tokens[batch_slot]``.
+        out: [tokens] each; its ids may be ``ids``. The slot mapping is -1 for positions below ``write_starts[r]``.
         page_size: tokens per page.
         max_n_tokens: most tokens of a row.
-        ids_out: [tokens]; may be ``ids_in``.
-        positions_out: [tokens].
-        slot_mapping_out: [tokens], page * page_size + offset in the page; -1 for positions below
-            ``write_starts[r]``.
     """
+    n_rows = len(rows.batch_slots)
     # Only two variants, so that nothing is compiled between steps.
-    rows, tokens = (_TOKENS, 1) if max_n_tokens == 1 else (1, _TOKENS)
-    grid = triton.cdiv(len(batch_slots), rows), triton.cdiv(max_n_tokens, tokens)
-    _prepare_token_inputs[grid](
+    block_rows, block_tokens = (_TOKENS, 1) if max_n_tokens == 1 else (1, _TOKENS)
+    _prepare_token_inputs[triton.cdiv(n_rows, block_rows), triton.cdiv(max_n_tokens, block_tokens)](
         tables,
         last_tokens,
-        batch_slots,
-        starts,
-        n_tokens,
-        firsts,
-        write_starts,
-        ids_in,
-        ids_out,
-        positions_out,
-        slot_mapping_out,
+        *rows[:5],
+        ids,
+        out.ids,
+        out.positions,
+        out.slot_mapping,
         tables.stride(0),
-        len(batch_slots),
+        n_rows,
         PAGE_SIZE=page_size,
-        ROWS=rows,
-        TOKENS=tokens,
+        ROWS=block_rows,
+        TOKENS=block_tokens,
         num_warps=4,
         **overlapping(tables),
     )
