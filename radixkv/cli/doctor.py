@@ -7,7 +7,7 @@ import argparse
 import msgspec
 
 from radixkv.settings.arguments import Parser
-from radixkv.settings.client_flags import add_server_flags, api_key
+from radixkv.settings.client_flags import add_client_flags, api_key
 from radixkv.terminal import Progress
 
 
@@ -42,7 +42,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         description="Ask a running radixkv server where the cached parts of its prompts have ended since it was "
         "started, why, and how many tokens were computed for that.",
     )
-    add_server_flags(parser)
+    add_client_flags(parser)
     parser.set_defaults(parser=parser, run=run)
 
 

@@ -13,7 +13,7 @@ import msgspec
 from radixkv.cli.offline import is_utf8
 from radixkv.errors import ConfigError
 from radixkv.settings.arguments import Parser
-from radixkv.settings.client_flags import add_server_flags, api_key
+from radixkv.settings.client_flags import add_client_flags, api_key
 from radixkv.terminal import Progress
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="SALT",
         help="cache salt of the prompt, its cache namespace (default: that of each request in --file, or none)",
     )
-    add_server_flags(parser)
+    add_client_flags(parser)
     parser.set_defaults(parser=parser, run=run)
 
 

@@ -19,7 +19,7 @@ import msgspec
 from radixkv.cli.doctor import DoctorResponse
 from radixkv.errors import ConfigError
 from radixkv.settings.arguments import Parser, number
-from radixkv.settings.client_flags import add_server_flags, api_key
+from radixkv.settings.client_flags import add_client_flags, api_key
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -140,7 +140,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         help="time between two updates (default: %(default)s)",
     )
     parser.add_argument("--once", action="store_true", help="print the state once, without an update")
-    add_server_flags(parser)
+    add_client_flags(parser)
     parser.set_defaults(parser=parser, run=run)
 
 

@@ -10,11 +10,12 @@ from typing import Generic, NamedTuple, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.chat import Chat, ChatPrompt, chat_prompt
 from radixkv.frontend.field_names import naming_answer_format
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.sse import DONE_EVENT, EventStream
-from radixkv.frontend.in_flight import Arrival, TokenDelta, is_slow_to_render, without_output
+from radixkv.frontend.in_flight import TokenDelta, is_slow_to_render, without_output
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.logprobs import RenderedT, TokenRenderer
@@ -31,7 +32,10 @@ class PromptAnswers(Generic[RenderedT]):
         model: ends answers and turns them into text.
         render_token: renders a token's logprobs; None if the response shows none.
         chat: splits the text of answers into parts, and keeps them for later turns; None for a prompt of no chat.
-        first_offset: as of ``ChoiceStream``, also ``repeats_partial``.
+        first_offset: characters before the answer in a choice's text, if ``render_token`` needs the offset of each
+            token; None: it gets 0 as the offset.
+        repeats_partial: whether a choice's text begins with the character that is incomplete at the end of the
+            prompt's.
         generates: False leaves out the token that had to be generated, because only the prompt is wanted.
     """
 
@@ -80,11 +84,11 @@ class PromptAnswers(Generic[RenderedT]):
         return choice.absorb(delta.tokens, delta.logprobs, delta.finish_reason, delta.stop_token_id)
 
     def absorb_prompt_logprobs(self, token_logprobs: Sequence[TokenLogprobs]) -> None:
-        """Takes the logprobs of the prompt's next tokens, from its second on; here nobody wants them."""
+        """Takes the logprobs of the prompt's next tokens, from its second on. This class drops them."""
 
 
 class Answers(NamedTuple, Generic[RenderedT]):
-    """The prompts of one request with what runs them. Iterate ``outputs`` once."""
+    """The prompts of one request with what runs them. Iterate ``deltas_and_outputs`` once."""
 
     prompts: Sequence[PromptAnswers[RenderedT]]
     client: RuntimeClient
@@ -92,10 +96,12 @@ class Answers(NamedTuple, Generic[RenderedT]):
     arrived: Arrival
     """When and where the request arrived, and whose it is."""
     format_field: str = "tools"
-    """The field of the request that says what its answers must match, for the runtime's errors about that."""
+    """The field by which the client said what the answers must match, which errors of the grammar name."""
 
-    async def outputs(self, *, streams: bool) -> AsyncGenerator[tuple[TokenDelta, OutputDelta[RenderedT]], None]:
-        """Yields what comes of a choice, with its new output, which may be empty: also in the prompt's last delta.
+    async def deltas_and_outputs(
+        self, *, streams: bool
+    ) -> AsyncGenerator[tuple[TokenDelta, OutputDelta[RenderedT]], None]:
+        """Yields each delta with its output. The last delta of a prompt is yielded even if its output is empty.
 
         Raises ``RequestError``; closing it cancels the request.
 
@@ -118,7 +124,7 @@ class Answers(NamedTuple, Generic[RenderedT]):
 
 
 class SingleAnswer(PromptAnswers[None]):
-    """A chat's only answer, and its usage so far. Iterate ``outputs`` once.
+    """A chat's only answer, and its usage so far. Iterate ``nonempty_outputs`` once.
 
     Args:
         chat: the conversation.
@@ -162,9 +168,13 @@ class SingleAnswer(PromptAnswers[None]):
         n_whole = self.n_prompt // self._page_size * self._page_size
         return min(self.computed.cache_use.n_added, max(0, n_whole - self.n_cached))
 
-    async def outputs(self, *, streams: bool) -> AsyncGenerator[OutputDelta[None], None]:
-        """Yields the output as it arrives, as ``Answers`` does, without what is empty."""
-        async with aclosing(self._answers.outputs(streams=streams)) as outputs:
+    async def nonempty_outputs(self, *, streams: bool) -> AsyncGenerator[OutputDelta[None], None]:
+        """Yields the output as it arrives. Raises ``RequestError``; closing it cancels the request.
+
+        Args:
+            streams: whether a client reads the output as it arrives; one that falls too far behind fails.
+        """
+        async with aclosing(self._answers.deltas_and_outputs(streams=streams)) as outputs:
             async for _, output in outputs:
                 if not output.is_empty:
                     yield output
@@ -172,7 +182,7 @@ class SingleAnswer(PromptAnswers[None]):
     async def whole(self) -> OutputDelta[None]:
         """Returns the whole output. Raises ``RequestError``; cancelling it cancels the request."""
         whole: OutputDelta[None] = OutputDelta()
-        async with aclosing(self.outputs(streams=False)) as outputs:
+        async with aclosing(self.nonempty_outputs(streams=False)) as outputs:
             async for output in outputs:
                 whole.add(output)
         return whole

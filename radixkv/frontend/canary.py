@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from radixkv.errors import ConfigError, RequestError
-from radixkv.frontend.in_flight import Arrival
+from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.metrics.log import log_line
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.runtime_client import RuntimeClient

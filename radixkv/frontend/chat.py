@@ -174,7 +174,7 @@ async def count_tokens(chat: Chat, served_model: ServedModel, tenant: str) -> in
             raise
         tokenizer = served_model.require_tokenizer(chat.field_name("messages"))
         encode = partial(tokenizer.encode, text, adds_special_tokens=False, namespace=tenant)
-        return len(await served_model.serial.run(encode)) // 4
+        return len(await served_model.one_at_a_time.run(encode)) // 4
 
 
 async def _text(chat: Chat, tools: ToolUse, served_model: ServedModel) -> str:
@@ -201,7 +201,7 @@ async def _text(chat: Chat, tools: ToolUse, served_model: ServedModel) -> str:
         if len(shown) <= _MAX_INLINE_MESSAGES and _n_characters(shown) <= _MAX_INLINE_CHARACTERS:
             with contextlib.suppress(BudgetExceeded):
                 return render(budget=OperationBudget(_MAX_INLINE_OPERATIONS, _MAX_INLINE_S))
-        return await served_model.serial.run(render)
+        return await served_model.one_at_a_time.run(render)
 
 
 def _check_count(n_messages: int, limit: int) -> None:
@@ -255,7 +255,7 @@ async def _pins(
         text,
         tokens,
         _encoder(chat, served_model, tenant),
-        served_model.serial,
+        served_model.one_at_a_time,
         default_ttl_s=chat.breakpoint_ttl_s,
         max_pins=MAX_PINS - len(whole),
     )

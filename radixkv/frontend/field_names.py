@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, contextmanager
 from radixkv.errors import InvalidRequest
 
 _OURS = "structured_outputs"
-"""The name that the runtime has for what an answer must match, whichever field of the request said so."""
+"""The field in the runtime's errors about what an answer must match, whichever field the client used for it."""
 
 
 @contextmanager
 def naming_fields(find_name: Callable[[str], str]) -> Iterator[None]:
-    """Gives errors of the block the request's name of the field that they are about.
+    """Inside the block, an error about one of our fields names the client's field instead.
 
     Args:
         find_name: returns the request's name of one of our fields. Called for an error only.
@@ -27,11 +27,12 @@ def naming_fields(find_name: Callable[[str], str]) -> Iterator[None]:
 
 
 def naming_answer_format(field: str) -> AbstractContextManager[None]:
-    """Gives errors of the block about what the answer must match the request's name of that field.
+    """Inside the block, an error about ``structured_outputs`` names ``field`` instead.
 
-    The runtime finds these errors, when it compiles the grammar of a request.
+    The runtime finds these errors when it compiles the grammar of a request.
 
     Args:
-        field: the one that says what the answer must match, or ``tools`` if only calls must match something.
+        field: the field by which the client said what the answer must match; ``tools`` if only calls must match
+            something.
     """
     return naming_fields(lambda name: field if name == _OURS else name)

@@ -7,21 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, Self
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import msgspec
-from starlette.requests import Request
 
 from radixkv.errors import RequestError
-from radixkv.frontend.request_id import request_id_of
-from radixkv.frontend.tenant import tenant_of
-from radixkv.settings.tenants import OPERATOR
+from radixkv.frontend.arrival import Arrival
 from radixkv.wire.messages import ComputedPrompt, Done, NewTokens, PromptLogprobs, Submit, TokenLogprobs
-from radixkv.wire.request_limits import check_session_id
 
-SESSION_HEADER = "x-session-id"
-_TRACE_HEADERS = frozenset({b"traceparent", b"tracestate"})
 _INLINE_WORK = 256
 """Rendering work done on the event loop, in tokens without logprobs; a thread renders more."""
 _TOKENS_PER_LOGPROB = 8
@@ -53,46 +47,6 @@ class RequestMetrics(Protocol):
         ...
 
 
-class Arrival(NamedTuple):
-    """When an HTTP request arrived, and where."""
-
-    at: float
-    """In monotonic seconds."""
-    route: str = ""
-    """Its path; empty for requests of the server itself, which are not reported."""
-    trace_headers: Mapping[str, str] = {}
-    """The headers ``traceparent`` and ``tracestate`` of W3C Trace Context, as far as it has them."""
-    tenant: str = OPERATOR
-    """Who sent it."""
-    request_id: str = ""
-    """The id that its response has."""
-    session_id: str = ""
-    """The session id in its header ``X-Session-Id``, for a body without one."""
-
-    @classmethod
-    def of(cls, request: Request) -> Self:
-        """Returns that of a request that arrives now.
-
-        Raises:
-            InvalidRequest: the id of its session is too long.
-        """
-        session_id = request.headers.get(SESSION_HEADER, "")
-        check_session_id(session_id)
-        trace_headers = {
-            name.decode("latin-1"): value.decode("latin-1")
-            for name, value in request.scope["headers"]
-            if name in _TRACE_HEADERS
-        }
-        return cls(
-            at=time.monotonic(),
-            route=request.scope["path"],
-            trace_headers=trace_headers,
-            tenant=tenant_of(request),
-            request_id=request_id_of(request),
-            session_id=session_id,
-        )
-
-
 class EndedRequest(NamedTuple):
     """How a prompt's request to the runtime ended, without any text."""
 
@@ -102,8 +56,9 @@ class EndedRequest(NamedTuple):
     sent_at: float
     """When it was sent to the runtime, in monotonic seconds."""
     first_token_at: float | None
-    """In monotonic seconds; None if there was no token. As ``ended_at``."""
+    """In monotonic seconds; None if there was no token."""
     ended_at: float
+    """In monotonic seconds."""
     n_output: int
     """Tokens of all choices."""
     done: Done | None
@@ -117,7 +72,7 @@ class EndedRequest(NamedTuple):
 
     @property
     def cached_tokens(self) -> dict[str, int] | None:
-        """Prompt tokens that were not computed, by the tier that they came from; None as ``done``."""
+        """Prompt tokens that were not computed, by the tier that they came from; None if ``done`` is."""
         return None if self.done is None else self.done.cache_use.by_source(has_disk=True)
 
 
@@ -227,7 +182,7 @@ class InFlightRequest:
         return self.done is not None or self.error is not None
 
     def add_tokens(self, item: NewTokens, metrics: RequestMetrics) -> None:
-        """Adds new tokens of a choice, or its end. Those of a canary are not measured."""
+        """Adds new tokens of a choice, or its end. The metrics leave out tokens of the canary."""
         if item.tokens and not self.prompt.is_canary:
             self._n_output += len(item.tokens) // 4
             self._measure(item, metrics)

@@ -149,7 +149,7 @@ async def encode_texts(
             encode = partial(
                 tokenizer.encode_batch, group, limit, adds_special_tokens=adds_special_tokens, namespace=tenant
             )
-            for result in await served_model.serial.run(encode):
+            for result in await served_model.one_at_a_time.run(encode):
                 if isinstance(result, InvalidRequest):
                     raise result
                 encoded.append(result)

@@ -36,7 +36,7 @@ async def breakpoint_pins(
     text: str,
     tokens: bytes,
     encode: Callable[[str], Awaitable[EncodedConversation]],
-    serial: SerialExecutor,
+    one_at_a_time: SerialExecutor,
     *,
     default_ttl_s: float,
     max_pins: int,
@@ -52,7 +52,7 @@ async def breakpoint_pins(
         text: the prompt that the chat template makes of the messages.
         tokens: the ids of the prompt.
         encode: encodes the beginning of the text as the whole text was encoded.
-        serial: searches long texts.
+        one_at_a_time: searches long texts.
         default_ttl_s: lifetime of a breakpoint that names none, in seconds.
         max_pins: most pins; the latest breakpoints win.
 
@@ -65,7 +65,7 @@ async def breakpoint_pins(
     if len(text) <= _MAX_INLINE_CHARACTERS:
         pins = _marked_ends(parts, text)
     else:
-        pins = await serial.run(partial(_marked_ends, parts, text))
+        pins = await one_at_a_time.run(partial(_marked_ends, parts, text))
     pinned = []
     for position, ttl_s in pins[-max_pins:]:
         prefix = (await encode(text[:position])).tokens

@@ -16,9 +16,9 @@ import zmq
 import zmq.asyncio
 
 from radixkv.errors import Draining, RequestError, WireError, request_error
+from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeRestarting, RuntimeSilent
 from radixkv.frontend.in_flight import (
-    Arrival,
     EndedRequest,
     InFlightRequest,
     RequestMetrics,
@@ -82,7 +82,10 @@ It is far less than ``MAX_PENDING_BYTES``, because no reader runs meanwhile.
 
 
 class RequestGroup:
-    """The requests in flight of one HTTP request. Leaving the context cancels those that have not ended."""
+    """The requests of one HTTP request, as a context manager.
+
+    Entering it sends all of them or none, and leaving it cancels those that have not ended.
+    """
 
     def __init__(self, client: RuntimeClient, prompts: Sequence[Submit], arrived: Arrival, streams: bool) -> None:
         self._client = client
@@ -93,9 +96,9 @@ class RequestGroup:
         ]
         self._n_open = sum(prompt.sampling.n for prompt in prompts if not prompt.is_canary)
         """Choices whose finish reason is not counted yet."""
-        client.send_requests(self._requests)
 
     async def __aenter__(self) -> Self:
+        self._client.send_requests(self._requests)
         return self
 
     async def __aexit__(
@@ -209,10 +212,10 @@ class RuntimeClient:
         return len(self._requests)
 
     def submit(self, prompts: Sequence[Submit], *, arrived: Arrival, streams: bool = True) -> RequestGroup:
-        """Submits the prompts of one HTTP request together. Raises ``refusal`` if it is set.
+        """Returns the prompts of one HTTP request as a group, which sends them when it is entered.
 
         Args:
-            prompts: sent to the runtime all or none.
+            prompts: at least one.
             arrived: when and where the HTTP request arrived, and whose it is.
             streams: whether a client reads output as it arrives; one that falls too far behind fails.
         """
@@ -323,7 +326,7 @@ class RuntimeClient:
         self.n_restarts += 1
 
     def send_requests(self, requests: Sequence[InFlightRequest]) -> None:
-        """Sends all prompts or none; the requests then receive tokens."""
+        """Sends all prompts or none; the requests then receive tokens. Raises ``refusal`` if it is set."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
         frames = [(request, _frame(request.prompt)) for request in requests]

@@ -44,9 +44,8 @@ class ServedModel(GenerationModel):
     """Whether logprobs name tokens by their ids, in requests that do not say."""
     nonce_filter: NonceFilter | None = field(default_factory=NonceFilter)
     """Removes known nonces from system messages; None leaves them."""
-    serial: SerialExecutor = field(default_factory=SerialExecutor)
-    """Runs long tokenizing and rendering one call at a time: tokenizing takes hundreds of bytes of memory per
-    token."""
+    one_at_a_time: SerialExecutor = field(default_factory=SerialExecutor)
+    """Runs long tokenizing and rendering: tokenizing takes hundreds of bytes of memory per token."""
 
     @cached_property
     def batch_tokenizer(self) -> BatchTokenizer:

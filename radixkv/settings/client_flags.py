@@ -13,7 +13,7 @@ KEY_VARIABLE = "RADIXKV_API_KEY"
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
-def add_server_flags(parser: argparse.ArgumentParser) -> None:
+def add_client_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that name a running server, which the command needs."""
     server = parser.add_argument_group("server")
     server.add_argument(

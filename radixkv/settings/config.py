@@ -310,7 +310,7 @@ class SchedulerConfig:
         "POLICY",
         aliases="scheduling_policy",
     )
-    """Both within a priority."""
+    """Either order applies within one priority."""
     num_reserved_decode_tokens: int = setting(
         64,
         "tokens of the KV cache that an admission leaves free for each running answer: with more there are fewer "
@@ -331,7 +331,7 @@ class SchedulerConfig:
         "REQUESTS",
         needs_queue=True,
     )
-    """Of those that wait for their first step. As many others may wait for their grammars to be compiled."""
+    """Counts only requests that wait for their first step. As many others may wait for their grammars."""
     queue_timeout_s: float | None = setting(
         None,
         "a request that waits longer than this for its first step fails (default: no limit)",

@@ -37,13 +37,13 @@ class TenantConfig:
     """With whom pages are shared. ``tenant``: with nobody else, and within the tenant by the requests' own
     ``cache_salt``; ``shared``: with all, and requests may have none; ``request``: with all who send the same."""
     min_row_share: float = 0.0
-    """Of the rows of a step: this many are kept free of others."""
+    """This share of the rows of a step is kept free for the tenant."""
     max_row_share: float = 1.0
-    """Of the rows of a step: the tenant never has more."""
+    """The tenant never has more than this share of the rows of a step."""
     min_page_share: float = 0.0
-    """Of each tier's pages: what others hold and evict leaves the tenant this many."""
+    """Others never take the tenant's pages below this share of each tier's pages."""
     max_page_share: float = 1.0
-    """Of each tier's pages: the tenant never has more, cached ones included."""
+    """The tenant never has more than this share of each tier's pages, cached ones included."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or (self.name != OPERATOR and not _NAME_PATTERN.fullmatch(self.name)):

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from radixkv.checkpoints import resolve
 from radixkv.errors import ConfigError, QueueFull
+from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.canary import (
     N_ANSWER_TOKENS,
     N_PAGES,
@@ -27,7 +28,6 @@ from radixkv.frontend.canary import (
     known_prompt,
     tolerance,
 )
-from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel

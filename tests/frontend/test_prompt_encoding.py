@@ -10,7 +10,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 from radixkv.errors import ContextLengthExceeded
 from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest
-from radixkv.frontend.api.openai.translation import answer_chat, completion_prompts
+from radixkv.frontend.api.openai.translation import completion_prompts, to_chat
 from radixkv.frontend.chat import chat_prompt
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.chat_template import ChatTemplate
@@ -82,7 +82,7 @@ def test_only_completions_get_the_tokenizers_own_special_tokens() -> None:
 
     def ids(request: CompletionRequest | ChatRequest) -> list[int]:
         if isinstance(request, ChatRequest):
-            return unpack_tokens(asyncio.run(chat_prompt(answer_chat(request), served_model, "")).submit.tokens)
+            return unpack_tokens(asyncio.run(chat_prompt(to_chat(request), served_model, "")).submit.tokens)
         return unpack_tokens(asyncio.run(completion_prompts(request, served_model, ""))[0].tokens)
 
     (x,) = ids(CompletionRequest(prompt="x", add_special_tokens=False))
@@ -101,7 +101,7 @@ def test_the_loop_runs_while_a_long_conversation_is_rendered(tokenizer: Tokenize
     request = ChatRequest(messages=[{"role": "user", "content": "hello"}] * 400)
 
     async def render() -> None:
-        prompt = await chat_prompt(answer_chat(request), served_model, "")
+        prompt = await chat_prompt(to_chat(request), served_model, "")
         assert prompt.submit.tokens == tokenizer.encode("the end")
 
     assert turns_during(render()) >= MIN_TURNS

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from radixkv.errors import InvalidRequest, WireError
 from radixkv.frontend import runtime_client as client_module
+from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeSilent
-from radixkv.frontend.in_flight import Arrival, TokenDelta
+from radixkv.frontend.in_flight import TokenDelta
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.process import SLOW_READER_TIMEOUT_MS, open_listener
 from radixkv.frontend.runtime_client import RuntimeClient

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from radixkv.frontend.in_flight import Arrival
+from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.runtime_process import RuntimeProcess

@@ -13,10 +13,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from radixkv.errors import RequestError, UnsupportedFeature
 from radixkv.frontend.answers import Answers, PromptAnswers
+from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.http.error_response import retry_after
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.response_docs import EMPTY, EMPTY_OR_REASON
-from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.runtime_client import RuntimeClient
@@ -66,7 +66,7 @@ def add_admin_routes(
             async with asyncio.timeout(HEALTH_GENERATE_TIMEOUT_S):
                 prompt: PromptAnswers[None] = PromptAnswers(_one_token(), served_model)
                 answers = Answers([prompt], client, Arrival(time.monotonic()))
-                async with aclosing(answers.outputs(streams=False)) as outputs:
+                async with aclosing(answers.deltas_and_outputs(streams=False)) as outputs:
                     async for _ in outputs:
                         pass
         except (RequestError, TimeoutError):

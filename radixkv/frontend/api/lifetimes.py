@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from radixkv.errors import InvalidRequest
+from radixkv.frontend.arrival import tenant_of
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.body_decoder import BodyDecoder
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
-from radixkv.frontend.tenant import tenant_of
 from radixkv.frontend.text_request import CACHE_PROMPT_CHECKS, CachePromptRequest, encode_prompt
 from radixkv.settings.compat import Place, refusals
 from radixkv.wire.cache_messages import Invalidated

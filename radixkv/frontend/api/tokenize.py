@@ -11,13 +11,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from radixkv.errors import InvalidRequest
+from radixkv.frontend.arrival import tenant_of
 from radixkv.frontend.chat import chat_text
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.body_decoder import BodyDecoder, check_messages, check_tools
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.served_model import ServedModel
-from radixkv.frontend.tenant import tenant_of
 from radixkv.frontend.text_request import TextRequest, check_text_request
 from radixkv.settings.compat import Place, refusals
 from radixkv.wire.messages import unpack_tokens
@@ -110,7 +110,7 @@ async def _tokenized(body: TokenizeRequest, served_model: ServedModel, tenant: s
 
     if len(text) <= _MAX_INLINE_SIZE and tokenizer.is_bounded:
         return tokenized(tokenizer.encode_inline)
-    return await served_model.serial.run(partial(tokenized, tokenizer.encode))
+    return await served_model.one_at_a_time.run(partial(tokenized, tokenizer.encode))
 
 
 def _tokenizer_info(served_model: ServedModel) -> dict[str, Any]:
@@ -132,4 +132,4 @@ async def _detokenized(body: DetokenizeRequest, served_model: ServedModel) -> st
     check_ids(body.tokens, served_model.vocab_size, "tokens")
     if len(body.tokens) <= _MAX_INLINE_SIZE:
         return tokenizer.decode(body.tokens, skip_special_tokens=False)
-    return await served_model.serial.run(partial(tokenizer.decode, body.tokens, skip_special_tokens=False))
+    return await served_model.one_at_a_time.run(partial(tokenizer.decode, body.tokens, skip_special_tokens=False))

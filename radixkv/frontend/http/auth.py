@@ -11,9 +11,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv.errors import InvalidRequest
+from radixkv.frontend.arrival import set_tenant
 from radixkv.frontend.http.error_response import error_response
 from radixkv.frontend.http.errors import ForbiddenOrigin, OperatorOnly, Unauthorized
-from radixkv.frontend.tenant import set_tenant
 from radixkv.settings.tenants import OPERATOR
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready", "/ui"})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from radixkv.frontend.arrival import set_request_id
 from radixkv.frontend.http.errors import is_anthropic
-from radixkv.frontend.request_id import set_request_id
 
 REQUEST_ID_HEADER = "X-Request-Id"
 _NAME = REQUEST_ID_HEADER.lower().encode()

@@ -48,7 +48,7 @@ class MessageWriter:
         blocks = _BlockEvents()
         last: OutputDelta[None] = OutputDelta()
         has_begun = False
-        async with aclosing(self._answer.outputs(streams=True)) as outputs:
+        async with aclosing(self._answer.nonempty_outputs(streams=True)) as outputs:
             async for output in outputs:
                 events = [] if has_begun else [self._start(), {"type": "ping"}]
                 has_begun = True

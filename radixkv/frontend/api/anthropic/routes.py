@@ -13,15 +13,14 @@ from radixkv.frontend.api.anthropic.schema import (
     parse_count_tokens,
     parse_messages,
 )
-from radixkv.frontend.api.anthropic.translation import answer_chat, prompt_chat
+from radixkv.frontend.api.anthropic.translation import prompt_chat, to_chat
+from radixkv.frontend.arrival import Arrival, tenant_of
 from radixkv.frontend.chat import MAX_COUNTED_CHARACTERS, count_tokens
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
-from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
-from radixkv.frontend.tenant import tenant_of
 
 
 def add_messages_routes(
@@ -35,7 +34,7 @@ def add_messages_routes(
         arrived = Arrival.of(request)
         body = await body_reader.read(request, parse_messages, served_model.max_prompt_and_answer)
         served_model.check_name(body.model)
-        answer = await open_answer(request, answer_chat(body), client, served_model, arrived)
+        answer = await open_answer(request, to_chat(body), client, served_model, arrived)
         writer = MessageWriter(answer, served_model.name, reports_edits=body.context_management is not None)
         return await respond(request, writer, streams=bool(body.stream), end=b"")
 

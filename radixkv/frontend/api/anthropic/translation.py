@@ -51,7 +51,7 @@ def parse_messages_prompt(body: bytes, max_prompt_tokens: int, misspelt: dict[st
     return prompt_chat(parse_count_tokens(body, max_prompt_tokens, misspelt))
 
 
-def answer_chat(request: MessagesRequest) -> Chat:
+def to_chat(request: MessagesRequest) -> Chat:
     """Translates a request. Raises ``InvalidRequest``, which names the field."""
     if request.thread:
         raise ThreadNotStored(

@@ -26,7 +26,8 @@ class PromptWithLogprobs(PromptAnswers[RenderedToken]):
         n_top: how many of the likeliest tokens each of ``entries`` has; None for no entries.
         echo: the prompt's text, if choices begin with it.
         render_token: renders tokens' logprobs, also of the echo; None if the response shows none.
-        chat: as of ``PromptAnswers``, also ``generates``.
+        chat: splits the text of answers into parts, and keeps them for later turns; None for a prompt of no chat.
+        generates: False leaves out the token that had to be generated, because only the prompt is wanted.
     """
 
     def __init__(

@@ -16,9 +16,10 @@ from radixkv.frontend.api.openai.logprobs import RenderedToken
 from radixkv.frontend.api.openai.prompt_logprobs import PromptWithLogprobs
 from radixkv.frontend.api.openai.schema import ChatRequest, GenerationRequest
 from radixkv.frontend.api.openai.translation import format_field
+from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.chat import ChatPrompt
 from radixkv.frontend.http.sse import EVENT_END, EVENT_START
-from radixkv.frontend.in_flight import Arrival, exceeds_inline_work
+from radixkv.frontend.in_flight import exceeds_inline_work
 from radixkv.frontend.miss_report import miss_fields
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.generation.models import GenerationModel
@@ -110,7 +111,7 @@ class ResponseWriter:
     async def whole(self) -> bytes:
         """Returns the JSON of the whole response. Raises ``RequestError``; cancelling it cancels the request."""
         gathered: list[OutputDelta[RenderedToken]] = [OutputDelta() for _ in self._choices]
-        async with aclosing(self._outputs(streams=False)) as outputs:
+        async with aclosing(self._numbered_outputs(streams=False)) as outputs:
             async for index, output, _ in outputs:
                 gathered[index].add(output)
         if exceeds_inline_work(self._n_rendered_tokens(gathered), self._n_logprobs(gathered)):
@@ -122,7 +123,7 @@ class ResponseWriter:
         events = ChunkEvents(self._format.chunk_head, self._usage_of_chunk())
         repeats_usage = self._request.repeats_usage
         has_ended = False
-        async with aclosing(self._outputs(streams=True)) as outputs:
+        async with aclosing(self._numbered_outputs(streams=True)) as outputs:
             async for index, output, is_first in outputs:
                 prompt = self._prompts[index // self._n]
                 chunks = self._format.chunks(index, output, prompt, is_first=is_first)
@@ -144,12 +145,12 @@ class ResponseWriter:
         last |= self._details()
         return [events.event([], last)] if last else []
 
-    async def _outputs(
+    async def _numbered_outputs(
         self, *, streams: bool
     ) -> AsyncGenerator[tuple[int, OutputDelta[RenderedToken], bool], None]:
-        """Yields a choice's index, its new output, and whether that is the choice's first."""
+        """Yields a choice's index among all choices, its new output, and whether that is the choice's first."""
         begun: set[int] = set()
-        async with aclosing(self._answers.outputs(streams=streams)) as outputs:
+        async with aclosing(self._answers.deltas_and_outputs(streams=streams)) as outputs:
             async for delta, output in outputs:
                 if delta.done is not None:
                     self._count(delta.done)

@@ -15,12 +15,12 @@ from radixkv.frontend.api.openai.schema import (
     parse_chat,
     parse_completion,
 )
-from radixkv.frontend.api.openai.translation import answer_chat, completion_prompts, echoed_texts
+from radixkv.frontend.api.openai.translation import completion_prompts, echoed_texts, to_chat
+from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.chat import chat_prompt
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
-from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 
@@ -52,7 +52,7 @@ def add_openai_routes(
         arrived = Arrival.of(request)
         body = await body_reader.read(request, parse_chat, served_model.max_prompt_and_answer)
         served_model.check_name(body.model)
-        encoding = chat_prompt(answer_chat(body), served_model, arrived.tenant)
+        encoding = chat_prompt(to_chat(body), served_model, arrived.tenant)
         prompt = await cancel_on_disconnect(request.receive, encoding)
         response_format = ChatFormat(body, served_model, prompt.submit.id)
         writer = ResponseWriter(

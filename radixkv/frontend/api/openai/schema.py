@@ -153,11 +153,6 @@ class ChatRequest(GenerationRequest, kw_only=True):
         return None if self.max_tokens is None else "max_tokens", self.max_tokens
 
     @property
-    def adds_generation_prompt(self) -> bool:
-        """Whether the text ends with the start of the assistant's message."""
-        return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
-
-    @property
     def template_variables(self) -> dict[str, Any]:
         """Variables that the chat template may read besides the messages."""
         return effort_variables(self.reasoning_effort) | (self.chat_template_kwargs or {})

@@ -24,7 +24,7 @@ from radixkv.wire.messages import PromptPin, Submit, unpack_tokens
 from radixkv.wire.sampling import SamplingParams
 
 
-def answer_chat(request: ChatRequest) -> Chat:
+def to_chat(request: ChatRequest) -> Chat:
     """Translates a request for a chat. Raises ``InvalidRequest``, which names the field."""
     max_tokens_field, max_tokens = request.requested_max_tokens
     return Chat(

@@ -70,7 +70,7 @@ class ResponsesWriter:
         """
         has_begun, status = False, "completed"
         try:
-            async with aclosing(self._answer.outputs(streams=True)) as outputs:
+            async with aclosing(self._answer.nonempty_outputs(streams=True)) as outputs:
                 async for output in outputs:
                     events = [] if has_begun else self._begin()
                     has_begun = True

@@ -8,10 +8,10 @@ from starlette.responses import Response
 from radixkv.frontend.answers import open_answer, respond
 from radixkv.frontend.api.responses.response import ResponsesWriter
 from radixkv.frontend.api.responses.schema import ResponsesRequest, parse_responses
-from radixkv.frontend.api.responses.translation import answer_chat
+from radixkv.frontend.api.responses.translation import to_chat
+from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.openapi import DocumentedApp
-from radixkv.frontend.in_flight import Arrival
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 
@@ -27,6 +27,6 @@ def add_responses_route(
         arrived = Arrival.of(request)
         body = await body_reader.read(request, parse_responses, served_model.max_prompt_and_answer)
         served_model.check_name(body.model)
-        answer = await open_answer(request, answer_chat(body), client, served_model, arrived)
+        answer = await open_answer(request, to_chat(body), client, served_model, arrived)
         writer = ResponsesWriter(body, answer, served_model.name)
         return await respond(request, writer, streams=bool(body.stream), end=b"")

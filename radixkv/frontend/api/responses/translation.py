@@ -25,10 +25,10 @@ _SYSTEM_ROLES = ("system", "developer")
 
 def parse_responses_prompt(body: bytes, max_prompt_tokens: int, misspelt: dict[str, str]) -> Chat:
     """Parses a body of ``/v1/responses`` for its prompt alone. Raises ``InvalidRequest``."""
-    return answer_chat(parse_responses(body, max_prompt_tokens, misspelt))
+    return to_chat(parse_responses(body, max_prompt_tokens, misspelt))
 
 
-def answer_chat(request: ResponsesRequest) -> Chat:
+def to_chat(request: ResponsesRequest) -> Chat:
     """Translates a request. Raises ``InvalidRequest``, which names the field."""
     for name in request.include or ():
         if name == "message.output_text.logprobs":

@@ -23,11 +23,12 @@ from radixkv.frontend.api.sglang.logprobs import (
 )
 from radixkv.frontend.api.sglang.schema import GenerateRequest, SamplingFields, parse_generate
 from radixkv.frontend.api.sglang.translation import GeneratePrompt, generate_prompts
+from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.sse import event
-from radixkv.frontend.in_flight import Arrival, TokenDelta
+from radixkv.frontend.in_flight import TokenDelta
 from radixkv.frontend.miss_report import miss_fields
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
@@ -167,7 +168,7 @@ class GenerateWriter:
     async def _objects(self, *, streams: bool) -> AsyncGenerator[tuple[_ChoiceState, dict[str, Any]], None]:
         """Yields choices with their JSON object; a choice's last object comes when its prompt has ended."""
         unconfirmed = dict.fromkeys(self._prompts)
-        async with aclosing(self._answers.outputs(streams=streams)) as outputs:
+        async with aclosing(self._answers.deltas_and_outputs(streams=streams)) as outputs:
             async for delta, output in outputs:
                 prompt = self._prompts[delta.prompt]
                 choice = prompt.states[delta.choice]

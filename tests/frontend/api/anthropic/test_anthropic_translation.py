@@ -10,7 +10,7 @@ import pytest
 
 from radixkv.errors import InvalidRequest, UnsupportedFeature
 from radixkv.frontend.api.anthropic.schema import parse_messages
-from radixkv.frontend.api.anthropic.translation import answer_chat
+from radixkv.frontend.api.anthropic.translation import to_chat
 from radixkv.frontend.chat import Chat
 
 CLAUDE_CODE = Path(__file__).parent / "claude_code.json"
@@ -18,7 +18,7 @@ USER = {"role": "user", "content": "Hi"}
 
 
 def translate(**body: Any) -> Chat:
-    return answer_chat(parse_messages(json.dumps({"max_tokens": 5, "messages": [USER], **body}).encode(), 1000))
+    return to_chat(parse_messages(json.dumps({"max_tokens": 5, "messages": [USER], **body}).encode(), 1000))
 
 
 def texts(message: dict[str, Any]) -> Any:
@@ -46,7 +46,7 @@ def test_a_demand_for_a_skipped_tool_names_it(tools: list[Any], choice: Any) -> 
 
 
 def test_a_body_of_claude_code_is_translated() -> None:
-    chat = answer_chat(parse_messages(CLAUDE_CODE.read_bytes(), 1000))
+    chat = to_chat(parse_messages(CLAUDE_CODE.read_bytes(), 1000))
     assert [message["role"] for message in chat.messages] == [
         *("system", "user", "user", "assistant", "tool", "tool", "user", "system", "assistant", "user")
     ]

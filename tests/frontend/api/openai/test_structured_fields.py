@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from radixkv.frontend.api.openai.schema import parse_chat, parse_completion
-from radixkv.frontend.api.openai.translation import answer_chat, completion_prompts
+from radixkv.frontend.api.openai.translation import completion_prompts, to_chat
 from radixkv.frontend.chat import chat_prompt
 from radixkv.frontend.served_model import ServedModel
 from radixkv.wire.structured_outputs import StructuredOutputs
@@ -67,5 +67,5 @@ def test_a_field_reaches_the_runtime(
     assert prompt.sampling.structured_outputs == wanted
 
     chat = parse_chat(json.dumps({"messages": [{"role": "user", "content": "a"}], **fields}).encode(), 100)
-    prompt = asyncio.run(chat_prompt(answer_chat(chat), served_model, "")).submit
+    prompt = asyncio.run(chat_prompt(to_chat(chat), served_model, "")).submit
     assert prompt.sampling.structured_outputs == wanted

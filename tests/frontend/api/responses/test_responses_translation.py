@@ -11,7 +11,7 @@ import pytest
 from radixkv.errors import InvalidRequest, UnsupportedFeature
 from radixkv.frontend.api.responses.items import sealed_reasoning
 from radixkv.frontend.api.responses.schema import parse_responses
-from radixkv.frontend.api.responses.translation import answer_chat
+from radixkv.frontend.api.responses.translation import to_chat
 from radixkv.frontend.chat import Chat
 
 TEXT = {"type": "input_text", "text": "a"}
@@ -19,7 +19,7 @@ CODEX = Path(__file__).parent / "codex.json"
 
 
 def translate(**body: Any) -> Chat:
-    return answer_chat(parse_responses(json.dumps({"input": "Hi", **body}).encode(), 1000))
+    return to_chat(parse_responses(json.dumps({"input": "Hi", **body}).encode(), 1000))
 
 
 def texts(message: dict[str, Any]) -> Any:
@@ -28,7 +28,7 @@ def texts(message: dict[str, Any]) -> Any:
 
 
 def test_a_body_of_codex_is_translated() -> None:
-    chat = answer_chat(parse_responses(CODEX.read_bytes(), 1000))
+    chat = to_chat(parse_responses(CODEX.read_bytes(), 1000))
     assert [message["role"] for message in chat.messages] == [
         *("system", "user", "user", "assistant", "tool", "tool", "assistant", "user")
     ]
