@@ -7,24 +7,14 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from radixkv.lab.bench.workloads.words import (
-    COLOURS,
-    DAYS,
-    FOODS,
-    GOODS,
-    JOBS,
-    NAMES,
-    SHOPS,
-    STREETS,
-    THINGS,
-    TOWNS,
-)
+from radixkv.lab.bench.workloads.templates import WORDS
 from training.english import NOUNS
 
 _CONSONANTS = "b c d f g h j k l m n p r s t v w z br dr gl kr pl sh st th tr".split()
 _VOWELS = "a e i o u a e i o u ai ea ou".split()
 _ENDINGS = ("", "", "", "n", "r", "s", "l", "t", "x", "nd", "ck")
-_KNOWN_WORDS = (*COLOURS, *DAYS, *FOODS, *GOODS, *JOBS, *NAMES, *SHOPS, *STREETS, *THINGS, *TOWNS)
+_KNOWN_LISTS = ("colours", "days", "foods", "goods", "jobs", "names", "shops", "streets", "things", "towns")
+_KNOWN_WORDS = tuple(word for name in _KNOWN_LISTS for word in WORDS[name])
 _FIELD_WORDS = (
     "name title city street country colour size weight height width price cost total count amount level status "
     "state kind type category owner author email phone address date day month year time hour minute duration "

@@ -19,12 +19,11 @@ import msgspec
 from radixkv.lab.bench.workloads.base import Source, bad_lines, check_enough
 from radixkv.lab.bench.workloads.datasets import PROBLEMS, Items, read_lines
 from radixkv.lab.bench.workloads.problems import MARK, Problem
-from radixkv.lab.bench.workloads.templates import Gaps, draw_values
-from radixkv.lab.bench.workloads.words import DAYS, FRUITS, GOODS, NAMES, SPOTS
+from radixkv.lab.bench.workloads.templates import Gaps, draw_values, read_templates
 
 _STEP = re.compile(r"\{(\w+)\} ([*/+-]) (\d|\{\w+\}) = \$?\{(\w+)\}")
 """A step's operation: a value's name, the operator, a digit or another value's gap, and the name of the result."""
-_WORDS: Gaps = {("name", "friend"): NAMES, "goods": GOODS, "fruit": FRUITS, "spot": SPOTS, "day": DAYS}
+_WORDS: Gaps = {"name friend": "names", "goods": "goods", "fruit": "fruits", "spot": "spots", "day": "days"}
 _OPERATORS: Mapping[str, Callable[[int, int], int]] = {
     "*": operator.mul,
     "/": operator.floordiv,
@@ -33,7 +32,7 @@ _OPERATORS: Mapping[str, Callable[[int, int], int]] = {
 }
 
 
-class Template(NamedTuple):
+class Template(msgspec.Struct, frozen=True):
     """A problem with gaps in braces.
 
     Any gap may be the name of a number or of a step's result, or ``name``, ``friend``, ``goods``, ``fruit``,
@@ -63,6 +62,9 @@ class Template(NamedTuple):
         return Problem(self.question.format_map(values), answer.format_map(values))
 
 
+TEMPLATES = read_templates("problems", Template)
+
+
 def generate_problems(seed: int) -> Iterator[Problem]:
     """Yields endless different problems; equal seeds give equal problems.
 
@@ -79,144 +81,6 @@ def generate_problems(seed: int) -> Iterator[Problem]:
                 problem = template.problem(rng)
             seen.add(problem.question)
             yield problem
-
-
-TEMPLATES = (
-    Template(
-        {"boxes": (3, 9), "each": (4, 11), "broken": (2, 9), "price": (2, 9)},
-        "{choice} Each box holds {each} {goods}, but {broken} of them turn out to be damaged and have to be thrown "
-        "away. If {name} sells every one that is left for ${price}, how many dollars does the stall take that "
-        "day?",
-        (
-            "{boxes} * {each} = {total} {goods}.",
-            "{total} - {broken} = {left} left.",
-            "{left} * {price} = ${sales}.",
-        ),
-        choices=(
-            "{name} brings {boxes} boxes of {goods} to {spot} on {day}.",
-            "On {day} {boxes} boxes of {goods} stand on the stall of {name} at {spot}.",
-        ),
-    ),
-    Template(
-        {"week": (3, 12), "weeks": (3, 9), "gift": (8, 40), "spare": (2, 15)},
-        "{name} wants to buy {choice} that costs ${cost}. For {weeks} weeks {name} puts ${week} into a savings box "
-        "every {day}, and at the end {friend} adds a birthday present of ${gift}. How much money will still be in "
-        "the box after it has been paid for?",
-        ("{week} * {weeks} = ${saved} saved.", "{saved} + {gift} = ${total}.", "{total} - {cost} = ${spare}."),
-        choices=("a bicycle", "a guitar", "a telescope", "a tent"),
-        hidden=("{week} * {weeks} = {saved}", "{saved} + {gift} = {total}", "{total} - {spare} = {cost}"),
-    ),
-    Template(
-        {"first": (11, 50), "hours": (2, 5), "second": (21, 70), "more": (2, 5)},
-        "{choice} from {spot} towards the mountains at {first} miles an hour for {hours} hours. After a short rest "
-        "the road gets better, and the next {more} hours are driven at {second} miles an hour. How many miles has "
-        "{name} driven in all when the car finally stops?",
-        ("{first} * {hours} = {one} miles.", "{second} * {more} = {two} miles.", "{one} + {two} = {both} miles."),
-        choices=("On {day} morning {name} drives", "Together with {friend}, {name} drives"),
-    ),
-    Template(
-        {"rows": (3, 9), "trees": (4, 11), "young": (2, 9), "baskets": (2, 5)},
-        "An orchard near {spot} has {rows} rows with {trees} trees in every row. {name} counts that {young} of the "
-        "trees are still too young to bear {fruit}. Each of the others gives {baskets} baskets this year. How "
-        "many baskets of {fruit} does {name} carry home before {day}?",
-        (
-            "{rows} * {trees} = {count} trees.",
-            "{count} - {young} = {bearing} trees.",
-            "{bearing} * {baskets} = {harvest} baskets.",
-        ),
-    ),
-    Template(
-        {"young": (4, 14), "times": (2, 6), "years": (3, 30)},
-        "{name} is {times} times as old as {friend}, {choice} who turned {young} last {day} and had a party at "
-        "{spot}. The two of them like to work out how old they will be later on. How old will {name} be {years} "
-        "years from now, when they want to meet there again?",
-        ("{young} * {times} = {old} years.", "{old} + {years} = {later} years."),
-        choices=("a neighbour", "a cousin", "an old friend"),
-    ),
-    Template(
-        {"trays": (5, 9), "buns": (6, 11), "bags": (2, 4), "each": (3, 6)},
-        "A bakery next to {spot} bakes {trays} trays of buns with {buns} buns on each tray while it is still dark. "
-        "By noon on {day} {sold} buns have been sold. In the afternoon {name} packs all the others into {bags} "
-        "bags with the same number in each. How many buns are there in one bag?",
-        ("{trays} * {buns} = {baked} buns.", "{baked} - {sold} = {rest} left.", "{rest} / {bags} = {each}."),
-        hidden=("{trays} * {buns} = {baked}", "{bags} * {each} = {rest}", "{baked} - {rest} = {sold}"),
-    ),
-    Template(
-        {"per_day": (9, 28), "days": (3, 7), "faster": (5, 12), "left": (2, 9)},
-        "{name} borrows a {choice} of {pages} pages from {friend}. For the first {days} days {name} reads "
-        "{per_day} pages a day on the way to {spot}. From {day} on there is less time, and {name} reads only "
-        "{faster} pages a day. How many more days does it take to finish the {choice}?",
-        (
-            "{per_day} * {days} = {read} pages.",
-            "{pages} - {read} = {rest} left.",
-            "{rest} / {faster} = {left} days.",
-        ),
-        choices=("novel", "diary", "book"),
-        hidden=("{per_day} * {days} = {read}", "{faster} * {left} = {rest}", "{read} + {rest} = {pages}"),
-    ),
-    Template(
-        {"width": (5, 40), "longer": (3, 30)},
-        "{name} and {friend} lay out a {choice} behind {spot}. It is {width} metres wide and {longer} metres "
-        "longer than it is wide. On {day} they want to put a fence around the whole {choice}, with no gap for a "
-        "gate. How many metres of fence do they have to buy?",
-        (
-            "{width} + {longer} = {length} metres.",
-            "{width} + {length} = {half} metres.",
-            "{half} * 2 = {fence} metres.",
-        ),
-        choices=("vegetable garden", "flower garden", "playground"),
-    ),
-    Template(
-        {"buses": (2, 8), "seats": (21, 59), "adults": (4, 29)},
-        "{choice} hires {buses} buses for a trip to {spot} on {day}. Every bus has {seats} seats, and all of them "
-        "are taken. At the first stop {name} counts {adults} adults; all the other passengers are children. How "
-        "many children does {name} have to look after when they get out?",
-        ("{buses} * {seats} = {people} people.", "{people} - {adults} = {children} children."),
-        choices=("A school", "A sports club", "A choir"),
-    ),
-    Template(
-        {"each": (3, 12), "friends": (3, 9), "eaten": (4, 30)},
-        "{friend} picks {picked} {fruit} near {spot} on {day} and eats {eaten} of them on the way home. The rest "
-        "is given to {name}, who shares the {fruit} equally among {friends} friends and keeps none of them. How "
-        "many {fruit} does each of the friends get?",
-        ("{picked} - {eaten} = {rest} left.", "{rest} / {friends} = {each} {fruit}."),
-        hidden=("{each} * {friends} = {rest}", "{rest} + {eaten} = {picked}"),
-    ),
-    Template(
-        {"rate": (11, 29), "hours": (3, 9), "bonus": (10, 60), "spent": (5, 40)},
-        "{name} works at {spot} and earns ${rate} an hour. Last week {name} worked {hours} hours, because {friend} "
-        "was ill from {day} on, and got a bonus of ${bonus} for it. Out of this money {spent} dollars were spent "
-        "on a present for {friend}. How much money is left?",
-        ("{rate} * {hours} = ${base}.", "{base} + {bonus} = ${total}.", "{total} - {spent} = ${left}."),
-    ),
-    Template(
-        {"start": (12, 90), "found": (5, 40), "packs": (2, 9), "size": (3, 9)},
-        "{name} owns {start} old {goods}. On {day} {name} finds {found} more of them at {spot}, and buys {packs} "
-        "packs of {size} in a shop besides, which {friend} has recommended. How many {goods} are in the collection "
-        "of {name} after that?",
-        (
-            "{start} + {found} = {some} {goods}.",
-            "{packs} * {size} = {bought} bought.",
-            "{some} + {bought} = {whole} {goods}.",
-        ),
-    ),
-    Template(
-        {"adults": (2, 9), "price": (6, 15), "children": (3, 12), "less": (2, 5)},
-        "{name} buys tickets for {choice} at {spot}. A ticket for an adult costs ${price}, and a ticket for a "
-        "child costs ${less}. On {day} {adults} adults and {children} children come along, among them {friend}. "
-        "How many dollars does {name} pay for all the tickets together?",
-        ("{adults} * {price} = ${one}.", "{children} * {less} = ${two}.", "{one} + {two} = ${both}."),
-        choices=("a concert", "a play", "a film"),
-    ),
-    Template(
-        {"count": (3, 9), "price": (2, 11)},
-        "{name} needs a few {goods} for a party and sees that they cost ${price} each at {spot}. On {day} {name} "
-        "buys {count} of them and pays with a note of ${choice} that {friend} has lent. How many dollars does "
-        "{name} get back from the shopkeeper?",
-        ("{count} * {price} = ${cost}.", "{choice} - {cost} = ${change}."),
-        choices=("100", "200"),
-    ),
-)
 
 
 def read_problems(path: Path, *, skip_bad_lines: bool = False) -> Items[Problem]:

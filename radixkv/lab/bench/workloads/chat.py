@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 import msgspec
 
@@ -15,19 +14,7 @@ from radixkv.lab.bench.session import BenchRequest, Message, Session, Turns
 from radixkv.lab.bench.workloads.base import ChatParameters, Source, WorkloadSessions, bad_lines, check_enough
 from radixkv.lab.bench.workloads.conversations import Conversation, read_conversations, replay_dataset
 from radixkv.lab.bench.workloads.problems import answer_line, prefix_check
-from radixkv.lab.bench.workloads.templates import Gaps, draw_values
-from radixkv.lab.bench.workloads.words import (
-    ANIMALS,
-    CLUBS,
-    COLOURS,
-    DAYS,
-    FOODS,
-    JOBS,
-    NAMES,
-    PET_NAMES,
-    THINGS,
-    TOWNS,
-)
+from radixkv.lab.bench.workloads.templates import WORDS, Gaps, draw_values, read_templates
 
 _SYSTEM_ROLES = ("system", "developer")
 """Roles of a system prompt; ``developer`` is OpenAI's newer name, which few chat templates know."""
@@ -162,12 +149,15 @@ class SmallTalk(msgspec.Struct, frozen=True):
     turns: tuple[Turn, ...]
 
 
-class _Statement(NamedTuple):
+class _Statement(msgspec.Struct, frozen=True):
     """A template of a fact that a user states and asks for later."""
 
     gaps: Gaps
     statement: Turn
     recall: Turn
+
+
+_STATEMENTS = read_templates("statements", _Statement)
 
 
 class _User:
@@ -188,10 +178,10 @@ class _User:
         if self._recalls and rng.random() < 0.5:
             return rng.choice(self._recalls)
         if self._statements and rng.random() < 0.6:
-            gaps, statement, recall = self._statements.pop()
-            values = draw_values(rng, gaps)
-            self._recalls.append(_filled(recall, values))
-            return _filled(statement, values)
+            template = self._statements.pop()
+            values = draw_values(rng, template.gaps)
+            self._recalls.append(_filled(template.recall, values))
+            return _filled(template.statement, values)
         return rng.choice((_sum, _difference, _next_day, _letter, _repeat, _who, _thanks, _more))(rng)
 
 
@@ -220,17 +210,17 @@ def _difference(rng: random.Random) -> Turn:
 
 
 def _next_day(rng: random.Random) -> Turn:
-    day = rng.randrange(7)
-    return f"Which day comes after {DAYS[day]}?", f"{DAYS[(day + 1) % 7]} comes after {DAYS[day]}."
+    days, day = WORDS["days"], rng.randrange(7)
+    return f"Which day comes after {days[day]}?", f"{days[(day + 1) % 7]} comes after {days[day]}."
 
 
 def _letter(rng: random.Random) -> Turn:
-    word = rng.choice(THINGS)
+    word = rng.choice(WORDS["things"])
     return f"What is the first letter of {word}?", f"The first letter of {word} is {word[0].upper()}."
 
 
 def _repeat(rng: random.Random) -> Turn:
-    words = " ".join(rng.sample((*THINGS, *COLOURS, *FOODS), 3))
+    words = " ".join(rng.sample((*WORDS["things"], *WORDS["colours"], *WORDS["foods"]), 3))
     return f"Say these words again: {words}", f"{words}."
 
 
@@ -251,47 +241,3 @@ def _more(rng: random.Random) -> Turn:
 def _filled(turn: Turn, values: Mapping[str, str | int]) -> Turn:
     user, answer = turn
     return user.format_map(values), answer.format_map(values)
-
-
-_STATEMENTS = (
-    _Statement(
-        {"name": NAMES, "statement": ("My name is {name}.", "I am {name}.", "Call me {name}, please.")},
-        ("{statement}", "Nice to meet you, {name}."),
-        ("What is my name?", "Your name is {name}."),
-    ),
-    _Statement(
-        {"town": TOWNS},
-        ("I live in {town}.", "{town} sounds like a nice place."),
-        ("Where do I live?", "You live in {town}."),
-    ),
-    _Statement(
-        {"food": FOODS},
-        ("My favourite food is {food}.", "I have heard that {food} is very good."),
-        ("What is my favourite food?", "Your favourite food is {food}."),
-    ),
-    _Statement(
-        {"job": JOBS},
-        ("I work as a {job}.", "The work of a {job} must be interesting."),
-        ("What is my job?", "You work as a {job}."),
-    ),
-    _Statement(
-        {"animal": ANIMALS, "name": PET_NAMES},
-        ("I have a {animal} called {name}.", "{name} is a good name for a {animal}."),
-        ("What is my {animal} called?", "Your {animal} is called {name}."),
-    ),
-    _Statement(
-        {"colour": COLOURS},
-        ("The colour that I like most is {colour}.", "Many people like {colour}."),
-        ("Which colour do I like most?", "The colour that you like most is {colour}."),
-    ),
-    _Statement(
-        {"club": CLUBS, "day": DAYS},
-        ("I go to the {club} club on {day}.", "Have fun at the {club} club."),
-        ("On which day do I go to the {club} club?", "You go to the {club} club on {day}."),
-    ),
-    _Statement(
-        {"thing": THINGS, "name": NAMES},
-        ("I have lent my {thing} to {name}.", "I hope that {name} gives the {thing} back."),
-        ("Who has my {thing}?", "You have lent your {thing} to {name}."),
-    ),
-)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -14,24 +14,7 @@ from radixkv.errors import ConfigError
 from radixkv.lab.bench.workloads.base import Source, bad_lines, check_enough
 from radixkv.lab.bench.workloads.datasets import DOCUMENTS, Items, read_lines
 from radixkv.lab.bench.workloads.problems import MARK, Problem
-from radixkv.lab.bench.workloads.templates import Gaps, draw_values
-from radixkv.lab.bench.workloads.words import (
-    ANIMALS,
-    CLOTHES,
-    CLUBS,
-    COLOURS,
-    CORNERS,
-    DAYS,
-    GATES,
-    JOBS,
-    MATERIALS,
-    NAMES,
-    PET_NAMES,
-    SHOPS,
-    STREETS,
-    THINGS,
-    TOWNS,
-)
+from radixkv.lab.bench.workloads.templates import WORDS, Gaps, draw_values, read_templates
 
 MAX_FACTS = 2000
 """Maximum number of facts in a document; the vocabulary has about 6,000 different subjects of facts."""
@@ -47,7 +30,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 class Fact(NamedTuple):
-    """A statement and the question that it answers; in ``_TEMPLATES`` with gaps."""
+    """A statement and the question that it answers."""
 
     sentence: str
     question: str
@@ -56,10 +39,6 @@ class Fact(NamedTuple):
     def problem(self) -> Problem:
         """Returns the problem, whose answer is the statement followed by the result."""
         return Problem(self.question, f"{self.sentence}\n{MARK} {self.result}")
-
-    def filled(self, values: Mapping[str, str | int]) -> Fact:
-        """Returns the fact with values in its gaps."""
-        return Fact(*(text.format_map(values) for text in self))
 
 
 def generate_documents(seed: int, n_facts: int, n_problems: int) -> Iterator[Document]:
@@ -109,7 +88,9 @@ def _documents(rng: random.Random, n_facts: int, n_problems: int) -> Iterator[Do
 def _document(rng: random.Random, facts: list[Fact], n_problems: int) -> Document:
     sentences = [fact.sentence for fact in facts]
     paragraphs = [" ".join(sentences[start : start + _PARAGRAPH]) for start in range(0, len(facts), _PARAGRAPH)]
-    title = f"Notes on {rng.choice(TOWNS)}, number {rng.randint(100, 999)}, by {rng.choice(NAMES)}:"
+    title = (
+        f"Notes on {rng.choice(WORDS['towns'])}, number {rng.randint(100, 999)}, by {rng.choice(WORDS['names'])}:"
+    )
     chosen = rng.sample(facts, n_problems)
     return Document("\n".join([title, *paragraphs]), tuple(fact.problem() for fact in chosen))
 
@@ -122,66 +103,27 @@ def _check_questions(n_problems: int, n_facts: int) -> None:
 def _facts(rng: random.Random, n_facts: int) -> list[Fact]:
     facts: dict[str, Fact] = {}
     while len(facts) < n_facts:
-        template, gaps = rng.choices(_TEMPLATES, _WEIGHTS)[0]
-        fact = template.filled(draw_values(rng, gaps))
+        template = rng.choices(_TEMPLATES, _WEIGHTS)[0]
+        values = draw_values(rng, template.gaps)
+        texts = (template.sentence, template.question, template.result)
+        fact = Fact(*(text.format_map(values) for text in texts))
         facts.setdefault(fact.question, fact)
     return list(facts.values())
 
 
-_TEMPLATES: tuple[tuple[Fact, Gaps], ...] = (
-    (
-        Fact("{name} keeps the {thing} in the {corner}.", "Where does {name} keep the {thing}?", "{corner}"),
-        {"name": NAMES, "material": MATERIALS, "item": THINGS, "thing": "{material} {item}", "corner": CORNERS},
-    ),
-    (
-        Fact("The {clothes} of {name} is {colour}.", "What colour is the {clothes} of {name}?", "{colour}"),
-        {"name": NAMES, "clothes": CLOTHES, "colour": COLOURS},
-    ),
-    (
-        Fact("The {animal} of {name} is called {pet}.", "What is the {animal} of {name} called?", "{pet}"),
-        {"name": NAMES, "animal": ANIMALS, "pet": PET_NAMES},
-    ),
-    (
-        Fact(
-            "The {shop} in {street} Street opens at {time}.",
-            "When does the {shop} in {street} Street open?",
-            "{time}",
-        ),
-        {
-            "shop": SHOPS,
-            "street": STREETS,
-            "hour": (6, 12),
-            "minute": ("00", "15", "30", "45"),
-            "time": "{hour}:{minute}",
-        },
-    ),
-    (
-        Fact(
-            "The code of the {colour} {gate} in {street} Street is {code}.",
-            "What is the code of the {colour} {gate} in {street} Street?",
-            "{code}",
-        ),
-        {"colour": COLOURS, "gate": GATES, "code": (1000, 9999), "street": STREETS},
-    ),
-    (
-        Fact(
-            "The {club} club of {town} meets on {day}.",
-            "On which day does the {club} club of {town} meet?",
-            "{day}",
-        ),
-        {"club": CLUBS, "town": TOWNS, "day": DAYS},
-    ),
-    (
-        Fact("In {town} {name} worked as a {job}.", "What did {name} work as in {town}?", "{job}"),
-        {"name": NAMES, "town": TOWNS, "job": JOBS},
-    ),
-    (
-        Fact("A {thing} costs ${price} in {town}.", "How much does a {thing} cost in {town}?", "${price}"),
-        {"material": MATERIALS, "item": THINGS, "thing": "{material} {item}", "town": TOWNS, "price": (11, 99)},
-    ),
-)
-_WEIGHTS = (3, 1, 1, 1, 2, 1, 1, 2)
-"""Weights of the templates: higher with more possible facts, so that long documents do not run out of them."""
+class _Template(msgspec.Struct, frozen=True):
+    """A template of facts."""
+
+    sentence: str
+    question: str
+    result: str
+    gaps: Gaps
+    weight: int = 1
+    """How often it is drawn: more often if it has more facts, so that long documents do not run out of them."""
+
+
+_TEMPLATES = read_templates("facts", _Template)
+_WEIGHTS = [template.weight for template in _TEMPLATES]
 
 
 class _Line(msgspec.Struct, frozen=True):

@@ -12,22 +12,8 @@ from typing import Any
 
 from radixkv.lab.bench.session import Message, ToolCall
 from radixkv.lab.bench.workloads.problems import mentions
-from radixkv.lab.bench.workloads.templates import Gaps, Values, draw_values
-from radixkv.lab.bench.workloads.tools import (
-    ALARM,
-    CALENDAR,
-    HEATING,
-    LIGHT,
-    ORDER,
-    PERSON,
-    SEARCH,
-    STOCK,
-    TOOLS,
-    TRAIN,
-    WEATHER,
-    Tool,
-)
-from radixkv.lab.bench.workloads.words import CORNERS, DAYS, GOODS, NAMES, STREETS, THINGS, TOWNS
+from radixkv.lab.bench.workloads.templates import Gaps, Values, draw_values, read_templates
+from radixkv.lab.bench.workloads.tools import TOOLS, Tool
 
 N_TOOLS = 3
 """Tools of each task."""
@@ -195,6 +181,13 @@ class Chain:
         )
 
 
+_TOOLS = {tool.name: tool for tool in TOOLS}
+CHAINS = tuple(
+    Chain(**chain | {"first": _TOOLS[chain["first"]], "second": _TOOLS[chain["second"]]})
+    for chain in read_templates("chains", dict[str, Any])
+)
+
+
 @dataclass(frozen=True)
 class _Outcome:
     """A call that was run."""
@@ -234,52 +227,6 @@ def _draw_tools(rng: random.Random) -> tuple[Tool, ...]:
     first = [chain.first, chain.second] if rng.random() < 2 / 3 else []
     others = [tool for tool in TOOLS if tool not in first]
     return tuple(rng.sample([*first, *rng.sample(others, N_TOOLS - len(first))], N_TOOLS))
-
-
-CHAINS = (
-    Chain(
-        STOCK,
-        ORDER,
-        {("item", "other"): GOODS, "street": STREETS},
-        "Count the {item} in {street} Street, then order as many {other}.",
-        {"item": "other", "count": "count"},
-    ),
-    Chain(
-        PERSON,
-        WEATHER,
-        {"name": NAMES, "day": DAYS},
-        "Find out where {name} lives, then tell me the weather there on {day}.",
-        {"town": "town", "day": "day"},
-    ),
-    Chain(
-        PERSON,
-        TRAIN,
-        {"name": NAMES, "start": TOWNS, "day": DAYS},
-        "Find out where {name} lives, then find a train from {start} to that town on {day}.",
-        {"from": "start", "to": "town", "day": "day"},
-    ),
-    Chain(
-        SEARCH,
-        LIGHT,
-        {"thing": THINGS, "state": ("on", "off")},
-        "Find the {thing}, then turn the light {state} in the room where it is.",
-        {"room": "room", "state": "state"},
-    ),
-    Chain(
-        WEATHER,
-        HEATING,
-        {"town": TOWNS, "day": DAYS, "room": CORNERS},
-        "Look up how many degrees {town} will have on {day}, then heat the {room} to as many.",
-        {"room": "room", "degrees": "degrees"},
-    ),
-    Chain(
-        CALENDAR,
-        ALARM,
-        {"day": DAYS},
-        "Read my calendar of {day}, then set an alarm for that time on {day}.",
-        {"day": "day", "time": "time"},
-    ),
-)
 
 
 def _key(call: ToolCall) -> tuple[str, str]:

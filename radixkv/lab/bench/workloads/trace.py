@@ -13,26 +13,13 @@ import numpy.typing as npt
 
 from radixkv.errors import ConfigError
 from radixkv.lab.bench.session import BenchRequest, Prompt, Session, Turns
-from radixkv.lab.bench.workloads import words
 from radixkv.lab.bench.workloads.base import Parameters, Source, WorkloadSessions, bad_lines, check_enough
 from radixkv.lab.bench.workloads.mooncake import BLOCK_LEN, TraceRequest, generate_trace, read_trace
+from radixkv.lab.bench.workloads.templates import WORDS
 
-WORDS = tuple(
-    sorted(
-        {
-            *words.ANIMALS,
-            *words.CLOTHES,
-            *words.COLOURS,
-            *words.CORNERS,
-            *words.FOODS,
-            *words.JOBS,
-            *words.MATERIALS,
-            *words.SHOPS,
-            *words.THINGS,
-        }
-    )
-)
-"""Vocabulary of the text form."""
+_LISTS = ("animals", "clothes", "colours", "corners", "foods", "jobs", "materials", "shops", "things")
+VOCABULARY = sorted({word for name in _LISTS for word in WORDS[name]})
+"""Words of the text form."""
 
 
 class Trace(Parameters, frozen=True, kw_only=True, tag="trace"):
@@ -131,7 +118,7 @@ class Trace(Parameters, frozen=True, kw_only=True, tag="trace"):
     def _prompt(self, block_len: int, max_id: int) -> Callable[[Sequence[int], int], Prompt]:
         """Returns a function from hash ids and a length to a prompt."""
         # An array of Python objects, so that prompts refer to them instead of creating one for each token.
-        alphabet = np.array(WORDS if self.form == "text" else range(self.first_token, self.vocab_size), object)
+        alphabet = np.array(VOCABULARY if self.form == "text" else range(self.first_token, self.vocab_size), object)
         n_digits = Blocks.digits(max_id, len(alphabet))
         if block_len < n_digits:
             raise ConfigError(
