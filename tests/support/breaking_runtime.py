@@ -1,11 +1,18 @@
-"""The runtime process with a decoder that fails, hangs or dies when it computes certain pairs of tokens."""
+"""The runtime process with a decoder that fails, hangs or dies when it computes certain pairs of tokens.
+
+At SIGUSR1 it writes the names of its threads to ``runtime_threads.json`` in the folder of temporary files.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+import tempfile
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,6 +92,13 @@ def _pairs(ids: list[int], positions: list[int]) -> dict[Pair, int]:
     }
 
 
+def write_threads(path: Path) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(sorted(thread.name for thread in threading.enumerate())))
+    os.replace(partial, path)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGUSR1, lambda *_: write_threads(Path(tempfile.gettempdir(), "runtime_threads.json")))
     BreakingDecoder().install()
     sys.exit(main())

@@ -133,17 +133,20 @@ class LiveServer:
     def leftovers(self) -> dict[str, Any]:
         """Returns tasks, threads, files and children of both processes, for a server behind ``watched_cli``."""
         self.http.get("/health")  # so that this client's connection is always among the files
-        report = self.folder / "report.json"
-        report.unlink(missing_ok=True)
-        self.process.send_signal(signal.SIGUSR1)
-        wait_for(report.exists, "no report")
-        return json.loads(report.read_text()) | {
+        return self._report(self.process.pid, "report.json") | {
             "frontend files": open_files(self.process.pid),
             "runtime files": open_files(self.runtime_pid),
             "frontend children": children(self.process.pid),
             "runtime children": children(self.runtime_pid),
-            "runtime threads": len(os.listdir(f"/proc/{self.runtime_pid}/task")),
+            "runtime threads": self._report(self.runtime_pid, "runtime_threads.json"),
         }
+
+    def _report(self, pid: int, name: str) -> Any:
+        report = self.folder / name
+        report.unlink(missing_ok=True)
+        os.kill(pid, signal.SIGUSR1)
+        wait_for(report.exists, "no report")
+        return json.loads(report.read_text())
 
 
 @contextmanager

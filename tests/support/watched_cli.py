@@ -26,9 +26,9 @@ class ScriptedRuntimeProcess(RuntimeProcess):
 
 
 def write_report(path: Path) -> None:
-    """Writes the names of tasks and threads, without the default executor's threads, which are never ended."""
+    """Writes the names of tasks and threads, without the event loop's pool, which grows with what runs at once."""
     tasks = sorted(task.get_coro().__qualname__ for task in asyncio.all_tasks())
-    threads = sorted(thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_"))
+    threads = sorted(thread.name for thread in threading.enumerate() if not thread.name.startswith("uvloop_"))
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps({"tasks": tasks, "threads": threads}))
     os.replace(partial, path)
