@@ -19,6 +19,9 @@ CHAT_TEMPLATE = """\
 {{ mood }}{{ reasoning_effort }}{{ '(on)' if enable_thinking }}
 {%- if add_generation_prompt %}<assistant>{% endif %}"""
 
+SITES = {"site", "agent_site"}
+"""Fixtures that several tests share."""
+
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
@@ -51,7 +54,10 @@ def site(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Waits until a test's requests have ended, once its sites have the script again that they had before it."""
+    sites: list[Site] = [request.getfixturevalue(name) for name in SITES & {*request.fixturenames}]
+    before = [vars(site.loop).copy() for site in sites]
     yield
-    if "site" in request.fixturenames:
-        site: Site = request.getfixturevalue("site")
+    for site, script in zip(sites, before, strict=True):
+        vars(site.loop).update(script)
         site.call(site.client.idle())

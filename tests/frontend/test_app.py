@@ -172,10 +172,7 @@ def test_texts_that_could_fit_are_encoded(site: Site) -> None:
 @pytest.mark.parametrize("prompt", ["hello", [1, 2, 3]])
 def test_the_end_of_a_stream_comes_with_its_last_token(site: Site, prompt: Any) -> None:
     site.loop.step_s = 0.02
-    try:
-        events = stream(site, prompt=prompt, max_tokens=5, return_token_ids=True)
-    finally:
-        site.loop.step_s = 0.0
+    events = stream(site, prompt=prompt, max_tokens=5, return_token_ids=True)
     assert len(events) <= 5
     assert events[-1]["choices"][0]["finish_reason"] == "length"
     assert all(event["choices"][0]["token_ids"] for event in events)
@@ -257,14 +254,11 @@ def test_a_refusal_of_the_runtime_has_its_status_even_when_streaming(site: Site)
 def test_a_failure_in_a_stream_is_an_event_and_then_done(site: Site) -> None:
     body = {"prompt": [FAILS_AFTER_THREE, 1, 2], "max_tokens": 20}
     site.loop.may_fail = False
-    try:
-        with site.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply:
-            events = reply.iter_lines()
-            assert "choices" in next(events)
-            site.loop.may_fail = True
-            last = [line for line in events if line][-2:]
-    finally:
+    with site.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply:
+        events = reply.iter_lines()
+        assert "choices" in next(events)
         site.loop.may_fail = True
+        last = [line for line in events if line][-2:]
     assert json.loads(last[0].removeprefix("data: "))["error"]["code"] == "numerical_error"
     assert last[1] == "data: [DONE]"
     assert post(site, **body).status_code == 500
@@ -279,28 +273,22 @@ def test_one_failed_prompt_ends_the_whole_request(site: Site) -> None:
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_disconnect_cancels_the_request(site: Site, streams: bool) -> None:
     site.loop.step_s = 0.02
-    try:
-        body = json.dumps({"prompt": ["ab", "cd"], "max_tokens": 400, "stream": streams}).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        head += b"Content-Length: %d\r\n\r\n" % len(body)
-        with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
-            connection.sendall(head + body)
-            until(lambda: len(site.loop.running) == 2, "never submitted")
-            if streams:
-                assert connection.recv(100)
-        until(lambda: not site.loop.running, "still running")
-    finally:
-        site.loop.step_s = 0.0
+    body = json.dumps({"prompt": ["ab", "cd"], "max_tokens": 400, "stream": streams}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: %d\r\n\r\n" % len(body)
+    with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
+        connection.sendall(head + body)
+        until(lambda: len(site.loop.running) == 2, "never submitted")
+        if streams:
+            assert connection.recv(100)
+    until(lambda: not site.loop.running, "still running")
 
 
 def test_a_disconnect_cancels_a_queued_request(site: Site) -> None:
     site.loop.is_held = True
-    try:
-        with pytest.raises(httpx.ReadTimeout):
-            site.http.post("/v1/completions", json={"prompt": "ab"}, timeout=httpx.Timeout(LIMIT_S, read=0.3))
-        until(lambda: not site.loop.running, "still waiting")
-    finally:
-        site.loop.is_held = False
+    with pytest.raises(httpx.ReadTimeout):
+        site.http.post("/v1/completions", json={"prompt": "ab"}, timeout=httpx.Timeout(LIMIT_S, read=0.3))
+    until(lambda: not site.loop.running, "still waiting")
 
 
 def test_concurrent_requests_do_not_mix(site: Site) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from fastapi import FastAPI
 from starlette.routing import Route
 
@@ -113,12 +112,12 @@ def _below(kind: type[RequestError]) -> list[type[RequestError]]:
     return [each for direct in kind.__subclasses__() for each in (direct, *_below(direct))]
 
 
-def test_every_metric_is_documented(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site.loop, "host", HOST)
-    monkeypatch.setattr(site.loop, "tenants", TENANTS)
+def test_every_metric_is_documented(site: Site) -> None:
+    site.loop.host = HOST
+    site.loop.tenants = TENANTS
     types = []
     for behind_the_host_tier in (DISK, SHARED_STORE):
-        monkeypatch.setattr(site.loop, "disk", behind_the_host_tier)
+        site.loop.disk = behind_the_host_tier
         types += re.findall(r"^# TYPE radixkv:(\w+) (\w+)$", site.http.get("/metrics").text, re.M)
     shown = {name for name, _ in types if not name.endswith("_created")}
     assert names(section("Metrics")) - {"sglang"} == shown

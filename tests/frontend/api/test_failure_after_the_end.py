@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,10 +16,8 @@ TEXT = "ab"
 
 
 @pytest.fixture(autouse=True)
-def _fails(site: Site) -> Iterator[None]:
+def _fails(site: Site) -> None:
     site.loop.fails_cancelled_after = 60
-    yield
-    site.loop.fails_cancelled_after = None
 
 
 def stream(site: Site, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -70,14 +67,11 @@ def test_the_other_prompts_of_the_request_go_on(site: Site) -> None:
 def test_a_request_with_an_answer_that_has_not_ended_fails(site: Site) -> None:
     body = {"prompt": [FAILS_AFTER_THREE, 1, 2, 3], "n": 2, "stop_token_ids": [FAILS_AFTER_THREE], "stream": True}
     site.loop.may_fail = False
-    try:
-        with site.http.stream("POST", "/v1/completions", json=body) as reply:
-            lines = reply.iter_lines()
-            assert any('"finish_reason":"stop"' in line for line in lines)
-            site.loop.may_fail = True
-            *_, last, end = (line for line in lines if line)
-    finally:
+    with site.http.stream("POST", "/v1/completions", json=body) as reply:
+        lines = reply.iter_lines()
+        assert any('"finish_reason":"stop"' in line for line in lines)
         site.loop.may_fail = True
+        *_, last, end = (line for line in lines if line)
     assert "numerical_error" in last
     assert end == "data: [DONE]"
 

@@ -53,10 +53,10 @@ def test_a_salt_alone_names_all_that_it_has(site: Site) -> None:
         assert (message.tokens, message.cache_salt) == (b"", salt)
 
 
-def test_the_reply_has_the_pages_of_each_tier(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site.loop, "host", HOST)
+def test_the_reply_has_the_pages_of_each_tier(site: Site) -> None:
+    site.loop.host = HOST
     assert invalidate(site, cache_salt="")[1]["pages_dropped"] == {"device": 3, "host": 2}
-    monkeypatch.setattr(site.loop, "disk", DISK)
+    site.loop.disk = DISK
     assert invalidate(site, cache_salt="")[1]["pages_dropped"] == {"device": 3, "host": 2, "storage": 4}
 
 

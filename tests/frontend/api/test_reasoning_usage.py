@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,11 +14,10 @@ CUT = "<think>\nI wonder"
 
 
 @pytest.fixture
-def thinking_site(agent_site: Site) -> Iterator[Site]:
+def thinking_site(agent_site: Site) -> Site:
     """A site whose model writes one token for each byte, and reasons briefly in choice 0 and longer in choice 1."""
     agent_site.loop.answers = [[*letters(agent_site, f"{text}\n\nHello."), EOS] for text in (SHORT, LONG)]
-    yield agent_site
-    agent_site.loop.answers = []
+    return agent_site
 
 
 def letters(site: Site, text: str) -> list[int]:

@@ -43,8 +43,8 @@ GIVEN: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("path", "body", "param"), GIVEN, ids=lambda value: json.dumps(value)[:40])
 @pytest.mark.parametrize("streams", [False, True])
 def test_the_error_names_the_field_of_the_request(
-    agent_site: Site, path: str, body: dict[str, Any], param: str, streams: bool, monkeypatch: pytest.MonkeyPatch
+    agent_site: Site, path: str, body: dict[str, Any], param: str, streams: bool
 ) -> None:
-    monkeypatch.setattr(agent_site.loop, "refuses_grammars", True)
+    agent_site.loop.refuses_grammars = True
     reply = agent_site.http.post(path, json={**body, "stream": streams})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text

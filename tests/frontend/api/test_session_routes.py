@@ -98,7 +98,7 @@ def test_a_session_is_closed_by_its_id(site: Site, session_id: str) -> None:
     )
 
 
-def test_a_session_belongs_to_its_salt(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_belongs_to_its_salt(site: Site) -> None:
     ask(site, "salted", cache_salt="hers")
     for body in ({}, {"cache_salt": None}, {"cache_salt": "his"}):
         reply = site.http.post("/sessions/salted/close", json=body)
@@ -109,7 +109,7 @@ def test_a_session_belongs_to_its_salt(site: Site, monkeypatch: pytest.MonkeyPat
             "session_not_found",
             "session_id",
         )
-    monkeypatch.setattr(site.loop, "host", HOST)
+    site.loop.host = HOST
     reply = site.http.post("/sessions/salted/close", json={"cache_salt": "hers"})
     assert reply.json() == {"session_id": "salted", "pages_demoted": {"device": 3, "host": 2}}
 

@@ -41,12 +41,10 @@ def site(served_model: ServedModel, spaced: Tokenizer, tmp_path_factory: pytest.
 
 
 @pytest.fixture
-def cats(site: Site, spaced: Tokenizer) -> Iterator[None]:
+def cats(site: Site, spaced: Tokenizer) -> None:
     """Every choice says `` cats`` after its prompt."""
     site.loop.answers = [unpack_tokens(spaced.encode("cats"))] * 3
     assert spaced.decode(site.loop.answers[0]) == ANSWER.strip()
-    yield
-    site.loop.answers = []
 
 
 def post(site: Site, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +128,6 @@ def test_a_text_that_the_answer_begins_has_no_first_space(site: Site, spaced: To
     site.loop.answers = [unpack_tokens(spaced.encode("cat"))]
     body = {"prompt": [nothing], "max_tokens": len(site.loop.answers[0])}
     assert post(site, "/v1/completions", body)["choices"][0]["text"] == "cat"
-    site.loop.answers = []
 
 
 @pytest.mark.parametrize("echo", [False, True])

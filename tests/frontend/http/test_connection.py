@@ -186,10 +186,8 @@ def test_bytes_that_are_not_http_get_an_error_object(
     [(WHOLE, b"}"), (STREAM, b"0\r\n\r\n")],
     ids=["whole", "stream"],
 )
-def test_a_client_that_closes_its_side_gets_its_response(
-    site: Site, request_: bytes, end: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(site.loop, "step_s", 2 * HALF_CLOSED_CHECK_S)
+def test_a_client_that_closes_its_side_gets_its_response(site: Site, request_: bytes, end: bytes) -> None:
+    site.loop.step_s = 2 * HALF_CLOSED_CHECK_S
     with connect(site) as connection:
         connection.sendall(request_)
         connection.shutdown(socket.SHUT_WR)
@@ -200,8 +198,8 @@ def test_a_client_that_closes_its_side_gets_its_response(
     assert not site.loop.cancelled
 
 
-def test_http_clients_skip_the_interim_response(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site.loop, "step_s", 0.1)
+def test_http_clients_skip_the_interim_response(site: Site) -> None:
+    site.loop.step_s = 0.1
     connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=LIMIT_S)
     with contextlib.closing(connection):
         body = json.dumps({"prompt": "ab", "max_tokens": 3})
@@ -214,10 +212,10 @@ def test_http_clients_skip_the_interim_response(site: Site, monkeypatch: pytest.
 @pytest.mark.parametrize("is_held", [True, False], ids=["queued", "running"])
 @pytest.mark.parametrize("fields", [{}, {"stream": True}, {"version": "1.0"}], ids=["whole", "stream", "HTTP/1.0"])
 def test_a_client_that_closes_its_side_and_leaves_is_cancelled(
-    site: Site, fields: dict[str, Any], is_held: bool, monkeypatch: pytest.MonkeyPatch
+    site: Site, fields: dict[str, Any], is_held: bool
 ) -> None:
-    monkeypatch.setattr(site.loop, "is_held", is_held)
-    monkeypatch.setattr(site.loop, "step_s", 0.02)
+    site.loop.is_held = is_held
+    site.loop.step_s = 0.02
     with connect(site) as connection:
         connection.sendall(completion(max_tokens=400, **fields))
         wait_for(lambda: bool(site.loop.running), "never submitted")

@@ -25,13 +25,13 @@ Series = dict[str, list[dict[str, str]]]
 
 
 @pytest.fixture
-def series(site: Site, monkeypatch: pytest.MonkeyPatch) -> Series:
+def series(site: Site) -> Series:
     """Returns the labels of every series of servers with tenants, all tiers or a shared store, by metric."""
-    monkeypatch.setattr(site.loop, "host", HOST)
-    monkeypatch.setattr(site.loop, "tenants", TENANTS)
+    site.loop.host = HOST
+    site.loop.tenants = TENANTS
     series: Series = defaultdict(list, {"up": [SCRAPED]})
     for behind_the_host_tier in (SHARED_STORE, DISK):
-        monkeypatch.setattr(site.loop, "disk", behind_the_host_tier)
+        site.loop.disk = behind_the_host_tier
         for family in text_string_to_metric_families(site.http.get("/metrics").text):
             for sample in family.samples:
                 if (labels := sample.labels | SCRAPED) not in series[sample.name]:

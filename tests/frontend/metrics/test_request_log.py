@@ -50,9 +50,9 @@ def post(site: Site, path: str, **body: Any) -> httpx.Response:
     return site.http.post(path, json=body)
 
 
-def test_a_line_has_what_the_reply_has(site: Site, lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site.loop, "host", HOST)
-    monkeypatch.setattr(site.loop, "disk", DISK)
+def test_a_line_has_what_the_reply_has(site: Site, lines: Lines) -> None:
+    site.loop.host = HOST
+    site.loop.disk = DISK
     whole = post(site, "/v1/completions", prompt=list(range(10, 20)), max_tokens=4)
     reply = whole.json()
     (line,) = lines.take()
@@ -126,8 +126,8 @@ def test_a_failed_request_has_the_code_of_its_reply(site: Site, lines: Lines, to
     assert (line["ttft_s"] is None) == (code == "queue_full")
 
 
-def test_a_client_that_leaves_is_named(site: Site, lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site.loop, "step_s", 0.01)
+def test_a_client_that_leaves_is_named(site: Site, lines: Lines) -> None:
+    site.loop.step_s = 0.01
     body = {"prompt": [1, 2, 3], "max_tokens": 400, "stream": True}
     with site.http.stream("POST", "/v1/completions", json=body) as reply:
         next(reply.iter_lines())

@@ -56,10 +56,10 @@ def post(site: Site, headers: dict[str, str] | None = None, **body: Any) -> Any:
     return site.http.post("/v1/completions", json=body, headers=headers)
 
 
-def test_a_request_has_a_span_with_its_phases(site: Site, spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site.loop, "host", HOST)
-    monkeypatch.setattr(site.loop, "disk", DISK)
-    monkeypatch.setattr(site.loop, "step_s", 0.2)  # the scripted time in the queue is 0.25 s
+def test_a_request_has_a_span_with_its_phases(site: Site, spans: Spans) -> None:
+    site.loop.host = HOST
+    site.loop.disk = DISK
+    site.loop.step_s = 0.2  # the scripted time in the queue is 0.25 s
     before = time.time_ns()
     headers = {"X-Request-Id": "order-17"}
     reply = post(site, headers, prompt=list(range(10, 20)), max_tokens=4, temperature=0.5, top_p=0.25).json()
@@ -127,8 +127,8 @@ def test_a_failed_request_has_the_code_of_its_error(site: Site, spans: Spans) ->
     assert [*children] == ["decode"], "the time in the queue is told at the end only"
 
 
-def test_a_client_that_leaves_is_named(site: Site, spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site.loop, "step_s", 0.01)
+def test_a_client_that_leaves_is_named(site: Site, spans: Spans) -> None:
+    site.loop.step_s = 0.01
     body = {"prompt": [1, 2, 3], "max_tokens": 400, "stream": True}
     with site.http.stream("POST", "/v1/completions", json=body) as reply:
         next(reply.iter_lines())
