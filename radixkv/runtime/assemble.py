@@ -1,6 +1,7 @@
-"""Assembles a loop of trunk and branches: with ``open_loop`` the only module that knows the branches.
+"""Assembles a loop of trunk and branches. Besides, only ``open_loop`` and ``process`` know branches.
 
-A branch that the settings ask for, such as tiers, is imported where it is set.
+Tenants, tiers and events are imported only if the settings ask for them; all requests may choose the other
+branches.
 """
 
 from __future__ import annotations

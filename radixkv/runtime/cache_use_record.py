@@ -1,4 +1,5 @@
-"""The record of a prompt's cache use, while the prompt is computed."""
+"""The record of a prompt's positions while it is computed, from which its ``wire.cache_use.CacheUse`` is
+counted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The engine loop: receive -> schedule -> launch -> complete -> send; the only user of both scheduler and device.
 
 One turn launches step n+1 and then takes the result of step n, so that the host works while the device computes. If
-rows of step n+1 have grammars, the turn then fills their token masks, which need the result of step n.
+rows of step n+1 are masked, the turn then fills their token masks, which need the result of step n.
 The runtime process drives it with messages from a socket, ``LLM`` with messages from Python calls.
 """
 
@@ -164,7 +164,8 @@ class Loop:
     def receive(self, message: Submit | Cancel | CacheCommand | GetStats | Drain) -> list[FromRuntime]:
         """Takes a message; returns its immediate answers.
 
-        O(tokens) for ``Submit``, ``Explain``, ``Match`` and ``Pin``.
+        O(tokens) for ``Submit``, ``Explain``, ``Match`` and ``Pin``; O(pages) for ``Flush``, ``Invalidate`` and
+        ``CloseSession``; about a millisecond or two for ``Outline``.
         """
         match message:
             case Submit():

@@ -1,9 +1,10 @@
-"""The protocols through which the trunk of the runtime knows its branches.
+"""Protocols of the branches, and null objects that stand where a branch is off (docs/decisions/0060).
 
-The trunk is ``loop``, ``intake``, ``request``, ``scheduler``, ``cache`` and ``step``. A branch is a feature in a
-folder of its own: ``tenants``, ``beams``, ``tiers``, ``structured``, ``lifetimes``, ``events``, ``reporting``. No
-module of the trunk imports a branch, and no branch another; ``assemble`` and ``open_loop`` hand the branches in.
-See docs/decisions/0060-trunk-and-branches.md.
+A branch is a feature in a folder of its own: ``tenants`` has a ``Queue``, ``Shares`` and ``PageQuotas`` (which is
+in ``cache/page_quotas.py``), ``beams`` a ``Continuation``, ``structured`` a ``Gate`` with its ``Constraint``,
+``tiers`` has ``Tiers``, ``lifetimes`` has ``Observer``; ``events`` and ``reporting`` look on. Three modules hand
+the branches in: ``assemble``, ``open_loop``, and ``process``, which publishes the events. The device is behind
+``step/executor.py``. All other modules of the runtime are the trunk: they import no branch, and no branch another.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Follows the choices of a request that has chosen a branch, such as a session.
+    """Follows the choices of a request that has chosen a branch. A request that has chosen none calls no branch.
 
-    A request that has chosen none calls no branch. ``prompt_counted`` comes first; the pages of a choice may be
-    released before or after all choices have ended.
+    The moments, none of which may raise:
+
+    * ``prompt_counted`` comes first, when a step's result is taken, which is after the turn's launch.
+    * ``released`` comes for each choice once no launched step uses its pages: mostly when a result is taken, also
+      before a launch that preempts, and with an abort between two turns.
+    * ``ended`` comes once, before the request's terminal message, and before or after the releases.
     """
 
     def prompt_counted(self, request: Request) -> None:
@@ -58,7 +63,7 @@ class RequestBranch(NamedTuple):
 
 
 class Constraint(Protocol):
-    """What the tokens of one choice must obey, such as a grammar."""
+    """What the tokens of one choice must obey."""
 
     @property
     def has_ended(self) -> bool:
@@ -75,7 +80,7 @@ class Constraint(Protocol):
 
 
 class Continuation(Protocol):
-    """Decides how the choices of a request go on, in place of one sampled token after another: a beam search.
+    """Decides how the choices of a request go on, in place of one sampled token after another.
 
     A choice with a continuation is planned until its known tokens are computed. The continuation takes the logprobs
     of its last row, and then the choice pauses.
@@ -93,7 +98,8 @@ class Continuation(Protocol):
 class Gate(Protocol):
     """Holds new requests back until their constraints can be checked.
 
-    The loop asks it only for requests that need it, and while it holds some.
+    The loop asks ``hold`` and ``masks`` only for requests that need them, and ``take`` and ``descriptors`` only
+    while it holds some.
     """
 
     def hold(self, message: Submit, choices: Sequence[Request]) -> bool:
@@ -112,7 +118,8 @@ class Gate(Protocol):
         ...
 
     def take(self) -> list[tuple[list[Request], RequestError | None]]:
-        """Returns the requests that wait no longer, by their choices, and why one cannot have its constraints."""
+        """Returns the requests that wait no longer: the choices of each, and the error if it cannot have its
+        constraints."""
         ...
 
     def leave(self, choices: Sequence[Request]) -> None:
@@ -124,7 +131,7 @@ class Gate(Protocol):
         ...
 
     def masks(self, rows: Sequence[tuple[Row, Request]], vocab_size: int) -> TokenMasks | None:
-        """Returns which tokens the masked rows of a step may sample; None if no row needs to know any more."""
+        """Returns which tokens the masked rows of a step may sample; None if no row needs a mask any more."""
         ...
 
     def close(self) -> None:
@@ -133,10 +140,7 @@ class Gate(Protocol):
 
 
 class Queue(Protocol):
-    """The waiting requests: which of them are admitted next.
-
-    ``WaitingQueue`` has one order for all. A server with tenants has a queue for each of them.
-    """
+    """The waiting requests: which of them are admitted next. ``WaitingQueue`` has one order for all senders."""
 
     is_common: bool
     """Whether all requests are in one order, so that one that must start first holds back all others."""
@@ -188,27 +192,28 @@ class Queue(Protocol):
 
 
 class Shares:
-    """How the rows and pages of the device are divided among those who send requests: not at all. O(1) each.
+    """Divides the batch slots and pages of the device among senders.
 
-    A server with tenants has ``tenants/shares.py`` in its place.
+    This class is the protocol and its default, which divides nothing. O(1) each.
     """
 
     def may_take_batch_slot(self, request: Request) -> bool:
-        """Returns whether the request's sender may have one row more, if there is a free one."""
+        """Returns whether the request's sender may have one batch slot more, if there is a free one."""
         return True
 
     def take_batch_slot(self, request: Request) -> None:
-        """Counts a row that a request gets."""
+        """Counts a batch slot that a request gets."""
 
     def give_batch_slot_back(self, request: Request) -> None:
-        """Counts a row that a request no longer has."""
+        """Counts a batch slot that a request no longer has."""
 
     def is_of_same(self, one: Request, other: Request) -> bool:
         """Returns whether two requests are of one sender."""
         return True
 
     def is_ahead(self, one: Request, other: Request) -> bool:
-        """Returns whether the pages that ``one`` needs are kept free of ``other``, if both prompts are computed."""
+        """Returns whether ``other`` must leave free the pages that ``one``, which is being prefilled, still
+        needs."""
         return one.order < other.order
 
     def n_reserved(self, request: Request) -> int:
@@ -224,15 +229,15 @@ class Shares:
         return False
 
     def may_give(self, request: Request) -> Callable[[Request], bool]:
-        """Returns what says of another request whether ``request`` could get its pages."""
+        """Returns a function that says whether ``request`` could use the pages of another request."""
         return lambda other: True
 
     def victims(self, candidates: Sequence[Request]) -> Sequence[Request]:
-        """Returns those of several running requests of which the last in order is to be preempted."""
+        """Returns the requests among which the victim is chosen: the last of them in order is preempted."""
         return candidates
 
     def count(self, sender: str) -> tuple[int, int]:
-        """Returns how many rows a sender has, and how many of its requests are in the queue."""
+        """Returns how many batch slots a sender has, and how many of its requests are in the queue."""
         raise KeyError(sender)
 
     def stats(self, count_of: Callable[[str], tuple[int, int]]) -> dict[str, TenantStats]:
@@ -244,7 +249,8 @@ class Shares:
         return {}
 
     def stuck(self, running: Iterable[Request]) -> Iterable[Sequence[Request]]:
-        """Yields groups of paused requests that have all rows of a sender whose other requests wait for one."""
+        """Yields the paused requests of each sender that has no other batch slots, while more of its requests
+        wait."""
         return ()
 
 
@@ -290,11 +296,11 @@ class ChangeSource(Protocol):
 
 
 class Tiers:
-    """The memory behind the device's pool, as the trunk knows it: there is none. O(1) each.
+    """The memory tiers behind the device's pool.
 
     A request may *load*: it leaves the waiting queue until pages of its prompt have been copied to the device. Then
-    it has a block table with these pages, and is admitted before all waiting requests. A server with tiers has
-    ``tiers/memory_tiers.py`` in its place.
+    it has a block table with these pages, and is admitted before all waiting requests. This class is the protocol
+    and its default, which has no tiers. O(1) each.
     """
 
     host: PageCache | None = None

@@ -2,7 +2,7 @@
 
 A request with ``n`` choices becomes ``n`` objects of class ``Request`` with the same id. One of them, the *leader*,
 computes the prompt. The others *follow* it, and *fork* its block table once its first output token is known. See
-docs/decisions/0006-forks.md. With beam search each choice is a beam, see ``beams/group.py``.
+docs/decisions/0006-forks.md. With a ``Continuation`` the choices go on together.
 """
 
 from __future__ import annotations
@@ -32,10 +32,21 @@ class Phase(Enum):
 
     A preempted or finished request that still has a block table is *releasing*: it keeps its pages while launched
     steps, or pending copies of its forks, use them.
+
+    Who sets a phase:
+
+    * the loop: GATED, and from there WAITING or FINISHED;
+    * ``Scheduler``: FOLLOWING for a new request's followers, WAITING for one that becomes the leader; FINISHED for
+    a
+      request without pages;
+    * ``RunningRequests``: RUNNING; PREEMPTED, and from there WAITING or PAUSED; FINISHED for a request with pages;
+      WAITING for a fork without room;
+    * ``Tiers``: LOADING, and from there WAITING; ``PrefillRows`` does that for a loaded request without room;
+    * a continuation: WAITING after PAUSED, and FINISHED for all its choices.
     """
 
     GATED = "gated"
-    """Not known to the scheduler until its constraint is made, such as a compiled grammar."""
+    """Not known to the scheduler until its constraint is made."""
     FOLLOWING = "following"
     """Its leader computes the prompt; it has neither a batch slot nor pages."""
     WAITING = "waiting"
@@ -158,7 +169,7 @@ class Request:
     constraint: Constraint | None = None
     """What its output must obey, in its state after all known tokens; None if any token may follow."""
     continuation: Continuation | None = None
-    """What decides how all its choices go on, such as a beam search; None if sampled tokens do."""
+    """What decides how all its choices go on; None if sampled tokens do."""
     observers: tuple[Observer, ...] = ()
     """The branches that it has chosen, which follow it; all its choices have the same."""
     received_at: float = 0.0
@@ -291,7 +302,7 @@ class Request:
         if self.needs_history:
             history = History(bytes(self.tokens), self.n_prompt)
             self.needs_history = False
-        # The mask of a row with a grammar has the bans, because it must not become empty.
+        # The mask of a masked row has the bans, because it must not become empty.
         banned = settings.banned if index < self.min_tokens and not settings.is_masked else ()
         return msgspec.structs.replace(settings, index=index, banned=banned, history=history)
 

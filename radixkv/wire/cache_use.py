@@ -1,4 +1,4 @@
-"""Where the KV of a prompt came from."""
+"""Where the KV of a prompt came from, as numbers; ``runtime/cache_use_record.py`` counts them."""
 
 from __future__ import annotations
 

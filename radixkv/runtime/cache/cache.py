@@ -2,7 +2,7 @@
 
 No other module allocates or frees a page. Every page is in exactly one of four places: on the free list, reachable
 in the tree, detached from the tree but leased, or private to one block table (its tail and replaced duplicates).
-The device's KV pool has one page cache, and the host tier another, whose pages are slots in host memory.
+Each pool has a page cache of its own: the device's KV pool, and the slots in host memory behind it.
 """
 
 from __future__ import annotations

@@ -11,10 +11,9 @@ from radixkv.tree.radix_tree import RadixTree
 
 
 class PageQuotas:
-    """The page cache asks it who may have how many pages; this one divides nothing. O(1) each.
+    """Says who may have how many pages of a cache; this class lets everybody have any. O(1) each.
 
-    Somebody *owns* the pages that are cached in their namespaces, and those that are private to their block tables.
-    A server with tenants has ``tenants/tenant_pages.py`` in its place, with floors and caps.
+    An *owner* has the pages that are cached in its namespaces, and those that are private to their block tables.
     """
 
     names: tuple[str, ...] = ()

@@ -26,9 +26,9 @@ class PrefillRows:
     Args:
         cache: the page cache of the device.
         waiting: the waiting requests.
-        tiers: the memory behind the pool.
+        tiers: the memory tiers behind the pool.
         running: the requests with pages.
-        shares: divides batch slots and pages among those who send requests.
+        shares: divides batch slots and pages among senders.
         clock: seconds, monotonic.
     """
 

@@ -23,8 +23,8 @@ class RunningRequests:
     Args:
         cache: the page cache of the device.
         waiting: where requests come from, and where preempted ones return to.
-        tiers: the memory behind the pool.
-        shares: divides batch slots and pages among those who send requests.
+        tiers: the memory tiers behind the pool.
+        shares: divides batch slots and pages among senders.
         n_batch_slots: batch slots in all.
         max_row_tokens: maximum tokens of a row.
         n_reserved_tokens: tokens that an admission leaves free for each active request, so that their next ones do

@@ -72,8 +72,8 @@ class Scheduler:
         cache: the page cache over the device's pool.
         limits: of steps and of the queue.
         queue: the waiting requests.
-        shares: divides rows and pages among those who send requests.
-        tiers: the memory behind the pool.
+        shares: divides batch slots and pages among senders.
+        tiers: the memory tiers behind the pool.
         forecast: of the time of steps, for ``target_itl_ms``.
         shared_prefixes: finds the pages that decode rows share; None: plans list none.
         clock: seconds, monotonic.
@@ -253,7 +253,9 @@ class Scheduler:
                 blocks, end = request.blocks, row.start + row.n_tokens
                 fills_page = end >= (blocks.n_leased + 1) * self.cache.page_size and blocks.can_commit
                 if request.phase is Phase.FINISHED:
+                    # It commits no more pages, but others may read those that it has committed.
                     self.cache.mark_computed(blocks, end, plan.step)
+                # A row that fills no page has nothing to commit, nor to mark if the leased pages are computed.
                 elif fills_page or not blocks.is_computed:
                     computed.append(ComputedRow(blocks, request.tokens, end, request.last_step))
         self.cache.commit_computed(computed, plan.step)

@@ -37,7 +37,7 @@ class WaitingQueue:
         self._in_order: SortedDict[tuple[int, int], Request] = SortedDict()
         self._by_length: SortedDict[tuple[int, int, int], Request] = SortedDict()
         self._unstarted: SortedDict[tuple[float, int], Request] = SortedDict()
-        """By time of arrival: a request whose grammar took long to compile may be older than those before it."""
+        """By time of arrival: a request that the gate has held may be older than those before it."""
         self._n_admissions = 0
         """Admissions since a request last aged."""
         self.version = 0

@@ -17,7 +17,10 @@ from radixkv.wire.stats import TenantStats
 
 
 class TenantShares(Shares):
-    """Divides rows and pages among tenants.
+    """Divides batch slots and pages among tenants.
+
+    Pages belong to the tenant of a namespace, and batch slots to the sender. For a tenant with a share of pages
+    both are the same: ``settings/tenants.py`` lets only ``cache_salt="tenant"`` have one.
 
     Args:
         rows: of the tenants.
@@ -33,15 +36,15 @@ class TenantShares(Shares):
         self._cache = cache
 
     def may_take_batch_slot(self, request: Request) -> bool:
-        """Returns whether a request's tenant may have one row more. O(1)."""
+        """Returns whether a request's tenant may have one batch slot more. O(1)."""
         return self.rows.may_take(request.sender)
 
     def take_batch_slot(self, request: Request) -> None:
-        """Counts a row that a request gets. O(1)."""
+        """Counts a batch slot that a request gets. O(1)."""
         self.rows.take(request.sender)
 
     def give_batch_slot_back(self, request: Request) -> None:
-        """Counts a row that a request no longer has. O(1)."""
+        """Counts a batch slot that a request no longer has. O(1)."""
         self.rows.give_back(request.sender)
 
     def is_of_same(self, one: Request, other: Request) -> bool:
@@ -84,7 +87,10 @@ class TenantShares(Shares):
         return [one for one in candidates if one.sender == tenant]
 
     def stuck(self, running: Iterable[Request]) -> Iterator[list[Request]]:
-        """Yields the paused requests of each tenant that has no other rows, while others of it wait. O(running)."""
+        """Yields the paused requests of each tenant that has no other batch slots, while more of its requests wait.
+
+        O(running).
+        """
         paused: dict[str, list[Request]] = {}
         for request in running:
             if request.is_paused:
@@ -94,7 +100,7 @@ class TenantShares(Shares):
                 yield requests
 
     def count(self, sender: str) -> tuple[int, int]:
-        """Returns how many rows a tenant has, and how many of its requests are in the queue. O(1)."""
+        """Returns how many batch slots a tenant has, and how many of its requests are in the queue. O(1)."""
         return self.rows.n_rows(sender), self.queue.n_waiting(sender)
 
     def stats(self, count_of: Callable[[str], tuple[int, int]]) -> dict[str, TenantStats]:

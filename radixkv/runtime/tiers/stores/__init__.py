@@ -1,1 +1,1 @@
-"""Tiers behind the device's pages."""
+"""Stores that keep pages outside the process: files, and objects on other machines."""
