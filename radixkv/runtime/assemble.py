@@ -1,7 +1,6 @@
 """Assembles a loop of trunk and branches. Besides, only ``open_loop`` and ``process`` know branches.
 
-Tenants, tiers and events are imported only if the settings ask for them; all requests may choose the other
-branches.
+Tenants, tiers and events are imported only if the settings ask for them; the other branches are always there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""HostTier between the device's page cache and the host tier's: which prompts are loaded, and from where."""
+"""The host tier between the device's page cache and the disk: which prompts are loaded, and from where."""
 
 from __future__ import annotations
 

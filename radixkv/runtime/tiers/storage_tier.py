@@ -45,7 +45,7 @@ class Lookup:
     """A question to a store that servers share: which pages of a sequence it has."""
 
     key: bytes
-    """Of the sequence's last page, by which another prompt with the same pages finds the lookup."""
+    """Key of the sequence's last page, by which another prompt with the same pages finds the lookup."""
     is_done: bool = False
 
 

@@ -23,7 +23,7 @@ class Removal(NamedTuple):
     """A removal that has begun: no page of it is found any more."""
 
     ticket: int
-    """That of the ``FinishedTransfer``."""
+    """Ticket of the ``FinishedTransfer``."""
     n_pages: int
     """Pages that are removed."""
 
