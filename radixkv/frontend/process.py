@@ -29,7 +29,7 @@ from radixkv.frontend.file_limit import raise_file_limit
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.connection import Connection
 from radixkv.frontend.in_flight import EndedRequest
-from radixkv.frontend.metrics.log import MissLog, StatsLog, log_line
+from radixkv.frontend.metrics.log import log_line, log_misses, log_statistics
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.metrics.request_log import RequestLog, open_request_log
 from radixkv.frontend.metrics.traces import RequestTraces, open_provider
@@ -341,8 +341,8 @@ async def _background_tasks(
     if server.canary_interval_s is not None:
         runs.append(Canary(client, served_model, metrics, server.canary_interval_s).run())
     if server.stats_interval_s is not None:
-        runs.append(StatsLog(client, server.stats_interval_s, metrics.set_stats_delta).run())
-        runs.append(MissLog(client, served_model.tokenizer).run())
+        runs.append(log_statistics(client, server.stats_interval_s, metrics.set_stats_delta))
+        runs.append(log_misses(client.take_recent_misses, served_model.tokenizer))
     tasks = [asyncio.create_task(run) for run in runs]
     try:
         yield

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from radixkv.frontend.api.doctor import MAX_REPORTED_PLACES, doctor_fields
-from radixkv.frontend.metrics.log import MissLog
+from radixkv.frontend.metrics.log import log_misses
 from radixkv.frontend.miss_counts import MAX_PLACES, MissCounts
 from radixkv.frontend.miss_report import without_contents
 from radixkv.text.tokenizer import Tokenizer
@@ -138,24 +138,14 @@ def test_a_report_of_nothing_has_no_misses() -> None:
     assert (report["requests"], report["lost_tokens"], report["misses"]) == (0, 0, [])
 
 
-class Source:
-    """Returns counts once, and then empty ones."""
-
-    def __init__(self, counts: MissCounts) -> None:
-        self._counts = counts
-
-    def take_recent_misses(self) -> MissCounts:
-        counts, self._counts = self._counts, MissCounts()
-        return counts
-
-
 def logged(counts: MissCounts, tokenizer: Tokenizer | None) -> list[str]:
     lines: list[str] = []
+    recent = iter([counts])
 
     async def run() -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(0.1):
-                await MissLog(Source(counts), tokenizer, 0.001, write=lines.append).run()
+                await log_misses(lambda: next(recent, MissCounts()), tokenizer, 0.001, write=lines.append)
 
     asyncio.run(run())
     return lines

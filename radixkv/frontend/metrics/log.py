@@ -42,91 +42,62 @@ def log_line(text: str) -> None:
         print(f"radixkv: {text}", file=sys.stderr, flush=True)
 
 
-class MissSource(Protocol):
-    """Provider of the requests that missed the cache."""
-
-    def take_recent_misses(self) -> MissCounts:
-        """Returns what requests that ended since the last call did not find in the cache."""
-        ...
-
-
-class MissLog:
-    """Logs at most one line per interval, about where most of the avoidable misses end and why.
+async def log_misses(
+    take_recent: Callable[[], MissCounts],
+    tokenizer: Tokenizer | None,
+    interval_s: float = MISS_INTERVAL_S,
+    *,
+    write: Callable[[str], None] = log_line,
+) -> None:
+    """Logs where most of the avoidable misses end and why, at most one line an interval, until it is cancelled.
 
     Args:
-        source: queried once per interval.
+        take_recent: returns what requests that ended since the last call did not find in the cache.
         tokenizer: gives the texts of tokens; None for positions only.
-        interval_s: seconds between queries.
+        interval_s: seconds between calls.
         write: takes the lines.
     """
-
-    def __init__(
-        self,
-        source: MissSource,
-        tokenizer: Tokenizer | None,
-        interval_s: float = MISS_INTERVAL_S,
-        *,
-        write: Callable[[str], None] = log_line,
-    ) -> None:
-        self._source = source
-        self._tokenizer = tokenizer
-        self._interval_s = interval_s
-        self._write = write
-
-    async def run(self) -> None:
-        """Logs until it is cancelled."""
-        while True:
-            await asyncio.sleep(self._interval_s)
-            recent = self._source.take_recent_misses()
-            line = worst_miss(recent, self._tokenizer, min_share=_MIN_MISS_SHARE, min_tokens=_MIN_MISS_TOKENS)
-            if line is not None:
-                self._write(f"cache misses of the last {self._interval_s:g} s: {line}")
+    while True:
+        await asyncio.sleep(interval_s)
+        line = worst_miss(take_recent(), tokenizer, min_share=_MIN_MISS_SHARE, min_tokens=_MIN_MISS_TOKENS)
+        if line is not None:
+            write(f"cache misses of the last {interval_s:g} s: {line}")
 
 
-class StatsLog:
-    """Logs one line of statistics per interval in which the engine has work.
+async def log_statistics(
+    source: StatsSource,
+    interval_s: float,
+    on_delta: Callable[[StatsDelta | None], None],
+    *,
+    write: Callable[[str], None] = log_line,
+) -> None:
+    """Logs one line of statistics for each interval in which the engine has work, until it is cancelled.
 
     Args:
-        source: queried once per interval.
+        source: queried once an interval.
         interval_s: seconds between queries.
         on_delta: called with each ``StatsDelta``, even without work, and with None if a new runtime has none yet.
         write: takes the lines.
     """
-
-    def __init__(
-        self,
-        source: StatsSource,
-        interval_s: float,
-        on_delta: Callable[[StatsDelta | None], None],
-        *,
-        write: Callable[[str], None] = log_line,
-    ) -> None:
-        self._source = source
-        self._interval_s = interval_s
-        self._on_delta = on_delta
-        self._write = write
-
-    async def run(self) -> None:
-        """Logs until it is cancelled."""
-        before, begun, n_restarts = None, 0.0, 0
-        while True:
-            try:
-                after, now = await self._source.stats(), time.monotonic()
-            except RuntimeSilent:
-                continue  # a long step; the next reply covers its time
-            except RequestError:  # the runtime is dead
-                await asyncio.sleep(self._interval_s)
-                continue
-            if self._source.n_restarts != n_restarts:
-                before, n_restarts = None, self._source.n_restarts
-                self._on_delta(None)
-            if before is not None:
-                stats_delta = StatsDelta(before, after, now - begun)
-                self._on_delta(stats_delta)
-                if stats_delta.has_work:
-                    self._write(_line(stats_delta))
-            before, begun = after, now
-            await asyncio.sleep(self._interval_s)
+    before, begun, n_restarts = None, 0.0, 0
+    while True:
+        try:
+            after, now = await source.stats(), time.monotonic()
+        except RuntimeSilent:
+            continue  # a long step; the next reply covers its time
+        except RequestError:  # the runtime is dead
+            await asyncio.sleep(interval_s)
+            continue
+        if source.n_restarts != n_restarts:
+            before, n_restarts = None, source.n_restarts
+            on_delta(None)
+        if before is not None:
+            stats_delta = StatsDelta(before, after, now - begun)
+            on_delta(stats_delta)
+            if stats_delta.has_work:
+                write(_line(stats_delta))
+        before, begun = after, now
+        await asyncio.sleep(interval_s)
 
 
 def _line(stats_delta: StatsDelta) -> str:

@@ -30,8 +30,8 @@ FINISH_REASONS = ("stop", "tool_calls", "length", "abort", "error")
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
-_Values = Mapping[str, tuple[float, str]]
-"""Values of metrics with their descriptions, by name."""
+_Values = Mapping[str, tuple[float | None, str]]
+"""Values of metrics with their descriptions, by name; a metric whose value is None is left out."""
 
 
 class Metrics:
@@ -97,31 +97,38 @@ class Metrics:
             n_restarts: how often the runtime was started again.
         """
         durations = (self._first_token, self._next_token, self._whole, self._queue)
-        families = [*(each.family() for each in durations), self._ended_family(), *_families(stats)]
-        families += _numbers(
-            {}, {"runtime_restarts": (n_restarts, "Runtime processes started in place of dead ones.")}
-        )
-        families += self._canary_families()
+        restarts = {"runtime_restarts": (n_restarts, "Runtime processes started in place of dead ones.")}
+        text = "Answers that have ended."
+        families = [
+            *(each.family() for each in durations),
+            _labelled(CounterMetricFamily, "requests", text, "finish_reason", self._n_ended),
+            *_families(stats),
+            *_numbers({}, restarts),
+        ]
+        checks, failures = self._n_canary_rounds, self._n_canary_failures
+        counts: list[tuple[str, str, str, Mapping[str, float]]] = [
+            ("canary_checks", "Answers of the canary from the cache that were compared.", "tier", checks),
+            ("canary_failures", "Part of canary_checks that differed without the cache.", "tier", failures),
+        ]
         if kept_answers is not None:
-            families.append(_history_family(kept_answers))
+            text = (
+                "Answers of this server in the history of chats, by whether they are rendered as the model wrote "
+                "them."
+            )
+            rendered = {"same": kept_answers.n_same, "otherwise": kept_answers.n_otherwise}
+            counts.append(("history_answers", text, "rendered", rendered))
         if misses is not None:
-            families += _miss_families(misses)
+            n_requests = {reason: one.n_requests for reason, one in misses.by_reason.items()}
+            n_lost = {reason: one.n_lost for reason, one in misses.by_reason.items()}
+            text = "Requests that lacked a page or more, by the reason."
+            counts.append(("cache_misses", text, "reason", n_requests))
+            counts.append(("cache_miss_tokens", "Prompt tokens computed for these requests.", "reason", n_lost))
+        families += [_labelled(CounterMetricFamily, *each) for each in counts]
         if aliases is not None:
             families += [*aliases.families(families), *aliases.derived(stats, self.stats_delta)]
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collected(families))
         return generate_latest(registry)
-
-    def _canary_families(self) -> Iterator[Metric]:
-        for name, text, counts in (
-            ("canary_checks", "Answers of the canary from the cache that were compared.", self._n_canary_rounds),
-            ("canary_failures", "Part of canary_checks that differed without the cache.", self._n_canary_failures),
-        ):
-            yield _labelled(CounterMetricFamily, name, text, "tier", counts)
-
-    def _ended_family(self) -> Metric:
-        text = "Answers that have ended."
-        return _labelled(CounterMetricFamily, "requests", text, "finish_reason", self._n_ended)
 
 
 def _labelled(
@@ -136,21 +143,6 @@ def _labelled(
     for each, value in values.items():
         family.add_metric([each], value)
     return family
-
-
-def _history_family(kept_answers: KeptAnswers) -> Metric:
-    text = "Answers of this server in the history of chats, by whether they are rendered as the model wrote them."
-    counts = {"same": kept_answers.n_same, "otherwise": kept_answers.n_otherwise}
-    return _labelled(CounterMetricFamily, "history_answers", text, "rendered", counts)
-
-
-def _miss_families(misses: MissCounts) -> Iterator[Metric]:
-    n_requests = {reason: counts.n_requests for reason, counts in misses.by_reason.items()}
-    n_lost = {reason: counts.n_lost for reason, counts in misses.by_reason.items()}
-    text = "Requests that lacked a page or more, by the reason."
-    yield _labelled(CounterMetricFamily, "cache_misses", text, "reason", n_requests)
-    text = "Prompt tokens computed for these requests."
-    yield _labelled(CounterMetricFamily, "cache_miss_tokens", text, "reason", n_lost)
 
 
 class _Durations:
@@ -238,23 +230,18 @@ def _families(stats: Stats) -> Iterator[Metric]:
 
 
 def _host_families(host: HostStats, cache_use: CacheUse) -> Iterator[Metric]:
-    gauges: dict[str, tuple[float, str]] = {
+    gauges: _Values = {
         "num_requests_loading": (host.n_loading, "Part of num_requests_waiting: wait for pages of the host tier."),
         "host_slots": (host.n_slots, "Pages that the host tier can hold; grows while its memory is prepared."),
         "host_slots_free": (host.n_slots_free, "Pages that the host tier could take without evicting."),
         "host_slots_pinned": (host.n_slots_pinned, "Pages that the host tier evicts after all others."),
         "host_page_bytes": (host.page_bytes, "Size of a page."),
+        "load_seconds_per_token": (host.load_seconds_per_token, "Loading a token from the host tier."),
+        "compute_seconds_per_token": (host.compute_seconds_per_token, "Computing a token of a prompt."),
     }
-    if host.load_seconds_per_token is not None:
-        gauges["load_seconds_per_token"] = (host.load_seconds_per_token, "Loading a token from the host tier.")
-    if host.compute_seconds_per_token is not None:
-        gauges["compute_seconds_per_token"] = (host.compute_seconds_per_token, "Computing a token of a prompt.")
-    counters = {
+    counters: _Values = {
         "host_prefix_cache_hits": (cache_use.n_loaded, "Part of prefix_cache_hits: loaded from the host tier."),
-        "host_hits_computed": (
-            host.hits_computed_total,
-            "Hits in the host tier that were faster to compute.",
-        ),
+        "host_hits_computed": (host.hits_computed_total, "Hits in the host tier that were faster to compute."),
         "host_pages_loaded": (host.pages_loaded_total, "Pages copied from the host tier to the device."),
         "host_pages_stored": (host.pages_stored_total, "Pages copied from the device to the host tier."),
         "host_pages_evicted": (host.pages_evicted_total, "Pages evicted from the host tier."),
@@ -266,20 +253,17 @@ def _host_families(host: HostStats, cache_use: CacheUse) -> Iterator[Metric]:
 
 
 def _disk_families(disk: DiskStats, cache_use: CacheUse) -> Iterator[Metric]:
+    """Yields the families of the cache folder, or of the shared store."""
     if disk.shared is not None:
         yield from _shared_store_families(disk, disk.shared, cache_use)
         return
-    gauges: dict[str, tuple[float, str]] = {
+    gauges: _Values = {
         "disk_pages": (disk.n_pages, "Pages in the cache folder, with those of other models."),
         "disk_bytes": (disk.n_bytes, "Bytes that these pages occupy."),
+        "fetch_seconds_per_token": (disk.fetch_seconds_per_token, "Fetching a token from disk."),
     }
-    if disk.fetch_seconds_per_token is not None:
-        gauges["fetch_seconds_per_token"] = (disk.fetch_seconds_per_token, "Fetching a token from disk.")
-    counters = {
-        "disk_prefix_cache_hits": (
-            cache_use.n_fetched,
-            "Part of host_prefix_cache_hits: came from disk.",
-        ),
+    counters: _Values = {
+        "disk_prefix_cache_hits": (cache_use.n_fetched, "Part of host_prefix_cache_hits: came from disk."),
         "disk_pages_fetched": (disk.pages_fetched_total, "Pages copied from disk to the host tier."),
         "disk_pages_written": (disk.pages_written_total, "Pages written to disk."),
         "disk_pages_lost": (disk.pages_lost_total, "Pages on disk that were damaged or had vanished."),
@@ -289,41 +273,20 @@ def _disk_families(disk: DiskStats, cache_use: CacheUse) -> Iterator[Metric]:
     yield from _numbers(gauges, counters)
 
 
-def _tenant_families(tenants: Mapping[str, TenantStats]) -> Iterator[Metric]:
-    running = {name: one.n_running for name, one in tenants.items()}
-    waiting = {name: one.n_waiting for name, one in tenants.items()}
-    pages = {name: one.n_pages for name, one in tenants.items() if one.n_pages is not None}
-    computed = {name: one.computed_tokens_total for name, one in tenants.items()}
-    gauges: dict[str, tuple[Mapping[str, float], str]] = {
-        "tenant_num_requests_running": (running, "Rows of a tenant."),
-        "tenant_num_requests_waiting": (waiting, "Choices of a tenant that wait for a step."),
-        "tenant_kv_pages": (pages, "Pages of a tenant with a share of them, cached or in use."),
-    }
-    for name, (values, text) in gauges.items():
-        yield _labelled(GaugeMetricFamily, name, text, "tenant", values)
-    text = "Tokens computed for a tenant."
-    yield _labelled(CounterMetricFamily, "tenant_computed_tokens", text, "tenant", computed)
-
-
 def _shared_store_families(disk: DiskStats, shared: SharedStoreStats, cache_use: CacheUse) -> Iterator[Metric]:
-    gauges: dict[str, tuple[float, str]] = {
+    missed = "Pages that the shared store had, and that were damaged or had vanished."
+    hits = "Part of host_prefix_cache_hits: came from the shared store."
+    gauges: _Values = {
         "store_is_away": (shared.is_away, "1 while the shared store fails or is slow; prompts are computed then."),
         "store_pages": (disk.n_pages, "Pages that the shared store is known to have."),
         "store_bytes": (disk.n_bytes, "Bytes of these pages."),
+        "fetch_seconds_per_token": (disk.fetch_seconds_per_token, "Fetching a token from the store."),
     }
-    if disk.fetch_seconds_per_token is not None:
-        gauges["fetch_seconds_per_token"] = (disk.fetch_seconds_per_token, "Fetching a token from the store.")
-    counters = {
-        "store_prefix_cache_hits": (
-            cache_use.n_fetched,
-            "Part of host_prefix_cache_hits: came from the shared store.",
-        ),
+    counters: _Values = {
+        "store_prefix_cache_hits": (cache_use.n_fetched, hits),
         "store_pages_fetched": (disk.pages_fetched_total, "Pages copied from the shared store to the host tier."),
         "store_pages_written": (disk.pages_written_total, "Pages written to the shared store."),
-        "store_pages_missed": (
-            disk.pages_lost_total,
-            "Pages that the shared store had, and that were damaged or had vanished.",
-        ),
+        "store_pages_missed": (disk.pages_lost_total, missed),
         "store_fetch_seconds": (disk.fetch_seconds, "Time of the copies from the shared store."),
         "store_write_seconds": (disk.write_seconds, "Time of the copies to the shared store."),
         "store_lookups": (shared.lookups_total, "Prompts for which the shared store was asked."),
@@ -333,9 +296,24 @@ def _shared_store_families(disk: DiskStats, shared: SharedStoreStats, cache_use:
     yield from _numbers(gauges, counters)
 
 
+def _tenant_families(tenants: Mapping[str, TenantStats]) -> Iterator[Metric]:
+    running = {name: one.n_running for name, one in tenants.items()}
+    waiting = {name: one.n_waiting for name, one in tenants.items()}
+    pages = {name: one.n_pages for name, one in tenants.items() if one.n_pages is not None}
+    computed = {name: one.computed_tokens_total for name, one in tenants.items()}
+    for name, values, text in (
+        ("num_requests_running", running, "Rows of a tenant."),
+        ("num_requests_waiting", waiting, "Choices of a tenant that wait for a step."),
+        ("kv_pages", pages, "Pages of a tenant with a share of them, cached or in use."),
+    ):
+        yield _labelled(GaugeMetricFamily, f"tenant_{name}", text, "tenant", values)
+    text = "Tokens computed for a tenant."
+    yield _labelled(CounterMetricFamily, "tenant_computed_tokens", text, "tenant", computed)
+
+
 def _numbers(gauges: _Values, counters: _Values) -> Iterator[Metric]:
     """Yields a family for each value and its description, by name."""
-    for name, (value, text) in gauges.items():
-        yield GaugeMetricFamily(PREFIX + name, text, value=value)
-    for name, (value, text) in counters.items():
-        yield CounterMetricFamily(PREFIX + name, text, value=value)
+    for kind, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+        for name, (value, text) in values.items():
+            if value is not None:
+                yield kind(PREFIX + name, text, value=value)

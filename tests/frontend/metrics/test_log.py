@@ -13,7 +13,7 @@ import pytest
 
 from radixkv.errors import RequestError, RuntimeDied
 from radixkv.frontend.http.errors import RuntimeSilent
-from radixkv.frontend.metrics.log import StatsLog, log_line
+from radixkv.frontend.metrics.log import log_line, log_statistics
 from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import GetStats
@@ -57,7 +57,7 @@ def lines(readings: Sequence[Stats | RequestError]) -> tuple[list[str], list[Sta
 
     async def log() -> None:
         script = Script(readings)
-        logging = asyncio.create_task(StatsLog(script, 0.001, deltas.append, write=written.append).run())
+        logging = asyncio.create_task(log_statistics(script, 0.001, deltas.append, write=written.append))
         await script.is_over.wait()
         logging.cancel()
         await asyncio.gather(logging, return_exceptions=True)
