@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.step.executor import Executor
@@ -23,13 +22,6 @@ class _Step:
     """None while the step waits for its token masks."""
     begun_at: float
     """On the clock: when its launch began."""
-
-
-class ComputedStep(NamedTuple):
-    """A step whose result was taken."""
-
-    plan: StepPlan
-    result: StepResult
 
 
 class LaunchedSteps:
@@ -91,8 +83,9 @@ class LaunchedSteps:
             self._steps.pop()
             raise
 
-    def take_result(self) -> ComputedStep:
-        """Waits for the oldest step. Raises ``DeviceError`` if it failed, with all steps launched after it."""
+    def take_result(self) -> tuple[StepPlan, StepResult]:
+        """Waits for the oldest step; returns its plan and result. Raises ``DeviceError`` if it failed, with all
+        steps launched after it."""
         step = self._steps.popleft()
         assert step.sampled is not None, "a step is sampled before the next one is launched"
         is_awaited = not step.sampled.is_done
@@ -106,7 +99,7 @@ class LaunchedSteps:
         ended_at = max(step.begun_at, self._ended_at) + result.device_seconds
         self._ended_at = now if is_awaited else min(now, ended_at)
         self._forecast.record(step.plan, result.device_seconds)
-        return ComputedStep(step.plan, result)
+        return step.plan, result
 
     def drop(self) -> None:
         """Forgets all steps, without waiting."""

@@ -218,7 +218,7 @@ class Loop:
         if len(self._steps) > LOOKAHEAD or (plan is None and self._steps):
             messages += self._collect_result()
         elif plan is None and self.has_work:
-            if not (self.scheduler.is_idle or self.scheduler.is_copying):
+            if not (self.scheduler.is_idle or self.scheduler.tiers.is_busy):
                 raise InvariantError(
                     f"{len(self.scheduler.running)} requests are running, {len(self.scheduler.tiers)} loading "
                     f"and {len(self.scheduler.waiting)} waiting, but none of them fits into a step"
@@ -274,7 +274,6 @@ class Loop:
             del self._gated[choices[0].id]
             cancelled = [choice for choice in choices if choice.phase is Phase.FINISHED]
             if error is None:
-                choices[0].phase = Phase.WAITING
                 try:
                     self.scheduler.add(choices[0], choices[1:])
                 except RequestError as full:
@@ -338,13 +337,13 @@ class Loop:
     def _collect_result(self) -> list[FromRuntime]:
         """Takes the oldest launched step's result. If it failed, so have all steps launched after it."""
         try:
-            step = self._steps.take_result()
+            plan, result = self._steps.take_result()
         except DeviceError:
             return self._to_messages(self.scheduler.fail())
-        self.scheduler.tiers.step_done(step.plan, step.result.device_seconds)
-        self._counters.device_busy_seconds += step.result.device_seconds
+        self.scheduler.tiers.step_done(plan, result.device_seconds)
+        self._counters.device_busy_seconds += result.device_seconds
         started = perf_counter()
-        updates = self.scheduler.complete(step.plan, step.result)
+        updates = self.scheduler.complete(plan, result)
         self.scheduler.cache.check_counts()
         self._counters.schedule_seconds += perf_counter() - started
         return self._to_messages(updates)

@@ -163,7 +163,7 @@ class Queue(Protocol):
         ...
 
     def add(self, request: Request) -> None:
-        """Queues a request by its priority and age."""
+        """Queues a request by its priority and age, in phase ``WAITING``."""
         ...
 
     def remove(self, request: Request) -> None:

@@ -35,14 +35,12 @@ class Phase(Enum):
 
     Who sets a phase:
 
-    * the loop: GATED, and from there WAITING or FINISHED;
-    * ``Scheduler``: FOLLOWING for a new request's followers, WAITING for one that becomes the leader; FINISHED for
-    a
-      request without pages;
-    * ``RunningRequests``: RUNNING; PREEMPTED, and from there WAITING or PAUSED; FINISHED for a request with pages;
-      WAITING for a fork without room;
-    * ``Tiers``: LOADING, and from there WAITING; ``PrefillRows`` does that for a loaded request without room;
-    * a continuation: WAITING after PAUSED, and FINISHED for all its choices.
+    * a ``Queue``: WAITING, for each request that is added;
+    * the loop: GATED, and FINISHED for a request that the gate holds;
+    * ``Scheduler``: FOLLOWING for a new request's followers, and FINISHED for a request without pages;
+    * ``RunningRequests``: RUNNING; PREEMPTED, and then PAUSED if it is paused; FINISHED for a request with pages;
+    * ``Tiers``: LOADING;
+    * a continuation: FINISHED for all its choices.
     """
 
     GATED = "gated"
@@ -329,7 +327,6 @@ class Request:
             follower.leader = new_leader
         new_leader.leader = None
         new_leader.tokens = self.prompt
-        new_leader.phase = Phase.WAITING
         new_leader.reads_cache = self.reads_cache
         new_leader.uses_tiers = self.uses_tiers
         new_leader.prompt_scoring = self.prompt_scoring

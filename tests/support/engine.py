@@ -360,7 +360,7 @@ class Engine:
         if len(self.pending) > 1 or (plan is None and self.pending):
             self.collect()
         elif plan is None:
-            assert self.scheduler.is_idle or self.scheduler.is_copying, "nothing to plan or copy"
+            assert self.scheduler.is_idle or self.scheduler.tiers.is_busy, "nothing to plan or copy"
 
     def finish_copies(self) -> None:
         """Finishes all copies and transfers between tiers."""
@@ -517,7 +517,7 @@ class Engine:
     def check_idle(self) -> None:
         """Checks that no request and no lease is left, and that all pages are available."""
         assert self.scheduler.is_idle
-        while self.scheduler.is_copying:
+        while self.scheduler.tiers.is_busy:
             self.finish_copies()
             self.scheduler.schedule()
         assert self.scheduler.tiers.n_promised == 0

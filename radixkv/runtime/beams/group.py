@@ -96,7 +96,6 @@ class BeamGroup:
         self._running.fork(forks)
         for request in beams:
             if request.phase is Phase.PAUSED:
-                request.phase = Phase.WAITING
                 self._waiting.add(request)
         return beams
 

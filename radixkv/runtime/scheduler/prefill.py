@@ -210,7 +210,6 @@ class PrefillRows:
                 self._running.free(request)
                 if request.phase is Phase.LOADING:
                     self._waiting.add(request)
-                    request.phase = Phase.WAITING
                 break
             if request.phase is Phase.WAITING:
                 self._waiting.remove(request)

@@ -202,7 +202,6 @@ class RunningRequests:
             if self._can_fork(leader, follower, n_needed_ahead):
                 self._fork(leader, follower)
             else:
-                follower.phase = Phase.WAITING
                 self._waiting.add(follower)
 
     def drop(self, request: Request) -> None:
@@ -299,7 +298,6 @@ class RunningRequests:
                 if request.phase is Phase.PREEMPTED and request.is_paused:
                     request.phase = Phase.PAUSED
                 elif request.phase is Phase.PREEMPTED:
-                    request.phase = Phase.WAITING
                     self._waiting.add(request)
 
     def notify_released(self, request: Request) -> None:

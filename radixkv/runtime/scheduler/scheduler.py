@@ -133,11 +133,6 @@ class Scheduler:
         return self._prompts.n_recomputed
 
     @property
-    def is_copying(self) -> bool:
-        """Whether pages are being copied between tiers: there may be more to schedule when they are."""
-        return self.tiers.is_busy
-
-    @property
     def launched_plans(self) -> tuple[LaunchedPlan, ...]:
         """The plans whose results are not known yet, oldest first. O(launched plans)."""
         return tuple(self._launched)
@@ -167,18 +162,14 @@ class Scheduler:
             assert request.leader is not None
             request.leader.followers.remove(request)
             request.leader = None
-            request.phase = Phase.FINISHED
         elif request.phase is Phase.WAITING:
             self.waiting.remove(request)
-            request.phase = Phase.FINISHED
         elif request.phase is Phase.LOADING:
             self.tiers.leave(request)
-            request.phase = Phase.FINISHED
-        elif request.phase is Phase.PAUSED:
-            request.phase = Phase.FINISHED
-        else:
+        elif request.phase is not Phase.PAUSED:
             self.running.finish(request)
             self.running.release()
+        request.phase = Phase.FINISHED
         if request.followers:
             self.waiting.add(request.promote_follower())
 

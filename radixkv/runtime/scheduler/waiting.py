@@ -8,7 +8,7 @@ from itertools import islice
 from sortedcontainers import SortedDict
 
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.request import Request
+from radixkv.runtime.request import Phase, Request
 from radixkv.settings.checks import MAX_PRIORITY
 from radixkv.settings.config import SchedulePolicy
 from radixkv.tree.spared import WaitingPrompt
@@ -74,6 +74,7 @@ class WaitingQueue:
     def add(self, request: Request) -> None:
         """Queues a request by its priority and age. O(log n + tokens)."""
         self.version += 1
+        request.phase = Phase.WAITING
         request.key = bytes(request.tokens)
         self._in_order[request.order] = request
         self._by_length[request.priority, request.n_known, request.serial] = request

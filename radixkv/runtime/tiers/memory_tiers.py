@@ -249,7 +249,6 @@ class MemoryTiers(Tiers):
     def retract(self, request: Request) -> None:
         """Returns a request to the waiting queue; its loaded pages stay cached. O(pages)."""
         self.leave(request)
-        request.phase = Phase.WAITING
         self._waiting.add(request)
 
     def leave(self, request: Request) -> None:
