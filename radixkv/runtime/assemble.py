@@ -27,7 +27,6 @@ from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits
 from radixkv.runtime.scheduler.shared_prefixes import MIN_SHARED_TOKENS, SharedPrefixes
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.runtime.step.executor import Executor
-from radixkv.runtime.step.step_time import StepTimeForecast
 from radixkv.runtime.structured.gate import GrammarGate
 from radixkv.runtime.structured.grammars import Grammars
 from radixkv.settings.config import CacheConfig, SchedulePolicy, SchedulerConfig
@@ -58,7 +57,6 @@ def open_scheduler(
     lpm_max_passes: int = SchedulerConfig.lpm_max_passes,
     tenants: Sequence[TenantConfig] = (),
     host_tier: HostTier | None = None,
-    forecast: StepTimeForecast | None = None,
     finds_shared_runs: bool = False,
     min_shared_tokens: int = MIN_SHARED_TOKENS,
     clock: Callable[[], float] = monotonic,
@@ -71,7 +69,6 @@ def open_scheduler(
         schedule_policy, lpm_window, lpm_max_passes: the order of admission, as in ``SchedulerConfig``.
         tenants: who may send requests; none: all requests are of one, and no order but theirs counts.
         host_tier: copies pages to and from the host tier; None without one.
-        forecast: learns the time of steps, for ``target_itl_ms``.
         finds_shared_runs: whether plans list the pages that decode rows share.
         min_shared_tokens: length of the shortest run of shared pages that plans list.
         clock: seconds, monotonic.
@@ -96,7 +93,6 @@ def open_scheduler(
         queue,
         shares=shares,
         tiers=tiers,
-        forecast=forecast or StepTimeForecast(),
         shared_prefixes=SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None,
         clock=clock,
     )
@@ -107,14 +103,12 @@ def assemble_loop(
     executor: Executor,
     *,
     tenants: Sequence[TenantConfig] = (),
-    host_tier: HostTier | None = None,
     open_grammars: Callable[[], Grammars] | None = None,
     max_model_len: int,
     eos_token_ids: frozenset[int] = frozenset(),
     pin_budget: float = CacheConfig.pin_budget,
     seed: int = 0,
     start_seconds: Mapping[str, float] | None = None,
-    forecast: StepTimeForecast | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> Loop:
     """Makes a loop with all branches. O(1).
@@ -123,7 +117,6 @@ def assemble_loop(
         scheduler: plans the steps, over a cache with as many pages as the executor's pool.
         executor: the device.
         tenants: the scheduler's; none: all clients are one.
-        host_tier: the scheduler's, which copy pages to and from the host tier; None without one.
         open_grammars: opens what compiles structured outputs, when it is needed first; raises
             ``UnsupportedFeature`` if there is none.
         max_model_len: maximum of prompt and output together, in tokens.
@@ -131,13 +124,12 @@ def assemble_loop(
         pin_budget: fraction of each tier's pages that the pins of a namespace cover at most.
         seed: seed of the generators that draw seeds for requests without one.
         start_seconds: time of each stage of the start, for ``Stats``.
-        forecast: the scheduler's, which learns from the steps.
         clock: seconds, monotonic.
 
     Raises:
         ConfigError: a tenant could not have the pages of the longest request.
     """
-    cache, limits = scheduler.cache, scheduler.limits
+    cache, limits, tiers = scheduler.cache, scheduler.limits, scheduler.tiers
     ready = Ready(
         version=WIRE_VERSION,
         vocab_size=executor.vocab_size,
@@ -148,8 +140,8 @@ def assemble_loop(
         max_num_batched_tokens=limits.max_num_batched_tokens,
         device=executor.device,
         dtype=executor.dtype,
-        n_host_slots=None if host_tier is None else host_tier.copier.n_slots,
-        has_disk=host_tier is not None and host_tier.disk is not None,
+        n_host_slots=tiers.n_host_slots,
+        has_disk=tiers.has_disk,
         kv_cache_dtype=executor.kv_dtype if executor.kv_dtype != executor.dtype else None,
         holds_whole_requests=not holds_any_length(cache, limits.max_num_batched_tokens),
     )
@@ -163,10 +155,9 @@ def assemble_loop(
     alarms = Alarms()
     intake = Intake(ready, tenants=tenants, eos_token_ids=eos_token_ids, seed=seed, clock=clock)
     gate = GrammarGate(open_grammars or _refuse_grammars, limits.max_queued_requests)
-    caches = [cache] if scheduler.tiers.host is None else [cache, scheduler.tiers.host]
+    caches = [cache] if tiers.host is None else [cache, tiers.host]
     sessions = Sessions(caches)
-    offer = None if host_tier is None else host_tier.offer
-    pins = Pins(caches, alarms, offer=offer, budget=pin_budget, clock=clock)
+    pins = Pins(caches, alarms, offer=tiers.offer, budget=pin_budget, clock=clock)
     lifetimes = LifetimeCommands(intake, pins, sessions)
     commands = CacheCommands(
         intake,
@@ -199,7 +190,6 @@ def assemble_loop(
         run_command=commands.run,
         make_stats=partial(make_stats, scheduler, pins.count_pages, gate, start_seconds or {}),
         alarms=alarms,
-        forecast=forecast or StepTimeForecast(),
         clock=clock,
     )
 

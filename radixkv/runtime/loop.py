@@ -20,7 +20,6 @@ from radixkv.runtime.protocols import Gate, RequestBranch
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.executor import Executor
-from radixkv.runtime.step.step_time import StepTimeForecast
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire.cache_messages import CacheCommand
 from radixkv.wire.cache_use import CacheUse
@@ -94,7 +93,6 @@ class Loop:
         run_command: carries out a message that looks at the cache or changes it.
         make_stats: makes the answer to ``GetStats``, of its id and what the loop has counted.
         alarms: calls that are due at a time.
-        forecast: the scheduler's, which learns from the steps.
         clock: seconds, monotonic.
     """
 
@@ -111,7 +109,6 @@ class Loop:
         run_command: Callable[[CacheCommand], FromRuntime],
         make_stats: Callable[[str, StepCounters], Stats],
         alarms: Alarms,
-        forecast: StepTimeForecast,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.ready = ready
@@ -130,7 +127,7 @@ class Loop:
         self._live: dict[str, _LiveRequest] = {}
         self._gated: dict[str, _LiveRequest] = {}
         """The live requests that the gate holds, the oldest first."""
-        self._steps = LaunchedSteps(executor, forecast, clock)
+        self._steps = LaunchedSteps(executor, scheduler.forecast, clock)
         self._launch_s = 0.0
         """The host's time to plan and launch a step: the longest lately."""
         self.is_waiting = False

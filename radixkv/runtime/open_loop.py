@@ -19,7 +19,6 @@ from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.scheduler.scheduler import SchedulerLimits
 from radixkv.runtime.step.executor import Executor
-from radixkv.runtime.step.step_time import StepTimeForecast
 from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
 from radixkv.runtime.structured.vocabulary import read_vocabulary
 from radixkv.settings.config import EngineConfig
@@ -108,7 +107,7 @@ def open_loop(
             )
             on_failure.callback(host_tier.close, timeout_s=0.0)
             times.end("tiers")
-        settings, forecast = resolved.device_settings, StepTimeForecast()
+        settings = resolved.device_settings
         limits = SchedulerLimits(
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -125,7 +124,6 @@ def open_loop(
             lpm_window=resolved.lpm_window,
             lpm_max_passes=resolved.lpm_max_passes,
             tenants=resolved.tenants,
-            forecast=forecast,
             host_tier=host_tier,
             finds_shared_runs=executor.uses_shared_runs,
         )
@@ -133,14 +131,12 @@ def open_loop(
             scheduler,
             executor,
             tenants=resolved.tenants,
-            host_tier=host_tier,
             open_grammars=open_grammars if warm is None else lambda: warm,
             max_model_len=resolved.device_settings.max_model_len,
             eos_token_ids=checkpoint.eos_token_ids,
             pin_budget=resolved.pin_budget,
             seed=resolved.seed,
             start_seconds=times.seconds,
-            forecast=forecast,
         )
         if warm is not None:
             warm.wait_until_ready()

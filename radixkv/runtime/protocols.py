@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from radixkv.runtime.request import Request, Update
 
 
-class Observer(Protocol):
+class Observer:
     """Follows the choices of a request that has chosen a branch. A request that has chosen none calls no branch.
 
     The moments, none of which may raise:
@@ -41,15 +41,12 @@ class Observer(Protocol):
 
     def prompt_counted(self, request: Request) -> None:
         """Takes note that a choice's prompt is computed, and how much of it was cached."""
-        ...
 
     def released(self, request: Request) -> None:
         """Takes note that a finished choice, whose prompt was computed, has released its pages."""
-        ...
 
     def ended(self, choices: Sequence[Request], *, is_prompt_computed: bool) -> None:
         """Takes note that all choices have ended, unless the request has failed. Some may still hold pages."""
-        ...
 
 
 class RequestBranch(NamedTuple):
@@ -305,6 +302,10 @@ class Tiers:
 
     host: PageCache | None = None
     """The page cache of the host tier."""
+    n_host_slots: int | None = None
+    """Pages that the host tier will hold once its memory is prepared."""
+    has_disk = False
+    """Whether there is a disk tier behind the host tier."""
     n_promised = 0
     """Pages that the loading requests need beside the loaded ones: nobody else is admitted into them."""
 
@@ -324,6 +325,9 @@ class Tiers:
 
     def watch(self, waiting: Callable[[], Iterable[WaitingPrompt]]) -> None:
         """Takes what yields the prompts that will be looked up soon, the first one first. Call it once."""
+
+    def offer(self, namespace: Namespace, tokens: bytes, on_stored: Callable[[Namespace, bytes], None]) -> None:
+        """Offers a sequence to the host tier, whatever its policy; calls ``on_stored`` once it is there."""
 
     def begin(self, request: Request, n_available: int) -> bool:
         """Begins to load what a waiting request needs, if that is faster than to compute it.

@@ -135,9 +135,7 @@ class CpuServer:
         self.scheduler = make_scheduler(
             self.cache, host_tier=self.host_tier, max_num_seqs=max_rows, max_num_batched_tokens=budget
         )
-        self.loop = assemble_loop(
-            self.scheduler, self.executor, host_tier=self.host_tier, max_model_len=max_model_len
-        )
+        self.loop = assemble_loop(self.scheduler, self.executor, max_model_len=max_model_len)
         self.outputs: dict[int, Output] = {}
         self.prompt_logprobs: dict[int, list[wire.TokenLogprobs]] = {}
 

@@ -14,6 +14,7 @@ from sortedcontainers import SortedKeyList
 from radixkv.errors import InvalidRequest, UnsupportedFeature, shortened
 from radixkv.runtime.alarms import Alarms
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.protocols import Observer
 from radixkv.runtime.request import Request
 from radixkv.tree.node import TOKEN_BYTES, Namespace, Retention
 from radixkv.wire.messages import PromptPin, Submit
@@ -199,7 +200,7 @@ class Pins:
     Args:
         caches: the page caches of all tiers that have one, the device's first.
         alarms: call ``expire`` when a pin ends.
-        offer: offers a sequence to the tier below the device, with what to call when it is there; None without one.
+        offer: offers a sequence to the tier below the device, with what to call when it is there.
         budget: fraction of a tier's pages that the pins of a namespace cover at most.
         clock: seconds, monotonic.
     """
@@ -209,7 +210,7 @@ class Pins:
         caches: Sequence[PageCache],
         alarms: Alarms,
         *,
-        offer: Callable[[Namespace, bytes, Callable[[Namespace, bytes], None]], None] | None,
+        offer: Callable[[Namespace, bytes, Callable[[Namespace, bytes], None]], None],
         budget: float,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -244,7 +245,7 @@ class Pins:
         until = self._clock() + ttl_s
         device, *below = self._tiers
         device.pin(namespace, tokens, until)
-        if self._offer is not None and not on_device_only:
+        if not on_device_only:
             for tier in below:
                 tier.pin(namespace, tokens, until)
                 self._offer(namespace, tokens, tier.renew)
@@ -301,18 +302,12 @@ class Pins:
         self._alarms.set(self.expire, min(tier.next_end for tier in self._tiers))
 
 
-class PromptPins:
-    """Pins prefixes of a request's prompt when it has ended: an ``Observer``."""
+class PromptPins(Observer):
+    """Pins prefixes of a request's prompt when it has ended."""
 
     def __init__(self, pins: Pins, prefixes: Sequence[PromptPin]) -> None:
         self._pins = pins
         self._prefixes = prefixes
-
-    def prompt_counted(self, request: Request) -> None:
-        """Does nothing: pages of the prompt may be computed by another choice."""
-
-    def released(self, request: Request) -> None:
-        """Does nothing: other choices may still run."""
 
     def ended(self, choices: Sequence[Request], *, is_prompt_computed: bool) -> None:
         """Pins the prefixes of a prompt that was computed. Costs as ``Pins.pin`` for each."""

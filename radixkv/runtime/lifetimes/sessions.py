@@ -9,6 +9,7 @@ from operator import add
 from typing import NamedTuple
 
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.protocols import Observer
 from radixkv.runtime.request import Request
 from radixkv.tree.neighbours import n_common_tokens
 from radixkv.tree.node import TOKEN_BYTES, Namespace
@@ -40,8 +41,8 @@ class _Session:
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
-    """A request of a session: an ``Observer``."""
+class Turn(Observer):
+    """A request of a session."""
 
     sessions: Sessions
     key: _Key
@@ -62,9 +63,6 @@ class Turn:
         Its pages were released before: the release counts as their use, which would end a demotion.
         """
         self.sessions.end(self, bytes(request.tokens))
-
-    def ended(self, choices: Sequence[Request], *, is_prompt_computed: bool) -> None:
-        """Does nothing: each choice ends for itself."""
 
 
 class Sessions:

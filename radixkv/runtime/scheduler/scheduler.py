@@ -74,7 +74,6 @@ class Scheduler:
         queue: the waiting requests.
         shares: divides batch slots and pages among senders.
         tiers: the memory tiers behind the pool.
-        forecast: of the time of steps, for ``target_itl_ms``.
         shared_prefixes: finds the pages that decode rows share; None: plans list none.
         clock: seconds, monotonic.
     """
@@ -87,7 +86,6 @@ class Scheduler:
         *,
         shares: Shares,
         tiers: Tiers,
-        forecast: StepTimeForecast,
         shared_prefixes: SharedPrefixes | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -110,7 +108,8 @@ class Scheduler:
         cache.upcoming_prompts = self._next_prompts
         tiers.watch(self._next_prompts)
         self._clock = clock
-        self._forecast = forecast
+        self.forecast = StepTimeForecast()
+        """The time of steps, for ``target_itl_ms``; it learns from what is recorded there."""
         self._launched: deque[LaunchedPlan] = deque()
         self._retried = RetryQueue()
         self._prompts = PrefillRows(cache, queue, tiers, self.running, shares, clock)
@@ -372,7 +371,7 @@ class Scheduler:
         budget = self.limits.max_num_batched_tokens - n_decoding
         if self.limits.target_itl_ms is None or not n_decoding:
             return budget
-        n_in_time = self._forecast.prompt_tokens(n_decoding, self.limits.target_itl_ms / 1e3)
+        n_in_time = self.forecast.prompt_tokens(n_decoding, self.limits.target_itl_ms / 1e3)
         return budget if n_in_time is None else min(budget, max(n_in_time, self.cache.page_size))
 
     def _decode_rows(self, decoding: list[Request]) -> tuple[list[Request], list[Row]]:

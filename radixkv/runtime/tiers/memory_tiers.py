@@ -70,6 +70,8 @@ class MemoryTiers(Tiers):
         self._waiting = waiting
         self._host_tier = host_tier
         self.host = host_tier.host
+        self.n_host_slots = host_tier.copier.n_slots
+        self.has_disk = host_tier.disk is not None
         self._clock = clock
         self._loads: dict[Request, _Loading] = {}
         """The loading and loaded requests, in the order in which their loads began."""
@@ -115,6 +117,10 @@ class MemoryTiers(Tiers):
     def watch(self, waiting: Callable[[], Iterable[WaitingPrompt]]) -> None:
         """Lets the host tier evict what waiting prompts need last."""
         self._host_tier.host.upcoming_prompts = waiting
+
+    def offer(self, namespace: Namespace, tokens: bytes, on_stored: Callable[[Namespace, bytes], None]) -> None:
+        """Offers a sequence to the host tier, at the cost of ``HostTier.offer``."""
+        self._host_tier.offer(namespace, tokens, on_stored)
 
     def loaded(self) -> list[Request]:
         """The loaded requests, the first to be admitted first. O(requests · log requests)."""
@@ -321,11 +327,10 @@ class MemoryTiers(Tiers):
 
     def invalidate(self, namespace: Namespace, tokens: bytes, lowest: Tier) -> tuple[int | None, int | None]:
         """Drops every sequence that begins with ``tokens``, also from copies in flight."""
-        has_disk = self._host_tier.disk is not None
         if lowest == "device":
-            return 0, 0 if has_disk else None
+            return 0, 0 if self.has_disk else None
         dropped = self._host_tier.invalidate(namespace, tokens, drops_disk=lowest == "storage")
-        return dropped[0], dropped[1] if has_disk else None
+        return dropped[0], dropped[1] if self.has_disk else None
 
     def stats(self) -> tuple[HostStats | None, DiskStats | None]:
         """Returns the counters and gauges of host tier and disk tier. O(1)."""

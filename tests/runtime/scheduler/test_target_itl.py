@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from radixkv.runtime.step.plan import Row, StepPlan
-from radixkv.runtime.step.step_time import MIN_PROMPT_TOKENS, StepTimeForecast
+from radixkv.runtime.step.step_time import MIN_PROMPT_TOKENS
 from support.engine import Engine, prompt
 
 
@@ -15,11 +15,12 @@ def plan_of(n_decode: int, n_prompt: int = 0) -> StepPlan:
     return StepPlan(0, rows, n_decode=n_decode)
 
 
-def forecast_of(decode_s: float, token_s: float) -> StepTimeForecast:
-    forecast = StepTimeForecast()
-    forecast.record(plan_of(1), decode_s)
-    forecast.record(plan_of(0, 1000), 1000 * token_s)
-    return forecast
+def engine_of(decode_s: float, target_itl_ms: float | None) -> Engine:
+    """Returns an engine that has seen a decode step of that time, and prompts of 0.1 ms a token."""
+    engine = Engine(2048, max_num_batched_tokens=2000, target_itl_ms=target_itl_ms)
+    engine.scheduler.forecast.record(plan_of(1), decode_s)
+    engine.scheduler.forecast.record(plan_of(0, 1000), 0.1)
+    return engine
 
 
 def prompt_tokens_of_steps(engine: Engine) -> list[int]:
@@ -40,12 +41,7 @@ def prompt_tokens_of_steps(engine: Engine) -> list[int]:
 def test_prompts_beside_decode_rows_are_limited_by_the_target(
     target_itl_ms: float | None, decode_s: float, largest: int
 ) -> None:
-    engine = Engine(
-        2048,
-        max_num_batched_tokens=2000,
-        target_itl_ms=target_itl_ms,
-        forecast=forecast_of(decode_s, 0.0001),
-    )
+    engine = engine_of(decode_s, target_itl_ms)
     engine.add(prompt(9), 40)
     while not any(request.is_decoding for request in engine.scheduler.running):
         engine.turn()
@@ -56,6 +52,6 @@ def test_prompts_beside_decode_rows_are_limited_by_the_target(
 
 
 def test_prompts_alone_use_the_whole_step() -> None:
-    engine = Engine(2048, max_num_batched_tokens=2000, target_itl_ms=50, forecast=forecast_of(0.01, 0.0001))
+    engine = engine_of(0.01, target_itl_ms=50)
     engine.add(prompt(4500), 1)
     assert prompt_tokens_of_steps(engine) == [2000, 2000, 500]
