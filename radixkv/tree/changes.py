@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from radixkv.tree.digest import Digest, digest_at
+from radixkv.tree.digest import digest_at
 from radixkv.tree.node import Namespace, Node
 
 
@@ -35,17 +35,15 @@ class ChangeLog:
     """Records which computed pages enter and leave a tree, in order. A page enters after the page before it.
 
     Args:
-        digest: the tree's digest function.
         page_bytes: bytes of one page's tokens.
     """
 
-    def __init__(self, digest: Digest, page_bytes: int) -> None:
+    def __init__(self, page_bytes: int) -> None:
         self.is_on = False
         """Whether changes are recorded. Turn it on while the tree is empty. A change then costs a digest of each
         page, and memory until ``take``."""
         self.n_pages = 0
         """Pages that were stored and not removed since."""
-        self._digest = digest
         self._page_bytes = page_bytes
         self._changes: list[Change] = []
 
@@ -69,7 +67,7 @@ class ChangeLog:
     def stored_pages(self, node: Node, first: int, last: int) -> StoredPages:
         """Returns some pages of a reachable node as a change. O(pages), and those before them without a digest."""
         size, parent, parent_digest = self._page_bytes, node.parent, None
-        digest_at(self._digest, node, last, size)
+        digest_at(node, last, size)
         assert node.digests is not None
         if first:
             parent_digest = node.digests[first - 1]

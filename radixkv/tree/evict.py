@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from radixkv.tree.digest import Digest, digest_at
+from radixkv.tree.digest import digest_at
 from radixkv.tree.eviction_policies import EvictionPolicy
 from radixkv.tree.forest import Forest
 from radixkv.tree.node import Namespace
@@ -27,7 +27,6 @@ class EvictedRun(NamedTuple):
 def evict_leaves(
     forest: Forest,
     policy: EvictionPolicy,
-    digest: Digest,
     n_pages: int,
     quotas: Mapping[str, int] | None,
     n_beyond: int,
@@ -64,7 +63,7 @@ def evict_leaves(
         n_kept = len(leaf.pages) - n_evicted
         namespace, parent = leaf.namespace, leaf.parent
         assert parent is not None, "a root is no leaf to evict"
-        digest_at(digest, leaf, len(leaf.pages), forest.page_bytes)
+        digest_at(leaf, len(leaf.pages), forest.page_bytes)
         assert leaf.digests is not None
         digests = leaf.digests[n_kept:]
         if policy.remembers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from radixkv.tree.digest import Digest, digest_at, namespace_digest
+from radixkv.tree.digest import chained_xxh3_64, digest_at, namespace_digest
 from radixkv.tree.history import Departure, PageHistory
 from radixkv.tree.neighbours import Neighbour, Neighbours, find_neighbours
 from radixkv.tree.node import TOKEN_BYTES, Namespace, Node, walk
@@ -68,7 +68,6 @@ def explain_match(
     namespace: Namespace,
     tokens: bytes,
     page_bytes: int,
-    digest: Digest,
     history: PageHistory,
     contents: bool,
     max_namespaces: int | None = None,
@@ -83,7 +82,6 @@ def explain_match(
         namespace: the prompt's.
         tokens: the prompt's, little-endian int32.
         page_bytes: bytes of one page's tokens.
-        digest: the tree's digest function.
         history: the pages that have left the tree.
         contents: False withholds other namespaces, and everything that would let a client guess a cached page token
             by token: ``n_partial``, ``first_difference``, ``cached_tokens`` and the common lengths; and
@@ -98,12 +96,12 @@ def explain_match(
     departure: Departure | None = None
     if root is None:  # nothing cached, perhaps because all of it has left
         if not history.is_empty:
-            departure = history.departure(digest(namespace_digest(digest, namespace), page))
+            departure = history.departure(chained_xxh3_64(namespace_digest(namespace), page))
     else:
         last = path[-1] if path else root
         node, n_pages = (last, len(last.pages)) if partial is None else (partial, n_partial)
         if not history.is_empty:
-            departure = history.departure(digest(digest_at(digest, node, n_pages, page_bytes), page))
+            departure = history.departure(chained_xxh3_64(digest_at(node, n_pages, page_bytes), page))
         if page:
             neighbours = find_neighbours(node, n_pages, page, page_bytes)
 

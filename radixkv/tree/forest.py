@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from radixkv.tree.changes import ChangeLog
 from radixkv.tree.children import Children
-from radixkv.tree.digest import Digest, namespace_digest
+from radixkv.tree.digest import namespace_digest
 from radixkv.tree.evictable import EvictableLeaves
 from radixkv.tree.node import Namespace, Node, Retention
 
@@ -23,11 +23,10 @@ class Forest:
 
     Args:
         page_bytes: bytes of one page's tokens.
-        digest: names pages.
         groups: those whose evictable pages are counted apart.
     """
 
-    def __init__(self, page_bytes: int, digest: Digest, groups: Collection[str] = ()) -> None:
+    def __init__(self, page_bytes: int, groups: Collection[str] = ()) -> None:
         self.page_bytes = page_bytes
         """Bytes of one page's tokens."""
         self.roots: dict[Namespace, Node] = {}
@@ -49,9 +48,8 @@ class Forest:
         """Changes with every change that can alter the result of a match."""
         self.n_joins = 0
         """How often a node with one lease got a second one."""
-        self.changes = ChangeLog(digest, page_bytes)
+        self.changes = ChangeLog(page_bytes)
         """Records changes of the computed pages, if it is on."""
-        self._digest = digest
         self._n_serials = 0
 
     def root(self, namespace: Namespace) -> Node:
@@ -59,7 +57,7 @@ class Forest:
         root = self.roots.get(namespace)
         if root is None:
             root = self._node(namespace, None, b"", [], rank=0)
-            root.digests = array("Q", (namespace_digest(self._digest, namespace),))
+            root.digests = array("Q", (namespace_digest(namespace),))
             self.roots[namespace] = root
         return root
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from radixkv.errors import InvariantError
-from radixkv.tree.digest import Digest, digest_at
+from radixkv.tree.digest import chained_xxh3_64, digest_at
 from radixkv.tree.forest import Forest
 from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
 
@@ -25,7 +25,7 @@ def check_counts(forest: Forest) -> None:
         raise InvariantError(f"{forest.n_evictable} pages are evictable in {len(forest.evictable)} leaves")
 
 
-def check_forest(forest: Forest, leases: Collection[Lease], digest: Digest) -> None:
+def check_forest(forest: Forest, leases: Collection[Lease]) -> None:
     """Recounts everything from the open leases and compares. O(pages + edges of the leases), and a sort of the
     evictable leaves.
 
@@ -62,7 +62,7 @@ def check_forest(forest: Forest, leases: Collection[Lease], digest: Digest) -> N
             "it has no lease, and pages that are not computed",
         )
         _check_children(node, forest.page_bytes)
-        _check_digests(node, forest.page_bytes, digest)
+        _check_digests(node, forest.page_bytes)
     for node in detached:
         _expect(
             node not in reachable and node.children is None, node, "it is detached, but reachable or has children"
@@ -153,13 +153,13 @@ def _check_children(node: Node, page_bytes: int) -> None:
         _expect(child.key[:page_bytes] == first_page, child, "its parent has it under another first page")
 
 
-def _check_digests(node: Node, page_bytes: int, digest: Digest) -> None:
+def _check_digests(node: Node, page_bytes: int) -> None:
     if node.digests is None or node.parent is None:
         return
     _expect(len(node.digests) <= len(node.pages), node, "it has more digests than pages")
-    value = digest_at(digest, node.parent, len(node.parent.pages), page_bytes)
+    value = digest_at(node.parent, len(node.parent.pages), page_bytes)
     for index, known in enumerate(node.digests):
-        value = digest(value, bytes(node.key[index * page_bytes : (index + 1) * page_bytes]))
+        value = chained_xxh3_64(value, bytes(node.key[index * page_bytes : (index + 1) * page_bytes]))
         _expect(value == known, node, f"the digest of its page {index} is wrong")
 
 

@@ -10,7 +10,7 @@ from itertools import groupby
 from radixkv.errors import InvariantError
 from radixkv.tree.changes import ChangeLog, StoredPages
 from radixkv.tree.demotions import Demotions
-from radixkv.tree.digest import Digest, chained_xxh3_64, digest_at
+from radixkv.tree.digest import chained_xxh3_64, digest_at
 from radixkv.tree.evict import EvictedRun, evict_leaves
 from radixkv.tree.eviction_policies import EvictionPolicy, LruEviction
 from radixkv.tree.explain import Explanation, explain_match
@@ -54,7 +54,6 @@ class RadixTree:
         self,
         page_size: int,
         *,
-        digest: Digest = chained_xxh3_64,
         policy: EvictionPolicy | None = None,
         groups: Collection[str] = (),
     ) -> None:
@@ -62,15 +61,13 @@ class RadixTree:
 
         Args:
             page_size: tokens per page.
-            digest: digest function that names evicted pages. Sharing does not depend on it.
             policy: decides which leaf ``evict`` takes; a new object for each tree. None: the least recently used.
             groups: those whose evictable pages are counted apart, for the quotas of ``evict``.
         """
         self._page_size = page_size
         self._page_bytes = TOKEN_BYTES * page_size
-        self._digest = digest
         self._policy = LruEviction() if policy is None else policy
-        self._forest = Forest(self._page_bytes, digest, groups)
+        self._forest = Forest(self._page_bytes, groups)
         self.retentions = Retentions(self._forest, self._page_bytes)
         """The prefixes that are evicted after everything else."""
         self.demotions = Demotions(self._forest, self._page_bytes)
@@ -425,9 +422,7 @@ class RadixTree:
         runs: list[EvictedRun] = []
         self._spared.update(waiting)
         n_required = n_pages if n_required is None else n_required
-        for run in evict_leaves(
-            self._forest, self._policy, self._digest, n_pages, quotas, n_beyond, self._spared, n_required
-        ):
+        for run in evict_leaves(self._forest, self._policy, n_pages, quotas, n_beyond, self._spared, n_required):
             self.history.add(run.digests, is_evicted=True)
             runs.append(run)
         return runs
@@ -448,9 +443,7 @@ class RadixTree:
         ignored if there are more than ``max_namespaces`` in all.
         """
         roots, history = self._forest.roots, self.history
-        return explain_match(
-            roots, namespace, tokens, self._page_bytes, self._digest, history, contents, max_namespaces
-        )
+        return explain_match(roots, namespace, tokens, self._page_bytes, history, contents, max_namespaces)
 
     def outline(self, *, max_nodes: int, max_visited: int) -> Outline[Node]:
         """Returns the nodes with the most pages in and below them; the cost is that of ``outline``."""
@@ -497,7 +490,7 @@ class RadixTree:
             InvariantError: a bug in radixkv.
         """
         if deep:
-            check_forest(self._forest, self._leases, self._digest)
+            check_forest(self._forest, self._leases)
         else:
             check_counts(self._forest)
 
@@ -511,10 +504,10 @@ class RadixTree:
     def _append_recalled(self, lease: Lease, tokens: bytes, pages: Sequence[int]) -> None:
         """Adds pages after the end of the lease, with the hits that the eviction policy remembers of them."""
         end, page_bytes = lease.node, self._page_bytes
-        digest = digest_at(self._digest, end, len(end.pages), page_bytes)
+        digest = digest_at(end, len(end.pages), page_bytes)
         digests: list[int] = []
         for start in range(0, len(tokens), page_bytes):
-            digest = self._digest(digest, tokens[start : start + page_bytes])
+            digest = chained_xxh3_64(digest, tokens[start : start + page_bytes])
             digests.append(digest)
         first = 0
         for n_hits, run in groupby(self._policy.recall(digests)):

@@ -6,7 +6,6 @@ import doctest
 import re
 
 from radixkv.settings.kv_events import KVEventsConfig
-from radixkv.tree.digest import chained_xxh3_64
 from radixkv.tree.node import Namespace
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.wire.messages import pack_tokens
@@ -22,7 +21,7 @@ def test_the_hashes_are_those_of_the_page_and_of_the_tree() -> None:
     example = doctest.DocTestParser().get_doctest(TEXT, {}, "events", None, None)
     doctest.DocTestRunner().run(example, clear_globs=False)
     for salt in ("", "hers"):
-        tree = RadixTree(16, digest=chained_xxh3_64)
+        tree = RadixTree(16)
         tree.changes.is_on = True
         lease = tree.lease(Namespace(salt=salt), b"")
         tree.commit(lease, pack_tokens(range(32)), [0, 1])

@@ -99,7 +99,7 @@ def _blocks_on_disk(engine: Engine) -> dict[int, Block]:
     """Returns the pages of the fake store, whose keys tell only the page before."""
     digests: dict[bytes, tuple[int, bool]] = {}
     for namespace in (Namespace(), Namespace(salt="a"), Namespace(adapter="a")):
-        digest = namespace_digest(chained_xxh3_64, namespace)
+        digest = namespace_digest(namespace)
         digests[namespace_key(ROOT_KEY, namespace)[:DIGEST_BYTES]] = digest, True
     written = engine.store.all_written
     found: dict[int, Block] = {}

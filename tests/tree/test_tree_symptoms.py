@@ -134,10 +134,12 @@ def test_the_cost_of_an_eviction_does_not_grow_with_the_leaves(
     def compares(n_leaves: int) -> tuple[int, int]:
         n_digests = 0
 
-        def digest(parent: int, page: bytes) -> int:
+        def digest(page: bytes, seed: int) -> int:
             nonlocal n_digests
             n_digests += 1
             return 0
+
+        monkeypatch.setattr("radixkv.tree.digest.xxh3_64_intdigest", digest)
 
         policy = open_eviction_policy(name, 4.0)
         use = policy.use
@@ -147,7 +149,7 @@ def test_the_cost_of_an_eviction_does_not_grow_with_the_leaves(
             end.rank = CountedInt(end.rank)
 
         monkeypatch.setattr(policy, "use", use_counted)
-        tree = RadixTree(1, digest=digest, policy=policy)
+        tree = RadixTree(1, policy=policy)
         for page in range(n_leaves):
             tree.release(insert(tree, NAMESPACE, ids(page), 1, page))
         CountedInt.n_compares = n_digests = 0
@@ -201,8 +203,9 @@ def test_a_salt_never_equals_an_adapter_of_the_same_name() -> None:
     tree.check()
 
 
-def test_colliding_digests_never_return_wrong_pages() -> None:
-    tree, oracle, random = RadixTree(1, digest=lambda parent, page: 0), dict[bytes, int](), Random(1)
+def test_colliding_digests_never_return_wrong_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixkv.tree.digest.xxh3_64_intdigest", lambda page, seed: 0)
+    tree, oracle, random = RadixTree(1), dict[bytes, int](), Random(1)
     for page in range(300):
         tokens = ids(*random.choices(range(3), k=6))
         while oracle and random.random() < 0.3:

@@ -35,7 +35,7 @@ class RoutedReplay:
         self._logs: list[EventLog] = []
         if routing == "events":
             self._logs = [server.open_event_log() for server in servers]
-        self._root_hash = namespace_digest(chained_xxh3_64, Namespace())
+        self._root_hash = namespace_digest(Namespace())
         self.n_computed_tokens = [0] * len(servers)
         """Prompt tokens that each server has computed."""
 

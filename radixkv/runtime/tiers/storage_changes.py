@@ -52,7 +52,7 @@ class StorageChanges:
         if not self.is_on:
             return
         keys = self._chain.keys(namespace, tokens)
-        digest = namespace_digest(chained_xxh3_64, namespace)
+        digest = namespace_digest(namespace)
         parent: int | None = None
         new: list[_KnownPage] = []
         for index, key in enumerate(keys[: self._store.run(keys)]):

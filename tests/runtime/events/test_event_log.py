@@ -25,7 +25,7 @@ def decoded(events: list[Event]) -> list[BlockStored | BlockRemoved | AllBlocksC
 
 
 def hashes(tokens: list[int], salt: str = "") -> list[int]:
-    digest, digests = namespace_digest(chained_xxh3_64, Namespace(salt=salt)), []
+    digest, digests = namespace_digest(Namespace(salt=salt)), []
     for first in range(0, len(tokens) - 3, 4):
         digest = chained_xxh3_64(digest, wire.pack_tokens(tokens[first : first + 4]))
         digests.append(digest)
