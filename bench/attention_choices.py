@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, Geometry
+from radixkv.runtime.device.attention.cuda.base import AttentionShape, Geometry
+from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharedRunSelector, SharingCosts
 from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS
 from radixkv.runtime.device.memory.cuda.staging import StagingBuffer, StagingLayout
@@ -25,17 +26,16 @@ from radixkv.runtime.step.plan import SharedRun
 
 PAGE = 16
 MAX_ROWS = 512
-H200 = Geometry(
+SHAPE = AttentionShape(
     n_heads=32,
     n_kv_heads=8,
-    page_size=PAGE,
-    token_bytes=4096,
-    small_tile=16,
-    large_tile=128,
-    n_processors=132,
-    shared_bytes=228 << 10,
     head_dim=128,
+    page_size=PAGE,
+    dtype=torch.bfloat16,
+    scale=128**-0.5,
+    kv_dtype=torch.bfloat16,
 )
+H200 = Geometry(SHAPE, large_tile=128, n_processors=132, shared_bytes=228 << 10)
 KERNELS: tuple[SharedKernel, ...] = ("fa2", "fa3")
 
 
@@ -161,9 +161,7 @@ def show(name: str, times_us: dict[str, float]) -> str:
 
 def choose_reading(case: SharedCase, kernel: SharedKernel) -> str:
     """Returns how the cost model reads the groups' shared pages: ``flat``, ``small``, ``large`` or ``mixed``."""
-    selector = SharedRunSelector(
-        SharingCosts.for_kernel(kernel), page_size=PAGE, token_bytes=4096, group=4, small_tile=16, large_tile=128
-    )
+    selector = SharedRunSelector(SharingCosts.for_kernel(kernel), H200)
     size = case.n_rows // case.n_groups
     groups = [tuple(range(first, first + size)) for first in range(0, case.n_rows, size)]
     runs = [SharedRun(rows, 0, case.n_shared_tokens // PAGE) for rows in groups]

@@ -9,9 +9,10 @@ import torch
 from kernel_support import DEVICE, check_close, integers, normal, on_device_only, on_kernels, poisoned
 from torch import Tensor
 
+from radixkv.runtime.device.attention.cuda.base import LayerTensors
 from radixkv.runtime.device.attention.cuda.decode_kernel import attend_decode
 from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig
-from radixkv.runtime.device.attention.cuda.merge import merge_results
+from radixkv.runtime.device.attention.cuda.merge import PartialResults, merge_results
 from radixkv.runtime.device.attention.cuda.query_order import copy_item_queries
 from radixkv.runtime.device.kv_dtype import FP8, FP8_MAX, LayerScales, quantize
 from radixkv.runtime.device.ops.cuda.fp8 import round_to_fp8
@@ -163,34 +164,19 @@ def test_decode_rows(head_dim: int, tile_config: TileConfig, kv_dtype: torch.dty
     out, values = (poisoned(4, n_kv_heads * group, head_dim, dtype=dtype) for _ in range(2))
     lse = poisoned(4, n_kv_heads * group, dtype=torch.float32)
     order, scale = integers([0, 1, 2, 3]), head_dim**-0.5
+    layer, results = LayerTensors(q, k, v, out, scales, None), PartialResults(values, values, lse, (group, 1))
     attend_decode(
-        q,
-        k,
-        v,
+        layer,
         tables,
         items,
         order,
-        out,
-        values,
-        lse,
-        scale=scale * scales.k,
-        value_scale=scales.v,
+        results,
+        scale=scale,
         n_items=len(columns),
         tile=16,
         tile_config=tile_config,
-        head_steps=(group, 1),
     )
-    merge_results(
-        values,
-        lse,
-        integers([0, 0, 0, 0, 2]),
-        integers([0, 1]),
-        order,
-        out,
-        group=group,
-        head_steps=(group, 1),
-        value_scale=scales.v,
-    )
+    merge_results(layer, results, integers([0, 0, 0, 0, 2]), integers([0, 1]), order)
     for row, length in enumerate(lengths):
         pages = tables[row].long()
         keys, vals = (

@@ -8,8 +8,10 @@ import pytest
 import torch
 from kernel_support import DEVICE, check_close, integers, normal, on_kernels, poisoned
 
-from radixkv.runtime.device.attention.cuda.merge import merge_results
+from radixkv.runtime.device.attention.cuda.base import LayerTensors
+from radixkv.runtime.device.attention.cuda.merge import PartialResults, merge_results
 from radixkv.runtime.device.attention.cuda.query_order import copy_item_queries, gather_queries
+from radixkv.runtime.device.kv_dtype import UNSCALED
 
 pytestmark = on_kernels
 
@@ -30,15 +32,13 @@ def test_merge(n_queries: int, group: int, is_few: bool, by_member: bool) -> Non
     lse[listed[0]] = -math.inf
     order, out = torch.randperm(n_queries), poisoned(n_queries, n_heads, DIM, dtype=torch.float32)
     steps = (1, KV_HEADS) if by_member else (group, 1)
+    cache = poisoned(1, 1, KV_HEADS, DIM, dtype=torch.float32)
     merge_results(
-        values,
-        lse,
+        LayerTensors(out, cache, cache, out, UNSCALED, None),
+        PartialResults(values, values, lse, steps),
         integers([0, *ends]),
         integers(listed.tolist()),
         integers(order.tolist()),
-        out,
-        group=group,
-        head_steps=steps,
         few_pairs=1 << 30 if is_few else 0,
     )
     stored = torch.tensor([head // group * steps[0] + head % group * steps[1] for head in range(n_heads)])

@@ -13,12 +13,12 @@ from kernel_support import DEVICE, check_close, normal, on_device_only, on_kerne
 from torch import Tensor
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
-from radixkv.runtime.device.attention.cuda.base import AttentionShape
-from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, Geometry
+from radixkv.runtime.device.attention.cuda.base import AttentionShape, Geometry
+from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
-from radixkv.runtime.device.attention.cuda.flashinfer import PartialResults
 from radixkv.runtime.device.attention.cuda.flashinfer_prefill import FlashInferPrefillLaunch
 from radixkv.runtime.device.attention.cuda.layer_launches import DecodeLaunch
+from radixkv.runtime.device.attention.cuda.merge import PartialResults
 from radixkv.runtime.device.attention.cuda.paged import StepAttention
 from radixkv.runtime.device.attention.cuda.prefill import PrefillBatch, PrefillLaunches
 from radixkv.runtime.device.attention.cuda.run_selection import SharingCosts
@@ -89,7 +89,7 @@ class World:
 
     def attention(self, variant: Variant, prefill_kernel: PrefillKernel) -> StepAttention:
         """Plans the step as ``PagedAttention`` does."""
-        geometry = Geometry(HEADS, KV_HEADS, PAGE, 4096, 16, 0, 4, 100_000, DIM)
+        geometry = Geometry(self.shape, large_tile=0, n_processors=4, shared_bytes=100_000)
         layout = StagingLayout()
         planner = DecodePlanner(
             geometry,
@@ -120,7 +120,6 @@ class World:
                 merge_indptr=sent[fields.merge_indptr.first :][: n_rows + 1],
                 merge_indices=sent[fields.merge_indices.first :][: fields.merge_indices.size],
                 results=results,
-                group=GROUP,
                 scale=SCALE,
                 large=None,
             )

@@ -11,17 +11,18 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, DecodeStep, Geometry
+from radixkv.runtime.device.attention.cuda.base import Geometry
+from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, DecodeStep
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.fa3_prefill import Fa3Schedule, balance_tiles
 from radixkv.runtime.device.attention.cuda.fa3_shared import Fa3Fields, choose_part_tokens
-from radixkv.runtime.device.attention.cuda.prefill import causal_tiles
+from radixkv.runtime.device.attention.cuda.prefill import PrefillBatch, causal_tiles
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharedRunSelector, SharingCosts
 from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, WorkItems
 from radixkv.runtime.device.memory.cuda.staging import StagingBuffer, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 from support.cases import rest_nightly
-from support.cuda_geometry import H200, PAGE
+from support.cuda_geometry import H200, PAGE, SHAPE
 
 Ints = NDArray[np.int32]
 WIDTH = 300
@@ -79,7 +80,7 @@ class SimulatedPlanner:
         order = self.staged[self.planner.order][: step.n_rows].tolist()
         entries, found = self.tables.ravel(), []
         for first, n_queries, first_entry, begin, end, result in columns:
-            assert n_queries * self.geometry.group <= self.geometry.small_tile
+            assert n_queries * self.geometry.shape.group <= self.geometry.small_tile
             kv_slots = [(int(entries[first_entry + at // PAGE]), at % PAGE) for at in range(begin, end)]
             if n_queries:
                 found.append(SimulatedPlanner.Item(order[first : first + n_queries], kv_slots, result))
@@ -104,7 +105,7 @@ class SimulatedPlanner:
             request = int(staged_values[fields.requests + index])
             assert staged_values[fields.zeros + index] == 0
             first, last = staged_values[fields.query_indptr + request : fields.query_indptr + request + 2].tolist()
-            assert 0 < (last - first) * self.geometry.group <= self.geometry.large_tile
+            assert 0 < (last - first) * self.geometry.shape.group <= self.geometry.large_tile
             begin, end = staged_values[fields.page_indptr + request : fields.page_indptr + request + 2].tolist()
             length = (end - begin - 1) * PAGE + int(staged_values[fields.last_page_lens + request])
             kv_slots = [(int(entries[begin + at // PAGE]), at % PAGE) for at in range(length)]
@@ -118,7 +119,7 @@ class SimulatedPlanner:
         staged_values, entries = self.staged[fields.field], self.tables.ravel()
         order = self.staged[self.planner.order][: step.n_rows].tolist()
         starts = [offset // 4 for offset in fields.plan[:-1]]
-        n_heads, group = self.geometry.n_kv_heads, self.geometry.group
+        n_heads, group = self.geometry.shape.n_kv_heads, self.geometry.shape.group
         found: dict[tuple[int, ...], set[int]] = {}
         for begin, end in pairwise(staged_values[starts[6] : starts[6] + self.geometry.n_processors + 1].tolist()):
             for work in range(begin, end):
@@ -265,9 +266,9 @@ def test_rows_of_any_lengths_fit_the_staging_fields(
     n_processors: int, n_heads: int, n_kv_heads: int, small_tile: int
 ) -> None:
     """Staging more items than fit the fields raises; the staged items read as many tokens as the rows have."""
-    geometry = replace(
-        H200, n_heads=n_heads, n_kv_heads=n_kv_heads, small_tile=small_tile, n_processors=n_processors
-    )
+    shape = replace(SHAPE, n_heads=n_heads, n_kv_heads=n_kv_heads)
+    geometry = replace(H200, shape=shape, n_processors=n_processors)
+    assert geometry.small_tile == small_tile
     layout, costs, max_rows, width = StagingLayout(), SharingCosts(launches_ns=0, large_ns=0), 1024, 1 << 14
     planner = DecodePlanner(geometry, [None], max_rows=max_rows, layout=layout, costs=costs, shared_kernel="fa3")
     random = np.random.default_rng(n_processors + n_heads)
@@ -337,17 +338,13 @@ def test_layers_with_windows(windows: tuple[int | None, ...], variant: Variant |
 
 
 def test_a_run_after_a_gap_is_left_out() -> None:
-    selector = SharedRunSelector(
-        SharingCosts(), page_size=PAGE, token_bytes=4096, group=4, small_tile=16, large_tile=128
-    )
+    selector = SharedRunSelector(SharingCosts(), H200)
     assert selector.select([SharedRun(tuple(range(64)), 5, 200)], None, 64, 16, 4) is None
     assert selector.select([SharedRun(tuple(range(64)), 0, 200)], None, 64, 16, 4) is not None
 
 
 def test_a_step_without_runs_keeps_the_last_plan() -> None:
-    selector = SharedRunSelector(
-        SharingCosts(), page_size=PAGE, token_bytes=4096, group=4, small_tile=16, large_tile=128
-    )
+    selector = SharedRunSelector(SharingCosts(), H200)
     runs = [SharedRun(tuple(range(64)), 0, 200)]
     chosen = selector.select(runs, 3, 64, 16, 4)
     assert selector.select((), 0, 64, 16, 4) is None
@@ -355,9 +352,7 @@ def test_a_step_without_runs_keeps_the_last_plan() -> None:
 
 
 def test_runs_with_another_number_are_selected_anew() -> None:
-    selector = SharedRunSelector(
-        SharingCosts(), page_size=PAGE, token_bytes=4096, group=4, small_tile=16, large_tile=128
-    )
+    selector = SharedRunSelector(SharingCosts(), H200)
     many, few = ([SharedRun(tuple(range(64)), 0, n_pages)] for n_pages in (200, 100))
     plans = [selector.select(runs, number, 64, 16, 4) for runs, number in ((many, 1), (few, 2), (many, None))]
     assert all(plan is not None for plan in plans)
@@ -370,7 +365,8 @@ def test_an_fa3_schedule_has_every_tile_once_and_is_balanced() -> None:
     lengths = n_tokens + random.integers(0, 3000, 12).astype(np.int32)
     firsts = (np.cumsum(n_tokens) - n_tokens).astype(np.int32)
     entries = (np.arange(12) * WIDTH).astype(np.int32)
-    schedule = Fa3Schedule.build(firsts, n_tokens, lengths, entries, n_heads=32, tile=128, n_processors=132)
+    rows = PrefillBatch(firsts, n_tokens, lengths, entries)
+    schedule = Fa3Schedule.build(rows, n_heads=32, tile=128, n_processors=132)
     starts = [start // 4 for start in schedule.plan[:-1]]
     assert schedule.plan[-1] == 0
     ends = schedule.values[starts[6] : starts[6] + 133]
@@ -393,7 +389,7 @@ def test_an_fa3_schedule_has_every_tile_once_and_is_balanced() -> None:
 @pytest.mark.parametrize(("n_tiles", "length"), [(8, 1536), (4, 8064), (1, 3072), (20, 4000)])
 def test_tiles_of_shared_pages_leave_few_processors_idle(n_tiles: int, length: int) -> None:
     items = WorkItems(*(np.full(n_tiles, value, np.int32) for value in (0, 32, 0, 0, length)))
-    part = choose_part_tokens(items, n_kv_heads=8, n_processors=132, max_items=n_tiles + 66, minimum=192)
+    part = choose_part_tokens(items, H200, max_items=n_tiles + 66, minimum=192)
     lengths = items.split(part).ends - items.split(part).begins
     loads = np.zeros(132)
     costs = np.repeat(lengths, 8)
@@ -405,7 +401,7 @@ def test_tiles_of_shared_pages_leave_few_processors_idle(n_tiles: int, length: i
 def test_causal_tiles_end_at_their_last_query() -> None:
     n_tokens, lengths = np.array([70, 1, 32], np.int32), np.array([70, 9, 132], np.int32)
     firsts = np.array([0, 70, 71], np.int32)
-    items = causal_tiles(firsts, n_tokens, lengths, np.array([0, 300, 600], np.int32), tile=32)
+    items = causal_tiles(PrefillBatch(firsts, n_tokens, lengths, np.array([0, 300, 600], np.int32)), 32)
     seen: list[int] = []
     for index in range(len(items)):
         first, n = int(items.first_queries[index]), int(items.n_queries[index])

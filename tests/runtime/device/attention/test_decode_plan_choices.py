@@ -18,9 +18,7 @@ MAX_ROWS = 512
 
 def used_sizes(n_rows: int, n_tokens: int, n_groups: int, kernel: SharedKernel) -> list[bool]:
     """Returns for each group whose shared pages are read once per tile whether its tiles are large."""
-    selector = SharedRunSelector(
-        SharingCosts.for_kernel(kernel), page_size=PAGE, token_bytes=4096, group=4, small_tile=16, large_tile=128
-    )
+    selector = SharedRunSelector(SharingCosts.for_kernel(kernel), H200)
     size = n_rows // n_groups
     runs = [SharedRun(tuple(range(first, first + size)), 0, n_tokens // PAGE) for first in range(0, n_rows, size)]
     sharing = selector.select(runs, None, n_rows, max(n_rows // 4, 1), max(2 * n_rows * 4 // 128, 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -40,6 +40,43 @@ class AttentionShape:
         """Heads that share a KV head."""
         return self.n_heads // self.n_kv_heads
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K and V of one token in one layer."""
+        return 2 * self.n_kv_heads * self.head_dim * self.kv_dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes of model and GPU that planning depends on."""
+
+    shape: AttentionShape
+    large_tile: int
+    """(Query, head) pairs of one KV head that fit a large tile, which FlashInfer computes; 0 without FlashInfer."""
+    n_processors: int
+    """Multiprocessors of the GPU."""
+    shared_bytes: int
+    """Shared memory per multiprocessor."""
+
+    @property
+    def small_tile(self) -> int:
+        """(Query, head) pairs of one KV head that fit a small tile, which the decode kernel computes."""
+        return next(tile for tile in (16, 32, 64) if tile >= self.shape.group)
+
+    @property
+    def small_rows(self) -> int:
+        """Rows that fit a small tile."""
+        return self.small_tile // self.shape.group
+
+    @property
+    def large_rows(self) -> int:
+        """Rows that fit a large tile."""
+        return self.large_tile // self.shape.group
+
+    def items_at_once(self, blocks: int) -> int:
+        """Returns how many items give each multiprocessor ``blocks`` thread blocks."""
+        return max(blocks * self.n_processors // self.shape.n_kv_heads, 1)
+
 
 class LayerTensors(NamedTuple):
     """What attention of a layer reads and writes for some rows of a step."""
@@ -55,6 +92,10 @@ class LayerTensors(NamedTuple):
     """Scales of K and V."""
     sinks: Tensor | None
     """Sinks of the heads, as for ``sinks.apply_sinks``; None for a layer without."""
+
+
+LayerLaunch = Callable[[LayerTensors], None]
+"""Enqueues planned attention of a layer."""
 
 
 class AttentionPlanner(Protocol[DecodeT, PromptT]):

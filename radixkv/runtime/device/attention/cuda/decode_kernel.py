@@ -13,7 +13,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixkv.runtime.device.attention.cuda.base import LayerTensors
 from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig
+from radixkv.runtime.device.attention.cuda.merge import PartialResults
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.fp8 import split_e4m3
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
@@ -22,44 +24,32 @@ _LOG2_E = 1.4426950408889634
 
 
 def attend_decode(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    layer: LayerTensors,
     tables: Tensor,
     items: Tensor,
     order: Tensor,
-    out: Tensor,
-    values: Tensor,
-    lse: Tensor,
+    results: PartialResults,
     *,
     scale: float,
-    value_scale: float = 1.0,
-    sinks: Tensor | None = None,
     n_items: int,
     tile: int,
     tile_config: TileConfig,
-    head_steps: tuple[int, int],
 ) -> None:
     """Enqueues work items.
 
     Args:
-        q: [rows, heads, head_dim].
-        k_cache, v_cache: [pages, page_size, kv_heads, head_dim], of the dtype of ``q`` or of 8 bits.
+        layer: of decode rows, whose outputs are written if a row has a single item; V's scale and the sinks are
+            applied to these. K and V have the dtype of the queries or 8 bits.
         tables: [batch slots, width] int32 block tables, contiguous.
         items: [``work_items.N_COLUMNS``, capacity] int32.
         order: [rows] int32: the row of each query.
-        out: [rows, heads, head_dim]: outputs of rows that have a single item.
-        values: [results, heads, head_dim]: partial outputs of other items, divided by their sums of exponentials
-            and not multiplied by ``value_scale``.
-        lse: [results, heads] float32: log2 of those sums.
+        results: where other items write; not multiplied by V's scale, and without sinks.
         scale: multiplier of the scores.
-        value_scale: multiplier of outputs in ``out``, if V has 8 bits.
-        sinks: as for ``sinks.apply_sinks``; added to outputs in ``out``, and not to partial outputs.
         n_items: items to launch, padding included.
         tile: most (query, head) pairs of an item: 16, 32 or 64.
         tile_config: from ``decode_tiles.choose_tile_config``.
-        head_steps: see ``PartialResults.head_steps``.
     """
+    q, k_cache, v_cache, out, scales, sinks = layer
     n_heads, head_dim = q.shape[1:]
     n_kv_heads, page_size = k_cache.shape[2], k_cache.shape[1]
     has_pairs = k_cache.dtype != q.dtype
@@ -73,11 +63,11 @@ def attend_decode(
         items,
         order,
         out,
-        values,
-        lse,
-        lse if sinks is None else sinks,
-        scale * _LOG2_E,
-        value_scale,
+        results.values,
+        results.lse,
+        results.lse if sinks is None else sinks,
+        scale * scales.k * _LOG2_E,
+        scales.v,
         items.stride(0),
         q.stride(0),
         k_cache.stride(0),
@@ -91,8 +81,8 @@ def attend_decode(
         IS_AHEAD=tile_config.is_ahead,
         HAS_PAIRS=has_pairs,
         USES_PTX=q.is_cuda,
-        KV_STEP=head_steps[0],
-        MEMBER_STEP=head_steps[1],
+        KV_STEP=results.head_steps[0],
+        MEMBER_STEP=results.head_steps[1],
         HAS_SINKS=sinks is not None,
         num_warps=tile_config.n_warps,
         **overlapping(q),

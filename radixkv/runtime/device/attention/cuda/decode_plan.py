@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from radixkv.runtime.device.attention.base import longest_window
+from radixkv.runtime.device.attention.cuda.base import Geometry
 from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig, Variant, choose_tile_config
 from radixkv.runtime.device.attention.cuda.fa3_shared import Fa3Fields, choose_part_tokens
 from radixkv.runtime.device.attention.cuda.run_selection import (
@@ -41,40 +42,6 @@ _SPLIT_FEW_ROWS_NS = 4900.0
 """Nanoseconds per layer that splitting few rows costs, as results are merged."""
 _SPLIT_MANY_ROWS_NS = 3000.0
 """Nanoseconds per layer that splitting many rows costs."""
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """The sizes of model and GPU that planning depends on."""
-
-    n_heads: int
-    n_kv_heads: int
-    page_size: int
-    token_bytes: int
-    """Bytes of K and V of one token in one layer."""
-    small_tile: int
-    """(Query, head) pairs of one KV head that fit a small tile, which the decode kernel computes."""
-    large_tile: int
-    """(Query, head) pairs of one KV head that fit a large tile, which FlashInfer computes; 0 without FlashInfer."""
-    n_processors: int
-    """Multiprocessors of the GPU."""
-    shared_bytes: int
-    """Shared memory per multiprocessor."""
-    head_dim: int
-
-    @property
-    def group(self) -> int:
-        """Heads that share a KV head."""
-        return self.n_heads // self.n_kv_heads
-
-    @property
-    def has_8_bits(self) -> bool:
-        """Whether K and V have 8 bits."""
-        return self.token_bytes == 2 * self.n_kv_heads * self.head_dim
-
-    def items_at_once(self, blocks: int) -> int:
-        """Returns how many items give each multiprocessor ``blocks`` thread blocks."""
-        return max(blocks * self.n_processors // self.n_kv_heads, 1)
 
 
 @dataclass(frozen=True)
@@ -134,21 +101,13 @@ class DecodePlanner:
         longest = longest_window(windows)
         self._reads_all = longest is None
         self._longest = _WHOLE_ROW if longest is None else longest
-        self._shared_run_selector = SharedRunSelector(
-            costs,
-            page_size=geometry.page_size,
-            token_bytes=geometry.token_bytes,
-            group=geometry.group,
-            small_tile=geometry.small_tile,
-            large_tile=geometry.large_tile,
-        )
+        self._shared_run_selector = SharedRunSelector(costs, geometry)
         split_variants: list[Variant] = ["split", "shared"]
         n_small = max(
             self._n_items(n_rows, variant) for n_rows in range(1, max_rows + 1) for variant in split_variants
         )
         n_large = self._n_large_items(max_rows)
-        small_rows, large_rows = geometry.small_tile // geometry.group, geometry.large_tile // geometry.group
-        self.n_results = n_small * small_rows + n_large * large_rows
+        self.n_results = n_small * geometry.small_rows + n_large * geometry.large_rows
         """Most partial results of a layer."""
         self.fields = {
             window: WindowFields(
@@ -157,15 +116,13 @@ class DecodePlanner:
             for window in sorted(set(windows), key=lambda window: window or 0)
         }
         """Fields by window."""
-        self.n_large_results = n_large * large_rows
+        self.n_large_results = n_large * geometry.large_rows
         """Most partial results of large items; they come first."""
         self.large_fields: Fa2Fields | Fa3Fields | None = None
         if shared_kernel == "fa2":
             self.large_fields = Fa2Fields.allocate(n_large, layout)
         elif shared_kernel == "fa3":
-            self.large_fields = Fa3Fields.allocate(
-                n_large, geometry.n_kv_heads, geometry.group, geometry.n_processors, layout
-            )
+            self.large_fields = Fa3Fields.allocate(n_large, geometry, layout)
         self.order = layout.field(max_rows)
         """[rows]: the step's row at each index of the planned order."""
 
@@ -234,22 +191,21 @@ class DecodePlanner:
     def _fill_large(
         self, staged: StagingBuffer, items: WorkItems, results: Ints, n_padded: int, width: int
     ) -> None:
-        page_size = self._geometry.page_size
         if self.large_fields is None or not n_padded:
             return
         if isinstance(self.large_fields, Fa3Fields):
-            self.large_fields.fill(staged, items, results, n_padded, page_size)
+            self.large_fields.fill(staged, items, results, n_padded)
         else:
-            n_entries = (self._max_rows + 1) * width
+            page_size, n_entries = self._geometry.shape.page_size, (self._max_rows + 1) * width
             self.large_fields.fill(staged, items, results, n_padded, page_size=page_size, n_entries=n_entries)
 
     def _pays_to_split(self, lengths: Ints) -> bool:
         """Whether long rows or an uneven load of multiprocessors cost more time than splitting rows does."""
         lengths, geometry = np.minimum(lengths, self._longest), self._geometry
         n_rows, total = len(lengths), int(lengths.sum())
-        blocks = n_rows * geometry.n_kv_heads / geometry.n_processors
+        blocks = n_rows * geometry.shape.n_kv_heads / geometry.n_processors
         unevenness = math.ceil(blocks) / blocks if 1 < blocks <= 4 else 1.0
-        read_ns = total * _READ_TOKEN_NS * geometry.token_bytes / 4096
+        read_ns = total * _READ_TOKEN_NS * geometry.shape.token_bytes / 4096
         split, whole = self._tile_config(n_rows, "split"), self._tile_config(n_rows, "whole")
         part_ns, longest_ns = (
             split.estimated_ns(self._part_tokens(lengths, n_rows, "split")),
@@ -260,14 +216,14 @@ class DecodePlanner:
 
     def _tile_config(self, n_rows: int, variant: Variant) -> TileConfig:
         geometry = self._geometry
-        n_blocks = self._n_items(n_rows, variant) * geometry.n_kv_heads
+        n_blocks = self._n_items(n_rows, variant) * geometry.shape.n_kv_heads
         return choose_tile_config(
             variant,
             n_blocks,
             geometry.n_processors,
-            geometry.head_dim,
+            geometry.shape.head_dim,
             geometry.shared_bytes,
-            has_8_bits=geometry.has_8_bits,
+            has_8_bits=geometry.shape.kv_dtype.itemsize == 1,
         )
 
     def _n_splits(self, n_rows: int, variant: Variant) -> int:
@@ -294,7 +250,7 @@ class DecodePlanner:
 
     def _max_tiles(self, n_rows: int) -> tuple[int, int]:
         """Returns how many small and large tiles shared runs may fill."""
-        group, large_tile = self._geometry.group, self._geometry.large_tile
+        group, large_tile = self._geometry.shape.group, self._geometry.large_tile
         return max(n_rows // 4, 1), max(2 * n_rows * group // large_tile, 1) if large_tile else 0
 
     def _part_tokens(self, lengths: Ints, n_rows: int, variant: Variant) -> int:
@@ -310,7 +266,7 @@ class DecodePlanner:
         """Splits items of large tiles, into at most ``_n_large_items``."""
         geometry, max_items = self._geometry, self._n_large_items(n_rows)
         if isinstance(self.large_fields, Fa3Fields):
-            part = choose_part_tokens(items, geometry.n_kv_heads, geometry.n_processors, max_items, _MIN_FA3_PART)
+            part = choose_part_tokens(items, geometry, max_items, _MIN_FA3_PART)
             return items.split(part, _MIN_FA3_PART)
         n_tokens = int((items.ends - items.begins).sum())
         part = max(-(-n_tokens // (geometry.items_at_once(4) * _MIN_FA2_PART)), 1) * _MIN_FA2_PART
@@ -323,7 +279,7 @@ class DecodePlanner:
 
         Small tiles read the rows' own pages, and pages that few rows share.
         """
-        page_size, group = self._geometry.page_size, self._geometry.group
+        page_size = self._geometry.shape.page_size
         rows = np.arange(len(batch_slots), dtype=np.int32)
         begins = np.zeros_like(lengths) if window is None else np.maximum(lengths - np.int32(window), 0)
         if sharing is not None:
@@ -331,7 +287,7 @@ class DecodePlanner:
         own = WorkItems(rows, np.ones_like(rows), batch_slots * np.int32(width), begins, lengths)
         tiles: dict[bool, list[tuple[int, int, int, int, int]]] = {False: [], True: []}
         for run in () if sharing is None else sharing.runs:
-            size = (self._geometry.large_tile if run.is_large else self._geometry.small_tile) // group
+            size = self._geometry.large_rows if run.is_large else self._geometry.small_rows
             first_entry = int(batch_slots[run.first_row]) * width
             begin, end = run.first_page * page_size, (run.first_page + run.n_pages) * page_size
             last_row = run.first_row + run.n_rows

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from radixkv.runtime.device.attention.cuda.prefill import PrefillBatch
 from radixkv.runtime.device.attention.cuda.work_items import Ints
 
 
@@ -29,48 +30,36 @@ class Fa3Schedule:
     schedule (never)."""
 
     @classmethod
-    def build(
-        cls,
-        firsts: Ints,
-        n_tokens: Ints,
-        lengths: Ints,
-        first_entries: Ints,
-        *,
-        n_heads: int,
-        tile: int,
-        n_processors: int,
-    ) -> Fa3Schedule:
+    def build(cls, rows: PrefillBatch, *, n_heads: int, tile: int, n_processors: int) -> Fa3Schedule:
         """Assigns each group of ``n_processors`` tiles, longest first, to the least loaded multiprocessors.
 
         Args:
-            firsts: [rows], index of each row's first query.
-            n_tokens: [rows].
-            lengths: [rows], positions that each row's last token attends to.
-            first_entries: [rows], index of each row's first entry in the flattened block tables.
+            rows: the prompt rows.
             n_heads: query heads.
             tile: queries per tile.
             n_processors: multiprocessors.
         """
-        order = np.argsort(-lengths, kind="stable")
-        n_tiles = -(-n_tokens[order] // tile)
-        rows = np.repeat(order, n_tiles)
-        tiles = np.repeat(np.cumsum(n_tiles), n_tiles) - np.arange(len(rows)) - 1  # a row's last and longest first
-        reads = np.minimum(lengths[rows] - n_tokens[rows] + (tiles + 1) * tile, lengths[rows])
-        rows, tiles, costs = np.tile(rows, n_heads), np.tile(tiles, n_heads), np.tile(reads + 2 * tile, n_heads)
+        order = np.argsort(-rows.lengths, kind="stable")
+        n_tiles = -(-rows.n_tokens[order] // tile)
+        row = np.repeat(order, n_tiles)
+        tiles = np.repeat(np.cumsum(n_tiles), n_tiles) - np.arange(len(row)) - 1  # a row's last and longest first
+        lengths = rows.lengths[row]
+        reads = np.minimum(lengths - rows.n_tokens[row] + (tiles + 1) * tile, lengths)
+        row, tiles, costs = np.tile(row, n_heads), np.tile(tiles, n_heads), np.tile(reads + 2 * tile, n_heads)
         heads = np.repeat(np.arange(n_heads), len(reads))
         owners = balance_tiles(costs, n_processors)
         work = np.argsort(owners, kind="stable")
-        rows = rows[work]
+        row = row[work]
         ends = np.cumsum(np.bincount(owners, minlength=n_processors))
         arrays = [
             tiles[work],
-            firsts[rows],
-            first_entries[rows],
-            n_tokens[rows],
-            lengths[rows],
+            rows.firsts[row],
+            rows.first_entries[row],
+            rows.n_tokens[row],
+            rows.lengths[row],
             heads[work],
             np.concatenate([[0], ends]),
-            rows,
+            row,
         ]
         starts = np.concatenate([[0], np.cumsum([-(-len(array) // 4) * 4 for array in arrays])])
         values = np.zeros(starts[-1], dtype=np.int32)

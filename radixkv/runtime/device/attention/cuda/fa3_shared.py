@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from radixkv.runtime.device.attention.cuda.base import Geometry
 from radixkv.runtime.device.attention.cuda.fa3_prefill import balance_tiles
 from radixkv.runtime.device.attention.cuda.work_items import Ints, WorkItems
 from radixkv.runtime.device.memory.cuda.staging import StagingBuffer, StagingField, StagingLayout
@@ -22,7 +23,7 @@ _MAX_PARTS = 16
 """Most parts of an item."""
 
 
-def choose_part_tokens(items: WorkItems, n_kv_heads: int, n_processors: int, max_items: int, minimum: int) -> int:
+def choose_part_tokens(items: WorkItems, geometry: Geometry, max_items: int, minimum: int) -> int:
     """Returns the tokens per part, a multiple of ``minimum``, with which the split items finish earliest."""
     if not len(items):
         return minimum
@@ -33,7 +34,7 @@ def choose_part_tokens(items: WorkItems, n_kv_heads: int, n_processors: int, max
         n_items = int((-(-n_tokens // part)).sum())
         if best and n_items > max_items:
             break
-        end = -(-n_items * n_kv_heads // n_processors) * (part + _WORK_TOKENS)
+        end = -(-n_items * geometry.shape.n_kv_heads // geometry.n_processors) * (part + _WORK_TOKENS)
         if end < earliest:
             best, earliest = part, end
     return best
@@ -48,9 +49,7 @@ class Fa3Fields:
 
     capacity: int
     """Most items; each is one tile per KV head."""
-    n_kv_heads: int
-    group: int
-    n_processors: int
+    geometry: Geometry
     field: StagingField
     copies: StagingField
     """[3, capacity]: first query, number of queries, and index of the first result of each item, for
@@ -66,16 +65,14 @@ class Fa3Fields:
     """[processors + 1]: 0, then the end of each multiprocessor's tiles."""
 
     @classmethod
-    def allocate(
-        cls, capacity: int, n_kv_heads: int, group: int, n_processors: int, layout: StagingLayout
-    ) -> Fa3Fields:
+    def allocate(cls, capacity: int, geometry: Geometry, layout: StagingLayout) -> Fa3Fields:
         """Adds fields for ``capacity`` items to the layout."""
-        size = -(-capacity * n_kv_heads // 4) * 4
-        field = layout.field(6 * size + n_processors + 1)
+        size = -(-capacity * geometry.shape.n_kv_heads // 4) * 4
+        field = layout.field(6 * size + geometry.n_processors + 1)
         offsets = [index * size for index in range(7)]
-        return cls(capacity, n_kv_heads, group, n_processors, field, layout.field(3 * capacity), *offsets)
+        return cls(capacity, geometry, field, layout.field(3 * capacity), *offsets)
 
-    def fill(self, staged: StagingBuffer, items: WorkItems, results: Ints, n_padded: int, page_size: int) -> None:
+    def fill(self, staged: StagingBuffer, items: WorkItems, results: Ints, n_padded: int) -> None:
         """Stages the items, each of which starts at a page, and then padding items.
 
         Args:
@@ -83,16 +80,15 @@ class Fa3Fields:
             items: items of whole pages.
             results: [items], index of each item's first result.
             n_padded: items to launch, at least ``len(items)`` and at most ``capacity``.
-            page_size: tokens per page.
         """
-        n, schedule = len(items), staged[self.field]
+        n, schedule, shape = len(items), staged[self.field], self.geometry.shape
         assert n <= n_padded <= self.capacity
         copies = staged[self.copies].reshape(3, self.capacity)
         copies[:, :n] = items.first_queries, items.n_queries, results
         copies[:, n:n_padded] = 0
         lengths = items.ends - items.begins
-        item, head = np.repeat(np.arange(n), self.n_kv_heads), np.tile(np.arange(self.n_kv_heads), n)
-        owners = balance_tiles(lengths[item].astype(np.int64) + _WORK_TOKENS, self.n_processors)
+        item, head = np.repeat(np.arange(n), shape.n_kv_heads), np.tile(np.arange(shape.n_kv_heads), n)
+        owners = balance_tiles(lengths[item].astype(np.int64) + _WORK_TOKENS, self.geometry.n_processors)
         work = np.argsort(owners, kind="stable")
         item, head = item[work], head[work]
 
@@ -100,13 +96,13 @@ class Fa3Fields:
             schedule[first : first + len(values)] = values
 
         put(self.zeros, np.zeros_like(item))
-        put(self.queries, results[item] * self.group)
-        put(self.entries, items.first_entries[item] + items.begins[item] // page_size)
-        put(self.n_queries, items.n_queries[item] * self.group)
+        put(self.queries, results[item] * shape.group)
+        put(self.entries, items.first_entries[item] + items.begins[item] // shape.page_size)
+        put(self.n_queries, items.n_queries[item] * shape.group)
         put(self.lengths, lengths[item])
         put(self.heads, head)
         schedule[self.ends] = 0
-        put(self.ends + 1, np.cumsum(np.bincount(owners, minlength=self.n_processors)))
+        put(self.ends + 1, np.cumsum(np.bincount(owners, minlength=self.geometry.n_processors)))
 
     @property
     def plan(self) -> list[int]:

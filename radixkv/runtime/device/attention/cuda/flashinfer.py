@@ -14,6 +14,7 @@ from torch import Tensor
 
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.flashinfer_modules import FlashInferKernel, load
+from radixkv.runtime.device.attention.cuda.merge import PartialResults
 from radixkv.runtime.device.attention.cuda.work_items import Fa2Fields
 from radixkv.runtime.device.kv_dtype import FP8, LayerScales
 
@@ -36,40 +37,6 @@ _NO_ITEMS = 0
 def fa2_tile(head_dim: int) -> int:
     """Returns the (query, head) pairs of one KV head in a tile of the FA2 kernel."""
     return 64 if head_dim > 128 else 128
-
-
-@dataclass(frozen=True)
-class PartialResults:
-    """Partial results of attention, to be merged."""
-
-    workspace: Tensor
-    """The memory of ``values`` and ``lse``, as FlashInfer's FA2 kernel takes it."""
-    values: Tensor
-    """[n, heads, head_dim]: each divided by its sum of exponentials."""
-    lse: Tensor
-    """[n, heads] float32: log2 of each result's sum of exponentials."""
-    head_steps: tuple[int, int]
-    """Distance between the first heads of two KV heads, and between two heads of one KV head."""
-
-    @classmethod
-    def allocate(
-        cls, n: int, shape: AttentionShape, device: torch.device, *, by_member: bool = False
-    ) -> PartialResults:
-        """Allocates memory for ``n`` results.
-
-        Args:
-            n: number of results.
-            shape: of the layer.
-            device: where to allocate.
-            by_member: whether heads are ordered by their index within the KV head first, as ``Fa3Kernel`` stores
-                the results of large items.
-        """
-        n_values = n * shape.n_heads
-        n_bytes = n_values * shape.head_dim * shape.dtype.itemsize
-        workspace = torch.zeros(n_bytes + 4 * n_values, dtype=torch.uint8, device=device)
-        values = workspace[:n_bytes].view(shape.dtype).view(n, shape.n_heads, shape.head_dim)
-        lse = workspace[n_bytes:].view(torch.float32).view(n, shape.n_heads)
-        return cls(workspace, values, lse, (1, shape.n_kv_heads) if by_member else (shape.group, 1))
 
 
 @dataclass(frozen=True)

@@ -75,10 +75,7 @@ class FlashInferPrefill:
 
     def _fa3_launches(self, rows: PrefillBatch, lse: Tensor | None) -> Mapping[int | None, FlashInferLaunch]:
         schedule = Fa3Schedule.build(
-            rows.firsts,
-            rows.n_tokens,
-            rows.lengths,
-            rows.first_entries,
+            rows,
             n_heads=self._shape.n_heads,
             tile=tile_queries(self._shape.head_dim),
             n_processors=self._n_processors,
@@ -88,9 +85,7 @@ class FlashInferPrefill:
 
     def _fa2_launches(self, rows: PrefillBatch, lse: Tensor | None) -> Mapping[int | None, FlashInferLaunch]:
         tile = fa2_tile(self._shape.head_dim)
-        items = causal_tiles(
-            rows.firsts, rows.n_tokens, rows.lengths, rows.first_entries, tile=tile // self._shape.group
-        )
+        items = causal_tiles(rows, tile // self._shape.group)
         layout = StagingLayout()
         fields = Fa2Fields.allocate(len(items), layout)
         host = StagingBuffer(torch.empty(layout.size, dtype=torch.int32, pin_memory=True))

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cuda.base import LayerTensors
+from radixkv.runtime.device.attention.cuda.base import LayerLaunch, LayerTensors
 from radixkv.runtime.device.attention.cuda.decode_kernel import attend_decode
 from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig
-from radixkv.runtime.device.attention.cuda.flashinfer import FlashInferLaunch, PartialResults
-from radixkv.runtime.device.attention.cuda.merge import merge_results
+from radixkv.runtime.device.attention.cuda.flashinfer import FlashInferLaunch
+from radixkv.runtime.device.attention.cuda.merge import PartialResults, merge_results
 from radixkv.runtime.device.attention.cuda.query_order import copy_item_queries, gather_queries
-
-
-class SharedLaunch(Protocol):
-    """A callable that enqueues one layer's large items."""
-
-    def __call__(self, layer: LayerTensors) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -35,47 +28,27 @@ class DecodeLaunch:
     merge_indptr: Tensor
     merge_indices: Tensor
     results: PartialResults
-    group: int
     scale: float
-    large: SharedLaunch | None
+    large: LayerLaunch | None
     """The launch of large items, over pages that many rows share."""
 
     def __call__(self, layer: LayerTensors) -> None:
         """Enqueues the layer's kernels."""
-        results, scales = self.results, layer.scales
         if self.large is not None:
             self.large(layer)
         attend_decode(
-            layer.q,
-            layer.k_cache,
-            layer.v_cache,
+            layer,
             self.tables,
             self.items,
             self.order,
-            layer.out,
-            results.values,
-            results.lse,
-            scale=self.scale * scales.k,
-            value_scale=scales.v,
-            sinks=layer.sinks,
+            self.results,
+            scale=self.scale,
             n_items=self.n_items,
             tile=self.tile,
             tile_config=self.tile_config,
-            head_steps=results.head_steps,
         )
         if self.is_merged:
-            merge_results(
-                results.values,
-                results.lse,
-                self.merge_indptr,
-                self.merge_indices,
-                self.order,
-                layer.out,
-                group=self.group,
-                head_steps=results.head_steps,
-                value_scale=scales.v,
-                sinks=layer.sinks,
-            )
+            merge_results(layer, self.results, self.merge_indptr, self.merge_indices, self.order)
 
 
 @dataclass(frozen=True)

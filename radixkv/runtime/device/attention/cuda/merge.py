@@ -1,67 +1,96 @@
-"""The kernel that merges partial results of attention."""
+"""Partial results of attention, and the kernel that merges them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixkv.runtime.device.attention.cuda.base import AttentionShape, LayerTensors
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two
 
 FEW_PAIRS = 4096
 
 
+@dataclass(frozen=True)
+class PartialResults:
+    """Partial results of attention, to be merged."""
+
+    workspace: Tensor
+    """The memory of ``values`` and ``lse``, as FlashInfer's FA2 kernel takes it."""
+    values: Tensor
+    """[n, heads, head_dim]: each divided by its sum of exponentials."""
+    lse: Tensor
+    """[n, heads] float32: log2 of each result's sum of exponentials; -inf for a result over no tokens."""
+    head_steps: tuple[int, int]
+    """Distance between the first heads of two KV heads, and between two heads of one KV head."""
+
+    @classmethod
+    def allocate(
+        cls, n: int, shape: AttentionShape, device: torch.device, *, by_member: bool = False
+    ) -> PartialResults:
+        """Allocates memory for ``n`` results.
+
+        Args:
+            n: number of results.
+            shape: of the layer.
+            device: where to allocate.
+            by_member: whether heads are ordered by their index within the KV head first, as ``Fa3Kernel`` stores
+                the results of large items.
+        """
+        n_values = n * shape.n_heads
+        n_bytes = n_values * shape.head_dim * shape.dtype.itemsize
+        workspace = torch.zeros(n_bytes + 4 * n_values, dtype=torch.uint8, device=device)
+        values = workspace[:n_bytes].view(shape.dtype).view(n, shape.n_heads, shape.head_dim)
+        lse = workspace[n_bytes:].view(torch.float32).view(n, shape.n_heads)
+        return cls(workspace, values, lse, (1, shape.n_kv_heads) if by_member else (shape.group, 1))
+
+
 def merge_results(
-    values: Tensor,
-    lse: Tensor,
+    layer: LayerTensors,
+    results: PartialResults,
     indptr: Tensor,
     indices: Tensor,
     order: Tensor,
-    out: Tensor,
     *,
-    group: int,
-    head_steps: tuple[int, int],
-    value_scale: float = 1.0,
-    sinks: Tensor | None = None,
     few_pairs: int = FEW_PAIRS,
 ) -> None:
-    """Merges the partial results of query i into ``out[order[i]]``, for queries that have any.
+    """Merges the partial results of query i into ``layer.out[order[i]]``, for queries that have any.
 
     Args:
-        values: [n, heads, head_dim], each divided by its own sum of exponentials.
-        lse: [n, heads] float32, log2 of that sum; -inf for a result over no tokens.
+        layer: of these queries; V's scale and the sinks are applied to the merged results.
+        results: the partial results.
         indptr: [queries + 1] int32.
         indices: [indptr[-1]] int32; query i has results ``indices[indptr[i] : indptr[i + 1]]``.
         order: [queries] int32.
-        out: [queries, heads, head_dim].
-        group: heads that share a KV head.
-        head_steps: see ``PartialResults.head_steps``.
-        value_scale: multiplier of the merged results.
-        sinks: as for ``sinks.apply_sinks``.
         few_pairs: below this number of (query, head) pairs, each pair gets its own thread block.
     """
+    out, value_scale, sinks = layer.out, layer.scales.v, layer.sinks
     n_queries, n_heads, head_dim = out.shape
     is_few = n_queries * n_heads < few_pairs
     heads = 1 if is_few else 8
     _merge_results[n_queries, -(-n_heads // heads)](
-        values,
-        lse,
+        results.values,
+        results.lse,
         indptr,
         indices,
         order,
         out,
-        lse if sinks is None else sinks,
+        results.lse if sinks is None else sinks,
         n_heads,
         value_scale,
         RESULTS=8 if is_few else 2,
         HEADS=heads,
         HEAD_DIM=head_dim,
         DIM=power_of_two(head_dim),
-        GROUP=group,
-        KV_STEP=head_steps[0],
-        MEMBER_STEP=head_steps[1],
+        GROUP=n_heads // layer.k_cache.shape[2],
+        KV_STEP=results.head_steps[0],
+        MEMBER_STEP=results.head_steps[1],
         IS_SCALED=value_scale != 1.0,
         HAS_SINKS=sinks is not None,
         num_warps=1 if is_few else 4,

@@ -10,20 +10,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cuda.base import AttentionShape, LayerTensors
-from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, DecodeStep, Geometry
+from radixkv.runtime.device.attention.cuda.base import AttentionShape, Geometry, LayerLaunch, LayerTensors
+from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, DecodeStep
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.fa3_prefill import tile_queries
 from radixkv.runtime.device.attention.cuda.fa3_shared import Fa3Fields
-from radixkv.runtime.device.attention.cuda.flashinfer import Fa2Kernel, Fa3Kernel, PartialResults, fa2_tile
+from radixkv.runtime.device.attention.cuda.flashinfer import Fa2Kernel, Fa3Kernel, fa2_tile
 from radixkv.runtime.device.attention.cuda.flashinfer_modules import backend_of
 from radixkv.runtime.device.attention.cuda.flashinfer_prefill import FlashInferPrefill
-from radixkv.runtime.device.attention.cuda.layer_launches import (
-    DecodeLaunch,
-    Fa2SharedLaunch,
-    Fa3SharedLaunch,
-    SharedLaunch,
-)
+from radixkv.runtime.device.attention.cuda.layer_launches import DecodeLaunch, Fa2SharedLaunch, Fa3SharedLaunch
+from radixkv.runtime.device.attention.cuda.merge import PartialResults
 from radixkv.runtime.device.attention.cuda.prefill import PrefillAttention, PrefillBatch, PrefillLaunches
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharingCosts
 from radixkv.runtime.device.attention.cuda.triton_prefill import TritonPrefill
@@ -101,15 +97,10 @@ class PagedAttention:
             )
             shared_kernel = shared_kernel or backend
         self._geometry = Geometry(
-            n_heads=shape.n_heads,
-            n_kv_heads=shape.n_kv_heads,
-            page_size=shape.page_size,
-            token_bytes=2 * shape.n_kv_heads * shape.head_dim * shape.kv_dtype.itemsize,
-            small_tile=next(tile for tile in (16, 32, 64) if tile >= shape.group),
-            large_tile=_large_tile(shape, shared_kernel),
-            n_processors=properties.multi_processor_count,
-            shared_bytes=properties.shared_memory_per_multiprocessor,
-            head_dim=shape.head_dim,
+            shape,
+            _large_tile(shape, shared_kernel),
+            properties.multi_processor_count,
+            properties.shared_memory_per_multiprocessor,
         )
         self._max_rows = max_rows
         self._decode = DecodePlanner(
@@ -214,17 +205,16 @@ class PagedAttention:
             merge_indptr=view(fields.merge_indptr)[: step.n_rows + 1],
             merge_indices=view(fields.merge_indices),
             results=self._results,
-            group=self._geometry.group,
             scale=self._shape.scale,
             large=self._large_launch(step) if has_large else None,
         )
 
-    def _large_launch(self, step: DecodeStep) -> SharedLaunch:
-        fields, view, tile = self._decode.large_fields, self._staging.view, self._geometry.large_tile
+    def _large_launch(self, step: DecodeStep) -> LayerLaunch:
+        fields, view, group = self._decode.large_fields, self._staging.view, self._shape.group
         order = view(self._decode.order)[: step.n_rows]
         if isinstance(fields, Fa3Fields):
             assert isinstance(self._large_kernel, Fa3Kernel)
-            pairs = (len(self._ordered_queries) * self._geometry.group, self._shape.n_kv_heads)
+            pairs = (len(self._ordered_queries) * group, self._shape.n_kv_heads)
             values, lse = (
                 results[: len(self._ordered_queries)] for results in (self._results.values, self._results.lse)
             )
@@ -235,8 +225,8 @@ class PagedAttention:
                 order,
                 view(fields.copies).view(3, fields.capacity),
                 step.n_large_items,
-                tile // self._geometry.group,
-                self._geometry.group,
+                self._geometry.large_rows,
+                group,
                 self._ordered_queries,
                 values.view(*pairs, self._shape.head_dim),
                 launch,
@@ -244,7 +234,7 @@ class PagedAttention:
         assert fields is not None, "only with large tiles a plan has large items"
         assert isinstance(self._large_kernel, Fa2Kernel)
         launch = self._large_kernel.launch(
-            fields, view(fields.field), step.n_large_items, tile, results=self._results
+            fields, view(fields.field), step.n_large_items, self._geometry.large_tile, results=self._results
         )
         return Fa2SharedLaunch(order, self._ordered_queries[: step.n_rows], launch)
 

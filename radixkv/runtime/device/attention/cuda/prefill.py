@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from radixkv.runtime.device.attention.base import longest_window
-from radixkv.runtime.device.attention.cuda.base import LayerTensors
+from radixkv.runtime.device.attention.cuda.base import LayerLaunch
 from radixkv.runtime.device.attention.cuda.work_items import Ints, WorkItems
 
 
@@ -58,7 +58,7 @@ class PrefillBatch:
         return cls(firsts, n_tokens, lengths, batch_slots * np.int32(width) + n_behind)
 
 
-PrefillLaunches = Mapping[int | None, Callable[[LayerTensors], None]]
+PrefillLaunches = Mapping[int | None, LayerLaunch]
 """What enqueues attention of the planned rows in a layer, by the layer's window."""
 
 
@@ -88,20 +88,20 @@ def pages_behind(starts: Ints, window: int | None, page_size: int) -> Ints:
     return n_behind
 
 
-def causal_tiles(firsts: Ints, n_tokens: Ints, lengths: Ints, first_entries: Ints, *, tile: int) -> WorkItems:
+def causal_tiles(rows: PrefillBatch, tile: int) -> WorkItems:
     """Splits prompt rows into items of ``tile`` queries, the longest first.
 
     An item's queries are the last positions that it reads.
 
     Args:
-        firsts, n_tokens, lengths, first_entries: as in ``PrefillBatch``.
+        rows: the prompt rows.
         tile: queries per item.
     """
-    n_tiles = -(-n_tokens // tile)
-    rows = np.repeat(np.arange(len(n_tokens)), n_tiles)
-    begins = (np.arange(len(rows)) - np.repeat(np.cumsum(n_tiles) - n_tiles, n_tiles)) * tile
-    n_queries = np.minimum(n_tokens[rows] - begins, tile)
-    ends = lengths[rows] - n_tokens[rows] + begins + n_queries
+    n_tiles = -(-rows.n_tokens // tile)
+    row = np.repeat(np.arange(len(n_tiles)), n_tiles)
+    begins = (np.arange(len(row)) - np.repeat(np.cumsum(n_tiles) - n_tiles, n_tiles)) * tile
+    n_queries = np.minimum(rows.n_tokens[row] - begins, tile)
+    ends = rows.lengths[row] - rows.n_tokens[row] + begins + n_queries
     order = np.argsort(-ends, kind="stable")
-    columns = (firsts[rows] + begins, n_queries, first_entries[rows], np.zeros_like(ends), ends)
+    columns = (rows.firsts[row] + begins, n_queries, rows.first_entries[row], np.zeros_like(ends), ends)
     return WorkItems(*(column[order].astype(np.int32) for column in columns))

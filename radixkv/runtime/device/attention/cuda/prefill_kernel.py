@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from radixkv.runtime.device.attention.cuda.base import LayerTensors
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.fp8 import split_e4m3
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
@@ -38,37 +39,23 @@ class PrefillTile(NamedTuple):
 
 
 def attend_prompts(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    tables: Tensor,
-    items: Tensor,
-    out: Tensor,
-    *,
-    window: int | None,
-    scale: float,
-    value_scale: float = 1.0,
-    sinks: Tensor | None = None,
-    tile: PrefillTile,
+    layer: LayerTensors, *, tables: Tensor, items: Tensor, window: int | None, scale: float, tile: PrefillTile
 ) -> None:
     """Enqueues items, each of consecutive tokens that are the last positions which the item reads.
 
     The first items start first. The result of a token does not depend on other items.
 
     Args:
-        q: [tokens, heads, head_dim], contiguous within a token; bfloat16 or float16.
-        k_cache, v_cache: [pages, page_size, kv_heads, head_dim], of the dtype of ``q`` or of 8 bits. Numbers of 8
-            bits, and the queries that they are multiplied with, are converted to float16.
+        layer: of prompt rows; queries in bfloat16 or float16, contiguous within a token. K and V have their dtype
+            or 8 bits. Numbers of 8 bits, and the queries that they are multiplied with, are converted to float16.
         tables: int32 block tables, contiguous.
         items: [items, ``N_PROMPT_COLUMNS``] int32, contiguous: index of the item's first token, number of tokens,
             index of its block table's first entry in ``tables``, and the position after the last token.
-        out: [tokens, heads, head_dim], contiguous.
         window: positions that a token attends to, its own included; None for all.
         scale: multiplier of the scores.
-        value_scale: multiplier of the outputs.
-        sinks: [heads] float32, as for ``sinks.apply_sinks``; None for none.
         tile: an item has at most ``n_pairs`` // (heads of a KV head) tokens.
     """
+    q, k_cache, v_cache, out, scales, sinks = layer
     n_heads, head_dim = q.shape[1:]
     page_size, n_kv_heads = k_cache.shape[1:3]
     has_pairs = k_cache.dtype != q.dtype
@@ -82,8 +69,8 @@ def attend_prompts(
         items,
         out,
         out if sinks is None else sinks,
-        scale * _LOG2_E,
-        value_scale,
+        scale * scales.k * _LOG2_E,
+        scales.v,
         q.stride(0),
         k_cache.stride(0),
         COLUMNS=N_PROMPT_COLUMNS,

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from radixkv.runtime.device.attention.cuda.base import Geometry
 from radixkv.runtime.device.attention.cuda.work_items import Ints
 from radixkv.runtime.step.plan import SharedRun
 
@@ -83,27 +84,14 @@ class SharedRunSelector:
     """Selects the runs that are read once per tile.
 
     Args:
-        costs: measured costs of reading.
-        page_size: tokens per page.
-        token_bytes: bytes of K and V of one token in one layer; ``costs`` are for 4 KiB.
-        group: heads that share a KV head.
-        small_tile, large_tile: (row, head) pairs per tile; ``large_tile`` is 0 where there are no large tiles.
+        costs: measured costs of reading, for tokens of 4 KiB.
+        geometry: sizes of model and GPU.
     """
 
-    def __init__(
-        self,
-        costs: SharingCosts,
-        *,
-        page_size: int,
-        token_bytes: int,
-        group: int,
-        small_tile: int,
-        large_tile: int,
-    ) -> None:
+    def __init__(self, costs: SharingCosts, geometry: Geometry) -> None:
         self._costs = costs
-        self._page_tokens = page_size * token_bytes / 4096
-        self._small_rows = small_tile // group
-        self._large_rows = large_tile // group
+        self._geometry = geometry
+        self._page_tokens = geometry.shape.page_size * geometry.shape.token_bytes / 4096
         self._last_call: tuple[int, int] | None = None
         self._last_plan: SharingPlan | None = None
 
@@ -173,7 +161,7 @@ class SharedRunSelector:
         n_tokens = (node.end - node.first_page) * self._page_tokens
         options = []
         for is_large in (False, True) if has_large else (False,):
-            n_tiles = -(-node.n_rows // (self._large_rows if is_large else self._small_rows))
+            n_tiles = -(-node.n_rows // (self._geometry.large_rows if is_large else self._geometry.small_rows))
             options.append(
                 _TileOption(self._costs.saved_ns(node.n_rows, n_tokens, n_tiles, is_large), n_tiles, is_large)
             )

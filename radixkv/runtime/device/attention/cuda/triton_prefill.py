@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cuda.base import AttentionShape, LayerTensors
+from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.prefill import PrefillBatch, PrefillLaunches, causal_tiles
 from radixkv.runtime.device.attention.cuda.prefill_kernel import PrefillTile, attend_prompts
 from radixkv.runtime.device.memory.cuda.array_copies import to_device
@@ -57,37 +57,8 @@ class TritonPrefill:
 
     def plan(self, rows: PrefillBatch) -> PrefillLaunches:
         """Splits the rows into tiles, and sends them on the current stream without waiting."""
-        n_tokens = self._tile.n_pairs // self._shape.group
-        items = causal_tiles(rows.firsts, rows.n_tokens, rows.lengths, rows.first_entries, tile=n_tokens)
+        items = causal_tiles(rows, self._tile.n_pairs // self._shape.group)
         columns = (items.first_queries, items.n_queries, items.first_entries, items.ends)
         sent = to_device(np.stack(columns, axis=1), self._device)
-        return {
-            window: TritonPrefillLaunch(self._tables, sent, window, self._shape.scale, self._tile)
-            for window in self._windows
-        }
-
-
-@dataclass(frozen=True)
-class TritonPrefillLaunch:
-    """A planned call of ``attend_prompts``; see ``PrefillLaunches``."""
-
-    tables: Tensor
-    items: Tensor
-    window: int | None
-    scale: float
-    tile: PrefillTile
-
-    def __call__(self, layer: LayerTensors) -> None:
-        attend_prompts(
-            layer.q,
-            layer.k_cache,
-            layer.v_cache,
-            self.tables,
-            self.items,
-            layer.out,
-            window=self.window,
-            scale=self.scale * layer.scales.k,
-            value_scale=layer.scales.v,
-            sinks=layer.sinks,
-            tile=self.tile,
-        )
+        launch = partial(attend_prompts, tables=self._tables, items=sent, scale=self._shape.scale, tile=self._tile)
+        return {window: partial(launch, window=window) for window in self._windows}
