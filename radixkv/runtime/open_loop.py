@@ -71,10 +71,9 @@ def open_loop(
         ConfigError: the settings do not fit the checkpoint or the machine.
         RadixKVError: what compiles grammars could not be started.
     """
-    times = times or StartTimes()
-    open_grammars = partial(
-        _open_grammars, checkpoint, tokenizer_folder or checkpoint.folder, is_off=resolved.grammar_backend == "none"
-    )
+    config, times = resolved.config, times or StartTimes()
+    is_off = config.model.grammar_backend == "none"
+    open_grammars = partial(_open_grammars, checkpoint, tokenizer_folder or checkpoint.folder, is_off=is_off)
     with ExitStack() as on_failure:
         warm = None
         if warms_grammars:
@@ -82,28 +81,28 @@ def open_loop(
                 warm = open_grammars()  # beside the model
                 on_failure.callback(warm.close)
         objects = None
-        if resolved.cache_url is not None:
+        if config.cache.cache_url is not None:
             from radixkv.runtime.tiers.open import open_objects
 
-            objects = open_objects(resolved.cache_url)  # before the model, which takes longer
+            objects = open_objects(config.cache.cache_url)  # before the model, which takes longer
             on_failure.callback(objects.close)
         executor = open_device(resolved, checkpoint, times)
         on_failure.callback(executor.close)
         cache = make_cache(
             executor.n_pages,
             resolved.device_settings.page_size,
-            is_sharing=resolved.enable_prefix_caching,
+            is_sharing=config.cache.enable_prefix_caching,
             window=executor.window,
-            policy=open_eviction_policy(resolved.eviction_policy, resolved.ghost_capacity),
-            page_quotas=page_quotas(resolved.tenants),
+            policy=open_eviction_policy(config.cache.eviction_policy, config.cache.ghost_capacity),
+            page_quotas=page_quotas(config.tenants),
         )
         host_tier = None
-        if resolved.host_memory_bytes is not None:
+        if (host_bytes := config.cache.host_memory_bytes) is not None:
             from radixkv.runtime.tiers.open import open_tiers
 
-            host_shares = page_quotas(resolved.tenants)
+            host_shares = page_quotas(config.tenants)
             host_tier = open_tiers(
-                resolved, checkpoint, executor, cache, resolved.host_memory_bytes, objects, page_quotas=host_shares
+                resolved, checkpoint, executor, cache, host_bytes, objects, page_quotas=host_shares
             )
             on_failure.callback(host_tier.close, timeout_s=0.0)
             times.end("tiers")
@@ -111,31 +110,31 @@ def open_loop(
         limits = SchedulerLimits(
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
-            max_queued_requests=resolved.max_queued_requests,
-            queue_timeout_s=resolved.queue_timeout_s,
-            target_itl_ms=resolved.target_itl_ms,
-            num_reserved_decode_tokens=resolved.num_reserved_decode_tokens,
-            max_reserved_decode_share=resolved.max_reserved_decode_share,
+            max_queued_requests=config.scheduler.max_queued_requests,
+            queue_timeout_s=config.scheduler.queue_timeout_s,
+            target_itl_ms=config.scheduler.target_itl_ms,
+            num_reserved_decode_tokens=config.scheduler.num_reserved_decode_tokens,
+            max_reserved_decode_share=config.scheduler.max_reserved_decode_share,
         )
         scheduler = open_scheduler(
             cache,
             limits,
-            schedule_policy=resolved.schedule_policy,
-            lpm_window=resolved.lpm_window,
-            lpm_max_passes=resolved.lpm_max_passes,
-            tenants=resolved.tenants,
+            schedule_policy=config.scheduler.schedule_policy,
+            lpm_window=config.scheduler.lpm_window,
+            lpm_max_passes=config.scheduler.lpm_max_passes,
+            tenants=config.tenants,
             host_tier=host_tier,
             finds_shared_runs=executor.uses_shared_runs,
         )
         loop = assemble_loop(
             scheduler,
             executor,
-            tenants=resolved.tenants,
+            tenants=config.tenants,
             open_grammars=open_grammars if warm is None else lambda: warm,
             max_model_len=resolved.device_settings.max_model_len,
             eos_token_ids=checkpoint.eos_token_ids,
-            pin_budget=resolved.pin_budget,
-            seed=resolved.seed,
+            pin_budget=config.cache.pin_budget,
+            seed=config.seed,
             start_seconds=times.seconds,
         )
         if warm is not None:

@@ -148,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
             page_size=args.page_size,
             max_model_len=settings.max_model_len,
             n_rows=args.rows,
-            host_bytes=resolved.host_memory_bytes,
+            host_bytes=resolved.config.cache.host_memory_bytes,
         )
         for kv_cache_dtype in ("auto", "fp8")
     ]

@@ -95,9 +95,9 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     settings = resolved.device_settings
     if settings.max_model_len > limit:
         raise ConfigError(f"max_model_len {settings.max_model_len} must be between 1 and the checkpoint's {limit}")
-    check_rows(resolved.tenants, settings.max_num_seqs)
-    if resolved.host_memory_bytes is not None:
-        require_host_memory(resolved.host_memory_bytes)
+    check_rows(config.tenants, settings.max_num_seqs)
+    if config.cache.host_memory_bytes is not None:
+        require_host_memory(config.cache.host_memory_bytes)
     if device == "cuda":
         assert machine is not None
         check_attention_backend(settings.attention_backend, machine)

@@ -7,16 +7,7 @@ from dataclasses import dataclass
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.machine import Machine
-from radixkv.settings.config import (
-    Device,
-    EngineConfig,
-    EvictionPolicyName,
-    GrammarBackend,
-    LoadPolicy,
-    SchedulePolicy,
-    WritePolicy,
-)
-from radixkv.settings.tenants import TenantConfig
+from radixkv.settings.config import Device, EngineConfig
 
 _MAX_NUM_SEQS: dict[Device, int] = {"cpu": 256, "cuda": 512}
 _MAX_NUM_BATCHED_TOKENS: dict[Device, int] = {"cpu": 2048, "cuda": 8192}
@@ -33,33 +24,10 @@ class ResolvedConfig:
     machine: Machine | None
     """What the look at the machine found; None if the settings asked for the CPU."""
     device_settings: DeviceSettings
-    grammar_backend: GrammarBackend
-    enable_prefix_caching: bool
-    host_memory_bytes: int | None
-    """Size of the host tier; None: no host tier."""
-    cache_dir: str | None
-    """Folder of the disk tier; None: no disk tier."""
     cache_dir_bytes: int
     """Maximum size of the files in ``cache_dir``."""
-    cache_url: str | None
-    """The store that several servers share; None: no shared store."""
-    write_policy: WritePolicy
-    load_policy: LoadPolicy
-    eviction_policy: EvictionPolicyName
-    ghost_capacity: float
-    pin_budget: float
-    schedule_policy: SchedulePolicy
-    lpm_window: int
-    lpm_max_passes: int
-    max_queued_requests: int
-    queue_timeout_s: float | None
-    """None: no limit."""
-    target_itl_ms: float | None
-    """None: no target."""
-    num_reserved_decode_tokens: int
-    max_reserved_decode_share: float
-    seed: int
-    tenants: tuple[TenantConfig, ...]
+    config: EngineConfig
+    """The settings as the user gave them: a field is read here if it depends on neither device nor checkpoint."""
 
 
 def with_defaults(
@@ -104,27 +72,8 @@ def with_defaults(
             attention_backend=model.attention_backend,
             enforce_eager=model.enforce_eager,
         ),
-        grammar_backend=model.grammar_backend,
-        enable_prefix_caching=cache.enable_prefix_caching,
-        host_memory_bytes=cache.host_memory_bytes,
-        cache_dir=cache.cache_dir,
         cache_dir_bytes=_CACHE_DIR_BYTES if cache.cache_dir_bytes is None else cache.cache_dir_bytes,
-        cache_url=cache.cache_url,
-        write_policy=cache.write_policy,
-        load_policy=cache.load_policy,
-        eviction_policy=cache.eviction_policy,
-        ghost_capacity=cache.ghost_capacity,
-        pin_budget=cache.pin_budget,
-        schedule_policy=scheduler.schedule_policy,
-        lpm_window=scheduler.lpm_window,
-        lpm_max_passes=scheduler.lpm_max_passes,
-        max_queued_requests=scheduler.max_queued_requests,
-        queue_timeout_s=scheduler.queue_timeout_s,
-        target_itl_ms=scheduler.target_itl_ms,
-        num_reserved_decode_tokens=scheduler.num_reserved_decode_tokens,
-        max_reserved_decode_share=scheduler.max_reserved_decode_share,
-        seed=config.seed,
-        tenants=config.tenants,
+        config=config,
     )
 
 

@@ -80,14 +80,14 @@ def open_tiers(
         ConfigError: a tier does not fit the machine, or the folder cannot be used.
     """
     settings = resolved.device_settings
-    policy = open_eviction_policy(resolved.eviction_policy, resolved.ghost_capacity)
+    policy = open_eviction_policy(resolved.config.cache.eviction_policy, resolved.config.cache.ghost_capacity)
     host, cost = PageCache(0, settings.page_size, policy=policy, page_quotas=page_quotas), LoadCost()
     host.tree.history = cache.tree.history
     with ExitStack() as on_failure:
         copier = executor.open_copier(host_memory_bytes)
         on_failure.callback(copier.close)
         disk = None
-        if objects is not None or resolved.cache_dir is not None:
+        if objects is not None or resolved.config.cache.cache_dir is not None:
             max_tokens = min(settings.max_num_batched_tokens, settings.max_model_len)
             _measure_compute(executor, settings.page_size, max_tokens, cost)
             root = root_key(_kv_identity(resolved, checkpoint, executor))
@@ -99,8 +99,8 @@ def open_tiers(
             host,
             copier,
             disk=disk,
-            load_policy=resolved.load_policy,
-            write_policy=resolved.write_policy,
+            load_policy=resolved.config.cache.load_policy,
+            write_policy=resolved.config.cache.write_policy,
             cost=cost,
         )
         on_failure.pop_all()
@@ -110,11 +110,11 @@ def open_tiers(
 def _open_store(resolved: ResolvedConfig, page_bytes: int, objects: ObjectStore | None) -> PageStore:
     page_token_bytes = resolved.device_settings.page_size * TOKEN_BYTES
     if objects is not None:
-        name = f"the shared store {resolved.cache_url}"
+        name = f"the shared store {resolved.config.cache.cache_url}"
         return SharedStore(objects, name, page_bytes=page_bytes, page_token_bytes=page_token_bytes)
-    assert resolved.cache_dir is not None
+    assert resolved.config.cache.cache_dir is not None
     return FileStore(
-        Path(resolved.cache_dir),
+        Path(resolved.config.cache.cache_dir),
         page_bytes=page_bytes,
         page_token_bytes=page_token_bytes,
         max_bytes=resolved.cache_dir_bytes,
