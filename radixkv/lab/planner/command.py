@@ -255,7 +255,7 @@ def _save(
 
     record = {
         "model": checkpoint.name,
-        "architecture": size.architecture,
+        "architecture": size.config.architecture,
         "n_values": size.n_values,
         "weight_bytes": size.weight_bytes,
         "quantization": args.quantization,

@@ -9,6 +9,7 @@ import msgspec
 from radixkv.errors import ConfigError
 from radixkv.lab.studies.paging.allocators import next_power_of_two
 from radixkv.runtime.device.cuda.model_size import ModelSize
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.memory.copy_threads import count_slots
 from radixkv.runtime.device.memory.cuda.pool_size import RESERVE_BYTES, MemoryUse, plan_pages
 from radixkv.runtime.device.memory.page_shape import PageShape
@@ -114,14 +115,15 @@ def plan_pool(
         ConfigError: no page fits the pool or the host tier.
     """
     page = size.page(page_size, kv_cache_dtype)
-    n_pages = plan_pages(
-        page,
-        MemoryUse(gpu.n_bytes, gpu.n_bytes - size.weight_bytes, gpu.workspace_bytes),
-        kv_cache_memory_bytes=None,
-        max_total_tokens=None,
-        gpu_memory_utilization=gpu.utilization,
+    memory = MemoryUse(gpu.n_bytes, gpu.n_bytes - size.weight_bytes, gpu.workspace_bytes)
+    settings = DeviceSettings(
+        page_size=page_size,
+        max_num_seqs=n_rows,
+        max_num_batched_tokens=page_size,
         max_model_len=1,
+        gpu_memory_utilization=gpu.utilization,
     )
+    n_pages = plan_pages(page, memory, settings)
     return PoolPlan(
         kv_cache_dtype=kv_cache_dtype,
         value_bytes=page.dtype.itemsize,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from radixkv.errors import ConfigError
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.memory.cuda.pool_size import RESERVE_BYTES, MemoryUse, plan_pages
 from radixkv.runtime.device.memory.page_shape import PageShape
 
@@ -18,13 +20,8 @@ MEMORY = MemoryUse(total_bytes=80 * GIB, free_bytes=60 * GIB)
 
 
 def plan(memory: MemoryUse = MEMORY, **changes: Any) -> int:
-    settings: dict[str, Any] = {
-        "kv_cache_memory_bytes": None,
-        "max_total_tokens": None,
-        "gpu_memory_utilization": 0.9,
-        "max_model_len": 8192,
-    }
-    return plan_pages(PAGE, memory, **(settings | changes))
+    settings = DeviceSettings(page_size=16, max_num_seqs=1, max_num_batched_tokens=16, max_model_len=8192)
+    return plan_pages(PAGE, memory, msgspec.structs.replace(settings, **changes))
 
 
 def test_a_page_of_this_model() -> None:

@@ -286,7 +286,7 @@ def _plan_pool(weights: Weights, settings: DeviceSettings) -> tuple[PageShape, i
     config = weights.config
     assert settings.kv_cache_memory_bytes is not None, "the pool on the CPU has a size"
     dtype = choose_kv_dtype(settings.kv_cache_dtype, weights.dtype)
-    page = PageShape(config.n_layers, config.n_kv_heads, settings.page_size, config.head_dim, dtype)
+    page = PageShape.of(config, settings.page_size, dtype)
     n_pages = count_pages(page, settings.kv_cache_memory_bytes, settings.max_total_tokens)
     _check_memory(weights, (n_pages + 1) * page.n_bytes)
     return page, n_pages

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -15,10 +14,7 @@ from radixkv.runtime.device.attention.cuda.flashinfer_modules import not_compile
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention
 from radixkv.runtime.device.cuda.executor import CudaExecutor
 from radixkv.runtime.device.cuda.model_runner import ModelRunner
-from radixkv.runtime.device.cuda.persistent_batch import RowFields
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.graphs.decode import decode_buckets
-from radixkv.runtime.device.graphs.piecewise import token_buckets
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype, scales_text
 from radixkv.runtime.device.machine import (
     MIN_FP8_CAPABILITY,
@@ -106,10 +102,8 @@ def open_cuda_executor(
                 weights, CudaOperations(config, settings.max_model_len, device, has_fp8=has_fp8), kv_scales
             )
         times.end("weights")
-        page = PageShape(config.n_layers, config.n_kv_heads, settings.page_size, config.head_dim, kv_dtype)
+        page = PageShape.of(config, settings.page_size, kv_dtype)
         layout = StagingLayout()
-        rows = RowFields(settings.max_num_seqs, layout)
-        width = -(-settings.max_model_len // settings.page_size)
         attention = PagedAttention(
             shape,
             windows,
@@ -120,40 +114,23 @@ def open_cuda_executor(
             sinks=decoder.sinks,
             prefill_kernel="triton" if backend == "triton" else None,
         )
-        decode_sizes = [] if settings.enforce_eager else decode_buckets(settings.max_num_seqs)
-        piecewise_sizes = [] if settings.enforce_eager else token_buckets(settings.max_num_batched_tokens)
-        max_static_tokens = max(piecewise_sizes, default=0)
-        runner = ModelRunner(
-            decoder,
-            attention,
-            rows,
-            layout,
-            width=width,
-            max_static_tokens=max_static_tokens,
-            stream=stream,
-        )
+        runner = ModelRunner(decoder, attention, layout, settings, stream)
         sampler = CudaSampler(settings.max_num_seqs, config.vocab_size, device)
         sampler.warm_up(torch_dtype)
         times.end("sampler")
-        step_bytes = _step_bytes(runner, page, settings.max_num_batched_tokens, settings.max_model_len)
+        runner.open_pool(page, 0)
+        step_bytes = runner.measure_largest() + runner.logits_bytes
         times.end("largest step")
-        graph_bytes = _graph_bytes(runner, config.n_layers, decode_sizes, piecewise_sizes)
+        graph_bytes = _graph_bytes(runner, config.n_layers)
         times.end("memory of graphs")
         runner.open_pool(page, 0)
         torch.cuda.empty_cache()
-        n_pages = plan_pages(
-            page,
-            measure_memory(device, step_bytes + graph_bytes),
-            kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
-            max_total_tokens=settings.max_total_tokens,
-            gpu_memory_utilization=settings.gpu_memory_utilization,
-            max_model_len=settings.max_model_len,
-        )
+        n_pages = plan_pages(page, measure_memory(device, step_bytes + graph_bytes), settings)
         logger.info("the KV pool holds %d tokens", n_pages * settings.page_size)
         runner.open_pool(page, n_pages)
         times.end("pool")
-        runner.capture(decode_sizes)
-        runner.capture_piecewise(piecewise_sizes)
+        runner.capture(runner.decode_sizes)
+        runner.capture_piecewise(runner.piecewise_sizes)
         times.end("graphs")
     return CudaExecutor(
         runner,
@@ -166,22 +143,12 @@ def open_cuda_executor(
     )
 
 
-def _step_bytes(runner: ModelRunner, page: PageShape, max_tokens: int, max_model_len: int) -> int:
-    """Measures the bytes that the largest step and its sampling take."""
-    runner.open_pool(page, 0)
-    return runner.measure_largest(max_tokens, max_model_len) + runner.logits_bytes
-
-
-def _graph_bytes(
-    runner: ModelRunner, n_layers: int, decode_sizes: Sequence[int], piecewise_sizes: Sequence[int]
-) -> int:
+def _graph_bytes(runner: ModelRunner, n_layers: int) -> int:
     """Estimates the bytes of all graphs from a capture of the largest of each kind."""
     torch.cuda.empty_cache()
     free_before, _ = torch.cuda.mem_get_info()
-    n_graphs = runner.capture(decode_sizes[-1:])
-    n_piecewise = runner.capture_piecewise(piecewise_sizes[-1:])
+    n_graphs = runner.capture(runner.decode_sizes[-1:]) * len(runner.decode_sizes)
+    n_piecewise = runner.capture_piecewise(runner.piecewise_sizes[-1:]) * len(runner.piecewise_sizes)
     free_after, _ = torch.cuda.mem_get_info()
-    estimate = _DECODE_GRAPH_LAYER_BYTES * n_layers * n_graphs * len(
-        decode_sizes
-    ) + _PIECEWISE_GRAPH_BYTES * n_piecewise * len(piecewise_sizes)
+    estimate = _DECODE_GRAPH_LAYER_BYTES * n_layers * n_graphs + _PIECEWISE_GRAPH_BYTES * n_piecewise
     return max(0, free_before - free_after) + estimate

@@ -17,8 +17,9 @@ from radixkv.runtime.device.attention.cuda.base import AttentionPlanner
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodeStep
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.cuda.persistent_batch import PersistentBatch, RowFields
-from radixkv.runtime.device.graphs.decode import DecodeGraphs
-from radixkv.runtime.device.graphs.piecewise import PiecewiseGraphs
+from radixkv.runtime.device.device_settings import DeviceSettings
+from radixkv.runtime.device.graphs.decode import DecodeGraphs, decode_buckets
+from radixkv.runtime.device.graphs.piecewise import PiecewiseGraphs, token_buckets
 from radixkv.runtime.device.memory.cuda.array_copies import to_device
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingLayout
@@ -49,10 +50,8 @@ class ModelRunner:
     Args:
         decoder: the model.
         attention: for the decoder's heads; ``layout`` holds its staging fields, if it has any.
-        row_fields: staging fields of a step's rows, in ``layout``.
-        layout: with all fields added.
-        width: entries per block table.
-        max_static_tokens: most tokens of a step that runs in piecewise graphs.
+        layout: the staging fields of a step's rows are added to it; none is added later.
+        settings: sizes of pages, rows and steps, and whether there are graphs.
         stream: all work is enqueued here; it must be the current stream.
     """
 
@@ -60,24 +59,25 @@ class ModelRunner:
         self,
         decoder: Decoder,
         attention: AttentionPlanner[Any, Any],
-        row_fields: RowFields,
         layout: StagingLayout,
-        *,
-        width: int,
-        max_static_tokens: int,
+        settings: DeviceSettings,
         stream: torch.cuda.Stream,
     ) -> None:
         self._decoder = decoder
         self._attention = attention
-        self._row_fields = row_fields
-        self._width = width
-        self._max_static_tokens = max_static_tokens
+        self._settings = settings
+        max_rows, has_graphs = settings.max_num_seqs, not settings.enforce_eager
+        self.decode_sizes = decode_buckets(max_rows) if has_graphs else []
+        """Numbers of rows to capture decode graphs for."""
+        self.piecewise_sizes = token_buckets(settings.max_num_batched_tokens) if has_graphs else []
+        """Numbers of tokens to capture piecewise graphs for."""
+        self._row_fields = RowFields(max_rows, layout)
         self._stream = stream
         self._device = stream.device
         self._staging = Staging(layout, self._device)
-        self._logits = decoder.empty_logits(row_fields.max_rows)
-        self._scratch = argmax_scratch(row_fields.max_rows, self._logits.shape[1], self._device)
-        self._argmax_results = torch.zeros(2 * row_fields.max_rows, dtype=torch.int32, device=self._device)
+        self._logits = decoder.empty_logits(max_rows)
+        self._scratch = argmax_scratch(max_rows, self._logits.shape[1], self._device)
+        self._argmax_results = torch.zeros(2 * max_rows, dtype=torch.int32, device=self._device)
         self._pool: CudaPool | None = None
         self._graphs = DecodeGraphs(stream)
         self._piecewise = PiecewiseGraphs(decoder, stream)
@@ -111,10 +111,10 @@ class ModelRunner:
         self._batch = PersistentBatch(
             self._row_fields,
             self._staging,
-            width=self._width,
+            width=-(-self._settings.max_model_len // page.page_size),
             zero_page=self._pool.zero_page,
             page_size=page.page_size,
-            max_static_tokens=self._max_static_tokens,
+            max_static_tokens=max(self.piecewise_sizes, default=0),
             device=self._device,
         )
         self._attention.connect(self._staging, self._batch.tables)
@@ -122,17 +122,17 @@ class ModelRunner:
     def capture(self, sizes: Sequence[int]) -> int:
         """Captures decode graphs over the pool for these numbers of rows, if attention supports graphs. Takes up
         to seconds. Returns the number of graphs."""
-        return self._graphs.capture(
-            sizes, self._attention.variants, self._stage_padding, self._warm_up_decode, self._decode
-        )
+        warm_up, body = (partial(self._decode, run) for run in (self._decoder.run_distinct, self._decoder))
+        return self._graphs.capture(sizes, self._attention.variants, self._stage_padding, warm_up, body)
 
     def capture_piecewise(self, sizes: Sequence[int]) -> int:
         """Captures piecewise graphs over the pool for these numbers of tokens. Takes up to a second. Returns the
         number of graphs."""
         return self._piecewise.capture(sizes, self._batch.static_inputs, self.pool)
 
-    def measure_largest(self, max_tokens: int, max_model_len: int) -> int:
-        """Runs a dummy step of ``max_tokens`` tokens, which stores nothing, and returns its peak bytes. Waits."""
+    def measure_largest(self) -> int:
+        """Runs a dummy step of most tokens, which stores nothing, and returns its peak bytes. Waits."""
+        max_tokens, max_model_len = self._settings.max_num_batched_tokens, self._settings.max_model_len
         n_rows = min(self._row_fields.max_rows, -(-max_tokens // max_model_len))
         n_tokens = np.full(n_rows, min(max_tokens // n_rows, max_model_len), np.int32)
         zeros = np.zeros(n_rows, np.int32)
@@ -250,18 +250,11 @@ class ModelRunner:
         self._staging.send(staged)
         return decode
 
-    def _warm_up_decode(self, step: DecodeStep) -> None:
-        """Enqueues the kernels that ``_decode`` does, once for layers that launch the same ones."""
+    def _decode(self, run: Callable[..., Tensor], step: DecodeStep) -> None:
+        """Enqueues what a decode graph captures, with ``run`` for the layers: all, or one of each kind."""
         self._batch.update(step.n_rows)
         inputs = self._batch.prepare_decode(step.n_rows)
-        states = self._decoder.run_distinct(inputs, self.pool, self._attention.step(step, None))
-        self._compute_argmax(states, step.n_rows)
-
-    def _decode(self, step: DecodeStep) -> None:
-        """Enqueues what a decode graph captures."""
-        self._batch.update(step.n_rows)
-        inputs = self._batch.prepare_decode(step.n_rows)
-        states = self._decoder(inputs, self.pool, self._attention.step(step, None))
+        states = run(inputs, self.pool, self._attention.step(step, None))
         self._compute_argmax(states, step.n_rows)
 
     def _compute_argmax(self, last: Tensor, n_rows: int) -> None:

@@ -10,6 +10,7 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name
 from radixkv.runtime.device.machine import check_model, choose_dtype
 from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.weights.weights import open_weights
 
 
@@ -17,12 +18,9 @@ from radixkv.runtime.device.weights.weights import open_weights
 class ModelSize:
     """What a model takes of a GPU's memory."""
 
-    architecture: str
+    config: DecoderConfig
     dtype: torch.dtype
     """Dtype of activations, and of weights that are not quantized."""
-    n_layers: int
-    n_kv_heads: int
-    head_dim: int
     n_values: int
     """Values of all weights."""
     n_quantized_values: int
@@ -41,8 +39,7 @@ class ModelSize:
 
     def page(self, page_size: int, kv_cache_dtype: str) -> PageShape:
         """Returns the shape of a page of ``page_size`` tokens for a value of ``--kv-cache-dtype``."""
-        kv_dtype = choose_kv_dtype(kv_cache_dtype, self.dtype)
-        return PageShape(self.n_layers, self.n_kv_heads, page_size, self.head_dim, kv_dtype)
+        return PageShape.of(self.config, page_size, choose_kv_dtype(kv_cache_dtype, self.dtype))
 
 
 def model_size(checkpoint: Checkpoint, quantization: str | None = None) -> ModelSize:
@@ -67,14 +64,10 @@ def model_size(checkpoint: Checkpoint, quantization: str | None = None) -> Model
         quantization=quantization,
         products=("fp8", "int4"),
     ) as weights:
-        config = weights.config
-        check_model(config)
+        check_model(weights.config)
         return ModelSize(
-            architecture=config.architecture,
+            config=weights.config,
             dtype=dtype,
-            n_layers=config.n_layers,
-            n_kv_heads=config.n_kv_heads,
-            head_dim=config.head_dim,
             n_values=weights.n_values,
             n_quantized_values=weights.n_quantized_values,
             has_fp8=weights.has_fp8,

@@ -52,11 +52,5 @@ def check_for_cuda(checkpoint: Checkpoint, gpu: Gpu, settings: DeviceSettings) -
         check_fp8_experts(gpu)
     check_weights_fit(n_bytes + extra_bytes, gpu)
     kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, torch_dtype)
-    plan_pages(
-        PageShape(config.n_layers, config.n_kv_heads, settings.page_size, config.head_dim, kv_dtype),
-        MemoryUse(gpu.total_bytes, gpu.free_bytes - n_bytes),
-        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
-        max_total_tokens=settings.max_total_tokens,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        max_model_len=settings.max_model_len,
-    )
+    page = PageShape.of(config, settings.page_size, kv_dtype)
+    plan_pages(page, MemoryUse(gpu.total_bytes, gpu.free_bytes - n_bytes), settings)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from radixkv.errors import ConfigError
+from radixkv.runtime.device.model_config.config import DecoderConfig
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,11 @@ class PageShape:
     head_dim: int
     dtype: torch.dtype = torch.float32
     """Type of K and V as stored."""
+
+    @classmethod
+    def of(cls, config: DecoderConfig, page_size: int, dtype: torch.dtype) -> PageShape:
+        """Returns the shape for a model."""
+        return cls(config.n_layers, config.n_kv_heads, page_size, config.head_dim, dtype)
 
     @property
     def n_bytes(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from radixkv.errors import ConfigError
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.memory.page_shape import PageShape, count_pages
 
 RESERVE_BYTES = 512 << 20
@@ -32,15 +33,7 @@ def measure_memory(device: torch.device, later_bytes: int = 0) -> MemoryUse:
     return MemoryUse(total_bytes, free_bytes, later_bytes)
 
 
-def plan_pages(
-    page: PageShape,
-    memory: MemoryUse,
-    *,
-    kv_cache_memory_bytes: int | None,
-    max_total_tokens: int | None,
-    gpu_memory_utilization: float,
-    max_model_len: int,
-) -> int:
+def plan_pages(page: PageShape, memory: MemoryUse, settings: DeviceSettings) -> int:
     """Returns the number of pages of the pool, not counting its zero page.
 
     ``max_total_tokens`` decides if it is given, else ``kv_cache_memory_bytes``. Otherwise the pool gets
@@ -50,25 +43,24 @@ def plan_pages(
     Args:
         page: shape and dtype of one page.
         memory: the GPU's memory before the pool is allocated.
-        kv_cache_memory_bytes: size of the pool, or None.
-        max_total_tokens: size of the pool in tokens, or None.
-        gpu_memory_utilization: share of the GPU's memory that may be used in all.
-        max_model_len: most positions of a sequence.
+        settings: size of the pool, or share of the GPU's memory, and longest sequence.
 
     Raises:
         ConfigError: the pool does not fit, or cannot hold one request of ``max_model_len`` tokens. The second is
             not checked with ``max_total_tokens``: requests that are too long are then refused one by one, as on
             the CPU.
     """
-    if max_total_tokens is not None or kv_cache_memory_bytes is not None:
-        n_pages = count_pages(page, kv_cache_memory_bytes or 0, max_total_tokens)
+    n_bytes, max_total_tokens = settings.kv_cache_memory_bytes, settings.max_total_tokens
+    share, max_model_len = settings.gpu_memory_utilization, settings.max_model_len
+    if max_total_tokens is not None or n_bytes is not None:
+        n_pages = count_pages(page, n_bytes or 0, max_total_tokens)
         _check_fits(n_pages, page, memory)
         remedy = "kv_cache_memory_bytes"
     else:
-        n_pages = _usable_bytes(memory, gpu_memory_utilization) // page.n_bytes - 1
+        n_pages = _usable_bytes(memory, share) // page.n_bytes - 1
         if n_pages < 1:
             raise ConfigError(
-                f"gpu_memory_utilization {gpu_memory_utilization:g} leaves no room for a KV pool: of the GPU's "
+                f"gpu_memory_utilization {share:g} leaves no room for a KV pool: of the GPU's "
                 f"{_gib(memory.total_bytes)}, weights, workspace and other processes take "
                 f"{_gib(memory.total_bytes - memory.free_bytes + memory.later_bytes)}; set it higher, set "
                 "max_num_batched_tokens or max_num_seqs lower, or take a smaller model"
