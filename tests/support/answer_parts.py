@@ -62,7 +62,7 @@ class ScriptedAnswer:
         self._deltas = deltas
         self._error = error
 
-    async def outputs(self, *, streams: bool) -> AsyncGenerator[OutputDelta[None], None]:
+    async def nonempty_outputs(self, *, streams: bool) -> AsyncGenerator[OutputDelta[None], None]:
         """Yields the deltas, and then raises the error, if there is one."""
         for delta in self._deltas:
             yield delta
