@@ -8,7 +8,8 @@ import msgspec
 
 from radixkv.frontend.miss_counts import MissCounts, MissesAtPlace
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire.messages import CacheMiss, ComputedPrompt, Done, unpack_tokens
+from radixkv.wire.cache_use import CacheUse
+from radixkv.wire.messages import CacheMiss, ComputedPrompt, Done, Ready, unpack_tokens
 
 _MAX_CHARACTERS = 40
 """Most characters of each text around a first difference."""
@@ -42,6 +43,23 @@ def miss_fields(miss: CacheMiss, tokenizer: Tokenizer | None) -> dict[str, Any]:
     if miss.n_elsewhere is not None:
         fields["cached_elsewhere_tokens"] = miss.n_elsewhere
     return fields
+
+
+def cached_fields(
+    use: CacheUse, miss: CacheMiss | None, ready: Ready, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    """Returns what responses say of the cache, under SGLang's names: how many tokens came from it, and from where.
+
+    Args:
+        use: of all prompts of the response.
+        miss: the miss to report; None for none.
+        ready: says which tiers the server has.
+        tokenizer: gives the texts of the miss; None for positions only.
+    """
+    fields: dict[str, Any] = {"cached_tokens": use.n_cached}
+    if ready.n_host_slots is not None:
+        fields["cached_tokens_details"] = use.by_source(has_disk=ready.has_disk)
+    return fields if miss is None else fields | {"cache_miss": miss_fields(miss, tokenizer)}
 
 
 def place_text(place: MissesAtPlace, counts: MissCounts, tokenizer: Tokenizer | None) -> str:

@@ -33,6 +33,11 @@ class ToolCallPart(msgspec.Struct):
 Part = TextPart | ReasoningPart | ToolCallPart
 
 
+def text_of(part: Part) -> str:
+    """Returns the text of a part, or the arguments of a call."""
+    return part.arguments if isinstance(part, ToolCallPart) else part.text
+
+
 def continues(part: Part, last: Part | None) -> bool:
     """Returns whether a part goes on with the last one: both are of one kind and, for calls, of one call."""
     if isinstance(part, ToolCallPart):

@@ -11,7 +11,7 @@ import msgspec
 from radixkv.frontend.answers import SingleAnswer
 from radixkv.frontend.http.sse import typed_event
 from radixkv.generation.output import OutputDelta
-from radixkv.generation.parts import Part, ReasoningPart, TextPart, ToolCallPart, continues
+from radixkv.generation.parts import Part, ReasoningPart, TextPart, ToolCallPart, continues, text_of
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -38,7 +38,7 @@ class MessageWriter:
     async def whole(self) -> bytes:
         """Returns the JSON of the message. Raises ``RequestError``; cancelling it cancels the request."""
         output = await self._answer.whole()
-        content = [_block(part) for part in output.parts]
+        content = [_block(part, text_of(part)) for part in output.parts]
         end = self._end(output) | {"container": None}
         message = {**self._head, "content": content, **end, **self._edits, "usage": self._usage()}
         return msgspec.json.encode(message)
@@ -108,7 +108,7 @@ class _BlockEvents:
             yield from self.end()
             self._index += 1
             self._open = part
-            yield {"type": "content_block_start", "index": self._index, "content_block": _empty_block(part)}
+            yield {"type": "content_block_start", "index": self._index, "content_block": _block(part, "")}
         if (delta := _delta(part)) is not None:
             yield {"type": "content_block_delta", "index": self._index, "delta": delta}
 
@@ -117,16 +117,6 @@ class _BlockEvents:
         if self._open is not None:
             yield {"type": "content_block_stop", "index": self._index}
         self._open = None
-
-
-def _empty_block(part: Part) -> dict[str, Any]:
-    match part:
-        case TextPart():
-            return {"type": "text", "text": ""}
-        case ReasoningPart():
-            return {"type": "thinking", "thinking": "", "signature": ""}
-        case ToolCallPart():
-            return {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
 
 
 def _delta(part: Part) -> dict[str, Any] | None:
@@ -139,14 +129,15 @@ def _delta(part: Part) -> dict[str, Any] | None:
             return {"type": "input_json_delta", "partial_json": part.arguments} if part.arguments else None
 
 
-def _block(part: Part) -> dict[str, Any]:
+def _block(part: Part, text: str) -> dict[str, Any]:
+    """Returns the block of a part with this text, or with these arguments of a call."""
     match part:
         case TextPart():
-            return {"type": "text", "text": part.text}
+            return {"type": "text", "text": text}
         case ReasoningPart():
-            return {"type": "thinking", "thinking": part.text, "signature": ""}
+            return {"type": "thinking", "thinking": text, "signature": ""}
         case ToolCallPart():
-            return {"type": "tool_use", "id": part.id, "name": part.name, "input": _arguments(part.arguments)}
+            return {"type": "tool_use", "id": part.id, "name": part.name, "input": _arguments(text)}
 
 
 def _arguments(text: str) -> Any:

@@ -20,7 +20,7 @@ from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.chat import ChatPrompt
 from radixkv.frontend.http.sse import EVENT_END, EVENT_START
 from radixkv.frontend.in_flight import exceeds_inline_work
-from radixkv.frontend.miss_report import miss_fields
+from radixkv.frontend.miss_report import cached_fields
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import OutputDelta
@@ -89,9 +89,7 @@ class ResponseWriter:
         self._n_lost = 0
         self._miss: CacheMiss | None = None
         """The miss of the prompt with the most computed tokens, of which there were ``_n_lost``."""
-        self._tokenizer = model.tokenizer
-        self._has_host_tier = model.ready.n_host_slots is not None
-        self._has_disk = model.ready.has_disk
+        self._model = model
         render_token = response_format.render_token if prompts[0].sampling.logprobs is not None else None
         self._prompts = [
             PromptWithLogprobs(
@@ -197,11 +195,10 @@ class ResponseWriter:
             n_reasoning = sum(choice.n_reasoning_tokens for choice in self._choices)
             usage["completion_tokens_details"] = {"reasoning_tokens": n_reasoning}
         if self._n_done == len(self._prompts):
-            usage["prompt_tokens_details"] = {"cached_tokens": self._cache_use.n_cached}
-            if self._has_host_tier:
-                usage["prompt_tokens_details"] |= self._cached_tokens_details()
-            if self._request.explain_cache and self._miss is not None:
-                usage["prompt_tokens_details"]["cache_miss"] = miss_fields(self._miss, self._tokenizer)
+            miss = self._miss if self._request.explain_cache else None
+            usage["prompt_tokens_details"] = cached_fields(
+                self._cache_use, miss, self._model.ready, self._model.tokenizer
+            )
         return usage
 
     def _usage_of_chunk(self) -> dict[str, Any]:
@@ -213,8 +210,5 @@ class ResponseWriter:
         """Returns SGLang's extension fields, if the request asks for them."""
         if not self._request.return_cached_tokens_details or self._n_done < len(self._prompts):
             return {}
-        return {"sglext": self._cached_tokens_details()}
-
-    def _cached_tokens_details(self) -> dict[str, Any]:
-        """Returns SGLang's field: where the cached tokens came from."""
-        return {"cached_tokens_details": self._cache_use.by_source(has_disk=self._has_disk)}
+        by_source = self._cache_use.by_source(has_disk=self._model.ready.has_disk)
+        return {"sglext": {"cached_tokens_details": by_source}}

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from radixkv.generation.parts import Part, ReasoningPart, TextPart, ToolCallPart, continues
+from radixkv.generation.parts import Part, ReasoningPart, TextPart, ToolCallPart, continues, text_of
 
 Event = dict[str, Any]
 
@@ -41,8 +41,7 @@ class OutputItems:
             yield {"type": "response.output_item.added", **self._where(), "item": dict(self.items[-1])}
             if (content := _content(part, "")) is not None:
                 yield {"type": "response.content_part.added", **self._place(), "part": content}
-        piece = part.arguments if isinstance(part, ToolCallPart) else part.text
-        if piece:
+        if piece := text_of(part):
             self._pieces.append(piece)
             yield self._delta(part, piece)
 
@@ -63,15 +62,14 @@ class OutputItems:
                 done = {"type": "response.function_call_arguments.done", **self._where(), "item_id": item["id"]}
                 yield {**done, "name": item["name"], "arguments": text}
             case TextPart():
-                item["content"] = [_content(part, text)]
                 yield {"type": "response.output_text.done", **self._place(), "text": text, "logprobs": []}
-                yield {"type": "response.content_part.done", **self._place(), "part": item["content"][0]}
             case ReasoningPart():
-                item["content"] = [_content(part, text)]
                 if self._seals_reasoning:
                     item["encrypted_content"] = sealed_reasoning(text)
                 yield {"type": "response.reasoning_text.done", **self._place(), "text": text}
-                yield {"type": "response.content_part.done", **self._place(), "part": item["content"][0]}
+        if (content := _content(part, text)) is not None:
+            item["content"] = [content]
+            yield {"type": "response.content_part.done", **self._place(), "part": content}
         yield {"type": "response.output_item.done", **self._where(), "item": item}
 
     def _delta(self, part: Part, piece: str) -> Event:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from itertools import chain, count
 from typing import Any
 
 import msgspec
@@ -30,7 +30,7 @@ class ResponsesWriter:
     def __init__(self, request: ResponsesRequest, answer: SingleAnswer, model: str) -> None:
         self._answer = answer
         self._items = OutputItems(seals_reasoning=SEALED_REASONING in (request.include or ()))
-        self._numbers = itertools.count()
+        self._numbers = count()
         text_format = None if request.text is None else request.text.format
         self._head = {
             "id": f"resp_{answer.id}",
@@ -55,12 +55,10 @@ class ResponsesWriter:
     async def whole(self) -> bytes:
         """Returns the JSON of the response. Raises ``RequestError``; cancelling it cancels the request."""
         output = await self._answer.whole()
-        for part in output.parts:
-            for _ in self._items.add(part):
-                pass
-        for _ in self._items.end(_status(output.finish_reason)):
-            pass
-        return msgspec.json.encode(self._response(_status(output.finish_reason)))
+        status = _status(output.finish_reason)
+        for _ in chain(*map(self._items.add, output.parts), self._items.end(status)):
+            pass  # only the items matter here
+        return msgspec.json.encode(self._response(status))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yields the stream's events; closing it cancels the request.

@@ -45,60 +45,63 @@ class _GrowingList:
         return msgspec.Raw(b"".join((self._encoded or b"[", b"]")))
 
 
-class InputLogprobs:
+class _Logprobs:
+    """Logprobs of tokens in a row.
+
+    Args:
+        kind: ``input`` or ``output``.
+        prompt: says whether the likeliest tokens are shown.
+    """
+
+    def __init__(self, kind: str, prompt: GeneratePrompt) -> None:
+        self._kind = kind
+        self._has_top_logprobs = bool(prompt.prompt.sampling.logprobs)
+        self._entries, self._top_logprobs = _GrowingList(), _GrowingList()
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the fields of ``meta_info`` so far."""
+        entries = {f"{self._kind}_token_logprobs": self._entries.json}
+        return entries | ({f"{self._kind}_top_logprobs": self._top_logprobs.json} if self._has_top_logprobs else {})
+
+    def _add(self, entry: Entry, top: msgspec.Raw) -> None:
+        self._entries.append(entry)
+        self._top_logprobs.append(top)
+
+
+class InputLogprobs(_Logprobs):
     """Logprobs of a prompt, from its token ``logprobs_from`` on; that one has None."""
 
     def __init__(self, prompt: GeneratePrompt, tokenizer: Tokenizer | None) -> None:
-        self._has_top_logprobs = _has_top_logprobs(prompt)
+        super().__init__("input", prompt)
         self._tokenizer = tokenizer if prompt.returns_text else None
-        self._n_entries = 0
-        self._entries, self._top_logprobs = _GrowingList(), _GrowingList()
-        self._tokens = (
-            [] if prompt.logprobs_from is None else unpack_tokens(prompt.prompt.tokens)[prompt.logprobs_from :]
-        )
         self._n_skipped = prompt.logprobs_from or 0
         """How many of the coming logprobs belong to tokens before ``logprobs_from``."""
-        if self._tokens:
-            self._add(_entry(None, self._tokens[0], self._tokenizer), None)
+        ids = [] if prompt.logprobs_from is None else unpack_tokens(prompt.prompt.tokens)[prompt.logprobs_from :]
+        self._tokens = iter(ids)
+        """The tokens whose logprobs have not come."""
+        if ids:
+            self._add(_entry(None, next(self._tokens), self._tokenizer), _raw(None))
 
     def absorb(self, token_logprobs: Sequence[TokenLogprobs]) -> None:
         """Adds the logprobs of the next tokens, from the prompt's second on."""
         requested = token_logprobs[self._n_skipped :]
         self._n_skipped -= len(token_logprobs) - len(requested)
         for logprobs in requested:
-            token = self._tokens[self._n_entries]
-            self._add(
-                _entry(finite_logprob(logprobs, token), token, self._tokenizer), _top(logprobs, self._tokenizer)
-            )
-
-    def fields(self) -> dict[str, Any]:
-        """Returns the fields of ``meta_info`` so far."""
-        entries = {"input_token_logprobs": self._entries.json}
-        return entries | ({"input_top_logprobs": self._top_logprobs.json} if self._has_top_logprobs else {})
-
-    def _add(self, entry: Entry, top: list[Entry] | None) -> None:
-        self._n_entries += 1
-        self._entries.append(entry)
-        self._top_logprobs.append(_raw(top))
+            token = next(self._tokens)
+            entry = _entry(finite_logprob(logprobs, token), token, self._tokenizer)
+            self._add(entry, _raw(_top(logprobs, self._tokenizer)))
 
 
-class OutputLogprobs:
+class OutputLogprobs(_Logprobs):
     """Logprobs of one choice."""
 
     def __init__(self, prompt: GeneratePrompt) -> None:
-        self._has_top_logprobs = _has_top_logprobs(prompt)
-        self._entries, self._top_logprobs = _GrowingList(), _GrowingList()
+        super().__init__("output", prompt)
 
     def absorb(self, output: OutputDelta[RenderedToken]) -> None:
         """Adds the logprobs of new output."""
         for rendered in output.logprobs:
-            self._entries.append((rendered.logprob, rendered.token, rendered.text))
-            self._top_logprobs.append(rendered.top)
-
-    def fields(self) -> dict[str, Any]:
-        """Returns the fields of ``meta_info`` so far."""
-        entries = {"output_token_logprobs": self._entries.json}
-        return entries | ({"output_top_logprobs": self._top_logprobs.json} if self._has_top_logprobs else {})
+            self._add((rendered.logprob, rendered.token, rendered.text), rendered.top)
 
 
 def render_with_text(
@@ -115,10 +118,6 @@ def render_without_text(
 ) -> RenderedToken:
     """Renders a generated token with null in place of texts."""
     return replace(render_with_text(None, token, offset, token_logprobs, n_top), text=None)
-
-
-def _has_top_logprobs(prompt: GeneratePrompt) -> bool:
-    return bool(prompt.prompt.sampling.logprobs)
 
 
 def _entry(logprob: float | None, token: int, tokenizer: Tokenizer | None) -> Entry:

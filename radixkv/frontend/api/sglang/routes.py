@@ -29,7 +29,7 @@ from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.sse import event
 from radixkv.frontend.in_flight import TokenDelta
-from radixkv.frontend.miss_report import miss_fields
+from radixkv.frontend.miss_report import cached_fields
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.logprobs import TokenRenderer
@@ -142,9 +142,7 @@ class GenerateWriter:
     ) -> None:
         self._arrived = arrived
         self._explains_cache = bool(request.explain_cache)
-        self._tokenizer = model.tokenizer
-        self._has_host_tier = model.ready.n_host_slots is not None
-        self._has_disk = model.ready.has_disk
+        self._model = model
         firsts = accumulate((prompt.prompt.sampling.n for prompt in prompts), initial=0)
         self._prompts = [_Prompt(prompt, model, first) for prompt, first in zip(prompts, firsts, strict=False)]
         self._answers = Answers(self._prompts, client, arrived, _format_field(prompts))
@@ -193,11 +191,8 @@ class GenerateWriter:
         if choice.finish is not None:
             meta["e2e_latency"] = time.monotonic() - self._arrived.at
         if done is not None:
-            meta["cached_tokens"] = done.cache_use.n_cached
-            if self._has_host_tier:
-                meta["cached_tokens_details"] = done.cache_use.by_source(has_disk=self._has_disk)
-            if self._explains_cache and done.miss is not None:
-                meta["cache_miss"] = miss_fields(done.miss, self._tokenizer)
+            miss = done.miss if self._explains_cache else None
+            meta |= cached_fields(done.cache_use, miss, self._model.ready, self._model.tokenizer)
         if choice.logprobs is not None:
             meta |= prompt.input_logprobs.fields() | choice.logprobs.fields()
         return {"text": choice.output.text, "output_ids": choice.output.token_ids, "meta_info": meta}
