@@ -11,11 +11,11 @@ from radixkv.cli.serve import add as add_serve
 from radixkv.errors import RequestError
 from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest, StreamOptions
 from radixkv.frontend.api.sglang.schema import DEFAULT_MAX_NEW_TOKENS, GenerateRequest, SamplingFields
-from radixkv.frontend.cache_options import PromptCacheOptions
 from radixkv.frontend.chat import MAX_MESSAGES
 from radixkv.frontend.http import errors as failure
 from radixkv.frontend.http.body_decoder import MAX_KEYS, MAX_MARKS, MAX_PROMPTS
 from radixkv.frontend.served_model import ServedModel
+from radixkv.frontend.shared_fields import PromptCacheOptions
 from radixkv.settings.arguments import Parser
 from radixkv.settings.compat import Place, refusals
 from radixkv.settings.config import SchedulerConfig

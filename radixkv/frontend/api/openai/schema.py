@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import msgspec
 
 from radixkv.errors import InvalidRequest
-from radixkv.frontend.cache_options import PromptCacheOptions
 from radixkv.frontend.http.body_decoder import (
     BodyDecoder,
     Int64,
@@ -17,6 +16,7 @@ from radixkv.frontend.http.body_decoder import (
     check_prompt,
     check_tools,
 )
+from radixkv.frontend.shared_fields import PromptCacheOptions, SharedSampling
 from radixkv.generation.chat_rendering import effort_variables
 from radixkv.settings.compat import Place, refusals
 from radixkv.wire.sampling import MAX_LOGPROBS
@@ -29,29 +29,16 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = False
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True):
+class GenerationRequest(SharedSampling, kw_only=True):
     """Fields that completions and chat share. Null means the default."""
 
     model: str | None = None
     max_tokens: Int64 | None = None
     min_tokens: Int64 | None = None
-    n: Int64 | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int64 | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
     seed: Int64 | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Int64] | None = None
     include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     prompt_logprobs: Int64 | None = None
     add_special_tokens: bool | None = None
     echo: bool | None = False
@@ -69,8 +56,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     json_schema: dict[str, Any] | str | bool | None = None
-    regex: str | None = None
-    ebnf: str | None = None
     return_token_ids: bool | None = False
     return_tokens_as_token_ids: bool | None = None
     return_cached_tokens_details: bool | None = False

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from radixkv.frontend.cache_options import PromptCacheOptions
 from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, check_values
+from radixkv.frontend.shared_fields import PromptCacheOptions
 from radixkv.settings.compat import Place, refusals
 
 

@@ -11,8 +11,8 @@ import msgspec
 from radixkv.errors import InvalidRequest, UnsupportedFeature, shortened
 from radixkv.frontend.api.responses.items import unsealed_reasoning
 from radixkv.frontend.api.responses.schema import ResponsesRequest, TextOptions, parse_responses
-from radixkv.frontend.cache_options import PromptCacheOptions
 from radixkv.frontend.chat import Chat
+from radixkv.frontend.shared_fields import PromptCacheOptions
 from radixkv.generation.chat_rendering import effort_variables
 from radixkv.generation.tools import SkippedTool, skipped_choice_error
 from radixkv.wire.structured_outputs import StructuredOutputs

@@ -10,6 +10,7 @@ import msgspec
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.field_names import naming_fields
 from radixkv.frontend.http.body_decoder import BodyDecoder, Int64, check_prompt
+from radixkv.frontend.shared_fields import SharedSampling
 from radixkv.settings.compat import Place, Refusal, refusals
 
 ValueT = TypeVar("ValueT")
@@ -17,7 +18,7 @@ ValueT = TypeVar("ValueT")
 DEFAULT_MAX_NEW_TOKENS = 128
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class SamplingFields(SharedSampling, kw_only=True):
     """``sampling_params``; unknown fields are ignored, and null means the default."""
 
     max_new_tokens: Annotated[
@@ -27,25 +28,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         ),
     ] = msgspec.UNSET
     min_new_tokens: Int64 | None = None
-    n: Int64 | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int64 | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
     sampling_seed: Int64 | None = None
     seed: Annotated[Int64 | None, msgspec.Meta(description="Other servers' name of ``sampling_seed``.")] = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Int64] | None = None
     no_stop_trim: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     json_schema: str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
     structural_tag: str | None = None
 
 

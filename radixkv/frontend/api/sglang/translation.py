@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.api.sglang.schema import DEFAULT_MAX_NEW_TOKENS, GenerateRequest, SamplingFields, for_each
+from radixkv.frontend.field_names import naming_fields
 from radixkv.frontend.prompt_encoding import encode_prompts, split_prompts
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.models import GenerationModel
@@ -21,6 +20,7 @@ from radixkv.generation.params import (
     max_tokens_of_prompt_only,
     request_sampling_params,
 )
+from radixkv.settings.compat import naming
 from radixkv.wire.messages import Submit
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.structured_outputs import StructuredOutputs
@@ -71,7 +71,7 @@ async def generate_prompts(
     """
     given = request.text if request.text is not None else request.input_ids
     assert given is not None
-    with _sglang_names({"prompt": request.prompt_field}):
+    with naming_fields(lambda name: request.prompt_field if name == "prompt" else name):
         prompts = split_prompts(given if isinstance(given, str) else list(given))
     served_model.check_request(request.priority, request.cache_salt, request.session_id)
     n_prompts = len(prompts)
@@ -80,7 +80,7 @@ async def generate_prompts(
     samplings = [
         _sampling(fields, *options, served_model) for fields, options in zip(settings, logprob_options, strict=True)
     ]
-    with _sglang_names({"prompt": request.prompt_field}):
+    with naming_fields(lambda name: request.prompt_field if name == "prompt" else name):
         encoded = await encode_prompts(prompts, served_model, tenant=tenant)
     n_tokens = [len(tokens) // 4 for tokens in encoded]
     check_n_prompt_logprobs(zip(samplings, n_tokens, strict=True), "top_logprobs_num")
@@ -157,7 +157,7 @@ def _sampling(fields: SamplingFields, n_logprobs: int | None, start: int, model:
         "structured_outputs": _structured_outputs(fields),
     }
     max_tokens = DEFAULT_MAX_NEW_TOKENS if fields.max_new_tokens is msgspec.UNSET else fields.max_new_tokens
-    with _sglang_names(_SGLANG_NAMES):
+    with naming(_SGLANG_NAMES):
         if max_tokens == 0:
             max_tokens = max_tokens_of_prompt_only(fields.min_new_tokens)
         return request_sampling_params(values, max_tokens, model)
@@ -183,18 +183,3 @@ def _rids(request: GenerateRequest, n_prompts: int) -> list[str]:
     if isinstance(request.rid, str) and n_prompts > 1:
         return [f"{request.rid}_{index}" for index in range(n_prompts)]
     return for_each(request.rid, "", n_prompts, "rid")
-
-
-@contextmanager
-def _sglang_names(names: Mapping[str, str]) -> Iterator[None]:
-    """Replaces field names in errors with SGLang's.
-
-    Args:
-        names: the names for ``param``.
-    """
-    try:
-        yield
-    except InvalidRequest as error:
-        # In texts only _SGLANG_NAMES is replaced, because "prompt" is also an ordinary word.
-        text = re.sub(r"\b\w+\b", lambda match: _SGLANG_NAMES.get(match[0], match[0]), str(error))
-        raise type(error)(text, param=names.get(error.param or "", error.param)) from None

@@ -1,4 +1,4 @@
-"""OpenAI's ``prompt_cache_options``: how long a prompt is pinned, and whether all of it is."""
+"""Fields that the bodies of several APIs share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from radixkv.frontend.http.body_decoder import Int64
 from radixkv.wire.request_limits import parse_ttl
 
 DEFAULT_TTL = "30m"
@@ -35,3 +36,23 @@ class PromptCacheOptions(msgspec.Struct):
     def pin_s(self) -> float | None:
         """How long the whole prompt is pinned, in seconds; None if only its breakpoints are."""
         return None if self.mode == "explicit" else self.ttl_s
+
+
+class SharedSampling(msgspec.Struct, kw_only=True):
+    """Fields about sampling that OpenAI's bodies and SGLang's ``sampling_params`` have. Null means the default."""
+
+    n: Int64 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int64 | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Int64] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    regex: str | None = None
+    ebnf: str | None = None
