@@ -19,6 +19,7 @@ from result_lines import report, script_parser
 from radixkv.client.http import HTTPClient
 from radixkv.lab.bench.environment import provenance
 from radixkv.lab.simulator.answers import RecordedAnswers
+from radixkv.lab.simulator.caches import CacheSettings
 from radixkv.lab.simulator.concurrent_replay import ConcurrentReplay
 from radixkv.lab.simulator.traffic import TokenTraffic
 from radixkv.processes.server_process import running_server
@@ -79,7 +80,9 @@ async def measure(pool: int, chats_asked: list[Chat], n_clients: int, n_answer: 
     n_prompt = sum(traffic.n_tokens)
 
     def simulated_pct(answers: RecordedAnswers | None) -> float:
-        replay = ConcurrentReplay(traffic, pool // PAGE_SIZE, n_clients, MAX_NUM_BATCHED_TOKENS, answers=answers)
+        replay = ConcurrentReplay(
+            traffic, CacheSettings(pool // PAGE_SIZE), n_clients, MAX_NUM_BATCHED_TOKENS, answers=answers
+        )
         return round(100 * sum(replay.run().n_cached_tokens) / n_prompt, 2)
 
     return {

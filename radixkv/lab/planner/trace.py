@@ -8,7 +8,7 @@ from radixkv.errors import ConfigError
 from radixkv.lab.planner.plan import PoolPlan, RequestShape
 from radixkv.lab.simulator.caches import Capacity
 from radixkv.lab.simulator.recording import Recording
-from radixkv.lab.simulator.simulation import Result, simulate
+from radixkv.lab.simulator.simulation import Result, Simulation
 from radixkv.lab.simulator.traffic import Traffic
 from radixkv.tree.node import TOKEN_BYTES
 
@@ -40,7 +40,7 @@ def hit_rates(recording: Recording, pools: Sequence[PoolPlan], *, show_progress:
     One request is in flight at a time, and the least recently used pages are evicted first.
     """
     capacities = [Capacity(pool.n_tokens, pool.n_host_tokens) for pool in pools]
-    return list(simulate(recording, capacities, ("lru",), show_progress=show_progress))
+    return list(Simulation(recording, capacities, ("lru",), show_progress=show_progress))
 
 
 def _rounded_mean(lengths: Sequence[int]) -> int:

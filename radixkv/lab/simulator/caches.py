@@ -67,6 +67,29 @@ COSTS = CostModel()
 """The default of replays."""
 
 
+class CacheSettings(NamedTuple):
+    """The size and the rules of a server's caches."""
+
+    n_pages: int | None
+    """Pages of the device; None makes it large enough that nothing is evicted."""
+    policy: Policy = "lru"
+    """Eviction policy of device and host tier. The disk tier has an order of its own."""
+    host_pages: int | None = None
+    """Pages of the host tier; None: no host tier."""
+    disk_pages: int | None = None
+    """Pages of the disk tier, which needs a host tier; None: no disk tier."""
+    ghost_capacity: float = GHOST_CAPACITY
+    """Evicted pages that ``adaptive`` remembers, as a multiple of the pages cached."""
+    costs: CostModel = COSTS
+    """Decide between loading and computing."""
+
+    def limited(self, most_pages: int, n_extra_pages: int = 0) -> CacheSettings:
+        """Returns the settings with at most ``most_pages``, and with pages beside the capacity."""
+        return self._replace(
+            n_pages=most_pages if self.n_pages is None else min(most_pages, self.n_pages + n_extra_pages)
+        )
+
+
 @dataclass(frozen=True)
 class ReplayResult:
     """The counts of one replay with one capacity and one policy."""
@@ -88,27 +111,15 @@ class ReplayCaches:
 
     Args:
         traffic: the prompts.
-        n_pages: pages of the device.
-        n_host_pages: pages of the host tier; None: no host tier.
-        n_disk_pages: pages of the disk tier, which needs a host tier; None: no disk tier.
-        policy: the eviction policy of device and host tier. The disk tier has an order of its own.
-        ghost_capacity: evicted pages that ``adaptive`` remembers, as a multiple of the pages cached.
-        costs: decide between loading and computing.
+        settings: of the caches, with the pages of the device.
 
     Raises:
         ConfigError: a disk tier without a host tier.
     """
 
-    def __init__(
-        self,
-        traffic: Traffic,
-        n_pages: int,
-        n_host_pages: int | None,
-        n_disk_pages: int | None,
-        policy: Policy,
-        ghost_capacity: float,
-        costs: CostModel,
-    ) -> None:
+    def __init__(self, traffic: Traffic, settings: CacheSettings) -> None:
+        n_pages, policy, n_host_pages, n_disk_pages, ghost_capacity, costs = settings
+        assert n_pages is not None
         if n_disk_pages is not None and n_host_pages is None:
             raise ConfigError("pages come back from disk through a host tier; give a host tier, or no disk tier")
         n_trees = 1 if n_host_pages is None else 2

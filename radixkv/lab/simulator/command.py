@@ -247,7 +247,7 @@ def run(args: argparse.Namespace) -> int:
     from radixkv.lab.simulator.concurrent_replay import MAX_NUM_BATCHED_TOKENS
     from radixkv.lab.simulator.recording import read_recording
     from radixkv.lab.simulator.result_table import columns, remarks, title
-    from radixkv.lab.simulator.simulation import simulate
+    from radixkv.lab.simulator.simulation import Simulation
 
     check_outputs(args.output_file, args.plot)
     n_bytes = args.kv_bytes_per_token if args.model is None else _kv_bytes_per_token(args.model)
@@ -262,7 +262,7 @@ def run(args: argparse.Namespace) -> int:
             compact_pages=is_serial,
         )
     answers = None if is_serial else recorded_answers(recording, args.output_len)
-    replays = simulate(
+    replays = Simulation(
         recording,
         args.capacity,
         policies,

@@ -8,7 +8,7 @@ from heapq import nlargest
 
 from radixkv.errors import ConfigError
 from radixkv.lab.simulator.answers import Answers
-from radixkv.lab.simulator.caches import COSTS, GHOST_CAPACITY, CostModel, Policy, ReplayCaches, ReplayResult
+from radixkv.lab.simulator.caches import CacheSettings, ReplayCaches, ReplayResult
 from radixkv.lab.simulator.traffic import Traffic
 from radixkv.runtime.assemble import open_scheduler
 from radixkv.runtime.request import Request
@@ -44,14 +44,10 @@ class ConcurrentReplay:
 
     Args:
         traffic: the prompts, under the rule ``engine``; each symbol is one token.
-        capacity_pages: pages of the pool; None makes it large enough that nothing is evicted.
+        settings: of the caches; not with the policy ``oracle``, because the order of requests is not known
+            beforehand.
         concurrency: number of clients.
         max_num_batched_tokens: maximum tokens per step.
-        policy: the eviction policy; not ``oracle``, because the order of requests is not known beforehand.
-        host_pages: pages of the host tier; None: no host tier.
-        disk_pages: pages of the disk tier, which needs a host tier; None: no disk tier.
-        ghost_capacity: evicted pages that ``adaptive`` remembers, as a multiple of the pages cached.
-        costs: decide whether pages are loaded from the tiers.
         answers: of the prompts; they take steps and pages, and stay cached, as in the server. An answer ends early
             where the pool has no room for the rest. None: each request ends with its first token.
 
@@ -62,15 +58,9 @@ class ConcurrentReplay:
     def __init__(
         self,
         traffic: Traffic,
-        capacity_pages: int | None,
+        settings: CacheSettings,
         concurrency: int,
         max_num_batched_tokens: int,
-        policy: Policy = "lru",
-        *,
-        host_pages: int | None = None,
-        disk_pages: int | None = None,
-        ghost_capacity: float = GHOST_CAPACITY,
-        costs: CostModel = COSTS,
         answers: Answers | None = None,
     ) -> None:
         check_concurrent_replay(traffic, max_num_batched_tokens)
@@ -82,11 +72,9 @@ class ConcurrentReplay:
         n_pages = traffic.n_distinct_pages + sum(pages_in_flight)  # enough that nothing is evicted
         if answers is not None:
             n_pages += sum(n // traffic.page_size + 1 for n in n_answer)
-        if capacity_pages is not None:
-            n_pages = min(n_pages, capacity_pages)
         self._traffic = traffic
         self._concurrency = concurrency
-        self._caches = ReplayCaches(traffic, n_pages, host_pages, disk_pages, policy, ghost_capacity, costs)
+        self._caches = ReplayCaches(traffic, settings.limited(n_pages))
         self.cache = self._caches.device
         n_reserved_pages = -(-SchedulerConfig.num_reserved_decode_tokens // traffic.page_size)
         limits = SchedulerLimits(

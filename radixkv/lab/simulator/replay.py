@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from radixkv.lab.simulator.caches import COSTS, GHOST_CAPACITY, CostModel, Policy, ReplayCaches, ReplayResult
+from radixkv.lab.simulator.caches import CacheSettings, ReplayCaches, ReplayResult
 from radixkv.lab.simulator.next_use import NextUse, OracleEviction, next_uses
 from radixkv.lab.simulator.traffic import Traffic
 from radixkv.runtime.assemble import open_scheduler
@@ -31,44 +31,26 @@ class Replay:
 
     Args:
         traffic: the prompts.
-        capacity_pages: pages of the device; None makes it large enough that nothing is evicted.
-        policy: the eviction policy.
-        host_pages: pages of the host tier; None: no host tier.
-        disk_pages: pages of the disk tier, which needs a host tier; None: no disk tier.
-        ghost_capacity: evicted pages that ``adaptive`` remembers, as a multiple of the pages cached.
+        settings: of the caches.
         ends_known: fraction of the prompts after which the caches learn which of their pages no later prompt uses,
             and demote these.
-        costs: decide whether pages are loaded from the tiers.
 
     Raises:
         ConfigError: a disk tier without a host tier.
     """
 
-    def __init__(
-        self,
-        traffic: Traffic,
-        capacity_pages: int | None,
-        policy: Policy,
-        *,
-        host_pages: int | None = None,
-        disk_pages: int | None = None,
-        ghost_capacity: float = GHOST_CAPACITY,
-        ends_known: float = 0.0,
-        costs: CostModel = COSTS,
-    ) -> None:
+    def __init__(self, traffic: Traffic, settings: CacheSettings, *, ends_known: float = 0.0) -> None:
         self._traffic = traffic
         largest = max(map(self._pages_for, traffic.n_tokens))
         self._n_extra_pages = largest if traffic.rule == "blocks" else 0
-        n_pages = traffic.n_distinct_pages + largest  # enough that nothing is evicted
-        if capacity_pages is not None:
-            n_pages = min(n_pages, capacity_pages + self._n_extra_pages)
-        self._caches = ReplayCaches(traffic, n_pages, host_pages, disk_pages, policy, ghost_capacity, costs)
+        enough = traffic.n_distinct_pages + largest  # nothing is evicted
+        self._caches = ReplayCaches(traffic, settings.limited(enough, self._n_extra_pages))
+        self.cache = self._caches.device
         self._oracles = [policy for policy in self._caches.policies if isinstance(policy, OracleEviction)]
         random = Random(_SEED)
         self._is_end_known = [random.random() < ends_known for _ in traffic.n_tokens]
         knows_future = bool(self._oracles) or ends_known > 0
-        self._next_uses = next_uses(traffic, n_pages) if knows_future else None
-        self.cache = self._caches.device
+        self._next_uses = next_uses(traffic, self.cache.n_pages) if knows_future else None
         limits = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=largest * traffic.symbols_per_page)
         self._scheduler = open_scheduler(self.cache, limits, host_tier=self._caches.host_tier)
         self._namespace = Namespace()
@@ -92,13 +74,7 @@ class Replay:
             n_too_large += n_cached_tokens is None
             max_cached_pages = max(max_cached_pages, self.cache.tree.n_pages_reachable)
         self.flush()
-        return ReplayResult(
-            cached,
-            self.cache_use,
-            n_too_large,
-            self.cache.n_evicted,
-            max_cached_pages,
-        )
+        return ReplayResult(cached, self.cache_use, n_too_large, self.cache.n_evicted, max_cached_pages)
 
     def replay(self, index: int) -> int | None:
         """Replays one prompt, which generates one token. Prompts must be replayed in order. O(pages).

@@ -10,7 +10,15 @@ import msgspec
 
 from radixkv.errors import ConfigError
 from radixkv.lab.simulator.answers import Answers
-from radixkv.lab.simulator.caches import COSTS, GHOST_CAPACITY, Capacity, CostModel, Policy, ReplayResult
+from radixkv.lab.simulator.caches import (
+    COSTS,
+    GHOST_CAPACITY,
+    CacheSettings,
+    Capacity,
+    CostModel,
+    Policy,
+    ReplayResult,
+)
 from radixkv.lab.simulator.concurrent_replay import (
     MAX_NUM_BATCHED_TOKENS,
     ConcurrentReplay,
@@ -100,46 +108,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Processor time of the replay's thread."""
 
 
-def simulate(
-    recording: Recording,
-    capacities: Sequence[Capacity],
-    policies: Sequence[Policy],
-    kv_bytes_per_token: int | None = None,
-    *,
-    ghost_capacity: float = GHOST_CAPACITY,
-    ends_known: float = 0.0,
-    costs: CostModel = COSTS,
-    concurrency: int = 1,
-    max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS,
-    answers: Answers | None = None,
-    servers: Sequence[int] = (1,),
-    routings: Sequence[Routing] = (),
-    events_delay: int = 0,
-    show_progress: bool = False,
-) -> Iterator[Result]:
-    """Replays a recording with each capacity and policy, and yields the infinite capacity last.
+@dataclass(frozen=True)
+class Simulation:
+    """Replays of a recording with each capacity and policy, whose results are iterated; the infinite capacity is last.
 
     Before the results of several servers comes that of one server with the capacity of all of them. Takes about
     0.1 ms per request and replay, and with routing 2 µs per request and server.
-
-    Args:
-        recording: the recorded requests.
-        capacities: of the tiers, in tokens.
-        policies: one or more; not ``oracle`` if several requests are in flight.
-        kv_bytes_per_token: None if unknown.
-        ghost_capacity: evicted pages that ``adaptive`` remembers, as a multiple of the pages cached.
-        ends_known: fraction of the requests after which the caches are told which of their pages no later request
-            uses; 0 if several requests are in flight.
-        costs: decide whether pages are loaded from the tiers, and give the time saved.
-        concurrency: requests in flight.
-        max_num_batched_tokens: maximum tokens per step; ignored with one request in flight, whose prompt takes one
-            step.
-        answers: of the requests, with several in flight; None: each request ends with its first token.
-        servers: numbers of servers, each at least 1. More than one need a single request in flight, and no policy
-            that knows the future.
-        routings: what the router before several servers knows, one replay each.
-        events_delay: requests that the routing ``events`` sends on before it learns what the events of one say.
-        show_progress: show the progress of each replay on standard error.
 
     Raises:
         ConfigError: a capacity is smaller than a page or has a disk tier without a host tier, the step size is not
@@ -147,88 +121,87 @@ def simulate(
             requests in flight or several servers, or several servers are asked for without a routing or with
             several requests in flight. Raised before anything runs.
     """
-    if not policies:
-        raise ConfigError("policies is empty; give one or more")
-    if concurrency > 1 and ("oracle" in policies or ends_known):
-        what = "policy oracle" if "oracle" in policies else f"ends_known {ends_known:g}"
-        raise ConfigError(
-            f"{what} needs to know the order of requests, which is not known beforehand with several in flight; "
-            "leave it out, or replay with concurrency 1"
-        )
-    page_size = recording.traffic.page_size
-    for capacity in capacities:
-        if capacity.disk is not None and capacity.host is None:
-            raise ConfigError(
-                f"the disk tier of {capacity.disk} tokens needs a host tier; give one, or no disk tier"
-            )
-        for n_tokens in capacity:
-            if n_tokens is not None and n_tokens < page_size:
-                raise ConfigError(f"capacity {n_tokens} holds no page of {page_size} tokens; give more")
-    if concurrency > 1:
-        check_concurrent_replay(recording.traffic, max_num_batched_tokens)
-    if max(servers) > 1:
-        _check_servers(policies, ends_known, concurrency, routings)
-    simulation = _Simulation(
-        recording,
-        kv_bytes_per_token,
-        ghost_capacity,
-        ends_known,
-        costs,
-        concurrency,
-        max_num_batched_tokens,
-        answers,
-        events_delay,
-        show_progress,
-    )
-    return simulation.results(capacities, policies, servers, routings)
-
-
-def _check_servers(
-    policies: Sequence[Policy], ends_known: float, concurrency: int, routings: Sequence[Routing]
-) -> None:
-    if not routings:
-        raise ConfigError("routings is empty; give one or more for several servers")
-    if concurrency > 1:
-        raise ConfigError(
-            f"concurrency {concurrency} is for one server; each of several has one request in flight: leave it out"
-        )
-    if "oracle" in policies or ends_known:
-        what = "policy oracle" if "oracle" in policies else f"ends_known {ends_known:g}"
-        raise ConfigError(
-            f"{what} needs to know which requests a server gets, which depends on the routing; leave it out, or "
-            "replay with one server"
-        )
-
-
-@dataclass(frozen=True)
-class _Simulation:
-    """What all replays of ``simulate`` have in common."""
 
     recording: Recording
-    kv_bytes_per_token: int | None
-    ghost_capacity: float
-    ends_known: float
-    costs: CostModel
-    concurrency: int
-    max_num_batched_tokens: int
-    answers: Answers | None
-    events_delay: int
-    show_progress: bool
+    """The recorded requests."""
+    capacities: Sequence[Capacity]
+    """Capacities of the tiers, in tokens."""
+    policies: Sequence[Policy]
+    """One or more; not ``oracle`` if several requests are in flight."""
+    kv_bytes_per_token: int | None = None
+    """None if unknown."""
+    ghost_capacity: float = GHOST_CAPACITY
+    """Evicted pages that ``adaptive`` remembers, as a multiple of the pages cached."""
+    ends_known: float = 0.0
+    """Fraction of the requests after which the caches are told which of their pages no later request uses.
 
-    def results(
-        self,
-        capacities: Sequence[Capacity],
-        policies: Sequence[Policy],
-        servers: Sequence[int],
-        routings: Sequence[Routing],
-    ) -> Iterator[Result]:
-        infinite = self._result(None, policies[0], None)
+    0 if several requests are in flight.
+    """
+    costs: CostModel = COSTS
+    """Decide whether pages are loaded from the tiers, and give the time saved."""
+    concurrency: int = 1
+    """Requests in flight."""
+    max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS
+    """Maximum tokens per step; ignored with one request in flight, whose prompt takes one step."""
+    answers: Answers | None = None
+    """Answers of the requests, with several in flight; None: each request ends with its first token."""
+    servers: Sequence[int] = (1,)
+    """Numbers of servers, each at least 1.
+
+    More than one need a single request in flight, and no policy that knows the future.
+    """
+    routings: Sequence[Routing] = ()
+    """What the router before several servers knows, one replay each."""
+    events_delay: int = 0
+    """Requests that the routing ``events`` sends on before it learns what the events of one say."""
+    show_progress: bool = False
+    """Show the progress of each replay on standard error."""
+
+    def __post_init__(self) -> None:
+        if not self.policies:
+            raise ConfigError("policies is empty; give one or more")
+        future = f"ends_known {self.ends_known:g}" if self.ends_known else ""
+        if "oracle" in self.policies:
+            future = "policy oracle"
+        if self.concurrency > 1 and future:
+            raise ConfigError(
+                f"{future} needs to know the order of requests, which is not known beforehand with several in "
+                "flight; leave it out, or replay with concurrency 1"
+            )
+        page_size = self.recording.traffic.page_size
+        for capacity in self.capacities:
+            if capacity.disk is not None and capacity.host is None:
+                raise ConfigError(
+                    f"the disk tier of {capacity.disk} tokens needs a host tier; give one, or no disk tier"
+                )
+            for n_tokens in capacity:
+                if n_tokens is not None and n_tokens < page_size:
+                    raise ConfigError(f"capacity {n_tokens} holds no page of {page_size} tokens; give more")
+        if self.concurrency > 1:
+            check_concurrent_replay(self.recording.traffic, self.max_num_batched_tokens)
+        if max(self.servers) == 1:
+            return
+        if not self.routings:
+            raise ConfigError("routings is empty; give one or more for several servers")
+        if self.concurrency > 1:
+            raise ConfigError(
+                f"concurrency {self.concurrency} is for one server; each of several has one request in flight: "
+                "leave it out"
+            )
+        if future:
+            raise ConfigError(
+                f"{future} needs to know which requests a server gets, which depends on the routing; leave it out, "
+                "or replay with one server"
+            )
+
+    def __iter__(self) -> Iterator[Result]:
+        infinite = self._result(None, self.policies[0], None)
         n_cached = infinite.n_cached_tokens
-        for capacity in capacities:
-            for policy in policies:
-                for n_servers in servers:
+        for capacity in self.capacities:
+            for policy in self.policies:
+                for n_servers in self.servers:
                     yield self._result(capacity.times(n_servers), policy, n_cached)
-                    for routing in routings if n_servers > 1 else ():
+                    for routing in self.routings if n_servers > 1 else ():
                         yield self._result(capacity, policy, n_cached, n_servers, routing)
         yield infinite
 
@@ -244,13 +217,8 @@ class _Simulation:
         page_size = traffic.page_size
         tiers: tuple[int | None, ...] = (None, None, None) if capacity is None else capacity
         n_pages, host_pages, disk_pages = (None if n is None else n // page_size for n in tiers)
-        computed: Sequence[int] = ()
-        if routing is None or n_pages is None:
-            replay_result = self._replay(n_pages, host_pages, disk_pages, policy)
-        else:
-            replay_result, computed = self._routed_replay(
-                n_pages, host_pages, disk_pages, policy, n_servers, routing
-            )
+        settings = CacheSettings(n_pages, policy, host_pages, disk_pages, self.ghost_capacity, self.costs)
+        replay_result, computed = self._replay(settings, n_servers, routing)
         use, n_prompt = replay_result.cache_use, sum(traffic.n_tokens)
         n_cached = use.n_cached
         n_cached_infinite = n_cached if n_cached_tokens_infinite is None else n_cached_tokens_infinite
@@ -300,65 +268,27 @@ class _Simulation:
         )
 
     def _replay(
-        self, n_pages: int | None, host_pages: int | None, disk_pages: int | None, policy: Policy
-    ) -> ReplayResult:
-        traffic = self.recording.traffic
-        with Progress(self._activity(n_pages, policy), enabled=self.show_progress) as progress:
-            if self.concurrency == 1:
-                return Replay(
-                    traffic,
-                    n_pages,
-                    policy,
-                    host_pages=host_pages,
-                    disk_pages=disk_pages,
-                    ghost_capacity=self.ghost_capacity,
-                    ends_known=self.ends_known,
-                    costs=self.costs,
-                ).run(progress)
-            return ConcurrentReplay(
-                traffic,
-                n_pages,
-                self.concurrency,
-                self.max_num_batched_tokens,
-                policy,
-                host_pages=host_pages,
-                disk_pages=disk_pages,
-                ghost_capacity=self.ghost_capacity,
-                costs=self.costs,
-                answers=self.answers,
-            ).run(progress)
-
-    def _routed_replay(
-        self,
-        n_pages: int,
-        host_pages: int | None,
-        disk_pages: int | None,
-        policy: Policy,
-        n_servers: int,
-        routing: Routing,
+        self, settings: CacheSettings, n_servers: int, routing: Routing | None
     ) -> tuple[ReplayResult, Sequence[int]]:
-        """Returns the counts, and the prompt tokens that each server computed."""
-        activity = f"{self._activity(n_pages, policy)}, {n_servers} servers, routing {routing}"
+        """Returns the counts, and with a router the prompt tokens that each server computed."""
+        traffic, n_pages = self.recording.traffic, settings.n_pages
+        capacity = "infinite" if n_pages is None else f"{n_pages * traffic.page_size:,} tokens"
+        activity = f"replaying {self.recording.name}, capacity {capacity}, policy {settings.policy}"
+        if routing is not None:
+            activity += f", {n_servers} servers, routing {routing}"
         with Progress(activity, enabled=self.show_progress) as progress:
-            servers = [
-                Replay(
-                    self.recording.traffic,
-                    n_pages,
-                    policy,
-                    host_pages=host_pages,
-                    disk_pages=disk_pages,
-                    ghost_capacity=self.ghost_capacity,
-                    costs=self.costs,
-                )
-                for _ in range(n_servers)
-            ]
-            replay = RoutedReplay(self.recording.traffic, servers, routing, events_delay=self.events_delay)
-            return replay.run(progress), replay.n_computed_tokens
-
-    def _activity(self, n_pages: int | None, policy: Policy) -> str:
-        page_size = self.recording.traffic.page_size
-        capacity = "infinite" if n_pages is None else f"{n_pages * page_size:,} tokens"
-        return f"replaying {self.recording.name}, capacity {capacity}, policy {policy}"
+            if routing is not None:
+                servers = [Replay(traffic, settings) for _ in range(n_servers)]
+                routed = RoutedReplay(traffic, servers, routing, events_delay=self.events_delay)
+                return routed.run(progress), routed.n_computed_tokens
+            if self.concurrency == 1:
+                return Replay(traffic, settings, ends_known=self.ends_known).run(progress), ()
+            return (
+                ConcurrentReplay(
+                    traffic, settings, self.concurrency, self.max_num_batched_tokens, self.answers
+                ).run(progress),
+                (),
+            )
 
     def _bytes(self, n_tokens: int) -> int | None:
         return None if self.kv_bytes_per_token is None else n_tokens * self.kv_bytes_per_token

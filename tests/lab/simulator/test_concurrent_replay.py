@@ -13,6 +13,7 @@ from radixkv import LLM, SamplingParams
 from radixkv.checkpoints import resolve_tokenizer
 from radixkv.errors import ContextLengthExceeded
 from radixkv.lab.simulator.answers import RecordedAnswers
+from radixkv.lab.simulator.caches import CacheSettings
 from radixkv.lab.simulator.concurrent_replay import ConcurrentReplay
 from radixkv.lab.simulator.recording import read_recording
 from radixkv.lab.simulator.replay import Replay
@@ -54,7 +55,7 @@ def test_cached_tokens_equal_those_of_the_engine(n_pages, tmp_path):
     file = tmp_path / "requests.jsonl"
     file.write_text("".join(json.dumps({"prompt_token_ids": prompt}) + "\n" for prompt in prompts))
     recording = read_recording(file, page_size=PAGE_SIZE)
-    replay = Replay(recording.traffic, n_pages, "lru")
+    replay = Replay(recording.traffic, CacheSettings(n_pages))
     assert [replay.replay(index) for index in range(len(prompts))] == reported
     assert (replay.cache.n_evicted == 0) == (n_pages == 2000)
 
@@ -67,9 +68,9 @@ def test_with_all_requests_in_flight_cached_tokens_equal_those_of_the_engine(n_p
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], one_token, use_tqdm=False)
     reported = [output.num_cached_tokens for output in outputs]
     token_traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
-    concurrent = ConcurrentReplay(token_traffic, n_pages, len(prompts), 2048).run()
+    concurrent = ConcurrentReplay(token_traffic, CacheSettings(n_pages), len(prompts), 2048).run()
     assert concurrent.n_cached_tokens == reported
-    one_at_a_time = Replay(token_traffic, n_pages, "lru").run()
+    one_at_a_time = Replay(token_traffic, CacheSettings(n_pages)).run()
     assert (sum(concurrent.n_cached_tokens) > sum(one_at_a_time.n_cached_tokens)) == (n_pages < 400)
 
 
@@ -93,12 +94,15 @@ def test_with_answers_cached_tokens_equal_those_of_the_engine(n_pages, n_sets):
         traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
         said = [pack_tokens(output.outputs[0].token_ids) for output in outputs]
         answers = SimpleNamespace(lengths=lengths, symbols=said.__getitem__)
-        replayed = ConcurrentReplay(traffic, n_pages, 64, 2048, answers=answers).run()
+        settings = CacheSettings(n_pages)
+        replayed = ConcurrentReplay(traffic, settings, 64, 2048, answers=answers).run()
         assert replayed.n_cached_tokens == reported
-        of_lengths = ConcurrentReplay(traffic, n_pages, 64, 2048, answers=RecordedAnswers(traffic, lengths)).run()
+        of_lengths = ConcurrentReplay(
+            traffic, CacheSettings(n_pages), 64, 2048, answers=RecordedAnswers(traffic, lengths)
+        ).run()
         n_reported += sum(reported)
         n_of_lengths += sum(of_lengths.n_cached_tokens)
-        without = ConcurrentReplay(traffic, n_pages, 64, 2048).run()
+        without = ConcurrentReplay(traffic, settings, 64, 2048).run()
         assert (without.n_cached_tokens != reported) == (n_pages < 600)
     assert n_of_lengths == pytest.approx(n_reported, rel=0.02), "without knowing the tokens"
 
@@ -112,9 +116,9 @@ def test_an_answer_that_a_later_prompt_sends_back_is_found_there():
     new = [unpack_tokens(answers.symbols(index)) for index in (1, 2)]
     assert [len(tokens) for tokens in new] == [5, 60]
     assert not set(new[0]) & set(new[1]) | set(second) & {*new[0], *new[1]}
-    replay = ConcurrentReplay(traffic, 100, 1, 2048, answers=answers).run()
+    replay = ConcurrentReplay(traffic, CacheSettings(100), 1, 2048, answers=answers).run()
     assert replay.n_cached_tokens[1] >= 80, "the first prompt and its answer, in whole pages"
-    assert ConcurrentReplay(traffic, 100, 1, 2048).run().n_cached_tokens[1] < 64
+    assert ConcurrentReplay(traffic, CacheSettings(100), 1, 2048).run().n_cached_tokens[1] < 64
 
 
 def test_an_infinite_pool_grows_with_the_prompts_and_not_with_the_clients():
@@ -122,7 +126,7 @@ def test_an_infinite_pool_grows_with_the_prompts_and_not_with_the_clients():
     token_traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
     max_pages = sum(len(prompt) // PAGE_SIZE + 2 for prompt in prompts)
     for concurrency in (3, 10_000, 10**12):
-        replay = ConcurrentReplay(token_traffic, None, concurrency, 2048)
+        replay = ConcurrentReplay(token_traffic, CacheSettings(None), concurrency, 2048)
         assert replay.cache.n_pages <= 2 * max_pages
         assert replay.run().n_evicted_pages == 0
 
@@ -159,7 +163,7 @@ def test_conversations_become_the_prompts_of_the_chat_api(tmp_path):
     for file, conversations in ((openai, True), (answered, False), (sharegpt, False)):
         recording = read_recording(file, page_size=PAGE_SIZE, tokenizer="tiny", conversations=conversations)
         assert recording.traffic.n_tokens == [len(output.prompt_token_ids) for output in outputs]
-        n_cached_tokens = Replay(recording.traffic, 256, "lru").run().n_cached_tokens
+        n_cached_tokens = Replay(recording.traffic, CacheSettings(256)).run().n_cached_tokens
         assert n_cached_tokens == [output.num_cached_tokens for output in outputs]
         assert n_cached_tokens[1] > 0
         assert n_cached_tokens[2] > 0
@@ -192,7 +196,7 @@ def test_each_line_of_a_log_is_one_request(tmp_path):
     outputs = [llm.generate(prompt, one_token, use_tqdm=False)[0] for prompt in prompts]
     recording = read_recording(log, page_size=PAGE_SIZE, tokenizer="tiny")
     assert recording.traffic.n_tokens == [len(output.prompt_token_ids) for output in outputs]
-    n_cached_tokens = Replay(recording.traffic, 256, "lru").run().n_cached_tokens
+    n_cached_tokens = Replay(recording.traffic, CacheSettings(256)).run().n_cached_tokens
     assert n_cached_tokens == [output.num_cached_tokens for output in outputs]
     assert all(n_cached_tokens[index] > 0 for index in (1, 2, 3, 6))
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from radixkv.lab.simulator.caches import CostModel
+from radixkv.lab.simulator.caches import CacheSettings, CostModel
 from radixkv.lab.simulator.concurrent_replay import ConcurrentReplay
 from radixkv.lab.simulator.replay import Replay
 from radixkv.lab.simulator.traffic import BlockTraffic, TokenTraffic
@@ -122,9 +122,11 @@ def naive_tiers_with_disk(requests, capacity, host_capacity, disk_capacity):
     return cached, n_loaded, n_fetched
 
 
-def replay_checked(traffic, capacity, *, knows_future=False, **settings):
+def replay_checked(traffic, capacity, *, knows_future=False, ends_known=0.0, **settings):
     """Returns the cached tokens of each prompt; checks pool and tree after each."""
-    replay = Replay(traffic, capacity, "oracle" if knows_future else "lru", **settings)
+    replay = Replay(
+        traffic, CacheSettings(capacity, "oracle" if knows_future else "lru", **settings), ends_known=ends_known
+    )
     cached = []
     for index in range(len(traffic.n_tokens)):
         cached.append(replay.replay(index))
@@ -170,7 +172,9 @@ def test_pages_that_are_known_to_be_over_are_evicted_first(ids, lasts, capacity)
 def test_two_tiers_equal_two_lists_of_blocks(ids, capacity, host_capacity):
     requests = [trace_request(each) for each in ids]
     cached, n_loaded = naive_tiers(requests, capacity, host_capacity)
-    result = Replay(BlockTraffic(requests, BLOCK, "blocks"), capacity, "lru", host_pages=host_capacity).run()
+    result = Replay(
+        BlockTraffic(requests, BLOCK, "blocks"), CacheSettings(capacity, host_pages=host_capacity)
+    ).run()
     assert result.n_cached_tokens == [BLOCK * n for n in cached]
     assert result.cache_use.n_loaded == BLOCK * n_loaded
 
@@ -182,7 +186,7 @@ def test_three_tiers_equal_three_lists_of_blocks(ids, capacity, host_capacity, d
     cached, n_loaded, n_fetched = naive_tiers_with_disk(requests, capacity, host_capacity, disk_capacity)
     traffic = BlockTraffic(requests, BLOCK, "blocks")
     costs = CostModel(load_us_per_token=1e-3, compute_us_per_token=1e6, fetch_us_per_token=1e-3)  # never compute
-    replay = Replay(traffic, capacity, "lru", host_pages=host_capacity, disk_pages=disk_capacity, costs=costs)
+    replay = Replay(traffic, CacheSettings(capacity, "lru", host_capacity, disk_capacity, costs=costs))
     result = replay.run()
     assert result.n_cached_tokens == [BLOCK * n for n in cached]
     assert (result.cache_use.n_loaded, result.cache_use.n_fetched) == (BLOCK * n_loaded, BLOCK * n_fetched)
@@ -196,10 +200,11 @@ def test_a_large_disk_finds_what_an_infinite_cache_does_where_fetching_is_faster
     traffic = BlockTraffic(requests, BLOCK, "blocks")
     tiers = {"host_pages": 40, "disk_pages": 1000}
     fast, slow = (CostModel(100.0, 1000.0, fetch_us_per_token) for fetch_us_per_token in (800.0, 1000.0))
-    infinite, fetched = Replay(traffic, None, policy).run(), Replay(traffic, 20, policy, **tiers, costs=fast).run()
+    infinite = Replay(traffic, CacheSettings(None, policy)).run()
+    fetched = Replay(traffic, CacheSettings(20, policy, **tiers, costs=fast)).run()
     assert fetched.n_cached_tokens == infinite.n_cached_tokens
     assert 0 < fetched.cache_use.n_fetched < fetched.cache_use.n_loaded < sum(fetched.n_cached_tokens)
-    computed = Replay(traffic, 20, policy, **tiers, costs=slow).run()
+    computed = Replay(traffic, CacheSettings(20, policy, **tiers, costs=slow)).run()
     assert 8 * computed.cache_use.n_fetched < fetched.cache_use.n_fetched, (
         "where computing is faster, only samples are fetched"
     )
@@ -211,15 +216,15 @@ def test_a_large_host_tier_finds_what_an_infinite_cache_does(policy):
     chats = [[0, *range(10 * chat + 1, 10 * chat + 9)] for chat in range(20)]
     requests = [trace_request(random.choice(chats)[: random.randrange(1, 9)]) for _ in range(300)]
     traffic = BlockTraffic(requests, BLOCK, "blocks")
-    infinite = Replay(traffic, None, policy).run()
-    tiers = Replay(traffic, 20, policy, host_pages=1000, ends_known=0.5).run()
+    infinite = Replay(traffic, CacheSettings(None, policy)).run()
+    tiers = Replay(traffic, CacheSettings(20, policy, host_pages=1000), ends_known=0.5).run()
     assert tiers.n_cached_tokens == infinite.n_cached_tokens
     assert 0 < tiers.cache_use.n_loaded < sum(tiers.n_cached_tokens)
-    computed = Replay(traffic, 20, policy, host_pages=1000, costs=CostModel(2.0, 1.0)).run()
+    computed = Replay(traffic, CacheSettings(20, policy, host_pages=1000, costs=CostModel(2.0, 1.0))).run()
     assert 8 * computed.cache_use.n_loaded < tiers.cache_use.n_loaded, (
         "where computing is faster, only samples are loaded"
     )
-    alone = Replay(traffic, 20, policy).run()
+    alone = Replay(traffic, CacheSettings(20, policy)).run()
     assert sum(computed.n_cached_tokens) < sum(alone.n_cached_tokens) + 2 * computed.cache_use.n_loaded
 
 
@@ -269,9 +274,8 @@ def test_the_scheduler_on_a_fake_device_finds_the_same(prompts, capacity, n_slot
     )
     costs = CostModel(1e-3, 1e6)  # load always, as the engine does
     traffic = TokenTraffic([token_bytes(prompt) for prompt in prompts], 4)
-    replay = Replay(
-        traffic, capacity, policy, host_pages=n_slots or None, ghost_capacity=GHOST_CAPACITY, costs=costs
-    )
+    settings = CacheSettings(capacity, policy, n_slots or None, ghost_capacity=GHOST_CAPACITY, costs=costs)
+    replay = Replay(traffic, settings)
     cached = []
     for prompt in prompts:
         if len(prompt) > 4 * capacity:  # the intake refuses it
@@ -308,7 +312,7 @@ def test_block_symbols_equal_all_tokens_with_several_in_flight(
 ):
     requests = [trace_request(each, last) for each, last in zip(ids, lasts, strict=False)]
     replays = [
-        ConcurrentReplay(traffic, capacity * BLOCK // page_size, concurrency, n_step_blocks * BLOCK)
+        ConcurrentReplay(traffic, CacheSettings(capacity * BLOCK // page_size), concurrency, n_step_blocks * BLOCK)
         for traffic in (
             BlockTraffic(requests, page_size, "engine", compact_pages=False),
             TokenTraffic([tokens_of(request) for request in requests], page_size, min_copied_tokens=page_size),
@@ -320,7 +324,7 @@ def test_block_symbols_equal_all_tokens_with_several_in_flight(
         replay.cache.check([])
     if concurrency == 1 and n_step_blocks == 4:
         one_at_a_time = Replay(
-            BlockTraffic(requests, page_size, "engine"), capacity * BLOCK // page_size, "lru"
+            BlockTraffic(requests, page_size, "engine"), CacheSettings(capacity * BLOCK // page_size)
         ).run()
         assert symbols.n_cached_tokens == one_at_a_time.n_cached_tokens
 
@@ -334,6 +338,6 @@ def test_a_smaller_page_finds_more_of_a_last_block(page_size, cached):
 
 def test_a_replay_counts_evicted_pages_and_refused_prompts():
     prompts = [[1] * 8, [2] * 8, [1] * 8, [3] * 13, [1] * 8]
-    result = Replay(TokenTraffic([token_bytes(prompt) for prompt in prompts], 4), 3, "lru").run()
+    result = Replay(TokenTraffic([token_bytes(prompt) for prompt in prompts], 4), CacheSettings(3)).run()
     assert result.n_cached_tokens == [0, 0, 4, 0, 7]
     assert (result.n_too_large, result.n_evicted_pages, result.max_cached_pages) == (1, 2, 3)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from radixkv.lab.simulator.caches import CacheSettings
 from radixkv.lab.simulator.replay import Replay
 from radixkv.lab.simulator.routed_replay import RoutedReplay
 from radixkv.lab.simulator.traffic import BlockTraffic, TokenTraffic
@@ -55,7 +56,7 @@ def naive_servers(ids, capacity, n_servers, routing, delay):
 
 
 def routed(traffic, capacity, n_servers, routing, delay=0, **settings):
-    servers = [Replay(traffic, capacity, "lru", **settings) for _ in range(n_servers)]
+    servers = [Replay(traffic, CacheSettings(capacity, **settings)) for _ in range(n_servers)]
     replay = RoutedReplay(traffic, servers, routing, events_delay=delay)
     return replay, replay.run()
 
@@ -94,7 +95,7 @@ def random_prompts(n_prompts):
 def test_one_server_behind_a_router_is_a_replay(routing, tiers):
     traffic = TokenTraffic([token_bytes(prompt) for prompt in random_prompts(80)], 4)
     _, result = routed(traffic, 24, 1, routing, **tiers)
-    assert result == Replay(traffic, 24, "lru", **tiers).run()
+    assert result == Replay(traffic, CacheSettings(24, **tiers)).run()
     assert sum(result.n_cached_tokens) > 0
 
 

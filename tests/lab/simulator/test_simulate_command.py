@@ -151,12 +151,12 @@ def test_unsupported_policies_are_rejected(trace):
         ([], {}, "policies .* give one or more"),
     ):
         with pytest.raises(ConfigError, match=message):
-            simulation.simulate(recording, [Capacity(1024)], policies, **settings)
+            simulation.Simulation(recording, [Capacity(1024)], policies, **settings)
 
 
 def test_a_disk_tier_without_a_host_tier_is_rejected(trace):
     with pytest.raises(ConfigError, match="4096 tokens needs a host tier"):
-        simulation.simulate(read_recording(trace), [Capacity(1024, disk=4096)], ["lru"])
+        simulation.Simulation(read_recording(trace), [Capacity(1024, disk=4096)], ["lru"])
 
 
 def test_rule_engine_rejects_requests_that_do_not_fit_in_the_pool(trace, tmp_path, capsys):

@@ -97,4 +97,4 @@ def test_what_several_servers_exclude_is_refused_before_anything_runs(trace):
         ({"routings": ["prefix"], "ends_known": 0.5}, "ends_known 0.5 .* which requests a server gets"),
     ):
         with pytest.raises(ConfigError, match=message):
-            simulation.simulate(recording, [Capacity(1024)], ["lru"], servers=(1, 2), **arguments)
+            simulation.Simulation(recording, [Capacity(1024)], ["lru"], servers=(1, 2), **arguments)
