@@ -47,7 +47,7 @@ from server import processor_s
 
 from radixkv.lab.bench.environment import provenance
 from radixkv.lab.bench.run import Benchmark
-from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload
+from radixkv.lab.bench.workloads.catalog import load_workload
 from radixkv.processes.child_process import ChildProcess
 
 HERE = Path(__file__).parent
@@ -235,8 +235,8 @@ def prompts(n_shots: int) -> list[str]:
     """Returns the clients' prompts, in the order of use."""
     if not n_shots:
         return [PROMPT]
-    workload = load_workload("fewshot", WorkloadOverrides(num_prompts=N_QUESTIONS, num_shots=n_shots))
-    first_prompts = [next(session.turns())[0].prompt for session in Benchmark.make("fewshot", workload).sessions]
+    workload = load_workload("fewshot", num_prompts=N_QUESTIONS, num_shots=n_shots)
+    first_prompts = [next(session.turns())[0].prompt for session in Benchmark("fewshot", workload).sessions]
     return [prompt for prompt in first_prompts if isinstance(prompt, str)]
 
 

@@ -44,30 +44,44 @@ from radixkv.lab.bench.load.record import Measurement, Record
 from radixkv.lab.bench.load.requests import PromptEncoder
 from radixkv.lab.bench.report.run_metrics import run_metrics
 from radixkv.lab.bench.run import Benchmark
-from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload, warmup_sessions
+from radixkv.lab.bench.workloads.catalog import load_workload, warmup_sessions
 from radixkv.processes.server_process import running_server
 
 Cache = Literal["on", "off"]
-WORKLOADS: Mapping[str, WorkloadOverrides] = {
-    "fewshot": WorkloadOverrides(num_prompts=768, num_shots=9, output_len=32, max_concurrency=256),
-    "multiturn": WorkloadOverrides(
-        num_sessions=256, num_turns=3, num_shots=3, output_len=64, max_concurrency=256, history="recorded"
-    ),
-    "unshared": WorkloadOverrides(num_prompts=384, num_shots=9, output_len=64, max_concurrency=128),
-    "pressure": WorkloadOverrides(
-        num_sessions=160, num_facts=220, num_questions=6, output_len=64, max_concurrency=32
-    ),
+WORKLOADS: Mapping[str, Mapping[str, object]] = {
+    "fewshot": {"num_prompts": 768, "num_shots": 9, "output_len": 32, "max_concurrency": 256},
+    "multiturn": {
+        "num_sessions": 256,
+        "num_turns": 3,
+        "num_shots": 3,
+        "output_len": 64,
+        "max_concurrency": 256,
+        "history": "recorded",
+    },
+    "unshared": {"num_prompts": 384, "num_shots": 9, "output_len": 64, "max_concurrency": 128},
+    "pressure": {
+        "num_sessions": 160,
+        "num_facts": 220,
+        "num_questions": 6,
+        "output_len": 64,
+        "max_concurrency": 32,
+    },
 }
 """Prompts of about 980 tokens, 910 of them shared; chats of about 500 tokens; prompts of about 980 tokens, none
 shared; and chats that grow to 3,000 tokens, 480,000 together, for a pool of 131,072
 (``--flag=--max-total-tokens=131072``)."""
-SMALL_WORKLOADS: Mapping[str, WorkloadOverrides] = {
-    "fewshot": WorkloadOverrides(num_prompts=12, num_shots=2, output_len=4, max_concurrency=4),
-    "multiturn": WorkloadOverrides(
-        num_sessions=4, num_turns=2, num_shots=1, output_len=4, max_concurrency=4, history="recorded"
-    ),
-    "unshared": WorkloadOverrides(num_prompts=6, num_shots=2, output_len=4, max_concurrency=4),
-    "pressure": WorkloadOverrides(num_sessions=6, num_turns=2, num_facts=8, output_len=4, max_concurrency=4),
+SMALL_WORKLOADS: Mapping[str, Mapping[str, object]] = {
+    "fewshot": {"num_prompts": 12, "num_shots": 2, "output_len": 4, "max_concurrency": 4},
+    "multiturn": {
+        "num_sessions": 4,
+        "num_turns": 2,
+        "num_shots": 1,
+        "output_len": 4,
+        "max_concurrency": 4,
+        "history": "recorded",
+    },
+    "unshared": {"num_prompts": 6, "num_shots": 2, "output_len": 4, "max_concurrency": 4},
+    "pressure": {"num_sessions": 6, "num_turns": 2, "num_facts": 8, "output_len": 4, "max_concurrency": 4},
 }
 HEADER = (
     f"{'workload':<10} {'cache':<5} {'rate':>6} {'seconds':>8} {'req/s':>7} {'out tok/s':>9} {'TTFT ms':>8} "
@@ -168,7 +182,7 @@ async def run_benches(
 
 
 def load_benchmark(name: str, *, is_small: bool) -> Benchmark:
-    return Benchmark.make(name, load_workload(name, (SMALL_WORKLOADS if is_small else WORKLOADS)[name]))
+    return Benchmark(name, load_workload(name, **(SMALL_WORKLOADS if is_small else WORKLOADS)[name]))
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from radixkv.checkpoints.resolve import resolve, resolve_tokenizer
+from radixkv.lab.bench.flags import OVERRIDES
 from radixkv.lab.bench.load.requests import PromptEncoder
 from radixkv.lab.bench.workloads.base import Source
-from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload, workload_names
+from radixkv.lab.bench.workloads.catalog import load_workload, workload_names
 from radixkv.llm import LLM
 from radixkv.wire.sampling import SamplingParams
 from support.paths import ROOT
@@ -51,7 +52,7 @@ def test_the_large_sizes_fit_the_embedded_model_or_name_another(command):
     flags = dict(zip(words[::2], words[1::2], strict=True))
     name, model = flags.pop("--workload"), flags.pop("--model", "tiny")
     changes = {flag[2:].replace("-", "_"): int(value) for flag, value in flags.items()}
-    sessions = load_workload(name, WorkloadOverrides(**changes)).make(Source()).sessions
+    sessions = load_workload(name, **changes).make(Source()).sessions
     encoder = PromptEncoder(resolve_tokenizer("tiny"))
     longest = 0
     for session in sessions[:4]:
@@ -67,7 +68,7 @@ def test_all_parameters_have_a_flag_except_the_documented_ones():
     (sentence,) = re.findall(r"Only (`\w+`.*?) have no flag", TEXT, re.DOTALL)
     named = {*re.findall(r"`(\w+)`", sentence)} - {"trace"}
     fields = {field for name in workload_names() for field in load_workload(name).__struct_fields__}
-    assert named == fields - {*WorkloadOverrides.__struct_fields__}
+    assert named == fields - {*OVERRIDES}
 
 
 @pytest.fixture

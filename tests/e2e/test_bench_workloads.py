@@ -29,7 +29,7 @@ SIZES = {
 def bench(name, speed=None, **sizes):
     workload = msgspec.structs.replace(load_workload(name), **SIZES[name] | sizes)
     max_concurrency = 1 if speed else 2  # so that a slow machine does not change how much of a trace is shared
-    return Benchmark.make(
+    return Benchmark(
         name, workload, Source(seed=1), max_concurrency=max_concurrency, speed=speed, warmup_requests=0
     )
 

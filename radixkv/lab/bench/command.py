@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from radixkv.errors import ConfigError
-from radixkv.lab.bench.flags import add_load_flags, check_load_ranges
+from radixkv.lab.bench.flags import OVERRIDES, add_load_flags, check_load_ranges
 from radixkv.settings.arguments import Parser, add_engine_flags, engine_config, engine_flags
 from radixkv.settings.client_flags import add_key_flags, api_key, has_key_flag
 from radixkv.settings.config import EngineConfig
@@ -163,15 +163,15 @@ def _build_benchmark(args: argparse.Namespace, model: str) -> Benchmark:
     parser: Parser = args.parser
     from radixkv.lab.bench.run import Benchmark
     from radixkv.lab.bench.workloads.base import Source
-    from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload
+    from radixkv.lab.bench.workloads.catalog import load_workload
 
     workload = load_workload(args.workload)
-    overrides = WorkloadOverrides(**{name: vars(args)[name] for name in WorkloadOverrides.__struct_fields__})
+    overrides = {name: vars(args)[name] for name in OVERRIDES if vars(args)[name] is not None}
     try:
-        workload = load_workload(args.workload, overrides)
+        workload = load_workload(args.workload, **overrides)
     except ConfigError as error:  # the workload loaded without the overrides, so a flag is wrong
         parser.error(str(error))
-    return Benchmark.make(
+    return Benchmark(
         args.workload,
         workload,
         Source(args.seed, args.dataset_path, args.skip_bad_lines),

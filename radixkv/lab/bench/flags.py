@@ -42,7 +42,10 @@ COUNT_FLAGS = (
     ("--max-context", "maximum number of tokens of a trace's prompt plus its answer"),
     ("--max-concurrency", "maximum number of requests in flight; without it an open loop has no limit"),
 )
-"""The count flags of the workloads, which are fields of ``WorkloadOverrides``, with their help."""
+"""The flags of the counts among the parameters of workloads, with their help."""
+
+OVERRIDES = (*(flag[2:].replace("-", "_") for flag, _ in COUNT_FLAGS), "too_long", "history")
+"""The parameters of workloads that have a flag."""
 
 MAX_WARMUP_REQUESTS = 1_000_000
 GOODPUT_NAMES = ("ttft", "tpot", "e2el")

@@ -50,92 +50,59 @@ class Outcome:
         return [record.error for record in self.measurement.records if record.error is not None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Benchmark:
-    """A workload's sessions and how they are sent; every server that is measured gets the same requests."""
+    """A workload's sessions and how they are sent; every server that is measured gets the same requests.
+
+    Raises:
+        ConfigError: a data set that cannot be used, or a setting out of its range.
+    """
 
     name: str
+    """The workload's name in reports."""
     workload: Workload
-    sessions: Sequence[Session]
-    left_out: Mapping[str, int]
-    """Number of data set items that were left out or changed, by reason."""
-    source: Source
+    """The workload and its parameters."""
+    source: Source = field(default_factory=Source)
+    """Where the texts come from; its seed also seeds the arrival times."""
     max_concurrency: int | None = None
+    """Maximum number of requests in flight.
+
+    None in a closed loop: becomes the workload's own limit. None in an open loop: there is no limit.
+    """
     request_rate: float | None = None
-    speed: float = 1.0
+    """As in ``Load``."""
+    speed: float | None = None
+    """Factor by which the data set's arrival times are sped up; None: 1."""
     warmup_requests: int = 2
+    """Number of requests before the run; their texts are unrelated to the workload."""
     goodput: Mapping[str, float] = field(default_factory=dict)
+    """Limits in milliseconds for ``ttft``, ``tpot``, ``e2el``."""
     encoder: PromptEncoder | None = None
+    """Encodes all prompts to token ids. None: prompts are sent as they are."""
     has_extensions: bool = True
+    """As in ``Load``."""
     request_timeout_s: float = SILENCE_LIMIT_S
+    """A request fails if the server sends nothing for this long."""
 
-    @classmethod
-    def make(
-        cls,
-        name: str,
-        workload: Workload,
-        source: Source | None = None,
-        *,
-        max_concurrency: int | None = None,
-        request_rate: float | None = None,
-        speed: float | None = None,
-        warmup_requests: int = 2,
-        goodput: Mapping[str, float] | None = None,
-        encoder: PromptEncoder | None = None,
-        has_extensions: bool = True,
-        request_timeout_s: float = SILENCE_LIMIT_S,
-    ) -> Benchmark:
-        """Generates or reads the workload's sessions.
-
-        Args:
-            name: the workload's name in reports.
-            workload: the workload and its parameters.
-            source: where the texts come from; its seed also seeds the arrival times.
-            max_concurrency: maximum number of requests in flight. None: the workload's own limit in a closed loop,
-                no limit in an open loop.
-            request_rate: as in ``Load``.
-            speed: factor by which the data set's arrival times are sped up. None: 1.
-            warmup_requests: number of requests before the run; their texts are unrelated to the workload.
-            goodput: limits in milliseconds for ``ttft``, ``tpot``, ``e2el``.
-            encoder: encodes all prompts to token ids. None: prompts are sent as they are.
-            has_extensions: as in ``Load``.
-            request_timeout_s: a request fails if the server sends nothing for this long.
-
-        Raises:
-            ConfigError: a data set that cannot be used, or a setting out of its range.
-        """
-        for setting, value in (
-            ("request_rate", request_rate),
-            ("speed", speed),
-            ("max_concurrency", max_concurrency),
-        ):
+    def __post_init__(self) -> None:
+        for setting in ("request_rate", "speed", "max_concurrency"):
+            value = vars(self)[setting]
             if value is not None and not value > 0:
                 raise ConfigError(f"{setting} {value} must be above 0")
-        if not 0 <= warmup_requests <= MAX_COUNT:
-            raise ConfigError(f"warmup_requests {warmup_requests} must be between 0 and {MAX_COUNT}")
-        source = source or Source()
-        loaded = workload.make(source)
-        is_open = is_open_loop(request_rate, loaded.sessions)
-        if speed is not None and not (is_open and request_rate is None):
+        if not 0 <= self.warmup_requests <= MAX_COUNT:
+            raise ConfigError(f"warmup_requests {self.warmup_requests} must be between 0 and {MAX_COUNT}")
+        loaded = self.workload.make(self.source)
+        self.sessions: Sequence[Session] = loaded.sessions
+        self.left_out = loaded.counts
+        """Number of data set items that were left out or changed, by reason."""
+        is_open = is_open_loop(self.request_rate, self.sessions)
+        if self.speed is not None and not (is_open and self.request_rate is None):
             raise ConfigError(
-                f"speed {speed} needs a workload that has arrival times, and no request_rate; "
-                f"leave it out for {name}"
+                f"speed {self.speed} needs a workload that has arrival times, and no request_rate; "
+                f"leave it out for {self.name}"
             )
-        return cls(
-            name=name,
-            workload=workload,
-            sessions=loaded.sessions,
-            left_out=loaded.counts,
-            source=source,
-            max_concurrency=max_concurrency or (None if is_open else workload.max_concurrency),
-            request_rate=request_rate,
-            speed=1.0 if speed is None else speed,
-            warmup_requests=warmup_requests,
-            goodput=goodput or {},
-            encoder=encoder,
-            has_extensions=has_extensions,
-            request_timeout_s=request_timeout_s,
-        )
+        if self.max_concurrency is None and not is_open:
+            self.max_concurrency = self.workload.max_concurrency
 
     @property
     def n_requests(self) -> int:
@@ -181,7 +148,7 @@ class Benchmark:
                 model=model or await client.model(),
                 max_concurrency=self.max_concurrency,
                 request_rate=self.request_rate,
-                speed=self.speed,
+                speed=self.speed or 1.0,
                 seed=self.source.seed,
                 has_extensions=self.has_extensions,
             )
@@ -249,7 +216,7 @@ class Benchmark:
             "num_requests": self.n_requests,
             "max_concurrency": load.max_concurrency,
             "request_rate": rate,
-            "speed": self.speed if rate == "trace" else None,
+            "speed": (self.speed or 1.0) if rate == "trace" else None,
             "prompt_form": "text" if self.encoder is None else "tokens",
             "plain_requests": not self.has_extensions,
             "warmup_requests": self.warmup_requests,

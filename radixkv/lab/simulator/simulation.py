@@ -110,7 +110,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Simulation:
-    """Replays of a recording with each capacity and policy, whose results are iterated; the infinite capacity is last.
+    """Replays of a recording with each capacity and policy. Yields their results, the infinite capacity last.
 
     Before the results of several servers comes that of one server with the capacity of all of them. Takes about
     0.1 ms per request and replay, and with routing 2 µs per request and server.

@@ -18,7 +18,7 @@ import msgspec
 
 from radixkv.lab.bench.workloads.base import Source, bad_lines, check_enough
 from radixkv.lab.bench.workloads.datasets import PROBLEMS, Items, read_lines
-from radixkv.lab.bench.workloads.problems import MARK, Problem
+from radixkv.lab.bench.workloads.problems import MARK, Problem, worked_examples
 from radixkv.lab.bench.workloads.templates import Gaps, draw_values, read_templates
 
 _STEP = re.compile(r"\{(\w+)\} ([*/+-]) (\d|\{\w+\}) = \$?\{(\w+)\}")
@@ -96,27 +96,35 @@ def read_problems(path: Path, *, skip_bad_lines: bool = False) -> Items[Problem]
 class Problems(NamedTuple):
     """The problems of a workload."""
 
+    shots: str
+    """The worked examples before them."""
     items: Sequence[Problem]
     counts: dict[str, int]
     """As ``WorkloadSessions.counts``."""
 
 
-def problems_from(source: Source, count: int, *, settings: str) -> Problems:
+def problems_from(
+    source: Source, n_shots: int, n_problems: int, settings: str = "num_prompts or num_shots"
+) -> Problems:
     """Generates word problems from the seed, or takes the first of a data set in GSM8K's format.
 
     Args:
         source: seed or data set; the seed does not change which problems of a data set are taken.
-        count: number of problems.
+        n_shots: number of problems with answers, which come first.
+        n_problems: number of problems.
         settings: as in ``check_enough``.
 
     Raises:
         ConfigError: the data set cannot be read or is too short.
     """
+    count, counts = n_shots + n_problems, dict[str, int]()
     if source.dataset is None:
-        return Problems(list(islice(generate_problems(source.seed), count)), {})
-    read = read_problems(source.dataset, skip_bad_lines=source.skip_bad_lines)
-    check_enough(source, "problems", len(read.items), count, settings=settings)
-    return Problems(read.items[:count], bad_lines(read.n_bad_lines))
+        problems = list(islice(generate_problems(source.seed), count))
+    else:
+        read = read_problems(source.dataset, skip_bad_lines=source.skip_bad_lines)
+        check_enough(source, "problems", len(read.items), count, settings=settings)
+        problems, counts = read.items[:count], bad_lines(read.n_bad_lines)
+    return Problems(worked_examples(problems[:n_shots]), problems[n_shots:], counts)
 
 
 def groups(problems: Sequence[Problem], size: int) -> Iterator[Sequence[Problem]]:

@@ -48,30 +48,7 @@ Workload = (
 _KINDS: dict[Any, type[Workload]] = {cls.__struct_config__.tag: cls for cls in get_args(Workload)}
 
 
-class WorkloadOverrides(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters from the command line, which override the file's; None keeps the file's value."""
-
-    num_prompts: int | None = None
-    num_sessions: int | None = None
-    num_turns: int | None = None
-    num_shots: int | None = None
-    num_samples: int | None = None
-    num_documents: int | None = None
-    num_questions: int | None = None
-    num_chunks: int | None = None
-    num_facts: int | None = None
-    width: int | None = None
-    depth: int | None = None
-    beam: int | None = None
-    output_len: int | None = None
-    block_len: int | None = None
-    max_context: int | None = None
-    too_long: Literal["skip", "scale"] | None = None
-    history: Literal["model", "recorded"] | None = None
-    max_concurrency: int | None = None
-
-
-def load_workload(name: str, overrides: WorkloadOverrides | None = None) -> Workload:
+def load_workload(name: str, **overrides: object) -> Workload:
     """Loads a workload.
 
     Args:
@@ -97,11 +74,8 @@ def load_workload(name: str, overrides: WorkloadOverrides | None = None) -> Work
         raise ConfigError(f"workload {name!r}: {_describe(error, cls, table)}") from None
     except ConfigError as error:
         raise ConfigError(f"workload {name!r}: {error}") from None
-    given = (
-        {} if overrides is None else {k: v for k, v in msgspec.structs.asdict(overrides).items() if v is not None}
-    )
-    _check_parameters(name, cls, given)
-    return msgspec.structs.replace(workload, **given)
+    _check_parameters(name, cls, overrides)
+    return msgspec.structs.replace(workload, **overrides)
 
 
 def workload_names() -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from radixkv.lab.bench.session import BenchRequest, single_request_session
+from radixkv.lab.bench.session import single_request_session
 from radixkv.lab.bench.workloads.arithmetic import problems_from
 from radixkv.lab.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions
-from radixkv.lab.bench.workloads.problems import question_prompt, result_check, worked_examples
+from radixkv.lab.bench.workloads.problems import question_request, result_check
 
 
 class FewShot(FixedOutputParameters, frozen=True, kw_only=True, tag="fewshot"):
@@ -20,15 +20,11 @@ class FewShot(FixedOutputParameters, frozen=True, kw_only=True, tag="fewshot"):
         Raises:
             ConfigError: the data set in GSM8K's format cannot be read or is too short.
         """
-        count = self.num_shots + self.num_prompts
-        problems, counts = problems_from(source, count, settings="num_prompts or num_shots")
-        shots = worked_examples(problems[: self.num_shots])
+        shots, problems, counts = problems_from(source, self.num_shots, self.num_prompts)
         return WorkloadSessions(
             [
-                single_request_session(
-                    BenchRequest(shots + question_prompt(problem), self.output_len, check=result_check(problem))
-                )
-                for problem in problems[self.num_shots :]
+                single_request_session(question_request(shots, problem, self.output_len, result_check))
+                for problem in problems
             ],
             counts,
         )

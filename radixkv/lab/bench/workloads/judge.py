@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from radixkv.lab.bench.session import BenchRequest, Session, Turns
+from radixkv.lab.bench.session import Session, Turns
 from radixkv.lab.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions
 from radixkv.lab.bench.workloads.documents import Document, document_head, documents_from
-from radixkv.lab.bench.workloads.problems import mention_check, question_prompt
+from radixkv.lab.bench.workloads.problems import mention_check, question_request
 
 
 class Judge(FixedOutputParameters, frozen=True, kw_only=True, tag="judge"):
@@ -29,8 +29,7 @@ class Judge(FixedOutputParameters, frozen=True, kw_only=True, tag="judge"):
     def _session(self, document: Document) -> Session:
         head = document_head(document)
         requests = [
-            BenchRequest(head + question_prompt(problem), self.output_len, check=mention_check(problem))
-            for problem in document.problems
+            question_request(head, problem, self.output_len, mention_check) for problem in document.problems
         ]
 
         def turns() -> Turns:

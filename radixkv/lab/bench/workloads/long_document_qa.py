@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
-from radixkv.lab.bench.session import BenchRequest, single_request_session
+from radixkv.lab.bench.session import single_request_session
 from radixkv.lab.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions
 from radixkv.lab.bench.workloads.documents import document_head, documents_from
-from radixkv.lab.bench.workloads.problems import mention_check, question_prompt
+from radixkv.lab.bench.workloads.problems import mention_check, question_request
 
 
 class LongDocumentQA(FixedOutputParameters, frozen=True, kw_only=True, tag="long-document-qa"):
@@ -24,11 +24,7 @@ class LongDocumentQA(FixedOutputParameters, frozen=True, kw_only=True, tag="long
         documents, counts = documents_from(source, self.num_documents, self.num_questions, self.num_facts)
         sessions = [
             single_request_session(
-                BenchRequest(
-                    document_head(document) + question_prompt(problem),
-                    self.output_len,
-                    check=mention_check(problem),
-                )
+                question_request(document_head(document), problem, self.output_len, mention_check)
             )
             for document in documents
             for problem in document.problems

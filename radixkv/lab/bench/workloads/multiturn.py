@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from radixkv.lab.bench.session import BenchRequest, Session, Turns
 from radixkv.lab.bench.workloads.arithmetic import groups, problems_from
 from radixkv.lab.bench.workloads.base import ChatParameters, Source, WorkloadSessions
-from radixkv.lab.bench.workloads.problems import (
-    TEACHER_PROMPT,
-    Problem,
-    question_prompt,
-    result_check,
-    worked_examples,
-)
+from radixkv.lab.bench.workloads.problems import TEACHER_PROMPT, Problem, question_prompt, result_check
 
 
 class MultiTurn(ChatParameters, frozen=True, kw_only=True, tag="multiturn"):
@@ -29,11 +23,11 @@ class MultiTurn(ChatParameters, frozen=True, kw_only=True, tag="multiturn"):
 
     def make(self, source: Source) -> WorkloadSessions:
         """Returns one session for each chat; otherwise as ``FewShot.make``."""
-        count = self.num_shots + self.num_sessions * self.num_turns
-        problems, counts = problems_from(source, count, settings="num_sessions, num_turns or num_shots")
-        system = TEACHER_PROMPT + worked_examples(problems[: self.num_shots])
-        chats = groups(problems[self.num_shots :], self.num_turns)
-        return WorkloadSessions([self._chat(system, chat) for chat in chats], counts)
+        shots, problems, counts = problems_from(
+            source, self.num_shots, self.num_sessions * self.num_turns, "num_sessions, num_turns or num_shots"
+        )
+        chats = groups(problems, self.num_turns)
+        return WorkloadSessions([self._chat(TEACHER_PROMPT + shots, chat) for chat in chats], counts)
 
     def _chat(self, system: str, problems: Sequence[Problem]) -> Session:
         def turns() -> Turns:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from radixkv.lab.bench.session import BenchRequest, single_request_session
 from radixkv.lab.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions
 from radixkv.lab.bench.workloads.documents import Document, document_head, documents_from
-from radixkv.lab.bench.workloads.problems import mention_check, question_prompt, worked_examples
+from radixkv.lab.bench.workloads.problems import mention_check, question_request, worked_examples
 
 
 class Pressure(FixedOutputParameters, frozen=True, kw_only=True, tag="pressure"):
@@ -54,10 +54,8 @@ class Pressure(FixedOutputParameters, frozen=True, kw_only=True, tag="pressure")
         problems, head = document.problems, document_head(document)
         ends = [*range(self.num_questions, len(problems), self.num_questions), len(problems)]
         return [
-            BenchRequest(
-                head + worked_examples(problems[: end - 1]) + question_prompt(problems[end - 1]),
-                self.output_len,
-                check=mention_check(problems[end - 1]),
+            question_request(
+                head + worked_examples(problems[: end - 1]), problems[end - 1], self.output_len, mention_check
             )
             for end in ends
         ]

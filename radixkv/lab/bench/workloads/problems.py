@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from radixkv.lab.bench.session import Reply
+from radixkv.lab.bench.session import BenchRequest, Reply
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -57,12 +57,20 @@ def question_prompt(problem: Problem) -> str:
     return f"Question: {problem.question}\nAnswer:"
 
 
+Check = Callable[[Reply], bool]
+"""A ``BenchRequest.check`` that can be said of every reply."""
+
+
+def question_request(
+    head: str, problem: Problem, output_len: int, check: Callable[[Problem], Check | None]
+) -> BenchRequest:
+    """Returns a request that asks the question behind the beginning of a prompt."""
+    return BenchRequest(head + question_prompt(problem), output_len, check=check(problem))
+
+
 _BEFORE, _BEHIND = r"(?<![\w-])(?<!\d[.:])", r"(?!\w)(?![.:]\d)"
 """Patterns for where a word or number may begin and where it may end."""
 _NUMBER = re.compile(rf"{_BEFORE}-?\$?(?:\d+(?:\.\d+)?|\.\d+){_BEHIND}")
-
-Check = Callable[[Reply], bool]
-"""A ``BenchRequest.check`` that can be said of every reply."""
 
 
 def result_check(problem: Problem, prefix: str = "") -> Check | None:

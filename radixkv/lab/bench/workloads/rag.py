@@ -6,10 +6,16 @@ from random import Random
 from typing import ClassVar
 
 from radixkv.errors import ConfigError
-from radixkv.lab.bench.session import BenchRequest, single_request_session
+from radixkv.lab.bench.session import single_request_session
 from radixkv.lab.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions
-from radixkv.lab.bench.workloads.documents import Document, Documents, documents_from, generate_corpus
-from radixkv.lab.bench.workloads.problems import Problem, mention_check, question_prompt
+from radixkv.lab.bench.workloads.documents import (
+    Document,
+    Documents,
+    document_head,
+    documents_from,
+    generate_corpus,
+)
+from radixkv.lab.bench.workloads.problems import mention_check, question_request
 
 INSTRUCTION = "Answer the question from these notes, which a search has found. They are in no particular order.\n\n"
 
@@ -47,9 +53,7 @@ class Rag(FixedOutputParameters, frozen=True, kw_only=True, tag="rag"):
         rng = Random(source.seed)
         sessions = [
             single_request_session(
-                BenchRequest(
-                    self._prompt(documents, answering, problem, rng), self.output_len, check=mention_check(problem)
-                )
+                question_request(self._head(documents, answering, rng), problem, self.output_len, mention_check)
             )
             for answering, document in enumerate(documents)
             for problem in document.problems
@@ -63,11 +67,10 @@ class Rag(FixedOutputParameters, frozen=True, kw_only=True, tag="rag"):
         corpus = generate_corpus(source.seed, self.num_documents, self.num_facts, self.num_questions)
         return Documents(corpus, {})
 
-    def _prompt(self, documents: list[Document], answering: int, problem: Problem, rng: Random) -> str:
+    def _head(self, documents: list[Document], answering: int, rng: Random) -> str:
         # Sorting by u ** (1 / weight), with u uniform, draws without replacement by weight.
         others = [index for index in range(len(documents)) if index != answering]
         others.sort(key=lambda index: -(rng.random() ** (index + 1)))
         chosen = [answering, *others[: self.num_chunks - 1]]
         rng.shuffle(chosen)
-        chunks = "".join(f"{documents[index].text}\n\n" for index in chosen)
-        return INSTRUCTION + chunks + question_prompt(problem)
+        return INSTRUCTION + "".join(document_head(documents[index]) for index in chosen)

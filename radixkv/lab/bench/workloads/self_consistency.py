@@ -13,7 +13,7 @@ from radixkv.lab.bench.workloads.base import (
     WorkloadSessions,
     sampling_seed,
 )
-from radixkv.lab.bench.workloads.problems import majority_result_check, question_prompt, worked_examples
+from radixkv.lab.bench.workloads.problems import majority_result_check, question_prompt
 
 
 class SelfConsistency(FixedOutputParameters, frozen=True, kw_only=True, tag="self-consistency"):
@@ -29,9 +29,7 @@ class SelfConsistency(FixedOutputParameters, frozen=True, kw_only=True, tag="sel
 
     def make(self, source: Source) -> WorkloadSessions:
         """Returns one session for each question, as ``FewShot.make``."""
-        count = self.num_shots + self.num_prompts
-        problems, counts = problems_from(source, count, settings="num_prompts or num_shots")
-        shots = worked_examples(problems[: self.num_shots])
+        shots, problems, counts = problems_from(source, self.num_shots, self.num_prompts)
         rng = Random(source.seed)
         return WorkloadSessions(
             [
@@ -45,7 +43,7 @@ class SelfConsistency(FixedOutputParameters, frozen=True, kw_only=True, tag="sel
                         check=majority_result_check(problem),
                     )
                 )
-                for problem in problems[self.num_shots :]
+                for problem in problems
             ],
             counts,
         )

@@ -16,7 +16,7 @@ from radixkv.lab.bench.workloads.base import (
     WorkloadSessions,
     sampling_seed,
 )
-from radixkv.lab.bench.workloads.problems import Problem, question_prompt, result_check, worked_examples
+from radixkv.lab.bench.workloads.problems import Problem, question_prompt, result_check
 
 
 class TreeOfThought(FixedOutputParameters, frozen=True, kw_only=True, tag="tree-of-thought"):
@@ -48,13 +48,9 @@ class TreeOfThought(FixedOutputParameters, frozen=True, kw_only=True, tag="tree-
 
     def make(self, source: Source) -> WorkloadSessions:
         """Returns one session for each task; otherwise as ``FewShot.make``."""
-        count = self.num_shots + self.num_prompts
-        problems, counts = problems_from(source, count, settings="num_prompts or num_shots")
-        shots = worked_examples(problems[: self.num_shots])
+        shots, problems, counts = problems_from(source, self.num_shots, self.num_prompts)
         rng = Random(source.seed)
-        return WorkloadSessions(
-            [self._task(shots, problem, sampling_seed(rng)) for problem in problems[self.num_shots :]], counts
-        )
+        return WorkloadSessions([self._task(shots, problem, sampling_seed(rng)) for problem in problems], counts)
 
     def _task(self, shots: str, problem: Problem, seed: int) -> Session:
         head = shots + question_prompt(problem)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from radixkv.lab.bench.session import BenchRequest, single_request_session
+from radixkv.lab.bench.session import single_request_session
 from radixkv.lab.bench.workloads.arithmetic import groups, problems_from
 from radixkv.lab.bench.workloads.base import FixedOutputParameters, Source, WorkloadSessions
-from radixkv.lab.bench.workloads.problems import question_prompt, result_check, worked_examples
+from radixkv.lab.bench.workloads.problems import question_request, result_check, worked_examples
 
 
 class Unshared(FixedOutputParameters, frozen=True, kw_only=True, tag="unshared"):
@@ -19,10 +19,9 @@ class Unshared(FixedOutputParameters, frozen=True, kw_only=True, tag="unshared")
 
     def make(self, source: Source) -> WorkloadSessions:
         """Returns one session for each question, as ``FewShot.make``."""
-        count = self.num_prompts * (self.num_shots + 1)
-        problems, counts = problems_from(source, count, settings="num_prompts or num_shots")
+        _, problems, counts = problems_from(source, 0, self.num_prompts * (self.num_shots + 1))
         sessions = []
         for number, (*shots, last) in enumerate(groups(problems, self.num_shots + 1), 1):
-            prompt = f"{number}. {worked_examples(shots)}{question_prompt(last)}"
-            sessions.append(single_request_session(BenchRequest(prompt, self.output_len, check=result_check(last))))
+            head = f"{number}. {worked_examples(shots)}"
+            sessions.append(single_request_session(question_request(head, last, self.output_len, result_check)))
         return WorkloadSessions(sessions, counts)

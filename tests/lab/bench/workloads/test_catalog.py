@@ -2,7 +2,7 @@ import pytest
 
 from radixkv.errors import ConfigError
 from radixkv.lab.bench.workloads.base import Source
-from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload, warmup_sessions, workload_names
+from radixkv.lab.bench.workloads.catalog import load_workload, warmup_sessions, workload_names
 from support.sessions import collect_requests, comparable_fields
 
 NAMES = [
@@ -42,7 +42,7 @@ def test_a_shipped_workload_has_the_defaults_of_its_class(name):
 def test_overrides_replace_the_parameters_of_a_workload_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('kind = "fewshot"\nnum_prompts = 5\nnum_shots = 1\n')
-    workload = load_workload(str(path), WorkloadOverrides(num_shots=0, output_len=9))
+    workload = load_workload(str(path), num_shots=0, output_len=9)
     assert (workload.num_prompts, workload.num_shots, workload.output_len) == (5, 0, 9)
 
 
@@ -87,7 +87,7 @@ def test_a_wrong_workload_file_is_one_clear_error(tmp_path, text, message):
 )
 def test_an_override_that_is_no_parameter_is_named(name, changes, message):
     with pytest.raises(ConfigError, match=message):
-        load_workload(name, WorkloadOverrides(**changes))
+        load_workload(name, **changes)
 
 
 def test_an_unknown_workload_lists_the_shipped_ones():

@@ -7,7 +7,7 @@ import pytest
 
 from radixkv.errors import ConfigError
 from radixkv.lab.bench.workloads.base import Source
-from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload
+from radixkv.lab.bench.workloads.catalog import load_workload
 from radixkv.lab.bench.workloads.documents import document_head, generate_documents
 from support.sessions import collect_requests, collect_turns, said
 
@@ -15,7 +15,7 @@ GENERATED = Source()
 
 
 def make(name, source=GENERATED, **changes):
-    return load_workload(name, WorkloadOverrides(**changes)).make(source)
+    return load_workload(name, **changes).make(source)
 
 
 def document_of(prompt):

@@ -9,14 +9,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from radixkv.errors import ConfigError
+from radixkv.lab.bench.flags import OVERRIDES
 from radixkv.lab.bench.workloads.base import Source
-from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload, workload_names
+from radixkv.lab.bench.workloads.catalog import load_workload, workload_names
 from support.cases import examples
 from support.sessions import collect_requests, collect_turns, comparable_fields, said
 
 NAMES = workload_names()
 LENGTHS = {"output_len", "num_facts", "block_len", "max_context", "too_long", "history"}
-COUNTS = tuple(sorted({*WorkloadOverrides.__struct_fields__} - LENGTHS - {"max_concurrency"}))
+COUNTS = tuple(sorted({*OVERRIDES} - LENGTHS - {"max_concurrency"}))
 
 
 def sessions_of(name, seed=0):
@@ -83,7 +84,7 @@ def test_checks_reject_wrong_answers(name):
 
 @pytest.mark.parametrize("name", ["chat", "multiturn"])
 def test_prompts_with_recorded_answers_do_not_depend_on_the_model(name):
-    sessions = load_workload(name, WorkloadOverrides(history="recorded")).make(Source()).sessions
+    sessions = load_workload(name, history="recorded").make(Source()).sessions
     quiet, loud = (
         list(map(comparable_fields, collect_requests(sessions, lambda _, text=text: [text])))
         for text in ("", "What?\n\nNever.")
@@ -99,7 +100,7 @@ def test_any_parameters_and_any_answers_give_sessions_with_n_requests(data):
     fields = load_workload(name).__struct_fields__
     changes = {count: data.draw(st.integers(1, 5), count) for count in COUNTS if count in fields}
     try:
-        workload = load_workload(name, WorkloadOverrides(**changes))
+        workload = load_workload(name, **changes)
     except ConfigError:  # beam above width, or chunks above documents
         assume(False)
     loaded = workload.make(Source(data.draw(st.integers(0, 2**64))))

@@ -7,7 +7,7 @@ import pytest
 
 from radixkv.errors import ConfigError
 from radixkv.lab.bench.workloads.base import Source
-from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload
+from radixkv.lab.bench.workloads.catalog import load_workload
 from radixkv.llm import LLM
 from radixkv.wire.sampling import SamplingParams
 from support.sessions import collect_requests, said
@@ -16,7 +16,7 @@ GENERATED = Source()
 
 
 def make(source=GENERATED, **changes):
-    return load_workload("pressure", WorkloadOverrides(**changes)).make(source)
+    return load_workload("pressure", **changes).make(source)
 
 
 def chats_of(sessions, n_chats):

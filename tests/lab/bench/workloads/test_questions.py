@@ -11,7 +11,7 @@ from radixkv.errors import ConfigError
 from radixkv.lab.bench.session import BenchRequest
 from radixkv.lab.bench.workloads.arithmetic import generate_problems
 from radixkv.lab.bench.workloads.base import Source
-from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload
+from radixkv.lab.bench.workloads.catalog import load_workload
 from radixkv.lab.bench.workloads.tree_of_thought import best
 from support.sessions import collect_requests, collect_turns, common_prefix, said
 
@@ -21,7 +21,7 @@ GENERATED = Source()
 
 
 def make(name, source=GENERATED, **changes):
-    return load_workload(name, WorkloadOverrides(**changes)).make(source)
+    return load_workload(name, **changes).make(source)
 
 
 def prompts_of(name, source=GENERATED, **changes):
@@ -174,7 +174,7 @@ def test_a_search_of_any_size_sends_n_requests():
     (line, *_) = make("tree-of-thought", width=1, beam=1).sessions
     assert [len(turn) for turn in collect_turns(line)] == [1] * 4
     with pytest.raises(ConfigError, match="beam 2 must be at most width 1"):
-        load_workload("tree-of-thought", WorkloadOverrides(width=1))
+        load_workload("tree-of-thought", width=1)
 
 
 def write(folder, count):

@@ -8,14 +8,14 @@ import pytest
 
 from radixkv.errors import ConfigError
 from radixkv.lab.bench.workloads.base import Source
-from radixkv.lab.bench.workloads.catalog import WorkloadOverrides, load_workload
+from radixkv.lab.bench.workloads.catalog import load_workload
 from radixkv.lab.bench.workloads.documents import generate_corpus
 from radixkv.lab.bench.workloads.rag import INSTRUCTION
 from support.sessions import collect_requests, said
 
 
 def make(source=None, **changes):
-    return load_workload("rag", WorkloadOverrides(**changes)).make(source or Source())
+    return load_workload("rag", **changes).make(source or Source())
 
 
 def chunks_of(prompt):
