@@ -15,7 +15,7 @@ from radixkv.runtime.tiers.storage_tier import Fetch, StorageTier
 from radixkv.runtime.tiers.stores.page_keys import KeyChain
 from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
 from radixkv.runtime.tiers.tier_link import Store
-from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace
 from radixkv.tree.radix_tree import RadixTree
 
 Patch = pytest.MonkeyPatch
@@ -38,17 +38,24 @@ def free_the_pages_of_a_load_in_flight(patch: Patch) -> None:
 
 
 def store_pages_without_a_pin(patch: Patch) -> None:
-    open_blocks = PageCache.open
+    open_blocks, n_computed = PageCache.open, RadixTree.n_computed
+    emptied: dict[int, tuple[Lease, int]] = {}
+    """By a lease's id: the lease, and the computed tokens of the one in whose place it is."""
 
     def mutant(self: PageCache, *args: Any, is_use: bool = True, **settings: Any) -> BlockTable:
         blocks = open_blocks(self, *args, is_use=is_use, **settings)
         if not is_use and blocks.lease is not None:
+            n_tokens = n_computed(self.tree, blocks.lease)
             self._free += self.tree.release(blocks.lease)
             blocks.lease = self.tree.lease(blocks.lease.namespace, b"", is_use=False)
+            emptied[id(blocks.lease)] = blocks.lease, n_tokens
         return blocks
 
+    def n_computed_before(self: RadixTree, lease: Lease) -> int:
+        return emptied[id(lease)][1] if id(lease) in emptied else n_computed(self, lease)
+
     patch.setattr(PageCache, "open", mutant)
-    patch.setattr(RadixTree, "n_computed", lambda self, lease: lease.n_tokens)
+    patch.setattr(RadixTree, "n_computed", n_computed_before)
     patch.setattr(PageCache, "check", lambda self, block_tables: None)
 
 
