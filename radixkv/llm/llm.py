@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -14,16 +15,14 @@ from radixkv.errors import ConfigError, InvalidRequest, request_error, shortened
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import check_sampling, default_sampling_params
 from radixkv.llm.chats import Chats
-from radixkv.llm.garbage_collection import paused_collector
-from radixkv.llm.names import BEAM_SEARCH_NAMES, CHAT_NAMES, GENERATE_NAMES, LLM_NAMES, Size
 from radixkv.llm.offline_request import OfflineRequest
-from radixkv.llm.offline_runner import OfflineRunner
+from radixkv.llm.offline_runner import OfflineRunner, paused_collector
 from radixkv.llm.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from radixkv.llm.prompts import Message, Prompt, as_conversation_list, as_prompt_list, broadcast, split_prompt
 from radixkv.runtime.device.factory import look_at_machine, resolve_config
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import check_shared_store, open_loop
-from radixkv.settings.compat import takes_other_names
+from radixkv.settings.compat import Place, SettingNames, takes_other_names
 from radixkv.settings.config import (
     AttentionBackend,
     CacheConfig,
@@ -38,6 +37,8 @@ from radixkv.settings.config import (
     SchedulerConfig,
     WritePolicy,
 )
+from radixkv.settings.server_config import ServerConfig
+from radixkv.settings.setting import settings_of
 from radixkv.terminal import Progress, shown_download
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
@@ -59,6 +60,24 @@ from radixkv.wire.sampling import BeamSearchParams, SamplingParams
 from radixkv.wire.stats import Stats
 
 ReplyT = TypeVar("ReplyT", bound=CacheReply | Stats)
+
+Size = Any
+"""A number, or a text that ``EngineConfig.of`` turns into one, as of a flag: ``4k``, ``80GiB``."""
+
+_SAMPLING_HINTS = {name: f"SamplingParams({name}=...)" for name in SamplingParams.__struct_fields__}
+"""Hints for sampling settings that are passed to ``generate`` or ``chat`` by mistake."""
+_BEAM_SEARCH_HINTS = {field.name: f"BeamSearchParams({field.name}=...)" for field in fields(BeamSearchParams)}
+_SERVER_FLAGS = [
+    *(one.flag for one in settings_of(ServerConfig).values()),
+    *"api_key_file disable_log_requests enable_metrics enable_cache_report enable_prompt_tokens_details".split(),
+]
+"""Flags of ``radixkv serve`` that mean nothing without a server."""
+_SERVER_HINTS = {name: f"radixkv serve --{name.replace('_', '-')}" for name in _SERVER_FLAGS}
+# Other engines have more settings than the table lists, so only what is nearly a known name counts as misspelt.
+_LLM_NAMES = SettingNames(Place.LLM, "LLM", ConfigError, hints=_SERVER_HINTS, typo_cutoff=0.8)
+_GENERATE_NAMES = SettingNames(Place.LLM_GENERATE, "LLM.generate", ConfigError, hints=_SAMPLING_HINTS)
+_BEAM_SEARCH_NAMES = SettingNames(Place.LLM_GENERATE, "LLM.beam_search", ConfigError, hints=_BEAM_SEARCH_HINTS)
+_CHAT_NAMES = SettingNames(Place.LLM_CHAT, "LLM.chat", ConfigError, hints=_SAMPLING_HINTS)
 
 
 class LLM:
@@ -86,7 +105,7 @@ class LLM:
         UnsupportedFeature: a setting is for a feature that this release does not have.
     """
 
-    @takes_other_names(LLM_NAMES)
+    @takes_other_names(_LLM_NAMES)
     def __init__(
         self,
         model: str | Path = "tiny",
@@ -167,7 +186,7 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    @takes_other_names(GENERATE_NAMES)
+    @takes_other_names(_GENERATE_NAMES)
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt] | None = None,
@@ -209,7 +228,7 @@ class LLM:
                 progress.show(f"{n_done}/{len(prompt_list)}, {n_tokens} new tokens", n_tokens)
         return [requests[position].output() for position in range(len(prompt_list))]
 
-    @takes_other_names(BEAM_SEARCH_NAMES)
+    @takes_other_names(_BEAM_SEARCH_NAMES)
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt] | None = None,
@@ -238,7 +257,7 @@ class LLM:
         outputs = self.generate(prompts, params.sampling, use_tqdm)
         return [beam_search_output(output, self._model.tokenizer) for output in outputs]
 
-    @takes_other_names(CHAT_NAMES)
+    @takes_other_names(_CHAT_NAMES)
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],

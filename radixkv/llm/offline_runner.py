@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import gc
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from radixkv.errors import ConfigError, request_error
-from radixkv.llm.interrupts import deferred_interrupts
 from radixkv.llm.offline_request import OfflineRequest
 from radixkv.runtime.loop import Loop
 from radixkv.tree.node import TOKEN_BYTES
@@ -46,7 +49,7 @@ class OfflineRunner:
         try:
             while n_done < len(by_id) or not is_all_sent:
                 loop = self._open_loop()
-                with deferred_interrupts():
+                with _deferred_interrupts():
                     max_sent = min(self._max_queued + n_done, len(by_id) + _MAX_SUBMITS_PER_TURN)
                     while len(by_id) < max_sent and not is_all_sent:
                         request = next(waiting, None)
@@ -65,7 +68,7 @@ class OfflineRunner:
                 yield n_done, n_tokens
         finally:  # also after an error or Ctrl-C: no request may outlive the call
             self._is_busy = False
-            with deferred_interrupts():
+            with _deferred_interrupts():
                 for request in by_id.values():
                     if not request.is_done:
                         loop.receive(Cancel(request.submit.id))
@@ -90,3 +93,39 @@ def _apply(loop: Loop, messages: Sequence[FromRuntime], requests: Mapping[str, O
             case _:
                 raise AssertionError(f"the loop does not send {message!r} unasked")
     return n_done
+
+
+@contextmanager
+def _deferred_interrupts() -> Iterator[None]:
+    """Defers Ctrl-C to the end of the block, so that it leaves no step half done.
+
+    Python interrupts only the main thread; others are unaffected.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    noted: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if noted:
+        signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def paused_collector() -> Iterator[None]:
+    """Disables Python's cyclic garbage collector during the block.
+
+    A full collection takes as long as several steps. Steps create no reference cycles, so nothing accumulates.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
