@@ -9,6 +9,7 @@ import errno
 import functools
 import gc
 import os
+import resource
 import signal
 import socket
 import time
@@ -23,9 +24,9 @@ from starlette.types import ASGIApp
 from radixkv.checkpoints import Checkpoint, resolve, resolve_tokenizer
 from radixkv.errors import ConfigError, Draining, RuntimeDied
 from radixkv.frontend.api.server_info import public_settings
+from radixkv.frontend.api.tokenize import read_tokenizer_info
 from radixkv.frontend.app import build_app
 from radixkv.frontend.canary import Canary
-from radixkv.frontend.file_limit import raise_file_limit
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.connection import Connection
 from radixkv.frontend.in_flight import EndedRequest
@@ -44,7 +45,6 @@ from radixkv.settings.server_config import ServerConfig
 from radixkv.terminal import Progress
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.text.tokenizer_info import read_tokenizer_info
 from radixkv.wire.messages import Ready
 
 SLOW_READER_TIMEOUT_MS = 30_000
@@ -62,6 +62,8 @@ Requests leave almost no cycles. At Python's default of 700 the collector took 5
 """
 DEATH_NOTICE_PERIOD_S = 2.0
 """How long ``/health`` answers 503 after the runtime died for good, before the server exits."""
+N_RESERVED_FILES = 64
+"""Files that the server needs besides its clients' connections."""
 _END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -91,6 +93,24 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
             provider = files.enter_context(open_provider(server.otlp_traces_endpoint))
             reports.append(lambda model: RequestTraces(model, provider).add)
         return runner.run(_serve(engine, server, listener, reports))
+
+
+def raise_file_limit(max_queued_requests: int, max_num_seqs: int | None) -> None:
+    """Raises the soft limit of open files to the hard limit. Logs a line if it is below the queue's need.
+
+    A client that connects beyond the limit is disconnected without a response, even without the full queue's 503.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # a hard limit above what the system gives to any process
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    n_needed = max_queued_requests + (max_num_seqs or 0) + N_RESERVED_FILES
+    if limit != resource.RLIM_INFINITY and limit < n_needed:
+        log_line(
+            f"this process may open {limit} files, but needs {n_needed} for a queue of max_queued_requests "
+            f"{max_queued_requests}; clients beyond the limit are disconnected without a reply: "
+            "raise the hard limit (ulimit -H -n), or give a lower --max-queued-requests"
+        )
 
 
 def open_listener(host: str, port: int) -> socket.socket:

@@ -29,7 +29,7 @@ class ServedModel(GenerationModel):
     root: str
     """The folder or hub name that the user gave."""
     tokenizer_info: Mapping[str, Any] = field(default_factory=dict)
-    """The tokenizer's configuration, as ``read_tokenizer_info`` returns it."""
+    """The fields of ``tokenizer_config.json`` that ``/tokenizer_info`` shows."""
     created: int
     """When the server loaded the model, in seconds since 1970."""
     max_token_characters: int | None = None

@@ -11,7 +11,7 @@ from support.live import LIMIT_S
 
 CODE = """
 import resource
-from radixkv.frontend.file_limit import raise_file_limit
+from radixkv.frontend.process import raise_file_limit
 
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 raise_file_limit(max_queued_requests=400, max_num_seqs={n_rows})

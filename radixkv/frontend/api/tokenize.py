@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from radixkv.checkpoints.special_tokens import read_tokenizer_config
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.arrival import tenant_of
 from radixkv.frontend.chat import chat_text
@@ -29,6 +31,8 @@ MAX_CHARACTERS = 1 << 20
 """Longest text to tokenize; it may be longer than the context."""
 MAX_TOKENS = 1 << 18
 """Longest list of tokens to detokenize."""
+_PATH_FIELDS = frozenset({"vocab_file", "merges_file", "tokenizer_file", "name_or_path"})
+"""Fields that name files of the machine on which the tokenizer was saved."""
 
 
 class TokenizeRequest(TextRequest, kw_only=True):
@@ -111,6 +115,31 @@ async def _tokenized(body: TokenizeRequest, served_model: ServedModel, tenant: s
     if len(text) <= _MAX_INLINE_SIZE and tokenizer.is_bounded:
         return tokenized(tokenizer.encode_inline)
     return await served_model.one_at_a_time.run(partial(tokenized, tokenizer.encode))
+
+
+def read_tokenizer_info(folder: Path) -> dict[str, Any]:
+    """Returns the fields of ``tokenizer_config.json`` as vLLM shows them: without paths, and with tokens as texts.
+
+    Args:
+        folder: the folder of the tokenizer.
+
+    Raises:
+        CheckpointError: a file of it cannot be read.
+    """
+    fields = {name: value for name, value in read_tokenizer_config(folder).items() if name not in _PATH_FIELDS}
+    return {"tokenizer_class": "PreTrainedTokenizerFast"} | {name: _plain(value) for name, value in fields.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value with the texts of the tokens that it describes in their places."""
+    match value:
+        case {"content": str(text)}:
+            return text
+        case dict():
+            return {name: _plain(one) for name, one in value.items()}
+        case list():
+            return [_plain(one) for one in value]
+    return value
 
 
 def _tokenizer_info(served_model: ServedModel) -> dict[str, Any]:

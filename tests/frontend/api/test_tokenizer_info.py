@@ -10,7 +10,7 @@ import pytest
 
 from radixkv.checkpoints.embedded import embedded_folder
 from radixkv.errors import CheckpointError
-from radixkv.text.tokenizer_info import read_tokenizer_info
+from radixkv.frontend.api.tokenize import read_tokenizer_info
 
 END = {"__type": "AddedToken", "content": "</s>", "lstrip": False, "special": True}
 
