@@ -56,14 +56,14 @@ class Chat:
     max_tokens: int | None = None
     """None: the rest of the context."""
     max_tokens_field: str | None = "max_tokens"
-    """The field that sets ``max_tokens``, for the error if that is more than the rest of the context; None: it is
-    reduced to that."""
+    """The field that sets ``max_tokens``, which the error names if the context has less room. None: ``max_tokens``
+    is then reduced to the room, without an error."""
     field_names: Mapping[str, str] = field(default_factory=dict)
     """The request's names of ``messages``, ``max_tokens`` and fields of ``SamplingParams``, where they differ."""
     format_field: str = "tools"
     """The field that says what the answer must match; ``tools`` if only calls must match something."""
     add_generation_prompt: bool | None = None
-    """Whether the text ends with the start of the assistant's message; None: unless the last one is continued."""
+    """Whether the text ends with the start of the assistant's message; None: unless that is continued."""
     continue_final_message: bool = False
     """Whether the answer continues the last message."""
     variables: Mapping[str, Any] | None = None
@@ -78,7 +78,7 @@ class Chat:
     pin_s: float | None = None
     """How long the whole prompt is pinned, in seconds; None: only its breakpoints are."""
     demands_pins: bool = False
-    """Whether a request with pins fails where nothing can be pinned; otherwise it then has none."""
+    """Whether a request with pins fails on a server that pins nothing; otherwise the pins are dropped there."""
     cache_salt: str = ""
     session_id: str = ""
     priority: int = 0
@@ -232,7 +232,7 @@ async def _encode(text: str, chat: Chat, served_model: ServedModel, tenant: str)
 def _encoder(
     chat: Chat, served_model: ServedModel, tenant: str
 ) -> Callable[[str], Coroutine[Any, Any, EncodedConversation]]:
-    """Returns what encodes the conversation's text, or the beginning of it."""
+    """Returns a function that encodes the conversation's text, or a beginning of it."""
     return partial(
         encode_conversation,
         cache_salt=chat.cache_salt,

@@ -151,7 +151,7 @@ class InFlightRequest:
         self.done: Done | None = None
         self.error: RequestError | None = None
         self.finish_reasons: list[str] = []
-        """The choices that have ended for the client."""
+        """The finish reasons of the choices that have ended for the client."""
         self._index = index
         self._wake = wake
         self._arrived = arrived

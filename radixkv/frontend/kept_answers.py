@@ -79,7 +79,7 @@ class KeptAnswers:
         self._tokenizer = tokenizer
         self._separators = dict(separators)
         self._ids = frozenset(self._separators.values())
-        # Of alternatives that begin at one place, the longest must come first, as in the tokenizer.
+        # The longest of the alternatives that begin at one place must come first, as in the tokenizer.
         longest_first = sorted(separators, key=len, reverse=True)
         self._end = re.compile("|".join(map(re.escape, longest_first)))
         self._max_bytes = max_bytes
@@ -171,11 +171,11 @@ class KeptAnswers:
         return (place, "") in self._entries
 
     def _get(self, place: bytes, segment: str) -> tuple[bytes | None, str]:
-        """Returns the tokens of an answer, None if it is not kept, and what stood before the latest one there."""
+        """Returns the tokens of an answer, None if it is not kept, and the text before the latest answer there."""
         tokens = self._entries.get((place, segment))
         if tokens is not None:
             self._entries.move_to_end((place, segment))
-        # After its answers, so that it is not dropped before them.
+        # The text before the answers comes after them, so that it is not dropped before them.
         self._entries.move_to_end((place, ""))
         return tokens, self._entries[place, ""].decode()
 

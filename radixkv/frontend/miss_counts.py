@@ -38,11 +38,11 @@ class MissesAtPosition:
 
 @dataclass(slots=True)
 class MissesAtPlace:
-    """Misses for the same reason, and of some reasons those whose matches end after the same pages of text."""
+    """Misses for the same reason; for some reasons, only those whose matches end after the same pages of text."""
 
     reason: str
     has_place: bool
-    """Whether it is one text after which all of them differ from the cache."""
+    """Whether all these misses follow one text, after which their prompts differ from the cache."""
     n_requests: int = 0
     n_lost: int = 0
     """Prompt tokens that were computed."""
@@ -102,7 +102,7 @@ class MissCounts:
 
     def _place(self, miss: CacheMiss) -> MissesAtPlace:
         reason = _counted_reason(miss)
-        # Only where prompts differ is it the place that matters; all texts that are new are counted as one.
+        # The place matters only where prompts differ; all new texts count as one place.
         has_place = reason == "differs" or (
             reason == "evicted_or_never_seen" and miss.first_difference is not None and not miss.is_new
         )
@@ -121,8 +121,8 @@ class MissCounts:
 
 
 def _counted_reason(miss: CacheMiss) -> str:
-    """Returns the reason under which a miss is counted: a prompt that differs, and is new from there on, is new.
+    """Returns the reason under which a miss is counted: ``never_seen`` for a prompt that differs and then is new.
 
-    It is no miss that another prompt would avoid. ``differs`` is left to prompts that come back to the cached text.
+    No other prompt would avoid such a miss. ``differs`` stays for prompts that come back to the cached text.
     """
     return "never_seen" if miss.reason == "differs" and miss.is_new else miss.reason

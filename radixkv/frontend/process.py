@@ -298,7 +298,7 @@ async def _start(
 
 
 def _with_pool_of(ready: Ready, engine: EngineConfig) -> EngineConfig:
-    """Returns the settings with the size of a pool that was measured: another runtime might measure another one."""
+    """Returns the settings with the pool's measured size, because another runtime might measure another one."""
     cache = dataclasses.replace(
         engine.cache, max_total_tokens=ready.n_pages * ready.page_size, kv_cache_memory_bytes=None
     )

@@ -90,7 +90,7 @@ async def encode_conversation(
 ) -> EncodedConversation:
     """Encodes a rendered conversation, with the tokens in which the model wrote its earlier answers.
 
-    Those are answers to the same tenant, with the same salt.
+    Only answers to the same tenant with the same salt are found.
 
     Raises:
         InvalidRequest: as ``encode_texts``.

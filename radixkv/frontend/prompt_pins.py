@@ -44,8 +44,8 @@ async def breakpoint_pins(
     """Returns the pins of the latest breakpoints in the messages.
 
     A pin ends with the marked part, which is searched in the prompt after the end of the part before it. So it ends
-    earlier where the template itself writes the same text between them, such as the name of a role. Of a part that
-    the template changes, the pin ends with the last part before it that is in the prompt.
+    earlier where the template itself writes the same text between them, such as the name of a role. If the template
+    changes the marked part, the pin ends with the last part before it that is in the prompt.
 
     Args:
         messages: in OpenAI's format, with breakpoints that ``check_breakpoints`` accepts.

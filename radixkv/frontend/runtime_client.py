@@ -140,9 +140,8 @@ class RuntimeClient:
 
     Args:
         metrics: records latencies and finish reasons.
-        shows_contents: False leaves out what would show what other clients have sent: of misses everything but
-            whole pages of their own salt, and of all counts of cached tokens those that were copied from a part of
-            a page.
+        shows_contents: False hides what other clients have sent. Misses then tell only of whole pages with the
+            request's own salt, and counts of cached tokens leave out tokens copied from a part of a page.
     """
 
     def __init__(self, metrics: RequestMetrics, *, shows_contents: bool = True) -> None:
@@ -167,7 +166,7 @@ class RuntimeClient:
         self.on_end: list[Callable[[EndedRequest], None]] = []
         """Called at the end of each request that a client sent."""
         self._failure: RequestError | None = None
-        """The error that refuses everything, since the runtime ended or is about to."""
+        """The error that also refuses queries, once the runtime has ended or is about to; else None."""
         self.n_restarts = 0
         """How often another runtime has taken the place of one that had died."""
         self.n_frames = 0

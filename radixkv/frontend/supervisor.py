@@ -31,7 +31,7 @@ class StartRuntime(Protocol):
 class Supervisor:
     """Watches the runtime process, and starts it again when it dies, unless that happens too often.
 
-    Nothing is sent to the new process that the dead one had: requests in flight fail.
+    Requests in flight fail: they are not sent to the new process.
 
     Args:
         process: the process.
@@ -49,7 +49,7 @@ class Supervisor:
         self._client = client
         self._start = start
         self._ready = process.ready
-        """Sizes that every process must have: those that requests are checked against."""
+        """The sizes that requests are checked against. Every later process must have the same."""
         self._start_s = process.start_s
         self._next_event_number = 0
         self._n_restarts = 0

@@ -84,11 +84,11 @@ class CachePromptsRequest(TextRequest, kw_only=True):
 
 
 CACHE_PROMPT_CHECKS = {"prompt": check_prompt, "messages": check_messages, "tools": check_tools}
-"""The checks of its long fields, for a ``BodyDecoder``."""
+"""Checks of the long fields of these bodies, for a ``BodyDecoder``."""
 
 
 async def encode_prompt(request: CachePromptRequest, served_model: ServedModel, tenant: str) -> bytes:
-    """Returns what ``encode_cache_prompts`` does, of the only prompt."""
+    """Returns the tokens of the only prompt; see ``encode_cache_prompts``."""
     (tokens,) = await encode_cache_prompts(request, served_model, tenant)
     return tokens
 

@@ -88,7 +88,7 @@ class LLM:
         chat_template: a file with a chat template to use instead of the tokenizer's, or the name of one of those.
         reasoning_parser: how the model writes its reasoning, after which structured outputs of chats begin: a name
             of ``radixkv serve --reasoning-parser``, or ``none``; None finds it out.
-        target_itl_ms: limits new prompts while answers run, as of ``radixkv serve``; None and ``off``: no limit.
+        target_itl_ms: limits new prompts while answers run, as in ``radixkv serve``; None and ``off``: no limit.
         show_download: gets the downloaded bytes as a text, from several threads; None: standard error.
         settings: settings under the names of ``radixkv serve``'s flags, of vLLM or SGLang; others of theirs are
             refused unless they change nothing.

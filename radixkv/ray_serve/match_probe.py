@@ -49,7 +49,7 @@ class Match(NamedTuple):
 def match_question(request: ForwardedRequest) -> bytes | None:
     """Returns the body of a ``/cache/match`` about the prompts of a request; None if it has none that can be asked.
 
-    None is also for malformed bodies, and for ``/v1/messages`` and ``/v1/responses``, whose messages
+    It is also None for malformed bodies, and for ``/v1/messages`` and ``/v1/responses``, whose messages
     ``/cache/match`` does not take.
     """
     path = request.path.partition("?")[0]

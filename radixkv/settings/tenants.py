@@ -18,7 +18,7 @@ CacheIsolation = Literal["tenant", "shared", "request"]
 MAX_TENANTS = 1000
 """Most tenants of a file; each is a label of metrics, and a queue."""
 OPERATOR = ""
-"""Name of the tenant that has the key of ``--api-key``. Unlike those of a file, it may use all routes."""
+"""Name of the tenant that has the key of ``--api-key``. Unlike the tenants of a file, it may use all routes."""
 _NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ROUNDING = 1e-9
 """Decimal fractions are rounded by less."""
@@ -96,7 +96,7 @@ class TenantConfig:
 
 
 def _whole(number: float) -> int:
-    """Rounds down. Floors of shares that are 1 together are all that there is, at most."""
+    """Rounds down, so that floors whose shares add up to 1 are never more than there is."""
     return math.floor(number + _ROUNDING)
 
 

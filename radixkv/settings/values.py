@@ -89,7 +89,7 @@ def as_bytes(value: Any, unit: int | None = None) -> Any:
 
     Args:
         value: the size.
-        unit: bytes that a number without a unit of its own counts; None for one, of which there are no fractions.
+        unit: how many bytes a number without a unit counts; None: it counts bytes, and has no fraction.
     """
     if isinstance(value, str):
         if unit is None or not _NUMBER_OF_UNITS.fullmatch(value.strip()):

@@ -1,1 +1,1 @@
-"""Tokenization, chat templates, stop strings."""
+"""Tokenization and chat templates."""

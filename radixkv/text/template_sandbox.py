@@ -49,7 +49,7 @@ _CHEAP_METHODS = frozenset(
     "isspace istitle isupper items keys lower lstrip partition removeprefix removesuffix rfind rindex rpartition "
     "rsplit rstrip split splitlines startswith strip swapcase title upper values".split()
 )
-"""Methods of texts and containers that do, too."""
+"""Methods of texts and containers that take time linear in their arguments, too."""
 _INSTANT_METHODS = frozenset("endswith get items keys startswith values".split())
 """Methods that take no time worth counting."""
 _BACKWARD_METHODS = frozenset("rfind rindex rpartition rsplit".split())

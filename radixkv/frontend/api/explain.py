@@ -45,7 +45,7 @@ def add_explain_route(
         client: asks the runtime.
         served_model: the model.
         body_reader: reads the bodies.
-        chats: by the path of an API: reads the prompt of its bodies, where these are no completions or chats.
+        chats: by path, for APIs whose bodies are neither completions nor chats: reads the prompt of a body.
         explain_contents: whether the answers also show tokens of other clients.
     """
 

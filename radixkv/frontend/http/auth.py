@@ -17,7 +17,7 @@ from radixkv.frontend.http.errors import ForbiddenOrigin, OperatorOnly, Unauthor
 from radixkv.settings.tenants import OPERATOR
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready", "/ui"})
-"""Health checks, and the page that asks for the key with what leads to it: they need none."""
+"""Paths that need no key: health checks, and ``/ui``, which asks for the key itself, with what leads to it."""
 OPERATOR_PATHS = frozenset(
     {
         "/cache/doctor",
@@ -32,11 +32,11 @@ OPERATOR_PATHS = frozenset(
         "/v1/loads",
     }
 )
-"""What shows or changes what all tenants have: for the operator's key only."""
+"""Paths that show or change what belongs to all tenants; only the operator's key may use them."""
 
 
 CHANGING_PATHS = frozenset({"/cache/invalidate", "/cache/pin", "/flush_cache", "/reset_prefix_cache"})
-"""What changes the cache, beside ``SESSIONS``: a browser sends such a request for any page, without asking."""
+"""Paths, beside ``SESSIONS``, that change the cache. A browser sends such a request for any page unasked."""
 SESSIONS = "/sessions/"
 
 
@@ -49,8 +49,8 @@ class ApiKeyRequired:
 
     Args:
         app: gets the other requests.
-        key: the server's key, or that of its operator; None: there is none.
-        tenant_keys: the name of the tenant that has a key, by key. Tenants may not use ``OPERATOR_PATHS``.
+        key: the server's key, with tenants the operator's; None for none.
+        tenant_keys: by key, the name of the tenant that has it. Tenants may not use ``OPERATOR_PATHS``.
     """
 
     def __init__(self, app: ASGIApp, key: str | None, tenant_keys: Mapping[str, str]) -> None:

@@ -32,8 +32,8 @@ IGNORED_SESSION_HEADERS = frozenset(
         "x-smg-routing-key",  # SGLang's router
     }
 )
-"""Headers in which agents and routers name a session. Sub-agents and side questions share it with the conversation,
-so that it is none in the sense of ``session_id``: each of these would demote the others' pages."""
+"""Headers in which agents and routers name a session; they are ignored. Sub-agents and side questions send the
+conversation's name, and with that as ``session_id`` each would demote the others' pages."""
 UNKNOWN_FIELD_HEADER = "X-RadixKV-Unknown-Field"
 _MISSPELT = "misspelt_fields"
 

@@ -171,7 +171,7 @@ class Connection(H11Protocol):
 
 
 class _GatheringTransport(asyncio.Transport):
-    """A transport that can gather what is written; of the others it has the methods that uvicorn calls."""
+    """A transport that can gather what is written. Its other methods are those that uvicorn calls."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__()

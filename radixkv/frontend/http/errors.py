@@ -44,7 +44,7 @@ class ForbiddenOrigin(InvalidRequest):
 
 
 class OperatorOnly(InvalidRequest):
-    """The path is for the operator's key, and the request has that of a tenant."""
+    """The path is for the operator's key, and the request has a tenant's."""
 
     code: ClassVar[str] = "forbidden"
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 _NAME = re.compile(r"[a-z_]{4,40}", re.ASCII)
-"""Names that are compared: one letter changes a shorter one too much, and others are no safe text for a log."""
+"""Names that are compared. One letter changes a shorter name too much, and other letters are not safe in a log."""
 
 
 class KnownFields:

@@ -126,7 +126,7 @@ def open_request_log(path: str) -> Iterator[Callable[[bytes], object]]:
         if path == STANDARD_ERROR:
             descriptor = os.dup(sys.stderr.fileno())
         else:
-            # A pipe that nobody reads must neither hold the start nor, once it is full, all requests.
+            # A pipe that nobody reads must block neither the start nor, once it is full, the requests.
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
             descriptor = os.open(path, flags, 0o666)
     except OSError as error:

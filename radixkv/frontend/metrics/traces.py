@@ -66,7 +66,7 @@ class RequestTraces:
         span.end(wall_ns(ended.ended_at))
 
     def _attributes(self, ended: EndedRequest) -> dict[str, str | bool | int | float | tuple[str, ...]]:
-        """Returns what OpenTelemetry's conventions for generative AI and vLLM call attributes, and ours."""
+        """Returns the attributes of OpenTelemetry's conventions for generative AI, those of vLLM, and ours."""
         prompt, done, sampling = ended.prompt, ended.done, ended.prompt.sampling
         attributes: dict[str, str | bool | int | float | tuple[str, ...]] = {
             "http.route": ended.arrival.route,

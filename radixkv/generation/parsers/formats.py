@@ -93,7 +93,7 @@ class ReasoningFormat:
     """The field ``reasoning_content`` of a response template."""
     tag: ReasoningTag
     text_field: Mapping[str, Any] | None = None
-    """As of ``ToolFormat``."""
+    """The field of text, if the model writes marks around that too."""
 
     @property
     def fields(self) -> dict[str, Mapping[str, Any]]:

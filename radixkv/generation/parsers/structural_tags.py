@@ -152,8 +152,8 @@ class StructuralTags:
     def _call(self, tag: CallTag, tool: Tool, *, is_loose: bool) -> Format:
         """Returns one call; a loose one may have any arguments.
 
-        So may any call of a tool that is not strict, if no grammar enforces its schema: ``prepare_source`` finds
-        out.
+        A call of a tool that is not strict may also have any arguments if no grammar can enforce its schema:
+        ``prepare_source`` finds out.
         """
         # Arguments are an object, also where their schema accepts other values, as {} does.
         says_type = not _SAYS_TYPE.isdisjoint(tool.parameters)

@@ -51,12 +51,12 @@ class SettingNames:
     def resolve(
         self, settings: Mapping[str, object], known: Collection[str], *, by_position: Collection[str] = ()
     ) -> tuple[dict[str, object], dict[str, str]]:
-        """Returns the settings under our names, and by our name each alias that was used, unless its unit differs.
+        """Returns the settings under our names, and by our name the alias that was used, if its unit is ours.
 
         Args:
             settings: names and values as given.
             known: our names.
-            by_position: those of our names that are given besides, without a name.
+            by_position: our names of the settings that are given by position.
 
         Raises:
             UnsupportedFeature: a name is unknown, or refused with this value.

@@ -60,7 +60,7 @@ class ResponseWriter:
 
     Args:
         request: the parsed body.
-        response_format: of the endpoint.
+        response_format: gives the JSON of the endpoint.
         model: ends answers and turns them into text.
         prompts: the encoded prompts of the request.
         client: runs them.

@@ -20,9 +20,9 @@ from radixkv.wire.messages import unpack_tokens
 from radixkv.wire.stats import Stats
 
 INTERVAL_S = 1.0
-"""The runtime is asked at most so often, and each stream has an event so often."""
+"""Seconds between two questions to the runtime, at least, and between the events of a stream."""
 _EARLY_S = 0.01
-"""By so much an event loop may wake a stream too early; it gets a new answer then, too."""
+"""An event loop may wake a stream too early by this; the stream gets a new answer then, too."""
 
 
 class CacheWatch:
