@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import operator
 import re
 import string
 import time
@@ -145,7 +146,7 @@ class SandboxedEnvironment(ImmutableSandboxedEnvironment):
             name: _cheap(name, function) if name in _CHEAP_FILTERS else _paid(name, function)
             for name, function in self.filters.items()
         }
-        self.tests |= {"divisibleby": _is_divisible}
+        self.tests |= {"divisibleby": _paid_division(lambda left, right: left % right == 0)}
         self.filters |= {node.__name__: function for node, function in _GUARDS.items()}
         del self.globals["lipsum"]
         self.globals |= {
@@ -319,22 +320,15 @@ def _modulo(context: Context, left: Any, right: Any) -> Any:
     return left % right
 
 
-@jinja2.pass_context
-def _divide(context: Context, left: Any, right: Any) -> Any:
-    _pay_for_numbers(context, left, right)
-    return left / right
+def _paid_division(divide: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Returns a division that pays before it computes."""
 
+    @jinja2.pass_context
+    def paid(context: Context, left: Any, right: Any) -> Any:
+        _pay_for_numbers(context, left, right)
+        return divide(left, right)
 
-@jinja2.pass_context
-def _divide_down(context: Context, left: Any, right: Any) -> Any:
-    _pay_for_numbers(context, left, right)
-    return left // right
-
-
-@jinja2.pass_context
-def _is_divisible(context: Context, left: Any, right: Any) -> bool:
-    _pay_for_numbers(context, left, right)
-    return bool(left % right == 0)
+    return paid
 
 
 def _pay_for_numbers(context: Context, left: Any, right: Any) -> None:
@@ -357,8 +351,8 @@ _GUARDS: Mapping[type[nodes.Node], Callable[..., Any]] = {
     nodes.Mul: _multiply,
     nodes.Mod: _modulo,
     nodes.Pow: _power,
-    nodes.Div: _divide,
-    nodes.FloorDiv: _divide_down,
+    nodes.Div: _paid_division(operator.truediv),
+    nodes.FloorDiv: _paid_division(operator.floordiv),
     nodes.Slice: _pay_for_slice,
     nodes.Stmt: _count_statements,
 }
