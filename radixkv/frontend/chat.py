@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import msgspec
 from radixkv.errors import ContextLengthExceeded, InvalidRequest, context_length_exceeded
 from radixkv.frontend.field_names import naming_fields
 from radixkv.frontend.kept_answers import AnswerKeeper
-from radixkv.frontend.prompt_encoding import EncodedConversation, encode_conversation
+from radixkv.frontend.prompt_encoding import EncodedConversation, PromptEncoder
 from radixkv.frontend.prompt_pins import breakpoint_pins, check_breakpoints
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.chat_rendering import render_chat
@@ -222,23 +222,19 @@ def _n_characters(messages: Sequence[dict[str, Any]]) -> int:
 
 async def _encode(text: str, chat: Chat, served_model: ServedModel, tenant: str) -> EncodedConversation:
     """Returns the tokens of a prompt's text. Raises ``InvalidRequest``, also if there are none."""
-    encoded = await _encoder(chat, served_model, tenant)(text)
+    encoded = await _encoder(chat, served_model, tenant).conversation(text)
     if not encoded.tokens:
         field_name = chat.field_name("messages")
         raise InvalidRequest("the chat template renders the messages as an empty text", param=field_name)
     return encoded
 
 
-def _encoder(
-    chat: Chat, served_model: ServedModel, tenant: str
-) -> Callable[[str], Coroutine[Any, Any, EncodedConversation]]:
-    """Returns a function that encodes the conversation's text, or a beginning of it."""
-    return partial(
-        encode_conversation,
-        cache_salt=chat.cache_salt,
+def _encoder(chat: Chat, served_model: ServedModel, tenant: str) -> PromptEncoder:
+    return PromptEncoder(
         served_model=served_model,
-        field=chat.field_name("messages"),
         tenant=tenant,
+        cache_salt=chat.cache_salt,
+        field=chat.field_name("messages"),
         adds_special_tokens=chat.adds_special_tokens,
     )
 
@@ -254,7 +250,7 @@ async def _pins(
         chat.messages,
         text,
         tokens,
-        _encoder(chat, served_model, tenant),
+        _encoder(chat, served_model, tenant).conversation,
         served_model.one_at_a_time,
         default_ttl_s=chat.breakpoint_ttl_s,
         max_pins=MAX_PINS - len(whole),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -39,29 +40,6 @@ def split_prompts(prompt: str | Sequence[str | int | Sequence[int]]) -> list[str
     return list(cast(Sequence[str | Sequence[int]], prompt))
 
 
-async def encode_prompts(
-    prompts: Sequence[str | Sequence[int]],
-    served_model: ServedModel,
-    *,
-    tenant: str,
-    adds_special_tokens: bool = True,
-) -> list[bytes]:
-    """Encodes prompts, all texts or all token ids, to little-endian int32 ids. Raises ``InvalidRequest``."""
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
-    if texts:
-        encoded = await encode_texts(
-            texts, served_model, "prompt", tenant=tenant, adds_special_tokens=adds_special_tokens
-        )
-    elif sum(map(len, ids)) <= _MAX_INLINE_IDS:
-        encoded = list(map(served_model.encode_ids, ids))
-    else:
-        encoded = await asyncio.to_thread(lambda: list(map(served_model.encode_ids, ids)))
-    if not all(encoded):
-        raise InvalidRequest("a prompt is empty; it needs at least one token", param="prompt")
-    return encoded
-
-
 class EncodedConversation(NamedTuple):
     """The tokens of a rendered conversation."""
 
@@ -79,81 +57,84 @@ class EncodedConversation(NamedTuple):
         return self.kept_answers.open_keeper(self.history, self.tokens)
 
 
-async def encode_conversation(
-    text: str,
-    cache_salt: str,
-    served_model: ServedModel,
-    field: str,
-    *,
-    tenant: str,
-    adds_special_tokens: bool = False,
-) -> EncodedConversation:
-    """Encodes a rendered conversation, with the tokens in which the model wrote its earlier answers.
+@dataclass(frozen=True, kw_only=True)
+class PromptEncoder:
+    """Encodes the prompts of one request: on the event loop, in a batch with others, or in a thread."""
 
-    Only answers to the same tenant with the same salt are found.
+    served_model: ServedModel
+    tenant: str
+    """Who has sent the request."""
+    cache_salt: str = ""
+    field: str = "prompt"
+    """The field of the request that errors name."""
+    adds_special_tokens: bool = True
+    """Whether the tokenizer adds its special tokens to texts."""
 
-    Raises:
-        InvalidRequest: as ``encode_texts``.
-    """
-    kept_answers = None if adds_special_tokens else served_model.kept_answers
-    history = None if kept_answers is None else kept_answers.look_up(text, cache_salt, tenant)
-    if history is not None and history.has_kept_tokens:
-        if (tokens := await _encode_history(history, served_model, field, tenant)) is not None:
-            return EncodedConversation(tokens, kept_answers, history)
-        history = None  # the tokenizer's own encoding may fit: it is often shorter than what the model wrote
-    (tokens,) = await encode_texts(
-        [text], served_model, field, tenant=tenant, adds_special_tokens=adds_special_tokens
-    )
-    return EncodedConversation(tokens, kept_answers, history)
-
-
-async def _encode_history(history: History, served_model: ServedModel, field: str, tenant: str) -> bytes | None:
-    """Returns the tokens of a conversation with kept ones in their places; None if there are too many."""
-    texts = [piece for piece in history.pieces if isinstance(piece, str)]
-    try:
-        encoded = iter(
-            await encode_texts(texts, served_model, field, tenant=tenant, adds_special_tokens=False)
-            if texts
-            else ()
-        )
-    except ContextLengthExceeded:
-        return None
-    tokens = b"".join([next(encoded) if isinstance(piece, str) else piece for piece in history.pieces])
-    return tokens if len(tokens) // 4 <= served_model.max_prompt_and_answer else None
-
-
-async def encode_texts(
-    texts: Sequence[str], served_model: ServedModel, field: str, *, tenant: str, adds_special_tokens: bool
-) -> list[bytes]:
-    """Encodes texts to little-endian int32 ids. Raises ``InvalidRequest`` with ``field`` as ``param``."""
-    tokenizer, limit = served_model.require_tokenizer(field), served_model.max_prompt_and_answer
-    if (longest := served_model.max_token_characters) is not None:
-        n_characters = max(map(len, texts))
-        if n_characters > limit * longest:
-            raise context_length_exceeded(f"the prompt has {n_characters} characters", limit, param=field)
-
-    n_characters = sum(map(len, texts))
-    try:
-        if n_characters <= _MAX_INLINE_CHARACTERS and tokenizer.is_bounded:
-            encode_inline = partial(
-                tokenizer.encode_inline, adds_special_tokens=adds_special_tokens, namespace=tenant
-            )
-            return [encode_inline(text, limit) for text in texts]
-        if n_characters <= _MAX_BATCHED_CHARACTERS:
-            return await served_model.batch_tokenizer.encode(
-                texts, adds_special_tokens=adds_special_tokens, tenant=tenant
-            )
-        encoded: list[bytes] = []
-        # One call for each group, so that a client's disconnect cancels the remaining ones.
-        for group in batches(texts, _MAX_BATCHED_CHARACTERS):
-            encode = partial(
-                tokenizer.encode_batch, group, limit, adds_special_tokens=adds_special_tokens, namespace=tenant
-            )
-            for result in await served_model.one_at_a_time.run(encode):
-                if isinstance(result, InvalidRequest):
-                    raise result
-                encoded.append(result)
+    async def prompts(self, prompts: Sequence[str | Sequence[int]]) -> list[bytes]:
+        """Encodes prompts, all texts or all token ids, to little-endian int32 ids. Raises ``InvalidRequest``."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
+        if texts:
+            encoded = await self.texts(texts)
+        elif sum(map(len, ids)) <= _MAX_INLINE_IDS:
+            encoded = list(map(self.served_model.encode_ids, ids))
+        else:
+            encoded = await asyncio.to_thread(lambda: list(map(self.served_model.encode_ids, ids)))
+        if not all(encoded):
+            raise InvalidRequest("a prompt is empty; it needs at least one token", param="prompt")
         return encoded
-    except InvalidRequest as error:
-        error.param = field
-        raise
+
+    async def conversation(self, text: str) -> EncodedConversation:
+        """Encodes a rendered conversation, with the tokens in which the model wrote its earlier answers.
+
+        Only answers to the same tenant with the same salt are found. Raises ``InvalidRequest`` as ``texts``.
+        """
+        kept_answers = None if self.adds_special_tokens else self.served_model.kept_answers
+        history = None if kept_answers is None else kept_answers.look_up(text, self.cache_salt, self.tenant)
+        if history is not None and history.has_kept_tokens:
+            if (tokens := await self._history(history)) is not None:
+                return EncodedConversation(tokens, kept_answers, history)
+            history = None  # the tokenizer's own encoding may fit: it is often shorter than what the model wrote
+        (tokens,) = await self.texts([text])
+        return EncodedConversation(tokens, kept_answers, history)
+
+    async def _history(self, history: History) -> bytes | None:
+        """Returns the tokens of a conversation with kept ones in their places; None if there are too many."""
+        texts = [piece for piece in history.pieces if isinstance(piece, str)]
+        try:
+            encoded = iter(await self.texts(texts) if texts else ())
+        except ContextLengthExceeded:
+            return None
+        tokens = b"".join([next(encoded) if isinstance(piece, str) else piece for piece in history.pieces])
+        return tokens if len(tokens) // 4 <= self.served_model.max_prompt_and_answer else None
+
+    async def texts(self, texts: Sequence[str]) -> list[bytes]:
+        """Encodes texts to little-endian int32 ids. Raises ``InvalidRequest`` with ``field`` as ``param``."""
+        served_model, limit = self.served_model, self.served_model.max_prompt_and_answer
+        tokenizer = served_model.require_tokenizer(self.field)
+        if (longest := served_model.max_token_characters) is not None:
+            n_characters = max(map(len, texts))
+            if n_characters > limit * longest:
+                raise context_length_exceeded(f"the prompt has {n_characters} characters", limit, param=self.field)
+
+        n_characters, adds = sum(map(len, texts)), self.adds_special_tokens
+        try:
+            if n_characters <= _MAX_INLINE_CHARACTERS and tokenizer.is_bounded:
+                encode_inline = partial(tokenizer.encode_inline, adds_special_tokens=adds, namespace=self.tenant)
+                return [encode_inline(text, limit) for text in texts]
+            if n_characters <= _MAX_BATCHED_CHARACTERS:
+                return await served_model.batch_tokenizer.encode(
+                    texts, adds_special_tokens=adds, tenant=self.tenant
+                )
+            encoded: list[bytes] = []
+            encode_batch = partial(tokenizer.encode_batch, adds_special_tokens=adds, namespace=self.tenant)
+            # One call for each group, so that a client's disconnect cancels the remaining ones.
+            for group in batches(texts, _MAX_BATCHED_CHARACTERS):
+                for result in await served_model.one_at_a_time.run(partial(encode_batch, group, limit)):
+                    if isinstance(result, InvalidRequest):
+                        raise result
+                    encoded.append(result)
+            return encoded
+        except InvalidRequest as error:
+            error.param = self.field
+            raise

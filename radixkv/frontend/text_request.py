@@ -10,7 +10,7 @@ import msgspec
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.chat import Chat, prompt_tokens
 from radixkv.frontend.http.body_decoder import Messages, check_messages, check_prompt, check_tools
-from radixkv.frontend.prompt_encoding import encode_prompts, split_prompts
+from radixkv.frontend.prompt_encoding import PromptEncoder, split_prompts
 from radixkv.frontend.served_model import ServedModel
 from radixkv.wire.request_limits import check_cache_salt
 
@@ -109,5 +109,7 @@ async def encode_cache_prompts(
     if request.prompt is None:
         return [await prompt_tokens(request.chat(request.cache_salt), served_model, tenant)]
     prompts = split_prompts(request.prompt if isinstance(request.prompt, str) else list(request.prompt))
-    adds_special_tokens = request.adds_special_tokens()
-    return await encode_prompts(prompts, served_model, tenant=tenant, adds_special_tokens=adds_special_tokens)
+    encoder = PromptEncoder(
+        served_model=served_model, tenant=tenant, adds_special_tokens=request.adds_special_tokens()
+    )
+    return await encoder.prompts(prompts)

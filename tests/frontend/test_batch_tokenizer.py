@@ -14,7 +14,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 from radixkv.errors import ContextLengthExceeded, InvalidRequest
 from radixkv.frontend.batch_tokenizer import MAX_BATCH_CHARACTERS
-from radixkv.frontend.prompt_encoding import encode_texts
+from radixkv.frontend.prompt_encoding import PromptEncoder
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
 from support.live import LIMIT_S
@@ -77,7 +77,7 @@ def served_by(tokenizer: Tokenizer) -> ServedModel:
 def encode_request(
     texts: list[str], served_model: ServedModel, *, adds: bool = True, tenant: str = ""
 ) -> Coroutine[Any, Any, list[bytes]]:
-    return encode_texts(texts, served_model, "prompt", tenant=tenant, adds_special_tokens=adds)
+    return PromptEncoder(served_model=served_model, tenant=tenant, adds_special_tokens=adds).texts(texts)
 
 
 def run_together(*work: Coroutine[Any, Any, ResultT]) -> list[ResultT | BaseException]:

@@ -16,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from radixkv.frontend.in_flight import TokenDelta
 from radixkv.frontend.kept_answers import KeptAnswers
-from radixkv.frontend.prompt_encoding import encode_conversation
+from radixkv.frontend.prompt_encoding import PromptEncoder
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import pack_tokens, unpack_tokens
@@ -80,15 +80,20 @@ class Server:
         assert self.model.kept_answers is not None
         self.kept = self.model.kept_answers
 
+    def encoder(self, salt: str, tenant: str) -> PromptEncoder:
+        return PromptEncoder(
+            served_model=self.model, tenant=tenant, cache_salt=salt, field="messages", adds_special_tokens=False
+        )
+
     def tokens(self, text: str, salt: str = "", tenant: str = "") -> list[int]:
-        encoded = asyncio.run(encode_conversation(text, salt, self.model, "messages", tenant=tenant))
+        encoded = asyncio.run(self.encoder(salt, tenant).conversation(text))
         return unpack_tokens(encoded.tokens)
 
     def answer(
         self, text: str, answer: Sequence[int], salt: str = "", groups: Sequence[int] = (), tenant: str = ""
     ) -> list[int]:
         """Answers a prompt with tokens that arrive in groups; returns the prompt's tokens."""
-        encoded = asyncio.run(encode_conversation(text, salt, self.model, "messages", tenant=tenant))
+        encoded = asyncio.run(self.encoder(salt, tenant).conversation(text))
         keeper = encoded.open_keeper()
         assert keeper is not None
         cuts = [0, *sorted({cut for cut in groups if cut < len(answer)} - {0}), len(answer)]

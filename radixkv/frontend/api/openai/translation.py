@@ -12,7 +12,7 @@ import msgspec
 from radixkv.frontend.api.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
 from radixkv.frontend.api.openai.structured_fields import requested_field
 from radixkv.frontend.chat import Chat
-from radixkv.frontend.prompt_encoding import encode_prompts, split_prompts
+from radixkv.frontend.prompt_encoding import PromptEncoder, split_prompts
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.params import (
     check_n_prompt_logprobs,
@@ -66,9 +66,10 @@ async def completion_prompts(request: CompletionRequest, served_model: ServedMod
     if request.echo and sampling.logprobs is not None:
         n_prompt_logprobs = max(sampling.logprobs, sampling.prompt_logprobs or 0)
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=n_prompt_logprobs)
-    adds_special_tokens = request.add_special_tokens is not False
-    prompts = split_prompts(request.prompt)
-    encoded = await encode_prompts(prompts, served_model, tenant=tenant, adds_special_tokens=adds_special_tokens)
+    encoder = PromptEncoder(
+        served_model=served_model, tenant=tenant, adds_special_tokens=request.add_special_tokens is not False
+    )
+    encoded = await encoder.prompts(split_prompts(request.prompt))
     logprobs_field = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
     check_n_prompt_logprobs([(sampling, sum(map(len, encoded)) // 4)], logprobs_field)
     max_tokens_field = None if request.max_tokens is None else "max_tokens"

@@ -11,7 +11,7 @@ import msgspec
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.api.sglang.schema import DEFAULT_MAX_NEW_TOKENS, GenerateRequest, SamplingFields, for_each
 from radixkv.frontend.field_names import naming_fields
-from radixkv.frontend.prompt_encoding import encode_prompts, split_prompts
+from radixkv.frontend.prompt_encoding import PromptEncoder, split_prompts
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import (
@@ -81,7 +81,7 @@ async def generate_prompts(
         _sampling(fields, *options, served_model) for fields, options in zip(settings, logprob_options, strict=True)
     ]
     with naming_fields(lambda name: request.prompt_field if name == "prompt" else name):
-        encoded = await encode_prompts(prompts, served_model, tenant=tenant)
+        encoded = await PromptEncoder(served_model=served_model, tenant=tenant).prompts(prompts)
     n_tokens = [len(tokens) // 4 for tokens in encoded]
     check_n_prompt_logprobs(zip(samplings, n_tokens, strict=True), "top_logprobs_num")
     return [
