@@ -24,6 +24,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from radixkv.frontend.http.auth import LocalOnly
+from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.connection import Connection
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
@@ -98,7 +99,7 @@ async def measure(n_pairs: int, n_parts: int) -> list[tuple[float, float]]:
             await asyncio.sleep(0)  # each part is written in a turn of its own, as those of a slow model are
             yield PART
 
-    app = DocumentedApp(middleware=[Middleware(LocalOnly, origins=())])
+    app = DocumentedApp(BodyReader(0), middleware=[Middleware(LocalOnly, origins=())])
 
     @app.get("/direct")
     async def direct(request: Request) -> Response:

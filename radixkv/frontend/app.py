@@ -84,6 +84,7 @@ def build_app(
     page_size = served_model.ready.page_size
     aliases = None if metrics_compat is None else MetricAliases(metrics_compat, served_model.name, page_size)
     app = DocumentedApp(
+        body_reader,
         title="radixkv",
         version=__version__,
         description="A server with an API key needs the header Authorization: Bearer KEY.",
@@ -98,18 +99,18 @@ def build_app(
             Exception: _render_fault,
         },
     )
-    add_openai_routes(app, client, served_model, body_reader)
-    add_responses_route(app, client, served_model, body_reader)
-    add_messages_routes(app, client, served_model, body_reader)
-    add_generate_route(app, client, served_model, body_reader)
+    add_openai_routes(app, client, served_model)
+    add_responses_route(app, client, served_model)
+    add_messages_routes(app, client, served_model)
+    add_generate_route(app, client, served_model)
     add_admin_routes(app, client, served_model, metrics, aliases)
-    add_tokenize_routes(app, served_model, body_reader)
+    add_tokenize_routes(app, served_model)
     chats = {"/v1/messages": parse_messages_prompt, "/v1/responses": parse_responses_prompt}
-    add_explain_route(app, client, served_model, body_reader, chats, explain_contents=explain_contents)
-    add_match_route(app, client, served_model, body_reader)
+    add_explain_route(app, client, served_model, chats, explain_contents=explain_contents)
+    add_match_route(app, client, served_model)
     add_doctor_route(app, client, served_model)
     add_ui_routes(app, client, served_model, explain_contents=explain_contents)
-    add_lifetime_routes(app, client, served_model, body_reader)
+    add_lifetime_routes(app, client, served_model)
     add_server_info_routes(app, client, served_model, metrics, settings)
     for path in _REFUSED_ROUTES:
         app.add_api_route(path, _refuse_route, methods=["GET", "POST"], include_in_schema=False)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from radixkv.errors import InvalidRequest, shortened
 from radixkv.frontend.arrival import tenant_of
 from radixkv.frontend.chat import Chat, prompt_tokens
-from radixkv.frontend.http.body import BodyReader, Parse
+from radixkv.frontend.http.body import Parse
 from radixkv.frontend.http.body_decoder import BodyDecoder
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
@@ -33,7 +33,6 @@ def add_explain_route(
     app: DocumentedApp,
     client: RuntimeClient,
     served_model: ServedModel,
-    body_reader: BodyReader,
     chats: Mapping[str, Parse[Chat]],
     *,
     explain_contents: bool,
@@ -44,7 +43,6 @@ def add_explain_route(
         app: gets the route.
         client: asks the runtime.
         served_model: the model.
-        body_reader: reads the bodies.
         chats: by path, for APIs whose bodies are neither completions nor chats: reads the prompt of a body.
         explain_contents: whether the answers also show tokens of other clients.
     """
@@ -55,10 +53,10 @@ def add_explain_route(
         path = request.query_params.get("path", "")
         tenant, max_tokens = tenant_of(request), served_model.max_prompt_and_answer
         if path in chats:
-            chat = await body_reader.read(request, chats[path], max_tokens)
+            chat = await app.read_body(request, chats[path], max_tokens)
             encoding, salt = prompt_tokens(chat, served_model, tenant), chat.cache_salt
         elif path in _PATHS:
-            body = await body_reader.read(request, _explain.decode, max_tokens)
+            body = await app.read_body(request, _explain.decode, max_tokens)
             encoding, salt = encode_prompt(body, served_model, tenant), body.cache_salt or ""
         else:
             paths = ", ".join((*_PATHS[1:], *chats))

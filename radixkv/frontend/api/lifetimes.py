@@ -10,7 +10,6 @@ from starlette.responses import JSONResponse, Response
 
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.arrival import tenant_of
-from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.body_decoder import BodyDecoder
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
@@ -49,9 +48,7 @@ class CloseSessionRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
 
 
-def add_lifetime_routes(
-    app: DocumentedApp, client: RuntimeClient, served_model: ServedModel, body_reader: BodyReader
-) -> None:
+def add_lifetime_routes(app: DocumentedApp, client: RuntimeClient, served_model: ServedModel) -> None:
     """Adds the routes ``/cache/invalidate``, ``/cache/pin`` and ``/sessions/{id}/close``."""
     longest = served_model.max_prompt_and_answer
 
@@ -59,7 +56,7 @@ def add_lifetime_routes(
     async def invalidate(request: Request) -> Response:
         """Drops what is cached of a prefix and of all that continues it, or everything with a salt."""
         tenant = tenant_of(request)
-        body = await body_reader.read(request, _invalidate.decode, longest)
+        body = await app.read_body(request, _invalidate.decode, longest)
         tokens = await cancel_on_disconnect(request.receive, _prefix(body, served_model, tenant))
         return JSONResponse(_report(await client.invalidate(tokens, body.cache_salt or "", tenant=tenant)))
 
@@ -67,7 +64,7 @@ def add_lifetime_routes(
     async def pin(request: Request) -> Response:
         """Keeps what is cached of a prompt from eviction for some time, as long as anything else can be evicted."""
         tenant = tenant_of(request)
-        body = await body_reader.read(request, _pin.decode, longest)
+        body = await app.read_body(request, _pin.decode, longest)
         ttl_s = DEFAULT_TTL_S if body.ttl is None else parse_ttl(body.ttl, "ttl")
         tokens = await cancel_on_disconnect(request.receive, encode_prompt(body, served_model, tenant))
         pinned = await client.pin(tokens, body.cache_salt or "", ttl_s, tenant=tenant)
@@ -88,7 +85,7 @@ def add_lifetime_routes(
         """Ends a session: what only it has cached is evicted first."""
         session_id, body = request.path_params["id"], CloseSessionRequest()
         if "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0":
-            body = await body_reader.read(request, _close.decode, 0)
+            body = await app.read_body(request, _close.decode, 0)
         check_session_id(session_id)
         check_cache_salt(body.cache_salt or "")
         closed = await client.close_session(session_id, body.cache_salt or "", tenant=tenant_of(request))

@@ -10,7 +10,6 @@ from starlette.responses import JSONResponse, Response
 
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.arrival import tenant_of
-from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.body_decoder import BodyDecoder
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
@@ -26,16 +25,14 @@ MAX_MATCHED_TOKENS = 1 << 18
 """Most tokens of several prompts together: with a disk tier the runtime's loop digests all of them at once."""
 
 
-def add_match_route(
-    app: DocumentedApp, client: RuntimeClient, served_model: ServedModel, body_reader: BodyReader
-) -> None:
+def add_match_route(app: DocumentedApp, client: RuntimeClient, served_model: ServedModel) -> None:
     """Adds the route ``/cache/match``."""
 
     @app.post("/cache/match", openapi_extra=app.json_body(CachePromptsRequest))
     async def match(request: Request) -> Response:
         """What each tier has of one or several prompts, and the load; changes nothing."""
         tenant = tenant_of(request)
-        body = await body_reader.read(request, _match.decode, served_model.max_prompt_and_answer)
+        body = await app.read_body(request, _match.decode, served_model.max_prompt_and_answer)
         prompts = await cancel_on_disconnect(request.receive, encode_cache_prompts(body, served_model, tenant))
         _check_total(prompts)
         matched = await client.match(prompts, body.cache_salt or "", tenant=tenant)

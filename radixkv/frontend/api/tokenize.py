@@ -15,7 +15,6 @@ from radixkv.checkpoints.special_tokens import read_tokenizer_config
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.arrival import tenant_of
 from radixkv.frontend.chat import chat_text
-from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.body_decoder import BodyDecoder, check_messages, check_tools
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
@@ -49,13 +48,13 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-def add_tokenize_routes(app: DocumentedApp, served_model: ServedModel, body_reader: BodyReader) -> None:
+def add_tokenize_routes(app: DocumentedApp, served_model: ServedModel) -> None:
     """Adds the routes ``/tokenize``, ``/detokenize`` and ``/tokenizer_info``."""
 
     @app.post("/tokenize", openapi_extra=app.json_body(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
         """The token ids of a prompt or of messages."""
-        body = await body_reader.read(request, _tokenize.decode, MAX_CHARACTERS)
+        body = await app.read_body(request, _tokenize.decode, MAX_CHARACTERS)
         return Response(
             await cancel_on_disconnect(request.receive, _tokenized(body, served_model, tenant_of(request))),
             media_type="application/json",
@@ -64,7 +63,7 @@ def add_tokenize_routes(app: DocumentedApp, served_model: ServedModel, body_read
     @app.post("/detokenize", openapi_extra=app.json_body(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
-        body = await body_reader.read(request, _detokenize.decode, MAX_TOKENS)
+        body = await app.read_body(request, _detokenize.decode, MAX_TOKENS)
         text = await cancel_on_disconnect(request.receive, _detokenized(body, served_model))
         return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
 

@@ -1,4 +1,4 @@
-"""FastAPI with an OpenAPI document of msgspec bodies."""
+"""FastAPI with bodies of msgspec, which it reads and documents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp
 
-from radixkv.frontend.http.body import name_misspelt_fields
+from radixkv.frontend.http.body import BodyReader, name_misspelt_fields
 from radixkv.frontend.http.response_docs import ERRORS, EVENTS, add_responses
 
 _SCHEMAS = "#/components/schemas/"
@@ -30,11 +30,14 @@ class DocumentedApp(FastAPI):
     its own repeats input. The page loads nothing else.
 
     Args:
+        body_reader: reads the bodies.
         around_all: middlewares around everything, the rendering of faults included; the first is the outermost.
         settings: of FastAPI.
     """
 
-    def __init__(self, *, around_all: Sequence[Middleware] = (), **settings: Any) -> None:
+    def __init__(self, body_reader: BodyReader, *, around_all: Sequence[Middleware] = (), **settings: Any) -> None:
+        self.read_body = body_reader.read
+        """Reads and parses the body of a request; see ``BodyReader.read``."""
         self._around_all = around_all
         super().__init__(openapi_url="/openapi.json", docs_url=None, redoc_url=None, **settings)
         self.router.route_class = _RequestRoute

@@ -16,23 +16,20 @@ from radixkv.frontend.api.anthropic.schema import (
 from radixkv.frontend.api.anthropic.translation import prompt_chat, to_chat
 from radixkv.frontend.arrival import Arrival, tenant_of
 from radixkv.frontend.chat import MAX_COUNTED_CHARACTERS, count_tokens
-from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 
 
-def add_messages_routes(
-    app: DocumentedApp, client: RuntimeClient, served_model: ServedModel, body_reader: BodyReader
-) -> None:
+def add_messages_routes(app: DocumentedApp, client: RuntimeClient, served_model: ServedModel) -> None:
     """Adds the routes ``/v1/messages`` and ``/v1/messages/count_tokens``."""
 
     @app.post("/v1/messages", openapi_extra=app.json_body(MessagesRequest))
     async def messages(request: Request) -> Response:
         """Anthropic's messages."""
         arrived = Arrival.of(request)
-        body = await body_reader.read(request, parse_messages, served_model.max_prompt_and_answer)
+        body = await app.read_body(request, parse_messages, served_model.max_prompt_and_answer)
         served_model.check_name(body.model)
         answer = await open_answer(request, to_chat(body), client, served_model, arrived)
         writer = MessageWriter(answer, served_model.name, reports_edits=body.context_management is not None)
@@ -41,7 +38,7 @@ def add_messages_routes(
     @app.post("/v1/messages/count_tokens", openapi_extra=app.json_body(CountTokensRequest))
     async def count(request: Request) -> Response:
         """The number of tokens that the prompt of a message would have."""
-        body = await body_reader.read(request, parse_count_tokens, MAX_COUNTED_CHARACTERS)
+        body = await app.read_body(request, parse_count_tokens, MAX_COUNTED_CHARACTERS)
         served_model.check_name(body.model)
         counting = count_tokens(prompt_chat(body), served_model, tenant_of(request))
         n_tokens = await cancel_on_disconnect(request.receive, counting)

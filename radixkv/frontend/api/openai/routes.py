@@ -18,23 +18,20 @@ from radixkv.frontend.api.openai.schema import (
 from radixkv.frontend.api.openai.translation import completion_prompts, echoed_texts, to_chat
 from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.chat import chat_prompt
-from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 
 
-def add_openai_routes(
-    app: DocumentedApp, client: RuntimeClient, served_model: ServedModel, body_reader: BodyReader
-) -> None:
+def add_openai_routes(app: DocumentedApp, client: RuntimeClient, served_model: ServedModel) -> None:
     """Adds the routes ``/v1/models``, ``/v1/completions`` and ``/v1/chat/completions``."""
 
     @app.post("/v1/completions", openapi_extra=app.json_body(CompletionRequest))
     async def completions(request: Request) -> Response:
         """OpenAI's completions of one or several prompts."""
         arrived = Arrival.of(request)
-        body = await body_reader.read(request, parse_completion, served_model.max_prompt_and_answer)
+        body = await app.read_body(request, parse_completion, served_model.max_prompt_and_answer)
         served_model.check_name(body.model)
         prompts = await cancel_on_disconnect(
             request.receive, completion_prompts(body, served_model, arrived.tenant)
@@ -50,7 +47,7 @@ def add_openai_routes(
     async def chat_completions(request: Request) -> Response:
         """OpenAI's chat completions."""
         arrived = Arrival.of(request)
-        body = await body_reader.read(request, parse_chat, served_model.max_prompt_and_answer)
+        body = await app.read_body(request, parse_chat, served_model.max_prompt_and_answer)
         served_model.check_name(body.model)
         encoding = chat_prompt(to_chat(body), served_model, arrived.tenant)
         prompt = await cancel_on_disconnect(request.receive, encoding)

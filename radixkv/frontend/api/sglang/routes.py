@@ -24,7 +24,6 @@ from radixkv.frontend.api.sglang.logprobs import (
 from radixkv.frontend.api.sglang.schema import GenerateRequest, SamplingFields, parse_generate
 from radixkv.frontend.api.sglang.translation import GeneratePrompt, generate_prompts
 from radixkv.frontend.arrival import Arrival
-from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.sse import event
@@ -38,9 +37,7 @@ from radixkv.generation.output import ChoiceStream, OutputDelta
 from radixkv.wire.messages import Done, TokenLogprobs
 
 
-def add_generate_route(
-    app: DocumentedApp, client: RuntimeClient, served_model: ServedModel, body_reader: BodyReader
-) -> None:
+def add_generate_route(app: DocumentedApp, client: RuntimeClient, served_model: ServedModel) -> None:
     """Adds the route ``/generate``."""
     body_docs = app.json_body(GenerateRequest, sampling_params=SamplingFields | list[SamplingFields] | None)
 
@@ -48,7 +45,7 @@ def add_generate_route(
     async def generate(request: Request) -> Response:
         """SGLang's generation; each event of a stream has all text so far."""
         arrived = Arrival.of(request)
-        body, sampling = await body_reader.read(request, parse_generate, served_model.max_prompt_and_answer)
+        body, sampling = await app.read_body(request, parse_generate, served_model.max_prompt_and_answer)
         encoding = generate_prompts(body, sampling, served_model, arrived.tenant)
         prompts = await cancel_on_disconnect(request.receive, encoding)
         writer = GenerateWriter(body, prompts, client, served_model, arrived=arrived)
