@@ -21,7 +21,7 @@ from radixkv.generation.chat_rendering import render_chat
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import check_n_prompt_logprobs, clamp_max_tokens, request_sampling_params
 from radixkv.generation.tools import SkippedTool, ToolUse, parse_tool_use
-from radixkv.text.template_sandbox import BudgetExceeded, OperationBudget
+from radixkv.text.template_budget import BudgetExceeded, OperationBudget
 from radixkv.wire.messages import PromptPin, Submit
 from radixkv.wire.request_limits import MAX_PINS, check_cache_salt
 

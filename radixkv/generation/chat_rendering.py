@@ -9,7 +9,7 @@ from radixkv.errors import InvalidRequest, UnsupportedFeature, shortened
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.tools import ToolUse
 from radixkv.text.chat_messages import normalize_messages
-from radixkv.text.template_sandbox import OperationBudget
+from radixkv.text.template_budget import OperationBudget
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """The roles of OpenAI's chats."""

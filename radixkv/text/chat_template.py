@@ -13,14 +13,8 @@ from radixkv.checkpoints.special_tokens import named_special_tokens
 from radixkv.errors import CheckpointError, InvalidRequest, context_length_exceeded
 from radixkv.text.call_forms import CallForm, find_call_form
 from radixkv.text.named_templates import find_templates
-from radixkv.text.template_sandbox import (
-    BUDGET,
-    MAX_OPERATIONS,
-    MAX_RENDER_S,
-    OperationBudget,
-    SandboxedEnvironment,
-    TemplateRaised,
-)
+from radixkv.text.template_budget import MAX_OPERATIONS, MAX_RENDER_S, OperationBudget
+from radixkv.text.template_sandbox import BUDGET, SandboxedEnvironment, TemplateRaised
 
 MAX_RENDERED_CHARACTERS = 1 << 24
 """Rendering stops with an error at a longer text."""

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
 import operator
 import re
 import string
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import BuiltinMethodType, MethodType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import filters, nodes
@@ -25,21 +23,12 @@ from jinja2.runtime import BlockReference, Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, _PassArg
 
-from radixkv.errors import ContextLengthExceeded, context_length_exceeded
+from radixkv.text.template_budget import SIZE_PER_OPERATION, OperationBudget, depth, n_parts, pay_for_length
 from radixkv.text.template_guard import TemplateGuard
-from radixkv.text.template_prices import depth, n_parts, pay_for_length
 
-MAX_OPERATIONS = 1 << 22
-"""Most operations of a rendering: enough for work linear in the number of messages, not quadratic."""
-MAX_RENDER_S = 5.0
-"""Most seconds of a rendering."""
 BUDGET = "operations left"
 """The template variable with the ``OperationBudget``. No template can name it, because of the space."""
 
-_OPERATIONS_PER_CHECK = 16
-"""The clock is read once in so many operations."""
-_SIZE_PER_OPERATION = 32
-"""Characters, items or bytes of a long value that count as one operation."""
 _CHEAP_FILTERS = frozenset(
     "abs attr capitalize count d default e escape first float int items last length list lower map reject "
     "rejectattr reverse safe select selectattr title trim upper".split()
@@ -70,70 +59,6 @@ _NUMBER = re.compile(r"\d+")
 
 class TemplateRaised(jinja2.TemplateError):
     """An error that the template itself raises."""
-
-
-class BudgetExceeded(ContextLengthExceeded):
-    """A rendering took more operations or more time than it may."""
-
-    @classmethod
-    def of(cls, max_operations: int, max_s: float) -> Self:
-        """Returns the error of a budget."""
-        found = f"the chat template takes more than {max_operations} operations or {max_s:g} s to render it"
-        return cls(str(context_length_exceeded(found, None, param="messages")), param="messages")
-
-
-class OperationBudget:
-    """The operations and the time that a rendering may still take, from now on.
-
-    Args:
-        max_operations: most operations.
-        max_s: most seconds.
-    """
-
-    def __init__(self, max_operations: int, max_s: float) -> None:
-        self._max_operations = self._n_left = max_operations
-        self._max_s = max_s
-        self._deadline = time.monotonic() + max_s
-        self._next_check = max(max_operations - _OPERATIONS_PER_CHECK, -1)
-
-    def take(self, n_operations: int = 1) -> None:
-        """Takes operations. Raises ``BudgetExceeded`` if too few are left, or the time is over."""
-        self._n_left -= n_operations
-        if self._n_left > self._next_check:
-            return
-        self._next_check = max(self._n_left - _OPERATIONS_PER_CHECK, -1)
-        if self._n_left < 0 or time.monotonic() > self._deadline:
-            raise BudgetExceeded.of(self._max_operations, self._max_s)
-
-    def pay_for(self, *sizes: int) -> None:
-        """Takes the operations of making a value with the product of these sizes."""
-        self.take(1 + math.prod(max(size, 1) for size in sizes) // _SIZE_PER_OPERATION)
-
-    def size(self, value: object, *, counts_numbers: bool = False) -> int:
-        """Returns the characters of a text, or those in a container with its items. Takes an operation an item.
-
-        Args:
-            value: anything.
-            counts_numbers: whether an integer's size is its value; otherwise it is its length in bytes.
-        """
-        match value:
-            case str() | bytes():
-                return len(value)
-            case int():
-                return abs(value) if counts_numbers else value.bit_length() // 8
-            case list() | tuple():
-                self.take(len(value))
-                return sum([self.size(item, counts_numbers=counts_numbers) + 1 for item in value]) + 1
-            case range():
-                return len(value)
-            case Mapping():
-                self.take(len(value))
-                return sum([self.size(key) + self.size(item) for key, item in value.items()]) + 1
-            case Collection():
-                self.take(len(value))
-                return sum([self.size(item) + 1 for item in value]) + 1
-            case _:
-                return 1
 
 
 class SandboxedEnvironment(ImmutableSandboxedEnvironment):
@@ -292,7 +217,7 @@ def _check_size(context: Context, value: Any) -> Any:
     """Pays for a value that an operator, a literal, a call of a macro or a block has made."""
     if not isinstance(value, str):
         context[BUDGET].pay_for(context[BUDGET].size(value))
-    elif len(value) >= _SIZE_PER_OPERATION:
+    elif len(value) >= SIZE_PER_OPERATION:
         context[BUDGET].pay_for(len(value))
     return value
 

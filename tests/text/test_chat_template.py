@@ -13,7 +13,8 @@ from tokenizers import models, processors
 from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidRequest
 from radixkv.text import chat_template
 from radixkv.text.chat_template import ChatTemplate
-from radixkv.text.template_sandbox import BUDGET, MAX_OPERATIONS, BudgetExceeded, OperationBudget
+from radixkv.text.template_budget import MAX_OPERATIONS, BudgetExceeded, OperationBudget
+from radixkv.text.template_sandbox import BUDGET
 from radixkv.text.tokenizer import Tokenizer
 from support.chat_templates import CHATML, LLAMA_3, MISTRAL, QWEN_3, TEMPLATES
 
