@@ -8,9 +8,6 @@ from typing import Any
 
 from radixkv.errors import InvalidRequest, UnsupportedFeature
 
-_ROLES_WITHOUT_CONTENT = ("assistant",)
-"""Roles whose messages may lack ``content``, for example because they have tool calls instead."""
-
 
 def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns the messages for ``ChatTemplate.render``.
@@ -31,7 +28,7 @@ def _normalize_message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise _invalid(f"{path}.role must be a text, such as user or assistant")
-    if message.get("content") is None and role not in _ROLES_WITHOUT_CONTENT:
+    if message.get("content") is None and role != "assistant":  # which may have calls of tools instead
         raise _invalid(f"{path}.content is missing; give a text")
     if not isinstance(message.get("name"), str | None):
         raise _invalid(f"{path}.name must be a text")

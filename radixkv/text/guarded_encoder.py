@@ -40,7 +40,7 @@ class GuardedEncoder:
         self._layout = layout
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
-        self._close: Callable[[], object] = _do_nothing
+        self._close: Callable[[], object] = lambda: None  # there is no process
 
     def encode_batch(
         self, texts: Sequence[str], limit: int | None, *, adds_special_tokens: bool
@@ -115,7 +115,3 @@ def _end(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     process.wait()
-
-
-def _do_nothing() -> None:
-    pass
