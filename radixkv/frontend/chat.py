@@ -108,7 +108,9 @@ class ChatPrompt:
 
     def open_parser(self, model: GenerationModel) -> AnswerParser | None:
         """Returns a parser of one answer; None if all of its text is plain text."""
-        return model.open_parser(self.text, self.tools, has_reasoning=self.splits_reasoning)
+        if model.answer_format is None:
+            return None
+        return model.answer_format.open_parser(self.text, self.tools, has_reasoning=self.splits_reasoning)
 
 
 async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> ChatPrompt:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -16,9 +16,6 @@ from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import Ready, pack_tokens
 from radixkv.wire.request_limits import check_ids
 from radixkv.wire.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from radixkv.generation.parsers.answer_parser import AnswerParser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,15 +103,3 @@ class GenerationModel:
         if constraint is sampling.structured_outputs:
             return sampling
         return msgspec.structs.replace(sampling, structured_outputs=constraint)
-
-    def open_parser(self, prompt: str, tools: ToolUse, *, has_reasoning: bool = True) -> AnswerParser | None:
-        """Returns what splits one answer into parts; None if all of its text is plain text. O(prompt).
-
-        Args:
-            prompt: the rendered prompt, which may have begun the answer.
-            tools: the tools of the request.
-            has_reasoning: whether to split reasoning off.
-        """
-        if self.answer_format is None:
-            return None
-        return self.answer_format.open_parser(prompt, tools, has_reasoning=has_reasoning)

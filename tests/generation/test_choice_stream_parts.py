@@ -59,7 +59,9 @@ def answer(
     if finish_reason == "stop":
         ids.append(EOS)
     ends = [*sorted(cut for cut in cuts if cut < len(ids)), len(ids)]
-    stream: ChoiceStream[Any] = ChoiceStream(sampling, model, parser=model.open_parser(HEADER, USE))
+    assert model.answer_format is not None
+    parser = model.answer_format.open_parser(HEADER, USE)
+    stream: ChoiceStream[Any] = ChoiceStream(sampling, model, parser=parser)
     output: OutputDelta[Any] = OutputDelta()
     for begin, end in zip([0, *ends], ends, strict=False):
         is_last = end == len(ids)
@@ -124,7 +126,9 @@ def test_channels_of_special_tokens(channels_model: GenerationModel, cuts: set[i
     ids = unpack_tokens(model.require_tokenizer("text").encode(text, adds_special_tokens=False))
     assert ids[-1] == call_id
     ends = [*sorted(cut for cut in cuts if cut < len(ids)), len(ids)]
-    stream: ChoiceStream[Any] = ChoiceStream(SamplingParams(), model, parser=model.open_parser(HEADER, USE))
+    assert model.answer_format is not None
+    parser = model.answer_format.open_parser(HEADER, USE)
+    stream: ChoiceStream[Any] = ChoiceStream(SamplingParams(), model, parser=parser)
     output: OutputDelta[Any] = OutputDelta()
     for begin, end in zip([0, *ends], ends, strict=False):
         last = ("stop", call_id) if end == len(ids) else (None, None)

@@ -69,7 +69,8 @@ def count(
     is_ended: bool = True,
 ) -> tuple[int, str]:
     """Returns the reasoning tokens of an answer whose tokens arrive in groups, and its reasoning."""
-    parser = model.open_parser(HEADER + prefill, USE)
+    assert model.answer_format is not None
+    parser = model.answer_format.open_parser(HEADER + prefill, USE)
     stream: ChoiceStream[Any] = ChoiceStream(sampling or SamplingParams(), model, parser=parser)
     ends = [*sorted(cut for cut in cuts if cut < len(tokens)), len(tokens)]
     reasoning = ""
