@@ -16,8 +16,8 @@ from radixkv.lab.studies.paging import workloads as study_workloads
 from radixkv.lab.studies.paging.measure import MEASURABLE
 from radixkv.lab.studies.paging.schemes import SCHEMES
 from radixkv.lab.studies.paging.tables import (
-    cost_rows,
-    lost_rows,
+    cost_table,
+    lost_table,
     measured_targets,
     page_size_remarks,
     saturation_lines,
@@ -69,7 +69,7 @@ def test_tables_lines_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[st
     n_schemes = len(SCHEMES) + 2
     schemes = [line["scheme"] for line in by_scheme]
     assert schemes[:n_schemes] == schemes[n_schemes:]
-    assert tuple(dict.fromkeys(schemes)) == SCHEMES == paging.SCHEMES
+    assert tuple(dict.fromkeys(schemes)) == tuple(SCHEMES) == paging.SCHEMES
     assert [line["granule_bytes"] for line in by_scheme if "vattention" in line["scheme"]] == [65536, 2097152] * 4
     for line in lines:
         shares = ("occupied", "reserved", "internal", "external", "free", "cached")
@@ -120,8 +120,8 @@ def test_page_sizes_at_which_a_workload_is_missing_are_not_compared() -> None:
         return {"workload": workload, "page_size": page_size, "lost_pct": lost_pct, **counts}
 
     lines = [line("a", 16, 2.0), line("a", 32, 3.0), line("b", 1, 0.0), line("b", 16, 2.0), line("b", 32, 5.0)]
-    assert lost_rows(lines) == [["1", "-", "0.00"], ["16", "2.00", "2.00"], ["32", "3.00", "5.00"]]
-    assert [row[0] for row in cost_rows(lines)] == ["16", "32"]
+    assert lost_table(lines)[1] == [["1", "-", "0.00"], ["16", "2.00", "2.00"], ["32", "3.00", "5.00"]]
+    assert [row[0] for row in cost_table(lines)[1]] == ["16", "32"]
     assert page_size_remarks(lines, ["a", "b", "c"], [1, 16, 32]) == [
         "no results of a at page size 1: memory never ran out",
         "no results of c at page sizes 1, 16, 32: memory never ran out",

@@ -17,14 +17,9 @@ from radixkv.lab.studies.paging.paged import PagedScheme
 from radixkv.lab.studies.paging.recommendation import recommend
 from radixkv.lab.studies.paging.scheme import Scheme
 from radixkv.lab.studies.paging.schemes import (
-    CONTIGUOUS,
     SCHEMES,
-    SHARES_GRANULES,
-    SHARES_PAGES,
     Pool,
-    granule_scheme,
     granule_tokens,
-    paged_scheme,
 )
 from radixkv.lab.studies.paging.sequences import SimulatedSequence, TokenRange, TokenRangeSource, Turn
 from radixkv.runtime.request import GREEDY
@@ -37,9 +32,7 @@ LONGEST = 128
 KIB_64, MIB_2 = 1 << 16, 1 << 21
 
 NAMED: dict[str, Callable[[], Scheme]] = {
-    **{name: lambda make=make: make(Pool(POOL_TOKENS, LONGEST, 20.0)) for name, make in CONTIGUOUS.items()},
-    **{name: lambda name=name: granule_scheme(name, POOL_TOKENS, KIB_64) for name in SHARES_GRANULES},
-    **{name: lambda name=name: paged_scheme(name, POOL_TOKENS, 16) for name in SHARES_PAGES},
+    name: lambda make=make: make(Pool(POOL_TOKENS, LONGEST, 20.0, 16, KIB_64)) for name, make in SCHEMES.items()
 }
 
 
@@ -128,12 +121,12 @@ def test_tokens_of_a_granule() -> None:
 
 
 def test_granules_by_hand() -> None:
-    scheme = granule_scheme("vattention", 128, KIB_64)
+    scheme = SCHEMES["vattention"](Pool(128, 128, 20.0, 16, KIB_64))
     scheme.add(turn(TokenRangeSource(), 40, 3))  # 42 tokens in the end, in 2 granules of each of 64 tensors
     usage = step(scheme)
     assert usage[:6] == (40, 2, 22, 0, 64, 0)
     assert usage.entries == 2 * 64
-    large = granule_scheme("vattention", 4096, MIB_2)
+    large = SCHEMES["vattention"](Pool(4096, 128, 20.0, 16, MIB_2))
     large.add(turn(TokenRangeSource(), 40, 3))
     assert step(large)[:6] == (40, 2, 982, 0, 3072, 0)
 
@@ -142,7 +135,7 @@ def test_only_whole_granules_are_aliased() -> None:
     for name, n_shared in (("vattention-shared", 64), ("vattention", 0)):
         token_ranges = TokenRangeSource()
         prefix = (token_ranges.new(70),)
-        scheme = granule_scheme(name, 320, KIB_64)
+        scheme = SCHEMES[name](Pool(320, 128, 20.0, 16, KIB_64))
         scheme.add(turn(token_ranges, 10, 5, prefix))
         assert step(scheme)[:6] == (80, 4, 12, 0, 224, 0)
         scheme.add(turn(token_ranges, 10, 5, prefix))
@@ -220,7 +213,7 @@ def test_pages_are_those_of_the_engine(shares: bool, n_choices: int, n_pages: in
 
 
 def result(scheme: str, mean_batch: float, tokens_per_slot: float = 1.0) -> dict[str, Any]:
-    sizes = {"page_size": 16 if scheme in SHARES_PAGES else None, "granule_bytes": None}
+    sizes = {"page_size": 16 if scheme in ("paged", "radix") else None, "granule_bytes": None}
     return {
         "workload": "w",
         "scheme": scheme,

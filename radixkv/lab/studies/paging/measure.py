@@ -20,17 +20,13 @@ from typing import Any, NamedTuple
 
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.errors import ConfigError, request_error
-from radixkv.lab.studies.paging.experiments import ResultLine
-from radixkv.lab.studies.paging.scheme import Scheme
 from radixkv.lab.studies.paging.schemes import (
-    CONTIGUOUS,
     ORACLE,
     PAGED,
     RADIX,
     RESERVE_MAXIMUM,
     RESERVE_POWER_OF_TWO,
-    Pool,
-    paged_scheme,
+    SCHEMES,
 )
 from radixkv.lab.studies.paging.sequences import (
     SimulatedConversation,
@@ -40,6 +36,7 @@ from radixkv.lab.studies.paging.sequences import (
     Turn,
 )
 from radixkv.lab.studies.paging.simulation import NeverFull, simulate
+from radixkv.lab.studies.paging.study import ResultLine
 from radixkv.lab.studies.paging.timed import TimedAttention, TimedPageCache
 from radixkv.lab.studies.paging.workloads import StudyWorkload
 from radixkv.runtime.cache.cache import PageCache
@@ -205,15 +202,9 @@ def requests_of_length(length: int, n_requests: int, seed: int) -> StudyWorkload
 
 def largest_batch(name: str, workload: StudyWorkload, pool_tokens: int, page_size: int, max_model_len: int) -> int:
     """Returns how many of the requests a scheme has memory for, on average while others wait; all if none waits."""
-    scheme: Scheme
-    if name in CONTIGUOUS or name == STATIC:
-        mean_answer = workload.n_answer_tokens / workload.n_sequences
-        factory = CONTIGUOUS[RESERVE_MAXIMUM if name == STATIC else name]
-        scheme = factory(Pool(pool_tokens, max_model_len, mean_answer))
-    else:
-        scheme = paged_scheme(name, pool_tokens, page_size)
+    pool = workload.pool(pool_tokens, max_model_len, page_size)
     try:
-        return int(simulate(scheme, workload).mean_batch)
+        return int(simulate(SCHEMES[RESERVE_MAXIMUM if name == STATIC else name](pool), workload).mean_batch)
     except NeverFull:
         return workload.n_sequences
 

@@ -36,6 +36,9 @@ class PagedScheme:
         n_entries_per_page: entries that map a page: one of a block table, or a granule in each tensor of the cache.
     """
 
+    n_copied = 0
+    """Tokens copied because a sequence has outgrown its memory: a page is added instead."""
+
     def __init__(self, n_slots: int, page_size: int, *, shares: bool = True, n_entries_per_page: int = 1) -> None:
         self.cache = PageCache(n_slots // page_size, page_size, is_sharing=shares, min_copied_tokens=page_size)
         self._n_unused = n_slots % page_size

@@ -26,30 +26,10 @@ from radixkv.lab.bench.report.html_page import (
     style,
     write_page,
 )
-from radixkv.lab.studies.paging.experiments import ResultLine
+from radixkv.lab.studies.paging import tables
 from radixkv.lab.studies.paging.recommendation import RECOMMENDATION_LEGEND
 from radixkv.lab.studies.paging.schemes import RADIX
-from radixkv.lab.studies.paging.tables import (
-    COST_COLUMNS,
-    COST_LEGEND,
-    SATURATION_COLUMNS,
-    SATURATION_LEGEND,
-    SCHEME_COLUMNS,
-    SCHEME_LEGEND,
-    complete_page_sizes,
-    cost_rows,
-    host_us,
-    lost_columns,
-    lost_rows,
-    measured_targets,
-    saturation_cells,
-    saturation_lines,
-    scheme_cells,
-    scheme_heading,
-    scheme_label,
-    target_lines,
-    targets,
-)
+from radixkv.lab.studies.paging.study import ResultLine
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -107,7 +87,9 @@ def plot(
     save(slot_usage, folder / "waste.png")
     save(utilisation, folder / "utilisation.png")
     by_workload = _by_workload(by_scheme)
-    results = [(lines[0]["workload"], "; ".join(target_lines(targets(lines)))) for lines in by_workload]
+    results = [
+        (lines[0]["workload"], "; ".join(tables.target_lines(tables.targets(lines)))) for lines in by_workload
+    ]
     sections = [
         Section("Result", f"{caption}.", rows=results),
         Section(
@@ -121,12 +103,10 @@ def plot(
             alt_text="Share of allocated slots that hold KV, by scheme and workload.",
         ),
         *(
-            Section(
-                lines[0]["workload"], scheme_heading(lines), SCHEME_COLUMNS, [scheme_cells(line) for line in lines]
-            )
+            Section(lines[0]["workload"], tables.scheme_heading(lines), *tables.scheme_table(lines))
             for lines in by_workload
         ),
-        Section("What the columns mean", SCHEME_LEGEND),
+        Section("What the columns mean", tables.SCHEME_LEGEND),
     ]
     if by_page_size:
         curve = _draw_page_sizes(by_page_size, caption)
@@ -135,27 +115,25 @@ def plot(
             Section(
                 "Page size",
                 "\n".join(remarks),
-                lost_columns(by_page_size),
-                lost_rows(by_page_size),
-                curve,
-                "Slots that are empty or hold a copy, and host time per token, by page size.",
+                *tables.lost_table(by_page_size),
+                figure=curve,
+                alt_text="Slots that are empty or hold a copy, and host time per token, by page size.",
             ),
-            Section("Cost of pages", COST_LEGEND, COST_COLUMNS, cost_rows(by_page_size)),
+            Section("Cost of pages", tables.COST_LEGEND, *tables.cost_table(by_page_size)),
         ]
     if recommendations:
         sections.append(Section("Recommendation", RECOMMENDATION_LEGEND, rows=recommendations))
     if measured:
         curves = _draw_throughput(measured)
         save(curves, folder / "throughput.png")
-        best = saturation_lines(measured)
+        best = tables.saturation_lines(measured)
         sections.append(
             Section(
                 "Throughput of the engine",
-                f"{SATURATION_LEGEND}\n" + "; ".join(target_lines(measured_targets(best))),
-                SATURATION_COLUMNS,
-                [saturation_cells(line, best) for line in best],
-                curves,
-                "Answer tokens per second by batch size, for each scheme and length.",
+                f"{tables.SATURATION_LEGEND}\n" + "; ".join(tables.target_lines(tables.measured_targets(best))),
+                *tables.saturation_table(best),
+                figure=curves,
+                alt_text="Answer tokens per second by batch size, for each scheme and length.",
             )
         )
     write_page(folder / "index.html", "radixkv bench paging: memory by pages and by reservation", sections)
@@ -192,7 +170,7 @@ def _draw_slot_usage(lines: Sequence[ResultLine], caption: str) -> Figure:
                         va="center",
                     )
             starts = [start + width for start, width in zip(starts, widths, strict=True)]
-        axes.set_yticks(positions, [scheme_label(line) for line in lines_of_workload])
+        axes.set_yticks(positions, [tables.scheme_label(line) for line in lines_of_workload])
         axes.set_ylim(len(lines_of_workload) - 0.45, -0.55)
         axes.set_xlim(0, 100)
     rows[-1, 0].set_xlabel("token slots of the pool, while requests wait (%)", fontsize=9.5, color=MUTED_COLOUR)
@@ -219,7 +197,7 @@ def _slot_shares(line: ResultLine) -> list[float]:
 def _draw_utilisation(lines: Sequence[ResultLine], caption: str) -> Figure:
     workloads = _by_workload(lines)
     values = [[line["utilisation_pct"] for line in lines_of_workload] for lines_of_workload in workloads]
-    schemes = [scheme_label(line) for line in workloads[0]]
+    schemes = [tables.scheme_label(line) for line in workloads[0]]
     figure = new_figure(9, 1.3 + 0.4 * len(schemes))
     axes = figure.add_subplot()
     style(axes)
@@ -259,16 +237,8 @@ def _draw_page_sizes(lines: Sequence[ResultLine], caption: str) -> Figure:
         x_title="page size (tokens)",
         y_title="scheduler, cache and tree (microseconds)",
     )
-    times = [(size, host_us(size_lines)) for size, size_lines in complete_page_sizes(lines)]
-    cost.plot(
-        [size for size, _ in times],
-        [time for _, time in times],
-        color=TEXT_COLOUR,
-        linewidth=2,
-        marker="o",
-        markersize=4,
-        clip_on=False,
-    )
+    times = [(size, tables.host_us(size_lines)) for size, size_lines in tables.complete_page_sizes(lines)]
+    cost.plot(*zip(*times, strict=True), color=TEXT_COLOUR, linewidth=2, marker="o", markersize=4, clip_on=False)
     for axes in (lost, cost):
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(size) for size in sizes])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixkv.lab.studies.paging.experiments import ResultLine
-from radixkv.lab.studies.paging.schemes import RESERVE_MAXIMUM, SHARES_GRANULES, SHARES_PAGES
+from radixkv.lab.studies.paging.schemes import PAGED, RADIX, RESERVE_MAXIMUM, WITH_GRANULES
+from radixkv.lab.studies.paging.study import ResultLine
 from radixkv.lab.studies.paging.tables import scheme_label
 
-SIMPLEST_FIRST = (RESERVE_MAXIMUM, "reserve-factor", "resize", *SHARES_PAGES, *SHARES_GRANULES)
+SIMPLEST_FIRST = (RESERVE_MAXIMUM, "reserve-factor", "resize", PAGED, RADIX, *WITH_GRANULES)
 """Schemes that know no length in advance, in the order of what they need: nothing, an average length, copies, block
 tables, a tree, and a driver that maps granules."""
 MAX_DIFFERENCE = 0.02

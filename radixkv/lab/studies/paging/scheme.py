@@ -20,6 +20,11 @@ class Scheme(Protocol):
         ...
 
     @property
+    def n_copied(self) -> int:
+        """Tokens copied because a sequence has outgrown its memory."""
+        ...
+
+    @property
     def n_preemptions(self) -> int:
         """How often a sequence lost its memory before its end and had to start again."""
         ...

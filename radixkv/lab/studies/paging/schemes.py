@@ -32,7 +32,7 @@ N_TENSORS = 2 * N_LAYERS
 
 
 class Pool(NamedTuple):
-    """What a scheme of contiguous memory has to know."""
+    """What a scheme has to know."""
 
     n_slots: int
     """Token slots of the pool."""
@@ -40,9 +40,28 @@ class Pool(NamedTuple):
     """Maximum tokens of a sequence."""
     mean_answer: float
     """Average tokens of an answer."""
+    page_size: int
+    """Tokens per page, for a scheme with pages."""
+    granule_bytes: int | None = None
+    """Bytes of a granule, for a scheme with granules."""
 
 
-CONTIGUOUS: Mapping[str, Callable[[Pool], ContiguousScheme]] = {
+def granule_tokens(granule_bytes: int) -> int:
+    """Returns how many tokens of one layer's K, or V, a granule holds."""
+    return granule_bytes // (N_KV_HEADS * HEAD_DIM * VALUE_BYTES)
+
+
+def _granule_scheme(pool: Pool, *, shares: bool) -> PagedScheme:
+    """Returns a scheme of contiguous virtual memory.
+
+    A sequence has as many granules in each tensor, so they act as one page that takes an entry for each tensor.
+    """
+    assert pool.granule_bytes is not None
+    page_size = granule_tokens(pool.granule_bytes)
+    return PagedScheme(pool.n_slots, page_size, shares=shares, n_entries_per_page=N_TENSORS)
+
+
+SCHEMES: Mapping[str, Callable[[Pool], ContiguousScheme | PagedScheme]] = {
     RESERVE_MAXIMUM: lambda pool: ContiguousScheme(
         BestFitAllocator(pool.n_slots), reserve_maximum(pool.max_model_len)
     ),
@@ -55,37 +74,12 @@ CONTIGUOUS: Mapping[str, Callable[[Pool], ContiguousScheme]] = {
     ORACLE: lambda pool: ContiguousScheme(BuddyAllocator(pool.n_slots), reserve_exact_length),
     "oracle-best-fit": lambda pool: ContiguousScheme(BestFitAllocator(pool.n_slots), reserve_exact_length),
     "resize": lambda pool: ContiguousScheme(BuddyAllocator(pool.n_slots), reserve_stored),
+    "vattention": lambda pool: _granule_scheme(pool, shares=False),
+    "vattention-shared": lambda pool: _granule_scheme(pool, shares=True),
+    PAGED: lambda pool: PagedScheme(pool.n_slots, pool.page_size, shares=False),
+    RADIX: lambda pool: PagedScheme(pool.n_slots, pool.page_size),
 }
-"""Factories of the schemes of contiguous memory."""
+"""What makes each scheme, in the order of the report."""
 
-SHARES_GRANULES: Mapping[str, bool] = {"vattention": False, "vattention-shared": True}
-"""The schemes of contiguous virtual memory, and whether sequences share whole granules by prefix."""
-
-SHARES_PAGES: Mapping[str, bool] = {PAGED: False, RADIX: True}
-"""The schemes of pages, and whether sequences share whole pages by prefix."""
-
-SCHEMES = (*CONTIGUOUS, *SHARES_GRANULES, *SHARES_PAGES)
-"""The names of all schemes, in the order of the report."""
-
-
-def granule_tokens(granule_bytes: int) -> int:
-    """Returns how many tokens of one layer's K, or V, a granule holds."""
-    return granule_bytes // (N_KV_HEADS * HEAD_DIM * VALUE_BYTES)
-
-
-def paged_scheme(name: str, n_slots: int, page_size: int) -> PagedScheme:
-    """Returns one of ``SHARES_PAGES``."""
-    return PagedScheme(n_slots, page_size, shares=SHARES_PAGES[name])
-
-
-def granule_scheme(name: str, n_slots: int, granule_bytes: int) -> PagedScheme:
-    """Returns one of ``SHARES_GRANULES``.
-
-    A sequence has as many granules in each tensor, so they act as one page that takes an entry for each tensor.
-    """
-    return PagedScheme(
-        n_slots,
-        granule_tokens(granule_bytes),
-        shares=SHARES_GRANULES[name],
-        n_entries_per_page=N_TENSORS,
-    )
+WITH_GRANULES = ("vattention", "vattention-shared")
+"""The schemes of contiguous virtual memory, in the second of which sequences share whole granules by prefix."""

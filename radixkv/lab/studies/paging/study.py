@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from radixkv.errors import ConfigError
 from radixkv.lab.studies.paging.allocators import next_power_of_two
-from radixkv.lab.studies.paging.experiments import (
-    Experiment,
-    ResultLine,
-    run_experiment,
-    run_experiment_unless_never_full,
-)
 from radixkv.lab.studies.paging.lengths import WorkloadLengths
+from radixkv.lab.studies.paging.paged import PagedScheme
 from radixkv.lab.studies.paging.processes import Map
-from radixkv.lab.studies.paging.schemes import RADIX, SHARES_GRANULES, granule_tokens
+from radixkv.lab.studies.paging.schemes import RADIX, SCHEMES, WITH_GRANULES, Pool, granule_tokens
+from radixkv.lab.studies.paging.simulation import NeverFull, simulate
 from radixkv.lab.studies.paging.workloads import StudyWorkload, generate_workload
+
+ResultLine = dict[str, Any]
+"""The fields of a JSON line of results."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class StudySettings:
                 f"--max-model-len {self.max_model_len} under every scheme; give a larger one"
             )
         for name in self.schemes:
-            for granule_bytes in self.granule_sizes if name in SHARES_GRANULES else ():
+            for granule_bytes in self.granule_sizes if name in WITH_GRANULES else ():
                 n_tokens = granule_tokens(granule_bytes)
                 if self.pool_tokens < (minimum := -(-self.max_model_len // n_tokens) * n_tokens):
                     raise ConfigError(
@@ -81,7 +81,69 @@ class StudySettings:
 
     def experiment(self, workload: StudyWorkload, scheme: str) -> Experiment:
         """Returns the experiment of a scheme on a workload, with pages of ``page_size`` and without granules."""
-        return Experiment(workload, scheme, self.page_size, self.pool_tokens, self.max_model_len, self.seed)
+        pool = workload.pool(self.pool_tokens, self.max_model_len, self.page_size)
+        return Experiment(workload, scheme, pool, self.seed)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One scheme on one workload. It can be pickled."""
+
+    workload: StudyWorkload
+    """The requests."""
+    scheme: str
+    """Name of the scheme."""
+    pool: Pool
+    """The memory."""
+    seed: int
+    """Seed of the workload."""
+
+    def with_pool(self, **changes: Any) -> Experiment:
+        """Returns the experiment with another size of pages or granules."""
+        return replace(self, pool=self.pool._replace(**changes))
+
+
+def run_experiment(experiment: Experiment) -> ResultLine:
+    """Simulates an experiment; returns its line. Takes seconds. Raises ``NeverFull`` if memory never ran out."""
+    workload, pool = experiment.workload, experiment.pool
+    scheme = SCHEMES[experiment.scheme](pool)
+    run = simulate(scheme, workload)
+    page_size = host_us = None
+    if isinstance(scheme, PagedScheme):
+        scheme.check()
+        page_size = scheme.cache.page_size
+        host_us = round(1e6 * scheme.seconds / workload.n_answer_tokens, 3)
+    return {
+        "scheme": experiment.scheme,
+        "workload": workload.name,
+        **{name: round(value, 3) for name, value in run.shares._asdict().items()},
+        "fragmentation_pct": round(run.shares.fragmentation_pct, 3),
+        "lost_pct": round(run.shares.lost_pct, 3),
+        "largest_batch": run.largest_batch,
+        "mean_batch": round(run.mean_batch, 2),
+        "steps": run.n_steps,
+        "saturated_steps": run.n_saturated_steps,
+        "sequences": workload.n_sequences,
+        "left_out": workload.n_left_out,
+        "lengths": workload.lengths,
+        "tokenizer": workload.tokenizer,
+        "pool_tokens": pool.n_slots,
+        "max_model_len": pool.max_model_len,
+        "seed": experiment.seed,
+        "retractions": scheme.n_preemptions,
+        "copied_per_token": round(scheme.n_copied / workload.n_answer_tokens, 3),
+        "page_size": page_size,
+        "granule_bytes": pool.granule_bytes,
+        "host_us_per_token": host_us,
+    }
+
+
+def run_experiment_unless_never_full(experiment: Experiment) -> ResultLine | None:
+    """Simulates an experiment; returns its line. Takes seconds. None: memory never ran out."""
+    try:
+        return run_experiment(experiment)
+    except NeverFull:
+        return None
 
 
 def compare_schemes(settings: StudySettings, map_items: Map = map) -> Iterator[ResultLine]:
@@ -114,7 +176,7 @@ def compare_page_sizes(settings: StudySettings, map_items: Map = map) -> Iterato
     experiments: list[Experiment] = []
     for name in settings.workloads if settings.page_sizes else ():
         experiment = settings.experiment(settings.workload(name), RADIX)
-        experiments += [replace(experiment, page_size=page_size) for page_size in settings.page_sizes]
+        experiments += [experiment.with_pool(page_size=page_size) for page_size in settings.page_sizes]
     # ``page_size_remarks`` reports missing lines.
     return (line for line in map_items(run_experiment_unless_never_full, experiments) if line is not None)
 
@@ -123,8 +185,8 @@ def _scheme_experiments(settings: StudySettings, workload_name: str) -> Iterator
     workload = settings.workload(workload_name)
     for scheme in settings.schemes:
         experiment = settings.experiment(workload, scheme)
-        if scheme in SHARES_GRANULES:
+        if scheme in WITH_GRANULES:
             for granule_bytes in settings.granule_sizes:
-                yield replace(experiment, granule_bytes=granule_bytes)
+                yield experiment.with_pool(granule_bytes=granule_bytes)
         else:
             yield experiment

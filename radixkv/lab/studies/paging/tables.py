@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 from radixkv.lab.bench.formatting import plural
-from radixkv.lab.studies.paging.experiments import ResultLine
 from radixkv.lab.studies.paging.schemes import RADIX, RESERVE_MAXIMUM
+from radixkv.lab.studies.paging.study import ResultLine
 
-Cells = list[str]
+Columns = Sequence[str]
+Rows = list[list[str]]
 
 
 class Target(NamedTuple):
@@ -24,20 +25,8 @@ class Target(NamedTuple):
 
 
 SCHEME_COLUMNS = (
-    "scheme",
-    "MUR %",
-    "used",
-    "reserved",
-    "internal",
-    "external",
-    "free",
-    "cached",
-    "FI %",
-    "DR %",
-    "tokens/slot",
-    "MBS",
-    "TaS",
-    "retracted",
+    *("scheme", "MUR %", "used", "reserved", "internal", "external", "free", "cached", "FI %", "DR %"),
+    *("tokens/slot", "MBS", "TaS", "retracted"),
 )
 SCHEME_LEGEND = """\
 While requests wait. MUR, memory utilisation rate: % of the allocated slots that hold KV. The next
@@ -76,16 +65,19 @@ def granule_text(n_bytes: int) -> str:
     return f"{n_bytes >> 20} MiB" if n_bytes >= 1 << 20 else f"{n_bytes >> 10} KiB"
 
 
-def scheme_cells(line: ResultLine) -> Cells:
-    """Returns the cells of one scheme on one workload."""
+def scheme_table(lines: Sequence[ResultLine]) -> tuple[Columns, Rows]:
+    """Returns the table of all schemes on one workload."""
     shares = ("utilisation", "occupied", "reserved", "internal", "external", "free", "cached")
-    return [
-        scheme_label(line),
-        *(f"{line[f'{share}_pct']:.1f}" for share in (*shares, "fragmentation", "duplicate")),
-        f"{line['tokens_per_slot']:.2f}",
-        str(line["largest_batch"]),
-        f"{line['mean_batch']:.1f}",
-        str(line["retractions"]),
+    return SCHEME_COLUMNS, [
+        [
+            scheme_label(line),
+            *(f"{line[f'{share}_pct']:.1f}" for share in (*shares, "fragmentation", "duplicate")),
+            f"{line['tokens_per_slot']:.2f}",
+            str(line["largest_batch"]),
+            f"{line['mean_batch']:.1f}",
+            str(line["retractions"]),
+        ]
+        for line in lines
     ]
 
 
@@ -99,13 +91,13 @@ def targets(lines: Sequence[ResultLine]) -> list[Target]:
     if radix is None:
         return []
     reached = [
-        _minimum_target("MUR: utilisation (%)", radix["utilisation_pct"], 95),
-        _maximum_target("FI: fragmentation, internal and external (%)", radix["fragmentation_pct"], 5),
-        _maximum_target("DR: copies (%)", radix["duplicate_pct"], 3),
+        _target("MUR: utilisation (%)", radix["utilisation_pct"], ">", 95),
+        _target("FI: fragmentation, internal and external (%)", radix["fragmentation_pct"], "<", 5),
+        _target("DR: copies (%)", radix["duplicate_pct"], "<", 3),
     ]
     if reserving is not None:
         ratio = radix["largest_batch"] / reserving["largest_batch"]
-        reached.append(_minimum_target("MBS: largest batch / that of reserve-maximum", ratio, 4))
+        reached.append(_target("MBS: largest batch / that of reserve-maximum", ratio, ">", 4))
     return reached
 
 
@@ -114,24 +106,14 @@ def target_lines(reached: Sequence[Target]) -> list[str]:
     return [f"  {target.text}: {target.value:.2f}, {'met' if target.is_met else 'NOT met'}" for target in reached]
 
 
-def lost_columns(lines: Sequence[ResultLine]) -> Cells:
-    """Returns the columns of the table of lost slots by page size."""
-    return ["page size", *dict.fromkeys(line["workload"] for line in lines)]
+def lost_table(lines: Sequence[ResultLine]) -> tuple[Columns, Rows]:
+    """Returns the table of the share of lost slots by page size and workload."""
+    return _crossed("page size", "workload", lines, lambda line: f"{line['lost_pct']:.2f}")
 
 
-def lost_rows(lines: Sequence[ResultLine]) -> list[Cells]:
-    """Returns the share of lost slots by page size and workload; ``-`` where there is no result."""
-    names = dict.fromkeys(line["workload"] for line in lines)
-    rows: list[Cells] = []
-    for size, size_lines in _by_page_size(lines):
-        shown = {line["workload"]: f"{line['lost_pct']:.2f}" for line in size_lines}
-        rows.append([str(size), *(shown.get(name, "-") for name in names)])
-    return rows
-
-
-def cost_rows(lines: Sequence[ResultLine]) -> list[Cells]:
+def cost_table(lines: Sequence[ResultLine]) -> tuple[Columns, Rows]:
     """Returns the costs of pages over all workloads, for each page size that has results of every workload."""
-    return [
+    return COST_COLUMNS, [
         [
             str(size),
             f"{sum(line['entries_per_1000_tokens'] for line in size_lines) / len(size_lines):.1f}",
@@ -154,7 +136,9 @@ def complete_page_sizes(lines: Sequence[ResultLine]) -> list[tuple[int, list[Res
     Averages over fewer workloads would not be comparable.
     """
     n_workloads = len({line["workload"] for line in lines})
-    return [(size, size_lines) for size, size_lines in _by_page_size(lines) if len(size_lines) == n_workloads]
+    sizes = sorted({line["page_size"] for line in lines})
+    groups = [(size, [line for line in lines if line["page_size"] == size]) for size in sizes]
+    return [(size, size_lines) for size, size_lines in groups if len(size_lines) == n_workloads]
 
 
 def page_size_remarks(
@@ -186,17 +170,10 @@ ratio: time of page cache and tree in % of attention. scheduling/attn: the same 
 scheduler. Both need the time of attention, which is measured on the CPU only."""
 
 
-def curve_columns(lines: Sequence[ResultLine]) -> Cells:
-    """Returns the columns of the table of throughput by batch size."""
-    return ["batch", *dict.fromkeys(line["scheme"] for line in lines)]
-
-
-def curve_rows(lines: Sequence[ResultLine]) -> list[Cells]:
-    """Returns the throughput by batch size and scheme at one length; ``-`` where a scheme does not run so many."""
-    names = curve_columns(lines)[1:]
-    known = {(line["batch_size"], line["scheme"]): f"{line['output_throughput']:.0f}" for line in lines}
-    sizes = sorted({line["batch_size"] for line in lines})
-    return [[str(size), *(known.get((size, name), "-") for name in names)] for size in sizes]
+def curve_table(lines: Sequence[ResultLine]) -> tuple[Columns, Rows]:
+    """Returns the table of throughput by batch size and scheme at one length."""
+    (_, *names), rows = _crossed("batch size", "scheme", lines, lambda line: f"{line['output_throughput']:.0f}")
+    return ["batch", *names], rows
 
 
 def saturation_lines(lines: Sequence[ResultLine]) -> list[ResultLine]:
@@ -209,18 +186,21 @@ def saturation_lines(lines: Sequence[ResultLine]) -> list[ResultLine]:
     return [best[key] for key in sorted(best, key=lambda key: key[0])]
 
 
-def saturation_cells(line: ResultLine, best: Sequence[ResultLine]) -> Cells:
-    """Returns the cells of one scheme at one length, compared with ``reserve-maximum`` of ``saturation_lines``."""
-    ratio = _throughput_ratio(line, best)
-    return [
-        line["scheme"],
-        str(line["length"]),
-        "-" if line["memory_ends_at"] is None else str(line["memory_ends_at"]),
-        f"{line['output_throughput']:.0f}",
-        str(line["batch_size"]),
-        "-" if ratio is None else f"{ratio:.2f}",
-        *("-" if line[name] is None else f"{line[name]:.2f}" for name in PCTS_OF_ATTENTION),
-        str(line["retractions"]),
+def saturation_table(best: Sequence[ResultLine]) -> tuple[Columns, Rows]:
+    """Returns the table of ``saturation_lines``, each compared with ``reserve-maximum`` at its length."""
+    ratios = [_throughput_ratio(line, best) for line in best]
+    return SATURATION_COLUMNS, [
+        [
+            line["scheme"],
+            str(line["length"]),
+            "-" if line["memory_ends_at"] is None else str(line["memory_ends_at"]),
+            f"{line['output_throughput']:.0f}",
+            str(line["batch_size"]),
+            "-" if ratio is None else f"{ratio:.2f}",
+            *("-" if line[name] is None else f"{line[name]:.2f}" for name in PCTS_OF_ATTENTION),
+            str(line["retractions"]),
+        ]
+        for line, ratio in zip(best, ratios, strict=True)
     ]
 
 
@@ -232,9 +212,9 @@ def measured_targets(best: Sequence[ResultLine]) -> list[Target]:
             continue
         where = f"length {line['length']}"
         if (ratio := _throughput_ratio(line, best)) is not None:
-            reached.append(_minimum_target(f"{where}: TaS / that of reserve-maximum", ratio, 2))
+            reached.append(_target(f"{where}: TaS / that of reserve-maximum", ratio, ">", 2))
         if (kor := line["cache_pct_of_attention"]) is not None:
-            reached.append(_maximum_target(f"{where}: KOR (%)", kor, 5))
+            reached.append(_target(f"{where}: KOR (%)", kor, "<", 5))
     return reached
 
 
@@ -264,14 +244,16 @@ def _best_page_size(lines: Sequence[ResultLine]) -> list[str]:
     ]
 
 
-def _by_page_size(lines: Sequence[ResultLine]) -> list[tuple[int, list[ResultLine]]]:
-    sizes = sorted({line["page_size"] for line in lines})
-    return [(size, [line for line in lines if line["page_size"] == size]) for size in sizes]
+def _crossed(
+    row: str, column: str, lines: Sequence[ResultLine], cell: Callable[[ResultLine], str]
+) -> tuple[Columns, Rows]:
+    """Returns the table of the lines' cells by the fields ``row`` and ``column``; ``-`` where there is no line."""
+    field = row.replace(" ", "_")
+    names = dict.fromkeys(line[column] for line in lines)
+    known = {(line[field], line[column]): cell(line) for line in lines}
+    sizes = sorted({line[field] for line in lines})
+    return [row, *names], [[str(size), *(known.get((size, name), "-") for name in names)] for size in sizes]
 
 
-def _minimum_target(text: str, value: float, minimum: float) -> Target:
-    return Target(f"{text} > {minimum:g}", value, value > minimum)
-
-
-def _maximum_target(text: str, value: float, maximum: float) -> Target:
-    return Target(f"{text} < {maximum:g}", value, value < maximum)
+def _target(text: str, value: float, sign: Literal["<", ">"], limit: float) -> Target:
+    return Target(f"{text} {sign} {limit:g}", value, value > limit if sign == ">" else value < limit)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from radixkv.errors import ConfigError
 from radixkv.lab.studies.paging.lengths import ChatLengths, LengthDistribution, LengthPair, WorkloadLengths
+from radixkv.lab.studies.paging.schemes import Pool
 from radixkv.lab.studies.paging.sequences import (
     SimulatedConversation,
     SimulatedSequence,
@@ -56,6 +57,10 @@ class StudyWorkload:
         """Tokens of all answers."""
         turns = (turn for conversation in self.conversations for turn in conversation)
         return sum(sequence.answer.n_tokens for turn in turns for sequence in turn.sequences)
+
+    def pool(self, n_slots: int, max_model_len: int, page_size: int) -> Pool:
+        """Returns the pool that serves the workload, without granules."""
+        return Pool(n_slots, max_model_len, self.n_answer_tokens / self.n_sequences, page_size)
 
 
 @dataclass
