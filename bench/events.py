@@ -31,12 +31,12 @@ from result_lines import report, script_parser
 from schedule import NullDevice
 
 from radixkv.lab.bench.environment import provenance
-from radixkv.runtime.assemble import assemble_loop, open_event_log
+from radixkv.runtime.assemble import assemble_loop, open_event_log, open_scheduler
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.events.kv_events import KVEvents
 from radixkv.runtime.events.publisher import EventPublisher
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.scheduler.scheduler import SchedulerLimits
 from radixkv.runtime.step.executor import Executor
 from radixkv.settings.kv_events import KVEventsConfig
 from radixkv.wire.messages import GetStats, Submit
@@ -121,9 +121,8 @@ class Traffic:
     ) -> None:
         n_pages = device.n_pages
         cache = PageCache(n_pages, PAGE_SIZE)
-        scheduler = Scheduler(
-            cache, max_num_seqs=n_rows, max_num_batched_tokens=8192, finds_shared_runs=device.uses_shared_runs
-        )
+        limits = SchedulerLimits(max_num_seqs=n_rows, max_num_batched_tokens=8192)
+        scheduler = open_scheduler(cache, limits, finds_shared_runs=device.uses_shared_runs)
         self.loop = assemble_loop(scheduler, device, max_model_len=N_PROMPT + N_OUTPUT)
         self.log = open_event_log(self.loop, shows_salted_tokens=False) if publisher is not None else None
         self.events = KVEvents(self.log, publisher) if publisher is not None and self.log is not None else None

@@ -37,7 +37,7 @@ def open_saver(path: Path | None, bench: str) -> Callable[[Sequence[Mapping[str,
 
     Args:
         path: the file.
-        bench: what the results are of. Each line has it, and where and when the function was made.
+        bench: name of the benchmark. Each line has it, and the time and the environment of this call.
     """
     if path is None:
         return lambda _: None

@@ -30,7 +30,7 @@ class RequestShape(NamedTuple):
 
     @property
     def stored(self) -> int:
-        """Tokens whose KV is stored at the end: no token reads that of the last one."""
+        """Tokens whose KV is stored at the end: all but the last token, whose KV is never read."""
         return self.prompt + self.answer - 1
 
     @property
@@ -55,7 +55,7 @@ class Gpu(NamedTuple):
 
 
 class SchemePlan(msgspec.Struct, frozen=True):
-    """What a scheme makes of a pool."""
+    """How many rows, and how long ones, a pool holds under a scheme."""
 
     scheme: SchemeName
     tokens_per_row: int
@@ -76,7 +76,7 @@ class PoolPlan(msgspec.Struct, frozen=True):
     page_bytes: int
     pool_bytes: int
     n_pages: int
-    """Without the one that pads block tables."""
+    """Pages for requests; the page that pads block tables is not counted."""
     n_tokens: int
     n_host_slots: int | None
     """Pages in the host tier; None without one."""
@@ -102,8 +102,8 @@ def plan_pool(
     """Returns the pool that a server would have, and what each scheme makes of it.
 
     Args:
-        size: of the model; ``check_fits`` has accepted it.
-        gpu: its memory.
+        size: size of the model, which ``check_fits`` has accepted.
+        gpu: memory of the GPU.
         request: a typical request.
         kv_cache_dtype: value of the setting.
         page_size: tokens per page.
@@ -166,14 +166,14 @@ def check_fits(size: ModelSize, in_fp8: ModelSize | None, gpu: Gpu, page: PageSh
     """Checks that the GPU holds the model, its workspace and a page.
 
     Args:
-        size: of the model as it is to be served.
-        in_fp8: of the model rounded to FP8; None if it cannot be.
-        gpu: its memory.
+        size: size of the model as it is to be served.
+        in_fp8: size of the model rounded to FP8; None if it cannot be rounded.
+        gpu: memory of the GPU.
         page: the page that must fit.
         request: a typical request, for the memory that is advised.
 
     Raises:
-        ConfigError: it does not fit. The error says how much is missing, and what would fit.
+        ConfigError: the model does not fit. The error says how much memory is missing, and what would fit.
     """
     missing = _missing_bytes(size, gpu, page)
     if missing <= 0:

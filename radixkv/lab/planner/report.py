@@ -13,7 +13,7 @@ from radixkv.terminal import table
 
 _UNITS = ((GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 LABEL_WIDTH = len("a request  ")
-"""Characters before what a line says."""
+"""Characters of the label at the start of a line."""
 _COLUMNS = ("scheme", "slots or pages a row", "rows at once", "longest context")
 
 
@@ -127,7 +127,7 @@ def _cells(
 
 
 def hit_rate_lines(results: Sequence[Result], pools: Sequence[PoolPlan]) -> Iterator[str]:
-    """Yields a line for the replay in each pool, and one for that in an infinite pool, which is the last result."""
+    """Yields a line for the replay in each pool, and one for an infinite pool, which is the last result."""
     for result, pool in zip(results, pools, strict=False):
         host = (
             f" and {format_tokens(pool.n_host_tokens)} in the host tier" if pool.n_host_tokens is not None else ""

@@ -16,9 +16,9 @@ from radixkv.tree.node import TOKEN_BYTES
 MAX_ANSWER_TOKENS = (1 << 30) - 1
 """Most tokens of all answers."""
 _FIRST_FILLER = 1 << 30
-"""Tokens that no prompt has begin here; each stands in one answer."""
+"""The first of the tokens that no prompt has; each of them is in one answer only."""
 _MAX_CANDIDATES = 64
-"""Prompts that are looked at for the one that continues another."""
+"""How many prompts are searched for one that continues a given prompt."""
 
 
 class Answers(Protocol):
@@ -48,7 +48,7 @@ class RecordedAnswers:
         self._traffic = traffic
         self._starts = [0, *accumulate(lengths)]
         assert self._starts[-1] <= MAX_ANSWER_TOKENS, "each has a token of its own"
-        # Of a trace of blocks nothing is known of answers, and its symbols are made anew each time.
+        # A trace of blocks does not tell the tokens of answers, and its symbols are made anew each time.
         has_tokens = isinstance(traffic, TokenTraffic)
         prompts = [traffic.symbols(index) for index in range(len(lengths) if has_tokens else 0)]
         self._order = sorted(range(len(prompts)), key=lambda index: (prompts[index], index))
@@ -71,7 +71,7 @@ class RecordedAnswers:
 
 
 def recorded_answers(recording: Recording, output_len: int | None) -> RecordedAnswers | None:
-    """Returns the answers of a recording; None if it does not say how long they are, and ``output_len`` does not.
+    """Returns the answers of a recording; None if neither it nor ``output_len`` says how long they are.
 
     Raises:
         ConfigError: both say it, or there are too many tokens.

@@ -20,7 +20,7 @@ from radixkv.tree.eviction_policies import EvictionPolicy, open_eviction_policy
 from radixkv.wire.cache_use import CacheUse
 
 Policy = Literal["lru", "lfuda", "adaptive", "oracle"]
-"""Which pages are evicted first: the server's policies, and those used again last (``oracle``)."""
+"""Eviction policies: the server's, and ``oracle``, which evicts the page whose next use is latest."""
 
 GHOST_CAPACITY = CacheConfig().ghost_capacity
 """The server's default."""
@@ -51,11 +51,11 @@ class CostModel(NamedTuple):
     """
 
     load_us_per_token: float = 2.4
-    """To copy its KV from the host to the device."""
+    """Time to copy a token's KV from the host to the device."""
     compute_us_per_token: float = 21.7
-    """To compute it as part of a prompt."""
+    """Time to compute a token as part of a prompt."""
     fetch_us_per_token: float = 21.8
-    """To copy its KV from disk to the host."""
+    """Time to copy a token's KV from disk to the host."""
 
     def saved_seconds(self, use: CacheUse) -> float:
         """Returns the time that the cached tokens have saved."""
@@ -97,7 +97,7 @@ class ReplayResult:
     n_cached_tokens: list[int]
     """Cached tokens of each prompt, in any tier."""
     cache_use: CacheUse
-    """What the tiers gave all prompts."""
+    """Tokens that all prompts got from the tiers."""
     n_too_large: int
     """Prompts larger than the pool: they are refused and count as 0 cached tokens."""
     n_evicted_pages: int

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -92,7 +93,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     cache.add_argument(
         "--eviction-policy",
         "--policy",
-        type=_policies,
+        type=partial(_named, known=POLICIES, what="policy"),
         metavar="NAME,...",
         help="eviction policies of device and host: lru, lfuda and adaptive are the server's; oracle evicts the "
         "page whose next use is furthest in the future (default: lru,oracle; lru with --concurrency or "
@@ -112,25 +113,17 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         help="share of the requests, drawn at random, after which the cache is told which of their pages no later "
         "request uses, as if clients had closed their conversations; it evicts these first (default: 0)",
     )
-    cache.add_argument(
-        "--load-us-per-token",
-        type=number,
-        metavar="MICROSECONDS",
-        help="time to load a token's KV from the host tier (default: 2.4, of Llama 3 8B on an H200)",
-    )
-    cache.add_argument(
-        "--fetch-us-per-token",
-        type=number,
-        metavar="MICROSECONDS",
-        help="time to fetch a token's KV from the disk tier into the host tier (default: 21.8, of Llama 3 8B and a "
-        "disk of 6 GB/s)",
-    )
-    cache.add_argument(
-        "--compute-us-per-token",
-        type=number,
-        metavar="MICROSECONDS",
-        help="time to compute a token of a prompt (default: 21.7, of Llama 3 8B on an H200)",
-    )
+    for name, work in (
+        ("load", "load a token's KV from the host tier (default: 2.4, of Llama 3 8B on an H200)"),
+        (
+            "fetch",
+            "fetch a token's KV from the disk tier into the host tier (default: 21.8, of Llama 3 8B and a disk of "
+            "6 GB/s)",
+        ),
+        ("compute", "compute a token of a prompt (default: 21.7, of Llama 3 8B on an H200)"),
+    ):
+        flag = f"--{name}-us-per-token"
+        cache.add_argument(flag, type=number, metavar="MICROSECONDS", help=f"time to {work}")
     cache.add_argument(
         "--page-size",
         "--block-size",
@@ -179,7 +172,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     )
     servers.add_argument(
         "--routing",
-        type=_routings,
+        type=partial(_named, known=ROUTINGS, what="routing"),
         metavar="NAME,...",
         help="what the router knows. round-robin: nothing; prefix: the prompts that it sent itself, and not what "
         "servers evict; events: which pages each server has, from its cache events (default: all three)",
@@ -243,7 +236,7 @@ def run(args: argparse.Namespace) -> int:
 
     from radixkv.lab.bench.output import check_outputs, open_saver
     from radixkv.lab.simulator.answers import recorded_answers
-    from radixkv.lab.simulator.caches import COSTS, GHOST_CAPACITY, CostModel
+    from radixkv.lab.simulator.caches import GHOST_CAPACITY, CostModel
     from radixkv.lab.simulator.concurrent_replay import MAX_NUM_BATCHED_TOKENS
     from radixkv.lab.simulator.recording import read_recording
     from radixkv.lab.simulator.result_table import columns, remarks, title
@@ -269,11 +262,7 @@ def run(args: argparse.Namespace) -> int:
         n_bytes,
         ghost_capacity=GHOST_CAPACITY if args.ghost_capacity is None else args.ghost_capacity,
         ends_known=args.ends_known,
-        costs=CostModel(
-            COSTS.load_us_per_token if args.load_us_per_token is None else args.load_us_per_token,
-            COSTS.compute_us_per_token if args.compute_us_per_token is None else args.compute_us_per_token,
-            COSTS.fetch_us_per_token if args.fetch_us_per_token is None else args.fetch_us_per_token,
-        ),
+        costs=CostModel(**{name: vars(args)[name] for name in CostModel._fields if vars(args)[name] is not None}),
         concurrency=args.concurrency,
         max_num_batched_tokens=args.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS,
         answers=answers,
@@ -419,14 +408,13 @@ def _n_tokens(text: str) -> int:
     return int(n_tokens)
 
 
-def _policies(text: str) -> tuple[Policy, ...]:
-    named: list[Policy] = []
-    for name in text.split(","):
-        policy = next((policy for policy in POLICIES if policy == name.strip().lower()), None)
-        if policy is None:
-            raise argparse.ArgumentTypeError(f"{name!r} is not a policy; use {', '.join(POLICIES)}, or several")
-        named.append(policy)
-    return tuple(dict.fromkeys(named))
+def _named(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
+    """Parses names that are separated by commas; each is one of ``known``."""
+    names = [(name, name.strip().lower()) for name in text.split(",")]
+    for typed, name in names:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"{typed!r} is not a {what}; use {', '.join(known)}, or several")
+    return tuple(dict.fromkeys(name for _, name in names))
 
 
 def _server_counts(text: str) -> tuple[int, ...]:
@@ -437,13 +425,3 @@ def _server_counts(text: str) -> tuple[int, ...]:
             raise argparse.ArgumentTypeError(f"{n_servers} servers are not 1 to {MAX_SERVERS:,}; give such numbers")
         counts.append(n_servers)
     return tuple(dict.fromkeys(counts))
-
-
-def _routings(text: str) -> tuple[Routing, ...]:
-    named: list[Routing] = []
-    for name in text.split(","):
-        routing = next((routing for routing in ROUTINGS if routing == name.strip().lower()), None)
-        if routing is None:
-            raise argparse.ArgumentTypeError(f"{name!r} is not a routing; use {', '.join(ROUTINGS)}, or several")
-        named.append(routing)
-    return tuple(dict.fromkeys(named))

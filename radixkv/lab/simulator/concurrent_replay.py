@@ -48,8 +48,8 @@ class ConcurrentReplay:
             beforehand.
         concurrency: number of clients.
         max_num_batched_tokens: maximum tokens per step.
-        answers: of the prompts; they take steps and pages, and stay cached, as in the server. An answer ends early
-            where the pool has no room for the rest. None: each request ends with its first token.
+        answers: the prompts' answers, which take steps and pages, and stay cached, as in the server. An answer ends
+            early where the pool has no room for the rest. None: each request ends with its first token.
 
     Raises:
         ConfigError: see ``check_concurrent_replay``; or there is a disk tier without a host tier.

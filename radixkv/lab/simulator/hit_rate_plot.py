@@ -18,7 +18,6 @@ from radixkv.lab.bench.report.html_page import (
     entitle,
     label_ends,
     new_figure,
-    save,
     style,
     write_page,
 )
@@ -52,16 +51,15 @@ def plot(
     Raises:
         ConfigError: a file cannot be written, or matplotlib is not installed.
     """
-    figure = _draw_figure(results, recording)
-    save(figure, folder / "hit_rate_by_capacity.png")
     infinite = results[-1]
     result = Section(
         "Hit rate by capacity",
         "\n".join(remarks(results, recording)),
         titles,
         rows,
-        figure,
+        _draw_figure(results, recording),
         f"Hit rate against capacity for each policy, and {infinite.hit_rate_pct:.1f}% of an infinite capacity.",
+        "hit_rate_by_capacity.png",
     )
     settings = Section("Recording and settings", title(recording, infinite.concurrency, infinite.ends_known))
     write_page(folder / "index.html", f"radixkv simulate: {recording.name}", [result, settings])

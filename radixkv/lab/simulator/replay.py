@@ -55,7 +55,7 @@ class Replay:
         self._scheduler = open_scheduler(self.cache, limits, host_tier=self._caches.host_tier)
         self._namespace = Namespace()
         self.cache_use = CacheUse()
-        """What the tiers gave the prompts so far."""
+        """Tokens that the prompts so far got from the tiers."""
 
     def run(self, progress: Progress | None = None) -> ReplayResult:
         """Replays all prompts and flushes the caches. About 0.1 ms per prompt, plus O(pages).
@@ -128,7 +128,7 @@ class Replay:
             oracle.next_use = prompt
 
     def _rank(self, symbols: bytes, spans: Sequence[NextUse]) -> None:
-        """Ranks all spans but the last for the oracle, the one that is used again last first.
+        """Ranks all spans but the last for the oracle, from the latest next use to the earliest.
 
         The last span got its rank when the request finished.
         """

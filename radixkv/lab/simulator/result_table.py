@@ -21,7 +21,7 @@ class Column(NamedTuple):
     width: int = 6
     """Characters that its texts take."""
     is_key: bool = False
-    """Whether the column says which replay it is, and not what came of it. These are the first ones."""
+    """Whether the column tells which replay a row is of, rather than its result. Such columns come first."""
 
 
 def columns(*, has_host: bool, has_disk: bool, has_bytes: bool, has_servers: bool) -> list[Column]:

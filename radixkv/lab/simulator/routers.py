@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from radixkv.routing import ServerChoice
 from radixkv.runtime.events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event
@@ -14,21 +15,20 @@ Routing = Literal["round-robin", "prefix", "events"]
 server has (``events``)."""
 
 
-class Router(Protocol):
+class Router(ABC):
     """Chooses a server for each prompt in turn."""
 
+    @abstractmethod
     def choose(self, n_tokens: int, hashes: Sequence[int]) -> int:
         """Returns the index of the server that gets a prompt.
 
         Args:
-            n_tokens: of the prompt.
-            hashes: chained hash of each of its whole pages.
+            n_tokens: tokens of the prompt.
+            hashes: chained hash of each whole page of the prompt.
         """
-        ...
 
-    def receive(self, server: int, events: Sequence[Event]) -> None:
-        """Takes the events of a server after it has finished the prompt that it got last."""
-        ...
+    def receive(self, server: int, events: Sequence[Event]) -> None:  # noqa: B027
+        """Takes the events of a server after it has finished its last prompt; most routers ignore them."""
 
 
 def open_router(routing: Routing, n_servers: int, page_size: int, events_delay: int) -> Router:
@@ -47,7 +47,7 @@ def open_router(routing: Routing, n_servers: int, page_size: int, events_delay: 
     return EventsRouter(n_servers, page_size, events_delay)
 
 
-class RoundRobinRouter:
+class RoundRobinRouter(Router):
     """Gives each server a prompt in turn.
 
     Args:
@@ -64,11 +64,8 @@ class RoundRobinRouter:
         self._n_sent += 1
         return server
 
-    def receive(self, server: int, events: Sequence[Event]) -> None:
-        """Ignores the events."""
 
-
-class PrefixRouter:
+class PrefixRouter(Router):
     """Takes every page that it has sent to a server to be there still.
 
     Args:
@@ -88,11 +85,8 @@ class PrefixRouter:
         self._sent[server].update(hashes)
         return server
 
-    def receive(self, server: int, events: Sequence[Event]) -> None:
-        """Ignores the events."""
 
-
-class EventsRouter:
+class EventsRouter(Router):
     """Follows the events of all servers, which arrive late, but all and in order.
 
     Args:
@@ -106,7 +100,7 @@ class EventsRouter:
         self._delay = delay
         self._choice: ServerChoice[int] = ServerChoice()
         self._tiers_with: list[Counter[int]] = [Counter() for _ in range(n_servers)]
-        """By hash: the tiers of each server that have the page."""
+        """For each server: how many of its tiers have the page with a hash."""
         self._under_way: deque[tuple[int, int, Sequence[Event]]] = deque()
         self._n_chosen = 0
 

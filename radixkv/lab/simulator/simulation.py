@@ -77,11 +77,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     n_cached_tokens: int
     """Cached prompt tokens, in any tier."""
     n_loaded_tokens: int
-    """Those of them that were loaded from the host tier."""
+    """Cached tokens that were loaded from the host tier."""
     n_fetched_tokens: int
-    """Those of the loaded ones that were fetched from disk before."""
+    """Loaded tokens that had been fetched from disk before."""
     saved_seconds: float
-    """Time of computing the cached tokens, less that of copying those from other tiers, by the cost model."""
+    """Time to compute the cached tokens, less the time to copy them from other tiers, by the cost model."""
     load_us_per_token: float
     fetch_us_per_token: float
     compute_us_per_token: float
@@ -99,7 +99,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int | None
     """None if unknown; then all values in bytes are None."""
     capacity_bytes: int | None
-    """Of one server's device."""
+    """Capacity of one server's device."""
     evicted_bytes: int | None
     most_cached_bytes: int | None
     seconds: float

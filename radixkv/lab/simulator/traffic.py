@@ -137,7 +137,7 @@ class BlockTraffic:
         return symbols.tobytes()
 
     def n_cached_tokens(self, index: int, n_symbols: int) -> int:
-        """Returns the cached tokens. Of a fully cached prompt the scheduler still computes the last symbol."""
+        """Returns the cached tokens. The scheduler computes the last symbol of a prompt even if all are cached."""
         if self.symbols_per_page == self.page_size and self.rule == "engine":
             return n_symbols
         n_pages, remainder = divmod(n_symbols, self.symbols_per_page)

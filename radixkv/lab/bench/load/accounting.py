@@ -16,7 +16,7 @@ COUNTER_NAMES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "vllm": ("prompt_tokens", "generation_tokens", ("prefix_cache_hits", "gpu_prefix_cache_hits")),
     "sglang": ("prompt_tokens", "generation_tokens", ("cached_tokens",)),
 }
-"""For each engine the names of its counters of prompt tokens, generated tokens and cached prompt tokens.
+"""Names of each engine's counters of prompt tokens, generated tokens and cached prompt tokens.
 
 Cached prompt tokens have one name for each name that the engine's versions have given them.
 """
@@ -105,9 +105,6 @@ def accounting(records: Sequence[Record], metrics: TokenCounts | None) -> dict[s
 
 def _sum(counts: Iterable[int | None]) -> int | None:
     """Returns the sum; None if a count is None."""
-    total = 0
-    for count in counts:
-        if count is None:
-            return None
-        total += count
-    return total
+    given = list(counts)
+    known = [count for count in given if count is not None]
+    return sum(known) if len(known) == len(given) else None

@@ -22,7 +22,7 @@ PROBE_LIMIT_S = 1.0
 FLUSH_ENDPOINTS = (("POST", "/flush_cache"), ("GET", "/flush_cache"), ("POST", "/reset_prefix_cache"))
 """Endpoints that empty the prefix cache, in the order in which they are tried.
 
-They are those of radixkv and SGLang, of earlier SGLang, and of vLLM.
+The first one is for radixkv and SGLang, the second for earlier versions of SGLang, the third for vLLM.
 """
 
 

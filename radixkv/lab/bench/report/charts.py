@@ -26,7 +26,6 @@ from radixkv.lab.bench.report.run_metrics import Metrics, optimum_of, percentile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MIN_INTERVALS, MAX_INTERVALS = 10, 60
 """Bounds of the number of intervals in a time series; within them an interval is about a second long."""
@@ -183,44 +182,48 @@ def cache_comparison(off: Run, on: Run) -> Section:
 
 def ttft(runs: Sequence[Run]) -> Section:
     """Draws the distribution of times to first token."""
-    values = [[1000 * value for value in run.samples.ttft_s] for run in runs]
-    title = f"Median time to first token: {_medians(runs, values)}"
-    figure = _distribution(
-        runs, values, title, "time to first token (milliseconds, logarithmic)", "requests within that time (%)"
-    )
-    return Section(
+    return _distribution(
         "Time to first token",
         "The share of requests whose first token arrived within the given time. The dots are the median and the "
         "99th percentile.",
-        figure=figure,
-        file="ttft.png",
-        alt_text=title,
+        "ttft.png",
+        runs,
+        [run.samples.ttft_s for run in runs],
+        "time to first token",
+        "requests",
     )
 
 
 def itl(runs: Sequence[Run]) -> Section:
     """Draws the distribution of times between pieces. Each run must have some."""
-    values = [[1000 * value for value in run.samples.itl_s] for run in runs]
-    title = f"Median time between two pieces: {_medians(runs, values)}"
-    figure = _distribution(
-        runs, values, title, "time between two pieces (milliseconds, logarithmic)", "gaps within that time (%)"
-    )
-    return Section(
+    return _distribution(
         "Inter-token latency",
         "The share of gaps between two streamed pieces of one answer that were at most the given time. A piece has "
         f"one or more tokens, as the server sends them. Pieces that arrived together are drawn at {MIN_MS} ms.",
-        figure=figure,
-        file="itl.png",
-        alt_text=title,
+        "itl.png",
+        runs,
+        [run.samples.itl_s for run in runs],
+        "time between two pieces",
+        "gaps",
     )
 
 
 def _distribution(
-    runs: Sequence[Run], values: Sequence[Sequence[float]], title: str, x_title: str, y_title: str
-) -> Figure:
+    heading: str,
+    paragraph: str,
+    file: str,
+    runs: Sequence[Run],
+    samples_s: Sequence[Sequence[float]],
+    name: str,
+    counted: str,
+) -> Section:
+    """Draws which share of what is counted has at most a time, for each run's samples, which are ascending."""
+    values = [[1000 * value for value in samples] for samples in samples_s]
+    medians = [percentile(ordered, 50) or 0.0 for ordered in values]
+    title = f"Median {name}: {_value_list(runs, medians, ' ms')}"
     figure = new_figure(8, 4)
     axes = figure.subplots()
-    style(axes, x_title=x_title, y_title=y_title)
+    style(axes, x_title=f"{name} (milliseconds, logarithmic)", y_title=f"{counted} within that time (%)")
     axes.set_xscale("log")
     for run, ordered in zip(runs, values, strict=True):
         _draw_curve(axes, run, ordered)
@@ -231,7 +234,7 @@ def _distribution(
     _label_log_axis(axes)
     legend(axes)
     entitle(figure, title, runs[-1].caption)
-    return figure
+    return Section(heading, paragraph, figure=figure, file=file, alt_text=title)
 
 
 def _draw_curve(axes: Axes, run: Run, ordered: Sequence[float]) -> None:
@@ -315,10 +318,6 @@ def hit_rate(run: Run) -> Section:
         file="hit_rate.png",
         alt_text=title,
     )
-
-
-def _medians(runs: Sequence[Run], values: Sequence[Sequence[float]]) -> str:
-    return _value_list(runs, [percentile(ordered, 50) or 0.0 for ordered in values], " ms")
 
 
 def _value_list(runs: Sequence[Run], values: Sequence[float], unit: str = "") -> str:

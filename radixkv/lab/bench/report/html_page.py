@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DPI = 144
 _TITLE = re.compile(rb"<title>radixkv ")
-"""How the pages of all commands begin that write one."""
+"""The beginning of every page that a command of radixkv writes."""
 _MAX_HEAD_BYTES = 4096
 
 TEXT_COLOUR = "#222222"

@@ -45,7 +45,7 @@ Rows = list[tuple[str, str]]
 
 
 def result_table(metrics: Metrics) -> str:
-    """Returns the table of one run: that of other engines' benchmarks, and a section on the prefix cache."""
+    """Returns the table of one run: the rows of other engines' benchmarks, and a section on the prefix cache."""
     lines: list[str] = []
     for heading, rows in table_sections(metrics):
         lines.append(heading.center(WIDTH, "-") if lines else f" {heading} ".center(WIDTH, "="))

@@ -184,9 +184,10 @@ RequestTokens = tuple[Sequence[int], Sequence[Sequence[int]]]
 def optimum_cached_tokens(requests: Sequence[RequestTokens]) -> list[int]:
     """Returns for each request the prompt tokens that an infinite cache would have.
 
-    That is the longest common prefix of its prompt with an earlier request's prompt followed by one of its answers.
-    It is at most the prompt's length less one, since one token of each prompt must be computed. An answer's last
-    token is never computed and so never cached. The choices of a request share its prompt, which counts once.
+    A cache would have the longest common prefix of the prompt with an earlier request's prompt followed by one of
+    its answers. It is at most the prompt's length less one, since one token of each prompt must be computed. An
+    answer's last token is never computed and so never cached. The choices of a request share its prompt, which
+    counts once.
     Cost: O(n log n) comparisons of whole requests.
 
     Args:

@@ -99,7 +99,7 @@ def _check(errand: Errand, made: tuple[ToolCall, ...], *, is_last: bool) -> Call
     Args:
         errand: what the user wants.
         made: the calls of the errand's earlier requests.
-        is_last: whether further calls count as a wrong answer; otherwise nothing is said of a reply with calls.
+        is_last: whether further calls count as a wrong answer; otherwise a reply with calls is not judged.
     """
 
     def check(reply: Reply) -> bool | None:

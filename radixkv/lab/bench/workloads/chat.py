@@ -166,7 +166,7 @@ class _User:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._recalls: list[Turn] = []
-        """For each stated fact the question for it."""
+        """The questions for the facts that were stated so far, with their answers."""
         self._statements = list(_STATEMENTS)
         rng.shuffle(self._statements)
 

@@ -103,7 +103,7 @@ class _RawItem(NamedTuple):
 def read_lines(
     path: Path, convert: Callable[[bytes], T], *, expected: Format, skip_bad_lines: bool = False
 ) -> Items[T]:
-    """Reads the items of a UTF-8 file. O(size); of a file of lines, one line is in memory at a time.
+    """Reads the items of a UTF-8 file. O(size). One line of a file of lines is in memory at a time.
 
     Ignores empty lines and a byte order mark, and accepts LF and CRLF.
 

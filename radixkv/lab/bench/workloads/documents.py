@@ -29,18 +29,6 @@ class Document(msgspec.Struct, frozen=True):
     problems: tuple[Problem, ...]
 
 
-class Fact(NamedTuple):
-    """A statement and the question that it answers."""
-
-    sentence: str
-    question: str
-    result: str
-
-    def problem(self) -> Problem:
-        """Returns the problem, whose answer is the statement followed by the result."""
-        return Problem(self.question, f"{self.sentence}\n{MARK} {self.result}")
-
-
 def generate_documents(seed: int, n_facts: int, n_problems: int) -> Iterator[Document]:
     """Yields endless documents, each with different questions; equal arguments give equal documents.
 
@@ -85,14 +73,13 @@ def _documents(rng: random.Random, n_facts: int, n_problems: int) -> Iterator[Do
         yield _document(rng, _facts(rng, n_facts), n_problems)
 
 
-def _document(rng: random.Random, facts: list[Fact], n_problems: int) -> Document:
-    sentences = [fact.sentence for fact in facts]
+def _document(rng: random.Random, facts: list[Problem], n_problems: int) -> Document:
+    sentences = [fact.answer.partition("\n")[0] for fact in facts]
     paragraphs = [" ".join(sentences[start : start + _PARAGRAPH]) for start in range(0, len(facts), _PARAGRAPH)]
     title = (
         f"Notes on {rng.choice(WORDS['towns'])}, number {rng.randint(100, 999)}, by {rng.choice(WORDS['names'])}:"
     )
-    chosen = rng.sample(facts, n_problems)
-    return Document("\n".join([title, *paragraphs]), tuple(fact.problem() for fact in chosen))
+    return Document("\n".join([title, *paragraphs]), tuple(rng.sample(facts, n_problems)))
 
 
 def _check_questions(n_problems: int, n_facts: int) -> None:
@@ -100,14 +87,15 @@ def _check_questions(n_problems: int, n_facts: int) -> None:
         raise ConfigError(f"{n_problems} questions need as many facts; there are {n_facts}")
 
 
-def _facts(rng: random.Random, n_facts: int) -> list[Fact]:
-    facts: dict[str, Fact] = {}
+def _facts(rng: random.Random, n_facts: int) -> list[Problem]:
+    """Returns different questions, each answered by a fact that is followed by the result."""
+    facts: dict[str, Problem] = {}
     while len(facts) < n_facts:
         template = rng.choices(_TEMPLATES, _WEIGHTS)[0]
         values = draw_values(rng, template.gaps)
-        texts = (template.sentence, template.question, template.result)
-        fact = Fact(*(text.format_map(values) for text in texts))
-        facts.setdefault(fact.question, fact)
+        question = template.question.format_map(values)
+        answer = f"{template.sentence}\n{MARK} {template.result}".format_map(values)
+        facts.setdefault(question, Problem(question, answer))
     return list(facts.values())
 
 
@@ -177,7 +165,7 @@ def documents_from(
     Args:
         source: seed or data set.
         count: number of documents.
-        n_questions: questions about each document; those of a data set may have fewer.
+        n_questions: questions about each document; a document of a data set may have fewer.
         n_facts: facts in each generated document.
         settings: the workload's parameter that is ``count``, for the error's text.
 

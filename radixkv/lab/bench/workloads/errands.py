@@ -30,6 +30,11 @@ class Call:
     result: str
     """The content of the message with the result."""
 
+    @property
+    def sentence(self) -> str:
+        """The part of the answer to the user that is about this call."""
+        return self.tool.answer.format_map(self.arguments | json.loads(self.result))
+
     def tool_call(self, call_id: str) -> ToolCall:
         """Returns the call as a server would report it."""
         return ToolCall(self.tool.name, json.dumps(self.arguments), call_id)
@@ -167,18 +172,16 @@ class Chain:
     gaps: Gaps
     user: str
     second_arguments: Mapping[str, str]
-    """For each parameter of the second call the gap, or the first call's result, that has its value."""
+    """Where each parameter of the second call gets its value from: a gap, or a result of the first call."""
 
     def errand(self, rng: random.Random, world: str) -> Errand:
         """Returns an errand with random values in the gaps."""
         values = draw_values(rng, self.gaps)
         first = _run(self.first, self.first.arguments(values), world)
-        found = values | first.values
+        found = values | json.loads(first.result)
         arguments = {name: found[source] for name, source in self.second_arguments.items()}
         second = _run(self.second, arguments, world)
-        return Errand(
-            self.user.format_map(values), ((first.call,), (second.call,)), f"{first.sentence} {second.sentence}"
-        )
+        return Errand(self.user.format_map(values), ((first,), (second,)), f"{first.sentence} {second.sentence}")
 
 
 _TOOLS = {tool.name: tool for tool in TOOLS}
@@ -188,21 +191,8 @@ CHAINS = tuple(
 )
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    """A call that was run."""
-
-    call: Call
-    values: Values
-    """Arguments and results."""
-    sentence: str
-    """What the answer says of it."""
-
-
-def _run(tool: Tool, arguments: Values, world: str) -> _Outcome:
-    result = tool.run(arguments, world)
-    values = arguments | result
-    return _Outcome(Call(tool, arguments, json.dumps(result)), values, tool.answer.format_map(values))
+def _run(tool: Tool, arguments: Values, world: str) -> Call:
+    return Call(tool, arguments, json.dumps(tool.run(arguments, world)))
 
 
 def _draw_errand(rng: random.Random, tools: Sequence[Tool], world: str, chains: Sequence[Chain]) -> Errand:
@@ -211,14 +201,13 @@ def _draw_errand(rng: random.Random, tools: Sequence[Tool], world: str, chains: 
     if chains and kind < 0.4:
         return rng.choice(chains).errand(rng, world)
     chosen = rng.sample(tools, min(len(tools), rng.choice((2, 2, 3)))) if kind > 0.7 else [rng.choice(tools)]
-    users, outcomes = [], []
+    users, calls = [], []
     for tool in chosen:
         values = draw_values(rng, tool.gaps)
         users.append(rng.choice(tool.users).format_map(values))
-        outcomes.append(_run(tool, tool.arguments(values), world))
+        calls.append(_run(tool, tool.arguments(values), world))
     link = rng.choice((" ", " Also: ", " And: "))
-    answer = " ".join(outcome.sentence for outcome in outcomes)
-    return Errand(link.join(users), (tuple(outcome.call for outcome in outcomes),), answer)
+    return Errand(link.join(users), (tuple(calls),), " ".join(call.sentence for call in calls))
 
 
 def _draw_tools(rng: random.Random) -> tuple[Tool, ...]:

@@ -11,7 +11,7 @@ from radixkv.lab.bench.workloads.problems import mention_check, question_request
 
 
 class Pressure(FixedOutputParameters, frozen=True, kw_only=True, tag="pressure"):
-    """Chats about a document each, of which all take their first turn, then all their second, and so on.
+    """Chats about a document each. All chats take their first turn, then all take their second, and so on.
 
     A chat returns after all other chats had a turn. If their pages fill the pool, its own were evicted. Prompts
     have recorded answers, so that every server gets the same requests.
@@ -20,7 +20,7 @@ class Pressure(FixedOutputParameters, frozen=True, kw_only=True, tag="pressure")
     num_sessions: int = 40
     """Chats."""
     num_turns: int = 4
-    """Turns of each chat; those of a data set may have fewer."""
+    """Turns of each chat; a chat of a data set may have fewer."""
     num_questions: int = 1
     """Questions of each turn: all but the last have their recorded answers."""
     num_facts: int = 26

@@ -58,7 +58,7 @@ def question_prompt(problem: Problem) -> str:
 
 
 Check = Callable[[Reply], bool]
-"""A ``BenchRequest.check`` that can be said of every reply."""
+"""A ``BenchRequest.check`` that judges every reply."""
 
 
 def question_request(

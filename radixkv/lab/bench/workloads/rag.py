@@ -23,8 +23,8 @@ INSTRUCTION = "Answer the question from these notes, which a search has found. T
 class Rag(FixedOutputParameters, frozen=True, kw_only=True, tag="rag"):
     """Independent questions, each behind one instruction and the documents that a search found for it.
 
-    A prompt has the document with the answer and others, of which those at the beginning of the corpus are found
-    more often: document number r with weight 1/r. Their order is random. A prefix cache finds the instruction and
+    A prompt has the document with the answer and others. Documents at the beginning of the corpus are found more
+    often: document number r with weight 1/r. Their order is random. A prefix cache finds the instruction and
     the documents that come first in the same order; the same documents in another order are behind other tokens.
     """
 

@@ -37,7 +37,7 @@ class Trace(Parameters, frozen=True, kw_only=True, tag="trace"):
     num_prompts: int = 64
     """Requests taken from the trace, including those that are left out as too long."""
     start: int = 0
-    """Requests of the trace that are skipped before those."""
+    """Requests at the beginning of the trace that are skipped."""
     form: Literal["tokens", "text"] = "tokens"
     block_len: int = BLOCK_LEN
     """Tokens that a block of 512 becomes. A smaller value makes all lengths smaller by the same factor."""

@@ -12,7 +12,7 @@ from radixkv.lab.studies.paging.memory import SlotUsage
 from radixkv.lab.studies.paging.sequences import SimulatedSequence, Turn, count_distinct_tokens
 
 RESERVED_FACTOR = 1.125
-"""How many times its expected length a sequence reserves under ``reserve_factor``."""
+"""Slots that a sequence reserves under ``reserve_factor``, as a multiple of its expected length."""
 
 ReservationRule = Callable[[SimulatedSequence, int], int]
 """Returns how many slots a sequence reserves when it has so many tokens to store: at least as many."""

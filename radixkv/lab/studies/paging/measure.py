@@ -212,7 +212,7 @@ def largest_batch(name: str, workload: StudyWorkload, pool_tokens: int, page_siz
 def _measure_length(
     engine: _Engine, workload: StudyWorkload, names: Sequence[str], settings: MeasureSettings
 ) -> Iterator[ResultLine]:
-    """Yields the lines of the schemes in the order of batch sizes, those of the baseline first."""
+    """Yields the schemes' lines in the order of batch sizes, the baseline's lines first."""
     ready = engine.loop.ready
     sequences = [conversation[0].sequences[0] for conversation in workload.conversations]
     pool_tokens = ready.n_pages * ready.page_size

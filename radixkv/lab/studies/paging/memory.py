@@ -15,7 +15,7 @@ class SlotUsage(NamedTuple):
     internal: int
     """Empty slots of running sequences that will never be filled: internal fragmentation."""
     external: int
-    """Free slots while the next request waits that would fit if they were contiguous: external fragmentation."""
+    """Free slots that would hold the next waiting request if they were contiguous: external fragmentation."""
     free: int
     """All other free slots."""
     cached: int

@@ -18,8 +18,8 @@ from radixkv.runtime.step.result import StepResult
 from radixkv.tree.node import Namespace
 
 _RESERVED_TOKENS, _MAX_RESERVED_SHARE = 16, 1 / 24
-"""What an admission leaves free: as little as the docs' results were measured with, because the study compares how
-many sequences fit."""
+"""Tokens and share of the pool that an admission leaves free: little, because the study compares how many sequences
+fit. The results in the docs were measured with these values."""
 
 
 class PagedScheme:

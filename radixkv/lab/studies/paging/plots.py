@@ -22,7 +22,6 @@ from radixkv.lab.bench.report.html_page import (
     entitle,
     label_ends,
     new_figure,
-    save,
     style,
     write_page,
 )
@@ -83,9 +82,6 @@ def plot(
         ConfigError: a file cannot be written, or matplotlib is not installed.
     """
     caption = _caption(by_scheme[0])
-    slot_usage, utilisation = _draw_slot_usage(by_scheme, caption), _draw_utilisation(by_scheme, caption)
-    save(slot_usage, folder / "waste.png")
-    save(utilisation, folder / "utilisation.png")
     by_workload = _by_workload(by_scheme)
     results = [
         (lines[0]["workload"], "; ".join(tables.target_lines(tables.targets(lines)))) for lines in by_workload
@@ -94,12 +90,14 @@ def plot(
         Section("Result", f"{caption}.", rows=results),
         Section(
             "Memory usage",
-            figure=slot_usage,
+            figure=_draw_slot_usage(by_scheme, caption),
+            file="waste.png",
             alt_text="Contents of the pool for each workload and scheme: KV, copies, and each kind of waste.",
         ),
         Section(
             "Utilisation",
-            figure=utilisation,
+            figure=_draw_utilisation(by_scheme, caption),
+            file="utilisation.png",
             alt_text="Share of allocated slots that hold KV, by scheme and workload.",
         ),
         *(
@@ -109,14 +107,13 @@ def plot(
         Section("What the columns mean", tables.SCHEME_LEGEND),
     ]
     if by_page_size:
-        curve = _draw_page_sizes(by_page_size, caption)
-        save(curve, folder / "page_size.png")
         sections += [
             Section(
                 "Page size",
                 "\n".join(remarks),
                 *tables.lost_table(by_page_size),
-                figure=curve,
+                figure=_draw_page_sizes(by_page_size, caption),
+                file="page_size.png",
                 alt_text="Slots that are empty or hold a copy, and host time per token, by page size.",
             ),
             Section("Cost of pages", tables.COST_LEGEND, *tables.cost_table(by_page_size)),
@@ -124,15 +121,14 @@ def plot(
     if recommendations:
         sections.append(Section("Recommendation", RECOMMENDATION_LEGEND, rows=recommendations))
     if measured:
-        curves = _draw_throughput(measured)
-        save(curves, folder / "throughput.png")
         best = tables.saturation_lines(measured)
         sections.append(
             Section(
                 "Throughput of the engine",
                 f"{tables.SATURATION_LEGEND}\n" + "; ".join(tables.target_lines(tables.measured_targets(best))),
                 *tables.saturation_table(best),
-                figure=curves,
+                figure=_draw_throughput(measured),
+                file="throughput.png",
                 alt_text="Answer tokens per second by batch size, for each scheme and length.",
             )
         )

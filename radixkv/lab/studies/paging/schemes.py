@@ -21,7 +21,7 @@ PAGED = "paged"
 RADIX = "radix"
 """The engine as it is, to which the study's targets apply."""
 RESERVE_MAXIMUM = "reserve-maximum"
-"""The scheme whose largest batch and throughput those of ``RADIX`` are compared with."""
+"""The baseline, with which the largest batch and the throughput of ``RADIX`` are compared."""
 RESERVE_POWER_OF_TWO = "reserve-power-of-two"
 ORACLE = "oracle"
 
@@ -32,7 +32,7 @@ N_TENSORS = 2 * N_LAYERS
 
 
 class Pool(NamedTuple):
-    """What a scheme has to know."""
+    """The memory and the lengths that a scheme has to know."""
 
     n_slots: int
     """Token slots of the pool."""
@@ -79,7 +79,7 @@ SCHEMES: Mapping[str, Callable[[Pool], ContiguousScheme | PagedScheme]] = {
     PAGED: lambda pool: PagedScheme(pool.n_slots, pool.page_size, shares=False),
     RADIX: lambda pool: PagedScheme(pool.n_slots, pool.page_size),
 }
-"""What makes each scheme, in the order of the report."""
+"""A function that makes each scheme, in the order of the report."""
 
 WITH_GRANULES = ("vattention", "vattention-shared")
 """The schemes of contiguous virtual memory, in the second of which sequences share whole granules by prefix."""

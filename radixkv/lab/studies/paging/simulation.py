@@ -95,7 +95,7 @@ class _TurnQueue:
         self._follow_ups: list[Turn] = []
         """Turns whose previous turn is answered."""
         self._pending: dict[SimulatedSequence, tuple[list[SimulatedSequence], Iterator[Turn]]] = {}
-        """For each unanswered sequence: the unanswered sequences of its turn, and the turns after it."""
+        """Each unanswered sequence, with the unanswered sequences of its turn and the turns that follow."""
 
     @property
     def is_done(self) -> bool:
