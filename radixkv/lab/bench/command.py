@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from radixkv.errors import ConfigError
-from radixkv.lab.bench.flags import OVERRIDES, add_load_flags, check_load_ranges
+from radixkv.lab.bench.flags import OVERRIDES, add_load_flags, add_output_flags, check_load_ranges
 from radixkv.settings.arguments import Parser, add_engine_flags, engine_config, engine_flags
 from radixkv.settings.client_flags import add_key_flags, api_key, has_key_flag
 from radixkv.settings.config import EngineConfig
@@ -51,12 +51,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> argparse.
         action="store_true",
         help="run the same requests twice, with the prefix cache off and on, and compare",
     )
-    output.add_argument(
-        "--output-file", type=Path, metavar="FILE", help="append one JSON line per run to this file"
-    )
-    output.add_argument(
-        "--plot", type=Path, metavar="FOLDER", help="write an HTML page with plots into this folder"
-    )
+    add_output_flags(output, "run", "an HTML page with plots into this folder")
     add_engine_flags(parser)
     parser.set_defaults(parser=parser, run=run)
     return subcommands

@@ -144,6 +144,14 @@ def add_load_flags(load: argparse._ArgumentGroup) -> None:
     )
 
 
+def add_output_flags(group: argparse._ArgumentGroup, saved: str, drawn: str) -> None:
+    """Adds the flags of the files that a command writes: what a JSON line is of, and what it draws."""
+    group.add_argument(
+        "--output-file", type=Path, metavar="FILE", help=f"append one JSON line per {saved} to this file"
+    )
+    group.add_argument("--plot", type=Path, metavar="FOLDER", help=f"write {drawn}")
+
+
 def check_load_ranges(args: argparse.Namespace) -> None:
     """Rejects numbers that are out of range for every workload, as wrong usage."""
     parser: Parser = args.parser

@@ -121,7 +121,8 @@ def run(args: argparse.Namespace) -> int:
         request_line,
         scheme_table,
     )
-    from radixkv.lab.planner.trace import hit_rates
+    from radixkv.lab.simulator.caches import Capacity
+    from radixkv.lab.simulator.simulation import Simulation
     from radixkv.runtime.device.cuda.model_size import model_size
     from radixkv.runtime.device.machine import check_page_size
     from radixkv.runtime.device.resolved_config import with_defaults
@@ -152,7 +153,8 @@ def run(args: argparse.Namespace) -> int:
         )
         for kv_cache_dtype in ("auto", "fp8")
     ]
-    results = [] if recording is None else hit_rates(recording, pools, show_progress=True)
+    capacities = [Capacity(pool.n_tokens, pool.n_host_tokens) for pool in pools]
+    results = [] if recording is None else list(Simulation(recording, capacities, ("lru",), show_progress=True))
     _save(args, checkpoint, size, gpu, request, pools, results)
     name = checkpoint.folder.name if args.model != "tiny" else "tiny"
     lines = [*model_lines(name, size, settings.max_model_len), request_line(request, args.page_size)]

@@ -1,14 +1,12 @@
-"""The typical request of a recording, and the hit rates of its requests in a plan's pools."""
+"""The typical request of a recording."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from radixkv.errors import ConfigError
-from radixkv.lab.planner.plan import PoolPlan, RequestShape
-from radixkv.lab.simulator.caches import Capacity
+from radixkv.lab.planner.plan import RequestShape
 from radixkv.lab.simulator.recording import Recording
-from radixkv.lab.simulator.simulation import Result, Simulation
 from radixkv.lab.simulator.traffic import Traffic
 from radixkv.tree.node import TOKEN_BYTES
 
@@ -32,15 +30,6 @@ def typical_request(recording: Recording, answer: int | None) -> RequestShape:
     mean_answer = answer if recorded is None else _rounded_mean(recorded)
     assert mean_answer is not None
     return RequestShape(_rounded_mean(traffic.n_tokens), mean_answer, _common_prefix(traffic))
-
-
-def hit_rates(recording: Recording, pools: Sequence[PoolPlan], *, show_progress: bool) -> list[Result]:
-    """Replays the recording in each pool with its host tier, and returns the results; the infinite pool comes last.
-
-    One request is in flight at a time, and the least recently used pages are evicted first.
-    """
-    capacities = [Capacity(pool.n_tokens, pool.n_host_tokens) for pool in pools]
-    return list(Simulation(recording, capacities, ("lru",), show_progress=show_progress))
 
 
 def _rounded_mean(lengths: Sequence[int]) -> int:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from radixkv.lab.bench.flags import add_output_flags
 from radixkv.settings.arguments import Parser, byte_size, count, number, whole_number
 from radixkv.terminal import Progress, Table, wrapped
 
@@ -194,16 +195,8 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         metavar="SIZE",
         help="also show capacities in bytes, for KV of this size per token, such as 131072 for Llama 3 8B",
     )
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--output-file", type=Path, metavar="FILE", help="append one JSON line per result to this file"
-    )
-    output.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FOLDER",
-        help="write the curve of hit rates into this folder, as an HTML page and a PNG",
-    )
+    curve = "the curve of hit rates into this folder, as an HTML page and a PNG"
+    add_output_flags(parser.add_argument_group("output"), "result", curve)
     parser.set_defaults(parser=parser, run=run)
 
 

@@ -33,40 +33,26 @@ def columns(*, has_host: bool, has_disk: bool, has_bytes: bool, has_servers: boo
         has_bytes: whether the KV bytes per token are known.
         has_servers: whether there are several servers.
     """
-    of_host = [
-        Column("host", lambda result: _capacity(result.host_capacity_tokens), is_key=True),
-        Column("saved", lambda result: f"{three_digits(result.saved_seconds)} s", 8),
-        Column("loaded tokens", lambda result: format_tokens(result.n_loaded_tokens)),
-    ]
-    of_disk = [
-        Column("disk", lambda result: _capacity(result.disk_capacity_tokens), is_key=True),
-        Column("fetched tokens", lambda result: format_tokens(result.n_fetched_tokens)),
-    ]
-    of_servers = [
-        Column("servers", lambda result: str(result.servers), is_key=True),
-        Column("routing", lambda result: result.routing or "-", 11, is_key=True),
-        Column("busiest", _busiest),
-    ]
-    of_bytes = [
-        Column("pool GiB", _pool_gib, 7),
-        Column("evicted GiB", lambda result: _gib(result.evicted_bytes), 7),
-    ]
-    return [
-        Column("capacity", lambda result: _capacity(result.capacity_tokens, "infinite"), 8, is_key=True),
-        *(of_host[:1] if has_host else ()),
-        *(of_disk[:1] if has_disk else ()),
-        Column("policy", lambda result: "-" if result.capacity_tokens is None else result.policy, 8, is_key=True),
-        *(of_servers if has_servers else ()),
-        Column("hit rate", lambda result: f"{result.hit_rate_pct:.1f}%"),
-        *(of_host[1:2] if has_host else ()),
-        Column("of infinite", _of_infinite),
-        Column("cached tokens", lambda result: format_tokens(result.n_cached_tokens)),
-        *(of_host[2:] if has_host else ()),
-        *(of_disk[1:] if has_disk else ()),
-        Column("evicted tokens", lambda result: format_tokens(result.n_evicted_tokens)),
-        Column("most cached", lambda result: format_tokens(result.most_cached_tokens)),
-        *(of_bytes if has_bytes else ()),
-    ]
+    known = (
+        (True, Column("capacity", lambda one: _capacity(one.capacity_tokens, "infinite"), 8, is_key=True)),
+        (has_host, Column("host", lambda one: _capacity(one.host_capacity_tokens), is_key=True)),
+        (has_disk, Column("disk", lambda one: _capacity(one.disk_capacity_tokens), is_key=True)),
+        (True, Column("policy", lambda one: "-" if one.capacity_tokens is None else one.policy, 8, is_key=True)),
+        (has_servers, Column("servers", lambda one: str(one.servers), is_key=True)),
+        (has_servers, Column("routing", lambda one: one.routing or "-", 11, is_key=True)),
+        (has_servers, Column("busiest", _busiest)),
+        (True, Column("hit rate", lambda one: f"{one.hit_rate_pct:.1f}%")),
+        (has_host, Column("saved", lambda one: f"{three_digits(one.saved_seconds)} s", 8)),
+        (True, Column("of infinite", _of_infinite)),
+        (True, Column("cached tokens", lambda one: format_tokens(one.n_cached_tokens))),
+        (has_host, Column("loaded tokens", lambda one: format_tokens(one.n_loaded_tokens))),
+        (has_disk, Column("fetched tokens", lambda one: format_tokens(one.n_fetched_tokens))),
+        (True, Column("evicted tokens", lambda one: format_tokens(one.n_evicted_tokens))),
+        (True, Column("most cached", lambda one: format_tokens(one.most_cached_tokens))),
+        (has_bytes, Column("pool GiB", _pool_gib, 7)),
+        (has_bytes, Column("evicted GiB", lambda one: _gib(one.evicted_bytes), 7)),
+    )
+    return [column for is_shown, column in known if is_shown]
 
 
 def title(recording: Recording, concurrency: int, ends_known: float) -> str:

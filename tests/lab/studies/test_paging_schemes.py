@@ -15,13 +15,13 @@ from radixkv.lab.studies.paging.contiguous import ContiguousScheme, reserve_fact
 from radixkv.lab.studies.paging.memory import SlotUsage, average_shares
 from radixkv.lab.studies.paging.paged import PagedScheme
 from radixkv.lab.studies.paging.recommendation import recommend
-from radixkv.lab.studies.paging.scheme import Scheme
 from radixkv.lab.studies.paging.schemes import (
     SCHEMES,
     Pool,
     granule_tokens,
 )
 from radixkv.lab.studies.paging.sequences import SimulatedSequence, TokenRange, TokenRangeSource, Turn
+from radixkv.lab.studies.paging.simulation import Scheme
 from radixkv.runtime.request import GREEDY
 from support.cases import examples
 from support.engine import Engine

@@ -20,9 +20,8 @@ from radixkv.lab.studies.paging.contiguous import (
 from radixkv.lab.studies.paging.lengths import ChatLengths, LengthDistribution, LengthPair, WorkloadLengths
 from radixkv.lab.studies.paging.memory import SlotUsage, average_shares
 from radixkv.lab.studies.paging.paged import PagedScheme
-from radixkv.lab.studies.paging.scheme import Scheme
 from radixkv.lab.studies.paging.sequences import SimulatedSequence, TokenRangeSource, Turn, count_distinct_tokens
-from radixkv.lab.studies.paging.simulation import RunningSpan, max_overlap, simulate
+from radixkv.lab.studies.paging.simulation import RunningSpan, Scheme, max_overlap, simulate
 from radixkv.lab.studies.paging.workloads import WORKLOADS, StudyWorkload, generate_workload
 
 SMALL = WorkloadLengths(

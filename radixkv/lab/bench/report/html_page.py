@@ -15,7 +15,9 @@ import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING
 
 from radixkv.errors import ConfigError
@@ -193,7 +195,8 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
         ConfigError: a path cannot be written.
     """
     body = "\n".join(_section(section, path.parent) for section in sections)
-    _write(path, _PAGE.format(title=html.escape(title), body=body).encode())
+    page = Template((resources.files(__package__) / "page.html").read_text(encoding="utf-8"))
+    _write(path, page.substitute(title=html.escape(title), body=body).encode())
 
 
 def _section(section: Section, folder: Path) -> str:
@@ -242,32 +245,3 @@ def _write(path: Path, data: bytes) -> None:
             raise
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-
-
-_PAGE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-body {{ max-width: 62rem; margin: 2rem auto; padding: 0 1rem; background: #fff; color: #222;
-  font: 16px/1.5 system-ui, sans-serif; }}
-h1 {{ font-size: 1.5rem; }}
-h2 {{ font-size: 1.15rem; margin-top: 2.2rem; }}
-p {{ max-width: 46rem; white-space: pre-line; }}
-img {{ max-width: 100%; height: auto; }}
-table {{ border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: 0.25rem 0.8rem 0.25rem 0; text-align: right; border-bottom: 1px solid #e4e4e4; }}
-th {{ font-weight: 500; }}
-thead th {{ border-bottom-color: #888; }}
-th:first-child {{ text-align: left; }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-{body}
-</body>
-</html>
-"""

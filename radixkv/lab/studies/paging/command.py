@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Collection
 from pathlib import Path
 
+from radixkv.lab.bench.flags import add_output_flags
 from radixkv.settings.arguments import Parser, add_engine_flags, count, engine_config, engine_flags, whole_number
 from radixkv.settings.config import EngineConfig
 
@@ -103,13 +104,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="SIZES",
         help="with --measure: sequences at once, separated by commas (default: powers of two up to 512)",
     )
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--output-file", type=Path, metavar="FILE", help="append one JSON line per result to this file"
-    )
-    output.add_argument(
-        "--plot", type=Path, metavar="FOLDER", help="write an HTML page with plots into this folder"
-    )
+    add_output_flags(parser.add_argument_group("output"), "result", "an HTML page with plots into this folder")
     add_engine_flags(parser)
     parser.set_defaults(parser=parser, run=run)
 

@@ -7,8 +7,7 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.lab.bench.report.repeats import WINDOW, repeated_tokens
-from radixkv.lab.bench.report.run_metrics import cache_report, optimum_cached_tokens
+from radixkv.lab.bench.report.run_metrics import WINDOW, cache_report, optimum_cached_tokens, repeated_tokens
 from support.cases import examples
 from support.report_records import record
 
