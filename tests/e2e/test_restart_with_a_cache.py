@@ -65,8 +65,6 @@ def test_a_prompt_is_cached_after_a_restart(start: Start, folder: Path, flags: t
         assert n_hits == 16 * n_fetched == n_cached
         server.http.post("/flush_cache")
         wait_for(lambda: page_files(folder) == [], "the folder is not empty")
-        stop(server)
-    with start(*flags) as server:
         assert ask(server, PROMPTS[0]) == (answer, 0)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
 from pathlib import Path
 
-from support.live import serving
+from support.live import LiveServer, serving
 
 
 def test_a_small_pool_and_a_missing_tokenizer_give_warnings(sensitive: Path, tmp_path: Path) -> None:
@@ -14,6 +16,9 @@ def test_a_small_pool_and_a_missing_tokenizer_give_warnings(sensitive: Path, tmp
     errors = tmp_path / "errors"
     flags = ("--max-total-tokens", "64", "--device", "cpu", "--mem-fraction-static", "0.5")
     with serving(folder, errors, *flags) as live:
+        command = [live.process.stdout.readline() for _ in range(2)][1].partition(": ")[2]
+        done = subprocess.run(command, shell=True, capture_output=True)
+        assert json.loads(done.stdout)["usage"]["completion_tokens"] > 0, "a command that needs no tokenizer"
         assert live.complete(prompt=[5] * 64, max_tokens=1)["usage"]["prompt_tokens"] == 64
         longest = live.http.get("/v1/models").json()["data"][0]["max_model_len"]
         refused = live.http.post("/v1/completions", json={"prompt": [5] * longest, "max_tokens": 1})
@@ -25,8 +30,6 @@ def test_a_small_pool_and_a_missing_tokenizer_give_warnings(sensitive: Path, tmp
     assert [line for line in lines if "tokenizer.json" in line and "--tokenizer" in line]
 
 
-def test_a_server_without_limits_gives_no_warning(sensitive: Path, tmp_path: Path) -> None:
-    errors = tmp_path / "errors"
-    with serving(sensitive, errors):
-        pass
-    assert not any(text in errors.read_text() for text in ("max_model_len", "tokenizer.json"))
+def test_a_server_without_limits_gives_no_warning(plain_server: LiveServer) -> None:
+    errors = (plain_server.folder / "errors").read_text()
+    assert not any(text in errors for text in ("max_model_len", "tokenizer.json"))

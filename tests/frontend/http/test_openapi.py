@@ -24,9 +24,9 @@ from support.running_site import make_app
 from support.scripted_runtime import Site
 
 BODIES: list[tuple[str, type[msgspec.Struct], dict[str, Any]]] = [
-    ("/v1/completions", CompletionRequest, {"prompt": "a"}),
-    ("/v1/chat/completions", ChatRequest, {"messages": [{"role": "user", "content": "a"}]}),
-    ("/generate", GenerateRequest, {"text": "a"}),
+    ("/v1/completions", CompletionRequest, {"prompt": "a", "max_tokens": 1}),
+    ("/v1/chat/completions", ChatRequest, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
+    ("/generate", GenerateRequest, {"text": "a", "sampling_params": {"max_new_tokens": 1}}),
     ("/tokenize", TokenizeRequest, {"prompt": "a"}),
     ("/detokenize", DetokenizeRequest, {"tokens": [1]}),
     ("/cache/explain", CachePromptRequest, {"prompt": "a"}),
@@ -150,7 +150,10 @@ def test_sampling_params_show_the_fields_that_the_server_takes(site: Site, docum
         name
         for name in SamplingFields.__struct_fields__
         if not is_refused(
-            site, "/generate", name, [{"text": "a", "sampling_params": {name: value}} for value in VALUES]
+            site,
+            "/generate",
+            name,
+            [{"text": "a", "sampling_params": {"max_new_tokens": 1, name: value}} for value in VALUES],
         )
     }
     assert set(schemas["SamplingFields"]["properties"]) == taken

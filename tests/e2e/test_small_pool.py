@@ -1,4 +1,4 @@
-"""Pins of a real server with a small pool: what its clients see of them."""
+"""What the small pool of a real server keeps and evicts: pins stay, and a closed conversation goes first."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from support.live import LIMIT_S, LiveServer, serving
 SMALL = ("--max-total-tokens", "512", "--max-num-batched-tokens", "256", "--max-num-seqs", "8")
 RULES = "You are a patient teacher of mathematics who answers in short steps, and writes the result on a line."
 STORY = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many eggs does he get in a month? " * 3
+CONVERSATION = "{} has 12 hens, and each of them lays 5 eggs a week. How many eggs does {} get in a month? " * 2
 
 Start = Callable[..., AbstractContextManager[LiveServer]]
 
@@ -72,6 +73,30 @@ def test_a_breakpoint_keeps_the_system_prompt_of_a_chat(server: LiveServer) -> N
     assert explain(server, messages=messages)["cached_tokens"] == found["pinned"]["tokens"]
 
 
+def test_a_closed_conversation_is_evicted_first(server: LiveServer) -> None:
+    def prompt(name: str) -> str:
+        return CONVERSATION.format(name, name, name, name)
+
+    def ask(name: str) -> None:
+        server.complete(prompt=prompt(name), max_tokens=4, temperature=0, session_id=name)
+
+    ask("Anna")
+    n_cached = explain(server, prompt=prompt("Anna"))["cached_tokens"]
+    assert n_cached > 32
+    ask("Berta")
+    closed = server.http.post("/sessions/Berta/close").json()
+    assert closed["pages_demoted"]["device"] > 0
+    found = explain(server, prompt=prompt("Berta"))
+    assert found["is_demoted"] is True
+    assert found["cached_tokens"] > 32, "it is found until it is evicted"
+    assert "is_demoted" not in explain(server, prompt=prompt("Anna"))
+    names = iter("Clara Dora Emma Frieda Greta Hanna Ida Julia".split())
+    while (n_left := explain(server, prompt=prompt("Berta"))["cached_tokens"]) >= n_cached:
+        ask(next(names))
+    assert explain(server, prompt=prompt("Anna"))["cached_tokens"] > n_left
+
+
+@pytest.mark.nightly
 def test_a_budget_of_0_refuses_pins(start: Start) -> None:
     with start(*SMALL, "--pin-budget", "0") as server:
         for path, body in (
