@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -11,3 +12,9 @@ from support.fake_openai import FakeServer
 def fake() -> Iterator[FakeServer]:
     with FakeServer() as server:
         yield server
+
+
+@pytest.fixture
+def type_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Returns a function that gives commands a text on standard input."""
+    return lambda text: monkeypatch.setattr("sys.stdin", io.StringIO(text))

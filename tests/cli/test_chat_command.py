@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
@@ -30,11 +29,11 @@ Chat = Callable[..., str]
 
 
 @pytest.fixture
-def chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Chat:
+def chat(type_in: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> Chat:
     """Runs a session on the given input and returns its output."""
 
     def run(lines: str, *flags: str) -> str:
-        monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+        type_in(lines)
         assert main(["chat", *flags]) == 0
         printed = capsys.readouterr()
         assert printed.err == ""
@@ -141,7 +140,8 @@ def test_a_line_that_is_not_text_does_not_end_the_session(fake: FakeServer) -> N
     assert fake.requests[0][1]["messages"] == [{"role": "user", "content": "caf\u00e9"}]
 
 
-def served(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+@pytest.fixture
+def events(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
     """Makes the fake server the one at the default address; returns the events with which it answers."""
     events: list[dict[str, object]] = [{"choices": [{"delta": {"content": "Good day"}, "finish_reason": "stop"}]}]
     fake.responses = {
@@ -152,19 +152,23 @@ def served(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, 
     return events
 
 
-def session(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[str, str]:
-    """Runs a session of one question; returns what it printed and its notes."""
-    monkeypatch.setattr("sys.stdin", io.StringIO("How many legs have 2 hens?\n"))
-    assert main(["chat", "--max-tokens", "8", *flags]) == 0
-    printed = capsys.readouterr()
-    return printed.out, printed.err
+@pytest.fixture
+def session(
+    events: list[dict[str, object]], type_in: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[str, str]]:
+    """Runs a session of one question with these flags; returns what it printed and its notes."""
+
+    def run(*flags: str) -> tuple[str, str]:
+        type_in("How many legs have 2 hens?\n")
+        assert main(["chat", "--max-tokens", "8", *flags]) == 0
+        printed = capsys.readouterr()
+        return printed.out, printed.err
+
+    return run
 
 
-def test_a_running_server_is_used_and_named(
-    fake: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    served(fake, monkeypatch)
-    shown, notes = session(monkeypatch, capsys)
+def test_a_running_server_is_used_and_named(fake: FakeServer, session: Callable[..., tuple[str, str]]) -> None:
+    shown, notes = session()
     assert shown.startswith("Good day\n[")
     assert notes.count("\n") == 1
     assert "served" in notes
@@ -174,19 +178,17 @@ def test_a_running_server_is_used_and_named(
 
 @pytest.mark.parametrize("flags", [("tiny",), ("--model", "tiny"), POOL, ("--device", "cpu")])
 def test_a_model_or_a_flag_of_the_engine_is_for_this_process(
-    fake: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+    fake: FakeServer, session: Callable[..., tuple[str, str]], flags: tuple[str, ...]
 ) -> None:
-    served(fake, monkeypatch)
-    shown, notes = session(monkeypatch, capsys, *flags)
+    shown, notes = session(*flags)
     assert REUSED.search(shown)
     assert (notes, fake.requests) == ("", [])
 
 
 @pytest.mark.parametrize("there", ["nothing", "another program", "a server with a key", "a server of no models"])
 def test_without_a_usable_server_the_model_runs_here_and_the_reason_is_told(
-    fake: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: str
+    fake: FakeServer, session: Callable[..., tuple[str, str]], monkeypatch: pytest.MonkeyPatch, there: str
 ) -> None:
-    served(fake, monkeypatch)
     if there == "nothing":
         monkeypatch.setattr("radixkv.cli.chat.DEFAULT_URL", "http://127.0.0.1:9")
     elif there == "a server with a key":
@@ -194,16 +196,16 @@ def test_without_a_usable_server_the_model_runs_here_and_the_reason_is_told(
     else:
         reply = b"<html>" if there == "another program" else {"data": []}
         fake.responses["/v1/models"] = lambda _: reply
-    shown, notes = session(monkeypatch, capsys)
+    shown, notes = session()
     assert REUSED.search(shown)
     assert "running the model in this process" in notes
     assert ("RADIXKV_API_KEY" in notes) is (there == "a server with a key")
 
 
-def test_a_key_is_for_the_running_server(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    served(fake, monkeypatch)
+@pytest.mark.usefixtures("events")
+def test_a_key_is_for_the_running_server(fake: FakeServer, type_in: Callable[[str], None]) -> None:
     fake.key = "secret"
-    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    type_in("hello\n")
     assert main(["chat", "--api-key", "wrong"]) == 1
     assert main(["chat", "--api-key", "secret"]) == 0
     with pytest.raises(SystemExit):
@@ -212,22 +214,20 @@ def test_a_key_is_for_the_running_server(fake: FakeServer, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("last_line_ends", [True, False])
 def test_a_finish_reason_ends_a_stream_without_done(
-    fake: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], last_line_ends: bool
+    fake: FakeServer, events: list[dict[str, object]], session: Callable[..., tuple[str, str]], last_line_ends: bool
 ) -> None:
-    events = served(fake, monkeypatch)
     events.append({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}})
     text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
     fake.responses["/v1/chat/completions"] = lambda _: (text if last_line_ends else text.rstrip()).encode()
-    shown, _ = session(monkeypatch, capsys)
+    shown, _ = session()
     assert shown.startswith("Good day\n[an unknown part of 9 prompt tokens")
 
 
 def test_a_stream_that_ends_without_finish_reason_and_done_is_an_error(
-    fake: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fake: FakeServer, session: Callable[..., tuple[str, str]]
 ) -> None:
-    served(fake, monkeypatch)
     fake.responses["/v1/chat/completions"] = lambda _: b'data: {"choices": [{"delta": {"content": "Good"}}]}\n\n'
-    shown, _ = session(monkeypatch, capsys)
+    shown, _ = session()
     assert "error: " in shown
     assert "ended early" in shown
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,12 +66,12 @@ def test_where_nothing_differs_it_shows_the_end_of_the_match(
 
 
 def test_the_prompt_may_come_from_a_file_or_standard_input(
-    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, tmp_path: Path, type_in: Callable[[str], None]
 ) -> None:
     path = tmp_path / "prompt.txt"
     path.write_text("from a file")
     explain(server, "--file", str(path))
-    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe"))
+    type_in("from a pipe")
     explain(server)
     asked = [body["prompt"] for name, body, _ in server.requests if name == "/tokenize"]
     assert asked == ["from a file", "from a pipe"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +17,8 @@ def always(answer: Any) -> Callable[[Any], Any]:
     return lambda _: answer
 
 
-def chat(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+def chat(server: FakeServer, type_in: Callable[[str], None]) -> int:
+    type_in("hello\n")
     return main(["chat", "--base-url", server.address])
 
 
@@ -34,13 +33,13 @@ def chat(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> int:
 )
 def test_an_invalid_list_of_models_is_an_error_of_one_line(
     fake: FakeServer,
-    monkeypatch: pytest.MonkeyPatch,
+    type_in: Callable[[str], None],
     capsys: pytest.CaptureFixture[str],
     models: dict[str, Any],
     text: str,
 ) -> None:
     fake.responses["/v1/models"] = always(models)
-    assert chat(fake, monkeypatch) == 1
+    assert chat(fake, type_in) == 1
     error = capsys.readouterr().err
     assert text in error
     assert error.count("\n") == 1
@@ -61,13 +60,13 @@ def test_an_invalid_list_of_models_is_an_error_of_one_line(
 )
 def test_incomplete_chunks_are_read_and_invalid_ones_reported(
     fake: FakeServer,
-    monkeypatch: pytest.MonkeyPatch,
+    type_in: Callable[[str], None],
     capsys: pytest.CaptureFixture[str],
     chunks: list[dict[str, Any]],
     shown: str,
 ) -> None:
     fake.responses = {"/v1/models": always(MODELS), "/v1/chat/completions": always(chunks)}
-    assert chat(fake, monkeypatch) == 0
+    assert chat(fake, type_in) == 0
     assert shown in capsys.readouterr().out
 
 

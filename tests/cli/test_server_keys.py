@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,9 +33,9 @@ COMMANDS = {
 
 
 @pytest.fixture
-def guarded(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> FakeServer:
+def guarded(fake: FakeServer, type_in: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     """A server that wants a key."""
-    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    type_in("hello\n")
     monkeypatch.delenv("RADIXKV_API_KEY", raising=False)
     fake.key = KEY
     fake.responses = {

@@ -11,9 +11,8 @@ import pytest
 import tokenizers
 
 from radixkv.frontend.served_model import ServedModel
-from radixkv.text import guarded_encoder
 from radixkv.text.tokenizer import Tokenizer
-from support.hostile_tokenizers import HOSTILE
+from support.hostile_tokenizers import HOSTILE, give_up_soon
 from support.running_site import running_site
 from support.scripted_runtime import Site
 
@@ -43,8 +42,7 @@ def make_site(
         return running_site(model, tmp_path_factory.mktemp("s"))
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(guarded_encoder, "DEADLINE_S", 0.3)
-    patch.setattr(guarded_encoder, "MIN_CHARACTERS_PER_S", 1_000_000)
+    give_up_soon(patch)
     yield make
     patch.undo()
 

@@ -27,16 +27,21 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def test_a_runtime_starts_answers_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of temporary files."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
 
+
+def test_a_runtime_starts_answers_and_leaves_nothing(temporary: Path) -> None:
     async def test() -> None:
         async with started(command()) as (runtime, client):
             assert await answer(client, [1, 2], 3) == pack_tokens([1, 2, 1])
-            pid, (folder,) = runtime.pid, tmp_path.iterdir()
+            pid, (folder,) = runtime.pid, temporary.iterdir()
             assert folder.stat().st_mode & 0o777 == 0o700
         assert not is_alive(pid)
-        assert list(tmp_path.iterdir()) == []
+        assert list(temporary.iterdir()) == []
 
     before = set(os.listdir("/proc/self/fd"))
     run(test)
@@ -95,11 +100,7 @@ def test_a_silent_runtime_is_killed_at_the_heartbeat_limit() -> None:
         ),
     ],
 )
-def test_a_failed_start_reports_the_reason(
-    body: str, kind: type[RadixKVError], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-
+def test_a_failed_start_reports_the_reason(body: str, kind: type[RadixKVError], text: str, temporary: Path) -> None:
     async def test() -> None:
         with pytest.raises(RadixKVError, match=text) as caught:
             async with connecting() as client:
@@ -107,11 +108,10 @@ def test_a_failed_start_reports_the_reason(
         assert type(caught.value) is kind
 
     run(test)
-    assert list(tmp_path.iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
-def test_a_hanging_start_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_a_hanging_start_times_out(temporary: Path) -> None:
     hanging = changed("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
     before = children(os.getpid())
 
@@ -122,7 +122,7 @@ def test_a_hanging_start_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     run(test)
     assert children(os.getpid()) == before
-    assert list(tmp_path.iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
 def test_the_preflight_reports_its_result() -> None:
@@ -165,13 +165,9 @@ def make_socket(path: Path) -> None:
         left.bind(str(path))
 
 
-def test_folders_of_killed_servers_are_removed_at_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-
+def test_folders_of_killed_servers_are_removed_at_the_next_start(temporary: Path) -> None:
     def left(name: str, *, has_socket: bool = True, has_lock: bool = True) -> Path:
-        folder = tmp_path / name
+        folder = temporary / name
         folder.mkdir(mode=0o700)
         if has_socket:
             make_socket(folder / "runtime.sock")
@@ -183,28 +179,27 @@ def test_folders_of_killed_servers_are_removed_at_the_next_start(
     left("radixkv-starting", has_socket=False)
     (left("radixkv-regular", has_socket=False) / "runtime.sock").write_text("a regular file")
     (left("radixkv-linked", has_socket=False) / "runtime.sock").symlink_to(left("other") / "runtime.sock")
-    (left("radixkv-linked-lock", has_lock=False) / "runtime.lock").symlink_to(tmp_path / "other" / "runtime.lock")
+    (left("radixkv-linked-lock", has_lock=False) / "runtime.lock").symlink_to(temporary / "other" / "runtime.lock")
     (left("radixkv-notes") / "notes").write_text("another file")
     make_socket(left("radixkv-sockets") / "another.sock")
-    (tmp_path / "radixkv-link").symlink_to(tmp_path / "other")
-    make_socket(tmp_path / "radixkv-socket")
-    kept = set(tmp_path.rglob("*")) - {stale, *stale.iterdir()}
+    (temporary / "radixkv-link").symlink_to(temporary / "other")
+    make_socket(temporary / "radixkv-socket")
+    kept = set(temporary.rglob("*")) - {stale, *stale.iterdir()}
 
     async def test() -> None:
         async with started(command()):
-            mine = set(tmp_path.iterdir())
+            mine = set(temporary.iterdir())
             async with started(command()):
-                assert mine < set(tmp_path.iterdir())
-                assert kept < set(tmp_path.rglob("*"))
+                assert mine < set(temporary.iterdir())
+                assert kept < set(temporary.rglob("*"))
                 assert not stale.exists()
 
     run(test)
-    assert set(tmp_path.rglob("*")) == kept
+    assert set(temporary.rglob("*")) == kept
 
 
-def test_a_folder_of_another_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    foreign = tmp_path / "radixkv-foreign"
+def test_a_folder_of_another_user_stays(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign = temporary / "radixkv-foreign"
     foreign.mkdir(mode=0o700)
     make_socket(foreign / "runtime.sock")
     (foreign / "runtime.lock").touch()

@@ -21,11 +21,10 @@ from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.machine import Machine
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.text import guarded_encoder
 from radixkv.wire.messages import FromRuntime
 from radixkv.wire.sampling import SamplingParams
 from support.checkpoints import save_llama
-from support.hostile_tokenizers import splitting
+from support.hostile_tokenizers import give_up_soon, splitting
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 TEXT = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many eggs does he get in a month?"
@@ -437,8 +436,7 @@ def test_a_missing_device_is_reported_before_a_checkpoint_is_downloaded(
 def test_a_text_that_the_tokenizer_cannot_encode_is_an_error_and_the_next_one_is_answered(
     sensitive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guarded_encoder, "DEADLINE_S", 0.5)
-    monkeypatch.setattr(guarded_encoder, "MIN_CHARACTERS_PER_S", 1_000_000)
+    give_up_soon(monkeypatch)
     splitting(r"a*x|.").save(str(tmp_path / "tokenizer.json"))
     hostile = LLM(sensitive, tokenizer=tmp_path, max_total_tokens=4096, max_model_len=1024)
     with pytest.raises(InvalidRequest, match="cannot encode the text"):

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import pytest
 import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
+
+from radixkv.text import guarded_encoder
+
+
+def give_up_soon(patch: pytest.MonkeyPatch) -> None:
+    """Makes encoders wait no longer than tests may take."""
+    patch.setattr(guarded_encoder, "DEADLINE_S", 0.5)
+    patch.setattr(guarded_encoder, "MIN_CHARACTERS_PER_S", 1_000_000)
 
 
 def byte_level() -> tokenizers.Tokenizer:

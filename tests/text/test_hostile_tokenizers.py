@@ -18,7 +18,7 @@ from radixkv.text import guarded_encoder
 from radixkv.text.panics import TokenizerFailed
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import unpack_tokens
-from support.hostile_tokenizers import HOSTILE, MULTIPLYING_ANY_TEXT, byte_level, splitting
+from support.hostile_tokenizers import HOSTILE, MULTIPLYING_ANY_TEXT, byte_level, give_up_soon, splitting
 from support.processes import children
 
 TINY = Path(guarded_encoder.__file__).parents[1] / "checkpoints" / "tiny"
@@ -29,8 +29,7 @@ TEXT = "ÿÿ" * 20 + "a" * 100_000 + "ÿ"
 
 @pytest.fixture(autouse=True)
 def _impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded_encoder, "DEADLINE_S", 0.5)
-    monkeypatch.setattr(guarded_encoder, "MIN_CHARACTERS_PER_S", 1_000_000)
+    give_up_soon(monkeypatch)
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -16,6 +16,7 @@ from radixkv.errors import Draining
 from radixkv.frontend.http import error_response
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.connection import REQUEST_TIMEOUT_S
+from radixkv.frontend.http.error_response import DISCARD_TIMEOUT_S
 from radixkv.frontend.process import RESPONSE_TIMEOUT_S
 from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.server_config import ServerConfig
@@ -29,6 +30,11 @@ JSON = {"Content-Type": "application/json"}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 LONG = b" " * (9 << 20)
 """Longer than the buffers between client and server."""
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(error_response, "DISCARD_TIMEOUT_S", LIMIT_S)  # the machine may be busy
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +64,8 @@ def by_http_client(site: Site, path: str, headers: dict[str, str]) -> tuple[int,
 
 @pytest.mark.parametrize("send", [by_urllib, by_http_client])
 def test_a_client_that_sends_everything_first_reads_its_refusal(
-    site: Site,
-    guarded: Site,
-    send: Callable[[Site, str, dict[str, str]], tuple[int, bytes]],
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, guarded: Site, send: Callable[[Site, str, dict[str, str]], tuple[int, bytes]]
 ) -> None:
-    monkeypatch.setattr(error_response, "DISCARD_TIMEOUT_S", LIMIT_S)  # the machine may be busy
     for where, path, headers, status, code in (
         (site, COMPLETIONS, JSON, 413, "body_too_large"),
         (site, COMPLETIONS, JSON | {"Origin": "https://example.org"}, 403, "forbidden"),
@@ -79,8 +81,7 @@ def test_a_client_that_sends_everything_first_reads_its_refusal(
             assert (found, json.loads(body)["error"]["code"]) == (status, code)
 
 
-def test_the_response_does_not_wait_for_the_body(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(error_response, "DISCARD_TIMEOUT_S", LIMIT_S)
+def test_the_response_does_not_wait_for_the_body(site: Site) -> None:
     with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S / 2) as connection:
         connection.sendall(HEAD + b"Content-Length: 9000000\r\n\r\n")
         assert b"body_too_large" in connection.recv(4096)
@@ -96,7 +97,6 @@ def test_a_stalled_body_is_not_waited_for_long(site: Site, monkeypatch: pytest.M
 
 def test_an_endless_body_is_not_read_forever(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(error_response, "MAX_DISCARD_BYTES", 1 << 20)
-    monkeypatch.setattr(error_response, "DISCARD_TIMEOUT_S", LIMIT_S)
     chunk = b"10000\r\n" + b" " * 65_536 + b"\r\n"
     with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
         connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
@@ -107,7 +107,6 @@ def test_an_endless_body_is_not_read_forever(site: Site, monkeypatch: pytest.Mon
 def test_a_server_that_shuts_down_waits_for_no_upload(
     served_model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(error_response, "DISCARD_TIMEOUT_S", LIMIT_S)
     body_reader = BodyReader(100)
     monkeypatch.setattr(sites, "BodyReader", lambda *_: body_reader)
 
@@ -127,4 +126,4 @@ def test_a_server_that_shuts_down_waits_for_no_upload(
 
 
 def test_the_discard_ends_before_the_shutdown_timeout() -> None:
-    assert error_response.DISCARD_TIMEOUT_S < RESPONSE_TIMEOUT_S
+    assert DISCARD_TIMEOUT_S < RESPONSE_TIMEOUT_S
