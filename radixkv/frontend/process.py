@@ -137,7 +137,7 @@ def open_listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _Uvicorn(uvicorn.Server):
+class Uvicorn(uvicorn.Server):
     """uvicorn without its signal handlers, because this module handles signals."""
 
     @contextlib.contextmanager
@@ -333,7 +333,7 @@ async def _get_model(
 
 
 def _uvicorn(app: ASGIApp) -> uvicorn.Server:
-    return _Uvicorn(
+    return Uvicorn(
         uvicorn.Config(
             app,
             http=Connection,

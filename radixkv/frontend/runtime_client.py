@@ -142,9 +142,20 @@ class RuntimeClient:
         metrics: records latencies and finish reasons.
         shows_contents: False hides what other clients have sent. Misses then tell only of whole pages with the
             request's own salt, and counts of cached tokens leave out tokens copied from a part of a page.
+        max_pending_bytes: the most output that a reader may leave unread; more ends its request.
+        query_timeout_s: the longest wait for the answer to a query.
     """
 
-    def __init__(self, metrics: RequestMetrics, *, shows_contents: bool = True) -> None:
+    def __init__(
+        self,
+        metrics: RequestMetrics,
+        *,
+        shows_contents: bool = True,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
+        query_timeout_s: float = QUERY_TIMEOUT_S,
+    ) -> None:
+        self._max_pending_bytes = max_pending_bytes
+        self._query_timeout_s = query_timeout_s
         self.metrics = metrics
         """Records latencies and finish reasons."""
         self.misses = MissCounts()
@@ -377,7 +388,7 @@ class RuntimeClient:
 
         Raises:
             RequestError: the runtime refuses the query.
-            RuntimeSilent: there is no reply after ``QUERY_TIMEOUT_S``.
+            RuntimeSilent: there is no reply after ``query_timeout_s``.
         """
         if self._failure is not None:
             raise self._failure.with_traceback(None)
@@ -385,10 +396,12 @@ class RuntimeClient:
         self._queries[query.id] = future
         try:
             self._send(query)
-            async with asyncio.timeout(QUERY_TIMEOUT_S):
+            async with asyncio.timeout(self._query_timeout_s):
                 reply = await future
         except TimeoutError:
-            raise RuntimeSilent(f"the runtime did not answer within {QUERY_TIMEOUT_S:.0f} s; try again") from None
+            raise RuntimeSilent(
+                f"the runtime did not answer within {self._query_timeout_s:.0f} s; try again"
+            ) from None
         finally:
             del self._queries[query.id]
         if not isinstance(reply, kind):
@@ -465,7 +478,7 @@ class RuntimeClient:
     def _receiver(self, request_id: str) -> InFlightRequest | None:
         """Returns the request that a message is for; None if it was abandoned or its reader is too slow."""
         request = self._requests.get(request_id)
-        if request is None or not request.streams or request.n_pending_bytes <= MAX_PENDING_BYTES:
+        if request is None or not request.streams or request.n_pending_bytes <= self._max_pending_bytes:
             return request
         self.abandon(request)
         request.fail(ClientTooSlow(f"{request.n_pending_bytes} bytes of the answer waited to be read; read faster"))

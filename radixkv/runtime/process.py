@@ -142,7 +142,7 @@ def _remove_socket(socket_path: Path) -> None:
 
 def _serve(start: Start) -> None:
     socket_path = Path(start.socket_path)
-    with _lock(socket_path) as lock, _bind(socket_path) as socket, _publisher(start, lock) as publisher:
+    with _lock(socket_path) as lock, open_socket(socket_path) as socket, _publisher(start, lock) as publisher:
         # Started only with the lock held: the thread removes the socket, which might be another runtime's.
         threading.Thread(target=_exit_with_frontend, args=(socket_path,), daemon=True).start()
         # Imported here because it takes seconds: a taken lock or a vanished frontend is noticed before.
@@ -245,7 +245,8 @@ def _check_kind(path: Path, kind: int) -> None:
 
 
 @contextlib.contextmanager
-def _bind(socket_path: Path) -> Iterator[zmq.Socket[bytes]]:
+def open_socket(socket_path: Path) -> Iterator[zmq.Socket[bytes]]:
+    """Binds the socket to which the frontend connects, until the context ends."""
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     # No high-water mark: reaching it would drop tokens or block the loop. The outputs of the admitted requests
@@ -272,7 +273,8 @@ class RuntimeServer:
     events: KVEvents | None = None
     """Publishes the loop's cache events; None: nobody does."""
     frames_dropped: int = 0
-    _peer: bytes | None = None
+    peer: bytes | None = None
+    """The address of the frontend; None until it has shaken hands."""
     _is_draining: bool = False
     _is_checked: bool = True
     """Whether every invariant was checked since the last step."""
@@ -364,10 +366,10 @@ class RuntimeServer:
         except (WireError, RequestError):
             return None
         is_hello = isinstance(message, Hello)
-        return message if is_hello == (self._peer is None) and self._peer in (None, parts[0]) else None
+        return message if is_hello == (self.peer is None) and self.peer in (None, parts[0]) else None
 
     def _shake_hands(self, peer: bytes, hello: Hello) -> None:
-        self._peer = peer
+        self.peer = peer
         self._send([self.loop.ready])
         if hello.version != WIRE_VERSION:
             raise WireError(
@@ -381,10 +383,10 @@ class RuntimeServer:
         Raises:
             WireError: the frontend is gone.
         """
-        if self._peer is None or not messages:
+        if self.peer is None or not messages:
             return False
         try:
-            self.socket.send_multipart([self._peer, *map(self._encode_frame, messages)])
+            self.socket.send_multipart([self.peer, *map(self._encode_frame, messages)])
         except zmq.ZMQError as error:
             raise WireError(f"the frontend closed its socket: {error}") from error
         return True

@@ -50,11 +50,24 @@ class SegmentCache:
         backend: tokenizes segments that are not cached.
         needs_text_before: whether a text is cut only after lines that do not end with white space.
         added_ids: the special tokens that the tokenizer adds before and after a text, as little-endian int32.
+        min_segment_characters: the minimum length of every segment but the last of a text.
+        max_batch_characters: most characters in one call of the tokenizer.
+        max_cached_characters: capacity in characters, of which a segment counts as at least the minimum length.
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, *, needs_text_before: bool, added_ids: tuple[bytes, bytes]
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        needs_text_before: bool,
+        added_ids: tuple[bytes, bytes],
+        min_segment_characters: int = MIN_SEGMENT_CHARACTERS,
+        max_batch_characters: int = MAX_BATCH_CHARACTERS,
+        max_cached_characters: int = MAX_CACHED_CHARACTERS,
     ) -> None:
+        self._min_segment_characters = min_segment_characters
+        self._max_batch_characters = max_batch_characters
+        self._max_cached_characters = max_cached_characters
         self._backend = backend
         self._needs_text_before = needs_text_before
         self._added_ids = added_ids
@@ -64,7 +77,9 @@ class SegmentCache:
         self._n_characters = 0
 
     @classmethod
-    def create(cls, backend: tokenizers.Tokenizer) -> SegmentCache | None:
+    def create(
+        cls, backend: tokenizers.Tokenizer, *, min_segment_characters: int = MIN_SEGMENT_CHARACTERS
+    ) -> SegmentCache | None:
         """Returns a cache for the tokenizer, or None if no safe cuts are known for it."""
         needs_text_before = _NEEDS_TEXT_BEFORE_NEWLINE.get(_split_pattern(backend) or "")
         has_newline = any("\n" in token.content for token in backend.get_added_tokens_decoder().values())
@@ -73,12 +88,17 @@ class SegmentCache:
             return None
         if (added_ids := _added_ids(backend)) is None:
             return None
-        return cls(backend, needs_text_before=needs_text_before, added_ids=added_ids)
+        return cls(
+            backend,
+            needs_text_before=needs_text_before,
+            added_ids=added_ids,
+            min_segment_characters=min_segment_characters,
+        )
 
     def encode_batch(self, texts: Sequence[str], *, adds_special_tokens: bool, namespace: str = "") -> list[bytes]:
         """Returns the little-endian int32 ids of each text. O(length).
 
-        Uses all processors. Concurrent calls take turns, ``MAX_BATCH_CHARACTERS`` at a time.
+        Uses all processors. Concurrent calls take turns, ``max_batch_characters`` at a time.
 
         Args:
             texts: the texts.
@@ -86,7 +106,7 @@ class SegmentCache:
             namespace: only segments of texts with the same one are found, so that nobody can tell by the time what
                 others have sent.
         """
-        return self._encode(texts, adds_special_tokens, MAX_BATCH_CHARACTERS, namespace)
+        return self._encode(texts, adds_special_tokens, self._max_batch_characters, namespace)
 
     def encode_inline(self, text: str, *, adds_special_tokens: bool, namespace: str = "") -> bytes:
         """Returns the little-endian int32 ids of one text, without waiting for other threads' calls. O(length)."""
@@ -115,14 +135,14 @@ class SegmentCache:
 
     def _split(self, text: str) -> list[str]:
         segments, start = [], 0
-        cut = text.find("\n", MIN_SEGMENT_CHARACTERS - 1) + 1
+        cut = text.find("\n", self._min_segment_characters - 1) + 1
         while cut:
             if text[cut : cut + 1] in _SEGMENT_STARTS and (
                 not self._needs_text_before or "!" <= text[cut - 2] <= "~"
             ):
                 segments.append(text[start:cut])
                 start = cut
-            cut = text.find("\n", max(cut, start + MIN_SEGMENT_CHARACTERS - 1)) + 1
+            cut = text.find("\n", max(cut, start + self._min_segment_characters - 1)) + 1
         return [*segments, text[start:]]
 
     def _lookup(self, distinct: Sequence[str], namespace: str) -> dict[str, bytes]:
@@ -141,15 +161,14 @@ class SegmentCache:
                 key = namespace, segment
                 if len(segment) <= MAX_CACHED_SEGMENT_CHARACTERS and key not in self._ids:
                     self._ids[key] = ids
-                    self._n_characters += _charged_characters(segment)
-            while self._n_characters > MAX_CACHED_CHARACTERS:
+                    self._n_characters += self._charged_characters(segment)
+            while self._n_characters > self._max_cached_characters:
                 (_, oldest), _ = self._ids.popitem(last=False)
-                self._n_characters -= _charged_characters(oldest)
+                self._n_characters -= self._charged_characters(oldest)
 
-
-def _charged_characters(segment: str) -> int:
-    # Even the entry of a one-character text takes some 200 bytes.
-    return max(len(segment), MIN_SEGMENT_CHARACTERS)
+    def _charged_characters(self, segment: str) -> int:
+        # Even the entry of a one-character text takes some 200 bytes.
+        return max(len(segment), self._min_segment_characters)
 
 
 def batches(texts: Sequence[str], max_batch_characters: int) -> Iterator[list[str]]:

@@ -35,7 +35,7 @@ from radixkv.runtime.device.cpu import executor as executor_cpu
 from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots
 from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
 from radixkv.runtime.open_loop import build_loop
-from radixkv.runtime.process import RuntimeServer, _bind
+from radixkv.runtime.process import RuntimeServer, open_socket
 from radixkv.settings.config import CacheConfig, EngineConfig
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import Done, GetStats, Ready, Submit, TokenLogprobs, pack_tokens
@@ -154,7 +154,7 @@ def run_both(
             await asyncio.to_thread(thread.join, LIMIT_S)
             await client.close()
 
-    with _bind(folder / "r.sock") as socket:
+    with open_socket(folder / "r.sock") as socket:
         thread = threading.Thread(target=RuntimeServer(socket, loop).run)
         thread.start()
         asyncio.run(limited())

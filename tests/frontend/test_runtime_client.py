@@ -14,17 +14,17 @@ import pytest
 from msgspec.structs import replace
 
 from radixkv.errors import InvalidRequest, WireError
-from radixkv.frontend import runtime_client as client_module
 from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeSilent
 from radixkv.frontend.in_flight import TokenDelta
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.process import SLOW_READER_TIMEOUT_MS, open_listener
 from radixkv.frontend.runtime_client import RuntimeClient
-from radixkv.runtime.process import RuntimeServer, _bind
+from radixkv.runtime.process import RuntimeServer, open_socket
 from radixkv.wire.cache_messages import Invalidate
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import (
+    MAX_FRAME_BYTES,
     Done,
     Failed,
     FromRuntime,
@@ -46,13 +46,12 @@ def run(
     path: Path,
     loop: ScriptedLoop,
     test: Callable[[RuntimeClient, RuntimeServer], Awaitable[None]],
-    *,
-    shows_contents: bool = True,
+    **settings: Any,
 ) -> None:
-    """Runs ``test`` with a client and a runtime in a thread."""
+    """Runs ``test`` with a client that has these settings, and a runtime in a thread."""
 
     async def limited() -> None:
-        client = RuntimeClient(Metrics(), shows_contents=shows_contents)
+        client = RuntimeClient(Metrics(), **settings)
         await client.connect(str(path / "r.sock"))
         try:
             async with asyncio.timeout(LIMIT_S):
@@ -63,7 +62,7 @@ def run(
             await asyncio.to_thread(thread.join, LIMIT_S)
             await client.close()
 
-    with _bind(path / "r.sock") as socket:
+    with open_socket(path / "r.sock") as socket:
         server = RuntimeServer(socket, loop)
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -131,8 +130,7 @@ def test_parts_of_pages_are_counted_only_if_clients_may_know(
     run(tmp_path, CopiesPartialPages(), test, shows_contents=shows_contents)
 
 
-def test_a_reader_that_is_too_slow_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "MAX_PENDING_BYTES", 40)
+def test_a_reader_that_is_too_slow_gets_an_error(tmp_path: Path) -> None:
     loop = ScriptedLoop()
 
     async def test(client: RuntimeClient, server: RuntimeServer) -> None:
@@ -143,11 +141,10 @@ def test_a_reader_that_is_too_slow_gets_an_error(tmp_path: Path, monkeypatch: py
         while not loop.cancelled:
             await asyncio.sleep(0.01)
 
-    run(tmp_path, loop, test)
+    run(tmp_path, loop, test, max_pending_bytes=40)
 
 
-def test_logprobs_count_towards_the_unread_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "MAX_PENDING_BYTES", 1000)
+def test_logprobs_count_towards_the_unread_output(tmp_path: Path) -> None:
     requested = Submit(uuid.uuid4().hex, pack_tokens([1, 2, 3] * 8), SamplingParams(max_tokens=60, logprobs=20))
 
     async def test(client: RuntimeClient, server: RuntimeServer) -> None:
@@ -157,7 +154,7 @@ def test_logprobs_count_towards_the_unread_output(tmp_path: Path, monkeypatch: p
                 await anext(group.deltas())
 
     loop = ScriptedLoop()
-    run(tmp_path, loop, test)
+    run(tmp_path, loop, test, max_pending_bytes=1000)
     assert loop.running == {}
 
 
@@ -170,9 +167,8 @@ def test_logprobs_count_towards_the_unread_output(tmp_path: Path, monkeypatch: p
     ids=["prompt logprobs", "whole response"],
 )
 def test_output_that_no_reader_could_have_read_earlier_is_not_limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: bool, sampling: SamplingParams
+    tmp_path: Path, streams: bool, sampling: SamplingParams
 ) -> None:
-    monkeypatch.setattr(client_module, "MAX_PENDING_BYTES", 100)
     requested = Submit(uuid.uuid4().hex, pack_tokens([1, 2, 3] * 8), sampling)
 
     async def test(client: RuntimeClient, server: RuntimeServer) -> None:
@@ -181,7 +177,7 @@ def test_output_that_no_reader_could_have_read_earlier_is_not_limited(
             (delta,) = [delta async for delta in group.deltas()]
         assert (len(delta.prompt_logprobs), len(delta.tokens) // 4) == (23, sampling.max_tokens)
 
-    run(tmp_path, ScriptedLoop(), test)
+    run(tmp_path, ScriptedLoop(), test, max_pending_bytes=100)
 
 
 class WaitsForCancel(ScriptedLoop):
@@ -281,8 +277,8 @@ def test_frames_of_unknown_requests_and_garbage_are_dropped(tmp_path: Path) -> N
 
         def receive_with_garbage(message: ToRuntime) -> list[FromRuntime]:
             if isinstance(message, Submit):  # in the thread that owns the socket
-                server.socket.send_multipart([server._peer, b"garbage"])
-                server.socket.send_multipart([server._peer, encode(Tokens([NewTokens("nobody", b"")]))])
+                server.socket.send_multipart([server.peer, b"garbage"])
+                server.socket.send_multipart([server.peer, encode(Tokens([NewTokens("nobody", b"")]))])
             return receive(message)
 
         loop.receive = receive_with_garbage
@@ -293,23 +289,25 @@ def test_frames_of_unknown_requests_and_garbage_are_dropped(tmp_path: Path) -> N
     run(tmp_path, loop, test)
 
 
-def test_a_query_without_a_reply_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "QUERY_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(ScriptedLoop, "receive", lambda self, message: [])
+class SilentLoop(ScriptedLoop):
+    """A runtime that answers nothing."""
 
+    def receive(self, message: Any) -> list[FromRuntime]:
+        return []
+
+
+def test_a_query_without_a_reply_times_out(tmp_path: Path) -> None:
     async def test(client: RuntimeClient, server: RuntimeServer) -> None:
         with pytest.raises(RuntimeSilent):
             await client.flush()
 
-    run(tmp_path, ScriptedLoop(), test)
+    run(tmp_path, SilentLoop(), test, query_timeout_s=0.1)
 
 
-def test_a_frame_that_is_too_long_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "MAX_FRAME_BYTES", 2000)
-
+def test_a_frame_that_is_too_long_is_not_sent(tmp_path: Path) -> None:
     async def test(client: RuntimeClient, server: RuntimeServer) -> None:
-        large = Submit(uuid.uuid4().hex, pack_tokens([1] * 1000), SamplingParams())
-        with pytest.raises(WireError, match="at most 2000"):
+        large = Submit(uuid.uuid4().hex, bytes(MAX_FRAME_BYTES), SamplingParams())
+        with pytest.raises(WireError, match=f"at most {MAX_FRAME_BYTES}"):
             await gather(client, [prompt(3), large])
         assert client.n_in_flight == 0
 

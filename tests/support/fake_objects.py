@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from radixkv.runtime.tiers.stores.object_store import ObjectStoreError
 from radixkv.runtime.tiers.stores.shared_store import SharedStore
@@ -67,12 +67,10 @@ class FakeObjects:
 
 
 @contextmanager
-def shared_store(
-    objects: FakeObjects, page_bytes: int = PAGE_BYTES, clock: Callable[[], float] = time.monotonic
-) -> Iterator[SharedStore]:
+def shared_store(objects: FakeObjects, page_bytes: int = PAGE_BYTES, **settings: Any) -> Iterator[SharedStore]:
     """Opens a store, and closes it without dropping stores."""
     store = SharedStore(
-        objects, "the shared store", page_bytes=page_bytes, page_token_bytes=PAGE_TOKEN_BYTES, clock=clock
+        objects, "the shared store", page_bytes=page_bytes, page_token_bytes=PAGE_TOKEN_BYTES, **settings
     )
     try:
         yield store

@@ -19,10 +19,10 @@ from radixkv.frontend.app import build_app
 from radixkv.frontend.http.body import BODY_TIMEOUT_S, BodyReader
 from radixkv.frontend.http.connection import Connection
 from radixkv.frontend.metrics.prometheus import Metrics
-from radixkv.frontend.process import _Uvicorn, open_listener
-from radixkv.frontend.runtime_client import RuntimeClient
+from radixkv.frontend.process import Uvicorn, open_listener
+from radixkv.frontend.runtime_client import MAX_PENDING_BYTES, RuntimeClient
 from radixkv.frontend.served_model import ServedModel
-from radixkv.runtime.process import RuntimeServer, _bind
+from radixkv.runtime.process import RuntimeServer, open_socket
 from radixkv.settings.config import EngineConfig
 from radixkv.settings.server_config import ServerConfig
 from support.live import KEEPALIVE_S, LIMIT_S
@@ -59,6 +59,7 @@ def running_site(
     server: ServerConfig | None = None,
     connection: type[Connection] = Connection,
     body_limit_s: float = BODY_TIMEOUT_S,
+    max_pending_bytes: int = MAX_PENDING_BYTES,
 ) -> Iterator[Site]:
     """Runs a site in its own threads until the end of the context."""
     scripted = ScriptedLoop()
@@ -66,17 +67,17 @@ def running_site(
     path = folder / "runtime.sock"
 
     def serve_runtime() -> None:
-        with _bind(path) as socket:
+        with open_socket(path) as socket:
             RuntimeServer(socket, scripted).run()
 
     async def serve_http() -> None:
         metrics, stop = Metrics(), asyncio.Event()
-        client = RuntimeClient(metrics)
+        client = RuntimeClient(metrics, max_pending_bytes=max_pending_bytes)
         await client.connect(str(path))
         await client.handshake()
         app = make_app(client, served_model, server, metrics, body_limit_s)
         config = uvicorn.Config(app, http=connection, ws="none", lifespan="off", log_config=None, log_level="error")
-        http = _Uvicorn(config)
+        http = Uvicorn(config)
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         started.set_result((client, asyncio.get_running_loop(), stop))
         await stop.wait()

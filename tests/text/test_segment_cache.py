@@ -103,21 +103,16 @@ def encode_whole(backend: tokenizers.Tokenizer, text: str, *, adds_special: bool
 def test_ids_equal_those_of_the_unsplit_text(
     backend: tokenizers.Tokenizer, texts: Sequence[str], adds_special: bool
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segment_cache, "MIN_SEGMENT_CHARACTERS", 1)
-        cache = SegmentCache.create(backend)
-        assert cache is not None
-        for _ in range(2):
-            expected = [encode_whole(backend, text, adds_special=adds_special) for text in texts]
-            assert cache.encode_batch(texts, adds_special_tokens=adds_special) == expected
-            assert [cache.encode_inline(text, adds_special_tokens=adds_special) for text in texts] == expected
+    cache = SegmentCache.create(backend, min_segment_characters=1)
+    assert cache is not None
+    for _ in range(2):
+        expected = [encode_whole(backend, text, adds_special=adds_special) for text in texts]
+        assert cache.encode_batch(texts, adds_special_tokens=adds_special) == expected
+        assert [cache.encode_inline(text, adds_special_tokens=adds_special) for text in texts] == expected
 
 
-def test_ids_of_all_short_texts_around_a_cut(
-    backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(segment_cache, "MIN_SEGMENT_CHARACTERS", 1)
-    cache = SegmentCache.create(backend)
+def test_ids_of_all_short_texts_around_a_cut(backend: tokenizers.Tokenizer) -> None:
+    cache = SegmentCache.create(backend, min_segment_characters=1)
     assert cache is not None
     parts = ["\n", " ", "\r", "\t", ".", "'", "s", "T", "7", "é", "<|end|>"]
     texts = [
@@ -145,9 +140,10 @@ class CountingBackend:
         return self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
 
 
-def counting_cache(backend: tokenizers.Tokenizer) -> tuple[SegmentCache, CountingBackend]:
+def counting_cache(backend: tokenizers.Tokenizer, **limits: int) -> tuple[SegmentCache, CountingBackend]:
     counting = CountingBackend(backend)
-    return SegmentCache(counting, needs_text_before=True, added_ids=(b"", b"")), counting  # type: ignore[arg-type]
+    cache = SegmentCache(counting, needs_text_before=True, added_ids=(b"", b""), **limits)  # type: ignore[arg-type]
+    return cache, counting
 
 
 EXAMPLES = "".join(f"Question {i}: how many are {i} and {i}?\nAnswer: {2 * i}, of course.\n" for i in range(100))
@@ -181,9 +177,8 @@ def test_segments_are_found_in_their_namespace_only(backend: tokenizers.Tokenize
     assert cache.encode_batch([odd], adds_special_tokens=False) == [encode_whole(backend, odd, adds_special=False)]
 
 
-def test_the_cache_is_bounded(backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_cache, "MAX_CACHED_CHARACTERS", 5 * len(EXAMPLES) // 2)
-    cache, counting = counting_cache(backend)
+def test_the_cache_is_bounded(backend: tokenizers.Tokenizer) -> None:
+    cache, counting = counting_cache(backend, max_cached_characters=5 * len(EXAMPLES) // 2)
 
     def count_encoded_characters(*texts: str) -> int:
         before = counting.n_characters
@@ -201,11 +196,8 @@ def test_the_cache_is_bounded(backend: tokenizers.Tokenizer, monkeypatch: pytest
     assert count_encoded_characters(long) == count_encoded_characters(long) == len(long)
 
 
-def test_short_texts_count_as_the_minimum_segment_length(
-    backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(segment_cache, "MAX_CACHED_CHARACTERS", 4 * segment_cache.MIN_SEGMENT_CHARACTERS)
-    cache, counting = counting_cache(backend)
+def test_short_texts_count_as_the_minimum_segment_length(backend: tokenizers.Tokenizer) -> None:
+    cache, counting = counting_cache(backend, max_cached_characters=4 * segment_cache.MIN_SEGMENT_CHARACTERS)
     for text in ("one", "two", "three", "four", "two", "five", "two", "one"):
         assert cache.encode_inline(text, adds_special_tokens=False) == encode_whole(
             backend, text, adds_special=False
@@ -213,17 +205,14 @@ def test_short_texts_count_as_the_minimum_segment_length(
     assert counting.n_characters == len("onetwothreefourfiveone")
 
 
-def test_one_text_is_encoded_segment_by_segment_and_many_in_batches(
-    backend: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_text_is_encoded_segment_by_segment_and_many_in_batches(backend: tokenizers.Tokenizer) -> None:
     """The package runs a batch of one on the calling thread, and a larger one on its thread pool."""
-    monkeypatch.setattr(segment_cache, "MAX_BATCH_CHARACTERS", 1000)
-    cache, counting = counting_cache(backend)
+    cache, counting = counting_cache(backend, max_batch_characters=1000)
     assert cache.encode_inline(EXAMPLES, adds_special_tokens=True) == encode_whole(
         backend, EXAMPLES, adds_special=False
     )
     assert all(len(texts) == 1 for texts in counting.calls)
-    cache, counting = counting_cache(backend)
+    cache, counting = counting_cache(backend, max_batch_characters=1000)
     one_line = "x " * 1000
     texts = [EXAMPLES, one_line, "short"]
     assert cache.encode_batch(texts, adds_special_tokens=True) == [

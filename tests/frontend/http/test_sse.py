@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from operator import add
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from radixkv.frontend import runtime_client as client_module
+from radixkv.frontend.served_model import ServedModel
 from radixkv.wire.messages import FromRuntime
 from support.live import LIMIT_S
+from support.running_site import running_site
 from support.scripted_runtime import Site
 
 COMPARED_FIELDS = ("text", "token_ids", "tokens", "token_logprobs", "text_offset", "top_logprobs")
@@ -129,10 +131,12 @@ def test_a_disconnected_stream_is_cancelled(site: Site) -> None:
     assert site.http.get("/health").status_code == 200
 
 
-def test_a_stalled_reader_gets_an_error_event(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "MAX_PENDING_BYTES", 50_000)
+def test_a_stalled_reader_gets_an_error_event(served_model: ServedModel, tmp_path: Path) -> None:
     prompt_fields = {"prompt": ["abcdefgh"] * 8, "n": 8, "logprobs": 20, "max_tokens": 500}
-    with open_stream(site, receive_bytes=4096, **prompt_fields) as connection:
+    with (
+        running_site(served_model, tmp_path, max_pending_bytes=50_000) as site,
+        open_stream(site, receive_bytes=4096, **prompt_fields) as connection,
+    ):
         assert connection.recv(15) == b"HTTP/1.1 200 OK"
         wait_for(lambda: not site.loop.running)
         stream = read(connection, b"0\r\n\r\n")

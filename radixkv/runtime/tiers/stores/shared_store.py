@@ -52,6 +52,7 @@ class SharedStore(IndexedStore):
         page_bytes: size of a page.
         page_token_bytes: bytes of one page's tokens.
         clock: returns seconds that never go back.
+        max_known_pages: most pages that are known to be in the store.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class SharedStore(IndexedStore):
         page_bytes: int,
         page_token_bytes: int,
         clock: Callable[[], float] = time.monotonic,
+        max_known_pages: int = MAX_KNOWN_PAGES,
     ) -> None:
+        self._max_known_pages = max_known_pages
         self._objects = objects
         self._name = name
         self._clock = clock
@@ -271,7 +274,7 @@ class SharedStore(IndexedStore):
                     self._index.touch(key, tick)
                 else:
                     self._index.add(IndexedPage(key, self.page_bytes, tick))
-            while len(self._index) > MAX_KNOWN_PAGES and (page := self._index.first_to_go()) is not None:
+            while len(self._index) > self._max_known_pages and (page := self._index.first_to_go()) is not None:
                 self._index.remove(page.key)
                 self._note_removed((page,))
         return True

@@ -366,9 +366,8 @@ def test_a_page_that_the_store_keeps_does_not_stop_the_removal_of_others() -> No
         assert objects.objects.keys() == objects.kept
 
 
-def test_known_pages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_store_module, "MAX_KNOWN_PAGES", 5)
-    with shared_store(FakeObjects()) as store:
+def test_known_pages_are_bounded() -> None:
+    with shared_store(FakeObjects(), max_known_pages=5) as store:
         store_run(store, list(range(9)))
         assert store.n_pages == 5
         assert len(load_run(store, list(range(9)))) == 9  # they are in the store all the same
