@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from radixkv.errors import RequestError
+from radixkv.runtime.finished import Finished
 from radixkv.runtime.structured.compile_jobs import CompileJobs, Job
 from radixkv.runtime.structured.messages import TrialLimits
 from radixkv.runtime.structured.vocabulary import Vocabulary
@@ -23,10 +22,8 @@ class CompileThread:
     """Runs from construction to ``close``. One other thread calls the methods; only two of them wait."""
 
     def __init__(self, read_vocabulary: Callable[[], Vocabulary], limits: TrialLimits, deadline_s: float) -> None:
-        self._outcomes: deque[tuple[Job, Grammar | RequestError]] = deque()
-        self._readable, self._writable = os.pipe()
-        os.set_blocking(self._readable, False)
-        os.set_blocking(self._writable, False)
+        self._outcomes: Finished[tuple[Job, Grammar | RequestError] | None] = Finished()
+        """What was compiled or refused; None after a ``failure``."""
         self._is_settled = threading.Event()
         """Set when compiling can begin at once, or never will."""
         self.failure: Exception | None = None
@@ -49,7 +46,7 @@ class CompileThread:
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable while ``take`` has something to return, and after a failure."""
-        return self._readable
+        return self._outcomes.fileno()
 
     def submit(self, job: Job) -> None:
         """Compiles a specification when it is its turn. Does nothing after a ``failure``."""
@@ -63,17 +60,14 @@ class CompileThread:
 
     def take(self) -> list[tuple[Job, Grammar | RequestError]]:
         """Returns what was compiled or refused since the last call."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._readable, 1 << 16)
-        return [self._outcomes.popleft() for _ in range(len(self._outcomes))]
+        return [outcome for outcome in self._outcomes.take() if outcome is not None]
 
     def close(self) -> None:
         """Ends the process of trials and the thread; waits for what this process compiles."""
         with contextlib.suppress(RuntimeError):  # the thread has failed and closed its loop
             self._loop.call_soon_threadsafe(self._main.cancel)
         self._thread.join()
-        os.close(self._readable)
-        os.close(self._writable)
+        self._outcomes.close()
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -84,15 +78,10 @@ class CompileThread:
             except Exception as error:
                 self.failure = error
                 self._is_settled.set()
-                self._wake()
+                self._outcomes.add(None)
 
     async def _wait(self) -> None:
         await self._main
 
     def _end(self, job: Job, outcome: Grammar | RequestError) -> None:
-        self._outcomes.append((job, outcome))
-        self._wake()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # the pipe is full, and so readable
-            os.write(self._writable, b"\0")
+        self._outcomes.add((job, outcome))

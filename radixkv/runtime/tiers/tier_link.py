@@ -101,8 +101,6 @@ class Load(Generic[P]):
 class LinkCounters:
     """What a link has done since the start."""
 
-    n_loads: int = 0
-    """Loads of which no page has failed."""
     n_pages_loaded: int = 0
     load_seconds: float = 0.0
     """Time of the copies themselves, as of ``store_seconds``."""
@@ -206,10 +204,7 @@ class TierLink(ABC, Generic[P, L]):
         load.n_tokens = n_pages * self.upper.page_size if is_found else 0
         self.counters.load_seconds += finished.seconds
         self.counters.n_pages_loaded += n_pages
-        if load.has_failed:
-            self.counters.n_failed += 1
-        else:
-            self.counters.n_loads += 1
+        self.counters.n_failed += load.has_failed
         self._take_load(load, finished)
         if load.n_tokens:
             self.upper.commit_copied(load.blocks, load.tokens, load.start + load.n_tokens)

@@ -34,7 +34,7 @@ def test_a_store_is_no_hit_and_a_load_is_one() -> None:
     assert (hits(engine.cache, 60), hits(engine.host, 60)) == (0, 0)
     engine.cache.flush()
     answer(engine, 60, 1)  # finds them in the host tier
-    assert engine.host_tier.counters.n_loads == 1
+    assert engine.host_tier.counters.n_pages_loaded == 60 // PAGE_SIZE
     assert (hits(engine.host, 40), hits(engine.host, 56)) == (1, 1)
 
 

@@ -93,7 +93,7 @@ def test_a_preempted_request_resumes_from_the_host_tier(
     server.run()
     assert server.scheduler.n_preemptions > 0
     assert server.host_tier is not None
-    assert server.host_tier.counters.n_loads > 0
+    assert server.host_tier.counters.n_pages_loaded > 0
     cold.check(server, logits)
 
 
@@ -105,7 +105,7 @@ def test_two_requests_join_one_load(checkpoint: Checkpoint, cold: ColdAnswers, l
     server.add(41, PROMPTS[40], N_TOKENS)
     server.run()
     assert server.host_tier is not None
-    assert server.host_tier.counters.n_loads == 1
+    assert server.host_tier.counters.n_pages_loaded == len(PROMPTS[40]) // 4, "each page once"
     cold.check(server, logits, [40])
 
 
