@@ -51,14 +51,10 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._in_order.values())
 
-    @property
-    def n_unstarted(self) -> int:
-        """Requests that wait for their first step; the others were preempted, or are forks. O(1)."""
-        return len(self._unstarted)
-
     def n_unstarted_beside(self, request: Request) -> int:
-        """Requests that wait for their first step, whoever has sent ``request``. O(1)."""
-        return self.n_unstarted
+        """Requests that wait for their first step, whoever has sent ``request``; the others were preempted, or are
+        forks. O(1)."""
+        return len(self._unstarted)
 
     def take_received_before(self, time_s: float) -> list[Request]:
         """Removes and returns the requests that have not started and were received before that time, oldest first.

@@ -82,7 +82,7 @@ class FairQueue:
 
     def n_unstarted_beside(self, request: Request) -> int:
         """Requests of the same tenant that wait for their first step. O(1)."""
-        return self._queues[request.sender].n_unstarted
+        return self._queues[request.sender].n_unstarted_beside(request)
 
     def n_waiting(self, tenant: str) -> int:
         """Requests of a tenant. O(1)."""

@@ -67,11 +67,6 @@ class LoadCost:
             return 0.0
         return _TURNS_S / (compute - load) if compute > load else float("inf")
 
-    @property
-    def look_up_s(self) -> float | None:
-        """Time of a lookup in a store that servers share, in seconds."""
-        return self._look_up.value
-
     def is_load_faster(self, n_host: int, n_disk: int = 0, *, looks_up: bool = False) -> bool:
         """Returns whether loading is faster than computing. O(1).
 
@@ -89,7 +84,7 @@ class LoadCost:
         n_tokens = n_host + n_disk
         load_s = _TURNS_S + n_tokens * load + n_disk * (fetch or 0.0)
         if looks_up:
-            load_s += _TURNS_S + (self.look_up_s or 0.0)
+            load_s += _TURNS_S + (self._look_up.value or 0.0)
         if n_disk and load_s >= _TURNS_S + n_host * load + n_disk * compute:
             return False
         return load_s < n_tokens * compute

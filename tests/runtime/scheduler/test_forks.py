@@ -227,7 +227,9 @@ def test_forks_without_a_slot_or_pages_wait_and_then_hit_the_prompt(settings: di
     engine.collect()
     choices = engine.siblings[leader.id]
     assert [c.phase for c in choices].count(Phase.WAITING) >= 2
-    assert engine.scheduler.waiting.n_unstarted == 0, "they have had their first step, so they cannot time out"
+    assert engine.scheduler.waiting.n_unstarted_beside(leader) == 0, (
+        "they have had their first step, so they cannot time out"
+    )
     run_to_the_end(engine)
     assert finish_reasons(engine, leader) == ["length"] * 5
 
@@ -243,7 +245,9 @@ def test_the_next_choice_leads_when_the_leader_is_cancelled(is_running: bool) ->
     engine.abort(leader)
     _, new_leader, last = engine.siblings[leader.id]
     assert new_leader.followers == [last]
-    assert engine.scheduler.waiting.n_unstarted == (not is_running), "a request that has run cannot time out"
+    assert engine.scheduler.waiting.n_unstarted_beside(leader) == (not is_running), (
+        "a request that has run cannot time out"
+    )
     run_to_the_end(engine)
     assert finish_reasons(engine, leader) == ["abort", "length", "length"]
     assert len(engine.prompt_logprobs[leader.id]) == 29, "each position once, by either leader"
