@@ -143,7 +143,7 @@ class Loop:
 
     @property
     def descriptors(self) -> list[int]:
-        """Descriptors of which one is readable when pages have been copied between tiers, or the gate opens.
+        """Descriptors, one of which is readable when pages have been copied between tiers, or the gate opens.
 
         Call ``turn`` then, or ``advance`` if there is no work."""
         copies = self.scheduler.tiers.descriptors()

@@ -124,7 +124,7 @@ class Gate(Protocol):
         ...
 
     def descriptors(self) -> list[int]:
-        """Returns descriptors of which one is readable when ``take`` has something to return."""
+        """Returns descriptors, one of which is readable when ``take`` has something to return."""
         ...
 
     def masks(self, rows: Sequence[tuple[Row, Request]], vocab_size: int) -> TokenMasks | None:
@@ -439,7 +439,7 @@ class Tiers:
         """Checks that every page of the tiers is in exactly one place. Raises ``InvariantError``."""
 
     def descriptors(self) -> list[int]:
-        """Returns descriptors of which one is readable when a copy has finished."""
+        """Returns descriptors, one of which is readable when a copy has finished."""
         return []
 
     def close(self, timeout_s: float) -> None:

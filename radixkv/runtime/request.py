@@ -44,7 +44,7 @@ class Phase(Enum):
     """
 
     GATED = "gated"
-    """Not known to the scheduler until its constraint is made."""
+    """Held by the gate: the scheduler does not know it until its constraint is made."""
     FOLLOWING = "following"
     """Its leader computes the prompt; it has neither a batch slot nor pages."""
     WAITING = "waiting"

@@ -65,7 +65,7 @@ class EvictableLeaves:
         return leaf.namespace.group if self._is_divided and leaf.namespace.group in self._ordinary else OTHERS
 
     def candidates(self, quotas: Mapping[str, int] | None = None) -> SortedKeyList:
-        """Returns the leaves of which the next one is evicted: the retained ones only if there are no others.
+        """Returns the leaves among which the next victim is chosen: the retained ones only if there are no others.
 
         Of several groups it is the one whose first leaf has the smallest rank. O(1), or O(groups).
 

@@ -382,7 +382,7 @@ class Forest:
 
 
 def _grows(node: Node, n_hits: int) -> bool:
-    """Whether new pages with so many hits are added to a leased node, and not to a new child."""
+    """Whether new pages with ``n_hits`` hits are added to a leased node itself, and not to a new child."""
     return (
         node.n_leases == 1
         and node.children is None

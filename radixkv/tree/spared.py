@@ -33,7 +33,7 @@ class _Match(NamedTuple):
     n_bytes: int
     """Bytes of the prompt up to the end of it."""
     partial: _Place | None
-    """The node after it of which only leading pages match."""
+    """The node after it, if only leading pages of it match."""
     n_partial: int
     """Leading pages of ``partial`` that match."""
 
@@ -50,7 +50,7 @@ _HeapEntry: TypeAlias = tuple[bool, int, int, Node]
 
 
 class SparedLeaves:
-    """The evictable leaves of which waiting prompts need all pages. An eviction takes them after all others.
+    """The evictable leaves whose pages are all needed by waiting prompts. An eviction takes them after all others.
 
     Before each eviction the tree is told which prompts wait (``update``). So nothing has to be kept right while
     they come and go, and while nodes are split, grow and leave the tree. The match of a prompt is kept, and used

@@ -14,7 +14,7 @@ from radixkv.settings.config import SchedulePolicy
 from radixkv.tree.spared import WaitingPrompt
 
 _MAX_ADMISSIONS_BEFORE_AGING = 64
-"""After so many admissions the oldest waiting request, if its priority is not the best, gets the best one."""
+"""After this many admissions the oldest waiting request gets the best priority of all that wait."""
 
 
 class WaitingQueue:

@@ -91,7 +91,7 @@ class GrammarGate:
         self._forget(ticket)
 
     def descriptors(self) -> list[int]:
-        """Returns descriptors of which one is readable when a grammar is compiled."""
+        """Returns descriptors, one of which is readable when a grammar is compiled."""
         return [] if self._grammars is None else [self._grammars.fileno()]
 
     def masks(self, rows: Sequence[tuple[Row, Request]], vocab_size: int) -> TokenMasks | None:

@@ -24,8 +24,8 @@ HostLoad = Load[BlockTable]
 MAX_STORED_BYTES = 512 << 20
 """See ``TierLink``. These bytes take a hundredth of a second on a GPU."""
 _MAX_DECLINED = 32
-"""After so many prompts that were computed because that was faster, one is loaded anyway, to measure the rate anew.
-Fetches and lookups have counts of their own with this limit."""
+"""After this many prompts that were computed because that was faster, one is loaded anyway, to measure the rate
+anew. Fetches and lookups have counts of their own with this limit."""
 
 
 class CachedPrefixes(NamedTuple):
@@ -280,7 +280,7 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         self.host.check([*of_disk, *loading, *storing])
 
     def descriptors(self) -> list[int]:
-        """Descriptors of which one is readable when a copy has finished."""
+        """Descriptors, one of which is readable when a copy has finished."""
         store = [] if self.disk is None else [self.disk.store.fileno()]
         return [self.copier.fileno(), *store]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 _MIN_WEIGHT = 0.1
 """Weight of a new measurement in a moving average, after the first ten."""
 _MAX_OUTLIER = 4.0
-"""A measurement counts as at most so many times the average: one copy may have waited for something else."""
+"""A measurement counts as at most this many times the average: one copy may have waited for something else."""
 _MIN_MEASURED_TOKENS = 512
 """Steps that compute fewer prompt tokens say little about the time of a token: most of theirs is fixed."""
 _TURNS_S = 0.001

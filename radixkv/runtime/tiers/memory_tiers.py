@@ -20,7 +20,7 @@ from radixkv.wire.cache_messages import Tier
 from radixkv.wire.stats import DiskStats, HostStats
 
 _OFFERED_TOKENS = 256
-"""A decoding request offers its new pages whenever it has so many new tokens, so a preemption loses fewer."""
+"""A decoding request offers its new pages whenever it has this many new tokens, so a preemption loses fewer."""
 
 
 class _Loading(NamedTuple):
@@ -351,7 +351,7 @@ class MemoryTiers(Tiers):
         self._host_tier.check()
 
     def descriptors(self) -> list[int]:
-        """Returns descriptors of which one is readable when a copy has finished."""
+        """Returns descriptors, one of which is readable when a copy has finished."""
         return self._host_tier.descriptors()
 
     def close(self, timeout_s: float) -> None:

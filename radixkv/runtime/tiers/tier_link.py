@@ -107,7 +107,7 @@ class LinkCounters:
     n_pages_stored: int = 0
     store_seconds: float = 0.0
     n_failed: int = 0
-    """Loads and stores of which a page has failed."""
+    """Loads and stores with a page that has failed."""
 
 
 @dataclass(slots=True, eq=False)

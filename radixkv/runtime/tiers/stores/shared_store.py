@@ -28,7 +28,7 @@ LOAD_BYTES_PER_S = 64 << 20
 STORE_TIMEOUT_S = 5.0
 """Limit of the store or removal of one page."""
 PAUSE_S = 10.0
-"""After a failure, the store is left alone for so long."""
+"""How long the store is left alone after a failure."""
 WARNING_PAUSE_S = 60.0
 N_NAMES = 16
 """Names that one round of a lookup asks for. Three rounds find the end of 512 pages."""
