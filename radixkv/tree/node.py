@@ -134,6 +134,11 @@ class Lease:
         """Where the path branches off from those of other leases, see ``SharedRuns``; None if that is not known."""
         self.released = False
 
+    @property
+    def detached(self) -> bool:
+        """Whether the end of the path is detached, so that no match reaches it."""
+        return self.node.detached
+
 
 def require_open(lease: Lease) -> None:
     """Raises ``InvariantError`` if the lease was released."""

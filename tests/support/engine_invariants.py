@@ -47,7 +47,7 @@ def check_slot_use(running: RunningRequests, page_size: int) -> None:
     assert use.n_saved == (len(leased) - len(set(leased))) * page_size
     n_duplicate = len(contents) - len(set(contents.values()))
     assert use.n_duplicate <= n_duplicate
-    if not any(blocks.lease and blocks.lease.node.detached for _, blocks in tables):
+    if not any(blocks.lease and blocks.lease.detached for _, blocks in tables):
         assert use.n_duplicate == n_duplicate
 
 

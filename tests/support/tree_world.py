@@ -411,7 +411,7 @@ class World:
             assert self.tree.retentions.n_pages_of(namespace) == len(self.retained_pages(namespace))
         for tracked in self.leases:
             assert self.tree.pages(tracked.lease) == tracked.pages
-            assert tracked.lease.node.detached == (tracked.detached_from is not None)
+            assert tracked.lease.detached == (tracked.detached_from is not None)
         expected = {namespace for namespace, _ in self.cached}
         expected |= {
             tracked.namespace
