@@ -242,11 +242,8 @@ def test_every_row_reads_each_of_its_positions_once(n_rows: int, longest: int, v
 @pytest.mark.parametrize("seed", rest_nightly(range(40), kept=range(15)))
 def test_nested_runs(seed: int) -> None:
     random = np.random.default_rng(seed)
-    groups = [(32, 8, 16), (28, 4, 16), (64, 2, 64)]
-    n_heads, n_kv_heads, small_tile = groups[seed % 3]
-    geometry = replace(
-        H200, n_heads=n_heads, n_kv_heads=n_kv_heads, token_bytes=512 * n_kv_heads, small_tile=small_tile
-    )
+    n_heads, n_kv_heads = [(32, 8), (28, 4), (64, 1)][seed % 3]
+    geometry = replace(H200, shape=replace(SHAPE, n_heads=n_heads, n_kv_heads=n_kv_heads))
     kernels: list[SharedKernel | None] = ["fa3", "fa3", "fa2", "fa2", None]
     planner_sim = SimulatedPlanner(geometry, shared_kernel=kernels[seed % 5])
     n_rows = int(random.integers(2, 250))
