@@ -27,8 +27,9 @@ from step_plans import MAX_STEPS, PAGE_SIZE, Case, Plans
 
 from gpu import EnergyCounter, gpu_provenance
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
+from radixkv.runtime.device.ops.base import RmsFields
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
-from radixkv.runtime.device.ops.cuda.norm import add_rms_norm
+from radixkv.runtime.device.ops.cuda.norm import rms_norm
 
 N_ROWS, LENGTH = 256, 320
 PROMPT_TOKENS = 8192
@@ -108,13 +109,13 @@ def parts(arguments: argparse.Namespace) -> Iterator[tuple[str, int, Callable[[]
 def small_kernels() -> Callable[[], None]:
     """Returns what enqueues both norms of a layer and the activation of its MLP."""
     x, residual, out = (torch.randn(N_ROWS, HIDDEN, device="cuda", dtype=DTYPE) for _ in range(3))
-    weight = torch.ones(HIDDEN, device="cuda", dtype=DTYPE)
+    norm = RmsFields(torch.ones(HIDDEN, device="cuda", dtype=DTYPE), 1e-5)
     gate_up = torch.randn(N_ROWS, 2 * INNER, device="cuda", dtype=DTYPE)
     gated = torch.empty(N_ROWS, INNER, device="cuda", dtype=DTYPE)
 
     def layer() -> None:
         for _ in range(2):
-            add_rms_norm(x, residual, weight, 1e-5, out)
+            rms_norm(x, norm, out, residual)
         silu_and_multiply(gate_up, gated)
 
     return layer

@@ -22,16 +22,17 @@ from result_lines import add_gpu_flags, report, script_parser
 from torch import Tensor
 
 from gpu import gpu_provenance
+from radixkv.runtime.device.ops.base import RmsFields, TokenInputs
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
 from radixkv.runtime.device.ops.cuda.expert_routing import Routing, route
-from radixkv.runtime.device.ops.cuda.grouped_linear import gated_grouped_linear, grouped_linear, grouped_tile
+from radixkv.runtime.device.ops.cuda.grouped_linear import grouped_linear, grouped_tile
 from radixkv.runtime.device.ops.cuda.layers import Linear, RMSNorm
 from radixkv.runtime.device.ops.cuda.linear import add_linear_and_norm, gated_linear, linear
-from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
+from radixkv.runtime.device.ops.cuda.norm import rms_norm
 from radixkv.runtime.device.ops.cuda.operations import Experts
 from radixkv.runtime.device.ops.cuda.programmatic_launch import has_much_shared_memory
-from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
+from radixkv.runtime.device.ops.cuda.rotary import RotateAndStore
 from radixkv.runtime.device.weights.layer_weights import LinearWeights
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, LAYERS, VOCAB = 4096, 32, 8, 128, 14336, 32, 128_256
@@ -131,12 +132,12 @@ def products(
 
 def fused_products(n_rows: int, weights: dict[str, list[Tensor]]) -> list[Case]:
     """Returns products with what follows them, as one call and as two or three kernels."""
-    x, inner, norm = normal(n_rows, HIDDEN), normal(n_rows, INNER), normal(HIDDEN)
+    x, inner, norm = normal(n_rows, HIDDEN), normal(n_rows, INNER), RmsFields(normal(HIDDEN), 1e-5)
     product, residual, gate_up = normal(n_rows, HIDDEN), normal(n_rows, HIDDEN), normal(n_rows, 2 * INNER)
 
     def separate_add(weight: Tensor) -> None:
         cublas(inner, weight, product)
-        add_rms_norm(product, residual, norm, 1e-5, x)
+        rms_norm(product, norm, x, residual)
 
     def separate_gate(weight: Tensor) -> None:
         cublas(x, weight, gate_up)
@@ -152,7 +153,7 @@ def fused_products(n_rows: int, weights: dict[str, list[Tensor]]) -> list[Case]:
         case(
             "add_linear_and_norm",
             "down",
-            lambda weight: add_linear_and_norm(inner, weight, residual, norm, 1e-5, x),
+            lambda weight: add_linear_and_norm(inner, weight, residual, norm, x),
         ),
         case("add_linear_and_norm_cublas", "down", separate_add),
     ]
@@ -185,7 +186,7 @@ def experts(mixture: Experts, n_rows: int) -> Iterator[Case]:
     gated, products = torch.empty_like(activated), torch.empty_like(gathered)
 
     def multiply_gated(x: Tensor, routing: Routing) -> None:
-        gated_grouped_linear(x, gate_up, None, routing, tile, "silu", gated)
+        grouped_linear(x, mixture.gate_up, routing, tile, gated, "silu")
 
     def multiply_gated_torch(ends: Tensor) -> None:
         silu_and_multiply(torch._grouped_mm(gathered, gate_up.transpose(1, 2), offs=ends), gated)
@@ -203,7 +204,7 @@ def experts(mixture: Experts, n_rows: int) -> Iterator[Case]:
     yield case(
         "experts_down",
         (down,),
-        [partial(grouped_linear, activated, down, None, each, tile, products) for each in routings],
+        [partial(grouped_linear, activated, mixture.down, each, tile, products) for each in routings],
     )
     yield case(
         "experts_down_torch",
@@ -259,6 +260,7 @@ def cublas(x: Tensor, weight: Tensor, out: Tensor) -> None:
 def norms(n_rows: int) -> list[Case]:
     n_bytes = 2 * n_rows * HIDDEN
     weight = normal(HIDDEN)
+    norm = RmsFields(weight, 1e-5)
     sets = [[normal(n_rows, HIDDEN) for _ in range(3)] for _ in range(copies(3 * n_bytes))]
 
     def plain(x: Tensor, residual: Tensor, out: Tensor) -> None:
@@ -266,12 +268,12 @@ def norms(n_rows: int) -> list[Case]:
         out.copy_(torch.nn.functional.rms_norm(residual, (HIDDEN,), weight, 1e-5))
 
     return [
-        Case("rms_norm", n_rows, 2 * n_bytes, [lambda s=s: rms_norm(s[0], weight, 1e-5, s[2]) for s in sets]),
+        Case("rms_norm", n_rows, 2 * n_bytes, [lambda s=s: rms_norm(s[0], norm, s[2]) for s in sets]),
         Case(
             "add_rms_norm",
             n_rows,
             4 * n_bytes,
-            [lambda s=s: add_rms_norm(s[0], s[1], weight, 1e-5, s[2]) for s in sets],
+            [lambda s=s: rms_norm(s[0], norm, s[2], s[1]) for s in sets],
         ),
         Case("add_rms_norm_torch", n_rows, 4 * n_bytes, [lambda s=s: plain(*s) for s in sets]),
     ]
@@ -286,12 +288,11 @@ def rotations(n_rows: int) -> list[Case]:
         caches = [normal(n_rows // 16 + 1, 16, KV_HEADS, HEAD_DIM) for _ in range(2)]
         positions = torch.randint(8192, (n_rows,), dtype=torch.int32, device=DEVICE)
         slot_mapping = torch.randperm(16 * (n_rows // 16 + 1), device=DEVICE)[:n_rows].int()
-        sets.append(
-            (normal(n_rows, WIDTH), positions, slot_mapping, table, *caches, normal(n_rows, HEADS, HEAD_DIM))
-        )
+        inputs = TokenInputs(positions, positions, slot_mapping)
+        sets.append((normal(n_rows, WIDTH), inputs, *caches, normal(n_rows, HEADS, HEAD_DIM)))
 
     def case(name: str, norm: Tensor | None) -> Case:
-        calls = [lambda s=s: rotate_and_store(*s, query_norm=norm, key_norm=norm, eps=1e-5) for s in sets]
+        calls = [partial(RotateAndStore(table, norm, norm, 1e-5), *each) for each in sets]
         return Case(name, n_rows, n_bytes, calls)
 
     return [case("rotate_and_store", None), case("rotate_and_store_norms", weight)]

@@ -7,10 +7,11 @@ import torch
 from kernel_support import DEVICE, RELATIVE, check_close, integers, normal, on_kernels, poisoned
 from torch import Tensor
 
+from radixkv.runtime.device.ops.base import RmsFields, TokenInputs
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
-from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
-from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
+from radixkv.runtime.device.ops.cuda.norm import rms_norm
+from radixkv.runtime.device.ops.cuda.rotary import RotateAndStore
 
 pytestmark = on_kernels
 DTYPES = list(RELATIVE)
@@ -29,14 +30,14 @@ def normed(x: Tensor, weight: Tensor, *, adds_one: bool = False) -> Tensor:
 def test_rms_norm(n_rows: int, size: int, dtype: torch.dtype) -> None:
     x, weight = normal(n_rows, size, dtype=dtype, scale=3), normal(size, dtype=dtype)
     out = poisoned(n_rows, size, dtype=dtype)
-    rms_norm(x, weight, EPS, out)
+    rms_norm(x, RmsFields(weight, EPS), out)
     check_close(out, normed(x, weight), n_roundings=2)
 
 
 def test_rms_norm_of_strided_rows_in_place() -> None:
     wide, weight = normal(6, 3000, dtype=torch.bfloat16), normal(1000, dtype=torch.bfloat16)
     x, before = wide[:, 1000:2000], wide.clone()
-    rms_norm(x, weight, EPS, x)
+    rms_norm(x, RmsFields(weight, EPS), x)
     check_close(x, normed(before[:, 1000:2000], weight), n_roundings=2)
     assert torch.equal(wide[:, :1000], before[:, :1000])
     assert torch.equal(wide[:, 2000:], before[:, 2000:])
@@ -47,7 +48,7 @@ def test_rms_norm_of_strided_rows_in_place() -> None:
 def test_add_rms_norm(n_rows: int, size: int, dtype: torch.dtype) -> None:
     x, residual, weight = (normal(*shape, dtype=dtype) for shape in ((n_rows, size), (n_rows, size), (size,)))
     out, total = poisoned(n_rows, size, dtype=dtype), x + residual
-    add_rms_norm(x, residual, weight, EPS, out)
+    rms_norm(x, RmsFields(weight, EPS), out, residual)
     check_close(residual, total)
     check_close(out, normed(total, weight), n_roundings=2)
 
@@ -57,9 +58,10 @@ def test_norms_of_one_plus_the_weight_in_place(dtype: torch.dtype) -> None:
     x, residual, weight = (normal(*shape, dtype=dtype) for shape in ((5, 1000), (5, 1000), (1000,)))
     expected, total = normed(x, weight, adds_one=True), x + residual
     out = x.clone()
-    rms_norm(out, weight, EPS, out, adds_one=True)
+    norm = RmsFields(weight, EPS, adds_one=True)
+    rms_norm(out, norm, out)
     check_close(out, expected)
-    add_rms_norm(x, residual, weight, EPS, x, adds_one=True)
+    rms_norm(x, norm, x, residual)
     check_close(residual, total)
     check_close(x, normed(total, weight, adds_one=True))
 
@@ -178,19 +180,8 @@ def check_rotation(
     angles = 100 * torch.rand(100, head_dim // 2, device=DEVICE)
     k_cache, v_cache = (poisoned(n_slots // 4, 4, n_kv_heads, head_dim, dtype=dtype) for _ in range(2))
     q_out = poisoned(n_tokens, n_heads, head_dim, dtype=dtype)
-    rotate_and_store(
-        qkv,
-        positions,
-        slot_mapping,
-        torch.cat([angles.cos(), angles.sin()], -1),
-        k_cache,
-        v_cache,
-        q_out,
-        query_norm=weights[0],
-        key_norm=weights[1],
-        eps=EPS,
-        adds_one=adds_one,
-    )
+    rotate_and_store = RotateAndStore(torch.cat([angles.cos(), angles.sin()], -1), *weights, EPS, adds_one)
+    rotate_and_store(qkv, TokenInputs(positions, positions, slot_mapping), k_cache, v_cache, q_out)
     heads = qkv.unflatten(1, (-1, head_dim))
     q, k, v = heads.split([n_heads, n_kv_heads, n_kv_heads], 1)
     if weights[0] is not None and weights[1] is not None:
@@ -219,18 +210,8 @@ def test_rotary_positions_are_integers_of_rows() -> None:
     k_cache, v_cache = (poisoned(2, 1, 1, 64, dtype=torch.bfloat16) for _ in range(2))
     q_out = poisoned(2, 1, 64, dtype=torch.bfloat16)
     table = torch.cat([torch.ones(1, 32), torch.zeros(1, 32)], -1).to(DEVICE)
-    rotate_and_store(
-        qkv,
-        integers([0, 0]),
-        integers([1, 0]),
-        table,
-        k_cache,
-        v_cache,
-        q_out,
-        query_norm=None,
-        key_norm=None,
-        eps=EPS,
-    )
+    inputs = TokenInputs(*map(integers, ([0, 0], [0, 0], [1, 0])))
+    RotateAndStore(table, None, None, EPS)(qkv, inputs, k_cache, v_cache, q_out)
     assert torch.equal(q_out[:, 0], qkv[:, :64])
     assert torch.equal(k_cache[:, 0, 0].flip(0), qkv[:, 64:128])
     assert torch.equal(v_cache[:, 0, 0].flip(0), qkv[:, 128:])

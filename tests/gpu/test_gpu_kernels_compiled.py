@@ -10,14 +10,14 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from radixkv.runtime.device.machine import MIN_FP8_CAPABILITY
-from radixkv.runtime.device.ops.base import TokenInputs
+from radixkv.runtime.device.ops.base import RmsFields, TokenInputs
 from radixkv.runtime.device.ops.cuda.argmax import argmax, argmax_scratch
 from radixkv.runtime.device.ops.cuda.fp8_rows import row_scales
 from radixkv.runtime.device.ops.cuda.layers import Fp8Linear, Linear, RMSNorm
 from radixkv.runtime.device.ops.cuda.linear import add_linear_and_norm, gated_linear
 from radixkv.runtime.device.ops.cuda.norm import rms_norm
 from radixkv.runtime.device.ops.cuda.operations import Experts
-from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
+from radixkv.runtime.device.ops.cuda.rotary import RotateAndStore
 from radixkv.runtime.device.ops.cuda.token_inputs import prepare_token_inputs, update_tables
 from radixkv.runtime.device.pack import RowArrays
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler
@@ -137,7 +137,7 @@ class Step:
     def __init__(self) -> None:
         dtype = torch.bfloat16
         self.x = normal(2048, HIDDEN, dtype=dtype)
-        self.norm = normal(HIDDEN, dtype=dtype)
+        self.norm = RmsFields(normal(HIDDEN, dtype=dtype), 1e-5)
         self.gate_up, self.down = normal(2048, HIDDEN, dtype=dtype), normal(HIDDEN, 1024, dtype=dtype)
         self.qkv = normal(2048, (HEADS + 2 * KV_HEADS) * HEAD_DIM, dtype=dtype)
         self.caches = [normal(2048, 1, KV_HEADS, HEAD_DIM, dtype=dtype) for _ in range(2)]
@@ -162,21 +162,11 @@ class Step:
         )
         x, residual, normed = (self.x[shift % 7 :][:total] for _ in range(3))
         inner = normal(total, 1024, dtype=x.dtype)
-        rms_norm(x, self.norm, 1e-5, normed)
+        rms_norm(x, self.norm, normed)
         gated_linear(normed, self.gate_up, inner)
-        add_linear_and_norm(inner, self.down, residual.clone(), self.norm, 1e-5, normed.clone())
+        add_linear_and_norm(inner, self.down, residual.clone(), self.norm, normed.clone())
         q = poisoned(total, HEADS, HEAD_DIM, dtype=x.dtype)
-        rotate_and_store(
-            self.qkv[:total],
-            inputs.positions,
-            inputs.slot_mapping,
-            self.angles,
-            *self.caches,
-            q,
-            query_norm=None,
-            key_norm=None,
-            eps=1e-5,
-        )
+        RotateAndStore(self.angles, None, None, 1e-5)(self.qkv[:total], inputs, *self.caches, q)
         argmax(
             self.logits[shift % 3 :][:n_rows],
             self.argmax_tokens[shift % 4 :][:n_rows],

@@ -14,8 +14,8 @@ from kernel_support import DEVICE, check_close, normal, on_device_only, on_kerne
 from torch import Tensor
 
 from radixkv.runtime.device.ops.base import Fp8Rows, RowScales
-from radixkv.runtime.device.ops.cuda import operations
 from radixkv.runtime.device.ops.cuda.expert_routing import most_tiles, route
+from radixkv.runtime.device.ops.cuda.expert_sums import sum_experts
 from radixkv.runtime.device.ops.cuda.grouped_linear import grouped_tile
 from radixkv.runtime.device.ops.cuda.layers import LayerNorm, Linear, RMSNorm
 from radixkv.runtime.device.ops.cuda.operations import Experts
@@ -336,9 +336,7 @@ def test_a_graph_replays_what_kernels_give_one_by_one(n_tokens: int) -> None:
         for layer in layers:
             products, expert_weights = layer._products(normed)
             torch.cuda.synchronize()
-            operations.add_experts_and_norm(
-                products, expert_weights, residual, norm.weight, norm.eps, normed, adds_one=False
-            )
+            sum_experts(products, expert_weights, normed, residual, norm)
             torch.cuda.synchronize()
         alone.append(normed.clone())
     stream = torch.cuda.Stream()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from transformers import MixtralConfig
 from radixkv.runtime.device.kv_dtype import FP8
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops import base
-from radixkv.runtime.device.ops.base import Fp8Rows, Rows, RowScales
+from radixkv.runtime.device.ops.base import Fp8Rows, RmsFields, Rows, RowScales
 from radixkv.runtime.device.ops.cuda.expert_routing import route
-from radixkv.runtime.device.ops.cuda.expert_sums import add_experts_and_norm
+from radixkv.runtime.device.ops.cuda.expert_sums import sum_experts
 from radixkv.runtime.device.ops.cuda.fp8_linear import (
     Fp8Tile,
     fp8_linear,
@@ -28,9 +29,9 @@ from radixkv.runtime.device.ops.cuda.fp8_rows import (
     row_scales,
     silu_and_multiply_to_fp8,
 )
-from radixkv.runtime.device.ops.cuda.grouped_linear import gated_grouped_linear, grouped_linear, grouped_tile
+from radixkv.runtime.device.ops.cuda.grouped_linear import grouped_linear, grouped_tile
 from radixkv.runtime.device.ops.cuda.layers import Fp8Linear, Linear, Mlp
-from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
+from radixkv.runtime.device.ops.cuda.norm import rms_norm
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations, Experts
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales
 from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
@@ -127,10 +128,11 @@ def test_nan_stays_nan(scales: RowScales) -> None:
 def test_norms_write_fp8_with_the_bits_of_two_kernels(n_rows: int, size: int, scales: RowScales) -> None:
     x, residual, weight = (normal(*shape, dtype=DTYPE) for shape in ((n_rows, size), (n_rows, size), (size,)))
     products, shares = normal(2 * n_rows, size, dtype=DTYPE), normal(n_rows, 2, dtype=DTYPE).abs()
+    norm = RmsFields(weight, 1e-5)
     kernels = (
-        lambda residual, out: rms_norm(residual, weight, 1e-5, out),
-        lambda residual, out: add_rms_norm(x, residual, weight, 1e-5, out, adds_one=True),
-        lambda residual, out: add_experts_and_norm(products, shares, residual, weight, 1e-5, out, adds_one=False),
+        lambda residual, out: rms_norm(residual, norm, out),
+        lambda residual, out: rms_norm(x, replace(norm, adds_one=True), out, residual),
+        lambda residual, out: sum_experts(products, shares, out, residual, norm),
     )
     for kernel in kernels:
         sums, same_sums, normed, rows = residual.clone(), residual.clone(), new_rows(x, None), new_rows(x, scales)
@@ -270,7 +272,7 @@ def test_products_of_experts(n_tokens: int, hidden: int, inner: int, scales: Fp8
     expert_of = expert_of_position(routing.tiles, n_tokens * n_active)
     gated = rounded(normal(n_tokens * n_active, inner, dtype=DTYPE), row_scales(down))
     products = poisoned(n_tokens * n_active, hidden, dtype=torch.float32)
-    grouped_linear(gated, down, None, routing, tile, products)
+    grouped_linear(gated, LinearWeights(down), routing, tile, products)
     for position, pair in enumerate(routing.order.tolist()):
         row = dequantized(gated)[position : position + 1]
         check_product(products[pair : pair + 1], row, down.expert(expert_of[position]))
@@ -278,7 +280,7 @@ def test_products_of_experts(n_tokens: int, hidden: int, inner: int, scales: Fp8
     gate_up = stacked(n_experts, 2 * inner, hidden, scales)
     x = rounded(normal(n_tokens, hidden, dtype=DTYPE), row_scales(gate_up))
     out = poisoned(n_tokens * n_active, inner, dtype=torch.float32)
-    gated_grouped_linear(x, gate_up, None, routing, tile, "silu", out)
+    grouped_linear(x, LinearWeights(gate_up), routing, tile, out, "silu")
     for position, pair in enumerate(routing.order.tolist()):
         matrix_of = gate_up.expert(expert_of[position]).dequantize().double()
         gate, up = (dequantized(x)[pair // n_active] @ matrix_of.t()).chunk(2)

@@ -15,8 +15,9 @@ from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig
 from radixkv.runtime.device.attention.cuda.merge import PartialResults, merge_results
 from radixkv.runtime.device.attention.cuda.query_order import copy_item_queries
 from radixkv.runtime.device.kv_dtype import FP8, FP8_MAX, LayerScales, quantize
+from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.device.ops.cuda.fp8 import round_to_fp8
-from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
+from radixkv.runtime.device.ops.cuda.rotary import RotateAndStore
 
 pytestmark = [
     *on_kernels,
@@ -101,19 +102,9 @@ def test_rotation_stores_what_16_bits_round_to(dtype: torch.dtype, is_exact: boo
         shape = (n_slots // 4, 4, n_kv_heads, head_dim)
         k, v = (empty_pool(*shape) if kind == FP8 else poisoned(*shape, dtype=dtype) for _ in range(2))
         q_out = poisoned(n_tokens, n_heads, head_dim, dtype=dtype)
-        rotate_and_store(
-            qkv,
-            torch.arange(n_tokens, device=DEVICE, dtype=torch.int32),
-            slot_mapping,
-            torch.cat([cosine, sine], -1).to(DEVICE),
-            k,
-            v,
-            q_out,
-            query_norm=norms[0],
-            key_norm=norms[1],
-            eps=1e-5,
-            scales=SCALES,
-        )
+        positions = torch.arange(n_tokens, device=DEVICE, dtype=torch.int32)
+        rotate_and_store = RotateAndStore(torch.cat([cosine, sine], -1).to(DEVICE), *norms, 1e-5, scales=SCALES)
+        rotate_and_store(qkv, TokenInputs(positions, positions, slot_mapping), k, v, q_out)
         pools[kind] = k, v, q_out
     assert torch.equal(pools[dtype][2], pools[FP8][2])
     for index, scale in enumerate(SCALES):

@@ -9,10 +9,11 @@ import torch
 from kernel_support import DEVICE, check_close, integers, normal, on_device_only, on_kernels, poisoned
 from torch import Tensor
 
+from radixkv.runtime.device.ops.base import RmsFields, TokenInputs
 from radixkv.runtime.device.ops.cuda.gated_linear import gated_tile, multiply_gated
 from radixkv.runtime.device.ops.cuda.linear import add_linear_and_norm, gated_linear, linear
-from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
-from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
+from radixkv.runtime.device.ops.cuda.norm import rms_norm
+from radixkv.runtime.device.ops.cuda.rotary import RotateAndStore
 
 pytestmark = on_kernels
 
@@ -85,7 +86,7 @@ def test_add_linear_and_norm(n_rows: int) -> None:
     x, residual = (normal(n_rows, size, dtype=torch.float16) for size in (72, 96))
     weight, norm_weight = normal(96, 72, dtype=torch.float16, scale=0.1), normal(96, dtype=torch.float16)
     total, out = residual.double() + x.double() @ weight.double().t(), poisoned(n_rows, 96, dtype=torch.float16)
-    add_linear_and_norm(x, weight, residual, norm_weight, 1e-5, out)
+    add_linear_and_norm(x, weight, residual, RmsFields(norm_weight, 1e-5), out)
     check_close(residual, total, slack=1.0)
     expected = torch.nn.functional.rms_norm(residual.double(), (96,), norm_weight.double(), 1e-5)
     check_close(out, expected, slack=1.0)
@@ -127,17 +128,17 @@ class Layers:
         self.weights = [
             [normal(*shape, dtype=dtype, scale=shape[1] ** -0.5) for shape in shapes] for _ in range(self.N_LAYERS)
         ]
-        self.norm = 1 + normal(hidden, dtype=dtype, scale=0.1)
+        self.norm = RmsFields(1 + normal(hidden, dtype=dtype, scale=0.1), 1e-5)
         self.x = normal(n_rows, hidden, dtype=dtype)
-        self.positions, self.slot_mapping = integers(range(n_rows)), integers(range(n_rows))
+        self.inputs = TokenInputs(*(integers(range(n_rows)) for _ in range(3)))
         angles = torch.rand(n_rows, self.HEAD_DIM // 2, device=DEVICE)
-        self.table = torch.cat([angles.cos(), angles.sin()], -1)
+        self.rotate_and_store = RotateAndStore(torch.cat([angles.cos(), angles.sin()], -1), None, None, 1e-5)
         self.cache = [poisoned(n_rows, 1, self.KV_HEADS, self.HEAD_DIM, dtype=dtype) for _ in range(2)]
 
     def run(self, after_each: Callable[[], object]) -> Tensor:
         residual, normed = self.x.clone(), torch.empty_like(self.x)
         n_rows = len(residual)
-        rms_norm(residual, self.norm, 1e-5, normed)
+        rms_norm(residual, self.norm, normed)
         for qkv_weight, output, gate_up_weight, down in self.weights:
             qkv, q = (
                 residual.new_empty(n_rows, len(qkv_weight)),
@@ -146,26 +147,16 @@ class Layers:
             added, inner = torch.empty_like(residual), residual.new_empty(n_rows, self.INNER)
             linear(normed, qkv_weight, qkv)
             after_each()
-            rotate_and_store(
-                qkv,
-                self.positions,
-                self.slot_mapping,
-                self.table,
-                *self.cache,
-                q,
-                query_norm=None,
-                key_norm=None,
-                eps=1e-5,
-            )
+            self.rotate_and_store(qkv, self.inputs, *self.cache, q)
             after_each()
             linear(q.view(n_rows, -1), output, added)
             after_each()
-            add_rms_norm(added, residual, self.norm, 1e-5, normed)
+            rms_norm(added, self.norm, normed, residual)
             after_each()
             gated_linear(normed, gate_up_weight, inner)
             after_each()
             linear(inner, down, added)
             after_each()
-            add_rms_norm(added, residual, self.norm, 1e-5, normed)
+            rms_norm(added, self.norm, normed, residual)
             after_each()
         return normed

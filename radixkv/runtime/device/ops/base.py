@@ -72,8 +72,8 @@ class RmsFields:
 
     weight: Tensor
     eps: float
-    adds_one: bool
-    """Whether it multiplies by ``weight + 1``."""
+    adds_one: bool = False
+    """Whether it multiplies by ``weight + 1``, and rounds only after that."""
     out_scales: RowScales | None = None
     """Scales of its output in FP8; None for an output in the dtype of the weight."""
 

@@ -7,51 +7,32 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from radixkv.runtime.device.ops.base import Rows
+from radixkv.runtime.device.ops.base import RmsFields, Rows
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.fp8_rows import output_of, scale_group, store_row
 from radixkv.runtime.device.ops.cuda.norm import normed_row
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 
 
-def sum_experts(products: Tensor, expert_weights: Tensor, out: Tensor) -> None:
+def sum_experts(
+    products: Tensor,
+    expert_weights: Tensor,
+    out: Rows,
+    residual: Tensor | None = None,
+    norm: RmsFields | None = None,
+) -> None:
     """Computes each token's sum of ``products``, weighted, in the order of the experts.
 
-    It is summed in float32 and rounded once.
+    It is summed in float32 and rounded once. With a residual stream and a norm it computes ``residual += sum`` and
+    norms that, with the bits of ``rms_norm``.
 
     Args:
         products: [tokens * active, hidden], contiguous.
         expert_weights: [tokens, active], contiguous.
-        out: [tokens, hidden], contiguous.
+        out: [tokens, hidden]; a contiguous tensor without a norm.
+        residual: [tokens, hidden], contiguous; with a norm only.
+        norm: of the sum; see ``rms_norm``.
     """
-    _launch(products, expert_weights, None, None, 0.0, out, adds_one=False)
-
-
-def add_experts_and_norm(
-    products: Tensor,
-    expert_weights: Tensor,
-    residual: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    out: Rows,
-    *,
-    adds_one: bool,
-) -> None:
-    """Computes ``residual += sum``, then ``out = rms_norm(residual)``, with the bits of ``sum_experts`` and
-    ``add_rms_norm``; see there for the arguments. ``residual`` is contiguous."""
-    _launch(products, expert_weights, residual, norm_weight, eps, out, adds_one=adds_one)
-
-
-def _launch(
-    products: Tensor,
-    expert_weights: Tensor,
-    residual: Tensor | None,
-    norm_weight: Tensor | None,
-    eps: float,
-    out: Rows,
-    *,
-    adds_one: bool,
-) -> None:
     n_tokens, n_active = expert_weights.shape
     size = products.shape[1]
     block = power_of_two(size)
@@ -59,15 +40,15 @@ def _launch(
         products,
         expert_weights,
         products if residual is None else residual,
-        products if norm_weight is None else norm_weight,
-        eps,
+        products if norm is None else norm.weight,
+        0.0 if norm is None else norm.eps,
         *output_of(out),
         GROUP=scale_group(out, block),
         SIZE=size,
         BLOCK=block,
         N_ACTIVE=n_active,
-        NORMS=norm_weight is not None,
-        ADDS_ONE=adds_one,
+        NORMS=norm is not None,
+        ADDS_ONE=norm is not None and norm.adds_one,
         num_warps=warps_for(block),
         **overlapping(products),
     )

@@ -15,6 +15,7 @@ from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.expert_routing import Routing
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix
+from radixkv.runtime.device.weights.layer_weights import LinearWeights
 
 GatedActivation = Literal["silu", "clamped_silu"]
 """See ``families.Activation``."""
@@ -87,61 +88,28 @@ def _fp8_tile(mean_rows: float, *, has_room: bool, has_blocks: bool) -> GroupedT
     return GroupedTile(128, 128, BLOCK, n_warps=8, n_stages=2)
 
 
-def gated_grouped_linear(
+def grouped_linear(
     x: Tensor | Fp8Rows,
-    weight: Tensor | Fp8Matrix,
-    bias: Tensor | None,
+    weights: LinearWeights,
     routing: Routing,
     tile: GroupedTile,
-    activation: GatedActivation,
     out: Tensor,
+    activation: GatedActivation | None = None,
 ) -> None:
-    """Computes the first half of each expert's MLP for its tokens.
+    """Computes a half of each expert's MLP for its tokens: the first with ``activation``, else the second.
 
     Products and their biases are summed in float32 and rounded, then activated in float32 and rounded.
 
     Args:
-        x: [tokens, in], contiguous; in FP8 if the weight is, with a scale for each 128 values if that has blocks.
-        weight: [experts, 2 * inner, in], gate first, contiguous.
-        bias: [experts, 2 * inner], contiguous, or None.
+        x: [tokens, in] for the first half, else [pairs, in] in the order of ``routing.order``; contiguous. In FP8
+            if the weight is, with a scale for each 128 values if that has blocks.
+        weights: [experts, 2 * inner, in], gate first, or [experts, out, in], contiguous, with a bias or without.
         routing: of the tokens, with tiles of ``tile.rows``.
         tile: from ``grouped_tile``.
+        out: [pairs, inner] in the order of ``routing.order``, or [pairs, out] by the index of the pair; contiguous.
         activation: of the gate.
-        out: [pairs, inner], contiguous, in the order of ``routing.order``.
     """
-    _launch(x, weight, bias, routing, tile, activation, out)
-
-
-def grouped_linear(
-    x: Tensor | Fp8Rows,
-    weight: Tensor | Fp8Matrix,
-    bias: Tensor | None,
-    routing: Routing,
-    tile: GroupedTile,
-    out: Tensor,
-) -> None:
-    """Computes the second half of each expert's MLP. Products and biases are summed in float32 and rounded once.
-
-    Args:
-        x: [pairs, in], contiguous, in the order of ``routing.order``; in FP8 if the weight is.
-        weight: [experts, out, in], contiguous.
-        bias: [experts, out], contiguous, or None.
-        routing: with tiles of ``tile.rows``.
-        tile: from ``grouped_tile``.
-        out: [pairs, out], contiguous, by the index of the pair.
-    """
-    _launch(x, weight, bias, routing, tile, None, out)
-
-
-def _launch(
-    x: Tensor | Fp8Rows,
-    weight: Tensor | Fp8Matrix,
-    bias: Tensor | None,
-    routing: Routing,
-    tile: GroupedTile,
-    activation: GatedActivation | None,
-    out: Tensor,
-) -> None:
+    weight, bias = weights.weight, weights.bias
     if isinstance(x, Fp8Rows):
         assert isinstance(weight, Fp8Matrix)
         values, x_scales, matrix, scales = x.values, x.scales, weight.values, weight.scales

@@ -26,7 +26,7 @@ from radixkv.runtime.device.ops.cuda.fp8_rows import (
 )
 from radixkv.runtime.device.ops.cuda.int4_linear import int4_gated_linear, int4_linear
 from radixkv.runtime.device.ops.cuda.linear import add_linear_and_norm, gated_linear, linear
-from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
+from radixkv.runtime.device.ops.cuda.norm import rms_norm
 from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
 from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
 
@@ -37,13 +37,13 @@ class RMSNorm(RmsFields, Norm):
     def __call__(self, x: Tensor) -> Rows:
         """See ``ops.base.Norm``."""
         out = new_rows(x, self.out_scales)
-        rms_norm(x, self.weight, self.eps, out, adds_one=self.adds_one)
+        rms_norm(x, self, out)
         return out
 
     def add(self, x: Tensor, residual: Tensor) -> Rows:
         """See ``ops.base.Norm``."""
         out = new_rows(residual, self.out_scales)
-        add_rms_norm(x, residual, self.weight, self.eps, out, adds_one=self.adds_one)
+        rms_norm(x, self, out, residual)
         return out
 
     @property
@@ -104,7 +104,7 @@ class Linear(CudaLinear):
         if self.bias is not None or fields is None or fields.adds_one:
             return norm.add(self(x), residual)
         out = new_rows(residual, fields.out_scales)
-        add_linear_and_norm(as_tensor(x), self.weight, residual, fields.weight, fields.eps, out)
+        add_linear_and_norm(as_tensor(x), self.weight, residual, fields, out)
         return out
 
     def gated(self, x: Rows, reader: base.Linear) -> Rows:

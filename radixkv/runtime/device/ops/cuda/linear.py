@@ -13,11 +13,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from radixkv.runtime.device.ops.base import Rows
+from radixkv.runtime.device.ops.base import RmsFields, Rows
 from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.gated_linear import gated_tile, multiply_gated
-from radixkv.runtime.device.ops.cuda.norm import add_rms_norm, rms_norm
+from radixkv.runtime.device.ops.cuda.norm import rms_norm
 from radixkv.runtime.device.ops.cuda.programmatic_launch import (
     has_much_shared_memory,
     is_hopper_or_newer,
@@ -82,9 +82,7 @@ def gated_linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
         silu_and_multiply(gate_up, out)
 
 
-def add_linear_and_norm(
-    x: Tensor, weight: Tensor, residual: Tensor, norm_weight: Tensor, eps: float, out: Rows
-) -> None:
+def add_linear_and_norm(x: Tensor, weight: Tensor, residual: Tensor, norm: RmsFields, out: Rows) -> None:
     """Computes ``residual += x @ weight.T``, then ``out = rms_norm(residual)``.
 
     For many rows only the sum is rounded. For few rows the product is allocated, and both product and sum are
@@ -94,17 +92,16 @@ def add_linear_and_norm(
         x: [rows, in], contiguous; it, weights and ``residual`` are of one dtype.
         weight: [hidden, in], contiguous.
         residual: [rows, hidden], contiguous.
-        norm_weight: [hidden].
-        eps: of the norm.
+        norm: of the sum.
         out: [rows, hidden]; see ``rms_norm``.
     """
     if len(x) >= _MANY_ROWS:
         residual.addmm_(x, weight.t())
-        rms_norm(residual, norm_weight, eps, out)
+        rms_norm(residual, norm, out)
         return
     product = residual.new_empty(residual.shape)
     linear(x, weight, product)
-    add_rms_norm(product, residual, norm_weight, eps, out)
+    rms_norm(product, norm, out, residual)
 
 
 def _is_thin_faster(x: Tensor, weight: Tensor) -> bool:

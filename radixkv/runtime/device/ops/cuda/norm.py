@@ -7,51 +7,39 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from radixkv.runtime.device.ops.base import Rows
+from radixkv.runtime.device.ops.base import RmsFields, Rows
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.fp8_rows import output_of, scale_group, store_row
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Rows, *, adds_one: bool = False) -> None:
+def rms_norm(x: Tensor, norm: RmsFields, out: Rows, residual: Tensor | None = None) -> None:
     """Computes ``out = x / rms(x) * weight`` by rows, in float32, rounded before and after the weight.
+
+    With a residual stream it computes ``residual += x`` first, rounded to its dtype, and norms that.
 
     Args:
         x: [rows, hidden] bfloat16, float16 or float32; rows may be strided.
-        weight: [hidden], of ``x``'s dtype.
-        eps: added to the mean square.
-        out: [rows, hidden]: of ``x``'s dtype, also ``x`` itself; or FP8, with the bits of ``quantize_rows``.
-        adds_one: whether to multiply by ``1 + weight`` instead, and to round only after that.
+        norm: with a weight [hidden] of the dtype of ``x``.
+        out: [rows, hidden]: of the dtype of ``x``, also ``x`` itself; or FP8, with the bits of ``quantize_rows``.
+        residual: of the shape and dtype of ``x``.
     """
-    _launch(x, None, weight, eps, out, adds_one)
-
-
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Rows, *, adds_one: bool = False
-) -> None:
-    """Computes ``residual += x``, rounded to its dtype, then ``out = rms_norm(residual)``.
-
-    ``residual`` has the shape and dtype of ``x``; the other arguments are those of ``rms_norm``.
-    """
-    _launch(x, residual, weight, eps, out, adds_one)
-
-
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Rows, adds_one: bool) -> None:
     n_rows, size = x.shape
     block = power_of_two(size)
+    target = x if residual is None else residual
     _norm[(n_rows,)](
         x,
-        x if residual is None else residual,
-        weight,
+        target,
+        norm.weight,
         x.stride(0),
-        x.stride(0) if residual is None else residual.stride(0),
-        eps,
+        target.stride(0),
+        norm.eps,
         *output_of(out),
         GROUP=scale_group(out, block),
         SIZE=size,
         BLOCK=block,
         ADDS=residual is not None,
-        ADDS_ONE=adds_one,
+        ADDS_ONE=norm.adds_one,
         num_warps=warps_for(block),
         **overlapping(x),
     )

@@ -12,16 +12,11 @@ from radixkv.runtime.device.kv_dtype import LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig, ExpertConfig
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
-from radixkv.runtime.device.ops.base import Norm, Rows, TokenInputs, as_tensor
+from radixkv.runtime.device.ops.base import Norm, Rows, as_tensor
 from radixkv.runtime.device.ops.cuda.expert_routing import route
-from radixkv.runtime.device.ops.cuda.expert_sums import add_experts_and_norm, sum_experts
+from radixkv.runtime.device.ops.cuda.expert_sums import sum_experts
 from radixkv.runtime.device.ops.cuda.fp8_rows import new_rows, quantize_rows, row_scales
-from radixkv.runtime.device.ops.cuda.grouped_linear import (
-    GatedActivation,
-    gated_grouped_linear,
-    grouped_linear,
-    grouped_tile,
-)
+from radixkv.runtime.device.ops.cuda.grouped_linear import GatedActivation, grouped_linear, grouped_tile
 from radixkv.runtime.device.ops.cuda.layers import (
     CudaLinear,
     Fp8Linear,
@@ -32,7 +27,7 @@ from radixkv.runtime.device.ops.cuda.layers import (
     RMSNorm,
 )
 from radixkv.runtime.device.ops.cuda.programmatic_launch import has_much_shared_memory
-from radixkv.runtime.device.ops.cuda.rotary import rotate_and_store
+from radixkv.runtime.device.ops.cuda.rotary import RotateAndStore
 from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
 from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
 from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
@@ -145,15 +140,8 @@ class Experts(base.Mlp):
         for first in range(0, len(residual), self.chunk_tokens):
             last = min(first + self.chunk_tokens, len(residual))
             products, expert_weights = self._products(as_tensor(x)[first:last])
-            add_experts_and_norm(
-                products,
-                expert_weights,
-                residual[first:last],
-                fields.weight,
-                fields.eps,
-                out[first:last] if isinstance(out, Tensor) else out.part(first, last),
-                adds_one=fields.adds_one,
-            )
+            some = out[first:last] if isinstance(out, Tensor) else out.part(first, last)
+            sum_experts(products, expert_weights, some, residual[first:last], fields)
         return out
 
     def _products(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,40 +161,9 @@ class Experts(base.Mlp):
         )
         routing = route(self.router(x), self.n_active, tile.rows, normalizes=self.normalizes)
         gated, products = x.new_empty(n_pairs, n_inner), x.new_empty(n_pairs, hidden)
-        gated_grouped_linear(
-            _rounded_for(gate_up, x), gate_up, self.gate_up.bias, routing, tile, self.activation, gated
-        )
-        grouped_linear(_rounded_for(down, gated), down, self.down.bias, routing, tile, products)
+        grouped_linear(_rounded_for(gate_up, x), self.gate_up, routing, tile, gated, self.activation)
+        grouped_linear(_rounded_for(down, gated), self.down, routing, tile, products)
         return products, routing.expert_weights
-
-
-@dataclass(frozen=True)
-class RotateAndStore:
-    """Norms and rotates heads, and writes K and V into the pool, in one kernel."""
-
-    cosine_sine: Tensor
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    eps: float
-    adds_one: bool
-    scales: LayerScales
-
-    def __call__(self, qkv: Tensor, inputs: TokenInputs, k_cache: Tensor, v_cache: Tensor, q_out: Tensor) -> None:
-        """See ``ops.base.RotateAndStore``. The caches are [pages, page_size, kv_heads, head_dim]."""
-        rotate_and_store(
-            qkv,
-            inputs.positions,
-            inputs.slot_mapping,
-            self.cosine_sine,
-            k_cache,
-            v_cache,
-            q_out,
-            query_norm=self.query_norm,
-            key_norm=self.key_norm,
-            eps=self.eps,
-            adds_one=self.adds_one,
-            scales=self.scales,
-        )
 
 
 def _rounded_for(weight: Tensor | Fp8Matrix, x: Tensor) -> Rows:

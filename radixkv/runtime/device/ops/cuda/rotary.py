@@ -2,76 +2,75 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixkv.runtime.device.kv_dtype import FP8_MAX, UNSCALED, LayerScales
+from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.fp8 import to_fp8
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, power_of_two, warps_for
 
 
-def rotate_and_store(
-    qkv: Tensor,
-    positions: Tensor,
-    slot_mapping: Tensor,
-    cosine_sine: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    q_out: Tensor,
-    *,
-    query_norm: Tensor | None,
-    key_norm: Tensor | None,
-    eps: float,
-    adds_one: bool = False,
-    scales: LayerScales = UNSCALED,
-) -> None:
-    """Rotates queries and keys (half-split rotary); stores keys and values in the pool, and queries in ``q_out``.
+@dataclass(frozen=True)
+class RotateAndStore:
+    """Norms and rotates heads (half-split rotary), and writes K and V into the pool, in one kernel."""
 
-    Args:
-        qkv: [tokens, (heads + 2 * kv_heads) * head_dim]; rows may be strided. bfloat16, float16 or float32.
-        positions: [tokens] int32, rows of ``cosine_sine``.
-        slot_mapping: [tokens] int32, index of each token's K and V in the pool; -1 stores nothing.
-        cosine_sine: [positions, head_dim] float32, cosines in the first half, sines in the second.
-        k_cache, v_cache: contiguous, viewed as [slots, kv_heads, head_dim], of ``qkv``'s dtype or
-            ``float8_e4m3fn``.
-        q_out: [tokens, heads, head_dim], contiguous, of ``qkv``'s dtype.
-        query_norm, key_norm: [head_dim], weights of an RMS norm over each head before rotation; both or neither.
-        eps: of these norms.
-        adds_one: whether they multiply by ``1 + weight``, and round only after that.
-        scales: by which K and V are divided before they are rounded to 8 bits; of no effect otherwise.
-    """
-    n_tokens, n_heads, head_dim = q_out.shape
-    n_kv_heads = (qkv.shape[1] // head_dim - n_heads) // 2
-    norms = query_norm is not None and key_norm is not None
-    heads = power_of_two(n_heads)
-    _rotate_and_store[(n_tokens,)](
-        qkv,
-        positions,
-        slot_mapping,
-        cosine_sine,
-        k_cache,
-        v_cache,
-        q_out,
-        query_norm if norms else qkv,
-        key_norm if norms else qkv,
-        qkv.stride(0),
-        eps,
-        scales.k,
-        scales.v,
-        N_HEADS=n_heads,
-        N_KV_HEADS=n_kv_heads,
-        HEADS=heads,
-        KV_HEADS=power_of_two(n_kv_heads),
-        HEAD_DIM=head_dim,
-        NORMS=norms,
-        ADDS_ONE=adds_one,
-        LARGEST=None if k_cache.dtype == qkv.dtype else FP8_MAX,
-        num_warps=warps_for(heads * head_dim, per_thread=32),
-        **overlapping(qkv),
-    )
+    cosine_sine: Tensor
+    """[positions, head_dim] float32, cosines in the first half, sines in the second."""
+    query_norm: Tensor | None
+    """[head_dim], as is ``key_norm``: weights of an RMS norm over each head before rotation; both or neither."""
+    key_norm: Tensor | None
+    eps: float
+    """Added to the mean squares of these norms."""
+    adds_one: bool = False
+    """Whether the norms multiply by ``1 + weight``, and round only after that."""
+    scales: LayerScales = UNSCALED
+    """By which K and V are divided before they are rounded to 8 bits; of no effect otherwise."""
+
+    def __call__(self, qkv: Tensor, inputs: TokenInputs, k_cache: Tensor, v_cache: Tensor, q_out: Tensor) -> None:
+        """See ``ops.base.RotateAndStore``.
+
+        Args:
+            qkv: rows may be strided. bfloat16, float16 or float32.
+            inputs: the tokens; positions are rows of ``cosine_sine``.
+            k_cache, v_cache: [pages, page_size, kv_heads, head_dim], contiguous, of the dtype of ``qkv`` or
+                ``float8_e4m3fn``.
+            q_out: contiguous, of the dtype of ``qkv``.
+        """
+        n_tokens, n_heads, head_dim = q_out.shape
+        n_kv_heads = (qkv.shape[1] // head_dim - n_heads) // 2
+        norms = self.query_norm is not None and self.key_norm is not None
+        heads = power_of_two(n_heads)
+        _rotate_and_store[(n_tokens,)](
+            qkv,
+            inputs.positions,
+            inputs.slot_mapping,
+            self.cosine_sine,
+            k_cache,
+            v_cache,
+            q_out,
+            self.query_norm if norms else qkv,
+            self.key_norm if norms else qkv,
+            qkv.stride(0),
+            self.eps,
+            self.scales.k,
+            self.scales.v,
+            N_HEADS=n_heads,
+            N_KV_HEADS=n_kv_heads,
+            HEADS=heads,
+            KV_HEADS=power_of_two(n_kv_heads),
+            HEAD_DIM=head_dim,
+            NORMS=norms,
+            ADDS_ONE=self.adds_one,
+            LARGEST=None if k_cache.dtype == qkv.dtype else FP8_MAX,
+            num_warps=warps_for(heads * head_dim, per_thread=32),
+            **overlapping(qkv),
+        )
 
 
 @CachedKernel

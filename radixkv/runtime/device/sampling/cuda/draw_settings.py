@@ -21,24 +21,24 @@ _N_VALUES = 7
 
 
 class DrawSettings(NamedTuple):
-    """Sampling settings on the device, one element per drawn row."""
+    """Sampling settings on the device, one element per drawn row, in the order of the kernels' parameters."""
 
-    seeds: Tensor
-    """[n] int64: seeds of the requests."""
     sources: Tensor
     """[n] int32: index of the row of logits to read."""
     targets: Tensor
     """[n] int32: index of the token to write."""
-    indexes: Tensor
-    """[n] int32: index of the token in its request's output."""
-    top_ks: Tensor
-    """[n] int32: ``top_k``; 0 for all tokens."""
     scales: Tensor
     """[n] float32: factor from a difference of logits to a difference of log2 weights."""
     floors: Tensor
     """[n] float32: a token's weight must exceed this, where the largest weight is 1."""
     shares: Tensor
     """[n] float32: ``top_p``."""
+    top_ks: Tensor
+    """[n] int32: ``top_k``; 0 for all tokens."""
+    seeds: Tensor
+    """[n] int64: seeds of the requests."""
+    indexes: Tensor
+    """[n] int32: index of the token in its request's output."""
 
     @property
     def n_rows(self) -> int:
@@ -84,4 +84,7 @@ class DrawSettings(NamedTuple):
         floats[2] = [row.top_p for row in sampling]
         sent = to_device(buffer, device)
         rest = sent[2 * n :].view(_N_VALUES, n)
-        return cls(sent[: 2 * n].view(torch.int64), *rest[:4], *rest[4:].view(torch.float32))
+        sent_sources, sent_targets, indexes, sent_top_ks = rest[:4]
+        scales, minima, shares = rest[4:].view(torch.float32)
+        seeds = sent[: 2 * n].view(torch.int64)
+        return cls(sent_sources, sent_targets, scales, minima, shares, sent_top_ks, seeds, indexes)

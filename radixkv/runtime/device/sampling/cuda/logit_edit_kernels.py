@@ -8,6 +8,8 @@ penalties, and the index of its mask, or -1. ``masks`` is [m, words] int32, as i
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,68 +24,56 @@ _ENTRIES = 128
 _LARGEST: tl.constexpr = tl.constexpr(MAX_LOGIT)
 
 
-def edit_rows(
-    logits: Tensor, counts: Tensor, rows: Tensor, penalties: Tensor, masks: Tensor, edited: Tensor
-) -> None:
-    """Computes logits after penalties and masks into ``edited``; one launch.
+class EditedRows(NamedTuple):
+    """Rows of logits, what changes them, and where the results go."""
 
-    Args:
-        logits: [any, vocab], any float dtype.
-        counts: [batch slots, vocab] int16.
-        rows: [4, n] int32, see the module.
-        penalties: [4, n] float32, see the module.
-        masks: [m, words] int32, see the module.
-        edited: [n, vocab] float32.
-    """
-    n_rows, size = edited.shape
+    logits: Tensor
+    """[any, vocab], any float dtype."""
+    counts: Tensor
+    """[batch slots, vocab] int16."""
+    rows: Tensor
+    """[4, n] int32, see the module."""
+    penalties: Tensor
+    """[4, n] float32, see the module."""
+    masks: Tensor
+    """[m, words] int32, see the module."""
+    out: Tensor
+    """[n, vocab] float32."""
+
+
+def edit_rows(edits: EditedRows) -> None:
+    """Computes logits after penalties and masks; one launch."""
+    n_rows, size = edits.out.shape
     _edit_rows[n_rows, triton.cdiv(size, PART.value)](
-        logits,
-        counts,
-        rows,
-        penalties,
-        masks,
-        edited,
-        logits.stride(0),
+        *edits,
+        edits.logits.stride(0),
         n_rows,
         size,
-        masks.shape[1],
+        edits.masks.shape[1],
         BLOCK=PART.value,
         num_warps=8,
     )
 
 
-def edit_tokens(
-    logits: Tensor,
-    counts: Tensor,
-    rows: Tensor,
-    penalties: Tensor,
-    masks: Tensor,
-    lists: Tensor,
-    longest: int,
-    edited: Tensor,
-) -> None:
-    """Recomputes the logits of listed tokens in ``edited``, with a bias before their penalties; one launch.
+def edit_tokens(edits: EditedRows, lists: Tensor, longest: int) -> None:
+    """Recomputes the logits of listed tokens, with a bias before their penalties; one launch.
 
     Args:
-        logits, counts, rows, penalties, masks, edited: as for ``edit_rows``.
-        lists: [3, m] int64: addresses of lists, their sizes, and the row of ``edited`` that each belongs to. A list
-            is [2, size] int32: distinct tokens, and the bits of their float32 biases.
+        edits: as for ``edit_rows``, which was called before.
+        lists: [3, m] int64: addresses of lists, their sizes, and the row of ``edits.out`` that each belongs to. A
+            list is [2, size] int32: distinct tokens, and the bits of their float32 biases.
         longest: size of the longest list.
     """
     n_lists = lists.shape[1]
     _edit_tokens[n_lists, triton.cdiv(longest, _ENTRIES)](
-        logits,
-        counts,
-        rows,
-        penalties,
-        masks,
+        *edits[:-1],
         lists,
-        edited,
-        logits.stride(0),
-        edited.shape[0],
+        edits.out,
+        edits.logits.stride(0),
+        edits.out.shape[0],
         n_lists,
-        edited.shape[1],
-        masks.shape[1],
+        edits.out.shape[1],
+        edits.masks.shape[1],
         BLOCK=_ENTRIES,
         num_warps=4,
     )

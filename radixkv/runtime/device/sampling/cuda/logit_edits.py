@@ -13,6 +13,7 @@ from torch import Tensor
 from radixkv.runtime.device.memory.cuda.array_copies import to_device
 from radixkv.runtime.device.sampling.cuda.logit_edit_kernels import (
     N_ROW_FIELDS,
+    EditedRows,
     count_tokens,
     edit_rows,
     edit_tokens,
@@ -137,10 +138,10 @@ class LogitEdits:
             [row.presence_penalty for row in sampling],
         )
         sent = to_device(np.concatenate((row_info, penalties.view(np.int32))), self._device)
-        edited = self._edited[: len(rows)]
         row_fields, penalty_fields = sent[:N_ROW_FIELDS], sent[N_ROW_FIELDS:].view(torch.float32)
         bits = self._no_masks if masks is None else masks.bits
-        edit_rows(logits, self._counts, row_fields, penalty_fields, bits, edited)
+        edits = EditedRows(logits, self._counts, row_fields, penalty_fields, bits, self._edited[: len(rows)])
+        edit_rows(edits)
         edited_rows = [
             (index, biases)
             for index, batch_slot in enumerate(batch_slots)
@@ -150,8 +151,8 @@ class LogitEdits:
             sizes = [biases.entries.shape[1] for _, biases in edited_rows]
             addresses = [biases.entries.data_ptr() for _, biases in edited_rows]
             lists = to_device(np.array((addresses, sizes, [index for index, _ in edited_rows])), self._device)
-            edit_tokens(logits, self._counts, row_fields, penalty_fields, bits, lists, max(sizes), edited)
-        return edited
+            edit_tokens(edits, lists, max(sizes))
+        return edits.out
 
     def count(self, batch_slots: Sequence[int], rows: Sequence[int], tokens: Tensor, finite: Tensor) -> None:
         """Counts ``tokens[rows]`` in the outputs of ``batch_slots``, where the row is finite.
