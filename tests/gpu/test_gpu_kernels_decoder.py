@@ -21,6 +21,7 @@ from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.weights.weights import open_weights
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, load_oracle, random_ids
+from support.poison import poison
 from support.reference_attention import ReferenceAttention
 
 pytestmark = on_kernels
@@ -53,8 +54,7 @@ class World:
                 self.decoder = Decoder(weights, CudaOperations(config, 64, device))
             page = PageShape(config.n_layers, config.n_kv_heads, PAGE_SIZE, config.head_dim, torch.float32)
             self.pool = CudaPool(page, 5, device)
-            for index in range(5):
-                self.pool.poison(index)
+            poison(self.pool, range(5))
         sizes = config.n_heads, config.n_kv_heads, config.head_dim
         shape = AttentionShape(*sizes, PAGE_SIZE, torch.float32, config.attention_scale, torch.float32)
         self._attention = ReferenceAttention(shape, config.windows, device=device, sinks=self.decoder.sinks)

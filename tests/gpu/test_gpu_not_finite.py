@@ -12,6 +12,7 @@ from gpu_support import NEAR_TIE, check_same_answers, family, greedy, opened, ra
 
 from radixkv import LLM, RequestOutput
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
+from support.poison import poison
 
 N_NEW = 16
 
@@ -31,12 +32,11 @@ def pool_of(llm: LLM) -> CudaPool:
     return executor._runner.pool
 
 
-def poison(pool: CudaPool, pages: Iterable[int]) -> None:
+def poison_between_steps(pool: CudaPool, pages: Iterable[int]) -> None:
     """Fills pages with NaN between steps, as it does not use the engine's stream."""
     torch.cuda.synchronize()
     with torch.inference_mode():
-        for page in pages:
-            pool.poison(page)
+        poison(pool, pages)
     torch.cuda.synchronize()
 
 
@@ -46,7 +46,7 @@ def test_unwritten_positions_are_never_read(sensitive_folder: Path, alone: LLM, 
     prompts = family(20, seed=1)
     with opened(sensitive_folder, page_size=page_size, max_num_batched_tokens=500) as llm:
         pool = pool_of(llm)
-        poison(pool, range(pool.n_pages))
+        poison_between_steps(pool, range(pool.n_pages))
         cold = llm.generate(prompts, greedy(N_NEW), use_tqdm=False)
         warm = llm.generate(prompts, greedy(N_NEW), use_tqdm=False)
     check(alone, prompts, cold, warm)
@@ -60,7 +60,7 @@ def test_a_page_with_nan_changes_no_answer(sensitive_folder: Path, alone: LLM) -
     with opened(sensitive_folder) as llm:
         pool, plans = pool_of(llm), record(llm)
         llm.generate([stem + random_ids(20, seed=2)], greedy(2), use_tqdm=False)
-        poison(pool, [plans[0].rows[0].table_pages[3]])
+        poison_between_steps(pool, [plans[0].rows[0].table_pages[3]])
         outputs = llm.generate(prompts, greedy(N_NEW), use_tqdm=False)
         rows = [row for plan in plans for row in plan.rows]
         assert sum(row.start == 0 and row.n_tokens > len(stem) for row in rows) >= 1 + 6, "no prompt was retried"

@@ -32,6 +32,7 @@ from radixkv.wire import messages as wire
 from radixkv.wire.sampling import SamplingParams
 from support.checkpoints import VOCAB
 from support.engine import token_bytes
+from support.poison import poison
 from support.scheduler import make_scheduler
 
 PAGE_SIZE = 4
@@ -65,8 +66,7 @@ class PoisonedPages(list[int]):
         self += reversed(range(executor.n_pages))
 
     def __iadd__(self, pages: Iterable[int]) -> PoisonedPages:
-        for page in (pages := list(pages)):
-            self.executor.pool.poison(page)
+        poison(self.executor.pool, pages := list(pages))
         self.extend(pages)
         return self
 

@@ -23,6 +23,7 @@ from radixkv.runtime.device.pack import PackedStep, Packer
 from radixkv.runtime.device.weights.weights import open_weights
 from radixkv.runtime.step.plan import Row, RowSampling, StepPlan
 from support.checkpoints import VOCAB
+from support.poison import poison
 
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=0)
 
@@ -177,8 +178,7 @@ class OpenDevice:
         self._packer = Packer(settings, n_pages, max_tokens=None)
         self.batch = PersistentBatch(max_rows=512, max_model_len=1024, page_size=page_size)
         self._free = list(range(n_pages))
-        for page in self._free:
-            self.pool.poison(page)
+        poison(self.pool, self._free)
 
     def pages(self, n_tokens: int) -> tuple[int, ...]:
         """Allocates poisoned pages for ``n_tokens``, in no particular order."""

@@ -16,6 +16,7 @@ from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import SampledStep
 from support.checkpoints import VOCAB
 from support.device_support import GREEDY, OpenDevice, random_ids, row_of, tokens_of
+from support.poison import poison
 
 Get = Callable[[str], Checkpoint]
 IDS = random_ids(20, seed=21)
@@ -47,8 +48,7 @@ def open_executor(
 @pytest.fixture
 def executor(checkpoint: Get) -> CpuExecutor:
     executor = open_executor(checkpoint("grouped"))
-    for page in range(executor.n_pages):
-        executor.pool.poison(page)
+    poison(executor.pool, range(executor.n_pages))
     return executor
 
 
@@ -116,7 +116,7 @@ def test_a_row_updates_its_block_table(checkpoint: Get, executor: CpuExecutor) -
     assert executor.launch(StepPlan(1, (rest,))).sample(None).result().tokens == (expected[0],)
     executor.pool.k[:, 40] = executor.pool.k[:, 20]
     executor.pool.v[:, 40] = executor.pool.v[:, 20]
-    executor.pool.poison(20)
+    poison(executor.pool, [20])
     moved = Row(1, 20, 1, None, 20, 3, (40, 4, 17), GREEDY)
     assert executor.launch(StepPlan(2, (moved,))).sample(None).result().tokens == (expected[1],)
 
@@ -135,7 +135,7 @@ def test_rows_of_each_kind_in_one_step(checkpoint: Get, executor: CpuExecutor) -
     executor.launch(StepPlan(0, (prompt(0, (0, 1, 2, 3, 4, 5)), prompt(1, (6, 7, 8, 9, 10, 11))))).sample(
         None
     ).result()
-    executor.pool.poison(7)
+    poison(executor.pool, [7])
     drawn = replace(GREEDY, temperature=1.0, seed=3, index=1)
     rows = (
         decode(20, batch_slot=0),
@@ -153,7 +153,7 @@ def test_rows_of_each_kind_in_one_step(checkpoint: Get, executor: CpuExecutor) -
 
 def test_a_row_without_sampling_is_checked_for_finite_values(executor: CpuExecutor) -> None:
     executor.launch(StepPlan(0, (row_of(IDS, TABLE, stop=8),))).sample(None).result()
-    executor.pool.poison(TABLE[0])
+    poison(executor.pool, [TABLE[0]])
     result = executor.launch(StepPlan(1, (row_of(IDS, TABLE, start=8, stop=12),))).sample(None).result()
     assert result.finite == (False,)
 
@@ -162,7 +162,7 @@ def test_a_row_without_sampling_is_checked_for_finite_values(executor: CpuExecut
 def test_a_batch_slot_whose_token_was_not_finite_can_continue(executor: CpuExecutor, temperature: float) -> None:
     """The next step is already launched when the failed row is reported."""
     executor.launch(StepPlan(0, (row_of(IDS, TABLE, stop=8),))).sample(None).result()
-    executor.pool.poison(TABLE[0])
+    poison(executor.pool, [TABLE[0]])
     sampling = replace(GREEDY, temperature=temperature)
     failed = executor.launch(StepPlan(1, (row_of(IDS, TABLE, start=8, sampling=sampling),))).sample(None)
     following = executor.launch(StepPlan(2, (decode(20), prompt(1, (20, 21, 22, 23, 24))))).sample(None)
@@ -244,8 +244,6 @@ def test_invalid_sizes(checkpoint: Get, settings: dict[str, int], message: str) 
 def test_the_pool_is_zeroed_at_start(executor: CpuExecutor) -> None:
     assert executor.pool.k.shape == (3, 51, 2, 4, 16)
     assert torch.equal(executor.pool.k[:, executor.pool.zero_page], torch.zeros(3, 2, 4, 16))
-    with pytest.raises(IndexError, match="page 50"):
-        executor.pool.poison(50)
 
 
 def test_failed_steps_leave_no_tensors_without_the_cyclic_collector(

@@ -10,6 +10,7 @@ import torch
 from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.attention.cuda.prefill import pages_behind
 from support.device_support import OpenDevice, random_ids, row_of
+from support.poison import poison
 
 Get = Callable[[str], Checkpoint]
 PAGE, BLOCK, LENGTH = 4, 8, 75
@@ -30,11 +31,10 @@ def test_blocks_before_the_window_are_not_read(checkpoint: Get, start: int, firs
     device = OpenDevice(checkpoint("mixtral"), page_size=PAGE, block_tokens=BLOCK)
     pages = device.pages(LENGTH)
     (expected,) = device.run(row_of(IDS, pages))
-    for page in pages[: first_read // PAGE]:
-        device.pool.poison(page)
+    poison(device.pool, pages[: first_read // PAGE])
     (logits,) = device.run(row_of(IDS, pages, start=start, write_start=LENGTH))
     assert torch.equal(logits, expected[start:])
-    device.pool.poison(pages[first_read // PAGE])
+    poison(device.pool, [pages[first_read // PAGE]])
     (logits,) = device.run(row_of(IDS, pages, start=start, write_start=LENGTH))
     assert logits[0].isnan().all()
 
@@ -47,11 +47,10 @@ def test_pages_before_the_window_are_not_read(checkpoint: Get, start: int, page_
     pages = device.pages(LENGTH)
     (expected,) = device.run(row_of(IDS, pages))
     n_behind = pages_behind(np.array([start], dtype=np.int32), WINDOW, page_size).item()
-    for page in pages[:n_behind]:
-        device.pool.poison(page)
+    poison(device.pool, pages[:n_behind])
     (logits,) = device.run(row_of(IDS, pages, start=start, write_start=LENGTH))
     assert torch.equal(logits, expected[start:])
-    device.pool.poison(pages[n_behind])
+    poison(device.pool, [pages[n_behind]])
     (logits,) = device.run(row_of(IDS, pages, start=start, write_start=LENGTH))
     assert logits[0].isnan().all()
 

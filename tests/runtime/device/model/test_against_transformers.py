@@ -10,6 +10,7 @@ from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.step.plan import Row, StepPlan
 from support.device_support import CHECKPOINTS, GREEDY, OpenDevice, load_oracle, random_ids, row_of, tokens_of
+from support.poison import poison
 
 Get = Callable[[str], Checkpoint]
 N_NEW = 64
@@ -44,8 +45,7 @@ def test_greedy_tokens_alone_batched_chunked_and_with_hits(checkpoint: Get, name
             max_num_batched_tokens=2048,
         ),
     )
-    for page in range(executor.n_pages):
-        executor.pool.poison(page)
+    poison(executor.pool, range(executor.n_pages))
     n_table = -(-(max(map(len, prompts)) + N_NEW) // PAGE)
     tables = [tuple(range(i * n_table, (i + 1) * n_table)) for i in range(3)]
     tables[1] = tables[0][:3] + tables[1][3:]

@@ -10,6 +10,7 @@ from torch import Tensor
 from radixkv.checkpoints import Checkpoint
 from support.cases import covering
 from support.device_support import INVARIANT, OpenDevice, random_ids, row_of
+from support.poison import poison
 
 Get = Callable[[str], Checkpoint]
 PAGE = 4
@@ -204,7 +205,7 @@ def test_a_row_that_is_not_finite_does_not_affect_others(checkpoint: Get) -> Non
     bad, good = device.pages(LENGTH), device.pages(LENGTH)
     device.run(row_of(IDS, good, batch_slot=1, stop=60))
     device.run(row_of(IDS, bad, batch_slot=0, stop=60))
-    device.pool.poison(bad[3])
+    poison(device.pool, [bad[3]])
     poisoned, healthy = device.run(
         row_of(IDS, bad, batch_slot=0, start=60), row_of(IDS, good, batch_slot=1, start=60)
     )

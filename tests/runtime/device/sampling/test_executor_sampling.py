@@ -17,6 +17,7 @@ from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring, StepPl
 from radixkv.wire.messages import TokenLogprobs
 from support.checkpoints import VOCAB
 from support.device_support import GREEDY, OpenDevice, random_ids, row_of, tokens_of
+from support.poison import poison
 
 Get = Callable[[str], Checkpoint]
 IDS = random_ids(20, seed=21)
@@ -37,8 +38,7 @@ def executor(checkpoint: Get) -> CpuExecutor:
             max_num_batched_tokens=2048,
         ),
     )
-    for page in range(executor.n_pages):
-        executor.pool.poison(page)
+    poison(executor.pool, range(executor.n_pages))
     return executor
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -45,10 +44,3 @@ class KVPool:
         sources, destinations = [source for source, _ in pairs], [destination for _, destination in pairs]
         self.k[:, destinations] = self.k[:, sources]
         self.v[:, destinations] = self.v[:, sources]
-
-    def poison(self, page: int) -> None:
-        """Fills a page with NaN in all layers, so that reads of unwritten positions become visible in tests."""
-        if not 0 <= page < self.n_pages:
-            raise IndexError(f"page {page} is not between 0 and {self.n_pages - 1}")
-        self.k[:, page] = math.nan
-        self.v[:, page] = math.nan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -50,10 +49,3 @@ class CudaPool:
             sources, destinations = indices.to(self.k.device, non_blocking=True)
             for cache in self._words:
                 cache.index_copy_(1, destinations, cache.index_select(1, sources))
-
-    def poison(self, page: int) -> None:
-        """Fills a page with NaN in all layers, so that reads of unwritten positions show up."""
-        if not 0 <= page < self.n_pages:
-            raise IndexError(f"page {page} is not between 0 and {self.n_pages - 1}")
-        self.k[:, page] = math.nan
-        self.v[:, page] = math.nan
