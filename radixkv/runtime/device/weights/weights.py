@@ -6,6 +6,8 @@ import logging
 import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -33,7 +35,7 @@ from radixkv.runtime.device.weights.quantization.int4 import Gptq, int4_groups
 from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatrices
 from radixkv.runtime.device.weights.quantization.parse import check_quantization, parse_scheme
 from radixkv.runtime.device.weights.safetensors import RandomTensors, SafetensorsFiles, TensorSource
-from radixkv.runtime.device.weights.shapes import layer_shapes, optional_tensors, tensor_shapes
+from radixkv.runtime.device.weights.shapes import TensorShapes, layer_shapes, optional_tensors, tensor_shapes
 from radixkv.runtime.device.weights.tied_head import check_tied_head
 from radixkv.settings.config import LoadFormat
 
@@ -49,30 +51,26 @@ _DEQUANTIZING_BYTES = 16
 takes less."""
 
 
+@dataclass(frozen=True)
 class Weights:
     """A decoder's tensors, each read on request into newly allocated memory, so that none is in memory twice."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        source: TensorSource,
-        dtype: torch.dtype,
-        device: torch.device,
-        quantized: QuantizedMatrices | None = None,
-        kv_scales: KVScales | None = None,
-        *,
-        is_dequantized: bool = False,
-        kept: MatrixFormat | None = None,
-    ) -> None:
-        self.config = config
-        self._quantized = quantized
-        self._is_dequantized = is_dequantized
-        self._kept = kept
-        self._kv_scales = kv_scales
-        self.dtype = dtype
-        self._device = device
-        self._source = source
-        self._shapes = tensor_shapes(config)
+    config: DecoderConfig
+    source: TensorSource
+    dtype: torch.dtype
+    device: torch.device
+    quantized: QuantizedMatrices | None = None
+    """The checkpoint's quantized matrices; None if it has none."""
+    stored_kv_scales: KVScales | None = None
+    """The scales of K and V in the files; None without files."""
+    is_dequantized: bool = False
+    """Whether matrices are dequantized."""
+    kept: MatrixFormat | None = None
+    """The format of matrices that stay quantized; None: none does."""
+
+    @cached_property
+    def _shapes(self) -> TensorShapes:
+        return tensor_shapes(self.config)
 
     @property
     def n_bytes(self) -> int:
@@ -101,17 +99,17 @@ class Weights:
     @property
     def has_fp8(self) -> bool:
         """Whether matrices are in FP8."""
-        return self._kept is not None and not isinstance(self._kept, Int4Groups)
+        return self.kept is not None and not isinstance(self.kept, Int4Groups)
 
     @property
     def dequantizing_bytes(self) -> int:
         """Memory for converting matrices while they are loaded, in bytes; 0 if none is converted."""
         matrices = {name: math.prod(shape) for name, shape in self._shapes.items() if len(shape) > 1}
         largest = max(size for name, size in matrices.items() if self._is_layer_matrix(name))
-        if self._is_dequantized or isinstance(self._kept, Int4Groups):
-            return _DEQUANTIZING_BYTES * (max(matrices.values()) if self._is_dequantized else largest)
+        if self.is_dequantized or isinstance(self.kept, Int4Groups):
+            return _DEQUANTIZING_BYTES * (max(matrices.values()) if self.is_dequantized else largest)
         # Each thread may have read a matrix, and one is quantized at a time.
-        return 0 if self._kept is None else N_LANES * largest * self.dtype.itemsize + QUANTIZING_BYTES
+        return 0 if self.kept is None else N_LANES * largest * self.dtype.itemsize + QUANTIZING_BYTES
 
     @property
     def peak_bytes(self) -> int:
@@ -156,7 +154,7 @@ class Weights:
         Raises:
             CheckpointError: a scale is not a finite number above 0, or cannot be read.
         """
-        return (UNSCALED,) * self.config.n_layers if self._kv_scales is None else self._kv_scales.read()
+        return (UNSCALED,) * self.config.n_layers if self.stored_kv_scales is None else self.stored_kv_scales.read()
 
     def layer(self, index: int) -> LayerWeights:
         """Returns the weights of one layer. Raises ``CheckpointError``."""
@@ -234,10 +232,10 @@ class Weights:
 
     def _format(self, names: Sequence[str]) -> MatrixFormat | None:
         """Returns the format in which stacked matrices stay quantized; None if they are kept in 16 bits."""
-        kept = self._kept
+        kept = self.kept
         if kept is None or not all(name in self._shapes and self._is_layer_matrix(name) for name in names):
             return None
-        if self._quantized is not None and not all(name in self._quantized for name in names):
+        if self.quantized is not None and not all(name in self.quantized for name in names):
             return None
         if isinstance(kept, Int4Groups):  # experts are dequantized
             experts = self.config.names.expert_gate.partition("{layer}")[2].partition("{expert}")[0]
@@ -273,7 +271,7 @@ class Weights:
 
     def _fill(self, name: str, part: Matrix) -> None:
         """Reads a tensor into ``part``, and dequantizes or quantizes it where the files have another format."""
-        quantized = self._quantized
+        quantized = self.quantized
 
         def copy(tensors: Sequence[Tensor]) -> None:
             if quantized is None:
@@ -285,19 +283,19 @@ class Weights:
                 quantized.copy(name, tensors, part)
 
         if isinstance(part, Tensor) and (quantized is None or name not in quantized):
-            self._source.fill(name, part)
+            self.source.fill(name, part)
         else:
-            self._source.compute([name] if quantized is None else quantized.stored(name), copy)
+            self.source.compute([name] if quantized is None else quantized.stored(name), copy)
 
     def _empty(self, shape: tuple[int, ...], kept: MatrixFormat | None) -> Matrix:
         if kept is None:
             return self._dense(*shape)
         if isinstance(kept, Int4Groups):
-            return Int4Matrix.allocate((shape[0], shape[1]), kept, self._device)
-        return Fp8Matrix.allocate(shape, scales=kept, device=self._device)
+            return Int4Matrix.allocate((shape[0], shape[1]), kept, self.device)
+        return Fp8Matrix.allocate(shape, scales=kept, device=self.device)
 
     def _dense(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=self.dtype, device=self._device)
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
 
 @contextmanager
