@@ -36,6 +36,8 @@ class BlockLayout:
     page_size: int
     block_tokens: int
     """Positions per block, a multiple of ``page_size``."""
+    zero_page: int
+    """Page that stays zero; it stands for pages that no token of a row reads."""
     window: int | None = None
     """Sliding window in positions, the token's own included; None: full causal attention."""
 
@@ -74,15 +76,12 @@ class KVBlock(NamedTuple):
     """Number of positions, from the block's first, that are written."""
 
 
-def blocks_of_row(span: RowSpan, layout: BlockLayout, zero_page: int) -> dict[int, KVBlock]:
-    """Returns the blocks that a row reads, by block index, in ascending order.
-
-    ``zero_page`` stands for pages that lie behind the window of the row's first token.
-    """
+def blocks_of_row(span: RowSpan, layout: BlockLayout) -> dict[int, KVBlock]:
+    """Returns the blocks that a row reads, by block index, in ascending order; without pages behind its window."""
     pages = span.pages
     if layout.window is not None:
         pages = pages.copy()
-        pages[: layout.first_visible(span.start) // layout.page_size] = zero_page
+        pages[: layout.first_visible(span.start) // layout.page_size] = layout.zero_page
     return {
         index: KVBlock(
             pages[index * layout.pages_per_block : (index + 1) * layout.pages_per_block].tobytes(),
@@ -105,8 +104,8 @@ class LayerKV(NamedTuple):
 class BlockGather:
     """Copies blocks out of the pool as float32. Unwritten positions read as zero, whatever the pool contains."""
 
-    def __init__(self, blocks: Collection[KVBlock], layout: BlockLayout, zero_page: int) -> None:
-        pages = np.full((len(blocks), layout.pages_per_block), zero_page, dtype=np.int64)
+    def __init__(self, blocks: Collection[KVBlock], layout: BlockLayout) -> None:
+        pages = np.full((len(blocks), layout.pages_per_block), layout.zero_page, dtype=np.int64)
         unwritten = []
         for index, block in enumerate(blocks):
             block_pages = np.frombuffer(block.pages, dtype=np.int32)

@@ -61,8 +61,8 @@ class PagedAttention:
             head_dim=head_dim,
             page_size=page_size,
             block_tokens=max(1, block_tokens // page_size) * page_size,
+            zero_page=pool.zero_page,
         )
-        self._zero_page = pool.zero_page
         self._windows = tuple(windows)
         self._layouts = {window: replace(layout, window=window) for window in self._windows}
         self._tiles = _token_tiles(layout)
@@ -99,23 +99,17 @@ class PagedAttention:
             if span.n_tokens <= self._tiles[0]:
                 short.append(span)
             else:
-                parts.append(LongRow(span, layout, self._zero_page, self._tiles, _MAX_SCORES))
-        return [
-            *parts,
-            *(
-                ShortRows(group, layout, self._zero_page, self._tiles)
-                for group in _groups(short, layout, self._zero_page)
-            ),
-        ]
+                parts.append(LongRow(span, layout, self._tiles, _MAX_SCORES))
+        return [*parts, *(ShortRows(group, layout, self._tiles) for group in _groups(short, layout))]
 
 
-def _groups(spans: list[RowSpan], layout: BlockLayout, zero_page: int) -> list[list[RowSpan]]:
+def _groups(spans: list[RowSpan], layout: BlockLayout) -> list[list[RowSpan]]:
     """Groups short rows so that each group gathers at most ``_MAX_GATHERED_VALUES`` of K or is a single row."""
     block_values = layout.block_tokens * layout.n_kv_heads * layout.head_dim
     groups: list[list[RowSpan]] = []
     seen: set[bytes] = set()
     for span in spans:
-        pages = {block.pages for block in blocks_of_row(span, layout, zero_page).values()}
+        pages = {block.pages for block in blocks_of_row(span, layout).values()}
         if not groups or len(seen | pages) * block_values > _MAX_GATHERED_VALUES:
             groups.append([])
             seen = set()

@@ -27,11 +27,9 @@ from radixkv.runtime.device.attention.cpu.block_softmax import (
 class LongRow:
     """Attention of one row with many tokens, in tiles of queries against all blocks that they read."""
 
-    def __init__(
-        self, span: RowSpan, layout: BlockLayout, zero_page: int, tiles: Sequence[int], max_scores: int
-    ) -> None:
+    def __init__(self, span: RowSpan, layout: BlockLayout, tiles: Sequence[int], max_scores: int) -> None:
         self._layout = layout
-        self._gather = BlockGather(blocks_of_row(span, layout, zero_page).values(), layout, zero_page)
+        self._gather = BlockGather(blocks_of_row(span, layout).values(), layout)
         self._tiles = []
         first = 0
         while first < span.n_tokens:
@@ -129,15 +127,14 @@ class ShortRows:
     batched matrix product. A unit yields one partial result (maximum, sum, weighted values) per token and head.
     """
 
-    def __init__(self, spans: Sequence[RowSpan], layout: BlockLayout, zero_page: int, sizes: Sequence[int]) -> None:
+    def __init__(self, spans: Sequence[RowSpan], layout: BlockLayout, sizes: Sequence[int]) -> None:
         self._layout = layout
-        self._zero_page = zero_page
         self._tokens = torch.tensor([span.first_token + i for span in spans for i in range(span.n_tokens)])
         positions = [span.start + i for span in spans for i in range(span.n_tokens)]
         readers: dict[tuple[KVBlock, int], list[int]] = {}
         token = 0
         for span in spans:
-            blocks = blocks_of_row(span, layout, zero_page)
+            blocks = blocks_of_row(span, layout)
             for i in range(span.n_tokens):
                 for index in layout.blocks(span.start + i):
                     readers.setdefault((blocks[index], index), []).append(token)
@@ -185,7 +182,7 @@ class ShortRows:
                 first = unit * size * layout.n_heads + column * layout.group
                 partials[token, index - layout.first_block(position)] = heads + first
         mask = visible_mask(torch.from_numpy(firsts), torch.from_numpy(ends), layout.block_tokens)
-        gather = BlockGather([block for block, _, _ in units], self._layout, self._zero_page)
+        gather = BlockGather([block for block, _, _ in units], layout)
         return _Bucket(size, gather, torch.from_numpy(tokens.reshape(-1)), mask[:, None, :, None])
 
     @property
