@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -14,11 +15,11 @@ from torch import Tensor
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 from radixkv.runtime.device.attention.cuda.base import AttentionShape, Geometry
+from radixkv.runtime.device.attention.cuda.decode_kernel import attend_decode
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.flashinfer_prefill import FlashInferPrefillLaunch
-from radixkv.runtime.device.attention.cuda.layer_launches import DecodeLaunch
-from radixkv.runtime.device.attention.cuda.merge import PartialResults
+from radixkv.runtime.device.attention.cuda.merge import PartialResults, merge_results
 from radixkv.runtime.device.attention.cuda.paged import StepAttention
 from radixkv.runtime.device.attention.cuda.prefill import PrefillBatch, PrefillLaunches
 from radixkv.runtime.device.attention.cuda.run_selection import SharingCosts
@@ -108,24 +109,28 @@ class World:
         assert not step.n_large_items
         sent = host.buffer.to(DEVICE)
         results = PartialResults.allocate(planner.n_results, self.shape, sent.device)
-        decode = {
-            window: DecodeLaunch(
+        order, decode = sent[planner.order.first :][:n_rows], {}
+        for window, fields in planner.fields.items():
+            items = fields.items
+            attend = partial(
+                attend_decode,
                 tables=self.tables,
                 items=sent[items.field.first :][: items.field.size].view(N_COLUMNS, items.capacity),
+                order=order,
+                results=results,
+                scale=SCALE,
                 n_items=step.n_items,
                 tile=geometry.small_tile,
                 tile_config=step.tile_config,
-                order=sent[planner.order.first :][:n_rows],
-                is_merged=variant != "whole",
-                merge_indptr=sent[fields.merge_indptr.first :][: n_rows + 1],
-                merge_indices=sent[fields.merge_indices.first :][: fields.merge_indices.size],
-                results=results,
-                scale=SCALE,
-                large=None,
             )
-            for window, fields in planner.fields.items()
-            for items in [fields.items]
-        }
+            merge = partial(
+                merge_results,
+                results=results,
+                indptr=sent[fields.merge_indptr.first :][: n_rows + 1],
+                indices=sent[fields.merge_indices.first :][: fields.merge_indices.size],
+                order=order,
+            )
+            decode[window] = [attend] if variant == "whole" else [attend, merge]
         return StepAttention(
             WINDOWS,
             [self.scales] * len(WINDOWS),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from radixkv.runtime.device.attention.cuda.base import AttentionShape, Geometry, LayerLaunch, LayerTensors
+from radixkv.runtime.device.attention.cuda.decode_kernel import attend_decode
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, DecodeStep
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.fa3_prefill import tile_queries
@@ -18,10 +20,10 @@ from radixkv.runtime.device.attention.cuda.fa3_shared import Fa3Fields
 from radixkv.runtime.device.attention.cuda.flashinfer import Fa2Kernel, Fa3Kernel, fa2_tile
 from radixkv.runtime.device.attention.cuda.flashinfer_modules import backend_of
 from radixkv.runtime.device.attention.cuda.flashinfer_prefill import FlashInferPrefill
-from radixkv.runtime.device.attention.cuda.layer_launches import DecodeLaunch, Fa2SharedLaunch, Fa3SharedLaunch
-from radixkv.runtime.device.attention.cuda.merge import PartialResults
+from radixkv.runtime.device.attention.cuda.merge import PartialResults, merge_results
 from radixkv.runtime.device.attention.cuda.prefill import PrefillAttention, PrefillBatch, PrefillLaunches
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharingCosts
+from radixkv.runtime.device.attention.cuda.shared_attention import attend_shared_by_fa2, attend_shared_by_fa3
 from radixkv.runtime.device.attention.cuda.triton_prefill import TritonPrefill
 from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, Ints
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
@@ -187,27 +189,34 @@ class PagedAttention:
             self._kv_scales,
             self._sinks,
             0 if decode is None else decode.n_rows,
-            {} if decode is None else {window: self._decode_launch(decode, window) for window in distinct},
+            {} if decode is None else {window: self._decode_launches(decode, window) for window in distinct},
             {} if prompts is None else prompts,
         )
 
-    def _decode_launch(self, step: DecodeStep, window: int | None) -> DecodeLaunch:
+    def _decode_launches(self, step: DecodeStep, window: int | None) -> list[LayerLaunch]:
         fields, view = self._decode.fields[window], self._staging.view
-        has_large = window is None and step.n_large_items > 0
-        return DecodeLaunch(
+        order = view(self._decode.order)[: step.n_rows]
+        launches: list[LayerLaunch] = []
+        if window is None and step.n_large_items > 0:
+            launches.append(self._large_launch(step))
+        attend = partial(
+            attend_decode,
             tables=self._tables,
             items=view(fields.items.field).view(N_COLUMNS, fields.items.capacity),
+            order=order,
+            results=self._results,
+            scale=self._shape.scale,
             n_items=step.n_items,
             tile=self._geometry.small_tile,
             tile_config=step.tile_config,
-            order=view(self._decode.order)[: step.n_rows],
-            is_merged=step.variant != "whole",
-            merge_indptr=view(fields.merge_indptr)[: step.n_rows + 1],
-            merge_indices=view(fields.merge_indices),
-            results=self._results,
-            scale=self._shape.scale,
-            large=self._large_launch(step) if has_large else None,
         )
+        launches.append(attend)
+        if step.variant != "whole":
+            indptr, indices = view(fields.merge_indptr)[: step.n_rows + 1], view(fields.merge_indices)
+            launches.append(
+                partial(merge_results, results=self._results, indptr=indptr, indices=indices, order=order)
+            )
+        return launches
 
     def _large_launch(self, step: DecodeStep) -> LayerLaunch:
         fields, view, group = self._decode.large_fields, self._staging.view, self._shape.group
@@ -221,22 +230,24 @@ class PagedAttention:
             launch = self._large_kernel.launch(
                 view(fields.field), fields.plan, is_causal=False, lse=lse.view(pairs), is_merged=True
             )
-            return Fa3SharedLaunch(
-                order,
-                view(fields.copies).view(3, fields.capacity),
-                step.n_large_items,
-                self._geometry.large_rows,
-                group,
-                self._ordered_queries,
-                values.view(*pairs, self._shape.head_dim),
-                launch,
+            return partial(
+                attend_shared_by_fa3,
+                order=order,
+                copies=view(fields.copies).view(3, fields.capacity),
+                n_items=step.n_large_items,
+                n_rows=self._geometry.large_rows,
+                group=group,
+                queries=self._ordered_queries,
+                values=values.view(*pairs, self._shape.head_dim),
+                launch=launch,
             )
         assert fields is not None, "only with large tiles a plan has large items"
         assert isinstance(self._large_kernel, Fa2Kernel)
         launch = self._large_kernel.launch(
             fields, view(fields.field), step.n_large_items, self._geometry.large_tile, results=self._results
         )
-        return Fa2SharedLaunch(order, self._ordered_queries[: step.n_rows], launch)
+        ordered_queries = self._ordered_queries[: step.n_rows]
+        return partial(attend_shared_by_fa2, order=order, ordered_queries=ordered_queries, launch=launch)
 
 
 @dataclass(frozen=True)
@@ -251,7 +262,7 @@ class StepAttention:
     """Sinks of each layer, as for ``sinks.apply_sinks``; None for layers without."""
     n_decode: int
     """Decode rows."""
-    decode: Mapping[int | None, DecodeLaunch]
+    decode: Mapping[int | None, Sequence[LayerLaunch]]
     """Launches of the decode rows by window; empty if there are none."""
     prompts: PrefillLaunches
     """Launches of the prompt rows by window; empty if there are none."""
@@ -260,7 +271,9 @@ class StepAttention:
         """Computes one layer, as ``LayerAttention.run``; q and out are [tokens, heads, head_dim]."""
         window, n, scales, sinks = self.windows[layer], self.n_decode, self.kv_scales[layer], self.sinks[layer]
         if self.decode:
-            self.decode[window](LayerTensors(q[:n], k_cache, v_cache, out[:n], scales, sinks))
+            rows = LayerTensors(q[:n], k_cache, v_cache, out[:n], scales, sinks)
+            for launch in self.decode[window]:
+                launch(rows)
         if self.prompts:
             self.prompts[window](LayerTensors(q[n:], k_cache, v_cache, out[n:], scales, sinks))
 

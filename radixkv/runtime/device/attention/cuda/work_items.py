@@ -37,6 +37,11 @@ class WorkItems:
     def __len__(self) -> int:
         return len(self.ends)
 
+    @property
+    def columns(self) -> tuple[Ints, ...]:
+        """All arrays, in their order."""
+        return self.first_queries, self.n_queries, self.first_entries, self.begins, self.ends
+
     def split(self, n_tokens: int, multiple: int = 1) -> WorkItems:
         """Splits items into parts of at most ``n_tokens`` tokens, the longest first.
 
@@ -67,13 +72,7 @@ class WorkItems:
     @classmethod
     def joined(cls, a: WorkItems, b: WorkItems) -> WorkItems:
         """Concatenates items."""
-        return cls(
-            np.concatenate([a.first_queries, b.first_queries]),
-            np.concatenate([a.n_queries, b.n_queries]),
-            np.concatenate([a.first_entries, b.first_entries]),
-            np.concatenate([a.begins, b.begins]),
-            np.concatenate([a.ends, b.ends]),
-        )
+        return cls(*(np.concatenate(pair) for pair in zip(a.columns, b.columns, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -122,14 +121,7 @@ class ItemFields:
         """Stages the items, and then padding items up to ``n_padded``."""
         n, columns = len(items), staged[self.field].reshape(N_COLUMNS, self.capacity)
         assert n <= n_padded <= self.capacity
-        columns[:, :n] = (
-            items.first_queries,
-            items.n_queries,
-            items.first_entries,
-            items.begins,
-            items.ends,
-            results,
-        )
+        columns[:, :n] = *items.columns, results
         columns[:, n:n_padded] = 0
 
 
