@@ -111,11 +111,9 @@ class ModelRunner:
         self._batch = PersistentBatch(
             self._row_fields,
             self._staging,
-            width=-(-self._settings.max_model_len // page.page_size),
+            self._settings,
             zero_page=self._pool.zero_page,
-            page_size=page.page_size,
             max_static_tokens=max(self.piecewise_sizes, default=0),
-            device=self._device,
         )
         self._attention.connect(self._staging, self._batch.tables)
 

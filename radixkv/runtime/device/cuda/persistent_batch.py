@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
 from radixkv.runtime.device.ops.base import TokenInputs
 from radixkv.runtime.device.ops.cuda.token_inputs import prepare_token_inputs, update_tables
@@ -72,24 +73,21 @@ class PersistentBatch:
     Args:
         fields: the staging fields of a step's rows.
         staging: device side of these fields.
-        width: entries per block table.
+        settings: sizes of pages and sequences.
         zero_page: initial value of block table entries.
-        page_size: tokens per page.
         max_static_tokens: capacity of the token inputs at fixed addresses; at least ``max_rows`` is allocated.
-        device: where the tensors are allocated.
     """
 
     def __init__(
         self,
         fields: RowFields,
         staging: Staging,
+        settings: DeviceSettings,
         *,
-        width: int,
         zero_page: int,
-        page_size: int,
         max_static_tokens: int,
-        device: torch.device,
     ) -> None:
+        device, width = staging.device, -(-settings.max_model_len // settings.page_size)
         n_batch_slots = fields.max_rows + 1
         self.tables = torch.full((n_batch_slots, width), zero_page, dtype=torch.int32, device=device)
         """[batch slots + 1, width] int32: page ids; the last row is for padding."""
@@ -97,7 +95,7 @@ class PersistentBatch:
         """[batch slots + 1] int32: the token that each batch slot sampled last."""
         self._fields = fields
         self._staging = staging
-        self._page_size = page_size
+        self._page_size = settings.page_size
         self._static_inputs = TokenInputs(
             *torch.zeros(3, max(max_static_tokens, fields.max_rows), dtype=torch.int32, device=device)
         )

@@ -57,6 +57,7 @@ class Staging:
     """
 
     def __init__(self, layout: StagingLayout, device: torch.device) -> None:
+        self.device = device
         self._size = layout.size
         self._values = torch.zeros(layout.size, dtype=torch.int32, device=device)
 
