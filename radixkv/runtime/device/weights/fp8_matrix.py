@@ -80,9 +80,8 @@ class Fp8Matrix:
             scales = maxima.clamp_(min=torch.finfo(torch.float32).tiny * FP8_MAX).div_(FP8_MAX)
             rows.div_(scales if unit == 1 else _expand(scales, rows))
             self.values[first : first + n_rows] = rows.clamp_(-FP8_MAX, FP8_MAX).to(FP8)
-            self.scales[first // unit : -(-(first + len(rows)) // unit)] = scales.view_as(
-                self.scales[first // unit : -(-(first + len(rows)) // unit)]
-            )
+            target = self.scales[first // unit : -(-(first + len(rows)) // unit)]
+            target.copy_(scales.view_as(target))
 
     def dequantize(self) -> Tensor:
         """Returns the matrix or matrices in float32."""

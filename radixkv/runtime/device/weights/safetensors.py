@@ -15,7 +15,19 @@ from torch import Tensor
 
 from radixkv.checkpoints.files import read_object
 from radixkv.errors import CheckpointError
-from radixkv.runtime.device.weights.headers import Header
+
+FLOATS = ("F32", "F16", "BF16")
+"""Names that safetensors has for floats of 16 and 32 bits."""
+
+
+class Header(NamedTuple):
+    """Shape and dtype of a stored tensor."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...] = FLOATS
+    """The dtypes that it may have, as safetensors names them."""
+    may_be_scalar: bool = False
+    """Whether it may also have no dimension."""
 
 
 class TensorSource(Protocol):

@@ -17,7 +17,6 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, QUANTIZING_BYTES, Fp8Matrix, Fp8Scales, fp8_bytes
-from radixkv.runtime.device.weights.headers import Header
 from radixkv.runtime.device.weights.int4_matrix import Int4Groups, Int4Matrix, int4_bytes
 from radixkv.runtime.device.weights.kv_scales import KVScales
 from radixkv.runtime.device.weights.layer_weights import (
@@ -34,7 +33,7 @@ from radixkv.runtime.device.weights.quantization.fp8 import fp8_scales
 from radixkv.runtime.device.weights.quantization.int4 import Gptq, int4_groups
 from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatrices
 from radixkv.runtime.device.weights.quantization.parse import check_quantization, parse_scheme
-from radixkv.runtime.device.weights.safetensors import RandomTensors, SafetensorsFiles, TensorSource
+from radixkv.runtime.device.weights.safetensors import Header, RandomTensors, SafetensorsFiles, TensorSource
 from radixkv.runtime.device.weights.shapes import TensorShapes, layer_shapes, optional_tensors, tensor_shapes
 from radixkv.runtime.device.weights.tied_head import check_tied_head
 from radixkv.settings.config import LoadFormat

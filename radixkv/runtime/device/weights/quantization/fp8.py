@@ -9,8 +9,8 @@ from typing import Literal
 from torch import Tensor
 
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Scales
-from radixkv.runtime.device.weights.headers import Header
 from radixkv.runtime.device.weights.quantization.scheme import WeightScheme
+from radixkv.runtime.device.weights.safetensors import Header
 
 _FP8 = ("F8_E4M3",)
 

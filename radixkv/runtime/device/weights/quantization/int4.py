@@ -12,9 +12,9 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.weights.headers import Header
 from radixkv.runtime.device.weights.int4_matrix import PER_WORD, Int4Groups, Int4Matrix
 from radixkv.runtime.device.weights.quantization.scheme import WeightScheme
+from radixkv.runtime.device.weights.safetensors import Header
 
 _INTS = ("I32",)
 _SIGN = 8

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
-from radixkv.runtime.device.weights.headers import Header
 from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
 from radixkv.runtime.device.weights.parallel_load import TensorViews
 from radixkv.runtime.device.weights.quantization.int4 import Int4Scheme
 from radixkv.runtime.device.weights.quantization.scheme import WeightScheme
+from radixkv.runtime.device.weights.safetensors import Header
 
 _E8M0_NAN = 255
 
@@ -105,12 +105,10 @@ class QuantizedMatrices:
             name: of the matrix.
             tensors: in the order of ``stored``.
         """
-        base = name.removesuffix(".weight")
-        by_name = dict(zip(self._headers[name], tensors, strict=True))
         try:
-            return self._scheme.dequantize(lambda suffix: by_name[_join(base, suffix)])
+            return self._scheme.dequantize(self._reader(name, tensors))
         except ValueError as error:
-            raise CheckpointError(f"{base}: {error}; fetch the checkpoint again") from None
+            raise CheckpointError(f"{name.removesuffix('.weight')}: {error}; fetch the checkpoint again") from None
 
     def copy(self, name: str, tensors: Sequence[Tensor], out: Fp8Matrix | Int4Matrix) -> None:
         """Copies a matrix with its scales, and with its zero points if it has any.
@@ -120,15 +118,20 @@ class QuantizedMatrices:
             tensors: in the order of ``stored``.
             out: where to; of the format of the checkpoint.
         """
-        base = name.removesuffix(".weight")
-        by_name = dict(zip(self._headers[name], tensors, strict=True))
+        read = self._reader(name, tensors)
         if isinstance(out, Fp8Matrix):
-            out.values.copy_(by_name[name])
-            scales = by_name[_join(base, self._scheme.scales)].float()
+            out.values.copy_(read("weight"))
+            scales = read(self._scheme.scales).float()
             out.scales.copy_(scales if out.has_blocks else scales.view(-1).expand(len(out.scales)))
             return
         assert isinstance(self._scheme, Int4Scheme)
-        self._scheme.copy_int4(lambda suffix: by_name[_join(base, suffix)], out)
+        self._scheme.copy_int4(read, out)
+
+    def _reader(self, name: str, tensors: Sequence[Tensor]) -> Callable[[str], Tensor]:
+        """Returns what finds a matrix's tensor by suffix."""
+        base = name.removesuffix(".weight")
+        by_name = dict(zip(self._headers[name], tensors, strict=True))
+        return lambda suffix: by_name[_join(base, suffix)]
 
 
 def _are_finite(scales: Tensor) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.weights.headers import Header
+from radixkv.runtime.device.weights.safetensors import Header
 
 _BLOCK = 32
 _BYTES = ("U8",)

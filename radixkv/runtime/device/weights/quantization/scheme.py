@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from radixkv.runtime.device.weights.headers import Header
+from radixkv.runtime.device.weights.safetensors import Header
 
 
 class WeightScheme(Protocol):
