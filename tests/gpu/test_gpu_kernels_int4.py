@@ -7,10 +7,10 @@ import torch
 from kernel_support import DEVICE, normal, on_device_only, on_kernels, poisoned
 from torch import Tensor
 
+from radixkv.runtime.device.ops.base import as_tensor
 from radixkv.runtime.device.ops.cuda.int4_linear import (
     MAX_ROWS,
     dequantize_int4,
-    int4_gated_linear,
     int4_linear,
     int4_tile,
 )
@@ -96,8 +96,8 @@ def test_a_row_does_not_depend_on_those_after_it() -> None:
 @pytest.mark.parametrize(("inner", "n_in"), [(256, 512), (100, 200), (14_336, 256), (64, 8704)])
 def test_gated_products(inner: int, n_in: int, n_rows: int) -> None:
     weight, x = matrix(2 * inner, n_in, 64), normal(n_rows, n_in, dtype=DTYPE)
-    out = poisoned(n_rows, inner, dtype=DTYPE)
-    int4_gated_linear(x, weight, out)
+    linear = Int4Linear(weight, None)
+    out = as_tensor(linear.gated(x, linear))
     gate, up = (x.double() @ weight.dequantize().double().t()).chunk(2, -1)
     exact = torch.nn.functional.silu(gate) * up
     assert float((out.double() - exact).norm() / exact.norm()) < 0.01

@@ -8,7 +8,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from radixkv.runtime.device.ops.cuda.activation import silu_and_multiply
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
 from radixkv.runtime.device.ops.cuda.int4_product import Int4Tile, multiply_int4
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
@@ -49,22 +48,6 @@ def int4_linear(x: Tensor, weight: Int4Matrix, out: Tensor, *, dense_bytes: int 
         part = weight.rows(begin, begin + n_part)
         dequantize_int4(part, dense[: len(part)])
         torch.mm(x, dense[: len(part)].t(), out=out[:, begin : begin + n_part])
-
-
-def int4_gated_linear(x: Tensor, weight: Int4Matrix, out: Tensor) -> None:
-    """Computes ``silu(x @ gate.T) * (x @ up.T)``, an MLP's first half.
-
-    Args:
-        x: [rows, in], contiguous, bfloat16 or float16.
-        weight: [2 * inner, in], gate first.
-        out: [rows, inner], contiguous.
-    """
-    if len(x) <= MAX_ROWS:
-        multiply_int4(x, weight, out, int4_tile(len(x), weight), gated=True)
-    else:
-        gate_up = x.new_empty(len(x), len(weight))
-        int4_linear(x, weight, gate_up)
-        silu_and_multiply(gate_up, out)
 
 
 def int4_tile(n_rows: int, weight: Int4Matrix) -> Int4Tile:

@@ -24,7 +24,8 @@ from radixkv.runtime.device.ops.cuda.fp8_rows import (
     row_scales,
     silu_and_multiply_to_fp8,
 )
-from radixkv.runtime.device.ops.cuda.int4_linear import int4_gated_linear, int4_linear
+from radixkv.runtime.device.ops.cuda.int4_linear import MAX_ROWS, int4_linear, int4_tile
+from radixkv.runtime.device.ops.cuda.int4_product import multiply_int4
 from radixkv.runtime.device.ops.cuda.linear import add_linear_and_norm, gated_linear, linear
 from radixkv.runtime.device.ops.cuda.norm import rms_norm
 from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
@@ -171,11 +172,11 @@ class Int4Linear(CudaLinear):
 
     def gated(self, x: Rows, reader: base.Linear) -> Rows:
         """See ``CudaLinear``."""
-        if self.bias is not None:
-            return super().gated(x, reader)
         x = as_tensor(x)
+        if self.bias is not None or len(x) > MAX_ROWS:
+            return super().gated(x, reader)
         out = x.new_empty(len(x), len(self.weight) // 2)
-        int4_gated_linear(x, self.weight, out)
+        multiply_int4(x, self.weight, out, int4_tile(len(x), self.weight), gated=True)
         return out
 
 
