@@ -105,15 +105,11 @@ class CopyThreads:
 
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> int:
         """Queues a copy of slots to pages; returns its ticket. O(pages)."""
-        ticket = next(self._tickets)
-        self._loads.put((ticket, tuple(slots), tuple(pages)))
-        return ticket
+        return self._put(self._loads, slots, pages)
 
     def store(self, pages: Sequence[int], slots: Sequence[int]) -> int:
         """Queues a copy of pages to slots; returns its ticket. O(pages)."""
-        ticket = next(self._tickets)
-        self._stores.put((ticket, tuple(slots), tuple(pages)))
-        return ticket
+        return self._put(self._stores, slots, pages)
 
     def take_finished(self) -> list[FinishedCopy]:
         """Returns the copies that have finished since the last call. O(1) if there is none."""
@@ -129,6 +125,11 @@ class CopyThreads:
         self._end_threads()
         self._slots.close()
         self._finished.close()
+
+    def _put(self, jobs: queue.SimpleQueue[_Job | None], slots: Sequence[int], pages: Sequence[int]) -> int:
+        ticket = next(self._tickets)
+        jobs.put((ticket, tuple(slots), tuple(pages)))
+        return ticket
 
     def _end_threads(self) -> None:
         self._is_closing = True
