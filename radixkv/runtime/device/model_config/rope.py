@@ -116,6 +116,11 @@ class Rope:
         frequencies = 1.0 / self.theta**exponents
         return frequencies if self.scaling is None else self.scaling.stretch(frequencies, self.theta)
 
+    def cosine_sine(self, head_dim: int, n_positions: int) -> tuple[Tensor, Tensor]:
+        """Returns the factors of each position's rotation, [n_positions, head_dim / 2] float32 each."""
+        angles = torch.arange(n_positions).float()[:, None] * self.frequencies(head_dim)
+        return angles.cos() * self.amplitude, angles.sin() * self.amplitude
+
 
 def _rope_fields(fields: ConfigReader) -> ConfigReader:
     """Merges the settings of both formats.

@@ -95,20 +95,20 @@ class Norm(Protocol):
         return self(residual.add_(x))
 
 
-class Linear(Protocol):
-    """A matrix product with an optional bias."""
+class NormReader(Protocol):
+    """What reads a norm's output: a matrix product or an MLP."""
 
     @property
     def input_scales(self) -> RowScales | None:
         """Scales of the rows that it reads in FP8; None if it reads tensors."""
         return None
 
-    def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
-        """Maps [rows, in] to [rows, out], in ``out`` if it is given. ``out`` may not be ``x``."""
+    def __call__(self, x: Rows) -> Tensor:
+        """Maps [rows, in], normed, to [rows, out]."""
         ...
 
     def add_and_norm(self, x: Rows, residual: Tensor, norm: Norm) -> Rows:
-        """Adds the product to ``residual``, and norms the sum.
+        """Adds the output for ``x`` to ``residual``, and norms the sum.
 
         Args:
             x: [rows, in].
@@ -121,30 +121,16 @@ class Linear(Protocol):
         return norm.add(self(x), residual)
 
 
-class Mlp(Protocol):
-    """A dense MLP, or a mixture of experts."""
+class Linear(NormReader, Protocol):
+    """A matrix product with an optional bias."""
 
-    @property
-    def input_scales(self) -> RowScales | None:
-        """Scales of the rows that it reads in FP8; None if it reads tensors."""
-        return None
-
-    def __call__(self, x: Rows) -> Tensor:
-        """Maps [rows, hidden], normed, to [rows, hidden]."""
+    def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
+        """Maps [rows, in] to [rows, out], in ``out`` if it is given. ``out`` may not be ``x``."""
         ...
 
-    def add_and_norm(self, x: Rows, residual: Tensor, norm: Norm) -> Rows:
-        """Adds the MLP of ``x`` to ``residual``, and norms the sum.
 
-        Args:
-            x: [rows, hidden], normed.
-            residual: [rows, hidden]; changed.
-            norm: of the sum.
-
-        Returns:
-            [rows, hidden].
-        """
-        return norm.add(self(x), residual)
+class Mlp(NormReader, Protocol):
+    """A dense MLP, or a mixture of experts: from [rows, hidden] to [rows, hidden]."""
 
 
 class RotateAndStore(Protocol):
@@ -169,7 +155,7 @@ class Operations(Protocol):
         """Returns a matrix product."""
         ...
 
-    def norm(self, weights: NormWeights, reader: Linear | Mlp | None = None) -> Norm:
+    def norm(self, weights: NormWeights, reader: NormReader | None = None) -> Norm:
         """Returns a norm of the model's kind.
 
         Args:

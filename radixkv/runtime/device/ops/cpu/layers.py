@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.memory_check import check_allocation
+from radixkv.runtime.device.model_config.config import ExpertConfig
 from radixkv.runtime.device.model_config.families import Activation
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
@@ -139,8 +140,7 @@ class Rotary:
             f"a table of rotary angles for max_model_len {max_positions}",
             "set max_model_len lower",
         ):
-            angles = torch.arange(max_positions).float()[:, None] * rope.frequencies(head_dim)
-            cosine, sine = angles.cos() * rope.amplitude, angles.sin() * rope.amplitude
+            cosine, sine = rope.cosine_sine(head_dim, max_positions)
             self._cosine = torch.cat([cosine, cosine], -1)
             self._sine = torch.cat([-sine, sine], -1)
         self._positions: Tensor | None = None
@@ -215,12 +215,9 @@ class Experts(base.Mlp):
         weights: ExpertsWeights,
         tiles: RowTiles,
         activation: Activation,
-        *,
-        n_active: int,
-        normalizes: bool,
+        config: ExpertConfig,
     ) -> None:
-        self._n_active = n_active
-        self._normalizes = normalizes
+        self._config = config
         self._router = Linear(weights.router, tiles)
         self._experts = [Mlp(expert, tiles, activation) for expert in weights.experts()]
 
@@ -237,7 +234,7 @@ class Experts(base.Mlp):
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns weights and indices of the selected experts, each [rows, active]."""
-        expert_weights, chosen = self._router(x).float().softmax(-1).topk(self._n_active, -1)
-        if self._normalizes:
+        expert_weights, chosen = self._router(x).float().softmax(-1).topk(self._config.n_active, -1)
+        if self._config.normalizes:
             expert_weights = expert_weights / expert_weights.sum(-1, keepdim=True)
         return expert_weights.to(x.dtype), chosen

@@ -47,7 +47,7 @@ class CpuOperations:
         """See ``Operations.linear``."""
         return Linear(weights, self._tiles)
 
-    def norm(self, weights: NormWeights, reader: base.Linear | base.Mlp | None = None) -> RMSNorm | LayerNorm:
+    def norm(self, weights: NormWeights, reader: base.NormReader | None = None) -> RMSNorm | LayerNorm:
         """See ``Operations.norm``."""
         if weights.bias is not None:
             return LayerNorm(weights.weight, weights.bias, self._config.norm_eps)
@@ -59,13 +59,7 @@ class CpuOperations:
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Experts:
         """See ``Operations.experts``."""
-        return Experts(
-            weights,
-            self._tiles,
-            self._config.activation,
-            n_active=config.n_active,
-            normalizes=config.normalizes,
-        )
+        return Experts(weights, self._tiles, self._config.activation, config)
 
     def rotate_and_store(
         self, rope: Rope | None, query_norm: Tensor | None, key_norm: Tensor | None, scales: LayerScales

@@ -65,7 +65,7 @@ class CudaOperations:
             return Fp8Linear(weights.weight, weights.bias, rounds_input=self._has_fp8)
         return Linear(weights.weight, weights.bias)
 
-    def norm(self, weights: NormWeights, reader: base.Linear | base.Mlp | None = None) -> RMSNorm | LayerNorm:
+    def norm(self, weights: NormWeights, reader: base.NormReader | None = None) -> RMSNorm | LayerNorm:
         """See ``Operations.norm``."""
         if weights.bias is not None:
             return LayerNorm(weights.weight, weights.bias, self._config.norm_eps)
@@ -176,6 +176,5 @@ def _cosine_sine(rope: Rope | None, head_dim: int, max_positions: int) -> Tensor
     if rope is None:
         halves = torch.ones(max_positions, head_dim // 2), torch.zeros(max_positions, head_dim // 2)
     else:
-        angles = torch.arange(max_positions).float()[:, None] * rope.frequencies(head_dim)
-        halves = angles.cos() * rope.amplitude, angles.sin() * rope.amplitude
+        halves = rope.cosine_sine(head_dim, max_positions)
     return torch.cat(halves, -1)
