@@ -22,7 +22,7 @@ from result_lines import add_gpu_flags, report, script_parser
 from torch import Tensor
 
 from gpu import gpu_provenance
-from radixkv.runtime.device.attention.cuda.base import AttentionShape
+from radixkv.runtime.device.attention.cuda.base import AttentionShape, DecodeRows
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodeStep
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention, PrefillKernel
@@ -146,7 +146,7 @@ def planned(
     """Plans decode rows of these lengths in the variant that the planner chooses, and sends the plan."""
     staged, n_rows = staging.stage(), len(lengths)
     slots = np.arange(n_rows, dtype=np.int32)
-    step = attention.plan_decode(staged, slots, np.array(lengths, dtype=np.int32), runs, n_rows)
+    step = attention.plan_decode(staged, DecodeRows(slots, np.array(lengths, dtype=np.int32), runs), n_rows)
     staging.send(staged)
     return step
 
@@ -214,10 +214,10 @@ class LayerBench:
         q = torch.randn(n_rows, self.shape.n_heads, self.shape.head_dim, device="cuda").to(self.shape.dtype)
         out = torch.empty_like(q)
         staged = staging.stage()
-        chosen = attention.plan_decode(staged, batch_slots, lengths, runs, n_rows).variant
+        chosen = attention.plan_decode(staged, DecodeRows(batch_slots, lengths, runs), n_rows).variant
         begun = time.perf_counter()
         for _ in range(20):
-            attention.plan_decode(staged, batch_slots, lengths, runs, n_rows)
+            attention.plan_decode(staged, DecodeRows(batch_slots, lengths, runs), n_rows)
         plan_ms = (time.perf_counter() - begun) * 1000 / 20
         times: dict[str, float] = {}
         for variant in case.variants:
@@ -225,7 +225,7 @@ class LayerBench:
                 attention, staging, runs = self.attention(case, costs=SharingCosts(launches_ns=0))
             staged = staging.stage()
             forced = None if variant == "shared" else variant
-            step = attention.plan_decode(staged, batch_slots, lengths, runs, n_rows, forced)
+            step = attention.plan_decode(staged, DecodeRows(batch_slots, lengths, runs), n_rows, forced)
             staging.send(staged)
             times[step.variant] = self.time(partial(attention.step(step, None).run, 0, q, self.k, self.v, out))
         return {

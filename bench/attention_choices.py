@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from radixkv.runtime.device.attention.cuda.base import AttentionShape, Geometry
+from radixkv.runtime.device.attention.cuda.base import AttentionShape, DecodeRows, Geometry
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharedRunSelector, SharingCosts
 from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS
@@ -183,7 +183,7 @@ def n_work_items(lengths: list[int]) -> int:
     )
     staged = StagingBuffer(torch.zeros(layout.size, dtype=torch.int32))
     batch_slots = np.arange(len(lengths), dtype=np.int32)
-    step = planner.plan(staged, batch_slots, np.array(lengths, np.int32), 4096, (), len(lengths))
+    step = planner.plan(staged, DecodeRows(batch_slots, np.array(lengths, np.int32)), 4096, len(lengths))
     fields = planner.fields[None].items
     n_queries = staged[fields.field].reshape(N_COLUMNS, fields.capacity)[1, : step.n_items]
     return int((n_queries > 0).sum())

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cuda.base import AttentionShape
+from radixkv.runtime.device.attention.cuda.base import AttentionShape, DecodeRows
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.flashinfer_modules import backend_of
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention, PrefillKernel
@@ -124,7 +124,7 @@ class World:
     ) -> Tensor:
         """Computes decode rows without a graph."""
         staged = self.staging.stage()
-        step = self.attention.plan_decode(staged, batch_slots, lengths, shared, variant=variant)
+        step = self.attention.plan_decode(staged, DecodeRows(batch_slots, lengths, shared), variant=variant)
         self.staging.send(staged)
         out = torch.full_like(q, math.nan)
         self.attention.step(step, None).run(layer, q, self.k, self.v, out)

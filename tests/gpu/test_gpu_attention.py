@@ -15,7 +15,7 @@ pytestmark = needs_flashinfer
 if torch.cuda.is_available():
     from attention_world import World, assert_close, ints
 
-    from radixkv.runtime.device.attention.cuda.base import AttentionShape
+    from radixkv.runtime.device.attention.cuda.base import AttentionShape, DecodeRows
     from radixkv.runtime.device.attention.cuda.run_selection import SharingCosts
     from radixkv.runtime.step.plan import SharedRun
 
@@ -163,7 +163,7 @@ def test_other_head_sizes_dtypes_and_scales(has_8_bits, kernel, heads, dtype, sc
     prompts = world.attention.plan_prompts(batch_slots[2:], (lengths - n_tokens)[2:], n_tokens[2:])
     for variant in ("whole", "split"):
         staged = world.staging.stage()
-        decode = world.attention.plan_decode(staged, batch_slots[:2], lengths[:2], variant=variant)
+        decode = world.attention.plan_decode(staged, DecodeRows(batch_slots[:2], lengths[:2]), variant=variant)
         world.staging.send(staged)
         world.attention.step(decode, prompts).run(0, q, world.k, world.v, out)
         assert_close(out, expected)
@@ -180,7 +180,7 @@ def test_shared_pages_without_flashinfer():
     expected = world.expected(batch_slots, lengths, np.ones_like(batch_slots), q)
     shared = [SharedRun(tuple(range(64)), 0, 100)]
     staged = world.staging.stage()
-    step = world.attention.plan_decode(staged, batch_slots, lengths, shared)
+    step = world.attention.plan_decode(staged, DecodeRows(batch_slots, lengths, shared))
     assert (step.variant, step.n_large_items) == ("shared", 0)
     assert_close(world.decode(batch_slots, lengths, q, shared), expected)
 
@@ -190,7 +190,7 @@ def check_mixed_steps(world, batch_slots, lengths, n_tokens, q, expected):
     prompts = world.attention.plan_prompts(batch_slots[4:], (lengths - n_tokens)[4:], n_tokens[4:])
     for variant in ("whole", "split"):
         staged = world.staging.stage()
-        decode = world.attention.plan_decode(staged, batch_slots[:4], lengths[:4], variant=variant)
+        decode = world.attention.plan_decode(staged, DecodeRows(batch_slots[:4], lengths[:4]), variant=variant)
         world.staging.send(staged)
         for layer in (0, 1):
             out = torch.full_like(q, math.nan)
@@ -266,7 +266,7 @@ def test_a_mixed_step():
         world.fill(int(batch_slot), int(length))
     q = world.queries(502)
     staged = world.staging.stage()
-    decode = world.attention.plan_decode(staged, batch_slots[:2], lengths[:2])
+    decode = world.attention.plan_decode(staged, DecodeRows(batch_slots[:2], lengths[:2]))
     world.staging.send(staged)
     prompts = world.attention.plan_prompts(batch_slots[2:], (lengths - n_tokens)[2:], n_tokens[2:])
     out = torch.full_like(q, math.nan)
@@ -286,7 +286,7 @@ def test_a_graph_gives_what_eager_does_as_lengths_change(kv_dtype):
         outs, graphs = {}, {}
         for variant in world.attention.variants(8):
             staged = world.staging.stage()
-            step = world.attention.plan_decode(staged, ints([]), ints([]), bucket=8, variant=variant)
+            step = world.attention.plan_decode(staged, DecodeRows(ints([]), ints([])), 8, variant)
             world.staging.send(staged)
             outs[variant] = torch.zeros_like(q)
 
@@ -304,7 +304,7 @@ def test_a_graph_gives_what_eager_does_as_lengths_change(kv_dtype):
             expected = world.expected(batch_slots, lengths, np.ones_like(batch_slots), q[:n_rows])
             for variant, graph in graphs.items():
                 staged = world.staging.stage()
-                step = world.attention.plan_decode(staged, batch_slots, lengths, bucket=8, variant=variant)
+                step = world.attention.plan_decode(staged, DecodeRows(batch_slots, lengths), 8, variant)
                 world.staging.send(staged)
                 outs[variant].fill_(math.nan)
                 graph.replay()

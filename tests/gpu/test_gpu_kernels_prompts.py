@@ -13,7 +13,7 @@ import torch
 from kernel_support import DEVICE, check_close, normal, on_device_only, on_kernels, poisoned
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cuda.base import AttentionShape, LayerTensors
+from radixkv.runtime.device.attention.cuda.base import AttentionShape, DecodeRows, LayerTensors
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention
 from radixkv.runtime.device.attention.cuda.prefill import PrefillBatch
@@ -227,7 +227,7 @@ def test_a_mixed_step_of_a_machine_without_flashinfer(
     staging, staged = Staging(layout, world.tables.device), StagingBuffer(torch.zeros(layout.size).int())
     attention.connect(staging, world.tables)
     slots, starts, n_tokens = (np.array(column, np.int32) for column in (world.slots, *zip(*rows, strict=True)))
-    decode = attention.plan_decode(staged, slots[:n_decode], starts[:n_decode] + 1, variant=variant)
+    decode = attention.plan_decode(staged, DecodeRows(slots[:n_decode], starts[:n_decode] + 1), variant=variant)
     staging.send(staged)
     step = attention.step(decode, attention.plan_prompts(slots[n_decode:], starts[n_decode:], n_tokens[n_decode:]))
     for layer, window in enumerate(windows):

@@ -14,7 +14,7 @@ from kernel_support import DEVICE, check_close, normal, on_device_only, on_kerne
 from torch import Tensor
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
-from radixkv.runtime.device.attention.cuda.base import AttentionShape, Geometry
+from radixkv.runtime.device.attention.cuda.base import AttentionShape, DecodeRows, Geometry
 from radixkv.runtime.device.attention.cuda.decode_kernel import attend_decode
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
@@ -104,7 +104,9 @@ class World:
         n_rows = len(LENGTHS) - 1
         slots, lengths = np.arange(n_rows, dtype=np.int32), np.array(LENGTHS[:-1], np.int32)
         runs = [SharedRun(tuple(range(n_rows)), 0, N_SHARED)] if variant == "shared" else []
-        step = planner.plan(host, slots, lengths, WIDTH, runs, variant=None if variant == "shared" else variant)
+        step = planner.plan(
+            host, DecodeRows(slots, lengths, runs), WIDTH, variant=None if variant == "shared" else variant
+        )
         assert step.variant == variant
         assert not step.n_large_items
         sent = host.buffer.to(DEVICE)

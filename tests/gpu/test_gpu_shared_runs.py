@@ -16,7 +16,7 @@ pytestmark = needs_flashinfer
 if torch.cuda.is_available():
     from attention_world import World, assert_close, assert_close_in_8_bits, ints
 
-    from radixkv.runtime.device.attention.cuda.base import AttentionShape
+    from radixkv.runtime.device.attention.cuda.base import AttentionShape, DecodeRows
     from radixkv.runtime.device.attention.cuda.run_selection import SharingCosts
 
 
@@ -69,7 +69,7 @@ def test_nested_runs_equal_flat(page_size, n_groups, group_rows, kernel):
     world, batch_slots, lengths, runs = nested_world(page_size, n_groups, group_rows, kernel=kernel)
     q = world.queries(len(batch_slots))
     staged = world.staging.stage()
-    step = world.attention.plan_decode(staged, batch_slots, lengths, runs)
+    step = world.attention.plan_decode(staged, DecodeRows(batch_slots, lengths, runs))
     assert step.variant == "shared"
     assert step.n_large_items > 0
     shared = world.decode(batch_slots, lengths, q, runs)
@@ -86,7 +86,7 @@ def test_nested_runs_of_8_bits(page_size, heads, kernel):
     )
     q = world.queries(len(batch_slots)).to(torch.float8_e4m3fn).to(torch.bfloat16)
     staged = world.staging.stage()
-    step = world.attention.plan_decode(staged, batch_slots, lengths, runs)
+    step = world.attention.plan_decode(staged, DecodeRows(batch_slots, lengths, runs))
     assert step.n_large_items > 0
     check = assert_close if kernel == "fa2" else assert_close_in_8_bits
     check(
@@ -100,7 +100,7 @@ def test_nested_runs_equal_flat_with_other_heads(heads):
     world, batch_slots, lengths, runs = nested_world(n_groups=2, group_rows=32, kernel="fa3", heads=heads)
     q = world.queries(len(batch_slots))
     staged = world.staging.stage()
-    step = world.attention.plan_decode(staged, batch_slots, lengths, runs)
+    step = world.attention.plan_decode(staged, DecodeRows(batch_slots, lengths, runs))
     assert step.n_large_items > 0
     assert_close(
         world.decode(batch_slots, lengths, q, runs),
@@ -117,7 +117,7 @@ def test_nested_runs_with_sinks(kv_dtype, kernel):
     )
     q = world.queries(len(batch_slots)).to(kv_dtype).to(torch.bfloat16)
     staged = world.staging.stage()
-    step = world.attention.plan_decode(staged, batch_slots, lengths, runs)
+    step = world.attention.plan_decode(staged, DecodeRows(batch_slots, lengths, runs))
     assert step.n_large_items > 0
     check = assert_close_in_8_bits if kernel == "fa3" and kv_dtype.itemsize == 1 else assert_close
     check(
@@ -137,7 +137,7 @@ def test_a_shared_graph_serves_other_runs(kernel, has_sinks):
         q = world.queries(n_rows)
         out = torch.zeros_like(q)
         staged = world.staging.stage()
-        step = world.attention.plan_decode(staged, ints([]), ints([]), bucket=n_rows, variant="shared")
+        step = world.attention.plan_decode(staged, DecodeRows(ints([]), ints([])), n_rows, "shared")
         world.staging.send(staged)
         world.attention.step(step, None).run(0, q, world.k, world.v, out)
         stream.synchronize()
@@ -148,7 +148,9 @@ def test_a_shared_graph_serves_other_runs(kernel, has_sinks):
         for graph_runs in (runs, runs[:1], runs[:4], []):
             staged = world.staging.stage()
             variant = None if graph_runs else "shared"
-            step = world.attention.plan_decode(staged, batch_slots, lengths, graph_runs, n_rows, variant)
+            step = world.attention.plan_decode(
+                staged, DecodeRows(batch_slots, lengths, graph_runs), n_rows, variant
+            )
             assert step.variant == "shared"
             world.staging.send(staged)
             out.fill_(math.nan)

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cuda.base import AttentionShape
+from radixkv.runtime.device.attention.cuda.base import AttentionShape, DecodeRows
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.work_items import Ints
 from radixkv.runtime.device.memory.cuda.array_copies import to_device
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer
-from radixkv.runtime.step.plan import SharedRun
 
 _MAX_QUERIES = 64
 """Most queries per tile; a power of two."""
@@ -68,16 +67,13 @@ class ReferenceAttention:
     def plan_decode(
         self,
         staged: StagingBuffer,
-        batch_slots: Ints,
-        lengths: Ints,
-        shared: Sequence[SharedRun] = (),
+        rows: DecodeRows,
         bucket: int | None = None,
         variant: Variant | None = None,
-        runs_id: int | None = None,
     ) -> Ints:
         """Returns [3, rows]: batch slots, starts and token counts."""
         assert bucket is None, "there are no graphs"
-        return np.stack([batch_slots, lengths - 1, np.ones_like(lengths)])
+        return np.stack([rows.batch_slots, rows.lengths - 1, np.ones_like(rows.lengths)])
 
     def plan_prompts(self, batch_slots: Ints, starts: Ints, n_tokens: Ints) -> Ints:
         """Returns [3, rows]: batch slots, starts and token counts."""

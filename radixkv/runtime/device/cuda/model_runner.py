@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixkv.runtime.device.attention.base import LayerAttention
-from radixkv.runtime.device.attention.cuda.base import AttentionPlanner
+from radixkv.runtime.device.attention.cuda.base import AttentionPlanner, DecodeRows
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodeStep
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.cuda.persistent_batch import PersistentBatch, RowFields
@@ -173,9 +173,8 @@ class ModelRunner:
         staged = self._staging.stage()
         self._row_fields.fill_decode(staged, step, bucket)
         plan = step.plan
-        decode = self._attention.plan_decode(
-            staged, step.rows.batch_slots, step.lengths, plan.shared_runs, bucket, runs_id=plan.runs_id
-        )
+        rows = DecodeRows(step.rows.batch_slots, step.lengths, plan.shared_runs, plan.runs_id)
+        decode = self._attention.plan_decode(staged, rows, bucket)
         self._staging.send(staged)
         self._graphs.replay(bucket, decode.variant)
         return self._outputs(bucket)
@@ -188,9 +187,8 @@ class ModelRunner:
         if n_decode:
             batch_slots, lengths = step.rows.batch_slots[:n_decode], step.lengths[:n_decode]
             plan = step.plan
-            decode = self._attention.plan_decode(
-                staged, batch_slots, lengths, plan.shared_runs, None, runs_id=plan.runs_id
-            )
+            rows = DecodeRows(batch_slots, lengths, plan.shared_runs, plan.runs_id)
+            decode = self._attention.plan_decode(staged, rows)
         self._staging.send(staged)
         if len(step.updates):
             self._batch.update(step.n_rows, to_device(step.updates, self._device))
@@ -235,7 +233,7 @@ class ModelRunner:
         """
         staged = self._staging.stage()
         self._row_fields.fill(staged, step, step.n_rows)
-        decode = self._attention.plan_decode(staged, step.rows.batch_slots, step.lengths)
+        decode = self._attention.plan_decode(staged, DecodeRows(step.rows.batch_slots, step.lengths))
         self._staging.send(staged)
         return self._attention.step(decode, None)
 
@@ -244,7 +242,7 @@ class ModelRunner:
         staged = self._staging.stage()
         self._row_fields.pad(staged, 0, bucket)
         no_rows = np.empty(0, np.int32)
-        decode: DecodeStep = self._attention.plan_decode(staged, no_rows, no_rows, bucket=bucket, variant=variant)
+        decode: DecodeStep = self._attention.plan_decode(staged, DecodeRows(no_rows, no_rows), bucket, variant)
         self._staging.send(staged)
         return decode
 

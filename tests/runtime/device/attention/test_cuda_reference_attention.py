@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.attention.base import LayerAttention
-from radixkv.runtime.device.attention.cuda.base import AttentionPlanner, AttentionShape
+from radixkv.runtime.device.attention.cuda.base import AttentionPlanner, AttentionShape, DecodeRows
 from radixkv.runtime.device.attention.cuda.work_items import Ints
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
 from support.reference_attention import MAX_VALUES, ReferenceAttention
@@ -85,7 +85,7 @@ def plan_step(
     decode_plan = prompt_plan = None
     if decode:
         batch_slots, lengths, _ = columns(decode)
-        decode_plan = attention.plan_decode(NO_STAGING, batch_slots, lengths)
+        decode_plan = attention.plan_decode(NO_STAGING, DecodeRows(batch_slots, lengths))
     if prompts:
         batch_slots, lengths, n_tokens = columns(prompts)
         prompt_plan = attention.plan_prompts(batch_slots, lengths - n_tokens, n_tokens)

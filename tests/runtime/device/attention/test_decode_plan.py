@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from radixkv.runtime.device.attention.cuda.base import Geometry
+from radixkv.runtime.device.attention.cuda.base import DecodeRows, Geometry
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, DecodeStep
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
 from radixkv.runtime.device.attention.cuda.fa3_prefill import Fa3Schedule, balance_tiles
@@ -71,7 +71,7 @@ class SimulatedPlanner:
         variant: Variant | None = None,
     ) -> DecodeStep:
         self.staged = StagingBuffer(torch.full((self.layout.size,), -77, dtype=torch.int32))
-        return self.planner.plan(self.staged, batch_slots, lengths, WIDTH, shared, bucket, variant)
+        return self.planner.plan(self.staged, DecodeRows(batch_slots, lengths, shared), WIDTH, bucket, variant)
 
     def items(self, step: DecodeStep, window: int | None = None) -> list[SimulatedPlanner.Item]:
         """Simulates ``attend_decode`` for each small item."""
@@ -281,7 +281,7 @@ def test_rows_of_any_lengths_fit_the_staging_fields(
             options: list[tuple[Variant | None, int | None]] = [(None, None), (None, min(n_rows + 9, max_rows))]
             for variant, bucket in [*options, ("split", None)]:
                 staged = StagingBuffer(torch.zeros(layout.size, dtype=torch.int32))
-                step = planner.plan(staged, batch_slots, lengths, width, runs, bucket, variant)
+                step = planner.plan(staged, DecodeRows(batch_slots, lengths, runs), width, bucket, variant)
                 items = planner.fields[None].items
                 columns = staged[items.field].reshape(N_COLUMNS, items.capacity)[:, : step.n_items]
                 n_read = int((columns[1].astype(np.int64) * (columns[4] - columns[3])).sum())

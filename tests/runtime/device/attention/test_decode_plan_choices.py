@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from radixkv.runtime.device.attention.cuda.base import DecodeRows
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, DecodeStep
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharedRunSelector, SharingCosts
 from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS
@@ -64,7 +65,7 @@ def plan_step(lengths: list[int]) -> tuple[DecodeStep, list[list[int]]]:
     )
     staged = StagingBuffer(torch.zeros(layout.size, dtype=torch.int32))
     batch_slots = np.arange(len(lengths), dtype=np.int32)
-    step = planner.plan(staged, batch_slots, np.array(lengths, np.int32), 4096, (), len(lengths))
+    step = planner.plan(staged, DecodeRows(batch_slots, np.array(lengths, np.int32)), 4096, len(lengths))
     fields = planner.fields[None].items
     columns = staged[fields.field].reshape(N_COLUMNS, fields.capacity)[:, : step.n_items]
     parts: list[list[int]] = [[] for _ in lengths]

@@ -98,6 +98,19 @@ LayerLaunch = Callable[[LayerTensors], None]
 """Enqueues planned attention of a layer."""
 
 
+class DecodeRows(NamedTuple):
+    """The decode rows of a step."""
+
+    batch_slots: Ints
+    """[rows]."""
+    lengths: Ints
+    """[rows], positions that each row attends to, its own included."""
+    shared: Sequence[SharedRun] = ()
+    """Runs of shared pages, see ``StepPlan.shared_runs``."""
+    runs_id: int | None = None
+    """Number of ``shared``, see ``StepPlan.runs_id``; None: it has none."""
+
+
 class AttentionPlanner(Protocol[DecodeT, PromptT]):
     """Plans steps over the paged pool.
 
@@ -121,23 +134,17 @@ class AttentionPlanner(Protocol[DecodeT, PromptT]):
     def plan_decode(
         self,
         staged: StagingBuffer,
-        batch_slots: Ints,
-        lengths: Ints,
-        shared: Sequence[SharedRun] = (),
+        rows: DecodeRows,
         bucket: int | None = None,
         variant: Variant | None = None,
-        runs_id: int | None = None,
     ) -> DecodeT:
         """Plans a step's decode rows, and stages the plan; called before ``staged`` is sent.
 
         Args:
             staged: the step's staging buffer.
-            batch_slots: [rows].
-            lengths: [rows], positions that each row attends to, its own included.
-            shared: runs of shared pages, see ``StepPlan.shared_runs``.
+            rows: the rows, without padding.
             bucket: rows of the graph that will run; None runs without a graph.
             variant: variant of the graph; None chooses the fastest.
-            runs_id: number of ``shared``, see ``StepPlan.runs_id``; None: it has none.
         """
         ...
 

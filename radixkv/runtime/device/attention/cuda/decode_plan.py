@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from radixkv.runtime.device.attention.base import longest_window
-from radixkv.runtime.device.attention.cuda.base import Geometry
+from radixkv.runtime.device.attention.cuda.base import DecodeRows, Geometry
 from radixkv.runtime.device.attention.cuda.decode_tiles import TileConfig, Variant, choose_tile_config
 from radixkv.runtime.device.attention.cuda.fa3_shared import Fa3Fields, choose_part_tokens
 from radixkv.runtime.device.attention.cuda.run_selection import (
@@ -20,7 +20,6 @@ from radixkv.runtime.device.attention.cuda.run_selection import (
 )
 from radixkv.runtime.device.attention.cuda.work_items import Fa2Fields, Ints, ItemFields, MergePlan, WorkItems
 from radixkv.runtime.device.memory.cuda.staging import StagingBuffer, StagingField, StagingLayout
-from radixkv.runtime.step.plan import SharedRun
 
 _MIN_PART = 64
 """Fewest tokens per part of a row, unless all rows together have fewer than 512 tokens: these get 8 parts at most,
@@ -133,35 +132,29 @@ class DecodePlanner:
     def plan(
         self,
         staged: StagingBuffer,
-        batch_slots: Ints,
-        lengths: Ints,
+        rows: DecodeRows,
         width: int,
-        shared: Sequence[SharedRun] = (),
         bucket: int | None = None,
         variant: Variant | None = None,
-        runs_id: int | None = None,
     ) -> DecodeStep:
         """Plans and stages the rows, padded to the bucket with rows of one token.
 
         Args:
             staged: the step's staging buffer.
-            batch_slots: [rows].
-            lengths: [rows], positions that each row attends to.
+            rows: the rows; with a ``runs_id`` the selection among their shared runs is cached.
             width: entries per block table.
-            shared: as in ``StepPlan.shared_runs``.
             bucket: rows of the graph that will run; None pads no large items;
                 small items are always padded to the most for this number of rows.
             variant: None chooses the fastest.
-            runs_id: number of ``shared``, by which the selection among them is cached; None: it is not.
         """
-        n_rows = len(batch_slots) if bucket is None else bucket
-        padding = n_rows - len(batch_slots)
-        batch_slots = np.concatenate([batch_slots, np.full(padding, self._max_rows, np.int32)])
-        lengths = np.concatenate([lengths, np.ones(padding, np.int32)])
+        n_rows = len(rows.batch_slots) if bucket is None else bucket
+        padding = n_rows - len(rows.batch_slots)
+        batch_slots = np.concatenate([rows.batch_slots, np.full(padding, self._max_rows, np.int32)])
+        lengths = np.concatenate([rows.lengths, np.ones(padding, np.int32)])
         sharing = None
         if variant is None:
             sharing = (
-                self._shared_run_selector.select(shared, runs_id, n_rows, *self._max_tiles(n_rows))
+                self._shared_run_selector.select(rows.shared, rows.runs_id, n_rows, *self._max_tiles(n_rows))
                 if self._reads_all
                 else None
             )

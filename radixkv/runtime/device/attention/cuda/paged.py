@@ -11,7 +11,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cuda.base import AttentionShape, Geometry, LayerLaunch, LayerTensors
+from radixkv.runtime.device.attention.cuda.base import (
+    AttentionShape,
+    DecodeRows,
+    Geometry,
+    LayerLaunch,
+    LayerTensors,
+)
 from radixkv.runtime.device.attention.cuda.decode_kernel import attend_decode
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodePlanner, DecodeStep
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
@@ -28,7 +34,6 @@ from radixkv.runtime.device.attention.cuda.triton_prefill import TritonPrefill
 from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, Ints
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
 from radixkv.runtime.device.memory.cuda.staging import Staging, StagingBuffer, StagingLayout
-from radixkv.runtime.step.plan import SharedRun
 
 PrefillKernel = Literal["fa2", "fa3", "triton"]
 """The kernel of prompt rows: one of FlashInfer's, or our own in Triton."""
@@ -147,26 +152,19 @@ class PagedAttention:
     def plan_decode(
         self,
         staged: StagingBuffer,
-        batch_slots: Ints,
-        lengths: Ints,
-        shared: Sequence[SharedRun] = (),
+        rows: DecodeRows,
         bucket: int | None = None,
         variant: Variant | None = None,
-        runs_id: int | None = None,
     ) -> DecodeStep:
         """Plans a step's decode rows, and stages the plan.
 
         Args:
             staged: the step's staging buffer.
-            batch_slots: [rows].
-            lengths: [rows], positions that each row attends to, its own included.
-            shared: runs of shared pages, see ``StepPlan.shared_runs``.
+            rows: the rows, without padding.
             bucket: rows of the graph that will run; None runs without a graph.
             variant: variant of the graph; None chooses the fastest.
-            runs_id: number of ``shared``, see ``StepPlan.runs_id``; None: it has none.
         """
-        width = self._tables.shape[1]
-        return self._decode.plan(staged, batch_slots, lengths, width, shared, bucket, variant, runs_id)
+        return self._decode.plan(staged, rows, self._tables.shape[1], bucket, variant)
 
     def plan_prompts(self, batch_slots: Ints, starts: Ints, n_tokens: Ints) -> PrefillLaunches:
         """Plans the prompt rows, and sends the plan on the current stream.
