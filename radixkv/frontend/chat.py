@@ -128,7 +128,8 @@ async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> Cha
     text = await _text(chat, tools, served_model)
     with naming_fields(chat.field_name):
         sampling = served_model.constrained(sampling, text, tools, chat.variables)
-    encoded = await _encode(text, chat, served_model, tenant)
+    encoder = _encoder(chat, served_model, tenant)
+    encoded = await _encode(text, encoder)
     n_prompt, room = len(encoded.tokens) // 4, served_model.max_prompt_and_answer - len(encoded.tokens) // 4
     check_n_prompt_logprobs([(sampling, n_prompt)], "prompt_logprobs")
     max_tokens_field = None if chat.max_tokens is None else chat.max_tokens_field
@@ -140,7 +141,7 @@ async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> Cha
         cache_salt=chat.cache_salt,
         reads_cache=chat.reads_cache,
         priority=chat.priority,
-        pins=await _pins(chat, text, encoded.tokens, served_model, tenant),
+        pins=await _pins(chat, text, encoded.tokens, encoder),
         session_id=chat.session_id,
     )
     ends_with_context = sampling.max_tokens == room != chat.max_tokens
@@ -150,7 +151,7 @@ async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> Cha
 async def prompt_tokens(chat: Chat, served_model: ServedModel, tenant: str) -> bytes:
     """Returns the little-endian int32 ids of a conversation's prompt. Raises ``InvalidRequest``."""
     check_cache_salt(chat.cache_salt)
-    return (await _encode(await chat_text(chat, served_model), chat, served_model, tenant)).tokens
+    return (await _encode(await chat_text(chat, served_model), _encoder(chat, served_model, tenant))).tokens
 
 
 async def chat_text(chat: Chat, served_model: ServedModel) -> str:
@@ -168,7 +169,7 @@ async def count_tokens(chat: Chat, served_model: ServedModel, tenant: str) -> in
     check_cache_salt(chat.cache_salt)
     text = await chat_text(chat, served_model)
     try:
-        return len((await _encode(text, chat, served_model, tenant)).tokens) // 4
+        return len((await _encode(text, _encoder(chat, served_model, tenant))).tokens) // 4
     except ContextLengthExceeded as error:
         if error.n_prompt is not None:
             return error.n_prompt
@@ -222,12 +223,11 @@ def _n_characters(messages: Sequence[dict[str, Any]]) -> int:
     return sum(len(value) if isinstance(value, str) else len(msgspec.json.encode(value)) for value in values)
 
 
-async def _encode(text: str, chat: Chat, served_model: ServedModel, tenant: str) -> EncodedConversation:
+async def _encode(text: str, encoder: PromptEncoder) -> EncodedConversation:
     """Returns the tokens of a prompt's text. Raises ``InvalidRequest``, also if there are none."""
-    encoded = await _encoder(chat, served_model, tenant).conversation(text)
+    encoded = await encoder.conversation(text)
     if not encoded.tokens:
-        field_name = chat.field_name("messages")
-        raise InvalidRequest("the chat template renders the messages as an empty text", param=field_name)
+        raise InvalidRequest("the chat template renders the messages as an empty text", param=encoder.field)
     return encoded
 
 
@@ -241,19 +241,16 @@ def _encoder(chat: Chat, served_model: ServedModel, tenant: str) -> PromptEncode
     )
 
 
-async def _pins(
-    chat: Chat, text: str, tokens: bytes, served_model: ServedModel, tenant: str
-) -> tuple[PromptPin, ...]:
+async def _pins(chat: Chat, text: str, tokens: bytes, encoder: PromptEncoder) -> tuple[PromptPin, ...]:
     """Returns the prefixes of the prompt that the conversation pins."""
-    if not (served_model.pins_prompts or chat.demands_pins):
+    if not (encoder.served_model.pins_prompts or chat.demands_pins):
         return ()
     whole = [] if chat.pin_s is None else [PromptPin(len(tokens) // 4, chat.pin_s)]
     pins = await breakpoint_pins(
         chat.messages,
         text,
         tokens,
-        _encoder(chat, served_model, tenant).conversation,
-        served_model.one_at_a_time,
+        encoder,
         default_ttl_s=chat.breakpoint_ttl_s,
         max_pins=MAX_PINS - len(whole),
     )

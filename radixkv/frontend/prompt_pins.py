@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from radixkv.errors import InvalidRequest
-from radixkv.frontend.prompt_encoding import EncodedConversation
-from radixkv.frontend.serial_executor import SerialExecutor
+from radixkv.frontend.prompt_encoding import PromptEncoder
 from radixkv.tree.neighbours import n_common_tokens
 from radixkv.wire.messages import PromptPin
 from radixkv.wire.request_limits import parse_ttl
@@ -35,8 +34,7 @@ async def breakpoint_pins(
     messages: Sequence[dict[str, Any]],
     text: str,
     tokens: bytes,
-    encode: Callable[[str], Awaitable[EncodedConversation]],
-    one_at_a_time: SerialExecutor,
+    encoder: PromptEncoder,
     *,
     default_ttl_s: float,
     max_pins: int,
@@ -51,8 +49,7 @@ async def breakpoint_pins(
         messages: in OpenAI's format, with breakpoints that ``check_breakpoints`` accepts.
         text: the prompt that the chat template makes of the messages.
         tokens: the ids of the prompt.
-        encode: encodes the beginning of the text as the whole text was encoded.
-        one_at_a_time: searches long texts.
+        encoder: has encoded the text, and encodes beginnings of it.
         default_ttl_s: lifetime of a breakpoint that names none, in seconds.
         max_pins: most pins; the latest breakpoints win.
 
@@ -65,10 +62,10 @@ async def breakpoint_pins(
     if len(text) <= _MAX_INLINE_CHARACTERS:
         pins = _marked_ends(parts, text)
     else:
-        pins = await one_at_a_time.run(partial(_marked_ends, parts, text))
+        pins = await encoder.served_model.one_at_a_time.run(partial(_marked_ends, parts, text))
     pinned = []
     for position, ttl_s in pins[-max_pins:]:
-        prefix = (await encode(text[:position])).tokens
+        prefix = (await encoder.conversation(text[:position])).tokens
         pinned.append(PromptPin(n_common_tokens(prefix, tokens), ttl_s))
     return pinned
 
