@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.batch_tokenizer import BatchTokenizer
 from radixkv.frontend.http.errors import ModelNotFound
 from radixkv.frontend.kept_answers import KeptAnswers
-from radixkv.frontend.serial_executor import SerialExecutor
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.nonces import NonceFilter
 from radixkv.settings.checks import MAX_PRIORITY, MIN_PRIORITY
 from radixkv.wire.request_limits import check_cache_salt, check_session_id
+
+ResultT = TypeVar("ResultT")
+
+
+class SerialExecutor:
+    """Runs work in threads, one call at a time, even if the caller no longer waits for the running one."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def run(self, work: Callable[[], ResultT]) -> ResultT:
+        """Returns or raises what ``work`` does. Work whose caller is cancelled before it starts never starts."""
+        await self._lock.acquire()
+        # A thread cannot be ended: after its caller has left it continues, and the next call waits for it.
+        running = asyncio.ensure_future(asyncio.to_thread(work))
+        running.add_done_callback(lambda _: self._lock.release())
+        return await asyncio.shield(running)
 
 
 @dataclass(frozen=True, kw_only=True)
