@@ -13,10 +13,8 @@ from radixkv.terminal import Progress, wrapped
 
 if TYPE_CHECKING:
     from radixkv.checkpoints import Checkpoint
-    from radixkv.lab.planner.plan import Gpu, PoolPlan, RequestShape
+    from radixkv.lab.planner.plan import RequestShape
     from radixkv.lab.simulator.recording import Recording
-    from radixkv.lab.simulator.simulation import Result
-    from radixkv.runtime.device.cuda.model_size import ModelSize
 
 PROMPT, ANSWER = 2000, 300
 WORKSPACE = "3GiB"
@@ -110,7 +108,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the plan; returns the exit code."""
     _check_flags(args)
-    from radixkv.lab.bench.output import check_outputs
+    from radixkv.lab.bench.output import check_outputs, open_saver
     from radixkv.lab.planner.plan import Gpu, check_fits, plan_pool
     from radixkv.lab.planner.report import (
         LABEL_WIDTH,
@@ -155,7 +153,23 @@ def run(args: argparse.Namespace) -> int:
     ]
     capacities = [Capacity(pool.n_tokens, pool.n_host_tokens) for pool in pools]
     results = [] if recording is None else list(Simulation(recording, capacities, ("lru",), show_progress=True))
-    _save(args, checkpoint, size, gpu, request, pools, results)
+    record = {
+        "model": checkpoint.name,
+        "architecture": size.config.architecture,
+        "n_values": size.n_values,
+        "weight_bytes": size.weight_bytes,
+        "quantization": args.quantization,
+        "page_size": args.page_size,
+        "gpu_memory_bytes": gpu.n_bytes,
+        "gpu_memory_utilization": gpu.utilization,
+        "workspace_bytes": gpu.workspace_bytes,
+        "host_memory_bytes": args.host_memory,
+        "request": request._asdict(),
+        "rows": args.rows,
+        "pools": pools,
+        "hit_rates": results,
+    }
+    open_saver(args.output_file, "plan")([record])
     name = checkpoint.folder.name if args.model != "tiny" else "tiny"
     lines = [*model_lines(name, size, settings.max_model_len), request_line(request, args.page_size)]
     for pool in pools:
@@ -241,34 +255,3 @@ def _requests(args: argparse.Namespace, max_model_len: int) -> tuple[Recording |
             f"{max_model_len}; set --prompt or --answer lower"
         )
     return recording, request
-
-
-def _save(
-    args: argparse.Namespace,
-    checkpoint: Checkpoint,
-    size: ModelSize,
-    gpu: Gpu,
-    request: RequestShape,
-    pools: list[PoolPlan],
-    results: list[Result],
-) -> None:
-    """Appends the plan to ``--output-file``."""
-    from radixkv.lab.bench.output import open_saver
-
-    record = {
-        "model": checkpoint.name,
-        "architecture": size.config.architecture,
-        "n_values": size.n_values,
-        "weight_bytes": size.weight_bytes,
-        "quantization": args.quantization,
-        "page_size": args.page_size,
-        "gpu_memory_bytes": gpu.n_bytes,
-        "gpu_memory_utilization": gpu.utilization,
-        "workspace_bytes": gpu.workspace_bytes,
-        "host_memory_bytes": args.host_memory,
-        "request": request._asdict(),
-        "rows": args.rows,
-        "pools": pools,
-        "hit_rates": results,
-    }
-    open_saver(args.output_file, "plan")([record])

@@ -217,14 +217,14 @@ def run(args: argparse.Namespace) -> int:
     has_servers = max(args.servers) > 1
     policies = args.eviction_policy or (DEFAULT_POLICIES if is_serial and not has_servers else ("lru",))
     routings = args.routing or ROUTINGS
-    if not is_serial and ("oracle" in policies or args.ends_known):
-        flag = "--eviction-policy oracle" if "oracle" in policies else "--ends-known"
+    needs_future = "--eviction-policy oracle" if "oracle" in policies else "--ends-known" if args.ends_known else ""
+    if not is_serial and needs_future:
         parser.error(
-            f"{flag} supports only one request in flight, because it needs to know the order of requests; use "
-            "--eviction-policy lru with --concurrency"
+            f"{needs_future} supports only one request in flight, because it needs to know the order of requests; "
+            "use --eviction-policy lru with --concurrency"
         )
     _check_tier_flags(parser, args, policies)
-    _check_server_flags(parser, args, policies, routings)
+    _check_server_flags(parser, args, routings, needs_future)
     import msgspec
 
     from radixkv.lab.bench.output import check_outputs, open_saver
@@ -332,7 +332,7 @@ def _check_tier_flags(parser: Parser, args: argparse.Namespace, policies: Sequen
 
 
 def _check_server_flags(
-    parser: Parser, args: argparse.Namespace, policies: Sequence[Policy], routings: Sequence[Routing]
+    parser: Parser, args: argparse.Namespace, routings: Sequence[Routing], needs_future: str
 ) -> None:
     """Refuses what several servers exclude, and flags that change nothing."""
     has_servers = max(args.servers) > 1
@@ -349,11 +349,10 @@ def _check_server_flags(
         return
     if args.concurrency > 1:
         parser.error("--concurrency is for one server; each of several has one request in flight, so leave it out")
-    if "oracle" in policies or args.ends_known:
-        flag = "--eviction-policy oracle" if "oracle" in policies else "--ends-known"
+    if needs_future:
         parser.error(
-            f"{flag} supports only one server, because it needs to know which requests a server gets; leave it "
-            "out, or leave --servers out"
+            f"{needs_future} supports only one server, because it needs to know which requests a server gets; "
+            "leave it out, or leave --servers out"
         )
     if args.plot is not None:
         parser.error("--plot draws one server only; leave it out, or leave --servers out")

@@ -64,28 +64,8 @@ def server_token_counts(text: str) -> TokenCounts | None:
     return None
 
 
-def usage_token_counts(records: Iterable[Record]) -> TokenCounts:
-    """Returns the sums of ``usage`` over the requests that succeeded."""
-    good = [record for record in records if record.error is None]
-    return TokenCounts(
-        sum(record.n_prompt_tokens for record in good),
-        sum(record.n_output_tokens for record in good),
-        _sum(record.n_cached_tokens for record in good),
-    )
-
-
-def client_token_counts(records: Iterable[Record]) -> TokenCounts:
-    """Returns the numbers of token ids that the client received; it cannot see which tokens were cached."""
-    good = [record for record in records if record.error is None]
-    return TokenCounts(
-        _sum(None if record.prompt_token_ids is None else len(record.prompt_token_ids) for record in good),
-        _sum(None if record.token_ids is None else sum(map(len, record.token_ids)) for record in good),
-        None,
-    )
-
-
 def accounting(records: Sequence[Record], metrics: TokenCounts | None) -> dict[str, Any]:
-    """Returns the three counts and whether the known ones ``agree``.
+    """Returns the three counts of the requests that succeeded, and whether the known ones ``agree``.
 
     ``agree`` is None if a request failed: client and servers count failed requests differently.
 
@@ -93,14 +73,24 @@ def accounting(records: Sequence[Record], metrics: TokenCounts | None) -> dict[s
         records: all requests of the run.
         metrics: the increase of the server's counters during the run. None: not known.
     """
-    counts = {"client": client_token_counts(records), "usage": usage_token_counts(records), "metrics": metrics}
+    good = [record for record in records if record.error is None]
+    received = TokenCounts(
+        _sum(None if record.prompt_token_ids is None else len(record.prompt_token_ids) for record in good),
+        _sum(None if record.token_ids is None else sum(map(len, record.token_ids)) for record in good),
+        None,  # the client cannot see which tokens were cached
+    )
+    usage = TokenCounts(
+        sum(record.n_prompt_tokens for record in good),
+        sum(record.n_output_tokens for record in good),
+        _sum(record.n_cached_tokens for record in good),
+    )
+    counts = {"client": received, "usage": usage, "metrics": metrics}
     known = [msgspec.structs.astuple(tokens) for tokens in counts.values() if tokens is not None]
     agree = all(len({count for count in column if count is not None}) <= 1 for column in zip(*known, strict=True))
-    is_complete = all(record.error is None for record in records)
     tables = {
         source: None if tokens is None else msgspec.structs.asdict(tokens) for source, tokens in counts.items()
     }
-    return {**tables, "agree": agree if is_complete else None}
+    return {**tables, "agree": agree if len(good) == len(records) else None}
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:

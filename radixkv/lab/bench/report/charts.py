@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from radixkv.lab.bench.environment import machine
@@ -182,42 +182,28 @@ def cache_comparison(off: Run, on: Run) -> Section:
 
 def ttft(runs: Sequence[Run]) -> Section:
     """Draws the distribution of times to first token."""
-    return _distribution(
-        "Time to first token",
+    paragraph = (
         "The share of requests whose first token arrived within the given time. The dots are the median and the "
-        "99th percentile.",
-        "ttft.png",
-        runs,
-        [run.samples.ttft_s for run in runs],
-        "time to first token",
-        "requests",
+        "99th percentile."
     )
+    section = Section("Time to first token", paragraph, file="ttft.png")
+    return _distribution(section, "time to first token", "requests", runs, [run.samples.ttft_s for run in runs])
 
 
 def itl(runs: Sequence[Run]) -> Section:
     """Draws the distribution of times between pieces. Each run must have some."""
-    return _distribution(
-        "Inter-token latency",
+    paragraph = (
         "The share of gaps between two streamed pieces of one answer that were at most the given time. A piece has "
-        f"one or more tokens, as the server sends them. Pieces that arrived together are drawn at {MIN_MS} ms.",
-        "itl.png",
-        runs,
-        [run.samples.itl_s for run in runs],
-        "time between two pieces",
-        "gaps",
+        f"one or more tokens, as the server sends them. Pieces that arrived together are drawn at {MIN_MS} ms."
     )
+    section = Section("Inter-token latency", paragraph, file="itl.png")
+    return _distribution(section, "time between two pieces", "gaps", runs, [run.samples.itl_s for run in runs])
 
 
 def _distribution(
-    heading: str,
-    paragraph: str,
-    file: str,
-    runs: Sequence[Run],
-    samples_s: Sequence[Sequence[float]],
-    name: str,
-    counted: str,
+    section: Section, name: str, counted: str, runs: Sequence[Run], samples_s: Sequence[Sequence[float]]
 ) -> Section:
-    """Draws which share of what is counted has at most a time, for each run's samples, which are ascending."""
+    """Adds the chart of the share that takes at most a time, in ascending samples of each run."""
     values = [[1000 * value for value in samples] for samples in samples_s]
     medians = [percentile(ordered, 50) or 0.0 for ordered in values]
     title = f"Median {name}: {_value_list(runs, medians, ' ms')}"
@@ -234,7 +220,7 @@ def _distribution(
     _label_log_axis(axes)
     legend(axes)
     entitle(figure, title, runs[-1].caption)
-    return Section(heading, paragraph, figure=figure, file=file, alt_text=title)
+    return replace(section, figure=figure, alt_text=title)
 
 
 def _draw_curve(axes: Axes, run: Run, ordered: Sequence[float]) -> None:

@@ -220,18 +220,16 @@ def _measure_length(
         name: largest_batch(name, workload, pool_tokens, ready.page_size, settings.max_model_len) for name in names
     }
     largest = settings.batch_sizes[-1]
+    ends = {name: min(limit, largest) for name, limit in limits.items()}
+    sizes = {name: {end, *(size for size in settings.batch_sizes if size <= end)} for name, end in ends.items()}
     for is_static in (True, False):
         chosen = [name for name in names if (name == STATIC) == is_static]
-        ends = {name: min(limits[name], largest) for name in chosen}
-        for n_rows in sorted({*settings.batch_sizes, *ends.values()}):
-            sizes = {name: {*settings.batch_sizes, ends[name]} for name in chosen}
-            fitting = [name for name in chosen if n_rows <= ends[name] and n_rows in sizes[name]]
-            if not fitting:
-                continue
+        for n_rows in sorted({size for name in chosen for size in sizes[name]}):
             run = _serve(engine, sequences[: BATCHES_PER_RUN * n_rows], n_rows, is_static=is_static)
-            for name in fitting:
-                memory_ends = limits[name] if limits[name] < largest else None
-                yield {"scheme": name, "batch_size": n_rows, "memory_ends_at": memory_ends, **run}
+            for name in chosen:
+                if n_rows in sizes[name]:
+                    memory_ends = limits[name] if limits[name] < largest else None
+                    yield {"scheme": name, "batch_size": n_rows, "memory_ends_at": memory_ends, **run}
 
 
 @contextmanager

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from radixkv.lab.bench.formatting import plural
@@ -67,10 +65,18 @@ def run_study(args: argparse.Namespace, config: EngineConfig) -> None:
         by_scheme = _show_schemes(schemes, save)
         by_page_size, remarks = _show_page_sizes(page_sizes, settings, save)
     recommendations = _recommend(by_scheme)
-    report = partial(_plot, args.plot, by_scheme, by_page_size, remarks, recommendations)
-    report([])
+
+    def draw(measured: Sequence[ResultLine]) -> None:
+        """Writes the page; a page that is there is replaced."""
+        if args.plot is not None:
+            from radixkv.lab.studies.paging.plots import plot
+
+            with Progress("drawing the plots"):
+                plot(by_scheme, by_page_size, remarks, recommendations, measured, args.plot)
+
+    draw([])
     if measured is not None:
-        report(_measure(config, measured, save))
+        draw(_measure(config, measured, save))
     if args.plot is not None:
         print(f"\nplots: {args.plot / 'index.html'}")
 
@@ -158,20 +164,3 @@ def _measure(config: EngineConfig, settings: MeasureSettings, save: Save) -> lis
     print(table(*tables.saturation_table(best)))
     print("\n".join(tables.target_lines(tables.measured_targets(best))), flush=True)
     return lines
-
-
-def _plot(
-    folder: Path | None,
-    by_scheme: Sequence[ResultLine],
-    by_page_size: Sequence[ResultLine],
-    remarks: Sequence[str],
-    recommendations: Sequence[tuple[str, str]],
-    measured: Sequence[ResultLine],
-) -> None:
-    """Writes the page into the folder, if there is one; a page that is there is replaced."""
-    if folder is None:
-        return
-    from radixkv.lab.studies.paging.plots import plot
-
-    with Progress("drawing the plots"):
-        plot(by_scheme, by_page_size, remarks, recommendations, measured, folder)
