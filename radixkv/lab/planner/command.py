@@ -235,8 +235,7 @@ def _requests(args: argparse.Namespace, max_model_len: int) -> tuple[Recording |
     Raises:
         ConfigError: the request is too long, or the recording cannot be used.
     """
-    from radixkv.lab.planner.plan import RequestShape
-    from radixkv.lab.planner.trace import typical_request
+    from radixkv.lab.planner.plan import RequestShape, typical_request
 
     if args.trace is None:
         recording = None

@@ -55,14 +55,10 @@ def scheme_heading(lines: Sequence[ResultLine]) -> str:
 
 def scheme_label(line: ResultLine) -> str:
     """Returns the name of a scheme with the size of its pages or granules."""
-    if line["granule_bytes"]:
-        return f"{line['scheme']}, {granule_text(line['granule_bytes'])}"
+    if n_bytes := line["granule_bytes"]:
+        size = f"{n_bytes >> 20} MiB" if n_bytes >= 1 << 20 else f"{n_bytes >> 10} KiB"
+        return f"{line['scheme']}, {size}"
     return f"{line['scheme']}, {line['page_size']}" if line["page_size"] else str(line["scheme"])
-
-
-def granule_text(n_bytes: int) -> str:
-    """Returns a size such as ``64 KiB``."""
-    return f"{n_bytes >> 20} MiB" if n_bytes >= 1 << 20 else f"{n_bytes >> 10} KiB"
 
 
 def scheme_table(lines: Sequence[ResultLine]) -> tuple[Columns, Rows]:
