@@ -38,11 +38,25 @@ class Supervisor:
         client: connected to it.
         start: starts another one.
         restarts: whether to start another one at all.
+        max_restarts: how often a runtime is started again before the server gives up.
+        settled_s: a runtime that has served for so long makes the count of restarts begin anew.
+        first_delay_s: wait before the second restart in a row; each further one waits twice as long.
     """
 
     def __init__(
-        self, process: RuntimeProcess, client: RuntimeClient, start: StartRuntime, *, restarts: bool
+        self,
+        process: RuntimeProcess,
+        client: RuntimeClient,
+        start: StartRuntime,
+        *,
+        restarts: bool,
+        max_restarts: int = MAX_RESTARTS,
+        settled_s: float = SETTLED_S,
+        first_delay_s: float = FIRST_DELAY_S,
     ) -> None:
+        self._max_restarts = max_restarts
+        self._settled_s = settled_s
+        self._first_delay_s = first_delay_s
         self.restarts = restarts
         """Whether a process that dies from now on is started again."""
         self._process = process
@@ -53,7 +67,7 @@ class Supervisor:
         self._start_s = process.start_s
         self._next_event_number = 0
         self._n_restarts = 0
-        """In a row, without a process that has served for ``SETTLED_S``."""
+        """In a row, without a process that has served for ``settled_s``."""
 
     async def run(self, heartbeat_timeout_s: float) -> RuntimeDied:
         """Supervises until the process is dead and not started again; returns the error that ends the server.
@@ -65,10 +79,10 @@ class Supervisor:
         """
         while True:
             reason: str | None = await self._process.watch(heartbeat_timeout_s)
-            if time.monotonic() - self._process.ready_at >= SETTLED_S:
+            if time.monotonic() - self._process.ready_at >= self._settled_s:
                 self._n_restarts = 0
             while reason is not None:
-                if not self.restarts or self._n_restarts == MAX_RESTARTS:
+                if not self.restarts or self._n_restarts == self._max_restarts:
                     return self._give_up(reason)
                 reason = await self._restart(reason)
 
@@ -85,9 +99,9 @@ class Supervisor:
 
         Returns None once it is ready, or the reason why it failed.
         """
-        delay_s = FIRST_DELAY_S * 2 ** (self._n_restarts - 1) if self._n_restarts else 0.0
+        delay_s = self._first_delay_s * 2 ** (self._n_restarts - 1) if self._n_restarts else 0.0
         self._n_restarts += 1
-        log_line(f"{reason}; it is started again (restart {self._n_restarts} of at most {MAX_RESTARTS})")
+        log_line(f"{reason}; it is started again (restart {self._n_restarts} of at most {self._max_restarts})")
         self._client.fail(
             RuntimeDied(f"{reason}; it is being started again, without this request: send the request again"),
             RuntimeRestarting(
@@ -112,8 +126,8 @@ class Supervisor:
         return None
 
     def _give_up(self, reason: str) -> RuntimeDied:
-        if self._n_restarts == MAX_RESTARTS:
-            reason += f", after {MAX_RESTARTS} restarts without {SETTLED_S:g} s of service"
+        if self._n_restarts == self._max_restarts:
+            reason += f", after {self._max_restarts} restarts without {self._settled_s:g} s of service"
         error = RuntimeDied(f"{reason}; start the server again")
         self._client.fail(error)
         return error

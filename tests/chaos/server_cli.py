@@ -6,12 +6,14 @@ Its runtime is ``chaos.runtime``, its clock can be set, and it restarts the runt
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 from chaos.clock import make_clock_movable
 from radixkv import cli
-from radixkv.frontend import process, supervisor
+from radixkv.frontend import process
 from radixkv.frontend.runtime_process import RuntimeProcess
+from radixkv.frontend.supervisor import Supervisor
 
 SETTLED_S = 0.5
 """Service after which the count of restarts begins anew; the delay between restarts is then never waited for."""
@@ -26,5 +28,5 @@ class ChaosRuntimeProcess(RuntimeProcess):
 if __name__ == "__main__":
     make_clock_movable()
     process.RuntimeProcess = ChaosRuntimeProcess
-    supervisor.SETTLED_S = SETTLED_S
+    process.Supervisor = partial(Supervisor, settled_s=SETTLED_S)
     sys.exit(cli.main())

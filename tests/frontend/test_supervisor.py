@@ -9,11 +9,11 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from radixkv.errors import Draining, RequestError, RuntimeDied
-from radixkv.frontend import supervisor as supervisor_module
 from radixkv.frontend.http.error_response import retry_after
 from radixkv.frontend.http.errors import RuntimeRestarting
 from radixkv.frontend.runtime_client import RuntimeClient
@@ -24,11 +24,6 @@ from support.scripted_process import ENDLESS, ENGINE, NOWHERE, answer, changed, 
 
 DIES_AT_START = changed("import os; os._exit(7)")
 OTHER_SIZES = changed("import msgspec; return msgspec.structs.replace(super().ready, n_pages=63)")
-
-
-@pytest.fixture(autouse=True)
-def _no_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "FIRST_DELAY_S", 0.001)
 
 
 @dataclass
@@ -56,7 +51,7 @@ class Supervised:
 
 
 @asynccontextmanager
-async def supervised(*starts: Sequence[str], restarts: bool = True) -> AsyncIterator[Supervised]:
+async def supervised(*starts: Sequence[str], restarts: bool = True, **limits: Any) -> AsyncIterator[Supervised]:
     """Supervises a runtime; ``starts`` are the commands that start it again, the last one also later."""
     async with connecting() as client:
         first = await RuntimeProcess.start(ENGINE, NOWHERE, client, command=command())
@@ -70,7 +65,7 @@ async def supervised(*starts: Sequence[str], restarts: bool = True) -> AsyncIter
             state.pids.append(process.pid)
             return process
 
-        supervisor = Supervisor(first, client, start, restarts=restarts)
+        supervisor = Supervisor(first, client, start, restarts=restarts, first_delay_s=0.001, **limits)
         state = Supervised(client, supervisor, [first.pid])
         state.may_start.set()
         state.death = asyncio.create_task(supervisor.run(60.0))
@@ -124,11 +119,9 @@ def test_a_killed_runtime_is_started_again_without_its_requests() -> None:
     run(test)
 
 
-def test_a_runtime_that_dies_at_its_start_ends_it_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "MAX_RESTARTS", 3)
-
+def test_a_runtime_that_dies_at_its_start_ends_it_after_the_limit() -> None:
     async def test() -> None:
-        async with supervised(DIES_AT_START) as state:
+        async with supervised(DIES_AT_START, max_restarts=3) as state:
             state.kill()
             error = str(await state.death)
             assert "code 7 before it was ready" in error
@@ -157,14 +150,9 @@ def test_a_start_that_fails_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize("has_settled", [False, True])
-def test_restarts_count_until_a_runtime_has_served_for_long(
-    monkeypatch: pytest.MonkeyPatch, has_settled: bool
-) -> None:
-    monkeypatch.setattr(supervisor_module, "MAX_RESTARTS", 1)
-    monkeypatch.setattr(supervisor_module, "SETTLED_S", 0.0 if has_settled else 3600.0)
-
+def test_restarts_count_until_a_runtime_has_served_for_long(has_settled: bool) -> None:
     async def test() -> None:
-        async with supervised() as state:
+        async with supervised(max_restarts=1, settled_s=0.0 if has_settled else 3600.0) as state:
             state.kill()
             await state.accepts(1)
             state.kill()

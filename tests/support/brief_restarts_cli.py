@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 from radixkv import cli
-from radixkv.frontend import process, supervisor
+from radixkv.frontend import process
+from radixkv.frontend.supervisor import Supervisor
 
 if __name__ == "__main__":
-    supervisor.MAX_RESTARTS = 1
+    process.Supervisor = partial(Supervisor, max_restarts=1)
     process.DEATH_NOTICE_PERIOD_S = 0.1
     sys.exit(cli.main())
