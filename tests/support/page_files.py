@@ -68,9 +68,13 @@ def load_run(store: PageStore, pages: Sequence[int]) -> list[bytes]:
 
 
 @contextmanager
-def file_store(path: Path, *, page_bytes: int = 4096, max_bytes: int = 2**30) -> Iterator[FileStore]:
+def file_store(
+    path: Path, *, page_bytes: int = 4096, max_bytes: int = 2**30, **settings: int
+) -> Iterator[FileStore]:
     """Opens a store, and closes it without dropping stores."""
-    store = FileStore(path, page_bytes=page_bytes, page_token_bytes=PAGE_TOKEN_BYTES, max_bytes=max_bytes)
+    store = FileStore(
+        path, page_bytes=page_bytes, page_token_bytes=PAGE_TOKEN_BYTES, max_bytes=max_bytes, **settings
+    )
     try:
         yield store
     finally:

@@ -65,6 +65,8 @@ class FileStore(IndexedStore):
         page_bytes: size of a page.
         page_token_bytes: bytes of one page's tokens.
         max_bytes: bound of what the files occupy, with those of other models. ``PageIndex`` says which goes first.
+        n_threads: pages that are read and written at once.
+        max_pending_bytes: bound of the pages that wait to be written.
 
     Raises:
         ConfigError: the folder cannot be used, or the bound is less than one page.
@@ -72,7 +74,16 @@ class FileStore(IndexedStore):
     Cost: reads the names and attributes of all files in the folder.
     """
 
-    def __init__(self, path: Path, *, page_bytes: int, page_token_bytes: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        page_bytes: int,
+        page_token_bytes: int,
+        max_bytes: int,
+        n_threads: int = N_THREADS,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
+    ) -> None:
         self._file_bytes = file_bytes(page_bytes, page_token_bytes)
         if max_bytes < self._file_bytes:
             raise ConfigError(
@@ -81,7 +92,7 @@ class FileStore(IndexedStore):
             )
         super().__init__(page_bytes, page_token_bytes)
         self._max_bytes = max_bytes
-        self._max_waiting_stores = max(N_THREADS, MAX_PENDING_BYTES // page_bytes)
+        self._max_waiting_stores = max(n_threads, max_pending_bytes // page_bytes)
         self._reserved_bytes = 0
         """Bytes of pages that are being written or removed, so that the index does not have them."""
         self._n_write_failures = 0
@@ -90,7 +101,7 @@ class FileStore(IndexedStore):
         """End of the pause, on ``time.monotonic``."""
         self._names = threading.Lock()
         """Held while files get and lose their names, by threads of transfers only; taken before ``_lock``."""
-        self._read_buffers = [memoryview(mmap.mmap(-1, page_bytes)) for _ in range(N_THREADS)]
+        self._read_buffers = [memoryview(mmap.mmap(-1, page_bytes)) for _ in range(n_threads)]
         """Where the threads read a page, which may hang. The caller's buffer may be another page's by then."""
         self._reads: dict[bytes, float] = {}
         """Keys of the pages that are being read, and since when, on ``time.monotonic``."""
@@ -105,7 +116,7 @@ class FileStore(IndexedStore):
                 self._make_room(0)
             except OSError as error:
                 raise unusable(path, error) from error
-            self._threads = TransferThreads(N_THREADS, "page-files")
+            self._threads = TransferThreads(n_threads, "page-files")
             on_failure.pop_all()
 
     @property
@@ -143,7 +154,7 @@ class FileStore(IndexedStore):
         )
 
     def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
-        """See ``PageStore``. At most ``MAX_PENDING_BYTES`` wait at once."""
+        """See ``PageStore``. At most ``max_pending_bytes`` wait at once."""
         n_accepted = max(0, self._max_waiting_stores - self._threads.n_waiting(Urgency.STORE))
         pages = [] if self._threads.are_stuck else self._pages(keys, tokens, buffers)[:n_accepted]
         run = frozenset([keys[0][DIGEST_BYTES:], *(key[:DIGEST_BYTES] for key in keys)]) if pages else frozenset()

@@ -287,8 +287,7 @@ def test_loads_go_before_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert queued.wait(TIMEOUT_S)
         write(self, *args)
 
-    monkeypatch.setattr("radixkv.runtime.tiers.stores.file_store.N_THREADS", 1)
-    with file_store(tmp_path / "pages") as store:
+    with file_store(tmp_path / "pages", n_threads=1) as store:
         store_run(store, range(4))
         monkeypatch.setattr(PageFormat, "write", write_late)
         stores = [store.store(keys_of([page]), tokens_of([page]), buffers(1, 4096)) for page in range(10, 20)]
@@ -386,9 +385,8 @@ def test_close_returns_within_its_limit(tmp_path: Path, monkeypatch: pytest.Monk
     assert all(os.path.getsize(file) == FILE_BYTES for file in page_files(path))
 
 
-def test_stores_beyond_the_bound_of_the_queue_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixkv.runtime.tiers.stores.file_store.MAX_PENDING_BYTES", 10 * 4096)
-    with file_store(tmp_path / "pages") as store:
+def test_stores_beyond_the_bound_of_the_queue_are_dropped(tmp_path: Path) -> None:
+    with file_store(tmp_path / "pages", max_pending_bytes=10 * 4096) as store:
         assert store_run(store, range(25)) == 10
         assert store_run(store, range(25)) == 10, "the leading pages are there already"
 

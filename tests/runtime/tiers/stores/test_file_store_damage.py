@@ -18,7 +18,7 @@ import pytest
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.tiers.stores import file_store as file_store_module
-from radixkv.runtime.tiers.stores.file_store import FileStore
+from radixkv.runtime.tiers.stores.file_store import MAX_WRITE_FAILURES, FileStore
 from support.page_files import (
     PAGE_TOKEN_BYTES,
     buffers,
@@ -183,14 +183,13 @@ def test_writes_that_fail_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, function: str, code: int
 ) -> None:
     path = tmp_path / "pages"
-    monkeypatch.setattr(file_store_module, "MAX_WRITE_FAILURES", 5)
     with file_store(path) as store:
         store_run(store, [8])
         with failing(monkeypatch, function, code):
             assert store_run(store, [9]) == 0
         assert store_run(store, [9]) == 1, "one failure does not pause"
         with failing(monkeypatch, function, code):
-            assert [store_run(store, [page]) for page in range(5)] == [0] * 5
+            assert [store_run(store, [page]) for page in range(MAX_WRITE_FAILURES)] == [0] * MAX_WRITE_FAILURES
         (record,) = caplog.records
         assert os.strerror(code) in record.getMessage()
         assert store_run(store, range(3)) == 0, "paused"
