@@ -375,6 +375,20 @@ class Engine:
             self.turn()
         raise AssertionError("the engine does not come to an end")
 
+    def run_to_the_end(self) -> None:
+        """Runs until the scheduler is idle; then every answer is complete and right, and no page is held."""
+        self.run()
+        self.check_outputs()
+        self.check_idle()
+
+    def turns_until_started(self, request: Request) -> int:
+        """Runs until a request has its first row; returns the number of turns."""
+        for n_turns in range(1000):
+            if request.first_row is not None:
+                return n_turns
+            self.turn()
+        raise AssertionError("it is not started")
+
     def abort(self, request: Request) -> None:
         """Aborts one choice; the others continue."""
         self.scheduler.abort(request)

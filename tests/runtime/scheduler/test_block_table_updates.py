@@ -18,12 +18,6 @@ def search(engine: Engine, first: int = 1, width: int = 4) -> Request:
     return engine.add(prompt(N_PROMPT, first), 16, n=width, is_beam_search=True)
 
 
-def run_to_the_end(engine: Engine) -> None:
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
-
-
 def first_sent(engine: Engine) -> list[int]:
     """Returns the first entry that each row has replaced, of those that have replaced some."""
     return [row.table_start for plan in engine.device.executed for row in plan.rows if row.table_pages]
@@ -34,7 +28,7 @@ def test_a_prompt_is_sent_once_for_each_beam(n_searches: int) -> None:
     engine = Engine(128, max_num_batched_tokens=128)
     for number in range(n_searches):
         search(engine, number)
-    run_to_the_end(engine)
+    engine.run_to_the_end()
     starts = first_sent(engine)
     assert starts.count(0) == 4 * n_searches
     assert all(start >= N_PROMPT_PAGES for start in starts if start)
@@ -55,7 +49,7 @@ def test_what_a_failed_step_has_sent_is_sent_again(n_executed: int, width: int) 
     engine = Engine(page_size=2)
     engine.device.fail_steps = {n_executed}
     search(engine, width=width)
-    run_to_the_end(engine)
+    engine.run_to_the_end()
     assert engine.device.executed[n_executed].step == n_executed + 1
 
 
@@ -67,7 +61,7 @@ def test_a_first_row_that_fails_leaves_nothing_on_the_device() -> None:
     plan = engine.launch()
     assert plan is not None
     engine.device.fail_steps = {plan.step}
-    run_to_the_end(engine)
+    engine.run_to_the_end()
     assert engine.output(first) == engine.output(second)
 
 
@@ -75,5 +69,5 @@ def test_beams_that_are_preempted_get_what_their_new_batch_slots_lack() -> None:
     engine = Engine(24)
     for number in range(2):
         search(engine, number)
-    run_to_the_end(engine)
+    engine.run_to_the_end()
     assert engine.scheduler.running.n_preemptions

@@ -27,9 +27,7 @@ def test_aborting_the_request_that_does_not_fit_unblocks_the_queue() -> None:
     assert small.first_row is None, "the older one has precedence"
     engine.abort(large)
     assert turns_until_admitted(engine, small) == 1
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
+    engine.run_to_the_end()
 
 
 def test_a_finished_row_unblocks_the_queue_by_its_reserve_alone() -> None:
@@ -47,9 +45,7 @@ def test_a_finished_row_unblocks_the_queue_by_its_reserve_alone() -> None:
         engine.collect()
     engine.launch()
     assert (len(engine.scheduler.running), large.first_row.scheduled_at) == (2, 0.0)
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
+    engine.run_to_the_end()
 
 
 def test_the_queue_unblocks_once_a_releasing_request_frees_its_pages() -> None:
@@ -67,9 +63,7 @@ def test_the_queue_unblocks_once_a_releasing_request_frees_its_pages() -> None:
     engine.collect()
     engine.collect()
     assert turns_until_admitted(engine, large) == 1
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
+    engine.run_to_the_end()
 
 
 def test_a_request_is_tried_again_once_a_running_one_has_computed_their_common_prompt() -> None:
@@ -83,6 +77,4 @@ def test_a_request_is_tried_again_once_a_running_one_has_computed_their_common_p
     assert second.first_row is None
     assert turns_until_admitted(engine, second) < 10
     assert first.n_outputs < 4
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
+    engine.run_to_the_end()

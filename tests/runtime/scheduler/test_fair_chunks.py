@@ -170,9 +170,7 @@ def test_a_long_prompt_takes_the_prefix_that_an_overtaking_one_computes_in_the_s
     plan = engine.launch()
     assert plan is not None
     assert [row.start for row in plan.rows] == [0, 20]
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
+    engine.run_to_the_end()
 
 
 def test_requests_with_one_prompt_may_overtake_each_other_in_a_step() -> None:
@@ -181,9 +179,7 @@ def test_requests_with_one_prompt_may_overtake_each_other_in_a_step() -> None:
     engine.add(range(1, 17), 1)
     engine.add([1], 1, n=2)
     engine.add(range(1, 17), 1)
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
+    engine.run_to_the_end()
 
 
 def prompt_of(request: Request) -> list[int]:

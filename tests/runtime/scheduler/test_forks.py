@@ -21,12 +21,6 @@ def prompt(n_tokens: int, first: int = 1) -> list[int]:
     return [(first * 7919 + i * 31) % 97 for i in range(n_tokens)]
 
 
-def run_to_the_end(engine: Engine) -> None:
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
-
-
 def finish_reasons(engine: Engine, leader: Request) -> list[str]:
     return [engine.ended[name_of(choice)].reason for choice in engine.siblings[leader.id]]
 
@@ -58,7 +52,7 @@ def test_forks_compute_the_last_prompt_token_and_copy_its_partial_page(n_prompt:
         assert fork.block_table is not None
         assert fork.block_table.pages[:2] == leader.block_table.pages[:2]
         assert fork.block_table.pages[2:] != leader.block_table.pages[2:] or n_prompt == 8
-    run_to_the_end(engine)
+    engine.run_to_the_end()
     assert [choice.cache_use.counted.n_cached for choice in (leader, *forks)] == [0, 0, 0]
 
 
@@ -66,7 +60,7 @@ def test_each_choice_equals_a_single_request_with_its_seed() -> None:
     engine = Engine()
     leader = engine.add(prompt(10), 8, n=4, sampling=SAMPLED)
     singles = [engine.add(prompt(10), 8, sampling=replace(SAMPLED, seed=5 + i)) for i in range(4)]
-    run_to_the_end(engine)
+    engine.run_to_the_end()
     together = [engine.output(choice) for choice in engine.siblings[leader.id]]
     assert together == [engine.output(single) for single in singles]
     assert len({tuple(tokens) for tokens in together}) == 4
@@ -111,7 +105,7 @@ def test_a_leader_that_finishes_at_its_first_token_keeps_its_tail_until_the_copi
     assert source not in {page for row in plan.rows for page in row.table_pages}, "no row writes there meanwhile"
     engine.collect()
     assert leader.block_table is None
-    run_to_the_end(engine)
+    engine.run_to_the_end()
     assert other.n_outputs == 2
 
 
@@ -139,7 +133,7 @@ def test_a_leader_that_stops_before_the_copies_are_done_keeps_their_source_pages
     assert sources <= set(leader.block_table.pages)
     engine.collect()
     assert leader.phase is not Phase.PREEMPTED
-    run_to_the_end(engine)
+    engine.run_to_the_end()
     assert all(engine.ended[name_of(fork)].reason == "length" for fork in forks)
 
 
@@ -153,7 +147,7 @@ def test_a_failed_step_with_the_copies_sends_the_forks_to_the_queue() -> None:
     while engine.pending:
         engine.collect()
     assert [fork.phase for fork in forks] == [Phase.WAITING] * 2
-    run_to_the_end(engine)
+    engine.run_to_the_end()
     assert all(engine.ended[name_of(fork)].reason == "length" for fork in forks)
 
 
@@ -166,7 +160,7 @@ def test_aborting_forks_before_their_first_row_frees_the_leader() -> None:
     for fork in forks:
         engine.abort(fork)
     assert leader.block_table is None
-    run_to_the_end(engine)
+    engine.run_to_the_end()
 
 
 def test_a_source_page_that_is_replaced_as_a_duplicate_is_freed_after_the_copy() -> None:
@@ -190,7 +184,7 @@ def test_a_source_page_that_is_replaced_as_a_duplicate_is_freed_after_the_copy()
     engine.collect()
     assert leader.block_table is not None
     assert not leader.block_table.replaced
-    run_to_the_end(engine)
+    engine.run_to_the_end()
 
 
 def test_without_a_cache_all_pages_are_copied() -> None:
@@ -199,7 +193,7 @@ def test_without_a_cache_all_pages_are_copied() -> None:
     plan = engine.launch()
     assert plan is not None
     assert len(plan.copies) == 2 * 3
-    run_to_the_end(engine)
+    engine.run_to_the_end()
 
 
 def test_forks_lease_the_leaders_path_even_after_a_flush() -> None:
@@ -213,7 +207,7 @@ def test_forks_lease_the_leaders_path_even_after_a_flush() -> None:
     for fork in engine.siblings[leader.id][1:]:
         assert fork.block_table is not None
         assert fork.block_table.pages[:2] == leader.block_table.pages[:2]
-    run_to_the_end(engine)
+    engine.run_to_the_end()
     assert engine.cache.n_free == engine.n_pages, "no page of a detached path is cached"
 
 
@@ -230,7 +224,7 @@ def test_forks_without_a_slot_or_pages_wait_and_then_hit_the_prompt(settings: di
     assert engine.scheduler.waiting.n_unstarted_beside(leader) == 0, (
         "they have had their first step, so they cannot time out"
     )
-    run_to_the_end(engine)
+    engine.run_to_the_end()
     assert finish_reasons(engine, leader) == ["length"] * 5
 
 
@@ -248,7 +242,7 @@ def test_the_next_choice_leads_when_the_leader_is_cancelled(is_running: bool) ->
     assert engine.scheduler.waiting.n_unstarted_beside(leader) == (not is_running), (
         "a request that has run cannot time out"
     )
-    run_to_the_end(engine)
+    engine.run_to_the_end()
     assert finish_reasons(engine, leader) == ["abort", "length", "length"]
     assert len(engine.prompt_logprobs[leader.id]) == 29, "each position once, by either leader"
 
@@ -262,7 +256,7 @@ def test_a_non_finite_row_of_a_fork_does_not_affect_its_leader() -> None:
     engine.collect()
     assert forks[0].recovery.bypasses_tree
     assert not leader.recovery.bypasses_tree
-    run_to_the_end(engine)
+    engine.run_to_the_end()
     assert finish_reasons(engine, leader) == ["length"] * 3
 
 

@@ -25,12 +25,6 @@ def engine_with(cached: Sequence[int] = SHARED, **settings: object) -> Engine:
     return engine
 
 
-def check_end(engine: Engine) -> None:
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
-
-
 def row_of(plan: StepPlan | None, request: Request) -> Row:
     assert plan is not None
     (row,) = (row for row in plan.rows if row.batch_slot == request.batch_slot)
@@ -47,7 +41,7 @@ def test_all_tokens_that_a_cached_sequence_shares_are_cached(page_size: int, n_s
     assert (row.start, row.write_start, row.n_tokens) == (n_shared, n_shared, len(OTHER))
     assert plan is not None
     assert len(plan.copies) == bool(n_shared % page_size)
-    check_end(engine)
+    engine.run_to_the_end()
     assert request.cache_use.counted.n_cached == n_shared
 
 
@@ -55,7 +49,7 @@ def test_all_tokens_that_a_cached_sequence_shares_are_cached(page_size: int, n_s
 def test_the_last_token_is_computed_also_if_all_of_a_short_last_page_is_cached(n_prompt: int) -> None:
     engine = engine_with()
     request = engine.add(SHARED[:n_prompt], 3)
-    check_end(engine)
+    engine.run_to_the_end()
     assert request.cache_use.counted.n_cached == n_prompt - 1
 
 
@@ -63,7 +57,7 @@ def test_the_last_token_is_computed_also_if_all_of_a_short_last_page_is_cached(n
 def test_fewer_tokens_than_the_minimum_are_computed(n_shared: int, n_cached: int) -> None:
     engine = engine_with(page_size=8, min_copied_tokens=3)
     request = engine.add(SHARED[:n_shared] + OTHER, 1)
-    check_end(engine)
+    engine.run_to_the_end()
     assert request.cache_use.counted.n_cached == n_cached
 
 
@@ -73,7 +67,7 @@ def test_of_several_pages_the_one_that_shares_most_is_copied() -> None:
         engine.add(SHARED[:n_shared] + OTHER, 1)
         engine.run()
     branched = engine.add([*SHARED[:22], *OTHER[:1], 1, 2, 3], 1)
-    check_end(engine)
+    engine.run_to_the_end()
     assert branched.cache_use.counted.n_cached == 23
 
 
@@ -89,7 +83,7 @@ def test_a_page_that_is_not_computed_yet_is_not_copied() -> None:
     assert plan.copies == ()
     engine.run()
     fourth = engine.add(SHARED[:18] + OTHER[3:], 4)
-    check_end(engine)
+    engine.run_to_the_end()
     assert [request.cache_use.counted.n_cached for request in (first, second, third, fourth)] == [0, 16, 16, 18]
 
 
@@ -99,7 +93,7 @@ def test_the_step_that_fills_the_copy_may_be_read_in_the_same_step() -> None:
     plan = engine.launch()
     assert plan is not None
     assert len(plan.copies) == 1
-    check_end(engine)
+    engine.run_to_the_end()
     assert (first.cache_use.counted.n_cached, second.cache_use.counted.n_cached) == (18, 24)
 
 
@@ -109,7 +103,7 @@ def test_a_preempted_prompt_copies_what_another_one_has_computed_meanwhile() -> 
     engine.launch()  # the first chunk, of 8 tokens
     other = engine.add([*SHARED[:14], *OTHER[:2]], 1, priority=-1)
     engine.scheduler.running.preempt(preempted, discards_results=False)
-    check_end(engine)
+    engine.run_to_the_end()
     assert other.cache_use.counted.n_cached == 8
     assert preempted.cache_use.counted.n_cached == 6, (
         "the first 8 tokens were computed before the preemption, the next 6 by the other"
@@ -126,7 +120,7 @@ def test_an_eviction_takes_no_page_that_is_being_copied() -> None:
     assert engine.cache.reserve(filler, engine.cache.n_available)
     assert source not in filler.pages
     engine.cache.close(filler)
-    check_end(engine)
+    engine.run_to_the_end()
     assert request.cache_use.counted.n_cached == 18
 
 
@@ -135,7 +129,7 @@ def test_a_flush_during_the_copy_does_not_change_what_is_copied() -> None:
     request = engine.add(SHARED[:18] + OTHER, 4)
     engine.launch()
     engine.cache.flush()
-    check_end(engine)
+    engine.run_to_the_end()
     assert request.cache_use.counted.n_cached == 18
 
 
@@ -147,7 +141,7 @@ def test_a_failed_step_lets_go_of_the_copied_page(refuses: bool) -> None:
         engine.device.refuse_launches = 1
     else:
         engine.device.fail_steps.add(engine.device.executed[-1].step + 1)
-    check_end(engine)
+    engine.run_to_the_end()
     assert engine.ended[request.id].reason == "length"
 
 
@@ -156,7 +150,7 @@ def test_an_abort_during_the_copy_frees_everything_after_the_step() -> None:
     request = engine.add(SHARED[:18] + OTHER, 4)
     engine.launch()
     engine.abort(request)
-    check_end(engine)
+    engine.run_to_the_end()
 
 
 def test_a_prompt_that_fits_only_without_the_page_it_could_copy_is_computed() -> None:
@@ -164,14 +158,14 @@ def test_a_prompt_that_fits_only_without_the_page_it_could_copy_is_computed() ->
     engine.add(prompt(16), 1)
     engine.run()
     request = engine.add([*prompt(14), *range(60, 77)], 1)  # 31 tokens: all pages of the pool
-    check_end(engine)
+    engine.run_to_the_end()
     assert request.cache_use.counted.n_cached == 12
 
 
 def test_choices_fork_from_a_leader_that_has_copied() -> None:
     engine = engine_with()
     leader = engine.add(SHARED[:18] + OTHER[:1], 6, n=3, sampling=replace(GREEDY, temperature=1.0, seed=5))
-    check_end(engine)
+    engine.run_to_the_end()
     assert [choice.cache_use.counted.n_cached for choice in engine.siblings[leader.id]] == [18, 0, 0]
 
 
@@ -180,14 +174,14 @@ def test_other_namespaces_and_requests_that_read_no_cache_copy_nothing() -> None
     salted = engine.add(SHARED[:18] + OTHER, 1, namespace=Namespace(salt="s"))
     unread = engine.add(SHARED[:18] + OTHER[1:], 1, reads_cache=False)
     scored = engine.add(SHARED[:18] + OTHER[2:], 1, n_prompt_logprobs=1)
-    check_end(engine)
+    engine.run_to_the_end()
     assert [request.cache_use.counted.n_cached for request in (salted, unread, scored)] == [0, 0, 0]
 
 
 def test_without_sharing_nothing_is_copied() -> None:
     engine = engine_with(shares=False)
     request = engine.add(SHARED[:18] + OTHER, 1)
-    check_end(engine)
+    engine.run_to_the_end()
     assert request.cache_use.counted.n_cached == 0
 
 
@@ -197,7 +191,7 @@ def test_a_non_finite_row_does_not_spread_through_copies() -> None:
     engine.launch()
     engine.device.nan_slots.add(broken.batch_slot)
     request = engine.add(SHARED[:18] + OTHER, 4)
-    check_end(engine)
+    engine.run_to_the_end()
     engine.check_bypasses()
     assert engine.ended[request.id].reason == "length"
 
@@ -210,8 +204,8 @@ def test_a_part_of_a_page_is_copied_on_the_device_only() -> None:
     assert engine.cache.reserve(filler, engine.cache.n_available)
     engine.cache.close(filler)
     loaded = engine.add(SHARED[:18] + OTHER, 1)
-    check_end(engine)
+    engine.run_to_the_end()
     assert (loaded.cache_use.counted.n_cached, loaded.cache_use.counted.n_loaded) == (16, 16)
     copied = engine.add(SHARED[:18] + OTHER[:3] + [1], 1)
-    check_end(engine)
+    engine.run_to_the_end()
     assert (copied.cache_use.counted.n_cached, copied.cache_use.counted.n_loaded) == (21, 0)

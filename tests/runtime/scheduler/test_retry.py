@@ -168,9 +168,7 @@ def test_a_retried_request_starts_beside_short_ones_that_never_end() -> None:
             engine.add([i, first, *prompt(11, first=first)], max_tokens=8)
         engine.turn()
     assert retried.n_outputs, "others do not take the pages that it waits for"
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
+    engine.run_to_the_end()
 
 
 def test_a_retried_request_that_once_waited_for_pages_holds_back_nobody_after_its_retry() -> None:
@@ -291,9 +289,7 @@ def test_a_refused_launch_keeps_the_previous_step() -> None:
     engine.add(prompt(17), max_tokens=6)
     engine.turn()
     engine.device.refuse_launches = 1
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
+    engine.run_to_the_end()
     assert engine.ended["r0"].reason == "length"
 
 
@@ -306,9 +302,7 @@ def test_a_row_with_nan_kv_preempts_its_readers_and_is_computed_again_without_th
     engine.device.nan_slots = {writer.batch_slot}
     engine.collect()
     assert engine.output(other), "a request that does not share the path goes on"
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
+    engine.run_to_the_end()
     assert writer.recovery.bypasses_tree
     assert not reader.recovery.bypasses_tree
     assert {ended.reason for ended in engine.ended.values()} == {"length"}

@@ -32,9 +32,7 @@ def run_and_list_preempted(engine: Engine) -> list[str]:
 def test_one_request_from_prompt_to_end() -> None:
     engine = Engine()
     request = engine.add(prompt(10), max_tokens=5)
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
+    engine.run_to_the_end()
     assert engine.ended[request.id].reason == "length"
     assert n_computed(engine) == 10 + 4, "the last token is never computed"
 
@@ -57,9 +55,7 @@ def test_many_requests_share_prefixes_and_get_their_own_outputs(policy: str, pag
     engine = Engine(256, page_size, schedule_policy=policy)
     for i in range(24):
         engine.add(prompt(33, first=i % 3) + prompt(i, first=i), max_tokens=1 + i % 7)
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
+    engine.run_to_the_end()
     assert sum(r.cache_use.counted.n_cached for r in engine.requests.values()) > 24 * 16
 
 
@@ -265,9 +261,7 @@ def test_admission_leaves_pages_for_running_requests(
         engine.add([50, *prompt(4 * n_pages - 1)], max_tokens=2)
         engine.turn()
         assert len(engine.scheduler.running) == n_running + 1 - n_excess
-        engine.run()
-        engine.check_outputs()
-        engine.check_idle()
+        engine.run_to_the_end()
 
 
 def test_many_requests_in_a_small_pool_are_rarely_preempted() -> None:

@@ -97,9 +97,7 @@ def test_unknown_output_lengths_cost_few_steps(shares: bool) -> None:
             n_tokens = len(expected_output(Namespace(), text, 200, stop))
             engine.add(text, max_tokens=n_tokens if length_is_known else 200, stop=stop)
             min_computed += len(text) + n_tokens - 1
-        engine.run()
-        engine.check_outputs()
-        engine.check_idle()
+        engine.run_to_the_end()
         assert engine.scheduler.n_preemptions > 0, "no request was preempted"
         assert sum(n for _, _, n in engine.device.computed) < 2 * min_computed
         n_steps.append(len(engine.device.executed))
@@ -123,9 +121,7 @@ def test_a_chunked_prompt_finishes_beside_a_stream_of_younger_requests_that_hit(
             break
     assert name_of(oldest) in engine.ended
     assert engine.scheduler.n_preemptions == 0
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
+    engine.run_to_the_end()
 
 
 def test_no_pages_are_reserved_for_a_prompt_preempted_between_two_chunks() -> None:
@@ -167,9 +163,7 @@ def test_no_pages_are_reserved_for_a_preempted_prompt_when_a_younger_request_is_
         engine.collect()
     assert older.phase is Phase.WAITING
     assert younger.first_row is not None
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
+    engine.run_to_the_end()
 
 
 def test_forks_leave_an_older_prompt_the_pages_it_still_needs() -> None:
@@ -202,6 +196,4 @@ def test_a_request_with_precedence_is_admitted_into_pages_that_a_later_prompt_st
     for _ in range(4):
         engine.turn()
     assert urgent.n_outputs > 0
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
+    engine.run_to_the_end()

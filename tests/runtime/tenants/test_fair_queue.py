@@ -33,20 +33,6 @@ def add(engine: Engine, tenant: str, n_prompt: int = 8, max_tokens: int = 4, **o
     return engine.add(tokens, max_tokens, namespace=Namespace(tenant), tenant=tenant, **options)
 
 
-def turns_until_started(engine: Engine, request: Request) -> int:
-    for n_turns in range(1000):
-        if request.first_row is not None:
-            return n_turns
-        engine.turn()
-    raise AssertionError("it is not started")
-
-
-def finish(engine: Engine) -> None:
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
-
-
 @pytest.mark.parametrize("policy", ["lpm", "fcfs"])
 @pytest.mark.parametrize("urgent", [False, True])
 @pytest.mark.parametrize("weight", [1, 1000])
@@ -57,7 +43,7 @@ def test_one_request_does_not_wait_behind_another_tenants_flood(policy: str, urg
         add(engine, "flood", priority=MIN_PRIORITY if urgent else 0)
     for _ in range(10):
         engine.turn()
-    waits = [turns_until_started(engine, add(engine, "one")) for _ in range(4)]
+    waits = [engine.turns_until_started(add(engine, "one")) for _ in range(4)]
     assert len(engine.scheduler.waiting) > 10
     assert max(waits) <= 6, "at most until a row is free: an answer has four tokens"
 
@@ -85,7 +71,7 @@ def test_no_step_is_empty_while_a_request_could_run(weight: float) -> None:
     engine = make_engine([TenantConfig("a", weight), TenantConfig("b")], max_num_seqs=1)
     for n_prompt in range(1, 80):
         add(engine, "a", n_prompt, max_tokens=1)
-    finish(engine)
+    engine.run_to_the_end()
 
 
 def fill(engine: Engine, *tenants: str, n: int = 8) -> FairQueue:
@@ -128,7 +114,7 @@ def test_what_a_tenant_used_is_paid_back_while_others_are_served() -> None:
     while queue.n_computed["late"] - before["late"] < 500:
         engine.turn()
         fill(engine, "late")
-    assert turns_until_started(engine, add(engine, "early")) <= 6
+    assert engine.turns_until_started(add(engine, "early")) <= 6
 
 
 def test_short_prompts_overtake_anothers_long_one_only_in_their_own_turns() -> None:
@@ -163,8 +149,8 @@ def test_a_short_prompt_overtakes_another_tenants_long_one() -> None:
     for _ in range(3):
         add(engine, "long", n_prompt=300, priority=-1)
     engine.turn()
-    assert turns_until_started(engine, add(engine, "short")) <= 2
-    finish(engine)
+    assert engine.turns_until_started(add(engine, "short")) <= 2
+    engine.run_to_the_end()
 
 
 @pytest.mark.parametrize("n_tenants", [20, 60])
@@ -200,7 +186,7 @@ def test_a_full_queue_is_its_tenants_own() -> None:
     with pytest.raises(QueueFull):
         add(engine, "flood")
     add(engine, "one")
-    finish(engine)
+    engine.run_to_the_end()
 
 
 def test_requests_of_all_tenants_time_out_in_the_order_of_their_arrival() -> None:
@@ -212,7 +198,7 @@ def test_requests_of_all_tenants_time_out_in_the_order_of_their_arrival() -> Non
     engine.now += 3.5
     engine.expire()
     assert list(engine.ended) == [request.id for request in requests[:2]]
-    finish(engine)
+    engine.run_to_the_end()
 
 
 def test_the_floor_of_rows_is_kept_free_of_others() -> None:
@@ -223,8 +209,8 @@ def test_the_floor_of_rows_is_kept_free_of_others() -> None:
         engine.turn()
         assert len(engine.scheduler.running) <= 2
     for _ in range(2):
-        assert turns_until_started(engine, add(engine, "sure", max_tokens=30)) <= 1
-    finish(engine)
+        assert engine.turns_until_started(add(engine, "sure", max_tokens=30)) <= 1
+    engine.run_to_the_end()
 
 
 def test_the_cap_of_rows_leaves_rows_to_others() -> None:
@@ -234,9 +220,9 @@ def test_the_cap_of_rows_leaves_rows_to_others() -> None:
     for _ in range(10):
         engine.turn()
         assert engine.scheduler.shares.rows.n_rows("flood") <= 2
-    assert turns_until_started(engine, add(engine, "one", max_tokens=30)) <= 1
-    assert turns_until_started(engine, add(engine, "one", max_tokens=30)) <= 1
-    finish(engine)
+    assert engine.turns_until_started(add(engine, "one", max_tokens=30)) <= 1
+    assert engine.turns_until_started(add(engine, "one", max_tokens=30)) <= 1
+    engine.run_to_the_end()
 
 
 def test_forks_count_as_rows() -> None:
@@ -245,8 +231,8 @@ def test_forks_count_as_rows() -> None:
     for _ in range(8):
         engine.turn()
         assert engine.scheduler.shares.rows.n_rows("a") <= 2
-    assert turns_until_started(engine, add(engine, "b")) <= 1
-    finish(engine)
+    assert engine.turns_until_started(add(engine, "b")) <= 1
+    engine.run_to_the_end()
 
 
 def test_beams_that_have_not_enough_rows_end_beside_another_tenants_flood() -> None:
@@ -259,7 +245,7 @@ def test_beams_that_have_not_enough_rows_end_beside_another_tenants_flood() -> N
         fill(engine, "flood")
         assert engine.scheduler.shares.rows.n_rows("beams") <= 2
     assert search.phase is Phase.FINISHED
-    finish(engine)
+    engine.run_to_the_end()
 
 
 @pytest.mark.parametrize(("share", "n_rows"), [(0.5, 2), (0.01, 1), (0.75, 3), (1.0, 4)])
@@ -290,7 +276,7 @@ def test_a_tenants_many_rows_are_preempted_before_anothers_only_one() -> None:
         add(engine, "flood", n_prompt=16, max_tokens=40, priority=-5)
     engine.turn()
     one = add(engine, "one", n_prompt=12, max_tokens=40)
-    turns_until_started(engine, one)
+    engine.turns_until_started(one)
     n_before = engine.scheduler.n_preemptions
     while one.phase is Phase.RUNNING:
         engine.turn()
@@ -298,7 +284,7 @@ def test_a_tenants_many_rows_are_preempted_before_anothers_only_one() -> None:
     assert one.phase is Phase.FINISHED or len(engine.scheduler.running) == 1, (
         "it is younger than the only other one"
     )
-    finish(engine)
+    engine.run_to_the_end()
 
 
 request = st.tuples(st.sampled_from("aab"), st.integers(1, 40), st.integers(1, 8), st.integers(-1, 1))
@@ -351,4 +337,4 @@ def test_any_arrivals_are_served_by_weights_floors_and_caps(
             ]
             bound = sum((QUANTUM_TOKENS * weight + N_ROWS * max_cost) / weight for weight in weights)
             assert abs(served[0] - served[1]) <= bound
-    finish(engine)
+    engine.run_to_the_end()

@@ -35,20 +35,6 @@ def n_cached(engine: Engine, tenant: str, n_prompt: int, first: int) -> int:
     return engine.cache.tree.match(Namespace(tenant), tokens)
 
 
-def turns_until_started(engine: Engine, request: Request) -> int:
-    for n_turns in range(1000):
-        if request.first_row is not None:
-            return n_turns
-        engine.turn()
-    raise AssertionError("it is not started")
-
-
-def finish(engine: Engine) -> None:
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
-
-
 def flood(engine: Engine, n_requests: int = 30, n_prompt: int = 16, tenant: str = "flood") -> None:
     for _ in range(n_requests):
         add(engine, tenant, n_prompt, max_tokens=8)
@@ -66,7 +52,7 @@ def test_others_evict_no_page_below_the_floor(policy: str) -> None:
     assert engine.cache.page_quotas.n_owned["kept"] == before == 24
     assert [n_cached(engine, "kept", 48, first) for first in range(2)] == [48, 48]
     flood(engine, tenant="kept")
-    finish(engine)
+    engine.run_to_the_end()
 
 
 def test_beyond_its_floor_a_tenants_pages_are_evicted_as_all_others() -> None:
@@ -90,12 +76,12 @@ def test_the_pages_of_the_floor_are_there_for_its_tenants_requests() -> None:
         engine.turn()
     requests = [add(engine, "kept", n_prompt=40, max_tokens=20) for _ in range(2)]
     for request in requests:
-        assert turns_until_started(engine, request) <= 2
+        assert engine.turns_until_started(request) <= 2
     while any(request.phase is not Phase.FINISHED for request in requests):
         engine.turn()
         assert not any(request.phase is Phase.WAITING for request in requests), "it was preempted"
     assert engine.scheduler.n_preemptions
-    finish(engine)
+    engine.run_to_the_end()
 
 
 def test_a_tenant_at_its_cap_evicts_its_own_pages_and_preempts_its_own_requests() -> None:
@@ -110,9 +96,9 @@ def test_a_tenant_at_its_cap_evicts_its_own_pages_and_preempts_its_own_requests(
         assert not any(request.phase is Phase.WAITING and request.first_row is not None for request in others)
         if others[-1].phase is Phase.FINISHED:
             others.append(add(engine, "other", n_prompt=8, max_tokens=40))
-            assert turns_until_started(engine, others[-1]) <= 2, "the flood does not block the queue"
+            assert engine.turns_until_started(others[-1]) <= 2, "the flood does not block the queue"
     assert n_cached(engine, "other", 48, 0) == 48
-    finish(engine)
+    engine.run_to_the_end()
 
 
 @pytest.mark.parametrize("is_in_failed_step", [False, True])
@@ -132,9 +118,9 @@ def test_the_floor_is_there_while_requests_of_a_failed_step_wait_for_pages(is_in
     assert not any(one.recovery.is_retried or one.phase is Phase.WAITING for one in kept)
     other, kept = add(engine, "other"), [add(engine, "kept", n_prompt=32, max_tokens=20) for _ in range(2)]
     for request in kept:
-        assert turns_until_started(engine, request) <= 4
+        assert engine.turns_until_started(request) <= 4
     assert other.phase is Phase.WAITING
-    finish(engine)
+    engine.run_to_the_end()
 
 
 @pytest.mark.parametrize("n_turns", [1, 2])
@@ -148,8 +134,8 @@ def test_a_request_of_a_failed_step_that_waits_for_its_tenants_row_holds_back_no
     engine.device.fail_steps = {engine.pending[0][0].step}
     for _ in range(8):
         engine.turn()
-        assert turns_until_started(engine, add(engine, "other", max_tokens=2)) <= 4
-    finish(engine)
+        assert engine.turns_until_started(add(engine, "other", max_tokens=2)) <= 4
+    engine.run_to_the_end()
 
 
 def test_requests_of_a_failed_step_do_not_wait_for_each_other_for_ever() -> None:
@@ -160,7 +146,7 @@ def test_requests_of_a_failed_step_do_not_wait_for_each_other_for_ever() -> None
     engine.device.refuse_launches = 1
     engine.turn()
     assert all(request.recovery.is_retried for request in retried)
-    finish(engine)
+    engine.run_to_the_end()
     assert {ended.reason for ended in engine.ended.values()} == {"length"}
 
 
@@ -171,9 +157,9 @@ def test_all_pages_of_the_floor_are_there_beside_a_full_pool() -> None:
     while engine.cache.n_available_to(Namespace("flood")):
         engine.turn()
     request = add(engine, "kept", n_prompt=60, max_tokens=4)
-    assert turns_until_started(engine, request) <= 2
+    assert engine.turns_until_started(request) <= 2
     assert engine.scheduler.running
-    finish(engine)
+    engine.run_to_the_end()
 
 
 @pytest.mark.parametrize(
@@ -192,7 +178,7 @@ def test_nobody_is_preempted_whose_pages_are_of_no_use(tenants: tuple[TenantConf
         engine.turn()
         assert not any(request.phase is Phase.WAITING for request in kept)
     assert engine.scheduler.n_preemptions
-    finish(engine)
+    engine.run_to_the_end()
 
 
 def test_a_tenant_at_its_cap_does_not_block_the_queue_when_it_is_its_turn() -> None:
@@ -201,9 +187,9 @@ def test_a_tenant_at_its_cap_does_not_block_the_queue_when_it_is_its_turn() -> N
     engine.turn()
     waiting = add(engine, "capped", n_prompt=44, max_tokens=4)
     for _ in range(4):
-        assert turns_until_started(engine, add(engine, "other", n_prompt=60, max_tokens=1)) <= 2
+        assert engine.turns_until_started(add(engine, "other", n_prompt=60, max_tokens=1)) <= 2
     assert waiting.phase is Phase.WAITING
-    finish(engine)
+    engine.run_to_the_end()
 
 
 def test_pages_are_kept_for_the_request_whose_turn_it_is() -> None:
@@ -215,9 +201,9 @@ def test_pages_are_kept_for_the_request_whose_turn_it_is() -> None:
     large = add(engine, "large", n_prompt=200, max_tokens=4)
     engine.turn()
     small = add(engine, "kept", n_prompt=12, max_tokens=4)
-    assert turns_until_started(engine, small) <= 2, "it has pages of its own"
+    assert engine.turns_until_started(small) <= 2, "it has pages of its own"
     assert large.phase is Phase.WAITING
-    assert turns_until_started(engine, large) <= 12
+    assert engine.turns_until_started(large) <= 12
     assert len(engine.scheduler.waiting) > 50
 
 
@@ -232,7 +218,7 @@ def test_a_request_that_needs_all_that_its_tenant_may_have_is_served() -> None:
         for beside in ("flood", "kept", "capped"):
             add(engine, beside, n_prompt=12, max_tokens=30)
         request = add(engine, tenant, n_prompt=4 * n_pages - 20, max_tokens=21)
-        finish(engine)
+        engine.run_to_the_end()
         assert engine.ended[request.id].reason == "length"
 
 
@@ -270,7 +256,7 @@ def test_floors_hold_in_the_host_tier_too(n_choices: int) -> None:
     assert engine.host.n_evicted > 0
     assert engine.host.page_quotas.n_owned["kept"] >= 12
     assert engine.host.tree.match(Namespace("kept"), token_bytes(tokens)) == 48
-    finish(engine)
+    engine.run_to_the_end()
 
 
 shares = st.sampled_from(((0.0, 1.0), (0.0, 0.5), (0.25, 0.5), (0.25, 1.0), (0.4, 0.6)))
@@ -312,4 +298,4 @@ def test_any_arrivals_keep_floors_and_caps(
                     assert now <= one.max_page_share * tier.n_pages
                     if one.name not in busy and one.has_page_share and not engine.scheduler.tiers.is_busy:
                         assert now >= min(n_owned[one.name], int(one.min_page_share * tier.n_pages))
-    finish(engine)
+    engine.run_to_the_end()

@@ -25,18 +25,12 @@ def serve(engine: Engine, n_tokens: int = 40, first: int = 1, **options: Any) ->
     return request
 
 
-def finish(engine: Engine) -> None:
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
-
-
 def test_an_evicted_prompt_is_loaded() -> None:
     engine = small_engine()
     first = serve(engine)
     serve(engine, first=2)
     again = serve(engine)
-    finish(engine)
+    engine.run_to_the_end()
     assert first.cache_use.counted.n_cached == 0
     assert again.cache_use.counted.n_cached == 39
     assert again.cache_use.counted.n_loaded == 19, (
@@ -49,7 +43,7 @@ def test_a_longer_prompt_loads_what_the_tier_has_and_computes_the_rest() -> None
     serve(engine, 20)
     serve(engine, 48, first=2)
     longer = serve(engine, 44)
-    finish(engine)
+    engine.run_to_the_end()
     assert (longer.cache_use.counted.n_cached, longer.cache_use.counted.n_loaded) == (20, 8)
 
 
@@ -57,7 +51,7 @@ def test_nothing_is_loaded_without_need() -> None:
     engine = small_engine()
     serve(engine)
     again = serve(engine)
-    finish(engine)
+    engine.run_to_the_end()
     assert (again.cache_use.counted.n_cached, again.cache_use.counted.n_loaded) == (39, 0)
     assert engine.host_tier.counters.n_pages_loaded == 0
 
@@ -72,7 +66,7 @@ def test_an_invalidation_during_a_load_makes_the_request_compute_and_store(n_tok
     dropped = engine.invalidate(Namespace(), token_bytes(prompt(n_tokens)))
     assert (dropped.n_on_device, dropped.n_in_host) == (0, 10)
     engine.finishes_copies = True
-    finish(engine)
+    engine.run_to_the_end()
     assert (request.cache_use.counted.n_cached, request.cache_use.counted.n_loaded) == (0, 0)
     assert engine.host.tree.match(Namespace(), token_bytes(prompt(40))) == 40
 
@@ -92,7 +86,7 @@ def test_a_loaded_request_that_gets_no_row_times_out() -> None:
         engine.turn()
     engine.expire()
     assert engine.ended[request.id].reason == "queue_timeout"
-    finish(engine)
+    engine.run_to_the_end()
     assert engine.cache.tree.match(Namespace(), token_bytes(prompt(40))) == 40, "what was loaded stays cached"
 
 
@@ -136,7 +130,7 @@ def test_pages_are_stored_once() -> None:
     for _ in range(3):
         for n_tokens in (40, 44, 30):
             serve(engine, n_tokens)
-    finish(engine)
+    engine.run_to_the_end()
     assert engine.host_tier.counters.n_pages_stored == engine.host.tree.n_pages_reachable
 
 
@@ -148,7 +142,7 @@ def test_a_prefix_that_a_batch_shares_is_stored_once() -> None:
         engine.turn()
     assert len(engine.copier.in_flight) == 1
     engine.finishes_copies = True
-    finish(engine)
+    engine.run_to_the_end()
     assert engine.host_tier.counters.n_pages_stored == engine.host.tree.n_pages_reachable
 
 
@@ -158,7 +152,7 @@ def test_a_running_request_is_stored_while_it_decodes() -> None:
     while request.n_known < 400:
         engine.turn()
     assert engine.host.tree.n_pages_reachable * 4 >= 256
-    finish(engine)
+    engine.run_to_the_end()
 
 
 def test_the_request_waits_without_a_batch_slot_while_others_run() -> None:
@@ -180,7 +174,7 @@ def test_the_request_waits_without_a_batch_slot_while_others_run() -> None:
     assert engine.scheduler.tiers.ended([request]) == (1.0, 3.0)
     assert engine.scheduler.tiers.ended([other]) is None
     engine.finishes_copies = True
-    finish(engine)
+    engine.run_to_the_end()
 
 
 def serve_and_store(engine: Engine) -> None:
@@ -202,7 +196,7 @@ def test_a_second_request_joins_the_load() -> None:
     assert (first.phase, second.phase) == (Phase.LOADING, Phase.LOADING)
     assert len(engine.copier.in_flight) == 1
     engine.finishes_copies = True
-    finish(engine)
+    engine.run_to_the_end()
     assert engine.host_tier.counters.n_pages_loaded == 10, "each page once"
     assert (first.cache_use.counted.n_cached, second.cache_use.counted.n_cached) == (39, 36)
 
@@ -217,7 +211,7 @@ def test_an_abort_leaves_the_load_and_its_pages_stay_cached(is_joined: bool) -> 
     engine.abort(first)
     engine.finishes_copies = True
     engine.turn()
-    finish(engine)
+    engine.run_to_the_end()
     third = serve(engine)
     assert (third.cache_use.counted.n_cached, third.cache_use.counted.n_loaded) == (39, 0)
     assert second is None or second.cache_use.counted.n_cached == 39
@@ -231,7 +225,7 @@ def test_a_flush_during_a_load_drops_what_was_loaded() -> None:
     engine.cache.flush()
     engine.host_tier.flush()
     engine.finishes_copies = True
-    finish(engine)
+    engine.run_to_the_end()
     assert (request.cache_use.counted.n_cached, request.cache_use.counted.n_loaded) == (0, 0)
 
 
@@ -242,7 +236,7 @@ def test_a_failed_load_is_computed() -> None:
     engine.turn()
     engine.copier.finish(fails=True)
     engine.finishes_copies = True
-    finish(engine)
+    engine.run_to_the_end()
     assert (request.cache_use.counted.n_cached, request.cache_use.counted.n_loaded) == (0, 0)
     assert engine.host_tier.counters.n_failed == 1
 
@@ -256,7 +250,7 @@ def test_a_failed_store_is_a_miss_later() -> None:
     engine.finishes_copies = True
     serve(engine, 40, first=2)
     again = serve(engine)
-    finish(engine)
+    engine.run_to_the_end()
     assert again.cache_use.counted.n_loaded == 0
 
 
@@ -264,7 +258,7 @@ def test_a_preempted_request_loads_what_it_had_computed() -> None:
     engine = small_engine(n_pages=40, max_num_seqs=2)
     first = engine.add(prompt(60), max_tokens=60)
     second = engine.add(prompt(60, first=2), max_tokens=60)
-    finish(engine)
+    engine.run_to_the_end()
     assert engine.scheduler.n_preemptions > 0
     n_computed = sum(n_tokens for _, _, n_tokens in engine.device.computed)
     n_needed = sum(request.n_known - 1 for request in (first, second))
@@ -288,7 +282,7 @@ def test_tokens_that_are_loaded_again_after_a_preemption_count_once() -> None:
         engine.host_tier.advance()
     evict_all(engine.cache)
     engine.check_invariants()
-    finish(engine)
+    engine.run_to_the_end()
     assert engine.host_tier.counters.n_pages_loaded > 10, "it was not loaded again"
     assert (request.cache_use.counted.n_cached, request.cache_use.counted.n_loaded) == (40, 40)
 
@@ -303,7 +297,7 @@ def test_load_policies(load_policy: str, n_loaded: int) -> None:
     # The fake copier takes 0.25 s for each copy, some 6 ms a token.
     engine.host_tier.cost.add_step(1000, 1000, 1000 * (0.1 if n_loaded else 0.001))
     again = serve(engine)
-    finish(engine)
+    engine.run_to_the_end()
     assert again.cache_use.counted.n_loaded == n_loaded
 
 
@@ -313,7 +307,7 @@ def test_auto_computes_where_the_link_is_slow() -> None:
     serve(engine, first=2)
     engine.host_tier.cost.add_step(1000, 1000, 0.1)
     again = serve(engine)
-    finish(engine)
+    engine.run_to_the_end()
     assert again.cache_use.counted.n_loaded == 0
     assert engine.host_tier.n_hits_computed == 1
 
@@ -324,7 +318,7 @@ def test_selective_stores_what_a_second_request_has_used() -> None:
     assert engine.host.tree.n_pages_reachable == 0
     serve(engine, 40)
     assert engine.host.tree.n_pages_reachable == 6, "only the prefix of the first request was used twice"
-    finish(engine)
+    engine.run_to_the_end()
 
 
 def test_salts_share_nothing_in_the_tier() -> None:
@@ -332,7 +326,7 @@ def test_salts_share_nothing_in_the_tier() -> None:
     serve(engine, namespace=Namespace(salt="a"))
     serve(engine, first=2)
     other = serve(engine, namespace=Namespace(salt="b"))
-    finish(engine)
+    engine.run_to_the_end()
     assert (other.cache_use.counted.n_cached, other.cache_use.counted.n_loaded) == (0, 0)
 
 
@@ -346,7 +340,7 @@ def test_requests_that_must_not_read_the_cache_touch_no_tier(options: dict[str, 
     serve(engine)
     serve(engine, first=2)
     again = serve(engine, **options)
-    finish(engine)
+    engine.run_to_the_end()
     assert again.cache_use.counted.n_loaded == 0
 
 
@@ -357,7 +351,7 @@ def test_the_next_choice_of_such_a_request_loads_nothing_either() -> None:
     leader = engine.add(prompt(40, 1), n=2, n_prompt_logprobs=1)
     (follower,) = leader.followers
     engine.abort(leader)
-    finish(engine)
+    engine.run_to_the_end()
     assert follower.cache_use.counted.n_loaded == 0
 
 
@@ -366,7 +360,7 @@ def test_the_tier_evicts_what_was_used_least_recently() -> None:
     for first in (1, 2, 1, 3):
         serve(engine, first=first)
     kept, lost = serve(engine), serve(engine, first=2)
-    finish(engine)
+    engine.run_to_the_end()
     assert engine.host.n_evicted > 0
     assert kept.cache_use.counted.n_cached == 39
     assert lost.cache_use.counted.n_cached < 39
@@ -401,7 +395,7 @@ def test_the_leading_pages_of_what_is_larger_than_the_tier_are_stored(
     assert n_in_host(engine, whole) == 7 * 4
     evict_all(engine.cache)
     again = engine.add(whole, max_tokens=1)
-    finish(engine)
+    engine.run_to_the_end()
     assert again.cache_use.counted.n_loaded == 7 * 4
 
 
@@ -418,7 +412,7 @@ def test_pages_that_are_in_use_leave_room_for_the_leading_ones_of_others() -> No
     serve(engine, 44, first=2)
     settle(engine)
     assert n_in_host(engine, prompt(44, 2)) == 10 * 4
-    finish(engine)
+    engine.run_to_the_end()
 
 
 def test_a_tenant_stores_the_leading_pages_within_its_share_of_the_tier() -> None:
@@ -432,7 +426,7 @@ def test_a_tenant_stores_the_leading_pages_within_its_share_of_the_tier() -> Non
     engine.run()
     settle(engine)
     assert n_in_host(engine, prompt(40), Namespace(tenant="other")) == 40
-    finish(engine)
+    engine.run_to_the_end()
 
 
 def test_loading_requests_yield_to_the_running_one() -> None:
@@ -447,7 +441,7 @@ def test_loading_requests_yield_to_the_running_one() -> None:
             engine.copier.finish()
     assert len(engine.output(running)) == 70
     engine.finishes_copies = True
-    finish(engine)
+    engine.run_to_the_end()
 
 
 def test_no_more_pages_are_promised_than_there_are() -> None:
@@ -466,7 +460,7 @@ def test_no_more_pages_are_promised_than_there_are() -> None:
     engine.turn()
     assert engine.scheduler.tiers.n_promised <= engine.cache.n_available
     engine.finishes_copies = True
-    finish(engine)
+    engine.run_to_the_end()
 
 
 def engine_without_host_memory(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Engine:
@@ -481,7 +475,7 @@ def test_offers_are_bounded_while_host_memory_is_not_ready(monkeypatch: pytest.M
     engine = engine_without_host_memory(monkeypatch)
     for first in range(20):
         serve(engine, first=first)
-    finish(engine)
+    engine.run_to_the_end()
     assert engine.host_tier.n_offers == 8
 
 
@@ -508,7 +502,7 @@ def test_a_request_whose_load_began_as_it_tried_to_overtake_waits_for_it() -> No
     engine.launch()
     assert loaded.phase is Phase.LOADING
     assert loaded.block_table is None
-    finish(engine)
+    engine.run_to_the_end()
     assert longer.cache_use.counted.n_cached == 0
     assert loaded.cache_use.counted.n_loaded > 0
 

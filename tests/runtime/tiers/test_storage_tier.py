@@ -35,9 +35,7 @@ def write_all(engine: Engine) -> None:
 
 def finish(engine: Engine) -> None:
     engine.finishes_copies = True
-    engine.run()
-    engine.check_outputs()
-    engine.check_idle()
+    engine.run_to_the_end()
 
 
 def sources(request: Request) -> tuple[int, int, int]:
