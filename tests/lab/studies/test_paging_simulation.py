@@ -202,9 +202,9 @@ def check_pages(scheme: PagedScheme, slot_usage: SlotUsage) -> None:
     contents: dict[tuple[int, int], int] = {}
     pages: set[int] = set()
     reserved = 0
-    running = scheme._scheduler.running
+    running = scheme.scheduler.running
     for request in (*running, *running.releasing):
-        table, sequence = request.blocks.pages, scheme._sequence(request)
+        table, sequence = request.blocks.pages, scheme.sequence_of(request)
         pages.update(table)
         to_come = range(request.n_scheduled, sequence.n_stored if request in set(running) else 0)
         reserved += sum(position // page_size < len(table) for position in to_come)

@@ -50,7 +50,8 @@ class PagedScheme:
             num_reserved_decode_tokens=_RESERVED_TOKENS,
             max_reserved_decode_share=_MAX_RESERVED_SHARE,
         )
-        self._scheduler = open_scheduler(self.cache, limits, schedule_policy="fcfs")
+        self.scheduler = open_scheduler(self.cache, limits, schedule_policy="fcfs")
+        """Forms the batches."""
         self._ids = (str(number) for number in count())
         self._sequences: list[SimulatedSequence] = []
         """All sequences; the sampling seed of a request is its index here."""
@@ -61,23 +62,23 @@ class PagedScheme:
     @property
     def n_waiting(self) -> int:
         """Sequences that have not started, or were preempted; excludes choices that wait for their prompt's KV."""
-        return len(self._scheduler.waiting)
+        return len(self.scheduler.waiting)
 
     @property
     def n_preemptions(self) -> int:
         """How often a sequence lost its memory before its end and had to start again."""
-        return self._scheduler.n_preemptions
+        return self.scheduler.n_preemptions
 
     def add(self, turn: Turn) -> None:
         """Queues the sequences as choices of one request."""
         request_id = next(self._ids)
         leader, *followers = [self._request(request_id, sequence) for sequence in turn.sequences]
-        self._scheduler.add(leader, followers)
+        self.scheduler.add(leader, followers)
 
     def begin(self) -> None:
         """Schedules the next step."""
         started = thread_time()
-        self._plan = self._scheduler.schedule()
+        self._plan = self.scheduler.schedule()
         self.seconds += thread_time() - started
 
     def running(self) -> list[SimulatedSequence]:
@@ -85,11 +86,11 @@ class PagedScheme:
 
         A sequence that is preempted in this step may still have a row in it, which may produce its last token.
         """
-        running = self._scheduler.running
+        running = self.scheduler.running
         preempted = [
             request for request in running.releasing if request.phase is Phase.PREEMPTED and request.n_in_flight
         ]
-        return [self._sequence(request) for request in (*running, *preempted)]
+        return [self.sequence_of(request) for request in (*running, *preempted)]
 
     def slot_usage(self) -> SlotUsage:
         """Returns the slot usage of this step. O(running).
@@ -101,9 +102,9 @@ class PagedScheme:
         occupied = cache.tree.n_pages_leased * page_size
         reserved = entries = 0
         stored: list[tuple[SimulatedSequence, int]] = []
-        running = self._scheduler.running
+        running = self.scheduler.running
         for request in (*running, *running.releasing):
-            blocks, sequence = request.blocks, self._sequence(request)
+            blocks, sequence = request.blocks, self.sequence_of(request)
             occupied += request.n_scheduled - blocks.n_leased * page_size
             entries += len(blocks.pages)
             stored.append((sequence, request.n_scheduled))
@@ -129,13 +130,13 @@ class PagedScheme:
         tokens = tuple(map(self._token, self._plan.rows))
         result = StepResult(tokens=tokens, finite=(True,) * len(tokens))
         started = thread_time()
-        updates = self._scheduler.complete(self._plan, result)
+        updates = self.scheduler.complete(self._plan, result)
         self.seconds += thread_time() - started
-        return [self._sequence(update.request) for update in updates if update.finish_reason is not None]
+        return [self.sequence_of(update.request) for update in updates if update.finish_reason is not None]
 
     def check(self) -> None:
         """Checks all invariants of pages and tree. O(pages). Raises ``InvariantError``."""
-        self._scheduler.check()
+        self.scheduler.check()
 
     def _request(self, request_id: str, sequence: SimulatedSequence) -> Request:
         request = Request(
@@ -149,7 +150,8 @@ class PagedScheme:
         self._sequences.append(sequence)
         return request
 
-    def _sequence(self, request: Request) -> SimulatedSequence:
+    def sequence_of(self, request: Request) -> SimulatedSequence:
+        """Returns the sequence of a request."""
         return self._sequences[request.sampling.seed]
 
     def _token(self, row: Row) -> int:
