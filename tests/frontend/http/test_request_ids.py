@@ -33,7 +33,6 @@ REQUESTS: list[tuple[str, str, Any, int]] = [
     ("POST", "/v1/completions", {"prompt": "ab", "max_tokens": 3, "stream": True}, 200),
     ("POST", "/v1/completions", {"prompt": [FAILS_AT_ONCE]}, 503),
     ("POST", "/v1/completions", {"prompt": [FAILS_AT_ONCE], "stream": True}, 503),
-    ("POST", "/v1/completions", {"prompt": [FAILS_AFTER_THREE, 1], "stream": True}, 200),
     ("POST", "/v1/completions", {}, 400),
     ("POST", "/v1/chat/completions", MESSAGE, 200),
     ("POST", "/v1/chat/completions", {**MESSAGE, "stream": True}, 200),
@@ -68,6 +67,19 @@ def test_every_reply_has_the_id_of_its_request(keyed: Site, method: str, path: s
         else:
             assert re.fullmatch(r"[0-9a-f]{32}", found)
         assert reply.headers.get("request-id") == (found if path.startswith("/v1/messages") else None)
+
+
+def test_a_stream_that_fails_has_the_id_of_its_request(keyed: Site) -> None:
+    body = {"prompt": [FAILS_AFTER_THREE, 1], "stream": True}
+    keyed.loop.may_fail = False
+    with keyed.http.stream(
+        "POST", "/v1/completions", json=body, headers={**KEY, "X-Request-Id": "order-17"}
+    ) as reply:
+        lines = reply.iter_lines()
+        assert "choices" in next(lines)
+        keyed.loop.may_fail = True
+        assert any("numerical_error" in line for line in lines)
+    assert reply.headers.get_list("x-request-id") == ["order-17"]
 
 
 def test_what_is_refused_at_the_door_has_an_id(keyed: Site, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
