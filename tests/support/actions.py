@@ -279,9 +279,19 @@ class Actions:
             n_pages = request.n_known // self.engine.page_size
             space = request.namespace
             prefix = bytes(request.tokens[: cut % (n_pages + 1) * self.engine.page_size * TOKEN_BYTES])
-        self.engine.invalidate(space, prefix)
-        n_executed = len(self.engine.device.executed)
-        self.invalidations.append(Invalidation(space, prefix, n_executed))
+        self._invalidate(space, prefix)
+
+    def invalidate_what_was_read(self, which: int) -> None:
+        """Finishes all transfers of the store, then invalidates the first page of a prompt that waits for pages."""
+        while self.engine.store.in_flight:
+            self.engine.store.finish()
+        if loading := [request for request in self.live if request.phase is Phase.LOADING]:
+            request = loading[which % len(loading)]
+            self._invalidate(request.namespace, bytes(request.tokens[: self.engine.page_size * TOKEN_BYTES]))
+
+    def _invalidate(self, namespace: Namespace, prefix: bytes) -> None:
+        self.engine.invalidate(namespace, prefix)
+        self.invalidations.append(Invalidation(namespace, prefix, len(self.engine.device.executed)))
         self.engine.check_invariants()
 
     def check_invalidations(self) -> None:

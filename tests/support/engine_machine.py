@@ -301,6 +301,10 @@ class DiskEngineMachine(TieredEngineMachine):
     def make_unknown(self, which: int) -> None:
         self.actions.make_unknown(which)
 
+    @rule(which=small)
+    def invalidate_what_was_read(self, which: int) -> None:
+        self.actions.invalidate_what_was_read(which)
+
     @rule(base=small)
     def return_after_an_eviction(self, base: int) -> None:
         """Serves all requests, evicts everything, and adds a known prompt, whose pages are on disk then."""
