@@ -31,7 +31,7 @@ from support.page_files import (
 )
 
 RUN = range(6)
-STUCK_S = 0.2
+STUCK_S = 0.5
 
 
 @pytest.fixture(autouse=True)
