@@ -81,7 +81,7 @@ class PromptEncoder:
         else:
             encoded = await asyncio.to_thread(lambda: list(map(self.served_model.encode_ids, ids)))
         if not all(encoded):
-            raise InvalidRequest("a prompt is empty; it needs at least one token", param="prompt")
+            raise InvalidRequest("a prompt is empty; it needs at least one token", param=self.field)
         return encoded
 
     async def conversation(self, text: str) -> EncodedConversation:

@@ -277,8 +277,6 @@ class Loop:
                     error = full
             if error is not None:
                 del self._live[choices[0].id]
-                for choice in choices:
-                    choice.continuation = None
                 messages.append(Failed(choices[0].id, error.code, str(error), error.param))
                 continue
             for choice in cancelled:

@@ -34,10 +34,12 @@ class Observer:
     The moments, none of which may raise:
 
     * ``prompt_counted`` comes first, when a step's result is taken, which is after the turn's launch.
-    * ``released`` comes for each choice once no launched step uses its pages: mostly when a result is taken, also
-      before a launch that preempts, and with an abort between two turns.
-    * ``ended`` comes once, before the request's terminal message, and before or after the releases.
+    * ``released`` comes for a finished choice that had pages and whose prompt was computed, once no launched step
+      uses them: mostly when a result is taken, also before a launch that preempts, and with an abort between turns.
+    * ``ended`` comes before the terminal message of a request that has not failed, before or after the releases.
     """
+
+    __slots__ = ()
 
     def prompt_counted(self, request: Request) -> None:
         """Takes note that a choice's prompt is computed, and how much of it was cached."""

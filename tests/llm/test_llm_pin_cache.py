@@ -32,6 +32,22 @@ def test_a_pinned_prompt_outlives_others(sensitive: Path) -> None:
     llm.shutdown()
 
 
+def test_a_pin_covers_the_host_tier_too(sensitive: Path) -> None:
+    with LLM(sensitive, max_total_tokens=512, max_model_len=256, host_memory_bytes=8 << 20) as llm:
+
+        def n_pinned() -> tuple[int, int]:
+            llm.generate([OTHERS[0]], TOKEN, use_tqdm=False)  # takes turns, in which copies end
+            stats = llm.get_metrics()
+            assert stats.host is not None
+            return stats.n_pages_pinned, stats.host.n_slots_pinned
+
+        llm.generate([PROMPT], TOKEN, use_tqdm=False)
+        llm.pin_cache(PROMPT, ttl_s=600)
+        assert any(n_pinned() == (4, 4) for _ in range(200)), "the host tier has no pinned pages"
+        llm.pin_cache(PROMPT, ttl_s=0)
+        assert n_pinned() == (0, 0)
+
+
 def test_the_budget_bounds_a_pin_and_0_refuses_it(sensitive: Path) -> None:
     llm = LLM(sensitive, max_total_tokens=512, max_model_len=256, pin_budget=0.125)
     llm.generate([PROMPT], TOKEN, use_tqdm=False)

@@ -58,6 +58,15 @@ def test_masks_of_choices_equal_their_definition(grammar: Grammar) -> None:
     assert ended <= set(CHOICES)
 
 
+def test_a_token_that_is_not_allowed_ends_the_request_with_an_error_that_names_it(grammar: Grammar) -> None:
+    matcher = grammar.new_matcher()
+    token = next(one for one, text in enumerate(tiny_vocabulary().tokens) if text == b"z")
+    assert not matcher.accept(token)
+    error = matcher.rejection(token)
+    assert error.code == "grammar_error"
+    assert str(error) == f"the sampled token {token} is not one that structured_outputs allows here"
+
+
 def test_rows_without_an_answer_allow_everything(grammar: Grammar) -> None:
     masks = np.zeros((3, tiny_vocabulary().n_mask_words), np.int32)
     MaskFiller(1).fill([None, grammar.new_matcher(), None], masks)
