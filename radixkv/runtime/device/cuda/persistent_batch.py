@@ -35,9 +35,9 @@ class RowFields:
         self.ids = layout.field(max_rows)
         self.updates = layout.field(_UPDATES_A_ROW * max_rows)
 
-    def view(self, staging: Staging, n_rows: int) -> RowArrays[Tensor]:
-        """Returns the first ``n_rows`` staged rows on the device: [n_rows] each."""
-        return RowArrays(*staging.view(self._rows).view(_N_ARRAYS, -1)[:, :n_rows])
+    def view(self, staging: Staging) -> RowArrays[Tensor]:
+        """Returns the staged rows on the device: [max_rows, or more] each, at fixed addresses."""
+        return RowArrays(*staging.view(self._rows).view(_N_ARRAYS, -1))
 
     def fill(self, staged: StagingBuffer, step: PackedStep, n_padded: int) -> None:
         """Fills in the rows, then padding rows up to ``n_padded``; leaves the rows' ids and table updates alone."""
@@ -95,6 +95,7 @@ class PersistentBatch:
         """[batch slots + 1] int32: the token that each batch slot sampled last."""
         self._fields = fields
         self._staging = staging
+        self._staged_rows = fields.view(staging)
         self._page_size = settings.page_size
         self._static_inputs = TokenInputs(
             *torch.zeros(3, max(max_static_tokens, fields.max_rows), dtype=torch.int32, device=device)
@@ -103,7 +104,7 @@ class PersistentBatch:
 
     def batch_slots(self, n_rows: int) -> Tensor:
         """[n_rows] int32: batch slots of the staged rows."""
-        return self._rows(n_rows).batch_slots
+        return self._staged_rows.batch_slots[:n_rows]
 
     def update(self, n_rows: int, updates: Tensor | None = None) -> None:
         """Applies table updates of the staged rows; ``updates`` is [n] int32 page ids, None for the staged ones."""
@@ -152,4 +153,5 @@ class PersistentBatch:
         )
 
     def _rows(self, n_rows: int) -> RowArrays[Tensor]:
-        return self._fields.view(self._staging, n_rows)
+        # A view takes a microsecond, and kernels read the number of rows from the first array only.
+        return self._staged_rows._replace(batch_slots=self.batch_slots(n_rows))

@@ -49,10 +49,10 @@ class ParallelLoader:
     """A ``TensorSource`` that loads in background threads; tensors are complete when its ``with`` block ends.
 
     Args:
-    views: source of the tensors.
-    lanes: one per thread.
-    stream: of what is computed from tensors; None on the CPU.
-    log_interval_s: time between two logs of the progress.
+        views: source of the tensors.
+        lanes: one per thread.
+        stream: of what is computed from tensors; None on the CPU.
+        log_interval_s: time between two logs of the progress.
     """
 
     def __init__(

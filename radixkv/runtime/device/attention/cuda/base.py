@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
@@ -58,17 +59,17 @@ class Geometry:
     shared_bytes: int
     """Shared memory per multiprocessor."""
 
-    @property
+    @cached_property
     def small_tile(self) -> int:
         """(Query, head) pairs of one KV head that fit a small tile, which the decode kernel computes."""
         return next(tile for tile in (16, 32, 64) if tile >= self.shape.group)
 
-    @property
+    @cached_property
     def small_rows(self) -> int:
         """Rows that fit a small tile."""
         return self.small_tile // self.shape.group
 
-    @property
+    @cached_property
     def large_rows(self) -> int:
         """Rows that fit a large tile."""
         return self.large_tile // self.shape.group

@@ -27,7 +27,8 @@ def update_tables(tables: Tensor, rows: RowArrays[Tensor], updates: Tensor) -> N
 
     Args:
         tables: [batch slots, width] int32 block tables.
-        rows: [rows] int32 each; rows with a count above 0 have different batch slots.
+        rows: int32; ``batch_slots`` is [rows], the others may be longer. Rows with a count above 0 have different
+            batch slots.
         updates: [n] int32, page ids.
     """
     _update_tables[(len(rows.batch_slots),)](
@@ -86,7 +87,7 @@ def prepare_token_inputs(
     Args:
         tables: [batch slots, width] block tables.
         last_tokens: [batch slots], the token that each batch slot sampled last.
-        rows: [rows] each.
+        rows: ``batch_slots`` is [rows], the others may be longer.
         ids: [tokens]; -1 stands for ``last_tokens[batch_slot]``.
         out: [tokens] each; its ids may be ``ids``. The slot mapping is -1 for positions below ``write_starts[r]``.
         page_size: tokens per page.
