@@ -7,8 +7,8 @@ import pytest
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
-from support.running_site import running_site
-from support.scripted_runtime import EOS, MAX_MODEL_LEN, ScriptedLoop, Site, write_tokenizer
+from support.running_site import site_fixture
+from support.scripted_runtime import EOS, ScriptedLoop, Site, write_tokenizer
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -45,11 +45,7 @@ def served_model(tokenizer: Tokenizer) -> ServedModel:
     )
 
 
-@pytest.fixture(scope="module")
-def site(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    assert served_model.ready.max_model_len == MAX_MODEL_LEN
-    with running_site(served_model, tmp_path_factory.mktemp("s")) as site:
-        yield site
+site = site_fixture()
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,18 +9,19 @@ import msgspec
 import pytest
 
 from radixkv.frontend.served_model import ServedModel
-from support.running_site import running_site
-from support.scripted_runtime import DISK, HOST, Site
+from support.running_site import running_site, site_fixture
+from support.scripted_runtime import DISK, HOST, ScriptedLoop, Site
 
 DETAILS = {"cached_tokens_details": {"device": 1, "host": 1}}
 
 
-@pytest.fixture(scope="module")
-def tiered(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    ready = msgspec.structs.replace(served_model.ready, n_host_slots=HOST.n_slots)
-    with running_site(replace(served_model, ready=ready), tmp_path_factory.mktemp("s")) as site:
-        site.loop.host = HOST
-        yield site
+host_site = site_fixture(ready=ScriptedLoop(host=HOST).ready)
+
+
+@pytest.fixture
+def tiered(host_site: Site) -> Site:
+    host_site.loop.host = HOST
+    return host_site
 
 
 def post(site: Site, path: str, **body: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from radixkv.settings.tenants import Tenants
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.cache_messages import CloseSession, Explain, Invalidate, Match, Pin
 from radixkv.wire.messages import Submit
-from support.running_site import make_app, running_site
+from support.running_site import make_app, running_site, site_fixture
 from support.scripted_runtime import Site
 
 KEYS = ServerConfig(api_key="operator", tenants=Tenants(names={"key-a": "a", "key-b": "b"}))
@@ -49,10 +49,7 @@ TENANT_PATHS = {
 """What a tenant's key opens: none of these shows or changes what is another tenant's."""
 
 
-@pytest.fixture(scope="module")
-def shared(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with running_site(served_model, tmp_path_factory.mktemp("s"), KEYS) as site:
-        yield site
+shared = site_fixture(KEYS)
 
 
 def key(name: str) -> dict[str, str]:

@@ -7,9 +7,12 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
@@ -108,3 +111,17 @@ def running_site(
             for thread in threads:
                 thread.join(timeout=LIMIT_S)
         assert not any(thread.is_alive() for thread in threads)
+
+
+def site_fixture(
+    server: ServerConfig | None = None, connection: type[Connection] = Connection, **changes: Any
+) -> Any:
+    """Returns a fixture of a module: a site whose model has these changes."""
+
+    @pytest.fixture(scope="module")
+    def site(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+        model, folder = replace(served_model, **changes), tmp_path_factory.mktemp("s")
+        with running_site(model, folder, server, connection) as site:
+            yield site
+
+    return site

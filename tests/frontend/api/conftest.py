@@ -13,9 +13,11 @@ from support.running_site import running_site
 from support.scripted_runtime import Site
 
 AGENT_TEMPLATE = ChatTemplate(
-    "{{ messages[-1].content }}<eos>{{ tools | tojson if tools }}"
-    "{% for message in messages[:-1] %}<{{ message.role }}>{{ message.content }}{% endfor %}"
-    "{# <tool_call> </think> #}",
+    "{{ messages[-1].content }}<eos>"
+    "{% for message in messages[:-1] %}<{{ message.role }}>{{ message.content }}"
+    "{% if message.reasoning_content %}[{{ message.reasoning_content }}]{% endif %}"
+    "{% if 'tool_calls' in message %}{{ message.tool_calls | tojson }}{% endif %}{% endfor %}"
+    "{{ tools | tojson if tools }}{# <tool_call> </think> #}",
     {},
     "the test",
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,16 +15,12 @@ from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.checks import MIN_PRIORITY
 from radixkv.settings.server_config import ServerConfig
 from radixkv.wire.cache_messages import Flush, Flushed
-from support.running_site import running_site
+from support.running_site import running_site, site_fixture
 from support.scripted_runtime import EOS, FAILS_AT_ONCE, MAX_MODEL_LEN, VOCAB_SIZE, ScriptedLoop, Site
 
-
-@pytest.fixture(scope="module")
-def vllm(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    server = ServerConfig(metrics_compat="vllm", served_model_name="echo")
-    plain = replace(served_model, default_sampling={"temperature": 0.5})
-    with running_site(plain, tmp_path_factory.mktemp("s"), server) as site:
-        yield site
+vllm = site_fixture(
+    ServerConfig(metrics_compat="vllm", served_model_name="echo"), default_sampling={"temperature": 0.5}
+)
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping"])

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from radixkv.frontend.served_model import ServedModel
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.cache_messages import Invalidate
-from support.running_site import running_site
+from support.running_site import site_fixture
 from support.scripted_runtime import DISK, HOST, VOCAB_SIZE, Site
 
 MESSAGES = [{"role": "user", "content": "hi there, you all"}]
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}!{% endif %}"
 
 
-@pytest.fixture(scope="module")
-def site(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    template = ChatTemplate(TEMPLATE, {}, "test")
-    with running_site(replace(served_model, chat_template=template), tmp_path_factory.mktemp("s")) as site:
-        yield site
+site = site_fixture(chat_template=ChatTemplate(TEMPLATE, {}, "test"))
 
 
 def invalidate(site: Site, **body: Any) -> tuple[Invalidate, dict[str, Any]]:

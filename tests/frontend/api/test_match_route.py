@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from radixkv.frontend.api import match
-from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import pack_tokens
-from support.running_site import running_site
+from support.running_site import site_fixture
 from support.scripted_runtime import DISK, HOST, MAX_MODEL_LEN, VOCAB_SIZE, ScriptedLoop, Site
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture(scope="module")
-def tiered_site(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    ready = ScriptedLoop(host=HOST, disk=DISK).ready
-    with running_site(replace(served_model, ready=ready), tmp_path_factory.mktemp("s")) as site:
-        yield site
+tiered_site = site_fixture(ready=ScriptedLoop(host=HOST, disk=DISK).ready)
 
 
 def test_a_prompt_is_matched_and_the_load_reported(site: Site, tokenizer: Tokenizer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +9,8 @@ import msgspec
 import pytest
 
 from radixkv.frontend.served_model import ServedModel
-from support.running_site import running_site
-from support.scripted_runtime import MAX_MODEL_LEN, Site
+from support.running_site import site_fixture
+from support.scripted_runtime import MAX_MODEL_LEN, ScriptedLoop, Site
 
 POOL_TOKENS = 64
 LIMIT = POOL_TOKENS + 1
@@ -19,15 +18,8 @@ LIMIT = POOL_TOKENS + 1
 SHORT = f"the pool holds {POOL_TOKENS} tokens, fewer than max_model_len {MAX_MODEL_LEN}"
 
 
-@pytest.fixture(scope="module")
-def narrow(served_model: ServedModel) -> ServedModel:
-    return replace(served_model, ready=msgspec.structs.replace(served_model.ready, n_pages=4))
-
-
-@pytest.fixture(scope="module")
-def site(narrow: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with running_site(narrow, tmp_path_factory.mktemp("s")) as site:
-        yield site
+NARROW = msgspec.structs.replace(ScriptedLoop().ready, n_pages=4)
+site = site_fixture(ready=NARROW)
 
 
 def test_a_request_of_the_announced_length_is_served(site: Site) -> None:
@@ -76,9 +68,9 @@ def test_anthropics_error_has_the_pool_as_reason(site: Site) -> None:
     assert message == f"prompt is too long: {n_prompt} tokens > {LIMIT} maximum ({SHORT})"
 
 
-def test_the_operator_is_warned(served_model: ServedModel, narrow: ServedModel) -> None:
+def test_the_operator_is_warned(served_model: ServedModel) -> None:
     assert served_model.warnings == []
-    assert narrow.warnings == [f"{SHORT}: longer requests are refused"]
+    assert replace(served_model, ready=NARROW).warnings == [f"{SHORT}: longer requests are refused"]
     (line,) = replace(served_model, tokenizer=None).warnings
     assert "some/echo has no tokenizer.json" in line
     assert "--tokenizer" in line

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from radixkv.frontend.served_model import ServedModel
 from radixkv.text.chat_template import ChatTemplate
-from support.running_site import running_site
+from support.running_site import site_fixture
 from support.scripted_runtime import Site
 
 TEMPLATE = (
@@ -19,11 +16,7 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="module")
-def site(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    model = replace(served_model, chat_template=ChatTemplate(TEMPLATE, {}, "the test"))
-    with running_site(model, tmp_path_factory.mktemp("s")) as site:
-        yield site
+site = site_fixture(chat_template=ChatTemplate(TEMPLATE, {}, "the test"))
 
 
 APIS: list[tuple[str, str, dict[str, Any]]] = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,24 +18,17 @@ from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.cache_messages import Explained
 from radixkv.wire.messages import pack_tokens
-from support.running_site import running_site
+from support.running_site import running_site, site_fixture
 from support.scripted_runtime import EOS, VOCAB_SIZE, ScriptedLoop, Site
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}!{% endif %}{{ tail }}"
 
 
-@pytest.fixture(scope="module")
-def site(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    template = ChatTemplate(TEMPLATE, {}, "test")
-    with running_site(replace(served_model, chat_template=template), tmp_path_factory.mktemp("s")) as site:
-        yield site
+site = site_fixture(chat_template=ChatTemplate(TEMPLATE, {}, "test"))
 
 
-@pytest.fixture(scope="module")
-def site_without_tokenizer(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with running_site(replace(served_model, tokenizer=None), tmp_path_factory.mktemp("s")) as site:
-        yield site
+site_without_tokenizer = site_fixture(tokenizer=None)
 
 
 def post(site: Site, path: str, **body: Any) -> Any:

@@ -16,26 +16,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from radixkv.errors import Draining
 from radixkv.frontend.api.ui.watch import INTERVAL_S, CacheWatch
 from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.server_config import ServerConfig
 from radixkv.wire.cache_messages import TierOutline, TreeNode
 from support.live import wait_for
-from support.running_site import running_site
+from support.running_site import running_site, site_fixture
 from support.scripted_runtime import DISK, HOST, ScriptedLoop, Site
 
 KEY = "the-key"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 
-@pytest.fixture(scope="module")
-def guarded_site(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A site with a key, which therefore shows no contents."""
-    with running_site(served_model, tmp_path_factory.mktemp("s"), ServerConfig(api_key=KEY)) as site:
-        yield site
+guarded_site = site_fixture(ServerConfig(api_key=KEY))
+"""A site with a key, which therefore shows no contents."""
 
 
 @contextmanager

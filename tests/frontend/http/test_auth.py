@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 
 import pytest
 
-from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.server_config import ServerConfig
 from support.live import LIMIT_S
-from support.running_site import running_site
+from support.running_site import site_fixture
 from support.scripted_runtime import Site
 
 KEY = "sesame-0123456789"
 KEY_HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 
-@pytest.fixture(scope="module")
-def guarded(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with running_site(served_model, tmp_path_factory.mktemp("s"), ServerConfig(api_key=KEY)) as site:
-        yield site
+guarded = site_fixture(ServerConfig(api_key=KEY))
 
 
 def status(site: Site, target: str, headers: str = "") -> int:

@@ -8,7 +8,6 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,7 +17,7 @@ import pytest
 from radixkv.frontend.http.connection import HALF_CLOSED_CHECK_S, Connection
 from radixkv.frontend.served_model import ServedModel
 from support.live import LIMIT_S, wait_for
-from support.running_site import running_site
+from support.running_site import running_site, site_fixture
 from support.scripted_runtime import Site
 
 SHORT_DEADLINE_S = 1.0
@@ -64,16 +63,10 @@ class TimeIsOver(Connection):
         self.timeout_keep_alive_handler()
 
 
-@pytest.fixture(scope="module")
-def short_deadline(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with running_site(served_model, tmp_path_factory.mktemp("s"), connection=ShortDeadline) as site:
-        yield site
+short_deadline = site_fixture(connection=ShortDeadline)
 
 
-@pytest.fixture(scope="module")
-def long_deadline(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with running_site(served_model, tmp_path_factory.mktemp("s"), connection=LongDeadline) as site:
-        yield site
+long_deadline = site_fixture(connection=LongDeadline)
 
 
 def connect(site: Site) -> socket.socket:

@@ -7,7 +7,7 @@ import json
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.server_config import ServerConfig
 from support import running_site as sites
 from support.live import LIMIT_S
-from support.running_site import running_site
+from support.running_site import running_site, site_fixture
 from support.scripted_runtime import Site
 
 COMPLETIONS = "/v1/completions"
@@ -37,10 +37,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(error_response, "DISCARD_TIMEOUT_S", LIMIT_S)  # the machine may be busy
 
 
-@pytest.fixture(scope="module")
-def guarded(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with running_site(served_model, tmp_path_factory.mktemp("s"), ServerConfig(api_key="sesame")) as site:
-        yield site
+guarded = site_fixture(ServerConfig(api_key="sesame"))
 
 
 def by_urllib(site: Site, path: str, headers: dict[str, str]) -> tuple[int, bytes]:

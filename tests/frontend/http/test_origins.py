@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -11,7 +10,7 @@ import pytest
 
 from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.server_config import ServerConfig
-from support.running_site import running_site
+from support.running_site import running_site, site_fixture
 from support.scripted_runtime import Site
 
 PAGE = "https://app.example"
@@ -21,17 +20,10 @@ HEADERS = "authorization,content-type,x-stainless-os"
 BODY = {"prompt": "ab", "max_tokens": 4}
 
 
-@pytest.fixture(scope="module")
-def keyless(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with running_site(served_model, tmp_path_factory.mktemp("s"), ServerConfig(allowed_origins=(PAGE,))) as site:
-        yield site
+keyless = site_fixture(ServerConfig(allowed_origins=(PAGE,)))
 
 
-@pytest.fixture(scope="module")
-def keyed(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    server = ServerConfig(api_key="sesame", allowed_origins=(PAGE,))
-    with running_site(served_model, tmp_path_factory.mktemp("s"), server) as site:
-        yield site
+keyed = site_fixture(ServerConfig(api_key="sesame", allowed_origins=(PAGE,)))
 
 
 def preflight(site: Site, origin: str, path: str = "/v1/chat/completions") -> httpx.Response:

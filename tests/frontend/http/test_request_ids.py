@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.server_config import ServerConfig
 from support.live import LIMIT_S
-from support.running_site import running_site
+from support.running_site import site_fixture
 from support.scripted_runtime import FAILS_AFTER_THREE, FAILS_AT_ONCE, Site
 
 PAGE = "https://app.example"
@@ -21,11 +19,7 @@ HELLO = [{"role": "user", "content": "Hi"}]
 MESSAGE = {"messages": HELLO, "max_tokens": 3}
 
 
-@pytest.fixture(scope="module")
-def keyed(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    server = ServerConfig(api_key="sesame", allowed_origins=(PAGE,))
-    with running_site(served_model, tmp_path_factory.mktemp("s"), server) as site:
-        yield site
+keyed = site_fixture(ServerConfig(api_key="sesame", allowed_origins=(PAGE,)))
 
 
 REQUESTS: list[tuple[str, str, Any, int]] = [

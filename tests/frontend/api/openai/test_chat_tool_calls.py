@@ -3,49 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from radixkv.frontend.served_model import ServedModel
-from radixkv.generation.parsers.answer_format import AnswerFormat
-from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import unpack_tokens
-from support.running_site import running_site
 from support.scripted_runtime import Site
 
-TEMPLATE = ChatTemplate(
-    "{{ messages[-1].content }}<eos>"
-    "{% for message in messages[:-1] %}<{{ message.role }}>{{ message.content }}"
-    "{% if message.reasoning_content %}[{{ message.reasoning_content }}]{% endif %}"
-    "{% if 'tool_calls' in message %}{{ message.tool_calls | tojson }}{% endif %}{% endfor %}"
-    "{{ tools | tojson if tools }}{# <tool_call> </think> #}",
-    {},
-    "the test",
-)
-"""The answer is the content of the last message, because the runtime echoes the prompt up to an end token."""
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
 TOOLS = [TOOL, {"type": "function", "function": {"name": "g"}}]
 SHOWN = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é}"}}\n</tool_call>'
 ARGUMENTS = '{"a": "é}"}'
 THOUGHT = "<think>\nI see.\n</think>\n\n"
-
-
-@pytest.fixture(scope="module")
-def tool_model(served_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
-    found = AnswerFormat.load(tmp_path_factory.mktemp("model"), TEMPLATE)
-    return replace(served_model, chat_template=TEMPLATE, answer_format=found)
-
-
-@pytest.fixture(scope="module")
-def tool_site(tool_model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with running_site(tool_model, tmp_path_factory.mktemp("s")) as site:
-        yield site
 
 
 def post(site: Site, answer: str, messages: Any = (), **body: Any) -> httpx.Response:
@@ -98,8 +70,8 @@ def prompt_text(site: Site, tokenizer: Tokenizer) -> str:
     return text.partition("<eos>")[2]
 
 
-def test_a_call(tool_site: Site) -> None:
-    found = choice(tool_site, CALL, tools=TOOLS)
+def test_a_call(agent_site: Site) -> None:
+    found = choice(agent_site, CALL, tools=TOOLS)
     (call,) = found["message"].pop("tool_calls")
     assert found["message"] == {"role": "assistant", "content": None, "refusal": None}
     assert found["finish_reason"] == "tool_calls"
@@ -138,85 +110,85 @@ def whole(found: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", ANSWERS)
-def test_a_stream_says_the_same_as_a_whole_answer(tool_site: Site, case: str) -> None:
+def test_a_stream_says_the_same_as_a_whole_answer(agent_site: Site, case: str) -> None:
     answer, expected = ANSWERS[case]
-    assert whole(choice(tool_site, answer, tools=TOOLS)) == expected
-    assert streamed(tool_site, answer, tools=TOOLS) == {0: expected}
+    assert whole(choice(agent_site, answer, tools=TOOLS)) == expected
+    assert streamed(agent_site, answer, tools=TOOLS) == {0: expected}
 
 
-def test_several_choices_logprobs_and_stop_strings(tool_site: Site) -> None:
+def test_several_choices_logprobs_and_stop_strings(agent_site: Site) -> None:
     body: dict[str, Any] = {"tools": TOOLS, "n": 2, "logprobs": True, "stop": ["STOP"]}
     answer = f"  {CALL}STOP more"
-    found = choices(tool_site, answer, **body)
+    found = choices(agent_site, answer, **body)
     for one in found:
         assert whole(one) == {"content": None, "calls": [("f", ARGUMENTS)], "finish_reason": "tool_calls"}
         assert one["stop_reason"] == "STOP"
         assert len(one["logprobs"]["content"]) >= len(CALL)
-    assert streamed(tool_site, answer, **body) == {index: whole(one) for index, one in enumerate(found)}
+    assert streamed(agent_site, answer, **body) == {index: whole(one) for index, one in enumerate(found)}
     ids = [one["message"]["tool_calls"][0]["id"] for one in found]
     assert len(set(ids)) == 2
 
 
-def test_a_cut_call_is_not_complete(tool_site: Site) -> None:
-    found = choice(tool_site, CALL, tools=TOOLS, max_tokens=50)
+def test_a_cut_call_is_not_complete(agent_site: Site) -> None:
+    found = choice(agent_site, CALL, tools=TOOLS, max_tokens=50)
     assert found["finish_reason"] == "length"
     (call,) = found["message"]["tool_calls"]
     assert ARGUMENTS.startswith(call["function"]["arguments"])
     assert call["function"]["arguments"] != ARGUMENTS
 
 
-def test_without_tools_calls_are_text(tool_site: Site, tokenizer: Tokenizer) -> None:
+def test_without_tools_calls_are_text(agent_site: Site, tokenizer: Tokenizer) -> None:
     for body in ({}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}):
-        found = choice(tool_site, CALL, **body)
+        found = choice(agent_site, CALL, **body)
         assert (found["message"]["content"], found["finish_reason"]) == (CALL, "stop")
-    assert json.loads(prompt_text(tool_site, tokenizer))[0] == SHOWN, "the prompt is the same whatever the choice"
+    assert json.loads(prompt_text(agent_site, tokenizer))[0] == SHOWN, "the prompt is the same whatever the choice"
 
 
-def test_reasoning_may_stay_or_be_left_out(tool_site: Site) -> None:
+def test_reasoning_may_stay_or_be_left_out(agent_site: Site) -> None:
     answer = THOUGHT + "Hello."
-    assert choice(tool_site, answer, separate_reasoning=False)["message"]["content"] == answer
-    left_out = choice(tool_site, answer, include_reasoning=False)["message"]
+    assert choice(agent_site, answer, separate_reasoning=False)["message"]["content"] == answer
+    left_out = choice(agent_site, answer, include_reasoning=False)["message"]
     assert left_out == {"role": "assistant", "content": "Hello.", "refusal": None}
-    assert "reasoning_content" not in streamed(tool_site, answer, include_reasoning=False)[0]
+    assert "reasoning_content" not in streamed(agent_site, answer, include_reasoning=False)[0]
 
 
-def test_the_template_gets_tools_calls_results_and_reasoning(tool_site: Site, tokenizer: Tokenizer) -> None:
+def test_the_template_gets_tools_calls_results_and_reasoning(agent_site: Site, tokenizer: Tokenizer) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
     messages = [
         {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "I see."},
         {"role": "tool", "content": [{"type": "text", "text": "3"}], "tool_call_id": "1"},
         {"role": "assistant", "content": "Done.", "tool_calls": None, "reasoning": "Well."},
     ]
-    assert choice(tool_site, "ok", messages, tools=[TOOL])["message"]["content"] == "ok"
+    assert choice(agent_site, "ok", messages, tools=[TOOL])["message"]["content"] == "ok"
     parsed = {**call, "function": {"name": "f", "arguments": {"a": [1]}}}
-    assert prompt_text(tool_site, tokenizer) == (
+    assert prompt_text(agent_site, tokenizer) == (
         f"<assistant>[I see.]{json.dumps([parsed])}<tool>3<assistant>Done.[Well.]{json.dumps([SHOWN])}"
     )
 
 
-def test_a_demanded_call_constrains_the_answer(tool_site: Site) -> None:
-    choice(tool_site, CALL, tools=TOOLS)
-    assert tool_site.loop.submitted[-1].sampling.structured_outputs is None
+def test_a_demanded_call_constrains_the_answer(agent_site: Site) -> None:
+    choice(agent_site, CALL, tools=TOOLS)
+    assert agent_site.loop.submitted[-1].sampling.structured_outputs is None
     for body in (
         {"tool_choice": "required"},
         {"tool_choice": TOOL},
         {"parallel_tool_calls": False},
         {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
     ):
-        choice(tool_site, CALL, **{"tools": TOOLS, **body})
-        constraint = tool_site.loop.submitted[-1].sampling.structured_outputs
+        choice(agent_site, CALL, **{"tools": TOOLS, **body})
+        constraint = agent_site.loop.submitted[-1].sampling.structured_outputs
         assert constraint is not None
         assert json.loads(constraint.structural_tag or "")["type"] == "structural_tag"
 
 
-def test_a_format_of_the_text_does_not_matter_where_calls_are_demanded(tool_site: Site) -> None:
+def test_a_format_of_the_text_does_not_matter_where_calls_are_demanded(agent_site: Site) -> None:
     for demand in ("required", TOOL):
         body = {"tools": TOOLS, "tool_choice": demand}
-        choice(tool_site, CALL, **body)
-        alone = tool_site.loop.submitted[-1].sampling.structured_outputs
-        found = choice(tool_site, CALL, **body, response_format={"type": "json_object"})
+        choice(agent_site, CALL, **body)
+        alone = agent_site.loop.submitted[-1].sampling.structured_outputs
+        found = choice(agent_site, CALL, **body, response_format={"type": "json_object"})
         assert found["message"]["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
-        assert tool_site.loop.submitted[-1].sampling.structured_outputs == alone
+        assert agent_site.loop.submitted[-1].sampling.structured_outputs == alone
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -239,11 +211,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "param"), WRONG)
-def test_wrong_use(tool_site: Site, body: dict[str, Any], param: str) -> None:
-    reply = post(tool_site, "hello", **body)
+def test_wrong_use(agent_site: Site, body: dict[str, Any], param: str) -> None:
+    reply = post(agent_site, "hello", **body)
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["param"] == param
-    assert choice(tool_site, "hello")["message"]["content"] == "hello"
+    assert choice(agent_site, "hello")["message"]["content"] == "hello"
 
 
 @pytest.mark.parametrize(
@@ -255,8 +227,8 @@ def test_wrong_use(tool_site: Site, body: dict[str, Any], param: str) -> None:
         {"role": "assistant", "content": "a", "reasoning_content": 3},
     ],
 )
-def test_wrong_messages(tool_site: Site, message: dict[str, Any]) -> None:
-    reply = post(tool_site, "hello", [message])
+def test_wrong_messages(agent_site: Site, message: dict[str, Any]) -> None:
+    reply = post(agent_site, "hello", [message])
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["param"] == "messages"
     assert "messages[0]" in reply.json()["error"]["message"]
@@ -270,9 +242,9 @@ def test_a_model_without_a_format_of_calls(site: Site) -> None:
     assert post(site, "hello", tools=TOOLS, tool_choice="none", max_tokens=2).status_code == 200
 
 
-def test_a_prompt_with_tools_is_tokenized_alike(tool_site: Site) -> None:
+def test_a_prompt_with_tools_is_tokenized_alike(agent_site: Site) -> None:
     body = {"messages": [{"role": "user", "content": "hello"}], "tools": TOOLS}
-    assert choice(tool_site, "hello", tools=TOOLS)
-    ids = unpack_tokens(tool_site.loop.submitted[-1].tokens)
-    assert tool_site.http.post("/tokenize", json=body).json()["tokens"] == ids
-    assert tool_site.http.post("/cache/explain", json=body).json()["prompt_tokens"] == len(ids)
+    assert choice(agent_site, "hello", tools=TOOLS)
+    ids = unpack_tokens(agent_site.loop.submitted[-1].tokens)
+    assert agent_site.http.post("/tokenize", json=body).json()["tokens"] == ids
+    assert agent_site.http.post("/cache/explain", json=body).json()["prompt_tokens"] == len(ids)
