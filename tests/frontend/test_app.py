@@ -6,6 +6,7 @@ import re
 import socket
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +15,17 @@ import pytest
 
 from radixkv.errors import Draining
 from radixkv.frontend.served_model import ServedModel
-from support.live import LIMIT_S
+from support import site_requests
+from support.live import LIMIT_S, wait_for
 from support.running_site import running_site
 from support.scripted_runtime import EOS, FAILS_AFTER_THREE, FAILS_AT_ONCE, MAX_MODEL_LEN, Site
+from support.site_requests import asks, events
+
+stream = partial(events, path="/v1/completions")
 
 
 def post(site: Site, **body: Any) -> httpx.Response:
     return site.http.post("/v1/completions", json=body)
-
-
-def stream(site: Site, **body: Any) -> list[dict[str, Any]]:
-    """Returns the events of a stream, which must have only data lines and end with ``[DONE]``."""
-    lines = site.http.post("/v1/completions", json={**body, "stream": True}).text.split("\n\n")
-    assert lines.pop() == ""
-    assert lines.pop() == "data: [DONE]"
-    assert all(line.startswith("data: ") for line in lines)
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
-
-
-def until(condition: Any, what: str) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 def test_a_completion_has_all_fields_that_openai_clients_read(site: Site) -> None:
@@ -267,7 +256,7 @@ def test_a_failure_in_a_stream_is_an_event_and_then_done(site: Site) -> None:
 def test_one_failed_prompt_ends_the_whole_request(site: Site) -> None:
     reply = post(site, prompt=[[1, 2], [FAILS_AFTER_THREE, 1]], max_tokens=400)
     assert reply.status_code == 500
-    until(lambda: not site.loop.running, "the other prompt was not cancelled")
+    wait_for(lambda: not site.loop.running, "the other prompt was not cancelled")
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -278,17 +267,17 @@ def test_a_disconnect_cancels_the_request(site: Site, streams: bool) -> None:
     head += b"Content-Length: %d\r\n\r\n" % len(body)
     with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
         connection.sendall(head + body)
-        until(lambda: len(site.loop.running) == 2, "never submitted")
+        wait_for(lambda: len(site.loop.running) == 2, "never submitted")
         if streams:
             assert connection.recv(100)
-    until(lambda: not site.loop.running, "still running")
+    wait_for(lambda: not site.loop.running, "still running")
 
 
 def test_a_disconnect_cancels_a_queued_request(site: Site) -> None:
     site.loop.is_held = True
     with pytest.raises(httpx.ReadTimeout):
         site.http.post("/v1/completions", json={"prompt": "ab"}, timeout=httpx.Timeout(LIMIT_S, read=0.3))
-    until(lambda: not site.loop.running, "still waiting")
+    wait_for(lambda: not site.loop.running, "still waiting")
 
 
 def test_concurrent_requests_do_not_mix(site: Site) -> None:
@@ -334,12 +323,7 @@ def test_models(site: Site) -> None:
 
 
 def test_a_model_may_have_several_names(served_model: ServedModel, tmp_path: Path) -> None:
-    requests: list[tuple[str, dict[str, Any]]] = [
-        ("/v1/completions", {"prompt": "ab", "max_tokens": 2}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}),
-        ("/v1/responses", {"input": "a", "max_output_tokens": 2}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}),
-    ]
+    requests = [*asks("a").items()][:4]
     with running_site(replace(served_model, other_names=("claude", "org/gpt")), tmp_path) as named:
         listed = named.http.get("/v1/models").json()["data"]
         assert [(model["id"], model["root"]) for model in listed] == [
@@ -350,17 +334,9 @@ def test_a_model_may_have_several_names(served_model: ServedModel, tmp_path: Pat
         assert named.http.get("/v1/models/org/gpt").json()["id"] == "org/gpt"
         for name in ("echo", "claude", "org/gpt", None):
             for path, body in requests:
-                reply = named.http.post(path, json={"model": name, **body})
-                assert reply.status_code == 200, reply.text
-                assert reply.json()["model"] == "echo"
+                assert site_requests.post(named, path, **body, model=name)["model"] == "echo"
         for name in ("other", "gpt"):
             assert named.http.get(f"/v1/models/{name}").status_code == 404
             for path, body in requests:
                 assert named.http.post(path, json={"model": name, **body}).status_code == 404
         assert named.http.get("/server_info").json()["served_model_name"] == "echo"
-
-
-def test_a_reset_reports_pages_of_running_requests(site: Site) -> None:
-    for method in ("GET", "POST"):
-        reply = site.http.request(method, "/flush_cache")
-        assert reply.json().items() >= {"pages_freed": 3, "pages_held": 2}.items()

@@ -11,6 +11,7 @@ import pytest
 from radixkv.frontend.served_model import ServedModel
 from support.running_site import running_site, site_fixture
 from support.scripted_runtime import DISK, HOST, ScriptedLoop, Site
+from support.site_requests import events, post
 
 DETAILS = {"cached_tokens_details": {"device": 1, "host": 1}}
 
@@ -24,12 +25,6 @@ def tiered(host_site: Site) -> Site:
     return host_site
 
 
-def post(site: Site, path: str, **body: Any) -> Any:
-    reply = site.http.post(path, json=body)
-    assert reply.status_code == 200, reply.text
-    return reply
-
-
 @pytest.mark.parametrize(
     ("path", "prompt"),
     [
@@ -38,24 +33,22 @@ def post(site: Site, path: str, **body: Any) -> Any:
     ],
 )
 def test_usage_says_which_tier_the_cached_tokens_came_from(tiered: Site, path: str, prompt: dict[str, Any]) -> None:
-    usage = post(tiered, path, **prompt, max_tokens=2).json()["usage"]["prompt_tokens_details"]
+    usage = post(tiered, path, **prompt, max_tokens=2)["usage"]["prompt_tokens_details"]
     n_cached = usage["cached_tokens"]
     assert usage["cached_tokens_details"] == {"device": n_cached - 1, "host": 1}
-    body = {**prompt, "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}}
-    lines = post(tiered, path, **body).text.split("\n\n")
-    chunks = [msgspec.json.decode(line.removeprefix("data: ")) for line in lines[:-2]]
+    chunks = events(tiered, path, **prompt, max_tokens=2, stream_options={"include_usage": True})
     assert chunks[-1]["usage"]["prompt_tokens_details"] == usage
 
 
 def test_usage_of_several_prompts_is_their_sum(tiered: Site) -> None:
-    usage = post(tiered, "/v1/completions", prompt=["hello", "good bye"], max_tokens=2).json()["usage"]
+    usage = post(tiered, "/v1/completions", prompt=["hello", "good bye"], max_tokens=2)["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 6, "cached_tokens_details": {"device": 4, "host": 2}}
 
 
 def test_sglangs_fields_are_those_of_usage(tiered: Site) -> None:
     body = {"prompt": "hello", "max_tokens": 2, "return_cached_tokens_details": True}
-    assert post(tiered, "/v1/completions", **body).json()["sglext"] == DETAILS
-    meta = post(tiered, "/generate", text="hello", sampling_params={"max_new_tokens": 2}).json()["meta_info"]
+    assert post(tiered, "/v1/completions", **body)["sglext"] == DETAILS
+    meta = post(tiered, "/generate", text="hello", sampling_params={"max_new_tokens": 2})["meta_info"]
     assert meta["cached_tokens"] == 2
     assert {"cached_tokens_details": meta["cached_tokens_details"]} == DETAILS
 
@@ -72,9 +65,9 @@ def test_a_disk_tier_is_a_source_of_its_own(
     ready = msgspec.structs.replace(served_model.ready, n_host_slots=HOST.n_slots, has_disk=True)
     with running_site(replace(served_model, ready=ready), tmp_path_factory.mktemp("s")) as site:
         site.loop.host, site.loop.disk = HOST, DISK
-        usage = post(site, "/v1/completions", prompt="hello", max_tokens=2).json()["usage"]["prompt_tokens_details"]
+        usage = post(site, "/v1/completions", prompt="hello", max_tokens=2)["usage"]["prompt_tokens_details"]
         assert usage == {"cached_tokens": 2, "cached_tokens_details": {"device": 1, "host": 0, "storage": 1}}
-        meta = post(site, "/generate", text="hello", sampling_params={"max_new_tokens": 2}).json()["meta_info"]
+        meta = post(site, "/generate", text="hello", sampling_params={"max_new_tokens": 2})["meta_info"]
         assert meta["cached_tokens_details"] == usage["cached_tokens_details"]
         (state,) = site.http.get("/server_info").json()["internal_states"]
         assert state["disk"] == msgspec.to_builtins(DISK) | {"prefix_hits_total": 20}

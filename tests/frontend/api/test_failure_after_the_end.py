@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
 from support.scripted_runtime import FAILS_AFTER_THREE, Site
+from support.site_requests import events, post
 
 N_PROMPT = 6
 PROMPT = "abcdef"
@@ -20,20 +18,6 @@ def _fails(site: Site) -> None:
     site.loop.fails_cancelled_after = 60
 
 
-def stream(site: Site, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the events of a stream but ``[DONE]``."""
-    reply = site.http.post(path, json=body | {"stream": True})
-    assert reply.status_code == 200, reply.text
-    lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: ")]
-    return [json.loads(line) for line in lines if line != "[DONE]"]
-
-
-def post(site: Site, path: str, body: dict[str, Any]) -> Any:
-    reply = site.http.post(path, json=body)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
 COMPLETION = {"prompt": PROMPT, "stop": "cd", "max_tokens": 100}
 USAGE = {"prompt_tokens": N_PROMPT, "completion_tokens": 4, "total_tokens": N_PROMPT + 4}
 """What the runtime would have told last, the cached tokens, is not known."""
@@ -41,7 +25,7 @@ USAGE = {"prompt_tokens": N_PROMPT, "completion_tokens": 4, "total_tokens": N_PR
 
 def test_a_completion(site: Site) -> None:
     body = COMPLETION | {"return_cached_tokens_details": True}
-    whole = post(site, "/v1/completions", body)
+    whole = post(site, "/v1/completions", **body)
     assert [(choice["text"], choice["finish_reason"]) for choice in whole["choices"]] == [(TEXT, "stop")]
     assert whole["usage"] == USAGE
     assert "sglext" not in whole
@@ -49,7 +33,7 @@ def test_a_completion(site: Site) -> None:
 
 def test_a_stream_of_completions(site: Site) -> None:
     body = COMPLETION | {"n": 2, "stream_options": {"include_usage": True}}
-    *chunks, last = stream(site, "/v1/completions", body)
+    *chunks, last = events(site, "/v1/completions", **body)
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     reasons = [(choice["index"], choice["finish_reason"]) for choice in choices if choice["finish_reason"]]
     assert sorted(reasons) == [(0, "stop"), (1, "stop")]
@@ -59,7 +43,7 @@ def test_a_stream_of_completions(site: Site) -> None:
 
 def test_the_other_prompts_of_the_request_go_on(site: Site) -> None:
     body = COMPLETION | {"prompt": [PROMPT, "xyz"], "max_tokens": 20}
-    choices = [choice for chunk in stream(site, "/v1/completions", body) for choice in chunk["choices"]]
+    choices = [choice for chunk in events(site, "/v1/completions", **body) for choice in chunk["choices"]]
     reasons = [(choice["index"], choice["finish_reason"]) for choice in choices if choice["finish_reason"]]
     assert reasons == [(0, "stop"), (1, "length")]
 
@@ -78,26 +62,26 @@ def test_a_request_with_an_answer_that_has_not_ended_fails(site: Site) -> None:
 
 def test_chats(site: Site) -> None:
     body = {"messages": [{"role": "user", "content": PROMPT}], "stop": "cd", "max_tokens": 100}
-    (choice,) = post(site, "/v1/chat/completions", body)["choices"]
+    (choice,) = post(site, "/v1/chat/completions", **body)["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("<user>ab", "stop")
-    last = stream(site, "/v1/chat/completions", body)[-1]
+    last = events(site, "/v1/chat/completions", **body)[-1]
     assert last["choices"][0]["finish_reason"] == "stop"
 
 
 def test_messages(site: Site) -> None:
     body = {"messages": [{"role": "user", "content": PROMPT}], "stop_sequences": ["cd"], "max_tokens": 100}
     body["model"] = "echo"
-    whole = post(site, "/v1/messages", body)
+    whole = post(site, "/v1/messages", **body)
     assert (whole["content"][0]["text"], whole["stop_sequence"]) == ("<user>ab", "cd")
     n_prompt = len(f"<user>{PROMPT}<assistant>")
     assert whole["usage"]["cache_read_input_tokens"] == n_prompt // 2, "which is known since the first token"
-    *_, end, last = stream(site, "/v1/messages", body)
+    *_, end, last = events(site, "/v1/messages", **body)
     assert (end["delta"]["stop_sequence"], last) == ("cd", {"type": "message_stop"})
 
 
 def test_generate(site: Site) -> None:
     body = {"text": PROMPT, "sampling_params": {"stop": "cd", "max_new_tokens": 100}}
-    for last in (post(site, "/generate", body), stream(site, "/generate", body)[-1]):
+    for last in (post(site, "/generate", **body), events(site, "/generate", **body)[-1]):
         assert last["text"] == TEXT
         assert last["meta_info"]["finish_reason"] == {"type": "stop", "matched": "cd"}
         assert last["meta_info"]["completion_tokens"] == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import unpack_tokens
 from support.running_site import running_site
 from support.scripted_runtime import EOS, Site
+from support.site_requests import events, post
 
 MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o")]
 TEMPLATE = ChatTemplate(
@@ -61,30 +61,23 @@ def sent(site: Site) -> list[int]:
     return unpack_tokens(site.loop.submitted[-1].tokens)
 
 
-def post(site: Site, path: str, **body: Any) -> Any:
-    reply = site.http.post(path, json=body)
-    assert reply.status_code == 200, reply.text
-    return reply
-
-
 def chat(site: Site, messages: list[Any], **changes: Any) -> list[Any]:
-    reply = post(site, "/v1/chat/completions", messages=messages, **changes).json()
+    reply = post(site, "/v1/chat/completions", messages=messages, **changes)
     return [*messages, reply["choices"][-1]["message"], NEXT]
 
 
 def streamed_chat(site: Site, messages: list[Any], **changes: Any) -> list[Any]:
-    reply = post(site, "/v1/chat/completions", messages=messages, stream=True, **changes)
-    events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
-    text = "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
+    chunks = events(site, "/v1/chat/completions", messages=messages, **changes)
+    text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
     return [*messages, {"role": "assistant", "content": text}, NEXT]
 
 
 def responses(site: Site, messages: list[Any], **changes: Any) -> list[Any]:
-    return [*messages, *post(site, "/v1/responses", input=messages, **changes).json()["output"], NEXT]
+    return [*messages, *post(site, "/v1/responses", input=messages, **changes)["output"], NEXT]
 
 
 def message(site: Site, messages: list[Any], **changes: Any) -> list[Any]:
-    content = post(site, "/v1/messages", messages=messages, max_tokens=50, **changes).json()["content"]
+    content = post(site, "/v1/messages", messages=messages, max_tokens=50, **changes)["content"]
     return [*messages, {"role": "assistant", "content": content}, NEXT]
 
 
@@ -107,7 +100,7 @@ def test_the_next_prompt_begins_with_the_last_one_and_its_answer(
 
 def test_each_of_several_answers_can_be_continued(talking_site: Site) -> None:
     talking_site.loop.answers = [[*LETTERS, EOS], [*plain("hell"), *LETTERS[4:], EOS]]
-    reply = post(talking_site, "/v1/chat/completions", messages=[QUESTION], n=2).json()
+    reply = post(talking_site, "/v1/chat/completions", messages=[QUESTION], n=2)
     first = [*sent(talking_site)]
     assert {choice["message"]["content"] for choice in reply["choices"]} == {ANSWER}
     chat(talking_site, [QUESTION, {"role": "assistant", "content": ANSWER}, NEXT], n=2)
@@ -128,7 +121,7 @@ def test_counted_and_explained_and_pinned_prompts_are_those_that_are_sent(talkin
     tokens = sent(talking_site)
     assert tokens != plain(TOKENIZER.decode(tokens, skip_special_tokens=False))
     counted = post(talking_site, "/v1/messages/count_tokens", model="echo", messages=messages)
-    assert counted.json()["input_tokens"] == len(tokens)
+    assert counted["input_tokens"] == len(tokens)
     post(talking_site, "/cache/explain", messages=messages)
     assert unpack_tokens(talking_site.loop.explained[-1].tokens) == tokens
     post(talking_site, "/cache/pin", messages=messages)
@@ -139,7 +132,7 @@ def test_counting_takes_a_salt(talking_site: Site) -> None:
     messages = message(talking_site, [QUESTION], cache_salt="hers")
     message(talking_site, messages, cache_salt="hers")
     path, body = "/v1/messages/count_tokens", {"model": "echo", "messages": messages}
-    counted = [post(talking_site, path, **body, **salt).json() for salt in ({"cache_salt": "hers"}, {})]
+    counted = [post(talking_site, path, **body, **salt) for salt in ({"cache_salt": "hers"}, {})]
     assert counted[0]["input_tokens"] == len(sent(talking_site)) > counted[1]["input_tokens"]
     reply = talking_site.http.post(path, json={**body, "cache_salt": "x" * 10_000})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "cache_salt")
@@ -224,7 +217,5 @@ def test_calls_of_every_api_reach_the_template(calling_site: Site) -> None:
     messages = [QUESTION, {"role": "assistant", "content": [use]}, {"role": "user", "content": [block]}]
     post(calling_site, "/v1/messages", messages=messages, max_tokens=20)
     assert sent(calling_site) == plain('<user>hello?<assistant>f{"a":1}<tool>b')
-    reply = post(
-        calling_site, "/tokenize", messages=[QUESTION, chats[0], result], add_generation_prompt=False
-    ).json()
+    reply = post(calling_site, "/tokenize", messages=[QUESTION, chats[0], result], add_generation_prompt=False)
     assert reply["tokens"] == sent(calling_site)

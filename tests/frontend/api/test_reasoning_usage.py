@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from support.scripted_runtime import EOS, Site
+from support.site_requests import events, post
 
 SHORT, LONG = "<think>\nNo.\n</think>", "<think>\nYes, or é.\n</think>"
-CUT = "<think>\nI wonder"
+ASKED = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture
@@ -25,14 +25,8 @@ def letters(site: Site, text: str) -> list[int]:
     return ids
 
 
-def post(site: Site, path: str, **body: Any) -> Any:
-    reply = site.http.post(path, json=body)
-    assert reply.status_code == 200, reply.text
-    return reply
-
-
 def chat(site: Site, **changes: Any) -> Any:
-    return post(site, "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}], **changes)
+    return post(site, "/v1/chat/completions", messages=ASKED, **changes)
 
 
 def n_bytes(*texts: str) -> int:
@@ -46,26 +40,25 @@ def reasoning_tokens(usage: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("stop", [None, "never"])
 def test_chats_count_the_reasoning_of_all_choices(thinking_site: Site, stop: str | None) -> None:
-    assert reasoning_tokens(chat(thinking_site, stop=stop).json()["usage"]) == n_bytes(SHORT)
-    assert reasoning_tokens(chat(thinking_site, stop=stop, n=2).json()["usage"]) == n_bytes(SHORT, LONG)
+    assert reasoning_tokens(chat(thinking_site, stop=stop)["usage"]) == n_bytes(SHORT)
+    assert reasoning_tokens(chat(thinking_site, stop=stop, n=2)["usage"]) == n_bytes(SHORT, LONG)
     options = {"include_usage": True, "continuous_usage_stats": True}
-    reply = chat(thinking_site, stop=stop, n=2, stream=True, stream_options=options)
-    events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
-    counts = [reasoning_tokens(event["usage"]) for event in events]
+    body = {"messages": ASKED, "stop": stop, "n": 2, "stream_options": options}
+    counts = [reasoning_tokens(event["usage"]) for event in events(thinking_site, "/v1/chat/completions", **body)]
     assert counts[-1] == n_bytes(SHORT, LONG)
     assert counts == sorted(counts), "it only grows"
 
 
 def test_reasoning_without_an_end_is_all_of_the_answer(thinking_site: Site) -> None:
-    usage = chat(thinking_site, max_tokens=n_bytes(SHORT) - 1).json()["usage"]
+    usage = chat(thinking_site, max_tokens=n_bytes(SHORT) - 1)["usage"]
     assert reasoning_tokens(usage) == usage["completion_tokens"] == n_bytes(SHORT) - 1
 
 
 def test_answers_without_reasoning_have_no_reasoning_tokens(thinking_site: Site, site: Site) -> None:
     thinking_site.loop.answers = [[*letters(thinking_site, "No <think>x</think>."), EOS]]
-    assert reasoning_tokens(chat(thinking_site).json()["usage"]) == 0
-    assert reasoning_tokens(chat(site, max_tokens=5).json()["usage"]) == 0
-    assert "completion_tokens_details" not in post(site, "/v1/completions", prompt="a").json()["usage"]
+    assert reasoning_tokens(chat(thinking_site)["usage"]) == 0
+    assert reasoning_tokens(chat(site, max_tokens=5)["usage"]) == 0
+    assert "completion_tokens_details" not in post(site, "/v1/completions", prompt="a")["usage"]
 
 
 def test_responses_count_reasoning(thinking_site: Site) -> None:
@@ -73,7 +66,6 @@ def test_responses_count_reasoning(thinking_site: Site) -> None:
         found: int = usage["output_tokens_details"]["reasoning_tokens"]
         return found
 
-    assert counted(post(thinking_site, "/v1/responses", input="Hi").json()["usage"]) == n_bytes(SHORT)
-    reply = post(thinking_site, "/v1/responses", input="Hi", stream=True)
-    *_, last = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+    assert counted(post(thinking_site, "/v1/responses", input="Hi")["usage"]) == n_bytes(SHORT)
+    *_, last = events(thinking_site, "/v1/responses", input="Hi")
     assert counted(last["response"]["usage"]) == n_bytes(SHORT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import unpack_tokens
 from support.running_site import running_site
 from support.scripted_runtime import Site
+from support.site_requests import events, post
 from support.small_tokenizers import sentencepiece
 
 LAST_CONTENT = ChatTemplate("{{ messages[-1].content }}", {}, "the test")
@@ -47,18 +47,6 @@ def cats(site: Site, spaced: Tokenizer) -> None:
     assert spaced.decode(site.loop.answers[0]) == ANSWER.strip()
 
 
-def post(site: Site, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    reply = site.http.post(path, json=body)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
-def events(site: Site, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    text = site.http.post(path, json={**body, "stream": True}).text
-    data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-    return [json.loads(line) for line in data if line != "[DONE]"]
-
-
 @pytest.mark.usefixtures("cats")
 @pytest.mark.parametrize("as_ids", [False, True])
 @pytest.mark.parametrize(
@@ -70,10 +58,10 @@ def test_a_completion_keeps_its_first_space(
     n_tokens = len(site.loop.answers[0])
     prompt = unpack_tokens(spaced.encode("the")) if as_ids else "the"
     body = {"prompt": prompt, "max_tokens": n_tokens, **more}
-    choices = post(site, "/v1/completions", body)["choices"]
+    choices = post(site, "/v1/completions", **body)["choices"]
     text = "the" * bool(more.get("echo")) + ANSWER
     assert [choice["text"] for choice in choices] == [text] * more.get("n", 1)
-    pieces = [event["choices"][0] for event in events(site, "/v1/completions", body) if event["choices"]]
+    pieces = [event["choices"][0] for event in events(site, "/v1/completions", **body) if event["choices"]]
     for choice in choices:
         assert "".join(piece["text"] for piece in pieces if piece["index"] == choice["index"]) == text
         if "logprobs" in more:
@@ -86,7 +74,7 @@ def test_a_completion_keeps_its_first_space(
 
 @pytest.mark.usefixtures("cats")
 def test_a_stop_string_may_begin_with_the_first_space(site: Site) -> None:
-    choice = post(site, "/v1/completions", {"prompt": "the", "stop": " cat", "max_tokens": 5})["choices"][0]
+    choice = post(site, "/v1/completions", prompt="the", stop=" cat", max_tokens=5)["choices"][0]
     assert (choice["text"], choice["stop_reason"]) == ("", " cat")
 
 
@@ -97,21 +85,21 @@ def test_the_answer_of_a_chat_keeps_its_first_space(site: Site, prefill: bool) -
     messages = [*ASKED, {"role": "assistant", "content": "the"}] if prefill else ASKED
     body: dict[str, Any] = {"messages": messages, "max_tokens": n}
     chat = body | ({"continue_final_message": True, "add_generation_prompt": False} if prefill else {})
-    assert post(site, "/v1/chat/completions", chat)["choices"][0]["message"]["content"] == ANSWER
-    chunks = events(site, "/v1/chat/completions", chat)
+    assert post(site, "/v1/chat/completions", **chat)["choices"][0]["message"]["content"] == ANSWER
+    chunks = events(site, "/v1/chat/completions", **chat)
     assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == ANSWER
     message = {**body, "model": "echo"}
-    assert post(site, "/v1/messages", message)["content"][0]["text"] == ANSWER
-    deltas = [event.get("delta", {}).get("text") or "" for event in events(site, "/v1/messages", message)]
+    assert post(site, "/v1/messages", **message)["content"][0]["text"] == ANSWER
+    deltas = [event.get("delta", {}).get("text") or "" for event in events(site, "/v1/messages", **message)]
     assert "".join(deltas) == ANSWER
 
 
 @pytest.mark.usefixtures("cats")
 def test_a_response_keeps_its_first_space(site: Site) -> None:
     body = {"model": "echo", "input": "the", "max_output_tokens": len(site.loop.answers[0])}
-    assert post(site, "/v1/responses", body)["output"][-1]["content"][0]["text"] == ANSWER
+    assert post(site, "/v1/responses", **body)["output"][-1]["content"][0]["text"] == ANSWER
     deltas = [
-        event["delta"] for event in events(site, "/v1/responses", body) if "output_text.delta" in event["type"]
+        event["delta"] for event in events(site, "/v1/responses", **body) if "output_text.delta" in event["type"]
     ]
     assert "".join(deltas) == ANSWER
 
@@ -119,15 +107,15 @@ def test_a_response_keeps_its_first_space(site: Site) -> None:
 @pytest.mark.usefixtures("cats")
 def test_generate_keeps_the_first_space(site: Site) -> None:
     body = {"text": "the", "sampling_params": {"max_new_tokens": len(site.loop.answers[0])}}
-    assert post(site, "/generate", body)["text"] == ANSWER
-    assert events(site, "/generate", body)[-1]["text"] == ANSWER
+    assert post(site, "/generate", **body)["text"] == ANSWER
+    assert events(site, "/generate", **body)[-1]["text"] == ANSWER
 
 
 def test_a_text_that_the_answer_begins_has_no_first_space(site: Site, spaced: Tokenizer) -> None:
     nothing = spaced.vocab_size + 1  # a token of the model without any text
     site.loop.answers = [unpack_tokens(spaced.encode("cat"))]
     body = {"prompt": [nothing], "max_tokens": len(site.loop.answers[0])}
-    assert post(site, "/v1/completions", body)["choices"][0]["text"] == "cat"
+    assert post(site, "/v1/completions", **body)["choices"][0]["text"] == "cat"
 
 
 @pytest.mark.parametrize("echo", [False, True])
@@ -141,13 +129,13 @@ def test_each_choice_completes_the_character_that_its_prompt_begins(
     body = {"prompt": [*x, begun], "max_tokens": 1, "n": 3, "echo": echo}
     if stream:
         texts = ["", "", ""]
-        for event in events(site, "/v1/completions", body):
+        for event in events(site, "/v1/completions", **body):
             texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
     else:
-        texts = [choice["text"] for choice in post(site, "/v1/completions", body)["choices"]]
+        texts = [choice["text"] for choice in post(site, "/v1/completions", **body)["choices"]]
     site.loop.answers = []
     assert texts == (["caté", "catè", "cat\ufffd\ufffd"] if echo else ["é", "è", "\ufffd"])
-    empty = post(site, "/v1/completions", {**body, "n": 1, "echo": True, "max_tokens": 0})
+    empty = post(site, "/v1/completions", **{**body, "n": 1, "echo": True, "max_tokens": 0})
     assert empty["choices"][0]["text"] == "cat\ufffd"
 
 

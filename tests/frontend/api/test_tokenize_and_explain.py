@@ -20,6 +20,7 @@ from radixkv.wire.cache_messages import Explained
 from radixkv.wire.messages import pack_tokens
 from support.running_site import running_site, site_fixture
 from support.scripted_runtime import EOS, VOCAB_SIZE, ScriptedLoop, Site
+from support.site_requests import check_refusal, post, post_bytes
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}!{% endif %}{{ tail }}"
@@ -29,17 +30,6 @@ site = site_fixture(chat_template=ChatTemplate(TEMPLATE, {}, "test"))
 
 
 site_without_tokenizer = site_fixture(tokenizer=None)
-
-
-def post(site: Site, path: str, **body: Any) -> Any:
-    reply = site.http.post(path, json=body)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
-def check_refusal(reply: Any, param: str | None, code: str = "invalid_request") -> None:
-    assert reply.status_code == 400, reply.text
-    assert (reply.json()["error"]["param"], reply.json()["error"]["code"]) == (param, code)
 
 
 def test_a_text_has_the_tokens_of_the_tokenizer(site: Site, tokenizer: Tokenizer) -> None:
@@ -146,8 +136,7 @@ def test_other_models_and_features_are_refused(site: Site) -> None:
 
 def test_long_lists_are_refused_before_they_are_decoded(site: Site, served_model: ServedModel) -> None:
     content = json.dumps({"tokens": [[1] * 40_000]}, separators=(",", ":"))
-    reply = site.http.post("/detokenize", content=content, headers={"Content-Type": "application/json"})
-    check_refusal(reply, "tokens")
+    check_refusal(post_bytes(site, "/detokenize", content), "tokens")
     assert MAX_CHARACTERS > 100_000  # the site's longest body is shorter
 
 
@@ -162,8 +151,7 @@ def test_without_a_tokenizer_there_is_no_text(site_without_tokenizer: Site) -> N
         ("/generate", {"text": "a"}),
     ):
         reply = site_without_tokenizer.http.post(path, json=body)
-        check_refusal(reply, next(iter(body)))
-        assert "--tokenizer" in reply.json()["error"]["message"]
+        assert "--tokenizer" in check_refusal(reply, next(iter(body)))
     assert post(site_without_tokenizer, "/cache/explain", prompt=[1, 2, 3, 4])["cached_tokens"] == 2
     check_refusal(site_without_tokenizer.http.get("/tokenizer_info"), None)
 

@@ -15,6 +15,7 @@ from radixkv.settings.server_config import ServerConfig
 from radixkv.wire.messages import unpack_tokens
 from support.running_site import running_site
 from support.scripted_runtime import MAX_MODEL_LEN, Site
+from support.site_requests import events, post
 
 CLAUDE_CODE = json.loads((Path(__file__).parent / "claude_code.json").read_text())
 USER = {"role": "user", "content": "Hi"}
@@ -24,16 +25,12 @@ def body(**changes: Any) -> dict[str, Any]:
     return {"model": "echo", "max_tokens": 5, "messages": [USER], **changes}
 
 
-def post(site: Site, **changes: Any) -> Any:
-    reply = site.http.post("/v1/messages", json=body(**changes))
-    assert reply.status_code == 200, reply.text
-    return reply.json()
+def answer(site: Site, **changes: Any) -> Any:
+    return post(site, "/v1/messages", **body(**changes))
 
 
-def stream_of(site: Site, **changes: Any) -> list[dict[str, Any]]:
-    with site.http.stream("POST", "/v1/messages", json=body(stream=True, **changes)) as reply:
-        assert reply.status_code == 200
-        return [json.loads(line.removeprefix("data: ")) for line in reply.iter_lines() if line[:5] == "data:"]
+def stream(site: Site, **changes: Any) -> list[dict[str, Any]]:
+    return events(site, "/v1/messages", **body(**changes))
 
 
 def check_error(reply: Any, status: int, kind: str, param: str | None = None) -> None:
@@ -44,7 +41,7 @@ def check_error(reply: Any, status: int, kind: str, param: str | None = None) ->
 
 
 def test_a_message_is_answered(site: Site) -> None:
-    message = post(site, system="Be kind.")
+    message = answer(site, system="Be kind.")
     assert (message["type"], message["role"], message["model"]) == ("message", "assistant", "echo")
     assert message["content"] == [{"type": "text", "text": "<syst"}]
     assert (message["stop_reason"], message["stop_sequence"]) == ("max_tokens", None)
@@ -56,14 +53,14 @@ def test_a_message_is_answered(site: Site) -> None:
 
 
 def test_a_stream_begins_with_the_split_of_the_prompt(site: Site) -> None:
-    first, *_, end, _ = stream_of(site, system="Be kind.", max_tokens=9)
+    first, *_, end, _ = stream(site, system="Be kind.", max_tokens=9)
     start = first["message"]["usage"]
     assert {**start, "output_tokens": 9} == end["usage"]
     assert start["cache_read_input_tokens"] > 0
 
 
 def test_a_stop_sequence_ends_the_answer(site: Site) -> None:
-    message = post(site, stop_sequences=["ser"], max_tokens=20)
+    message = answer(site, stop_sequences=["ser"], max_tokens=20)
     assert message["content"] == [{"type": "text", "text": "<u"}]
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "ser")
 
@@ -96,7 +93,7 @@ def test_a_body_of_claude_code_is_answered(agent_site: Site) -> None:
 
 def test_reasoning_text_and_calls_are_blocks(agent_site: Site) -> None:
     messages = [{"role": "user", "content": ANSWER}]
-    message = post(agent_site, max_tokens=200, tools=CLAUDE_CODE["tools"], messages=messages)
+    message = answer(agent_site, max_tokens=200, tools=CLAUDE_CODE["tools"], messages=messages)
     thinking, text, call = message["content"]
     assert (thinking["type"], thinking["thinking"].strip()) == ("thinking", "I run ls.")
     assert (text["type"], text["text"].strip()) == ("text", "Look:")
@@ -106,17 +103,17 @@ def test_reasoning_text_and_calls_are_blocks(agent_site: Site) -> None:
 
 
 def test_cache_control_of_the_body_pins_the_whole_prompt(site: Site) -> None:
-    post(site, cache_control={"type": "ephemeral", "ttl": "1h"})
+    answer(site, cache_control={"type": "ephemeral", "ttl": "1h"})
     (pin,) = site.loop.submitted[-1].pins
     assert (pin.n_tokens, pin.ttl_s) == (len("<user>Hi<assistant>"), 3600.0)
-    post(site, cache_control={"type": "ephemeral"})
+    answer(site, cache_control={"type": "ephemeral"})
     assert site.loop.submitted[-1].pins == ()
 
 
 def test_breakpoints_ask_for_nothing_where_nothing_can_be_pinned(served_model: ServedModel, tmp_path: Path) -> None:
     with running_site(replace(served_model, pins_prompts=False), tmp_path) as site:
         blocks = CLAUDE_CODE["system"]
-        assert post(site, system=blocks, cache_control={"type": "ephemeral", "ttl": "1h"})
+        assert answer(site, system=blocks, cache_control={"type": "ephemeral", "ttl": "1h"})
         assert site.loop.submitted[-1].pins == ()
 
 
@@ -124,7 +121,7 @@ def test_counted_tokens_are_those_of_the_message(agent_site: Site) -> None:
     agent = {name: CLAUDE_CODE[name] for name in ("messages", "system", "tools")}
     for changes in ({}, {"system": "Be kind."}, agent):
         counted = agent_site.http.post("/v1/messages/count_tokens", json={"messages": [USER], **changes}).json()
-        usage = post(agent_site, max_tokens=1, **changes)["usage"]
+        usage = answer(agent_site, max_tokens=1, **changes)["usage"]
         assert counted == {"input_tokens": sum(usage.values()) - 1}
 
 
@@ -150,41 +147,41 @@ ROOM = MAX_MODEL_LEN - len("<user>Hi<assistant>")
         (ROOM - 1, "max_tokens"),
     ],
 )
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_ends_with_the_context(site: Site, max_tokens: int, reason: str, stream: bool) -> None:
-    if stream:
-        (end,) = [event for event in stream_of(site, max_tokens=max_tokens) if event["type"] == "message_delta"]
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_answer_ends_with_the_context(site: Site, max_tokens: int, reason: str, streams: bool) -> None:
+    if streams:
+        (end,) = [event for event in stream(site, max_tokens=max_tokens) if event["type"] == "message_delta"]
         found, usage = end["delta"]["stop_reason"], end["usage"]
     else:
-        message = post(site, max_tokens=max_tokens)
+        message = answer(site, max_tokens=max_tokens)
         found, usage = message["stop_reason"], message["usage"]
     assert (found, usage["output_tokens"]) == (reason, min(max_tokens, ROOM))
 
 
 def test_a_large_max_tokens_changes_no_other_end(site: Site) -> None:
-    message = post(site, max_tokens=32_000, stop_sequences=["ser"])
+    message = answer(site, max_tokens=32_000, stop_sequences=["ser"])
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "ser")
 
 
 def test_the_checkpoints_limit_is_not_the_context(served_model: ServedModel, tmp_path: Path) -> None:
     limited = replace(served_model, default_sampling={"max_new_tokens": 7})
     with running_site(limited, tmp_path) as site:
-        message = post(site, max_tokens=32_000)
+        message = answer(site, max_tokens=32_000)
     assert (message["stop_reason"], message["usage"]["output_tokens"]) == ("max_tokens", 7)
 
 
 def test_edits_of_the_conversation_are_accepted_and_none_is_reported(site: Site) -> None:
     edits = {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}
-    assert post(site, **edits)["context_management"] == {"applied_edits": []}
-    assert "context_management" not in post(site)
-    (delta,) = [event for event in stream_of(site, **edits) if event["type"] == "message_delta"]
+    assert answer(site, **edits)["context_management"] == {"applied_edits": []}
+    assert "context_management" not in answer(site)
+    (delta,) = [event for event in stream(site, **edits) if event["type"] == "message_delta"]
     assert delta["context_management"] == {"applied_edits": []}
     counted = site.http.post("/v1/messages/count_tokens", json={"messages": [USER], **edits}).json()
     assert counted["context_management"] == {"original_input_tokens": counted["input_tokens"]}
 
 
 def test_the_answer_continues_the_last_message(site: Site) -> None:
-    usage = post(site, max_tokens=1, messages=[USER, {"role": "assistant", "content": "Well"}])["usage"]
+    usage = answer(site, max_tokens=1, messages=[USER, {"role": "assistant", "content": "Well"}])["usage"]
     assert sum(usage.values()) - 1 == len("<user>Hi<assistant>Well")
 
 
@@ -203,7 +200,7 @@ def test_the_answer_continues_the_last_message(site: Site) -> None:
 )
 def test_a_wrong_field_is_an_error_as_anthropic_writes_it(site: Site, changes: dict[str, Any], param: str) -> None:
     check_error(site.http.post("/v1/messages", json=body(**changes)), 400, "invalid_request_error", param)
-    assert post(site)["type"] == "message"
+    assert answer(site)["type"] == "message"
 
 
 def test_errors_have_the_types_of_anthropic(site: Site) -> None:

@@ -18,6 +18,7 @@ from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import unpack_tokens
 from support.running_site import running_site
 from support.scripted_runtime import MAX_MODEL_LEN, ScriptedLoop, Site
+from support.site_requests import events
 
 HELLO = [{"role": "user", "content": "hello"}]
 RENDERED = "<user>hello<assistant>"
@@ -28,9 +29,7 @@ def post(site: Site, messages: Any = HELLO, **body: Any) -> httpx.Response:
 
 
 def stream(site: Site, **body: Any) -> list[dict[str, Any]]:
-    lines = post(site, **body, stream=True).text.split("\n\n")
-    assert lines[-2:] == ["data: [DONE]", ""]
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    return events(site, "/v1/chat/completions", **{"messages": HELLO, **body})
 
 
 PromptText = Callable[..., str]
@@ -87,14 +86,14 @@ def test_a_response_has_all_fields_that_openai_clients_read(site: Site) -> None:
 )
 def test_streaming_equals_not_streaming(site: Site, body: dict[str, Any]) -> None:
     whole = post(site, **body, return_token_ids=True).json()
-    events = stream(site, **body, return_token_ids=True, stream_options={"include_usage": True})
-    assert {event["object"] for event in events} == {"chat.completion.chunk"}
-    usage = events.pop()
+    streamed = stream(site, **body, return_token_ids=True, stream_options={"include_usage": True})
+    assert {event["object"] for event in streamed} == {"chat.completion.chunk"}
+    usage = streamed.pop()
     assert usage["choices"] == []
     assert usage["usage"] == whole["usage"]
-    assert all(event["usage"] is None for event in events)
+    assert all(event["usage"] is None for event in streamed)
     for expected in whole["choices"]:
-        own_events = [event for event in events if event["choices"][0]["index"] == expected["index"]]
+        own_events = [event for event in streamed if event["choices"][0]["index"] == expected["index"]]
         assert own_events[0]["prompt_token_ids"] == whole["prompt_token_ids"]
         chunks = [event["choices"][0] for event in own_events]
         assert chunks[0]["delta"] == {"role": "assistant", "content": ""}

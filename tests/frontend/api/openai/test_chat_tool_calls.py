@@ -11,6 +11,7 @@ import pytest
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import unpack_tokens
 from support.scripted_runtime import Site
+from support.site_requests import events
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
 TOOLS = [TOOL, {"type": "function", "function": {"name": "g"}}]
@@ -39,11 +40,9 @@ def choice(site: Site, answer: str, messages: Any = (), **body: Any) -> dict[str
 
 def streamed(site: Site, answer: str, **body: Any) -> dict[int, dict[str, Any]]:
     """Returns per choice what a client puts together from the stream, with the finish reason."""
-    lines = post(site, answer, **body, stream=True).text.split("\n\n")
-    assert lines[-2:] == ["data: [DONE]", ""]
     whole: dict[int, dict[str, Any]] = {}
-    for line in lines[:-2]:
-        for one in json.loads(line.removeprefix("data: "))["choices"]:
+    for event in events(site, "/v1/chat/completions", messages=[{"role": "user", "content": answer}], **body):
+        for one in event["choices"]:
             message = whole.setdefault(one["index"], {"content": None, "calls": [], "finish_reason": None})
             assert message["finish_reason"] is None, "nothing comes after the end"
             delta = one["delta"]

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from typing import Any
 
 import pytest
 
 from support.scripted_runtime import EOS, Site
+from support.site_requests import events, post
 
-
-def complete(site: Site, **body: Any) -> dict[str, Any]:
-    reply = site.http.post("/v1/completions", json=body)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
-def stream(site: Site, **body: Any) -> list[dict[str, Any]]:
-    text = site.http.post("/v1/completions", json={**body, "stream": True}).text
-    lines = [line for line in text.split("\n\n") if line]
-    assert lines.pop() == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
+complete = partial(post, path="/v1/completions")
+stream = partial(events, path="/v1/completions")
 
 
 def test_each_prompt_has_n_choices_in_order(site: Site) -> None:

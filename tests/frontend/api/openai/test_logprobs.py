@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,11 @@ from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import TokenLogprobs, pack_tokens, unpack_tokens
 from support.running_site import running_site
 from support.scripted_runtime import EOS, Site, scripted_logprobs, write_tokenizer
+from support.site_requests import events, post
 from support.small_tokenizers import sentencepiece
 
-
-def complete(site: Site, **body: Any) -> dict[str, Any]:
-    reply = site.http.post("/v1/completions", json=body)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
-def events(site: Site, **body: Any) -> list[dict[str, Any]]:
-    text = site.http.post("/v1/completions", json={**body, "stream": True}).text
-    lines = [line for line in text.split("\n\n") if line]
-    assert lines.pop() == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
+complete = partial(post, path="/v1/completions")
+stream = partial(events, path="/v1/completions")
 
 
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -116,7 +107,7 @@ def test_an_echoed_prompt_has_logprobs(site: Site, tokenizer: Tokenizer, prompt:
 def test_echo_in_a_stream_equals_echo_in_a_whole_response(site: Site, body: dict[str, Any]) -> None:
     body |= {"prompt": ["hello", "abc"], "echo": True}
     whole = complete(site, **body)
-    streamed = events(site, **body, stream_options={"include_usage": True})
+    streamed = stream(site, **body, stream_options={"include_usage": True})
     assert streamed.pop()["usage"] == whole["usage"]
     for expected in whole["choices"]:
         pieces = [event["choices"][0] for event in streamed]
@@ -280,14 +271,14 @@ def test_no_two_tokens_share_a_name(doubled: Tokenizer, data: st.DataObject) -> 
     assert (max(names, key=names.__getitem__) == rendered.text) == (token == ids[0])
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_tokens_may_be_named_by_their_ids(site: Site, tokenizer: Tokenizer, stream: bool) -> None:
+@pytest.mark.parametrize("streams", [False, True])
+def test_tokens_may_be_named_by_their_ids(site: Site, tokenizer: Tokenizer, streams: bool) -> None:
     ids = ids_of(tokenizer, "é!é!")
     names = [f"token_id:{token}" for token in ids]
-    wanted = {"return_tokens_as_token_ids": True, "stream": stream}
+    wanted = {"return_tokens_as_token_ids": True, "stream": streams}
     body = {"prompt": "é!", "max_tokens": 3, "logprobs": 2, "echo": True, **wanted}
-    if stream:
-        logprobs = [event["choices"][0]["logprobs"] for event in events(site, **body)]
+    if streams:
+        logprobs = [event["choices"][0]["logprobs"] for event in stream(site, **body)]
         tokens, alternatives = (
             [one for each in logprobs for one in each[name]] for name in ("tokens", "top_logprobs")
         )
@@ -300,7 +291,7 @@ def test_tokens_may_be_named_by_their_ids(site: Site, tokenizer: Tokenizer, stre
         [f"token_id:{token}", f"token_id:{token + 1}"] for token in ids[1:]
     ]
     chat = {"messages": [{"role": "user", "content": "é"}], "max_tokens": 8, "logprobs": True, "top_logprobs": 2}
-    if not stream:
+    if not streams:
         reply = site.http.post("/v1/chat/completions", json={**chat, **wanted}).json()
         content = reply["choices"][0]["logprobs"]["content"]
         assert [entry["token"] for entry in content] == [

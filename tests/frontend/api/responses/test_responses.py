@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support import site_requests
 from support.scripted_runtime import Site
 
 ANSWER = (
@@ -17,11 +19,7 @@ ANSWER = (
 CODEX = json.loads((Path(__file__).parent / "codex.json").read_text())
 
 
-def post(site: Site, **changes: Any) -> Any:
-    body = {"model": "echo", "input": "Hi", "max_output_tokens": 5, **changes}
-    reply = site.http.post("/v1/responses", json=body)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
+post = partial(site_requests.post, path="/v1/responses", model="echo", input="Hi", max_output_tokens=5)
 
 
 def test_a_text_is_answered(site: Site) -> None:

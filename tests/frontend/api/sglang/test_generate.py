@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,21 +15,12 @@ from radixkv.frontend.api.sglang.schema import parse_generate
 from radixkv.frontend.api.sglang.translation import generate_prompts
 from radixkv.frontend.served_model import ServedModel
 from support.scripted_runtime import EOS, FAILS_AFTER_THREE, FAILS_AT_ONCE, MAX_MODEL_LEN, VOCAB_SIZE, Site
+from support.site_requests import events, post
+
+generate = partial(post, path="/generate")
+stream = partial(events, path="/generate")
 
 SECRET = "do-not-repeat-me"
-
-
-def generate(site: Site, **body: Any) -> Any:
-    reply = site.http.post("/generate", json=body)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
-def events(site: Site, **body: Any) -> list[dict[str, Any]]:
-    lines = site.http.post("/generate", json={**body, "stream": True}).text.split("\n\n")
-    assert lines[-2:] == ["data: [DONE]", ""]
-    assert all(line.startswith("data: ") for line in lines[:-1])
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
 
 def check_refusal(reply: Any, param: str | None, code: str = "invalid_request") -> None:
@@ -101,7 +93,7 @@ def test_n_answers_to_each_prompt_are_a_flat_list(site: Site) -> None:
 def test_answers_may_share_an_id(site: Site) -> None:
     body = {"text": ["ab", "cd"], "sampling_params": {"max_new_tokens": 2}, "rid": ["x", "x"]}
     assert [one["text"] for one in generate(site, **body)] == ["ab", "cd"]
-    assert {(event["index"], event["text"]) for event in events(site, **body)} >= {(0, "ab"), (1, "cd")}
+    assert {(event["index"], event["text"]) for event in stream(site, **body)} >= {(0, "ab"), (1, "cd")}
 
 
 def test_defaults_are_sglangs(site: Site) -> None:
@@ -179,7 +171,7 @@ def test_the_finish_reason_is_reported(
     assert found["meta_info"]["finish_reason"] == finish
     if text is not None:
         assert found["text"] == text
-    *_, last = events(site, **body)
+    *_, last = stream(site, **body)
     for one in (found, last):
         del one["meta_info"]["id"], one["meta_info"]["e2e_latency"]
     assert last == found
@@ -200,7 +192,7 @@ def test_the_finish_reason_is_reported(
 def test_texts_of_a_stream_grow_to_the_whole_response(site: Site, body: dict[str, Any]) -> None:
     whole = generate(site, **body, rid="r")
     wholes = whole if isinstance(whole, list) else [whole]
-    found = events(site, **body, rid="r")
+    found = stream(site, **body, rid="r")
     assert all(("index" in event) == isinstance(whole, list) for event in found)
     for index, expected in enumerate(wholes):
         mine = [event for event in found if event.get("index", 0) == index]
@@ -217,7 +209,7 @@ def test_texts_of_a_stream_grow_to_the_whole_response(site: Site, body: dict[str
 
 def test_a_stream_has_several_events(site: Site) -> None:
     site.loop.step_s = 0.01
-    assert len(events(site, text="hello", sampling_params={"max_new_tokens": 12})) > 3
+    assert len(stream(site, text="hello", sampling_params={"max_new_tokens": 12})) > 3
 
 
 def test_logprobs_of_the_answer(site: Site) -> None:

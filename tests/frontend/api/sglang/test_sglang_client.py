@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from typing import Any
 
 from support.scripted_runtime import Site
+from support.site_requests import events, post
+
+generate = partial(post, path="/generate")
 
 SAMPLING: dict[str, Any] = {
     "skip_special_tokens": True,
@@ -30,12 +33,6 @@ SAMPLING: dict[str, Any] = {
 }
 WITH_LOGPROBS = {"return_logprob": True, "return_text_in_logprobs": True}
 PROMPT_ONLY = {"max_new_tokens": 0, "temperature": 0}
-
-
-def generate(site: Site, **body: Any) -> Any:
-    reply = site.http.post("/generate", json=body)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
 
 
 def test_the_clients_settings_are_accepted(site: Site) -> None:
@@ -64,11 +61,10 @@ def test_the_client_can_select_by_log_probability(site: Site) -> None:
 def test_prompt_only_requests_may_stream_and_have_several_choices(site: Site) -> None:
     body = {"text": "ab", "sampling_params": {"max_new_tokens": 0, "n": 2, "stop": "b"}, "return_logprob": True}
     whole = generate(site, **body)
-    lines = site.http.post("/generate", json={**body, "stream": True}).text.split("\n\n")
-    assert lines[-2:] == ["data: [DONE]", ""]
-    for choice in (*whole, *(json.loads(line.removeprefix("data: ")) for line in lines[:-2])):
+    streamed = events(site, "/generate", **body)
+    for choice in (*whole, *streamed):
         assert (choice["text"], choice["output_ids"], choice["meta_info"]["completion_tokens"]) == ("", [], 0)
-    assert len(whole) == len(lines) - 2 == 2
+    assert len(whole) == len(streamed) == 2
 
 
 def test_only_some_prompts_of_a_request_may_generate(site: Site) -> None:
