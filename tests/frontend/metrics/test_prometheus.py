@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from radixkv.frontend.metrics.prometheus import Metrics
@@ -9,6 +12,11 @@ from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import CacheMiss, Done, GetStats
 from radixkv.wire.stats import DiskStats, HostStats, Stats
 from support.scripted_runtime import DISK, HOST, SHARED_STORE, TENANTS, ScriptedLoop
+
+
+def scripted(**changes: Any) -> Stats:
+    (stats,) = ScriptedLoop().receive(GetStats(id="g"))
+    return msgspec.structs.replace(stats, **changes)
 
 
 def samples(
@@ -48,88 +56,91 @@ def test_stats_have_the_names_that_dashboards_know() -> None:
 
 
 def test_slots_of_running_requests() -> None:
-    (stats,) = ScriptedLoop().receive(GetStats(id="g"))
-    stats = msgspec.structs.replace(
-        stats, n_running_slots=320, n_running_tokens=304, n_duplicate_tokens=19, n_saved_tokens=2048
-    )
-    rendered = Metrics().render(stats).decode()
-    for name, value in (
-        ("running_slots", 320),
-        ("running_tokens", 304),
-        ("duplicate_tokens", 19),
-        ("saved_tokens", 2048),
-    ):
-        assert f"\nradixkv:kv_{name} {value}.0\n" in rendered
+    slots = {"n_running_slots": 320, "n_running_tokens": 304, "n_duplicate_tokens": 19, "n_saved_tokens": 2048}
+    rendered = Metrics().render(scripted(**slots)).decode()
+    for name, value in slots.items():
+        assert f"\nradixkv:kv_{name.removeprefix('n_')} {value}.0\n" in rendered
 
 
 def test_each_stage_of_the_start_has_its_seconds() -> None:
-    (stats,) = ScriptedLoop().receive(GetStats(id="g"))
-    stats = msgspec.structs.replace(stats, start_seconds={"imports": 2.5, "weights": 1.0})
     assert b'radixkv:start_seconds{stage="imports"} 2.5\nradixkv:start_seconds{stage="weights"} 1.0\n' in (
-        Metrics().render(stats)
+        Metrics().render(scripted(start_seconds={"imports": 2.5, "weights": 1.0}))
     )
 
 
 def test_misses_are_counted_by_reason() -> None:
-    (stats,) = ScriptedLoop().receive(GetStats(id="g"))
-    assert isinstance(stats, Stats)
     misses = MissCounts()
     for miss in (CacheMiss("differs", 32, 7), CacheMiss("differs", 48, 8), CacheMiss("evicted", 0), None):
         misses.add(Done("r", "stop", 100, 1, CacheUse(40), 0.0, miss=miss))
-    rendered = Metrics().render(stats, misses=misses).decode()
+    rendered = Metrics().render(scripted(), misses=misses).decode()
     counts = {"differs": 2, "evicted": 1, "never_seen": 0, "other_namespace": 0, "not_read": 0}
     for reason, count in counts.items():
         assert f'\nradixkv:cache_misses_total{{reason="{reason}"}} {count}.0\n' in rendered
         assert f'\nradixkv:cache_miss_tokens_total{{reason="{reason}"}} {60 * count}.0\n' in rendered
 
 
-def test_a_host_tier_adds_its_own() -> None:
-    values = samples(Metrics(), HOST)
-    expected = {
-        "num_requests_loading": 2,
-        "host_slots": 200,
-        "host_slots_free": 150,
-        "host_slots_pinned": 25,
-        "host_page_bytes": 1000,
-        "load_seconds_per_token": 0.001,
-        "compute_seconds_per_token": 0.005,
-        "host_prefix_cache_hits_total": 30,
-        "host_hits_computed_total": 4,
-        "host_pages_loaded_total": 6,
-        "host_pages_stored_total": 9,
-        "host_pages_evicted_total": 3,
-        "host_load_seconds_total": 0.5,
-        "host_store_seconds_total": 0.75,
-        "host_copies_failed_total": 1,
-    }
-    without = samples(Metrics())
-    assert {name: values[name, ""] for name, _ in values.keys() - without.keys()} == {
-        f"radixkv:{name}": value for name, value in expected.items()
-    }
+ADDED_BY_A_HOST_TIER = {
+    "num_requests_loading": 2,
+    "host_slots": 200,
+    "host_slots_free": 150,
+    "host_slots_pinned": 25,
+    "host_page_bytes": 1000,
+    "load_seconds_per_token": 0.001,
+    "compute_seconds_per_token": 0.005,
+    "host_prefix_cache_hits_total": 30,
+    "host_hits_computed_total": 4,
+    "host_pages_loaded_total": 6,
+    "host_pages_stored_total": 9,
+    "host_pages_evicted_total": 3,
+    "host_load_seconds_total": 0.5,
+    "host_store_seconds_total": 0.75,
+    "host_copies_failed_total": 1,
+}
+ADDED_BY_A_DISK_TIER = {
+    "disk_pages": 70,
+    "disk_bytes": 77000,
+    "fetch_seconds_per_token": 0.002,
+    "disk_prefix_cache_hits_total": 20,
+    "disk_pages_fetched_total": 5,
+    "disk_pages_written_total": 8,
+    "disk_pages_lost_total": 2,
+    "disk_fetch_seconds_total": 0.25,
+    "disk_write_seconds_total": 1.25,
+}
+ADDED_BY_A_SHARED_STORE = {
+    "store_is_away": 1,
+    "store_pages": 70,
+    "store_bytes": 77000,
+    "fetch_seconds_per_token": 0.002,
+    "store_prefix_cache_hits_total": 20,
+    "store_pages_fetched_total": 5,
+    "store_pages_written_total": 8,
+    "store_pages_missed_total": 2,
+    "store_fetch_seconds_total": 0.25,
+    "store_write_seconds_total": 1.25,
+    "store_lookups_total": 11,
+    "store_lookup_seconds_total": 0.125,
+    "store_failures_total": 3,
+}
 
 
-def test_a_disk_tier_adds_its_own() -> None:
-    values = samples(Metrics(), HOST, DISK)
-    expected = {
-        "disk_pages": 70,
-        "disk_bytes": 77000,
-        "fetch_seconds_per_token": 0.002,
-        "disk_prefix_cache_hits_total": 20,
-        "disk_pages_fetched_total": 5,
-        "disk_pages_written_total": 8,
-        "disk_pages_lost_total": 2,
-        "disk_fetch_seconds_total": 0.25,
-        "disk_write_seconds_total": 1.25,
-    }
-    assert {name: values[name, ""] for name, _ in values.keys() - samples(Metrics(), HOST).keys()} == {
-        f"radixkv:{name}": value for name, value in expected.items()
-    }
+@pytest.mark.parametrize(
+    ("tiers", "without", "expected"),
+    [
+        ((HOST,), (), ADDED_BY_A_HOST_TIER),
+        ((HOST, DISK), (HOST,), ADDED_BY_A_DISK_TIER),
+        ((HOST, SHARED_STORE), (HOST,), ADDED_BY_A_SHARED_STORE),
+    ],
+    ids=["host", "disk", "shared store"],
+)
+def test_a_tier_adds_its_own(tiers: Any, without: Any, expected: dict[str, float]) -> None:
+    values = samples(Metrics(), *tiers)
+    added = values.keys() - samples(Metrics(), *without).keys()
+    assert {name: values[name, ""] for name, _ in added} == {f"radixkv:{name}": expected[name] for name in expected}
 
 
 def test_tenants_add_their_own() -> None:
-    (stats,) = ScriptedLoop(tenants=TENANTS).receive(GetStats(id="g"))
-    assert isinstance(stats, Stats)
-    rendered = Metrics().render(stats).decode()
+    rendered = Metrics().render(scripted(tenants=TENANTS)).decode()
     found = {line for line in rendered.splitlines() if line.startswith("radixkv:tenant_")}
     assert found == {
         'radixkv:tenant_num_requests_running{tenant="search"} 2.0',
@@ -140,29 +151,7 @@ def test_tenants_add_their_own() -> None:
         'radixkv:tenant_computed_tokens_total{tenant="search"} 500.0',
         'radixkv:tenant_computed_tokens_total{tenant="batch"} 250.0',
     }
-    assert b"tenant" not in Metrics().render(msgspec.structs.replace(stats, tenants={}))
-
-
-def test_a_shared_store_adds_its_own() -> None:
-    values = samples(Metrics(), HOST, SHARED_STORE)
-    expected = {
-        "store_is_away": 1,
-        "store_pages": 70,
-        "store_bytes": 77000,
-        "fetch_seconds_per_token": 0.002,
-        "store_prefix_cache_hits_total": 20,
-        "store_pages_fetched_total": 5,
-        "store_pages_written_total": 8,
-        "store_pages_missed_total": 2,
-        "store_fetch_seconds_total": 0.25,
-        "store_write_seconds_total": 1.25,
-        "store_lookups_total": 11,
-        "store_lookup_seconds_total": 0.125,
-        "store_failures_total": 3,
-    }
-    assert {name: values[name, ""] for name, _ in values.keys() - samples(Metrics(), HOST).keys()} == {
-        f"radixkv:{name}": value for name, value in expected.items()
-    }
+    assert b"tenant" not in Metrics().render(scripted())
 
 
 def test_rates_are_missing_until_they_are_measured() -> None:
