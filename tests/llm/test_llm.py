@@ -48,15 +48,6 @@ def test_text_and_token_ids_are_both_prompts(llm: LLM) -> None:
     assert by_text.outputs[0].finish_reason == "length"
 
 
-def test_the_second_time_the_prompt_is_cached(llm: LLM) -> None:
-    llm.flush_cache()
-    (cold,) = llm.generate(TEXT, GREEDY)
-    (warm,) = llm.generate(TEXT, GREEDY)
-    assert cold.num_cached_tokens == 0
-    assert warm.num_cached_tokens >= len(warm.prompt_token_ids) - 16
-    assert warm.outputs == cold.outputs
-
-
 def test_prompts_may_be_dictionaries_and_salts_separate_their_caches(llm: LLM) -> None:
     llm.flush_cache()
     plain, by_name, by_ids = llm.generate([TEXT, {"prompt": TEXT}, {"prompt_token_ids": [5, 6]}], GREEDY)
@@ -101,24 +92,6 @@ def test_a_streamed_answer_equals_one_that_is_not(llm: LLM, settings: dict[str, 
     assert len({tuple(output.token_ids) for output in whole.outputs}) == sampling.n
 
 
-def test_the_collector_is_paused_during_a_call_and_enabled_after_it(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turn, seen = Loop.turn, []
-
-    def spy(loop: Loop) -> list[FromRuntime]:
-        seen.append(gc.isenabled())
-        if len(seen) == 3:
-            raise KeyboardInterrupt
-        return turn(loop)
-
-    monkeypatch.setattr(Loop, "turn", spy)
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate(TEXT, GREEDY)
-    assert seen == [False] * 3
-    assert gc.isenabled()
-
-
 def test_a_stream_that_is_closed_ends_the_answer(llm: LLM) -> None:
     answer = llm.stream(TEXT, SamplingParams(max_tokens=500, ignore_eos=True))
     for output in answer:
@@ -136,31 +109,8 @@ def test_settings_for_each_prompt(llm: LLM) -> None:
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3]
     with pytest.raises(InvalidRequest, match="3 sampling_params for 2 prompts"):
         llm.generate([TEXT] * 2, params)
-
-
-def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
-    (whole,) = llm.generate(TEXT, GREEDY)
-    text = whole.outputs[0].text
-    stop = text[len(text) // 2 :][:3]
-    (stopped,) = llm.generate(TEXT, SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, stop=(stop,)))
-    assert stopped.outputs[0].text == text[: text.index(stop)]
-    assert stopped.outputs[0].finish_reason == "stop"
-    assert llm.get_metrics().n_running == 0
-
-
-def test_a_stop_token_is_among_the_ids_but_not_in_the_text(llm: LLM) -> None:
-    (whole,) = llm.generate(TEXT, GREEDY)
-    last = whole.outputs[0].token_ids[5]
-    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, stop_token_ids=(last,))
-    (stopped,) = llm.generate(TEXT, params)
-    ids = stopped.outputs[0].token_ids
-    assert ids == whole.outputs[0].token_ids[: len(ids)]
-    assert ids[-1] == last
-    assert stopped.outputs[0].finish_reason == "stop"
-    (before,) = llm.generate(
-        TEXT, SamplingParams(temperature=0.0, max_tokens=max(1, len(ids) - 1), ignore_eos=True)
-    )
-    assert len(ids) == 1 or stopped.outputs[0].text == before.outputs[0].text
+    with pytest.raises(InvalidRequest, match="2 priority for 1 prompts"):
+        llm.generate([TEXT], GREEDY, priority=[1, 2])
 
 
 def test_more_prompts_than_the_queue_holds(sensitive: Path) -> None:
@@ -190,57 +140,6 @@ def test_a_bad_prompt_is_refused_and_leaves_nothing_behind(
     metrics = llm.get_metrics()
     assert (metrics.n_running, metrics.n_waiting) == (0, 0)
     assert metrics.n_pages_free + metrics.n_pages_evictable == metrics.n_pages
-
-
-def test_an_interrupted_call_leaves_nothing_to_the_next(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    turn = Loop.turn
-    turns = iter((turn, turn, None))
-
-    def interrupted(loop: Loop) -> list[FromRuntime]:
-        step = next(turns, turn)
-        if step is None:
-            raise KeyboardInterrupt
-        return step(loop)
-
-    monkeypatch.setattr(Loop, "turn", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate([TEXT] * 3, GREEDY)
-    (after,) = llm.generate(TEXT, GREEDY)
-    assert len(after.outputs[0].token_ids) == 12
-    assert llm.get_metrics().n_running == 0
-
-
-def test_errors_name_the_wrong_setting(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no-such-folder"):
-        LLM(str(tmp_path / "no-such-folder"))
-    with pytest.raises(ConfigError, match="page_size 0"):
-        LLM("tiny", page_size=0)
-    with pytest.raises(ConfigError, match="max_model_len 100000"):
-        LLM("tiny", max_model_len=100_000)
-    with pytest.raises(ConfigError, match="load_format 'gguf'"):
-        LLM("tiny", load_format="gguf")
-    with pytest.raises(CheckpointError, match="no-such-file"):
-        LLM("tiny", chat_template=str(tmp_path / "no-such-file"))
-    with pytest.raises(ConfigError, match="enforce_eager 'yes'"):
-        LLM("tiny", enforce_eager="yes")
-    with pytest.raises(ConfigError, match="gpu_memory_utilization .*mem_fraction_static"):
-        LLM("tiny", gpu_memory_utilization=0.5, mem_fraction_static=0.5)
-    for name, value in (
-        ("tensor_parallel_size", 2),
-        ("tensor_parallel_size", True),
-        ("enable_lora", True),
-        ("trust_remote_code", True),
-    ):
-        with pytest.raises(UnsupportedFeature, match=rf"^{name} {value!r} "):
-            LLM("tiny", **{name: value})
-    with pytest.raises(UnsupportedFeature, match=r"max_model_length.* max_model_len\b"):
-        LLM("tiny", max_model_length=256)
-    with pytest.raises(UnsupportedFeature, match="tp_size 2 .*one device"):
-        LLM("tiny", tp_size=2)
-    with pytest.raises(UnsupportedFeature, match="hf_overrides, nothing"):
-        LLM("tiny", tensor_parallel_size=1, swap_space=None, hf_overrides={}, nothing=None)
-    with pytest.raises(ConfigError, match="dtype 'float8'"):
-        LLM("tiny", dtype="float8")
 
 
 def test_settings_of_other_engines_without_effect_are_accepted_on_the_cpu(llm: LLM, sensitive: Path) -> None:
@@ -284,44 +183,95 @@ def test_settings_under_the_names_of_vllm_and_sglang(llm: LLM, sensitive: Path) 
         other.shutdown()
 
 
+def test_interrupted_calls_leave_nothing_to_the_next_one(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is the garbage collector on during a call, or off after it."""
+    (before,) = llm.generate(TEXT, GREEDY)
+    turn, launch, seen = Loop.turn, CpuExecutor.launch, []
+
+    def interrupted_turn(loop: Loop) -> list[FromRuntime]:
+        seen.append(gc.isenabled())
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return turn(loop)
+
+    def interrupted_launch(executor: CpuExecutor, plan: StepPlan) -> object:
+        signal.raise_signal(signal.SIGINT)
+        return launch(executor, plan)
+
+    for owner, name, interrupted in ((Loop, "turn", interrupted_turn), (CpuExecutor, "launch", interrupted_launch)):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                llm.generate([TEXT] * 3, GREEDY)
+        assert gc.isenabled()
+        assert llm.get_metrics().n_running == 0
+        assert llm.generate(TEXT, GREEDY)[0].outputs == before.outputs
+    assert seen == [False] * 3
+
+
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "error", "message"),
     [
-        ({"block_size": 0}, "^block_size 0 "),
-        ({"block_size": 16, "page_size": 16}, "page_size and block_size "),
-        ({"model": "tiny", "model_path": "tiny"}, "model and model_path "),
-        ({"mem_fraction_static": 1.5}, "^mem_fraction_static 1.5 "),
-        ({"context_length": 100_000}, "^context_length 100000 "),
-        ({"random_seed": -1}, "^random_seed -1 "),
-        ({"model_path": ""}, "^model_path is ''"),
-        ({"disable_radix_cache": "yes"}, "^disable_radix_cache 'yes' "),
+        ({"model": "no-such-folder/"}, CheckpointError, "no-such-folder"),
+        ({"page_size": 0}, ConfigError, "page_size 0"),
+        ({"max_model_len": 100_000}, ConfigError, "max_model_len 100000"),
+        ({"load_format": "gguf"}, ConfigError, "load_format 'gguf'"),
+        ({"chat_template": "/no-such-file"}, CheckpointError, "no-such-file"),
+        ({"enforce_eager": "yes"}, ConfigError, "enforce_eager 'yes'"),
+        (
+            {"gpu_memory_utilization": 0.5, "mem_fraction_static": 0.5},
+            ConfigError,
+            "gpu_memory_utilization .*mem_fraction_static",
+        ),
+        ({"tensor_parallel_size": 2}, UnsupportedFeature, "^tensor_parallel_size 2 "),
+        ({"tensor_parallel_size": True}, UnsupportedFeature, "^tensor_parallel_size True "),
+        ({"enable_lora": True}, UnsupportedFeature, "^enable_lora True "),
+        ({"trust_remote_code": True}, UnsupportedFeature, "^trust_remote_code True "),
+        ({"max_model_length": 256}, UnsupportedFeature, r"max_model_length.* max_model_len\b"),
+        ({"tp_size": 2}, UnsupportedFeature, "tp_size 2 .*one device"),
+        (
+            {"tensor_parallel_size": 1, "swap_space": None, "hf_overrides": {}, "nothing": None},
+            UnsupportedFeature,
+            "hf_overrides, nothing",
+        ),
+        ({"dtype": "float8"}, ConfigError, "dtype 'float8'"),
+        ({"block_size": 0}, ConfigError, "^block_size 0 "),
+        ({"block_size": 16, "page_size": 16}, ConfigError, "page_size and block_size "),
+        ({"model": "tiny", "model_path": "tiny"}, ConfigError, "model and model_path "),
+        ({"mem_fraction_static": 1.5}, ConfigError, "^mem_fraction_static 1.5 "),
+        ({"context_length": 100_000}, ConfigError, "^context_length 100000 "),
+        ({"random_seed": -1}, ConfigError, "^random_seed -1 "),
+        ({"model_path": ""}, ConfigError, "^model_path is ''"),
+        ({"disable_radix_cache": "yes"}, ConfigError, "^disable_radix_cache 'yes' "),
     ],
+    ids=lambda value: str(value)[:40],
 )
-def test_errors_name_the_alias_that_was_given(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_errors_name_the_setting_as_it_was_given(
+    settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
         LLM(**settings)
 
 
-def test_a_model_is_not_given_by_position_and_by_alias() -> None:
-    with pytest.raises(ConfigError, match="model and model_path "):
-        LLM("tiny", model_path="tiny")
-
-
-def test_errors_name_the_wrong_argument(llm: LLM) -> None:
-    with pytest.raises(InvalidRequest, match="prompts is 5"):
-        llm.generate(5)
-    with pytest.raises(InvalidRequest, match="prompts is None"):
-        llm.generate()
-    with pytest.raises(InvalidRequest, match=r"sampling_params is \['hot'\]"):
-        llm.generate([TEXT], ["hot"])
-    with pytest.raises(InvalidRequest, match="2 priority for 1 prompts"):
-        llm.generate([TEXT], GREEDY, priority=[1, 2])
-    with pytest.raises(InvalidRequest, match="a prompt has .*'images'"):
-        llm.generate([{"prompt": TEXT, "images": []}])
-    with pytest.raises(InvalidRequest, match="prompt .*prompt_token_ids"):
-        llm.generate({"prompt": TEXT, "prompt_token_ids": [1]})
-    with pytest.raises(InvalidRequest, match="cache_salt is 5"):
-        llm.generate({"prompt": TEXT, "cache_salt": 5})
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([5], "prompts is 5"),
+        ([], "prompts is None"),
+        ([[TEXT], ["hot"]], r"sampling_params is \['hot'\]"),
+        ([[{"prompt": TEXT, "images": []}]], "a prompt has .*'images'"),
+        ([{"prompt": TEXT, "prompt_token_ids": [1]}], "prompt .*prompt_token_ids"),
+        ([{"prompt": TEXT, "cache_salt": 5}], "cache_salt is 5"),
+        ([b"abcd"], "decode it to text"),
+        ([[b"abcd"]], "decode it to text"),
+        ([[bytearray(b"abcd")]], "decode it to text"),
+        ([{"prompt": b"abcd"}], "decode it to text"),
+    ],
+    ids=str,
+)
+def test_errors_name_the_wrong_argument(llm: LLM, arguments: list[Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        llm.generate(*arguments)
 
 
 def test_a_checkpoint_without_a_tokenizer_takes_token_ids(tmp_path: Path) -> None:
@@ -330,13 +280,6 @@ def test_a_checkpoint_without_a_tokenizer_takes_token_ids(tmp_path: Path) -> Non
     (output,) = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, seed=1, ignore_eos=True))
     assert (output.outputs[0].text, len(output.outputs[0].token_ids)) == ("", 3)
     with pytest.raises(InvalidRequest, match="no tokenizer"):
-        llm.generate(TEXT)
-
-
-def test_calls_after_shutdown_are_rejected() -> None:
-    llm = LLM("tiny", max_total_tokens=256, max_model_len=256)
-    llm.shutdown()
-    with pytest.raises(ConfigError, match="shut down"):
         llm.generate(TEXT)
 
 
@@ -368,23 +311,6 @@ def test_the_package_loads_its_names_lazily() -> None:
         _ = radixkv.nothing
 
 
-def test_a_call_after_an_interrupted_one_gives_the_same_output(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    (before,) = llm.generate(TEXT, GREEDY)
-    launch = CpuExecutor.launch
-
-    def interrupted(self: CpuExecutor, plan: StepPlan) -> object:
-        signal.raise_signal(signal.SIGINT)
-        return launch(self, plan)
-
-    monkeypatch.setattr(CpuExecutor, "launch", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate(["one", "two"], GREEDY)
-    monkeypatch.undo()
-    assert llm.get_metrics().n_running == 0
-    (after,) = llm.generate(TEXT, GREEDY)
-    assert after.outputs == before.outputs
-
-
 def test_a_call_during_a_stream_is_rejected_and_the_stream_continues(llm: LLM) -> None:
     (whole,) = llm.generate(TEXT, GREEDY)
     stream = llm.stream(TEXT, GREEDY)
@@ -392,17 +318,6 @@ def test_a_call_during_a_stream_is_rejected_and_the_stream_continues(llm: LLM) -
     with pytest.raises(ConfigError, match="answering another call"):
         llm.generate("one", GREEDY)
     assert list(stream)[-1].outputs == whole.outputs
-
-
-@pytest.mark.parametrize("prompts", [b"abcd", [b"abcd"], [bytearray(b"abcd")], {"prompt": b"abcd"}])
-def test_bytes_are_rejected_as_a_prompt(llm: LLM, prompts: object) -> None:
-    with pytest.raises(InvalidRequest, match="decode it to text"):
-        llm.generate(prompts, GREEDY)
-
-
-def test_a_model_may_be_a_path(tmp_path: Path) -> None:
-    save_llama(tmp_path)
-    assert LLM(tmp_path, max_total_tokens=256).generate([1, 2], GREEDY)[0].finished
 
 
 def test_the_prompt_with_the_lowest_priority_goes_first(sensitive: Path) -> None:

@@ -152,6 +152,7 @@ def test_the_stop_reason_is_what_ended_the_answer(llm: LLM) -> None:
     asked = SamplingParams(temperature=0.0, max_tokens=6, logit_bias={900: 100.0}, stop_token_ids=[900])
     (output,) = llm.generate(TEXT, asked)
     assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", 900)
+    assert (output.outputs[0].token_ids, output.outputs[0].text) == ([900], "")
 
 
 def test_no_answer_ends_before_min_tokens(llm: LLM) -> None:
