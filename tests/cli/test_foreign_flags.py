@@ -45,10 +45,6 @@ def test_flags_without_effect_are_accepted(flag):
     )
 
 
-def test_vllms_flag_turns_statistics_off():
-    assert server_config(command(add_serve, "serve", "--disable-log-stats")).stats_interval_s is None
-
-
 REFUSED_FLAGS = [
     name if name.startswith("-") else f"--{name.replace('_', '-')}"
     for name, refusal in refusals(Place.FLAG).items()

@@ -14,13 +14,32 @@ from pathlib import Path
 import pytest
 
 from radixkv.cli import main
-from radixkv.cli.offline import load_llm
+from radixkv.cli.generate import add as add_generate
+from radixkv.cli.offline import load_llm, sampling_settings
 from radixkv.llm import LLM
+from radixkv.settings.arguments import engine_config
 from radixkv.settings.config import EngineConfig
 from radixkv.wire.sampling import SamplingParams
+from support.flags import command, refused
 
 POOL = ["--max-total-tokens", "512", "--max-model-len", "256"]
 TEXT = "The rain in Spain"
+
+
+@pytest.mark.parametrize("flag", ["--max-queued-requests", "--queue-timeout", "--lpm-window", "--lpm-max-passes"])
+def test_generate_has_no_queue_flags(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    assert f"unknown flag {flag}" in refused(capsys, command, add_generate, "generate", "text", flag, "3")
+    assert engine_config(command(add_generate, "generate", "text")) == EngineConfig()
+
+
+def test_generate_reads_its_sampling_flags() -> None:
+    flags = ["--max-tokens", "3", "--temperature", "0.5", "--top-p", "0.9", "--top-k", "7", "--seed", "11"]
+    args = command(add_generate, "generate", "text", *flags, "--stop", "a", "--stop", "b c", "--ignore-eos")
+    expected = SamplingParams(
+        max_tokens=3, temperature=0.5, top_p=0.9, top_k=7, seed=11, stop=("a", "b c"), ignore_eos=True
+    )
+    assert SamplingParams(**sampling_settings(args)) == expected
+    assert args.prompt == "text"
 
 
 @pytest.fixture
@@ -77,8 +96,8 @@ def test_flags_for_dtype_tokenizer_and_dummy_weights(
     assert generate(*whole, "--dtype", "bfloat16", *greedy) != ""
 
 
-@pytest.mark.parametrize("command", ["generate", "chat"])
-def test_ctrl_c_while_the_engine_loads_ends_the_process_at_once(command: str) -> None:
+@pytest.mark.parametrize("name", ["generate", "chat"])
+def test_ctrl_c_while_the_engine_loads_ends_the_process_at_once(name: str) -> None:
     # Imitates extension modules, such as some of torch's, that swallow a KeyboardInterrupt while they load.
     script = f"""
 import signal, sys, types
@@ -93,7 +112,7 @@ class Engine(types.ModuleType):
 
 sys.modules["radixkv.llm"] = Engine("radixkv.llm")
 from radixkv.cli import main
-sys.exit(main([{command!r}, {"hi" if command == "generate" else "tiny"!r}]))
+sys.exit(main([{name!r}, {"hi" if name == "generate" else "tiny"!r}]))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")

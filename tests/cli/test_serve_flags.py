@@ -54,27 +54,38 @@ def test_serve_reads_its_model_and_server_flags():
 
 
 @pytest.mark.parametrize(
-    ("flags", "explains"),
+    ("flags", "name", "value"),
     [
-        ((), True),
-        (("--no-explain-contents",), False),
-        (("--api-key", "k"), False),
-        (("--api-key", "k", "--host", "0.0.0.0"), False),
-        (("--api-key", "k", "--explain-contents"), True),
+        ("", "may_explain_contents", True),
+        ("--no-explain-contents", "may_explain_contents", False),
+        ("--api-key k", "may_explain_contents", False),
+        ("--api-key k --host 0.0.0.0", "may_explain_contents", False),
+        ("--api-key k --explain-contents", "may_explain_contents", True),
+        ("", "keep_nonces", False),
+        ("", "return_tokens_as_token_ids", False),
+        ("--return-tokens-as-token-ids", "return_tokens_as_token_ids", True),
+        ("", "allowed_priorities", (0, 0)),
+        ("--priority-range=-5,7", "allowed_priorities", (-5, 7)),
+        ("--api-key k", "allowed_priorities", (-(1 << 31), (1 << 31) - 1)),
+        ("--api-key k --priority-range 0,3", "allowed_priorities", (0, 3)),
+        ('--api-key k --allowed-origins ["*"]', "allowed_origins", ("*",)),
+        ("--stats-interval 0", "stats_interval_s", None),
+        ("--disable-log-stats", "stats_interval_s", None),
+        ("some/model --served-model-name a org/b a", "served_model_names", ("a", "org/b")),
+        ("--model some/model --served-model-name a org/b a", "served_model_names", ("a", "org/b")),
+        ("", "request_log", None),
+        ("--log-requests", "request_log", "-"),
+        ("--enable-log-requests", "request_log", "-"),
+        ("--request-log a.jsonl", "request_log", "a.jsonl"),
+        ("--no-enable-log-requests", "request_log", None),
+        ("", "restart_runtime", False),
+        ("--restart-runtime some/model", "restart_runtime", True),
+        ("", "canary_interval_s", None),
+        ("--canary-interval 30", "canary_interval_s", 30.0),
     ],
 )
-def test_only_a_server_without_a_key_explains_contents_by_default(flags, explains):
-    assert server_config(command(add_serve, "serve", *flags)).may_explain_contents is explains
-
-
-def test_known_nonces_are_removed_unless_a_flag_keeps_them():
-    assert not server_config(command(add_serve, "serve")).keep_nonces
-    assert server_config(command(add_serve, "serve", "--keep-nonces")).keep_nonces
-
-
-def test_a_flag_of_vllm_names_tokens_by_their_ids():
-    assert not server_config(command(add_serve, "serve")).return_tokens_as_token_ids
-    assert server_config(command(add_serve, "serve", "--return-tokens-as-token-ids")).return_tokens_as_token_ids
+def test_a_flag_sets_its_setting(flags, name, value):
+    assert getattr(server_config(command(add_serve, "serve", *flags.split())), name) == value
 
 
 @pytest.mark.parametrize("content", ["sesame", "sesame\n", "sesame\r\n"])
@@ -110,37 +121,11 @@ def test_an_unusable_key_is_refused_without_showing_it(tmp_path, monkeypatch, ca
 
 
 @pytest.mark.parametrize(
-    ("flags", "priorities"),
-    [
-        ((), (0, 0)),
-        (("--priority-range=-5,7",), (-5, 7)),
-        (("--api-key", "k"), (-(1 << 31), (1 << 31) - 1)),
-        (("--api-key", "k", "--priority-range", "0,3"), (0, 3)),
-    ],
-)
-def test_clients_without_a_key_have_one_priority_by_default(flags, priorities):
-    assert server_config(command(add_serve, "serve", *flags)).allowed_priorities == priorities
-
-
-@pytest.mark.parametrize("text", ["5", "1,2,3", "a,b", "3,-3", ""])
-def test_a_priority_range_that_is_none_is_wrong_usage(text, capsys):
-    with pytest.raises(SystemExit):
-        server_config(command(add_serve, "serve", f"--priority-range={text}"))
-    assert "priority" in capsys.readouterr().err
-
-
-def test_all_origins_may_be_allowed_with_a_key():
-    args = command(add_serve, "serve", "--api-key", "k", "--allowed-origins", '["*"]')
-    assert server_config(args).allowed_origins == ("*",)
-
-
-def test_an_interval_of_zero_logs_no_statistics():
-    assert server_config(command(add_serve, "serve", "--stats-interval", "0")).stats_interval_s is None
-
-
-@pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--log-requests", "--request-log", "a.jsonl"], "not allowed with"),
+        (["--restart-runtime=3"], "--restart-runtime"),
+        *[([f"--priority-range={text}"], "priority") for text in ("5", "1,2,3", "a,b", "3,-3", "")],
         (["--host", "0.0.0.0"], "host '0.0.0.0'"),
         (["--host", "example.org", "--api-key", "sesame"], "host 'example.org'"),
         (["--api-key", ""], "api_key "),
@@ -172,41 +157,7 @@ def test_the_model_may_follow_a_name_that_is_joined_to_its_flag():
     assert (args.served_model_name, args.positional_model) == (["name"], "some/model")
 
 
-@pytest.mark.parametrize("model", [["some/model"], ["--model", "some/model"]])
-def test_the_model_may_have_several_names(model):
-    args = command(add_serve, "serve", *model, "--served-model-name", "a", "org/b", "a")
-    assert server_config(args).served_model_names == ("a", "org/b")
-
-
-@pytest.mark.parametrize(
-    ("flags", "path"),
-    [
-        ((), None),
-        (("--log-requests",), "-"),
-        (("--enable-log-requests",), "-"),
-        (("--request-log", "a.jsonl"), "a.jsonl"),
-        (("--no-enable-log-requests",), None),
-    ],
-)
-def test_where_lines_of_requests_go(flags, path):
-    assert server_config(command(add_serve, "serve", *flags)).request_log == path
-
-
-def test_two_places_for_lines_of_requests_are_refused(capsys):
-    assert "not allowed with" in refused(
-        capsys, command, add_serve, "serve", "--log-requests", "--request-log", "a.jsonl"
-    )
-
-
-def test_a_restart_of_the_runtime_must_be_asked_for(capsys):
-    assert not server_config(command(add_serve, "serve")).restart_runtime
-    assert server_config(command(add_serve, "serve", "--restart-runtime", "some/model")).restart_runtime
-    assert "--restart-runtime" in refused(capsys, command, add_serve, "serve", "--restart-runtime=3")
-
-
 def test_the_canary_has_an_interval_and_needs_the_cache(capsys):
-    assert server_config(command(add_serve, "serve")).canary_interval_s is None
-    assert server_config(command(add_serve, "serve", "--canary-interval", "30")).canary_interval_s == 30.0
     for value in ("0", "-1", "1e400"):
         args = command(add_serve, "serve", "--canary-interval", value)
         assert "canary_interval_s" in refused(capsys, server_config, args)

@@ -41,22 +41,13 @@ TREE: dict[str, Any] = {
             "evictable": 200,
             "pages": 200,
             "nodes": [
-                {
-                    "id": 0,
-                    "parent": -1,
-                    "own_pages": 0,
-                    "pages": 200,
-                    "age": 0,
-                    "idle_seconds": 0.4,
-                    "namespace": "salt 1",
-                },
+                {"id": 0, "parent": -1, "own_pages": 0, "pages": 200, "idle_seconds": 0.4, "namespace": "salt 1"},
                 {
                     "id": 1,
                     "parent": 0,
                     "own_pages": 200,
                     "pages": 200,
-                    "age": 5,
-                    "idle_seconds": 130.0,
+                    "idle_seconds": 130,
                     "starts_with": "You are",
                 },
                 {"id": 2, "parent": 1, "own_pages": 50, "pages": 50, "age": 9, "leases": 2, "is_pinned": True},
@@ -165,23 +156,10 @@ def test_no_number_is_cut_at_any_width(
     server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     text = "Tell me a story of " + "a very long way to say it, " * 20
+    old = {"pages": LARGE, "idle_seconds": 86_400.0 * LARGE}
     nodes = [
-        {
-            "id": 0,
-            "parent": -1,
-            "own_pages": 0,
-            "pages": LARGE,
-            "idle_seconds": 86_400.0 * LARGE,
-            "namespace": "salt 1",
-        },
-        {
-            "id": 1,
-            "parent": 0,
-            "own_pages": 1,
-            "pages": LARGE,
-            "idle_seconds": 86_400.0 * LARGE,
-            "starts_with": text,
-        },
+        {"id": 0, "parent": -1, "own_pages": 0, "namespace": "salt 1", **old},
+        {"id": 1, "parent": 0, "own_pages": 1, "starts_with": text, **old},
         {"id": 2, "parent": 1, "own_pages": 1, "pages": LARGE, "leases": LARGE, "starts_with": text},
     ]
     tier = {"capacity": 2 * LARGE, "free": 5, "evictable": LARGE, "pinned": LARGE, "pages": LARGE, "nodes": nodes}
