@@ -9,10 +9,8 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers
 
 from radixkv.frontend.in_flight import TokenDelta
 from radixkv.frontend.kept_answers import KeptAnswers
@@ -22,24 +20,13 @@ from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import pack_tokens, unpack_tokens
 from support.cases import examples
 from support.scripted_runtime import ScriptedLoop
+from support.small_tokenizers import byte_letters
 
 ENDS = ("<eos>", "<eot>")
 MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("<", "e"), ("o", "s"), ("Ġ", "he"), (">", "<"), ("Ã", "©")]
 READY = msgspec.structs.replace(ScriptedLoop().ready, max_model_len=2000, n_pages=500)
-
-
-def make_tokenizer() -> Tokenizer:
-    """Returns a tokenizer in which texts have many tokenizations; token ``i`` is byte letter ``i``."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pieces = [*letters, *(a + b for a, b in MERGES)]
-    backend = tokenizers.Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, MERGES))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([*ENDS, "<think>"])
-    return Tokenizer(backend)
-
-
-TOKENIZER = make_tokenizer()
+TOKENIZER = Tokenizer(byte_letters(MERGES, [*ENDS, "<think>"]))
+"""Texts have many tokenizations."""
 
 
 def ids(text: str) -> list[int]:

@@ -13,6 +13,7 @@ from tokenizers import decoders, models
 from radixkv.generation.answer_text import AnswerText
 from radixkv.text.tokenizer import Tokenizer
 from support.cases import examples
+from support.small_tokenizers import single_bytes
 from support.text_oracle import expected_text
 
 
@@ -70,10 +71,7 @@ def test_a_stop_string_that_spans_the_whole_text_matches_at_the_end(tokenizer: T
 @pytest.mark.parametrize("before", ["", "x", "日", "\n"])
 def test_a_newline_that_is_a_single_byte_token_stops_at_once(before: str) -> None:
     """Llama 2 and Mistral encode newlines so."""
-    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"x": 256}
-    backend = Backend(models.BPE(vocabulary, []))
-    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    answer = AnswerText(Tokenizer(backend), ["." + before + "\n"])
+    answer = AnswerText(Tokenizer(single_bytes()), ["." + before + "\n"])
     assert answer.push([256]) == ("x", False)
     assert answer.push(list(f".{before}".encode())) == ("", False)
     assert answer.push([0x0A]) == ("", True)
@@ -81,10 +79,7 @@ def test_a_newline_that_is_a_single_byte_token_stops_at_once(before: str) -> Non
 
 
 def test_a_stop_string_that_only_finish_completes_matches() -> None:
-    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
-    backend = Backend(models.BPE(vocabulary, []))
-    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    answer = AnswerText(Tokenizer(backend), ["\ufffd"])
+    answer = AnswerText(Tokenizer(single_bytes()), ["\ufffd"])
     assert answer.push([0x61, 0xE6]) == ("a", False)
     assert answer.finish() == ("", True)
 

@@ -14,6 +14,7 @@ from radixkv.generation.detokenizer import IncrementalDetokenizer
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import pack_tokens
 from support.cases import examples
+from support.small_tokenizers import single_bytes
 from support.text_oracle import expected_text
 
 MANY = examples(150)
@@ -152,19 +153,9 @@ def test_work_per_token_does_not_grow_when_no_character_ever_ends(
 
 
 def test_a_character_of_single_byte_tokens_appears_with_its_last_byte() -> None:
-    detokenizer = IncrementalDetokenizer(byte_fallback_tokenizer())
-    assert [detokenizer.push([byte]) for byte in "日\né🎉".encode()] == [
-        "",
-        "",
-        "日",
-        "\n",
-        "",
-        "é",
-        "",
-        "",
-        "",
-        "🎉",
-    ]
+    detokenizer = IncrementalDetokenizer(CountingTokenizer(single_bytes()))
+    pieces = [detokenizer.push([byte]) for byte in "日\né🎉".encode()]
+    assert pieces == ["", "", "日", "\n", "", "é", "", "", "", "🎉"]
     assert detokenizer.finish() == ""
 
 
@@ -182,14 +173,14 @@ def test_a_character_of_single_byte_tokens_appears_with_its_last_byte() -> None:
 )
 @pytest.mark.parametrize("tail", [[], [256]])
 def test_an_invalid_byte_leaves_the_characters_around_it_intact(run: bytes, text: str, tail: list[int]) -> None:
-    detokenizer = IncrementalDetokenizer(byte_fallback_tokenizer())
+    detokenizer = IncrementalDetokenizer(CountingTokenizer(single_bytes()))
     pieces = [detokenizer.push([token]) for token in [256, *run, *tail]]
     assert "".join([*pieces, detokenizer.finish()]) == "x" + text + "x" * len(tail)
 
 
 @pytest.mark.parametrize("run", [b"a", "日".encode(), b"\xff", b"\xe6\x97"])
 def test_work_per_token_does_not_grow_with_a_run_of_single_bytes(run: bytes) -> None:
-    tokenizer = byte_fallback_tokenizer()
+    tokenizer = CountingTokenizer(single_bytes())
     detokenizer = IncrementalDetokenizer(tokenizer)
     pieces = [detokenizer.push([byte]) for byte in run * 1000]
     assert "".join([*pieces, detokenizer.finish()]) == run.decode(errors="each byte") * 1000
@@ -199,14 +190,6 @@ def test_work_per_token_does_not_grow_with_a_run_of_single_bytes(run: bytes) -> 
 def test_byte_names_are_text_without_byte_fallback() -> None:
     detokenizer = IncrementalDetokenizer(Tokenizer(Backend(models.WordLevel({"<0xE6>": 0, "<0x0A>": 1}, "?"))))
     assert [detokenizer.push([0]), detokenizer.push([1]), detokenizer.finish()] == ["<0xE6>", " <0x0A>", ""]
-
-
-def byte_fallback_tokenizer() -> CountingTokenizer:
-    """Returns a tokenizer whose token ids are bytes, named as in sentencepiece; token 256 is x."""
-    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"x": 256}
-    backend = Backend(models.BPE(vocabulary, []))
-    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    return CountingTokenizer(backend)
 
 
 @pytest.fixture(params=[decoders.ByteLevel(), decoders.Sequence([decoders.ByteLevel()])], ids=["bytes", "units"])

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers
 
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import ChoiceStream
@@ -16,6 +14,7 @@ from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import Ready, pack_tokens, unpack_tokens
 from radixkv.wire.sampling import SamplingParams
 from support.cases import examples
+from support.small_tokenizers import byte_letters
 from support.tool_formats import HEADER, USE, answer_format
 
 MERGES = [("<", "/"), ("t", "h"), ("th", "i"), ("thi", "n"), ("thin", "k"), (">", "Ċ")]
@@ -41,11 +40,7 @@ PIECES = st.sampled_from(
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> GenerationModel:
     folder = tmp_path_factory.mktemp("model")
-    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in MERGES)]
-    backend = tokenizers.Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, MERGES))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<end>"])
+    backend = byte_letters(MERGES, ["<end>"])
     backend.save(str(folder / "tokenizer.json"))
     return GenerationModel(
         ready=Ready(6, 300, 1000, 16, 100, 8, 512, "cpu", "float32"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,26 @@ def byte_level() -> tokenizers.Tokenizer:
         vocab_size=330, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     backend.train_from_iterator([TEXT], trainer)
+    return backend
+
+
+def byte_letters(
+    merges: Sequence[tuple[str, str]] = (), special: Sequence[str] = (), pieces: Sequence[str] = ()
+) -> tokenizers.Tokenizer:
+    """Returns a byte-level tokenizer whose token i is letter i of a byte; pieces follow, merges, special tokens."""
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *pieces, *(a + b for a, b in merges)]
+    backend = tokenizers.Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, list(merges)))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(list(special))
+    return backend
+
+
+def single_bytes() -> tokenizers.Tokenizer:
+    """Returns a tokenizer whose token ids are bytes, named as in sentencepiece; token 256 is x."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"x": 256}
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return backend
 
 

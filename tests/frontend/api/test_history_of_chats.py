@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
 
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.chat_template import ChatTemplate
@@ -18,6 +16,7 @@ from radixkv.wire.messages import unpack_tokens
 from support.running_site import running_site
 from support.scripted_runtime import EOS, Site
 from support.site_requests import events, post
+from support.small_tokenizers import byte_letters
 
 MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o")]
 TEMPLATE = ChatTemplate(
@@ -28,19 +27,8 @@ TEMPLATE = ChatTemplate(
 )
 QUESTION, NEXT = {"role": "user", "content": "hello?"}, {"role": "user", "content": "hello!"}
 ANSWER = "hello, hello"
-
-
-def make_tokenizer() -> Tokenizer:
-    """Returns a tokenizer whose token i is byte letter i, with ``EOS`` as the end and ``hello`` as one token."""
-    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<eos>", *(a + b for a, b in MERGES)]
-    backend = tokenizers.Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, MERGES))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<eos>"])
-    return Tokenizer(backend)
-
-
-TOKENIZER = make_tokenizer()
+TOKENIZER = Tokenizer(byte_letters(MERGES, ["<eos>"], ["<eos>"]))
+"""``hello`` is one token."""
 LETTERS = [TOKENIZER.encode(letter, adds_special_tokens=False)[0] for letter in ANSWER]
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken
 
 from radixkv.errors import InvalidRequest, UnsupportedFeature
 from radixkv.generation.parsers.answer_format import AnswerFormat
@@ -22,6 +21,7 @@ from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import unpack_tokens
 from radixkv.wire.structured_outputs import SPECIAL_MARKS, StructuredOutputs
+from support.small_tokenizers import byte_letters
 from support.tool_formats import HEADER, TOOLS, USE, answer_format, chat_template, parse
 
 EOS = "<eos>"
@@ -45,18 +45,14 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 ONLY_NOW = [{"type": "function", "function": {"name": "now"}}]
 
 Accepts = Callable[..., bool]
-ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 
 
 class Grammars:
     """Compiles constraints for a vocabulary of single bytes, whose marks are special tokens or not."""
 
     def __init__(self, folder: Path, *, has_special_marks: bool) -> None:
-        backend = tokenizers.Tokenizer(models.BPE({x: i for i, x in enumerate(sorted(ALPHABET))}, []))
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.decoder = decoders.ByteLevel()
         marks = sorted(SPECIAL_MARKS)
-        backend.add_special_tokens([EOS, *(marks if has_special_marks else [])])
+        backend = byte_letters(special=[EOS, *(marks if has_special_marks else [])])
         backend.add_tokens([AddedToken(mark, special=False) for mark in marks])
         backend.save(str(folder / "tokenizer.json"))
         self.tokenizer = Tokenizer.load(folder)
