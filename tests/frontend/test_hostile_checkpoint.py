@@ -15,17 +15,14 @@ from radixkv.text.tokenizer import Tokenizer
 from support.hostile_tokenizers import HOSTILE, give_up_soon
 from support.running_site import running_site
 from support.scripted_runtime import Site
+from support.site_requests import asks
 
 SLOW = "a" * 60_000
 MESSAGES = [{"role": "user", "content": SLOW}]
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/completions", {"prompt": SLOW}),
+    *asks(SLOW).items(),
     ("/v1/completions", {"prompt": ["b", SLOW], "stream": True}),
-    ("/v1/chat/completions", {"messages": MESSAGES}),
-    ("/v1/responses", {"input": SLOW}),
-    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 2, "model": "echo"}),
     ("/v1/messages/count_tokens", {"messages": MESSAGES, "model": "echo"}),
-    ("/generate", {"text": SLOW}),
     ("/tokenize", {"prompt": SLOW}),
     ("/cache/explain", {"prompt": SLOW}),
     ("/cache/match", {"prompt": [SLOW]}),

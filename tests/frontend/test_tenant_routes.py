@@ -20,6 +20,7 @@ from radixkv.wire.cache_messages import CloseSession, Explain, Invalidate, Match
 from radixkv.wire.messages import Submit
 from support.running_site import make_app, running_site, site_fixture
 from support.scripted_runtime import Site
+from support.site_requests import asks
 
 KEYS = ServerConfig(api_key="operator", tenants=Tenants(names={"key-a": "a", "key-b": "b"}))
 MESSAGES = [{"role": "user", "content": "ab"}]
@@ -50,6 +51,15 @@ TENANT_PATHS = {
 
 
 shared = site_fixture(KEYS)
+
+
+@pytest.fixture
+def received(shared: Site, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the runtime receives."""
+    found: list[Any] = []
+    receive = shared.loop.receive
+    monkeypatch.setattr(shared.loop, "receive", lambda message: (found.append(message), receive(message))[1])
+    return found
 
 
 def key(name: str) -> dict[str, str]:
@@ -92,10 +102,7 @@ def test_without_an_operator_nobody_opens_its_routes(
     [
         ("/v1/completions", {"prompt": ["ab", "cd"], "max_tokens": 2}, Submit),
         ("/v1/completions", {"prompt": "ab", "max_tokens": 2, "stream": True}, Submit),
-        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2}, Submit),
-        ("/v1/responses", {"input": "ab", "max_output_tokens": 16}, Submit),
-        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 2, "model": "echo"}, Submit),
-        ("/generate", {"text": "ab", "sampling_params": {"max_new_tokens": 2}}, Submit),
+        *[(path, body, Submit) for path, body in asks("ab").items()],
         ("/cache/explain", {"prompt": "ab"}, Explain),
         ("/cache/match", {"prompt": "ab"}, Match),
         ("/cache/pin", {"prompt": "ab"}, Pin),
@@ -104,11 +111,8 @@ def test_without_an_operator_nobody_opens_its_routes(
     ],
 )
 def test_the_runtime_is_told_whose_request_it_is(
-    shared: Site, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], kind: type
+    shared: Site, received: list[Any], path: str, body: dict[str, Any], kind: type
 ) -> None:
-    received: list[Any] = []
-    receive = shared.loop.receive
-    monkeypatch.setattr(shared.loop, "receive", lambda message: (received.append(message), receive(message))[1])
     for name, tenant in (("key-a", "a"), ("key-b", "b"), ("operator", "")):
         received.clear()
         reply = shared.http.post(path, json=body, headers=key(name))
@@ -121,10 +125,7 @@ def test_the_runtime_is_told_whose_request_it_is(
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/completions", {"prompt": "ab", "max_tokens": 1}),
-        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}),
-        ("/v1/responses", {"input": "ab", "max_output_tokens": 16}),
-        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1, "model": "echo"}),
+        *asks("ab").items(),
         ("/v1/messages/count_tokens", {"messages": MESSAGES, "model": "echo"}),
         ("/generate", {"text": "ab", "sampling_params": {"max_new_tokens": 1}}),
         ("/tokenize", {"prompt": "ab"}),
@@ -156,10 +157,7 @@ def test_texts_are_tokenized_apart(
         assert set(namespaces) == {tenant}
 
 
-def test_a_body_cannot_name_a_tenant(shared: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    received: list[Any] = []
-    receive = shared.loop.receive
-    monkeypatch.setattr(shared.loop, "receive", lambda message: (received.append(message), receive(message))[1])
+def test_a_body_cannot_name_a_tenant(shared: Site, received: list[Any]) -> None:
     body = {"prompt": "ab", "max_tokens": 1, "tenant": "b"}
     assert shared.http.post("/v1/completions", json=body, headers=key("key-a")).status_code == 200
     assert [message.tenant for message in received if isinstance(message, Submit)] == ["a"]

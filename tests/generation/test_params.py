@@ -36,7 +36,9 @@ def test_fields_of_a_request_go_before_the_checkpoints_defaults() -> None:
     assert default_sampling_params({}) == SamplingParams()
 
 
-@pytest.mark.parametrize(("given", "seed"), [(None, None), (-1, None), (5, 5), (-2, (1 << 63) - 2), (1 << 63, 0)])
+@pytest.mark.parametrize(
+    ("given", "seed"), [(None, None), (-1, None), (5, 5), (-2, (1 << 63) - 2), (1 << 63, 0), (-(1 << 63), 0)]
+)
 def test_any_integer_is_a_seed(given: int | None, seed: int | None) -> None:
     assert request_sampling_params({"seed": given}, 1, MODEL).seed == seed
 

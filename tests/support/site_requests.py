@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 import httpx
 
 from support.scripted_runtime import Site
 
+COMPLETIONS_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 NAMED_EVENTS = ("/v1/messages", "/v1/responses")
 """APIs whose events have names; the streams of all others end with ``[DONE]``."""
 
@@ -66,3 +68,8 @@ def check_refusal(
     assert error["message"]
     message: str = error["message"]
     return message
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    """Returns what the server sends until it closes the connection."""
+    return b"".join(iter(lambda: connection.recv(4096), b""))

@@ -31,28 +31,18 @@ APIS: list[tuple[str, str, dict[str, Any]]] = [
 STREAMING = {path for path, _, _ in APIS[:3]}
 
 
-@pytest.mark.parametrize("role", ["usr", "User", "human", "model", "ip"])
+@pytest.mark.parametrize("role", ["usr", "User", "human", "model", "ip", ["user"], {}, 5, None], ids=str)
 @pytest.mark.parametrize(("path", "field", "body"), APIS, ids=lambda value: str(value)[:30])
 def test_an_unknown_role_is_refused_by_name(
-    site: Site, path: str, field: str, body: dict[str, Any], role: str
-) -> None:
-    conversation = [{"role": "user", "content": "a"}, {"role": role, "content": "b"}]
-    for stream in (False, True) if path in STREAMING else (False,):
-        reply = site.http.post(path, json={field: conversation, **body, **({"stream": True} if stream else {})})
-        error = reply.json()["error"]
-        assert (reply.status_code, error["param"]) == (400, field), reply.text
-        assert f"{field}[1].role is '{role}'" in error["message"]
-
-
-@pytest.mark.parametrize("role", [["user"], {}, 5, None])
-@pytest.mark.parametrize(("path", "field", "body"), APIS, ids=lambda value: str(value)[:30])
-def test_a_role_that_is_no_text_is_refused(
     site: Site, path: str, field: str, body: dict[str, Any], role: object
 ) -> None:
-    reply = site.http.post(path, json={field: [{"role": role, "content": "b"}], **body})
-    error = reply.json()["error"]
-    assert (reply.status_code, error["param"]) == (400, field), reply.text
-    assert f"{field}[0].role" in error["message"]
+    conversation = [{"role": "user", "content": "a"}, {"role": role, "content": "b"}]
+    for stream in ({}, {"stream": True}) if path in STREAMING else ({},):
+        reply = site.http.post(path, json={field: conversation, **body, **stream})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"]) == (400, field), reply.text
+        assert f"{field}[1].role" in error["message"]
+        assert not isinstance(role, str) or f"{field}[1].role is '{role}'" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from radixkv.settings.server_config import ServerConfig
 from support.live import LIMIT_S
 from support.running_site import site_fixture
 from support.scripted_runtime import Site
+from support.site_requests import until_closed
 
 KEY = "sesame-0123456789"
 KEY_HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -22,10 +23,7 @@ def status(site: Site, target: str, headers: str = "") -> int:
     """Returns the response status for a request target sent exactly as written."""
     with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
         connection.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n".encode())
-        reply = b""
-        while part := connection.recv(4096):
-            reply += part
-    return int(reply.split()[1])
+        return int(until_closed(connection).split()[1])
 
 
 @pytest.mark.parametrize(

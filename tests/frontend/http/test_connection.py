@@ -19,23 +19,25 @@ from radixkv.frontend.served_model import ServedModel
 from support.live import LIMIT_S, wait_for
 from support.running_site import running_site, site_fixture
 from support.scripted_runtime import Site
+from support.site_requests import COMPLETIONS_HEAD, until_closed
 
 SHORT_DEADLINE_S = 1.0
 """Deadline for requests that stall."""
 LONG_DEADLINE_S = 4.0
 """Deadline for requests that are complete, on a busy machine."""
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 def completion(version: str = "1.1", **fields: Any) -> bytes:
     body = json.dumps({"prompt": "ab", "max_tokens": 3, **fields}).encode()
-    return HEAD.replace(b"1.1", version.encode()) + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    return COMPLETIONS_HEAD.replace(b"1.1", version.encode()) + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
 WHOLE, STREAM = completion(), completion(stream=True)
 SMUGGLED = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SMUGGLING = (
-    HEAD + f"Content-Length: {5 + len(SMUGGLED)}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode() + SMUGGLED
+    COMPLETIONS_HEAD
+    + f"Content-Length: {5 + len(SMUGGLED)}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode()
+    + SMUGGLED
 )
 """A request with two lengths: by the second one, another request follows."""
 
@@ -73,14 +75,7 @@ def connect(site: Site) -> socket.socket:
     return socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S)
 
 
-def until_closed(connection: socket.socket) -> bytes:
-    reply = b""
-    while part := connection.recv(4096):
-        reply += part
-    return reply
-
-
-@pytest.mark.parametrize("sent", [b"", b"P", HEAD, HEAD + b"Content-Length: 5\r\n"])
+@pytest.mark.parametrize("sent", [b"", b"P", COMPLETIONS_HEAD, COMPLETIONS_HEAD + b"Content-Length: 5\r\n"])
 def test_a_head_that_stalls_ends_the_connection(short_deadline: Site, sent: bytes) -> None:
     with connect(short_deadline) as connection:
         connection.sendall(sent)
@@ -148,13 +143,13 @@ def test_each_request_on_a_connection_has_its_own_deadline(long_deadline: Site) 
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40),
         b"GARBAGE\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",
-        HEAD + b"Content-Length: -5\r\n\r\n",
-        HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n",
-        HEAD + b"Transfer-Encoding: gzip\r\n\r\n",
+        COMPLETIONS_HEAD + b"Content-Length: -5\r\n\r\n",
+        COMPLETIONS_HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        COMPLETIONS_HEAD + b"Transfer-Encoding: gzip\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 66_000,
-        HEAD + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n",
-        HEAD + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"pro\r\nzz\r\n',
-        HEAD + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"proXXXX',
+        COMPLETIONS_HEAD + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n",
+        COMPLETIONS_HEAD + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"pro\r\nzz\r\n',
+        COMPLETIONS_HEAD + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"proXXXX',
         SMUGGLING,
         SMUGGLING.replace(b"POST /v1/completions", b"GET /health"),
     ],

@@ -24,10 +24,10 @@ from support import running_site as sites
 from support.live import LIMIT_S
 from support.running_site import running_site, site_fixture
 from support.scripted_runtime import Site
+from support.site_requests import COMPLETIONS_HEAD, until_closed
 
 COMPLETIONS = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 LONG = b" " * (9 << 20)
 """Longer than the buffers between client and server."""
 
@@ -80,14 +80,14 @@ def test_a_client_that_sends_everything_first_reads_its_refusal(
 
 def test_the_response_does_not_wait_for_the_body(site: Site) -> None:
     with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S / 2) as connection:
-        connection.sendall(HEAD + b"Content-Length: 9000000\r\n\r\n")
+        connection.sendall(COMPLETIONS_HEAD + b"Content-Length: 9000000\r\n\r\n")
         assert b"body_too_large" in connection.recv(4096)
 
 
 def test_a_stalled_body_is_not_waited_for_long(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(error_response, "DISCARD_TIMEOUT_S", 0.2)
     with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
-        connection.sendall(HEAD + b"Content-Length: 9000000\r\n\r\n")
+        connection.sendall(COMPLETIONS_HEAD + b"Content-Length: 9000000\r\n\r\n")
         while connection.recv(4096):
             pass
 
@@ -96,7 +96,7 @@ def test_an_endless_body_is_not_read_forever(site: Site, monkeypatch: pytest.Mon
     monkeypatch.setattr(error_response, "MAX_DISCARD_BYTES", 1 << 20)
     chunk = b"10000\r\n" + b" " * 65_536 + b"\r\n"
     with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
-        connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        connection.sendall(COMPLETIONS_HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             connection.sendall(chunk * 1000)
 
@@ -115,10 +115,8 @@ def test_a_server_that_shuts_down_waits_for_no_upload(
         socket.create_connection(("127.0.0.1", site.port), timeout=REQUEST_TIMEOUT_S / 2) as connection,
     ):
         site.call(end())
-        connection.sendall(HEAD + b"Connection: close\r\nContent-Length: 100\r\n\r\n{")
-        reply = b""
-        while part := connection.recv(4096):
-            reply += part
+        connection.sendall(COMPLETIONS_HEAD + b"Connection: close\r\nContent-Length: 100\r\n\r\n{")
+        reply = until_closed(connection)
     assert reply.startswith(b"HTTP/1.1 503 ")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,7 @@ from radixkv.frontend.api.openai.prompt_logprobs import PromptWithLogprobs
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.body_decoder import MAX_KEYS
 from radixkv.frontend.served_model import ServedModel
-from radixkv.generation.output import OutputDelta
 from radixkv.text.chat_template import ChatTemplate
-from radixkv.wire.messages import TokenLogprobs
 from support.live import LIMIT_S
 from support.running_site import running_site
 from support.scripted_runtime import Site
@@ -77,19 +74,20 @@ def test_colons_in_texts_do_not_count_as_keys() -> None:
     assert schema.parse_completion(just_fits, 1 << 20).prompt == "a"
 
 
+def record_where(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[bool]:
+    """Returns a list to which each call of a method appends whether it is in the thread of an event loop."""
+    method, in_loop = getattr(owner, name), list[bool]()
+
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        in_loop.append(asyncio._get_running_loop() is not None)
+        return method(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, recorded)
+    return in_loop
+
+
 def test_a_long_response_is_rendered_in_a_thread(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = CompletionFormat.whole
-    in_loop: list[bool] = []
-
-    def recorded(
-        response_format: CompletionFormat,
-        outputs: Sequence[OutputDelta[Any]],
-        prompts: Sequence[PromptWithLogprobs],
-    ) -> dict[str, Any]:
-        in_loop.append(_is_in_a_loop())
-        return whole(response_format, outputs, prompts)
-
-    monkeypatch.setattr(CompletionFormat, "whole", recorded)
+    in_loop = record_where(monkeypatch, CompletionFormat, "whole")
     body = {"prompt": "a" * 100, "max_tokens": 1, "echo": True, "logprobs": 1}
     reply = site.http.post("/v1/completions", json=body)
     assert len(reply.json()["choices"][0]["logprobs"]["tokens"]) == 101
@@ -101,14 +99,7 @@ def test_a_long_response_is_rendered_in_a_thread(site: Site, monkeypatch: pytest
 
 
 def test_many_prompt_logprobs_are_rendered_in_a_thread(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    absorb = PromptWithLogprobs.absorb_prompt_logprobs
-    in_loop: list[bool] = []
-
-    def recorded(prompt: PromptWithLogprobs, token_logprobs: Sequence[TokenLogprobs]) -> None:
-        in_loop.append(_is_in_a_loop())
-        absorb(prompt, token_logprobs)
-
-    monkeypatch.setattr(PromptWithLogprobs, "absorb_prompt_logprobs", recorded)
+    in_loop = record_where(monkeypatch, PromptWithLogprobs, "absorb_prompt_logprobs")
     for n_tokens, is_inline in ((21, True), (81, False)):  # the runtime sends 40 at a time
         in_loop.clear()
         body = {"prompt": "a" * n_tokens, "max_tokens": 1, "prompt_logprobs": 1}
@@ -120,14 +111,7 @@ def test_many_prompt_logprobs_are_rendered_in_a_thread(site: Site, monkeypatch: 
 def test_a_slow_template_does_not_hold_up_the_event_loop(
     served_model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    render = ChatTemplate.render
-    in_loop: list[bool] = []
-
-    def recorded(template: ChatTemplate, *arguments: Any, **options: Any) -> str:
-        in_loop.append(_is_in_a_loop())
-        return render(template, *arguments, **options)
-
-    monkeypatch.setattr(ChatTemplate, "render", recorded)
+    in_loop = record_where(monkeypatch, ChatTemplate, "render")
     template = ChatTemplate("{% for i in range(n) %}{% endfor %}{{ 'a' * n * size }}", {}, "the test")
     with running_site(replace(served_model, chat_template=template), tmp_path) as site:
         for variables, status, expected in (
@@ -139,11 +123,3 @@ def test_a_slow_template_does_not_hold_up_the_event_loop(
             body = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": variables}
             assert site.http.post("/v1/chat/completions", json=body).status_code == status
             assert in_loop == expected
-
-
-def _is_in_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -12,6 +12,7 @@ from radixkv.settings.server_config import ServerConfig
 from support.live import LIMIT_S
 from support.running_site import site_fixture
 from support.scripted_runtime import FAILS_AFTER_THREE, FAILS_AT_ONCE, Site
+from support.site_requests import until_closed
 
 PAGE = "https://app.example"
 KEY = {"Authorization": "Bearer sesame"}
@@ -113,7 +114,7 @@ def test_ids_differ(site: Site) -> None:
 def test_bytes_that_are_not_http_are_answered_with_an_id(site: Site) -> None:
     with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
         connection.sendall(b"GARBAGE\r\n\r\n")
-        reply = b"".join(iter(lambda: connection.recv(4096), b""))
+        reply = until_closed(connection)
     assert re.search(rb"(?i)\r\nx-request-id: [0-9a-f]{32}\r\n", reply)
 
 
@@ -124,7 +125,7 @@ def test_a_request_whose_body_is_not_http_is_answered_with_its_id(site: Site, pa
     )
     with socket.create_connection(("127.0.0.1", site.port), timeout=LIMIT_S) as connection:
         connection.sendall(head.encode() + b"nonsense\r\n")
-        reply = b"".join(iter(lambda: connection.recv(4096), b""))
+        reply = until_closed(connection)
     assert re.match(rb"HTTP/1.1 400 ", reply)
     assert re.findall(rb"(?i)\r\nx-request-id: ([^\r]*)\r\n", reply) == [b"order-17"]
     assert (b'"type":"error"' in reply) is (path == "/v1/messages")

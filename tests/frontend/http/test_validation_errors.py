@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from support.scripted_runtime import Site
+from support.site_requests import post_bytes
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 WHOLE, STRING, LIST = "whole number", "string", "list"
@@ -66,7 +67,7 @@ def test_a_missing_field_and_a_limit_are_named(site: Site, path: str, body: Any,
     ids=lambda value: value[:50],
 )
 def test_a_number_out_of_range_is_refused(site: Site, path: str, body: str, field: str) -> None:
-    reply = site.http.post(path, content=body, headers={"Content-Type": "application/json"})
+    reply = post_bytes(site, path, body)
     assert reply.status_code == 400
     message = reply.json()["error"]["message"]
     assert message.startswith(f"{field} ")
@@ -154,7 +155,7 @@ def test_a_boolean_is_shown_as_in_json(site: Site) -> None:
 
 @pytest.mark.parametrize("body", [b"", b" \n"])
 def test_an_empty_body_is_described_as_empty(site: Site, body: bytes) -> None:
-    reply = site.http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    reply = post_bytes(site, "/v1/completions", body)
     assert "empty" in reply.json()["error"]["message"]
 
 
@@ -172,13 +173,6 @@ def test_a_wrong_method_names_the_right_one(site: Site) -> None:
         assert allowed in message
         assert method not in message.replace(allowed, "")
         assert reply.headers["allow"] == allowed
-
-
-def test_an_unsupported_route_names_the_supported_ones(site: Site) -> None:
-    error = site.http.post("/v1/embeddings", json={}).json()["error"]
-    assert error["code"] == "unsupported_feature"
-    assert error["message"].startswith("/v1/embeddings ")
-    assert "/v1/completions" in error["message"]
 
 
 def test_a_body_that_is_too_long_names_the_flag(site: Site) -> None:

@@ -17,6 +17,7 @@ from radixkv.errors import ConfigError
 from radixkv.frontend.metrics.request_log import RequestLog, open_request_log
 from support.live import LIMIT_S
 from support.scripted_runtime import DISK, FAILS_AFTER_THREE, FAILS_AT_ONCE, HOST, Site
+from support.site_requests import asks
 
 SECRET = "QQQQQQQQ"
 
@@ -77,28 +78,15 @@ def test_a_line_has_what_the_reply_has(site: Site, lines: Lines) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("path", "prefix", "body"),
-    [
-        (
-            "/v1/chat/completions",
-            "chatcmpl-",
-            {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 16},
-        ),
-        ("/v1/responses", "resp_", {"model": "echo", "input": SECRET, "max_output_tokens": 16}),
-        (
-            "/v1/messages",
-            "msg_",
-            {"model": "echo", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 16},
-        ),
-        ("/generate", "", {"text": SECRET, "sampling_params": {"max_new_tokens": 16}}),
-    ],
-)
+PREFIXES = {"/v1/chat/completions": "chatcmpl-", "/v1/responses": "resp_", "/v1/messages": "msg_", "/generate": ""}
+
+
+@pytest.mark.parametrize(("path", "prefix"), PREFIXES.items())
 @pytest.mark.parametrize("stream", [False, True])
 def test_every_api_has_its_line_without_any_text(
-    site: Site, lines: Lines, path: str, prefix: str, body: dict[str, Any], stream: bool
+    site: Site, lines: Lines, path: str, prefix: str, stream: bool
 ) -> None:
-    reply = post(site, path, **body, stream=stream)
+    reply = post(site, path, **asks(SECRET, 16)[path], stream=stream)
     assert reply.status_code == 200
     assert "Q" in reply.text, "the answer repeats the prompt"
     (line,) = lines.take()

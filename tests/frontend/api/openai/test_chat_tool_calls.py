@@ -191,17 +191,11 @@ def test_a_format_of_the_text_does_not_matter_where_calls_are_demanded(agent_sit
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [{}]}, "tools"),
-    ({"tools": [{"type": "function", "function": {}}]}, "tools"),
     ({"tools": [TOOL, TOOL]}, "tools"),
-    ({"tools": [{"type": "function", "function": {"name": "f f"}}]}, "tools"),
-    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 3}}]}, "tools"),
     ({"tools": [{"type": "code_interpreter"}]}, "tools"),
     ({"tools": "f"}, "tools"),
     ({"tools": [[]] * 20_000}, "tools"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice"),
-    ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
-    ({"tools": TOOLS, "tool_choice": 3}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ({"functions": [{"name": "f"}]}, "functions"),

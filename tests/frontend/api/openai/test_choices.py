@@ -87,21 +87,30 @@ def test_stop_strings_count_only_after_min_tokens(site: Site, min_tokens: int, t
 def test_all_settings_reach_the_runtime(site: Site) -> None:
     settings = {
         "n": 2,
+        "max_tokens": 4,
         "min_tokens": 3,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 7,
         "min_p": 0.25,
+        "seed": 11,
         "presence_penalty": -0.5,
         "frequency_penalty": 0.5,
         "repetition_penalty": 1.5,
+        "ignore_eos": True,
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
         "logprobs": 4,
         "prompt_logprobs": 5,
     }
-    complete(site, prompt="ab", logit_bias={"5": -100, "299": 7.5}, priority=-7, **settings)
+    stops = {"stop": ["x"], "stop_token_ids": [9]}
+    others = {"priority": -7, "cache_salt": "tenant", "skip_reading_prefix_cache": True}
+    complete(site, prompt="ab", logit_bias={"5": -100, "299": 7.5}, **settings, **stops, **others)
     submit = site.loop.submitted[-1]
     assert {name: getattr(submit.sampling, name) for name in settings} == settings
+    assert {name: list(getattr(submit.sampling, name)) for name in stops} == stops
     assert submit.sampling.logit_bias == {5: -100.0, 299: 7.5}
-    assert submit.priority == -7
+    assert (submit.priority, submit.cache_salt, submit.reads_cache) == (-7, "tenant", False)
 
 
 def test_each_chunk_has_the_usage_so_far_on_request(site: Site) -> None:
