@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,6 @@ from support.hostile_tokenizers import give_up_soon, splitting
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 TEXT = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many eggs does he get in a month?"
-
-
-@pytest.fixture(scope="module")
-def llm(sensitive: Path) -> Iterator[LLM]:
-    llm = LLM(sensitive, max_total_tokens=4096, max_model_len=1024)
-    yield llm
-    llm.shutdown()
 
 
 def test_text_and_token_ids_are_both_prompts(llm: LLM) -> None:
@@ -328,9 +320,7 @@ def test_the_prompt_with_the_lowest_priority_goes_first(sensitive: Path) -> None
     assert [index for index, output in enumerate(outputs) if output.num_cached_tokens == 0] == [150]
 
 
-def test_a_missing_device_is_reported_before_a_checkpoint_is_downloaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_device_is_reported_before_a_checkpoint_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     class Fetched(Exception):
         pass
 

@@ -21,9 +21,8 @@ PROMPTS = (QUESTION, "Once upon a time", "The cat")
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    llm = LLM(device="cpu", max_total_tokens=4096, max_model_len=512, page_size=4)
-    yield llm
-    llm.shutdown()
+    with LLM(device="cpu", max_total_tokens=4096, max_model_len=512, page_size=4) as llm:
+        yield llm
 
 
 class Oracle:

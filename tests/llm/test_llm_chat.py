@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,6 @@ CHAT = [
     {"role": "system", "content": "You are a teacher."},
     {"role": "user", "content": "How many legs do 12 hens have?"},
 ]
-
-
-@pytest.fixture(scope="module")
-def llm(sensitive: Path) -> Iterator[LLM]:
-    llm = LLM(sensitive, max_total_tokens=4096, max_model_len=1024)
-    yield llm
-    llm.shutdown()
 
 
 @pytest.fixture(scope="module")

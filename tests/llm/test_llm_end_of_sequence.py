@@ -32,9 +32,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(model: Path) -> Iterator[LLM]:
-    llm = LLM(model, max_model_len=256, max_total_tokens=2048)
-    yield llm
-    llm.shutdown()
+    with LLM(model, max_model_len=256, max_total_tokens=2048) as llm:
+        yield llm
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,8 @@ TEXT = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many eggs
 
 @pytest.fixture
 def llm(sensitive: Path) -> Iterator[LLM]:
-    llm = LLM(sensitive, max_total_tokens=1024, max_model_len=256)
-    yield llm
-    llm.shutdown()
+    with LLM(sensitive, max_total_tokens=1024, max_model_len=256) as llm:
+        yield llm
 
 
 def test_it_explains_where_a_match_ends(llm: LLM) -> None:

@@ -33,9 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[LLM]:
-    llm = LLM(folder, max_model_len=128, max_total_tokens=1024)
-    yield llm
-    llm.shutdown()
+    with LLM(folder, max_model_len=128, max_total_tokens=1024) as llm:
+        yield llm
 
 
 @pytest.fixture(scope="module")

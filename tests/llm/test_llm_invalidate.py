@@ -18,16 +18,15 @@ OTHER = [*DOCUMENT[:32], *range(100, 132)]
 
 @pytest.fixture
 def llm(sensitive: Path, tmp_path: Path) -> Iterator[LLM]:
-    llm = LLM(
+    with LLM(
         sensitive,
         max_total_tokens=512,
         max_model_len=256,
         host_memory_bytes=8 << 20,
         cache_dir=str(tmp_path / "cache"),
         load_policy="always",
-    )
-    yield llm
-    llm.shutdown()
+    ) as llm:
+        yield llm
 
 
 def test_a_document_goes_and_what_others_share_with_it_stays(llm: LLM) -> None:

@@ -59,15 +59,12 @@ def test_the_budget_bounds_a_pin_and_0_refuses_it(sensitive: Path) -> None:
 
     for settings, name in (({"pin_budget": 0}, "--pin-budget"), ({"enable_prefix_caching": False}, "prefix")):
         llm = LLM(sensitive, max_total_tokens=512, max_model_len=256, **settings)
-        with pytest.raises(UnsupportedFeature, match=name):
+        with llm, pytest.raises(UnsupportedFeature, match=name):
             llm.pin_cache(PROMPT)
-        llm.shutdown()
 
 
 @pytest.mark.parametrize("ttl_s", [-1, 86401, float("inf"), float("nan"), "5m", True])
-def test_a_wrong_time_to_live_is_refused(sensitive: Path, ttl_s: object) -> None:
-    llm = LLM(sensitive, max_total_tokens=512, max_model_len=256)
+def test_a_wrong_time_to_live_is_refused(llm: LLM, ttl_s: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
         llm.pin_cache(PROMPT, ttl_s=ttl_s)
     assert caught.value.param == "ttl"
-    llm.shutdown()

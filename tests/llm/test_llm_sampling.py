@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,6 @@ TEXT = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many eggs
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 END_OF_TURN = 4095
 HEADER = 4094
-
-
-@pytest.fixture(scope="module")
-def llm(sensitive: Path) -> Iterator[LLM]:
-    llm = LLM(sensitive, max_total_tokens=4096, max_model_len=1024)
-    yield llm
-    llm.shutdown()
 
 
 class Oracle:

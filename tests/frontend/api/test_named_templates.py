@@ -85,15 +85,14 @@ def test_every_route_renders_with_it(named_site: Site, folder: Path) -> None:
 
 
 def test_offline_chats_render_with_it(folder: Path) -> None:
-    llm = LLM("tiny", tokenizer=str(folder), load_format="dummy", max_total_tokens=1024)
-    assert text(folder, llm.chat_prompt(MESSAGES)) == ALONE
-    assert text(folder, llm.chat_prompt(MESSAGES, tools=TOOLS)) == WITH_TOOLS
-    llm.shutdown()
-    llm = LLM("tiny", tokenizer=str(folder), load_format="dummy", max_total_tokens=1024, chat_template="default")
-    assert text(folder, llm.chat_prompt(MESSAGES)) == ALONE
-    with pytest.raises(UnsupportedFeature, match="does not show tools"):
-        llm.chat_prompt(MESSAGES, tools=TOOLS)
-    llm.shutdown()
+    settings = {"tokenizer": str(folder), "load_format": "dummy", "max_total_tokens": 1024}
+    with LLM("tiny", **settings) as llm:
+        assert text(folder, llm.chat_prompt(MESSAGES)) == ALONE
+        assert text(folder, llm.chat_prompt(MESSAGES, tools=TOOLS)) == WITH_TOOLS
+    with LLM("tiny", **settings, chat_template="default") as llm:
+        assert text(folder, llm.chat_prompt(MESSAGES)) == ALONE
+        with pytest.raises(UnsupportedFeature, match="does not show tools"):
+            llm.chat_prompt(MESSAGES, tools=TOOLS)
 
 
 def test_recorded_requests_render_with_it(folder: Path, tmp_path: Path) -> None:
