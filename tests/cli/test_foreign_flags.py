@@ -12,11 +12,6 @@ from radixkv.settings.server_config import ServerConfig
 from support.flags import command, parse, refused
 
 
-@pytest.mark.parametrize(("spelling", "name"), [("half", "float16"), ("float", "float32")])
-def test_vllms_other_names_of_types(spelling, name):
-    assert parse("--dtype", spelling).model.dtype == name
-
-
 def test_flags_that_exist_for_one_value_change_nothing():
     one = [flag for name in ("--tensor-parallel-size", "-tp", "--tp-size", "--tp") for flag in (name, "1")]
     auto = [
@@ -88,10 +83,7 @@ def test_neutral_values_of_unsupported_flags_are_accepted(flags):
     [
         (["--mem-fraction-static", "5"], ": error: --mem-fraction-static 5.0 "),
         (["--max-running-requests=0"], ": error: --max-running-requests 0 "),
-        (
-            ["--chunked-prefill-size", "4", "--max-num-seqs", "8"],
-            ": error: --chunked-prefill-size 4 ",
-        ),
+        (["--chunked-prefill-size", "4", "--max-num-seqs", "8"], ": error: --chunked-prefill-size 4 "),
         (["--block-size", "0"], ": error: --block-size 0 "),
         (["--block-size", "many"], ": error: argument --block-size: 'many' "),
         (["--model-path", ""], ": error: --model-path is ''"),
@@ -117,27 +109,3 @@ def test_errors_of_the_engines_start_name_the_alias_that_was_typed(capsys):
     code = main(["generate", "--device", "cpu", "--context-length", "100000", "text"])
     assert code == 1
     assert "radixkv generate: error: --context-length 100000 " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "n_bytes"),
-    [
-        (("--host-memory", "64GiB"), 64 << 30),
-        (("--host-memory", "500MB"), 500_000_000),
-        (("--host-memory=1.5 gib",), 3 << 29),
-        (("--kv-offloading-size", "0.5"), 1 << 29),
-        (("--kv-offloading-size", "4", "--kv-offloading-backend", "native"), 4 << 30),
-        (("--hicache-size", "2"), 2 * 10**9),
-        (("--enable-hierarchical-cache", "--hicache-size=2"), 2 * 10**9),
-        (("--host-memory", "1KiB", "--enable-hierarchical-cache"), 1024),
-    ],
-)
-def test_the_host_tiers_size_has_the_unit_of_its_flag(flags, n_bytes):
-    assert parse(*flags).cache.host_memory_bytes == n_bytes
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours"), [("write_through", "through"), ("write_through_selective", "selective")]
-)
-def test_sglangs_write_policies_have_its_names(theirs, ours):
-    assert parse("--hicache-write-policy", theirs).cache.write_policy == ours

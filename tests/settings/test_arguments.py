@@ -60,26 +60,39 @@ def test_each_spelling_gives_its_setting_and_changes_no_other(spellings, value, 
             assert engine_flags(config) == [f"{spellings[0]}={value}"]
 
 
-def test_attention_backends_have_the_names_of_other_engines(capsys):
-    names = {"FLASHINFER": "flashinfer", "TRITON_ATTN": "triton", "flashinfer": "flashinfer", "auto": "auto"}
-    for name, ours in names.items():
-        assert parse("--attention-backend", name).model.attention_backend == ours
-    assert "'fa3' is not supported; use auto, flashinfer or triton" in refused(
-        capsys, parse, "--attention-backend", "fa3"
-    )
+@pytest.mark.parametrize(
+    ("flags", "path", "expected"),
+    [
+        ("--attention-backend FLASHINFER", "model.attention_backend", "flashinfer"),
+        ("--attention-backend TRITON_ATTN", "model.attention_backend", "triton"),
+        ("--attention-backend flashinfer", "model.attention_backend", "flashinfer"),
+        ("--attention-backend auto", "model.attention_backend", "auto"),
+        ("", "cache.enable_prefix_caching", True),
+        ("--enable-prefix-caching", "cache.enable_prefix_caching", True),
+        ("--no-enable-prefix-caching", "cache.enable_prefix_caching", False),
+        ("--disable-radix-cache", "cache.enable_prefix_caching", False),
+        ("", "model.enforce_eager", False),
+        ("--enforce-eager", "model.enforce_eager", True),
+        ("--disable-cuda-graph", "model.enforce_eager", True),
+        ("--dtype half", "model.dtype", "float16"),
+        ("--dtype float", "model.dtype", "float32"),
+        ("--hicache-write-policy write_through", "cache.write_policy", "through"),
+        ("--hicache-write-policy write_through_selective", "cache.write_policy", "selective"),
+        ("--host-memory 64GiB", "cache.host_memory_bytes", 64 << 30),
+        ("--host-memory 500MB", "cache.host_memory_bytes", 500_000_000),
+        ("--kv-offloading-size 0.5", "cache.host_memory_bytes", 1 << 29),
+        ("--kv-offloading-size 4 --kv-offloading-backend native", "cache.host_memory_bytes", 4 << 30),
+        ("--hicache-size 2", "cache.host_memory_bytes", 2 * 10**9),
+        ("--enable-hierarchical-cache --hicache-size=2", "cache.host_memory_bytes", 2 * 10**9),
+        ("--host-memory 1KiB --enable-hierarchical-cache", "cache.host_memory_bytes", 1024),
+    ],
+)
+def test_values_and_flags_of_other_engines_have_their_meaning(flags, path, expected):
+    assert read(parse(*flags.split()), path) == expected
 
 
-def test_both_spellings_of_no_cache():
-    assert parse().cache.enable_prefix_caching
-    assert parse("--enable-prefix-caching").cache.enable_prefix_caching
-    assert not parse("--no-enable-prefix-caching").cache.enable_prefix_caching
-    assert not parse("--disable-radix-cache").cache.enable_prefix_caching
-
-
-def test_both_spellings_of_no_graphs():
-    assert not parse().model.enforce_eager
-    assert parse("--enforce-eager").model.enforce_eager
-    assert parse("--disable-cuda-graph").model.enforce_eager
+def test_a_size_may_have_a_space():
+    assert parse("--host-memory=1.5 gib").cache.host_memory_bytes == 3 << 29
 
 
 def test_no_flag_at_all_is_the_default():
@@ -160,14 +173,8 @@ def test_every_setting_has_a_flag():
 
     Not events and tenants, which only a server has.
     """
-    assert {field.name for field in fields(EngineConfig)} == {
-        "model",
-        "cache",
-        "scheduler",
-        "seed",
-        "kv_events",
-        "tenants",
-    }
+    engine = {"model", "cache", "scheduler", "seed", "kv_events", "tenants"}
+    assert {field.name for field in fields(EngineConfig)} == engine
     assert len(fields(ModelConfig)) == 11
     assert len(fields(CacheConfig)) == 15
     assert len(fields(SchedulerConfig)) == 10
@@ -189,6 +196,7 @@ def test_every_setting_has_a_flag():
         (["--generation-config", "vllm"], "--generation-config "),
         (["--load-format", "gguf"], "load_format 'gguf'"),
         (["--dtype", "fp8"], "dtype 'fp8'"),
+        (["--attention-backend", "fa3"], "'fa3' is not supported; use auto, flashinfer or triton"),
         (["--device", "tpu"], "device 'tpu'"),
         (["--gpu-memory-utilization", "90"], "gpu_memory_utilization 90.0"),
         (["--tokenizer", ""], "tokenizer is empty"),

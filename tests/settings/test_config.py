@@ -108,43 +108,29 @@ def test_a_value_in_a_message(value: Any, text: str) -> None:
     ("make", "message"),
     [
         (lambda: CacheConfig(enable_prefix_caching="no"), "enable_prefix_caching 'no' "),
-        (lambda: CacheConfig(page_size="16"), "page_size '16' "),
         (lambda: CacheConfig(page_size=1.5), "page_size 1.5 "),
-        (lambda: ModelConfig(max_model_len=True), "max_model_len True "),
         (lambda: CacheConfig(page_size=None), "page_size None "),
         (lambda: ModelConfig(model=5), "model is 5"),
         (lambda: ModelConfig(revision=""), "revision is empty"),
         (lambda: ModelConfig(tokenizer=""), "tokenizer is empty"),
-        (
-            lambda: ModelConfig(dtype="int8"),
-            "dtype 'int8' .*auto.* float32.* bfloat16.* float16",
-        ),
+        (lambda: ModelConfig(dtype="int8"), "dtype 'int8' .*auto.* float32.* bfloat16.* float16"),
         (lambda: ModelConfig(enforce_eager=1), "enforce_eager 1 "),
         (lambda: ModelConfig(grammar_backend="outlines"), "grammar_backend 'outlines' .*xgrammar or none"),
         (lambda: ModelConfig(attention_backend="fa3"), "attention_backend 'fa3' .*auto, flashinfer or triton"),
         (lambda: ModelConfig(device="cuda:1"), "device 'cuda:1' .*auto.* cpu.* cuda"),
         (lambda: CacheConfig(gpu_memory_utilization=0), "gpu_memory_utilization 0 "),
         (lambda: CacheConfig(gpu_memory_utilization=1.01), "gpu_memory_utilization 1.01 "),
-        (lambda: CacheConfig(gpu_memory_utilization=float("nan")), "gpu_memory_utilization nan "),
-        (lambda: CacheConfig(gpu_memory_utilization="0.9"), "gpu_memory_utilization '0.9' "),
         (lambda: CacheConfig(eviction_policy="lfu"), "eviction_policy 'lfu' .*'lfuda'"),
-        (lambda: CacheConfig(ghost_capacity=-1), "ghost_capacity -1 "),
-        (lambda: CacheConfig(ghost_capacity=float("inf")), "ghost_capacity inf "),
-        (lambda: CacheConfig(ghost_capacity=float("nan")), "ghost_capacity nan "),
         (lambda: CacheConfig(pin_budget=-0.1), "pin_budget -0.1 "),
         (lambda: CacheConfig(pin_budget=1.1), "pin_budget 1.1 "),
-        (lambda: CacheConfig(pin_budget=float("nan")), "pin_budget nan "),
         (lambda: CacheConfig(kv_cache_memory_bytes=0), "kv_cache_memory_bytes 0 .*1"),
         (lambda: SchedulerConfig(max_num_seqs=0), "max_num_seqs 0 .*1"),
         (lambda: SchedulerConfig(max_num_batched_tokens=0), "max_num_batched_tokens 0 .*1"),
         (lambda: ModelConfig(load_format="pt"), "load_format 'pt' .*auto.* dummy"),
         (lambda: SchedulerConfig(queue_timeout_s=0.0), "queue_timeout_s 0.0 "),
-        (lambda: SchedulerConfig(queue_timeout_s=float("nan")), "queue_timeout_s nan "),
-        (lambda: SchedulerConfig(queue_timeout_s="5"), "queue_timeout_s '5' "),
         (lambda: SchedulerConfig(num_reserved_decode_tokens=-1), "num_reserved_decode_tokens -1 .*0"),
         (lambda: SchedulerConfig(num_reserved_decode_tokens=0.5), "num_reserved_decode_tokens 0.5 "),
         (lambda: SchedulerConfig(max_reserved_decode_share=1.5), "max_reserved_decode_share 1.5 .*0 and 1"),
-        (lambda: SchedulerConfig(max_reserved_decode_share=float("nan")), "max_reserved_decode_share nan "),
         (lambda: EngineConfig(seed=1.0), "seed 1.0 "),
         (lambda: ServerConfig(port=-1), "port -1 .*65535"),
         (lambda: ServerConfig(port=65536), "port 65536 .*65535"),
@@ -152,7 +138,6 @@ def test_a_value_in_a_message(value: Any, text: str) -> None:
         (lambda: ServerConfig(chat_template=""), "chat_template is empty"),
         (lambda: ServerConfig(metrics_compat="tgi"), "metrics_compat 'tgi' .*vllm.* sglang"),
         (lambda: ServerConfig(stats_interval_s=0), "stats_interval_s 0 "),
-        (lambda: ServerConfig(stats_interval_s=float("inf")), "stats_interval_s inf "),
         (lambda: ServerConfig(max_body_bytes=0), "max_body_bytes 0 .*1"),
         (lambda: ServerConfig(explain_contents="no"), "explain_contents 'no' "),
         (lambda: ServerConfig(priority_range=5), "priority_range 5 .*lowest.* highest"),
@@ -191,6 +176,7 @@ BESIDE: dict[str, dict[str, Any]] = {"cache_dir_bytes": {"cache_dir": "x", "host
 def test_every_number_that_is_absurd_is_refused_by_name(config: Any, name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name) as caught:
         config(**{name: value, **BESIDE.get(name, {})})
+    assert f"{name} {shortened(value)} " in str(caught.value)
     assert len(str(caught.value)) < 400
 
 

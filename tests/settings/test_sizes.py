@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 import pytest
 
@@ -79,17 +80,19 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("text", [*WRONG, "25.6K", "0.0001k", "0.5", "4KB", "4KiB"])
-def test_what_is_no_count_is_refused_with_the_allowed_forms(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"4k \(4,000\) or 4K \(4,096\)") as refused:
-        parse_count(text)
-    assert str(refused.value).startswith(repr(text) if len(text) < 30 else "'999")
+ALLOWED = {parse_count: r"4k \(4,000\) or 4K \(4,096\)", parse_bytes: "64GiB or 64G .* 64GB or 64g "}
 
 
-@pytest.mark.parametrize("text", [*WRONG, "4KBB", "4iB", "4 bytes"])
-def test_what_is_no_size_in_bytes_is_refused_with_the_allowed_forms(text: str) -> None:
-    with pytest.raises(ConfigError, match="64GiB or 64G .* 64GB or 64g ") as refused:
-        parse_bytes(text)
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        *[(parse_count, text) for text in (*WRONG, "25.6K", "0.0001k", "0.5", "4KB", "4KiB")],
+        *[(parse_bytes, text) for text in (*WRONG, "4KBB", "4iB", "4 bytes")],
+    ],
+)
+def test_what_is_no_size_is_refused_with_the_allowed_forms(parse: Callable[[str], int], text: str) -> None:
+    with pytest.raises(ConfigError, match=ALLOWED[parse]) as refused:
+        parse(text)
     assert str(refused.value).startswith(repr(text) if len(text) < 30 else "'999")
 
 
