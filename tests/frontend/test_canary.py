@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -35,12 +34,12 @@ from radixkv.runtime.device.cpu import executor as executor_cpu
 from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots
 from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
 from radixkv.runtime.open_loop import build_loop
-from radixkv.runtime.process import RuntimeServer, open_socket
+from radixkv.runtime.process import RuntimeServer
 from radixkv.settings.config import CacheConfig, EngineConfig
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import Done, GetStats, Ready, Submit, TokenLogprobs, pack_tokens
 from radixkv.wire.sampling import SamplingParams
-from support.live import LIMIT_S
+from support import threaded_runtime
 from support.scripted_runtime import ScriptedLoop
 
 PAGE_SIZE = 16
@@ -140,25 +139,14 @@ def run_both(
     checkpoint = resolve(str(model), None)
     loop = build_loop(EngineConfig(cache=cache), checkpoint)
 
-    async def limited() -> None:
-        metrics, lines = Metrics(), list[str]()
-        client = RuntimeClient(metrics)
-        await client.connect(str(folder / "r.sock"))
-        try:
-            async with asyncio.timeout(LIMIT_S):
-                served_model = served(await client.handshake(), Tokenizer.load(checkpoint.folder))
-                canary = Canary(client, served_model, metrics, 0.001, write=lines.append)
-                await test(World(canary, client, metrics, pools[0], hosts, lines))
-        finally:
-            client.drain()
-            await asyncio.to_thread(thread.join, LIMIT_S)
-            await client.close()
+    metrics, lines = Metrics(), list[str]()
 
-    with open_socket(folder / "r.sock") as socket:
-        thread = threading.Thread(target=RuntimeServer(socket, loop).run)
-        thread.start()
-        asyncio.run(limited())
-        assert not thread.is_alive()
+    async def with_world(client: RuntimeClient, server: RuntimeServer) -> None:
+        served_model = served(loop.ready, Tokenizer.load(checkpoint.folder))
+        canary = Canary(client, served_model, metrics, 0.001, write=lines.append)
+        await test(World(canary, client, metrics, pools[0], hosts, lines))
+
+    threaded_runtime.run(folder, loop, with_world, metrics)
     loop.close()
 
 
@@ -291,8 +279,7 @@ READY = ScriptedLoop().ready
 
 
 @pytest.mark.parametrize(
-    ("max_model_len", "n_tokens"),
-    [(4096, N_TOKENS), (60, 52), (PAGE_SIZE + 1 + N_ANSWER_TOKENS, PAGE_SIZE + 1)],
+    ("max_model_len", "n_tokens"), [(4096, N_TOKENS), (60, 52), (PAGE_SIZE + 1 + N_ANSWER_TOKENS, PAGE_SIZE + 1)]
 )
 def test_the_prompt_fits_the_context(max_model_len: int, n_tokens: int) -> None:
     ready = msgspec.structs.replace(READY, max_model_len=max_model_len, page_size=PAGE_SIZE, n_pages=1000)

@@ -3,10 +3,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,9 @@ from radixkv.errors import InvalidRequest, WireError
 from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeSilent
 from radixkv.frontend.in_flight import TokenDelta
-from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.process import SLOW_READER_TIMEOUT_MS, open_listener
 from radixkv.frontend.runtime_client import RuntimeClient
-from radixkv.runtime.process import RuntimeServer, open_socket
+from radixkv.runtime.process import RuntimeServer
 from radixkv.wire.cache_messages import Invalidate
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import (
@@ -40,34 +37,7 @@ from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 from support.live import LIMIT_S
 from support.scripted_runtime import ScriptedLoop
-
-
-def run(
-    path: Path,
-    loop: ScriptedLoop,
-    test: Callable[[RuntimeClient, RuntimeServer], Awaitable[None]],
-    **settings: Any,
-) -> None:
-    """Runs ``test`` with a client that has these settings, and a runtime in a thread."""
-
-    async def limited() -> None:
-        client = RuntimeClient(Metrics(), **settings)
-        await client.connect(str(path / "r.sock"))
-        try:
-            async with asyncio.timeout(LIMIT_S):
-                await client.handshake()
-                await test(client, server)
-        finally:
-            client.drain()
-            await asyncio.to_thread(thread.join, LIMIT_S)
-            await client.close()
-
-    with open_socket(path / "r.sock") as socket:
-        server = RuntimeServer(socket, loop)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        asyncio.run(limited())
-        assert not thread.is_alive()
+from support.threaded_runtime import run
 
 
 def prompt(n: int) -> Submit:
