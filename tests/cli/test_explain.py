@@ -28,7 +28,7 @@ def server(fake: FakeServer) -> FakeServer:
                 "cached_token": {"id": 63, "text": "?"},
             },
             "text": "16 of 26 are cached.",
-        },
+        }
     }
     return fake
 

@@ -46,12 +46,7 @@ _BYTE_IDS = {byte: [token] for token in range(256) for byte in TOKENIZER.token_b
 
 def model(max_bytes: int | None = None) -> ServedModel:
     served_model = ServedModel(
-        name="m",
-        root="m",
-        ready=READY,
-        tokenizer=TOKENIZER,
-        eos_token_ids=frozenset(END_IDS),
-        created=0,
+        name="m", root="m", ready=READY, tokenizer=TOKENIZER, eos_token_ids=frozenset(END_IDS), created=0
     )
     if max_bytes is not None:
         kept = KeptAnswers(TOKENIZER, dict(zip(ENDS, END_IDS, strict=True)), max_bytes)
@@ -141,9 +136,7 @@ TEXTS = st.lists(
 ANSWERS = st.tuples(
     st.lists(
         st.one_of(
-            TEXTS.map(ids),
-            TEXTS.map(letters),
-            st.integers(0, TOKENIZER.vocab_size + 3).map(lambda token: [token]),
+            TEXTS.map(ids), TEXTS.map(letters), st.integers(0, TOKENIZER.vocab_size + 3).map(lambda token: [token])
         ),
         max_size=4,
     ),
@@ -164,9 +157,7 @@ STEPS = st.lists(
 
 @examples(300)
 @given(steps=STEPS)
-def test_prompts_have_the_tokens_of_the_model(
-    steps: list[tuple[int, str, list[int], str, list[int]]],
-) -> None:
+def test_prompts_have_the_tokens_of_the_model(steps: list[tuple[int, str, list[int], str, list[int]]]) -> None:
     server, naive = Server(), NaiveServer()
     texts = [""]
     for which, more, answer, salt, groups in steps:

@@ -88,16 +88,8 @@ def test_a_silent_runtime_is_killed_at_the_heartbeat_limit() -> None:
         ("raise errors.ConfigError('pool too small')", ConfigError, "pool too small"),
         ("raise MemoryError('no memory')", RadixKVError, "MemoryError: no memory"),
         ("import os; os._exit(7)", RadixKVError, "ended with code 7 before it was ready"),
-        (
-            "import os, signal; os.kill(os.getpid(), signal.SIGBUS)",
-            RadixKVError,
-            "not write over weights",
-        ),
-        (
-            "import msgspec; return msgspec.structs.replace(super().ready, version=99)",
-            WireError,
-            "wire version 99",
-        ),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGBUS)", RadixKVError, "not write over weights"),
+        ("import msgspec; return msgspec.structs.replace(super().ready, version=99)", WireError, "wire version 99"),
     ],
 )
 def test_a_failed_start_reports_the_reason(body: str, kind: type[RadixKVError], text: str, temporary: Path) -> None:

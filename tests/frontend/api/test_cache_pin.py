@@ -9,14 +9,14 @@ import pytest
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import pack_tokens
 from support.scripted_runtime import Site
+from support.site_requests import check_refusal, post
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def test_a_prompt_is_pinned_for_the_time_of_the_request(site: Site, tokenizer: Tokenizer) -> None:
-    reply = site.http.post("/cache/pin", json={"prompt": "hello", "ttl": "90s", "cache_salt": "s"})
-    assert reply.status_code == 200, reply.text
-    assert reply.json() == {"prompt_tokens": 5, "pinned_tokens": 2, "seconds_left": 90.0}
+    found = post(site, "/cache/pin", prompt="hello", ttl="90s", cache_salt="s")
+    assert found == {"prompt_tokens": 5, "pinned_tokens": 2, "seconds_left": 90.0}
     pin = site.loop.pinned[-1]
     assert (pin.tokens, pin.ttl_s, pin.cache_salt) == (tokenizer.encode("hello"), 90.0, "s")
 
@@ -51,6 +51,4 @@ def test_each_unit_of_a_time_to_live(site: Site, ttl: str, seconds: float) -> No
 
 def test_an_error_of_the_runtime_is_the_clients(site: Site) -> None:
     site.loop.refuses_pins = True
-    reply = site.http.post("/cache/pin", json={"prompt": "a"})
-    assert reply.status_code == 400
-    assert (reply.json()["error"]["code"], reply.json()["error"]["param"]) == ("unsupported_feature", "ttl")
+    check_refusal(site.http.post("/cache/pin", json={"prompt": "a"}), "ttl", "unsupported_feature")

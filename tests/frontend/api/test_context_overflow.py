@@ -49,6 +49,8 @@ HELLO = {"role": "user", "content": "hello"}
         ("/v1/completions", {"prompt": [1] * (MAX_MODEL_LEN + 1)}),
         ("/v1/completions", {"prompt": "a", "max_tokens": MAX_MODEL_LEN}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * MAX_MODEL_LEN}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * MAX_MODEL_LEN * 9}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "u", "content": ""}] * 600}),
         ("/v1/chat/completions", {"messages": [HELLO], "max_tokens": MAX_MODEL_LEN}),
         ("/v1/chat/completions", {"messages": [HELLO], "max_completion_tokens": MAX_MODEL_LEN}),
         ("/v1/chat/completions", {"messages": [HELLO] * (MAX_MODEL_LEN + 1)}),
@@ -64,6 +66,8 @@ def test_clients_recognise_a_request_that_is_too_long(site: Site, path: str, bod
     error = reply.json()["error"]
     assert reply.status_code == 400
     assert all_recognise(error), error
+    assert error["param"] in (*body, "max_new_tokens")
+    assert len(error["message"]) < 300
 
 
 @pytest.mark.parametrize(

@@ -184,14 +184,8 @@ def calling_site(served_model: ServedModel, tmp_path: Path) -> Iterator[Site]:
 
 def test_calls_of_every_api_reach_the_template(calling_site: Site) -> None:
     function = {"name": "f", "arguments": '{"a":1}'}
-    chats = [
-        {
-            "role": "assistant",
-            "content": content,
-            "tool_calls": [{"id": "c", "type": "function", "function": function}],
-        }
-        for content in (None, "", [])
-    ]
+    calls = [{"id": "c", "type": "function", "function": function}]
+    chats = [{"role": "assistant", "content": content, "tool_calls": calls} for content in (None, "", [])]
     result = {"role": "tool", "tool_call_id": "c", "content": "b"}
     for message in chats:
         post(calling_site, "/v1/chat/completions", messages=[QUESTION, message, result])

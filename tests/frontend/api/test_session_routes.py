@@ -79,10 +79,7 @@ def test_sessions_of_agents_are_ignored_with_one_line(
 def test_a_session_is_closed_by_its_id(site: Site, session_id: str) -> None:
     assert ask(site, session_id) == session_id
     reply = site.http.post(f"/sessions/{quote(session_id, safe='')}/close")
-    assert (reply.status_code, reply.json()) == (
-        200,
-        {"session_id": session_id, "pages_demoted": {"device": 3}},
-    )
+    assert (reply.status_code, reply.json()) == (200, {"session_id": session_id, "pages_demoted": {"device": 3}})
 
 
 def test_a_session_belongs_to_its_salt(site: Site) -> None:

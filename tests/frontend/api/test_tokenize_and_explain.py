@@ -178,6 +178,9 @@ def test_a_shared_server_hides_cached_tokens_of_other_clients(
         assert site.http.get("/server_info").json()["explain_contents"] is contents
 
 
+B_AND_C = {"prompt_token": {"id": 65, "text": "b"}, "cached_token": {"id": 66, "text": "c"}}
+
+
 @pytest.mark.parametrize(
     ("explained", "expected", "parts"),
     [
@@ -186,24 +189,12 @@ def test_a_shared_server_hides_cached_tokens_of_other_clients(
         (Explained("e", 32, 31, "whole"), {}, ["31 of 32", "last token"]),
         (
             Explained("e", 40, 35, "whole", 35, 65, 66),
-            {
-                "first_difference": {
-                    "position": 35,
-                    "prompt_token": {"id": 65, "text": "b"},
-                    "cached_token": {"id": 66, "text": "c"},
-                }
-            },
+            {"first_difference": {"position": 35, **B_AND_C}},
             ["35 of 40", "token 35", "'b' (65)", "'c' (66)"],
         ),
         (
             Explained("e", 40, 16, "differs", 20, 65, 66),
-            {
-                "first_difference": {
-                    "position": 20,
-                    "prompt_token": {"id": 65, "text": "b"},
-                    "cached_token": {"id": 66, "text": "c"},
-                }
-            },
+            {"first_difference": {"position": 20, **B_AND_C}},
             ["token 20", "'b' (65)", "'c' (66)"],
         ),
         (Explained("e", 40, 16, "evicted"), {}, ["16 of 40", "evicted"]),

@@ -84,10 +84,7 @@ def test_a_head_that_stalls_ends_the_connection(short_deadline: Site, sent: byte
 
 @pytest.mark.parametrize(
     ("begun", "rest"),
-    [
-        (b"", WHOLE),
-        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n", b"x" * 100),
-    ],
+    [(b"", WHOLE), (b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n", b"x" * 100)],
     ids=["head", "body that nobody reads"],
 )
 def test_sending_byte_by_byte_does_not_extend_the_deadline(short_deadline: Site, begun: bytes, rest: bytes) -> None:
@@ -169,11 +166,7 @@ def test_bytes_that_are_not_http_get_an_error_object(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-@pytest.mark.parametrize(
-    ("request_", "end"),
-    [(WHOLE, b"}"), (STREAM, b"0\r\n\r\n")],
-    ids=["whole", "stream"],
-)
+@pytest.mark.parametrize(("request_", "end"), [(WHOLE, b"}"), (STREAM, b"0\r\n\r\n")], ids=["whole", "stream"])
 def test_a_client_that_closes_its_side_gets_its_response(site: Site, request_: bytes, end: bytes) -> None:
     site.loop.step_s = 2 * HALF_CLOSED_CHECK_S
     with connect(site) as connection:

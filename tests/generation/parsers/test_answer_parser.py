@@ -306,19 +306,13 @@ def test_reasoning_is_split_off(tmp_path: Path, case: str) -> None:
 
 ANALYSIS = "<|channel|>analysis<|message|>I see.<|end|><|start|>assistant"
 CHANNELS: dict[str, tuple[str, list[Any]]] = {
-    "a text after it": (
-        f"{ANALYSIS}<|channel|>final<|message|>Hello.<|return|>",
-        [("think", "I see."), "Hello."],
-    ),
+    "a text after it": (f"{ANALYSIS}<|channel|>final<|message|>Hello.<|return|>", [("think", "I see."), "Hello."]),
     "a call after it": (
         f"{ANALYSIS}<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
         '{"city": "Paris"}<|call|>',
         [("think", "I see."), PARIS],
     ),
-    "twice": (
-        f"{ANALYSIS}{ANALYSIS}<|channel|>final<|message|>Hello.",
-        [("think", "I see.\nI see."), "Hello."],
-    ),
+    "twice": (f"{ANALYSIS}{ANALYSIS}<|channel|>final<|message|>Hello.", [("think", "I see.\nI see."), "Hello."]),
     "around a call": (
         f"{ANALYSIS} to=functions.now<|channel|>commentary json<|message|>{{}}<|call|><|start|>assistant{ANALYSIS}",
         [("think", "I see."), ("now", "{}"), ("think", "I see.")],

@@ -18,7 +18,7 @@ from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import unpack_tokens
 from support.running_site import running_site
 from support.scripted_runtime import MAX_MODEL_LEN, ScriptedLoop, Site
-from support.site_requests import events
+from support.site_requests import check_refusal, events
 
 HELLO = [{"role": "user", "content": "hello"}]
 RENDERED = "<user>hello<assistant>"
@@ -163,8 +163,6 @@ def test_an_answer_may_have_the_rest_of_the_context(site: Site) -> None:
     assert post(site, max_tokens=1, max_completion_tokens=3).json()["usage"]["completion_tokens"] == 3
 
 
-LONG = "x" * (MAX_MODEL_LEN - len("<user><assistant>"))
-
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": None}, "invalid_request", "messages"),
     ({"messages": []}, "invalid_request", "messages"),
@@ -188,9 +186,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "messages",
     ),
     ({"messages": [{"role": "nobody", "content": "a"}]}, "invalid_request", "messages"),
-    ({"messages": [{"role": "user", "content": LONG}]}, "context_length_exceeded", "messages"),
-    ({"messages": [{"role": "user", "content": LONG * 9}]}, "context_length_exceeded", "messages"),
-    ({"messages": [{"role": "u", "content": ""}] * 600}, "context_length_exceeded", "messages"),
     ({"messages": [{"role": "u"}] * 4097}, "invalid_request", "messages"),
     ({"max_completion_tokens": 0}, "invalid_request", "max_completion_tokens"),
     ({"max_completion_tokens": 1 << 31}, "invalid_request", "max_completion_tokens"),
@@ -211,10 +206,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(("body", "code", "param"), WRONG, ids=lambda value: json.dumps(value)[:60])
 def test_invalid_fields_are_refused_by_name(site: Site, body: dict[str, Any], code: str, param: str) -> None:
     reply = site.http.post("/v1/chat/completions", json={"messages": HELLO, **body})
-    error = reply.json()["error"]
-    assert reply.status_code == (404 if code == "model_not_found" else 400), reply.text
-    assert (error["code"], error["param"]) == (code, param)
-    assert len(error["message"]) < 300
+    message = check_refusal(reply, param, code, 404 if code == "model_not_found" else 400)
+    assert len(message) < 300
     assert post(site, max_tokens=6).json()["choices"][0]["message"]["content"] == RENDERED[:6]
 
 
