@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -30,11 +31,13 @@ def backend(*steps: pre_tokenizers.PreTokenizer, leave_out: str = "") -> tokeniz
     return made
 
 
-def test_the_loop_runs_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
+def served(tokenizer: Tokenizer, **more: Any) -> ServedModel:
     ready = msgspec.structs.replace(ScriptedLoop().ready, max_model_len=500_000, n_pages=500_000)
-    served_model = ServedModel(
-        name="echo", root="some/echo", ready=ready, tokenizer=tokenizer, created=0, max_token_characters=5
-    )
+    return ServedModel(name="echo", root="some/echo", ready=ready, tokenizer=tokenizer, created=0, **more)
+
+
+def test_the_loop_runs_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
+    served_model = served(tokenizer, max_token_characters=5)
     request = CompletionRequest(prompt="hello world " * 50_000)
 
     async def encode() -> None:
@@ -70,14 +73,7 @@ def test_only_completions_get_the_tokenizers_own_special_tokens() -> None:
     bos = made.token_to_id("<s>")
     made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
     template = ChatTemplate("<s>{{ messages[0].content }}", {}, "the test")
-    served_model = ServedModel(
-        name="echo",
-        root="echo",
-        ready=ScriptedLoop().ready,
-        tokenizer=Tokenizer(made),
-        created=0,
-        chat_template=template,
-    )
+    served_model = served(Tokenizer(made), chat_template=template)
     messages = [{"role": "user", "content": "x"}]
 
     def ids(request: CompletionRequest | ChatRequest) -> list[int]:
@@ -92,12 +88,9 @@ def test_only_completions_get_the_tokenizers_own_special_tokens() -> None:
 
 
 def test_the_loop_runs_while_a_long_conversation_is_rendered(tokenizer: Tokenizer) -> None:
-    ready = msgspec.structs.replace(ScriptedLoop().ready, max_model_len=500_000, n_pages=500_000)
     inner = "{% for b in messages %}{% if b.role == a.content %}x{% endif %}{% endfor %}"
     template = ChatTemplate("{% for a in messages %}" + inner + "{% endfor %}the end", {}, "the test")
-    served_model = ServedModel(
-        name="echo", root="echo", ready=ready, tokenizer=tokenizer, created=0, chat_template=template
-    )
+    served_model = served(tokenizer, chat_template=template)
     request = ChatRequest(messages=[{"role": "user", "content": "hello"}] * 400)
 
     async def render() -> None:

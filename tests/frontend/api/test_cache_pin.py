@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import pack_tokens
 from support.scripted_runtime import Site
 from support.site_requests import check_refusal, post
-
-MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def test_a_prompt_is_pinned_for_the_time_of_the_request(site: Site, tokenizer: Tokenizer) -> None:
@@ -21,23 +17,9 @@ def test_a_prompt_is_pinned_for_the_time_of_the_request(site: Site, tokenizer: T
     assert (pin.tokens, pin.ttl_s, pin.cache_salt) == (tokenizer.encode("hello"), 90.0, "s")
 
 
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        ({"messages": MESSAGES}, "<user>hi<assistant>"),
-        ({"messages": MESSAGES, "add_generation_prompt": False}, "<user>hi"),
-        ({"prompt": "hi"}, "hi"),
-    ],
-)
-def test_prompts_and_messages_become_what_requests_send(
-    site: Site, tokenizer: Tokenizer, body: dict[str, Any], text: str
-) -> None:
-    assert site.http.post("/cache/pin", json=body).status_code == 200
-    assert site.loop.pinned[-1].tokens == tokenizer.encode(text)
-    assert site.loop.pinned[-1].ttl_s == 300.0, "the default"
-
-
 def test_token_ids_and_the_end_of_a_pin(site: Site) -> None:
+    post(site, "/cache/pin", prompt="hi")
+    assert site.loop.pinned[-1].ttl_s == 300.0, "the default"
     reply = site.http.post("/cache/pin", json={"prompt": [1, 2, 3], "ttl": "0s"})
     assert reply.json()["seconds_left"] == 0
     assert (site.loop.pinned[-1].tokens, site.loop.pinned[-1].ttl_s) == (pack_tokens([1, 2, 3]), 0.0)

@@ -1,4 +1,4 @@
-"""What the routes of the cache refuse, by the field's name, before the runtime hears of it."""
+"""What the routes of the cache send to the runtime, and what they refuse before it hears of it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from radixkv.text.tokenizer import Tokenizer
 from support.scripted_runtime import MAX_MODEL_LEN, VOCAB_SIZE, Site
-from support.site_requests import check_refusal
+from support.site_requests import check_refusal, post
 
 PROMPT, MESSAGES = [1] * 16, [{"role": "user", "content": "hi"}]
 LONG_SALT = "é" * 65
@@ -57,3 +58,25 @@ def test_a_wrong_field_is_refused_by_name(site: Site, path: str, body: dict[str,
     code = "context_length_exceeded" if is_too_long else "invalid_request"
     check_refusal(site.http.post(path, json=body), param, code)
     assert n_received() == n_before
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"messages": MESSAGES}, "<user>hi<assistant>"),
+        ({"messages": MESSAGES, "add_generation_prompt": False}, "<user>hi"),
+        ({"prompt": "hi"}, "hi"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/cache/explain", "/cache/match", "/cache/pin"])
+def test_prompts_and_messages_become_what_requests_send(
+    site: Site, tokenizer: Tokenizer, path: str, body: dict[str, Any], text: str
+) -> None:
+    assert post(site, path, **body)
+    sent = {
+        "/cache/explain": site.loop.explained,
+        "/cache/match": site.loop.matched,
+        "/cache/pin": site.loop.pinned,
+    }
+    tokens = sent[path][-1].prompts[0] if path == "/cache/match" else sent[path][-1].tokens
+    assert tokens == tokenizer.encode(text)
