@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from struct import pack
-
 import pytest
 
 from radixkv.errors import InvariantError
 from radixkv.tree.eviction_policies import AdaptiveEviction, LfudaEviction
 from radixkv.tree.node import Lease, Namespace
 from radixkv.tree.radix_tree import RadixTree
-
-
-def ids(*tokens: int) -> bytearray:
-    return bytearray(pack(f"<{len(tokens)}i", *tokens))
+from support.trees import ids, insert
 
 
 def prompt(tree: RadixTree, *tokens: int) -> Lease:
     """Caches a prompt, a token a page, as computed pages with the numbers of the tokens."""
-    lease = tree.lease(Namespace(), bytes(ids(*tokens)))
-    new = tokens[lease.n_tokens :]
-    tree.commit(lease, ids(*new), new)
-    tree.mark_computed(lease, len(tokens))
-    return lease
+    return insert(tree, ids(*tokens), tokens)
 
 
 def test_pages_of_an_answer_enter_the_tree_at_once() -> None:
@@ -34,7 +25,7 @@ def test_pages_of_an_answer_enter_the_tree_at_once() -> None:
         versions.append(tree.version)
     assert len(set(versions)) == 3
     assert tree.pages(lease) == [1, 2, 3, 4]
-    assert tree.n_computed(lease) == tree.match(Namespace(), bytes(ids(1, 2, 3, 4, 5))) == 4
+    assert tree.n_computed(lease) == tree.match(Namespace(), ids(1, 2, 3, 4, 5)) == 4
     tree.check()
     assert tree.release(lease) == []
     assert tree.n_pages_evictable == 4
@@ -65,7 +56,7 @@ def test_a_policy_that_remembers_pages_is_asked_for_their_hits() -> None:
 def test_a_page_after_pages_with_hits_has_none() -> None:
     tree = RadixTree(1, policy=LfudaEviction())
     tree.release(prompt(tree, 1, 2))
-    again = tree.lease(Namespace(), bytes(ids(1, 2)))
+    again = tree.lease(Namespace(), ids(1, 2))
     assert not tree.commit_computed_page(again, ids(3), 3)
     tree.commit(again, ids(3), [3])
     assert again.node.n_hits == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from struct import pack
 from typing import Any, get_args
 
 import pytest
@@ -19,20 +18,17 @@ from radixkv.tree.eviction_policies import (
     open_eviction_policy,
 )
 from radixkv.tree.forest import Forest
-from radixkv.tree.node import Lease, Namespace, Node
+from radixkv.tree.node import Namespace, Node
 from radixkv.tree.radix_tree import RadixTree
 from radixkv.tree.reuse_rates import ReuseRates
 from support.tree_mutants import after_each_split
 from support.tree_world import World
+from support.trees import ids, insert
 
 Patch = pytest.MonkeyPatch
 POLICIES: tuple[EvictionPolicyName, ...] = get_args(EvictionPolicyName)
 NAMESPACE = Namespace()
 N_CACHED = 24
-
-
-def ids(*tokens: int) -> bytes:
-    return pack(f"<{len(tokens)}i", *tokens)
 
 
 def replay(policy: EvictionPolicyName, seed: int, n_requests: int = 150) -> None:
@@ -104,12 +100,14 @@ def split_loses_the_hits(patch: Patch) -> None:
     after_each_split(patch, lambda upper, lower: setattr(upper, "n_hits", 0))
 
 
-def copies_count_as_hits(patch: Patch) -> None:
-    def lease(self: RadixTree, *arguments: Any, is_use: bool = True, is_hit: bool = True) -> Lease:
-        return original(self, *arguments, is_use=is_use)
+def always_lease(patch: Patch, **kind: bool) -> None:
+    """Makes all leases uses or hits."""
+    lease = RadixTree.lease
+    patch.setattr(RadixTree, "lease", lambda self, *arguments, **given: lease(self, *arguments, **(given | kind)))
 
-    original = RadixTree.lease
-    patch.setattr(RadixTree, "lease", lease)
+
+def copies_count_as_hits(patch: Patch) -> None:
+    always_lease(patch, is_hit=True)
 
 
 def demoted_pages_stay(patch: Patch) -> None:
@@ -117,11 +115,7 @@ def demoted_pages_stay(patch: Patch) -> None:
 
 
 def copies_count_as_uses(patch: Patch) -> None:
-    def lease(self: RadixTree, *arguments: Any, is_use: bool = True, is_hit: bool = True) -> Lease:
-        return original(self, *arguments, is_hit=is_hit)
-
-    original = RadixTree.lease
-    patch.setattr(RadixTree, "lease", lease)
+    always_lease(patch, is_use=True)
 
 
 def demoted_pages_are_remembered(patch: Patch) -> None:
@@ -195,23 +189,6 @@ def test_the_smallest_rank_is_evicted_first() -> None:
     assert [ranks[token] for token in evicted] == sorted(ranks)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_demoted_sequence_goes_first_unless_it_is_used_again(policy: EvictionPolicyName) -> None:
-    world = World(1, policy)
-    chats = [ids(0, chat, 7, 8) for chat in range(3)]
-    for chat in chats * 2:
-        tracked = world.lease(NAMESPACE, chat)
-        world.commit(tracked, chat[len(tracked.tokens) :])
-        world.mark_computed(tracked, 4)
-        world.release(tracked)
-    for chat in chats[:0:-1]:
-        world.demote(NAMESPACE, chat + ids(9), 1)
-    world.release(world.lease(NAMESPACE, chats[1]))
-    world.evict(3)
-    world.check()
-    assert [world.tree.match(NAMESPACE, chat) for chat in chats] == [4, 4, 1]
-
-
 def test_pages_that_return_outlive_a_scan() -> None:
     """Prompts that never return evict a chat before its next turn under ``lru``, and not under ``adaptive``."""
     cached = {}
@@ -221,11 +198,7 @@ def test_pages_that_return_outlive_a_scan() -> None:
         for n in range(600):
             for tokens in [chat] * (n % 15 == 0) + [ids(10 + n, 1, 1)]:
                 n_found += tree.match(NAMESPACE, tokens)
-                lease = tree.lease(NAMESPACE, tokens)
-                rest = tokens[4 * lease.n_tokens :]
-                tree.commit(lease, rest, [next(page) for _ in range(len(rest) // 4)])
-                tree.mark_computed(lease, 3)
-                tree.release(lease)
+                tree.release(insert(tree, tokens, [next(page) for _ in range(3)]))
                 tree.evict(max(0, tree.n_pages_reachable - 30))
         cached[name] = n_found
     assert cached["lru"] == 0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from random import Random
-from struct import pack
 
 import pytest
 
 from radixkv.tree.history import PageHistory
 from radixkv.tree.node import Namespace
 from radixkv.tree.radix_tree import RadixTree
+from support.trees import ids, insert
 
 NAMESPACES = (Namespace(), Namespace(salt="hers"))
 
@@ -54,8 +54,7 @@ class Past:
         if self.seen and self.random.random() < 0.9:
             namespace, stem = self.random.choice(self.seen)
             stem = stem[: 4 * self.random.randrange(len(stem) // 4 + 1)]
-        n_more = self.random.randrange(6)
-        return namespace, stem + pack(f"<{n_more}i", *(self.random.choice((1, 2)) for _ in range(n_more)))
+        return namespace, stem + ids(*(self.random.choice((1, 2)) for _ in range(self.random.randrange(6))))
 
     def serve(self, namespace: Namespace, tokens: bytes) -> None:
         """Runs a request whose pages are all computed."""
@@ -140,23 +139,11 @@ def test_a_reason_is_true_of_all_that_was_ever_cached(page_size: int, seed: int,
 def test_a_page_in_the_middle_of_an_evicted_run_is_known() -> None:
     """A run is evicted, its first page comes back with another one behind it, and then the old prompt."""
     tree = RadixTree(2)
-
-    def serve(*tokens: int) -> None:
-        ids = pack(f"<{len(tokens)}i", *tokens)
-        lease = tree.lease(Namespace(), ids)
-        tree.commit(lease, ids[4 * lease.n_tokens :], range(len(tokens) // 2 - lease.n_tokens // 2))
-        tree.mark_computed(lease, len(tokens))
-        tree.release(lease)
-
-    serve(1, 2, 3, 4, 5, 6)
+    tree.release(insert(tree, ids(1, 2, 3, 4, 5, 6), range(3)))
     tree.evict(3)
-    serve(1, 2, 9, 9)
-    assert tree.explain(Namespace(), pack("<6i", 1, 2, 3, 4, 5, 6)).reason == "evicted"
-    assert tree.explain(Namespace(), pack("<6i", 1, 2, 7, 4, 5, 6)).reason == "differs"
-
-
-def ids(*tokens: int) -> bytes:
-    return pack(f"<{len(tokens)}i", *tokens)
+    tree.release(insert(tree, ids(1, 2, 9, 9), range(2)))
+    assert tree.explain(Namespace(), ids(1, 2, 3, 4, 5, 6)).reason == "evicted"
+    assert tree.explain(Namespace(), ids(1, 2, 7, 4, 5, 6)).reason == "differs"
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -167,9 +154,7 @@ def test_a_prompt_that_comes_back_to_the_cached_text_is_told_from_one_that_is_ne
 ) -> None:
     tree, random = RadixTree(page_size), Random(1)
     cached = [random.randrange(1000) for _ in range(320)]
-    lease = tree.lease(Namespace(), b"")
-    tree.commit(lease, ids(*cached), range(320 // page_size))
-    tree.mark_computed(lease, 320)
+    insert(tree, ids(*cached), range(320 // page_size))
     start = 37
     nonce = [1000 + random.randrange(1000) for _ in range(n_changed + inserted)]
     same = [*cached[:start], *nonce, *cached[start + n_changed :]]

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from radixkv.tree.node import Namespace, Node
 from radixkv.tree.outline import outline
-from radixkv.tree.radix_tree import RadixTree
 from support.cases import examples
-from support.engine import token_bytes
+from support.trees import ids, tree_of
 
 PAGE_SIZE = 2
 Sequences = list[tuple[str, list[int]]]
@@ -18,20 +17,6 @@ Sequences = list[tuple[str, list[int]]]
 SEQUENCES = st.lists(
     st.tuples(st.sampled_from(["", "a", "b"]), st.lists(st.integers(1, 3), min_size=1, max_size=6)), max_size=30
 )
-
-
-def tree_of(sequences: Sequences) -> RadixTree:
-    tree, n_pages = RadixTree(PAGE_SIZE), 0
-    for salt, numbers in sequences:
-        tokens = token_bytes([number for number in numbers for _ in range(PAGE_SIZE)])
-        lease = tree.lease(Namespace(salt=salt), tokens)
-        n_cached = lease.n_tokens
-        n_new = len(numbers) - n_cached // PAGE_SIZE
-        tree.commit(lease, tokens[4 * n_cached :], list(range(n_pages, n_pages + n_new)))
-        n_pages += n_new
-        tree.mark_computed(lease, len(numbers) * PAGE_SIZE)
-        tree.release(lease)
-    return tree
 
 
 def naive_pages(sequences: Sequences) -> dict[tuple[str, ...], int]:
@@ -57,7 +42,7 @@ def path(node: Node) -> tuple[str, ...]:
 @given(SEQUENCES, st.integers(1, 40))
 def test_the_largest_nodes_are_found_and_the_others_summed_up(sequences: Sequences, max_nodes: int) -> None:
     naive = naive_pages(sequences)
-    tree = tree_of(sequences)
+    tree = tree_of(sequences, PAGE_SIZE)
     found = tree.outline(max_nodes=max_nodes, max_visited=10_000)
     n_pages = [each.n_pages for each in found.nodes]
     assert n_pages == [naive[path(each.node)] for each in found.nodes]
@@ -85,7 +70,7 @@ def test_the_largest_nodes_are_found_and_the_others_summed_up(sequences: Sequenc
 @examples(50)
 @given(SEQUENCES, st.integers(1, 20))
 def test_a_bounded_walk_counts_what_it_did_not_visit(sequences: Sequences, max_visited: int) -> None:
-    tree = tree_of(sequences)
+    tree = tree_of(sequences, PAGE_SIZE)
     found = tree.outline(max_nodes=10_000, max_visited=max_visited)
     everything = tree.outline(max_nodes=10_000, max_visited=10_000)
     assert len(found.nodes) == min(max_visited, len(everything.nodes))
@@ -97,14 +82,14 @@ def test_a_bounded_walk_counts_what_it_did_not_visit(sequences: Sequences, max_v
 
 def test_a_node_with_many_children_leaves_room_for_others() -> None:
     many = [("", [1, number]) for number in range(2, 250)]
-    tree = tree_of([*many, ("a", [1, 1, 1]), ("a", [1, 2, 1])])
+    tree = tree_of([*many, ("a", [1, 1, 1]), ("a", [1, 2, 1])], PAGE_SIZE)
     found = tree.outline(max_nodes=1000, max_visited=100)
     assert sum(each.node.namespace.salt == "a" for each in found.nodes) == 4, "the root, a page and two ends"
 
 
 def test_ages_are_uses_of_the_tree_and_demoted_nodes_have_none() -> None:
-    tree = tree_of([("", [1]), ("", [2]), ("", [3]), ("", [2])])
-    tree.demotions.add(Namespace(), token_bytes([1, 1]))
+    tree = tree_of([("", [1]), ("", [2]), ("", [3]), ("", [2])], PAGE_SIZE)
+    tree.demotions.add(Namespace(), ids(1, 1))
     ages = {path(each.node)[1:]: each.age for each in tree.outline(max_nodes=9, max_visited=9).nodes}
     assert ages == {(): 0, ("1",): None, ("2",): 0, ("3",): 1}
 

@@ -1,7 +1,6 @@
 """Neighbours of a missing child, compared with a sorted list, and the explanations that use them."""
 
 from random import Random
-from struct import pack
 
 import pytest
 
@@ -9,6 +8,7 @@ from radixkv.tree.children import Children
 from radixkv.tree.explain import Explanation
 from radixkv.tree.node import Namespace, Node
 from radixkv.tree.radix_tree import RadixTree
+from support.trees import ids, insert
 
 
 @pytest.mark.parametrize("n_children", [3, 600, 3000])
@@ -50,34 +50,23 @@ def test_neighbours_agree_with_a_sorted_list(n_children: int) -> None:
 
 def test_a_part_of_a_page_is_held_for_the_fewest_tokens_or_more() -> None:
     tree = RadixTree(4)
-    cached = tree.lease(Namespace(), b"")
-    tree.commit(cached, pack("<4i", 1, 2, 3, 4), [0])
-    tree.mark_computed(cached, 4)
+    insert(tree, ids(1, 2, 3, 4), [0])
     lease = tree.lease(Namespace(), b"")
     for rest in ((), (1,), (1, 9, 9, 9)):
-        tokens = pack(f"<{len(rest)}i", *rest)
-        assert tree.lease_partial_page(lease, tokens, min_tokens=2, max_tokens=4) is None
-    partial = tree.lease_partial_page(lease, pack("<2i", 1, 2), min_tokens=2, max_tokens=4)
-    assert partial is not None
+        assert tree.lease_partial_page(lease, ids(*rest), min_tokens=2, max_tokens=4) is None
+    partial = tree.lease_partial_page(lease, ids(1, 2), min_tokens=2, max_tokens=4)
     assert (partial.page, partial.n_tokens) == (0, 2)
 
 
 def test_explain_gives_each_reason() -> None:
-    def ids(*tokens: int) -> bytes:
-        return pack(f"<{len(tokens)}i", *tokens)
-
     here, there = Namespace(), Namespace(salt="s")
     tree = RadixTree(2)
-    for namespace, tokens, page in (
-        (here, ids(1, 2, 5, 6), 0),
-        (here, ids(1, 2, 7, 8), 2),
-        (there, ids(9, 9, 9, 9), 4),
+    for namespace, tokens, pages in (
+        (here, ids(1, 2, 5, 6), [0, 1]),
+        (here, ids(1, 2, 7, 8), [0, 2]),
+        (there, ids(9, 9, 9, 9), [4, 5]),
     ):
-        lease = tree.lease(namespace, tokens)
-        rest = tokens[4 * lease.n_tokens :]
-        tree.commit(lease, rest, range(page, page + len(rest) // 8))
-        tree.mark_computed(lease, 4)
-        tree.release(lease)
+        tree.release(insert(tree, tokens, pages, namespace))
 
     def differs(n_tokens: int, index: int, below: int | None, above: int | None, *tokens: int) -> Explanation:
         return Explanation("differs", n_tokens, index, below, above, ids(*tokens), n_partial=index - n_tokens)
@@ -99,15 +88,9 @@ def test_explain_gives_each_reason() -> None:
 
 
 def test_explain_reports_evicted_for_a_namespace_with_nothing_cached() -> None:
-    def ids(*tokens: int) -> bytes:
-        return pack(f"<{len(tokens)}i", *tokens)
-
     here, there = Namespace(salt="mine"), Namespace(salt="hers")
     tree = RadixTree(2)
-    lease = tree.lease(here, b"")
-    tree.commit(lease, ids(1, 2, 3, 4), [0, 1])
-    tree.mark_computed(lease, 4)
-    tree.release(lease)
+    tree.release(insert(tree, ids(1, 2, 3, 4), [0, 1], here))
     tree.evict(2)
     assert tree.namespaces() == []
     assert tree.explain(here, ids(1, 2, 3, 4)) == Explanation("evicted", 0)
@@ -120,18 +103,12 @@ def test_explain_reports_evicted_for_a_namespace_with_nothing_cached() -> None:
 def test_explain_without_contents_reveals_whole_pages_only() -> None:
     """A client must not be able to guess a cached page token by token, or from the cache of another namespace."""
 
-    def ids(*tokens: int) -> bytes:
-        return pack(f"<{len(tokens)}i", *tokens)
-
     here = Namespace()
 
     def tree_of(*cached: tuple[Namespace, bytes]) -> RadixTree:
         tree = RadixTree(4)
         for index, (namespace, tokens) in enumerate(cached):
-            lease = tree.lease(namespace, b"")
-            tree.commit(lease, tokens, [2 * index, 2 * index + 1])
-            tree.mark_computed(lease, 8)
-            tree.release(lease)
+            tree.release(insert(tree, tokens, [2 * index, 2 * index + 1], namespace))
         return tree
 
     secrets = [(1, 2, 3, 4, *rest) for rest in ((5, 6, 7, 8), (5, 6, 7, 9), (10, 11, 12, 13))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from random import Random
-from struct import pack
 from typing import get_args
 
 import pytest
@@ -11,72 +10,34 @@ import pytest
 from radixkv.errors import InvariantError
 from radixkv.settings.config import EvictionPolicyName
 from radixkv.tree.eviction_policies import open_eviction_policy
-from radixkv.tree.node import Lease, Namespace, Node
+from radixkv.tree.node import Namespace, Node
 from radixkv.tree.radix_tree import RadixTree
+from support.trees import ids, insert
 
 NAMESPACE = Namespace()
-
-
-def ids(*tokens: int) -> bytes:
-    return pack(f"<{len(tokens)}i", *tokens)
-
-
-def insert(tree: RadixTree, namespace: Namespace, tokens: bytes, page_size: int, first_page: int) -> Lease:
-    """Caches tokens as computed pages and returns the open lease."""
-    lease = tree.lease(namespace, tokens)
-    rest = tokens[4 * lease.n_tokens :]
-    tree.commit(lease, rest, range(first_page, first_page + len(rest) // (4 * page_size)))
-    tree.mark_computed(lease, len(tokens) // 4)
-    return lease
-
-
-def test_a_lease_pins_its_last_node() -> None:
-    tree = RadixTree(2)
-    tree.release(insert(tree, NAMESPACE, ids(1, 2, 3, 4), 2, 0))
-    lease = tree.lease(NAMESPACE, ids(1, 2, 3, 4))
-    assert tree.evict(100) == []
-    assert tree.match(NAMESPACE, ids(1, 2, 3, 4)) == 4
-    again = tree.lease(NAMESPACE, ids(1, 2))
-    tree.release(lease)
-    assert [run.pages for run in tree.evict(100)] == [[1]]
-    assert tree.pages(again) == [0]
-    tree.check()
-
-
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_eviction_counts_pages_not_tokens(page_size: int) -> None:
-    tree = RadixTree(page_size)
-    tokens = ids(*range(8 * page_size))
-    tree.release(insert(tree, NAMESPACE, tokens, page_size, 0))
-    runs = tree.evict(3)
-    assert [run.pages for run in runs] == [[5, 6, 7]]
-    assert runs[0].tokens == tokens[20 * page_size :]
-    assert tree.match(NAMESPACE, tokens) == 5 * page_size
-    assert sorted(tree.reachable_pages()) == [0, 1, 2, 3, 4]
-    tree.check()
 
 
 @pytest.mark.parametrize(("n_beyond", "last"), [(2, [6, 7]), (3, [3, 4, 5, 6, 7])])
 def test_what_is_left_of_a_leaf_is_evicted_with_it_if_it_is_little(n_beyond: int, last: list[int]) -> None:
     tree = RadixTree(1)
-    tree.release(insert(tree, NAMESPACE, ids(*range(3)), 1, 0))
-    tree.release(insert(tree, NAMESPACE, ids(*range(100, 105)), 1, 3))
+    tree.release(insert(tree, ids(*range(3)), range(3)))
+    tree.release(insert(tree, ids(*range(100, 105)), range(3, 8)))
     assert [run.pages for run in tree.evict(5, n_beyond=n_beyond)] == [[0, 1, 2], last]
     tree.check()
 
 
 def test_a_leaf_that_a_quota_keeps_in_part_loses_no_more_than_asked() -> None:
     tree = RadixTree(1)
-    tree.release(insert(tree, NAMESPACE, ids(*range(10)), 1, 0))
+    tree.release(insert(tree, ids(*range(10)), range(10)))
     assert [run.pages for run in tree.evict(2, {"": 4}, n_beyond=4)] == [[8, 9]]
     tree.check()
 
 
 def test_an_evicted_prefix_never_matches_its_reused_page() -> None:
     tree = RadixTree(2)
-    tree.release(insert(tree, NAMESPACE, ids(1, 2, 3, 4), 2, 0))
+    tree.release(insert(tree, ids(1, 2, 3, 4), [0, 1]))
     tree.evict(1)
-    tree.release(insert(tree, NAMESPACE, ids(1, 2, 5, 6), 2, 1))
+    tree.release(insert(tree, ids(1, 2, 5, 6), [0, 1]))
     assert tree.match(NAMESPACE, ids(1, 2, 3, 4)) == 2
     assert tree.match(NAMESPACE, ids(1, 2, 5, 6)) == 4
     assert tree.explain(NAMESPACE, ids(1, 2, 3, 4)).reason == "evicted"
@@ -151,7 +112,7 @@ def test_the_cost_of_an_eviction_does_not_grow_with_the_leaves(
         monkeypatch.setattr(policy, "use", use_counted)
         tree = RadixTree(1, policy=policy)
         for page in range(n_leaves):
-            tree.release(insert(tree, NAMESPACE, ids(page), 1, page))
+            tree.release(insert(tree, ids(page), [page]))
         CountedInt.n_compares = n_digests = 0
         for _ in range(20):
             assert len(tree.evict(1)) == 1
@@ -162,42 +123,13 @@ def test_the_cost_of_an_eviction_does_not_grow_with_the_leaves(
     assert many[1] == few[1]
 
 
-def test_a_shared_page_counts_as_evictable_once() -> None:
-    tree = RadixTree(2)
-    first = insert(tree, NAMESPACE, ids(1, 2, 3, 4), 2, 0)
-    second = insert(tree, NAMESPACE, ids(1, 2, 5, 6), 2, 2)
-    assert (tree.n_pages_leased, tree.n_pages_evictable) == (3, 0)
-    tree.release(first)
-    assert (tree.n_pages_leased, tree.n_pages_evictable) == (2, 1)
-    tree.release(second)
-    assert (tree.n_pages_leased, tree.n_pages_evictable, tree.n_pages_reachable) == (0, 3, 3)
-    assert sum(len(run.pages) for run in tree.evict(100)) == 3
-
-
-def test_a_split_keeps_reference_counts_and_ranks() -> None:
-    tree = RadixTree(1)
-    lease = tree.lease(NAMESPACE, b"")
-    tree.commit(lease, ids(1, 2, 3), [0, 1, 2])
-    tree.mark_computed(lease, 2)
-    tree.fork(lease)
-    lower = lease.node
-    rank = lower.rank
-    upper = tree.lease(NAMESPACE, ids(1)).node
-    assert upper is lower.parent
-    assert (upper.n_leases, upper.n_computed) == (3, 1)
-    assert (lower.rank, lower.n_leases, lower.n_computed) == (rank, 2, 1)
-    assert lease.node is lower
-    assert tree.pages(lease) == [0, 1, 2]
-    tree.check()
-
-
 def test_a_salt_never_equals_an_adapter_of_the_same_name() -> None:
     values = ("", "x", "y")
     namespaces = [Namespace(t, s, a, e) for t in values for s in values for a in values for e in (0, 1)]
     tree = RadixTree(1)
     for page, namespace in enumerate(namespaces):
         assert tree.match(namespace, ids(1)) == 0
-        tree.release(insert(tree, namespace, ids(1), 1, page))
+        tree.release(insert(tree, ids(1), [page], namespace))
     for page, namespace in enumerate(namespaces):
         assert tree.pages(tree.lease(namespace, ids(1))) == [page]
     tree.check()
@@ -214,7 +146,7 @@ def test_colliding_digests_never_return_wrong_pages(monkeypatch: pytest.MonkeyPa
             break
         known = max(n for n in range(7) if n == 0 or tokens[: 4 * n] in oracle)
         assert tree.match(NAMESPACE, tokens) == known
-        lease = insert(tree, NAMESPACE, tokens, 1, 1000 + 6 * page)
+        lease = insert(tree, tokens, range(1000 + 6 * page, 1006 + 6 * page))
         assert tree.pages(lease)[:known] == [oracle[tokens[: 4 * n]] for n in range(1, known + 1)]
         oracle.update({tokens[: 4 * (n + 1)]: cached for n, cached in enumerate(tree.pages(lease))})
         tree.release(lease)
@@ -234,15 +166,3 @@ def test_commit_of_part_of_a_page_raises() -> None:
     tree = RadixTree(2)
     with pytest.raises(InvariantError, match="commit whole pages"):
         tree.commit(tree.lease(NAMESPACE, b""), ids(1), [0])
-
-
-def test_uncomputed_pages_are_freed_with_their_last_lease() -> None:
-    tree = RadixTree(1)
-    lease = tree.lease(NAMESPACE, b"")
-    tree.commit(lease, ids(1, 2, 3), [0, 1, 2])
-    reader = tree.lease(NAMESPACE, ids(1, 2, 3))
-    tree.mark_computed(lease, 1)
-    assert tree.release(lease) == []
-    assert tree.release(reader) == [1, 2]
-    assert tree.match(NAMESPACE, ids(1, 2, 3)) == 1
-    tree.check()

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from struct import pack
 
 import pytest
 
 from radixkv.tree.node import Namespace
 from radixkv.tree.radix_tree import RadixTree
+from support.trees import ids, insert
 
 NAMESPACE = Namespace()
 PROMPT = (1, 2, 3)
 
 
-def ids(*tokens: int) -> bytes:
-    return pack(f"<{len(tokens)}i", *tokens)
-
-
 def cache(tree: RadixTree, *tokens: int, pages: tuple[int, ...] = ()) -> None:
     """Caches a sequence in pages of one token, whose indices are the tokens unless they are given."""
-    lease = tree.lease(NAMESPACE, ids(*tokens))
-    rest = tokens[lease.n_tokens :]
-    tree.commit(lease, ids(*rest), pages or rest)
-    tree.mark_computed(lease, len(tokens))
-    tree.release(lease)
+    tree.release(insert(tree, ids(*tokens), pages or tokens))
 
 
 def cut_and_grow(tree: RadixTree) -> None:

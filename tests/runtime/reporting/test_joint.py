@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.runtime.reporting.joint import JointRun, joint_roots
-from radixkv.tree.node import Namespace
 from radixkv.tree.outline import Outline, outline
-from radixkv.tree.radix_tree import RadixTree
 from support.engine import token_bytes
+from support.trees import tree_of
 
 PAGE_SIZE = 2
 PAGE_BYTES = 4 * PAGE_SIZE
@@ -21,20 +20,8 @@ SEQUENCES = st.lists(
 )
 
 
-def tree_of(sequences: Sequences) -> RadixTree:
-    tree = RadixTree(PAGE_SIZE)
-    for salt, numbers in sequences:
-        tokens = token_bytes([number for number in numbers for _ in range(PAGE_SIZE)])
-        lease = tree.lease(Namespace(salt=salt), tokens)
-        rest = tokens[4 * lease.n_tokens :]
-        tree.commit(lease, rest, range(len(rest) // PAGE_BYTES))
-        tree.mark_computed(lease, len(numbers) * PAGE_SIZE)
-        tree.release(lease)
-    return tree
-
-
 def joint(upper: Sequences, lower: Sequences, max_visited: int) -> Outline[JointRun]:
-    roots = joint_roots(tree_of(upper).roots, tree_of(lower).roots, PAGE_BYTES)
+    roots = joint_roots(tree_of(upper, PAGE_SIZE).roots, tree_of(lower, PAGE_SIZE).roots, PAGE_BYTES)
     return outline(roots, lambda run: None, max_nodes=10_000, max_visited=max_visited)
 
 
