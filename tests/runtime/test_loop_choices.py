@@ -14,8 +14,7 @@ from support.loop_frontend import NAMESPACE, PROMPT, Frontend, done, failed
 
 def test_each_choice_ends_in_its_tokens_before_one_done_with_the_totals() -> None:
     front = Frontend()
-    front.submit("a", n=3)
-    front.run()
+    front.serve("a", n=3)
     received = front.received["a"]
     assert received.tokens == {i: expected_output(NAMESPACE, PROMPT, 6, seed=5 + i) for i in range(3)}
     assert received.finish_reasons == dict.fromkeys(range(3), "length")
@@ -45,26 +44,23 @@ def test_a_waiting_request_holds_its_prompt_once() -> None:
 
 def test_cached_tokens_of_several_choices_are_counted_once() -> None:
     front = Frontend()
-    front.submit("a")
-    front.run()
-    front.submit("b", n=4)
-    front.run()
+    front.serve("a")
+    front.serve("b", n=4)
     assert done(front.received["b"]).cache_use.n_cached == 10
-    assert (front.stats().prefix_queries_total, front.stats().cache_use.n_cached) == (22, 10)
+    stats = front.stats()
+    assert (stats.prompt_tokens_total, stats.prefix_queries_total, stats.cache_use.n_cached) == (22, 22, 10)
 
 
 def test_seeds_of_choices_wrap_at_the_maximum() -> None:
     front = Frontend()
-    front.submit("a", n=2, seed=MAX_SEED)
-    front.run()
+    front.serve("a", n=2, seed=MAX_SEED)
     assert front.received["a"].tokens[1] == expected_output(NAMESPACE, PROMPT, 6, seed=0)
 
 
 def test_a_cancelled_choice_ends_at_once_and_the_others_go_on() -> None:
     front = Frontend()
     front.submit("a", n=3, max_tokens=20)
-    for _ in range(4):
-        front.turn()
+    front.turn(4)
     front.cancel("a", 1)
     received = front.received["a"]
     assert received.finish_reasons == {1: "abort"}
@@ -79,8 +75,7 @@ def test_a_cancelled_choice_ends_at_once_and_the_others_go_on() -> None:
 def test_the_last_choice_that_is_cancelled_ends_the_request(n_turns: int) -> None:
     front = Frontend()
     front.submit("a", n=3, max_tokens=20)
-    for _ in range(n_turns):
-        front.turn()
+    front.turn(n_turns)
     for choice in (0, 2, 1):
         assert front.received["a"].terminal is None
         front.cancel("a", choice)
@@ -93,9 +88,9 @@ def test_the_last_choice_that_is_cancelled_ends_the_request(n_turns: int) -> Non
 def test_a_cancelled_request_ends_with_all_its_choices(n_turns: int) -> None:
     front = Frontend()
     front.submit("a", n=5, max_tokens=20)
-    for _ in range(n_turns):
-        front.turn()
-    front.cancel("a")
+    front.turn(n_turns)
+    for _ in range(2):  # an unknown request is not cancelled
+        front.cancel("a")
     assert done(front.received["a"]).finish_reason == "abort"
     front.run()
     assert front.stats().n_pages_free + front.stats().n_pages_evictable == 64
@@ -105,8 +100,7 @@ def test_a_choice_that_fails_fails_the_request_and_ends_the_others() -> None:
     front = Frontend()
     front.submit("a", n=3, max_tokens=20)
     front.submit("b", range(30, 50))
-    for _ in range(3):
-        front.turn()
+    front.turn(3)
     victim = next(request for request in front.scheduler.running if (request.id, request.choice) == ("a", 1))
     while front.received["a"].terminal is None:
         if victim.batch_slot >= 0:
@@ -120,8 +114,7 @@ def test_a_choice_that_fails_fails_the_request_and_ends_the_others() -> None:
 
 def test_logprobs_are_reported_with_their_tokens() -> None:
     front = Frontend()
-    front.submit("a", logprobs=1)
-    front.run()
+    front.serve("a", logprobs=1)
     received = front.received["a"]
     known = PROMPT + received.tokens[0]
     assert received.logprobs == [logprobs_of(chain(NAMESPACE, known[: 11 + i]), known[11 + i]) for i in range(6)]
@@ -131,8 +124,7 @@ def test_a_stop_token_is_banned_until_the_output_has_min_tokens() -> None:
     second = expected_output(NAMESPACE, PROMPT, 2)[1]
     front = Frontend()
     front.submit("early", temperature=0.0, stop_token_ids=(second,))
-    front.submit("late", temperature=0.0, stop_token_ids=(second,), min_tokens=4)
-    front.run()
+    front.serve("late", temperature=0.0, stop_token_ids=(second,), min_tokens=4)
     assert front.received["early"].finish_reasons == {0: "stop"}
     right = expected_output(NAMESPACE, PROMPT, 6, [second], min_tokens=4, banned=[second])
     assert front.received["late"].tokens[0] == right
@@ -144,15 +136,12 @@ def test_a_stop_token_is_banned_until_the_output_has_min_tokens() -> None:
 def test_prompt_logprobs_come_once_in_order_even_if_the_prompt_is_cached(n: int, budget: int) -> None:
     front = Frontend(max_num_batched_tokens=budget)
     prompt = list(range(1, 31))
-    front.submit("warm", prompt)
-    front.run()
-    front.submit("a", prompt, n=n, prompt_logprobs=1)
-    front.run()
+    front.serve("warm", prompt)
+    front.serve("a", prompt, n=n, prompt_logprobs=1)
     received = front.received["a"]
     assert received.prompt_logprobs == expected_prompt_logprobs(NAMESPACE, prompt)
     assert done(received).cache_use.n_cached == 0
-    front.submit("again", prompt)
-    front.run()
+    front.serve("again", prompt)
     assert done(front.received["again"]).cache_use.n_cached == 29, (
         "the request with prompt logprobs has filled the cache"
     )
@@ -160,7 +149,6 @@ def test_prompt_logprobs_come_once_in_order_even_if_the_prompt_is_cached(n: int,
 
 def test_a_prompt_of_one_token_has_no_prompt_logprobs() -> None:
     front = Frontend()
-    front.submit("a", [3], prompt_logprobs=0)
-    front.run()
+    front.serve("a", [3], prompt_logprobs=0)
     assert front.received["a"].prompt_logprobs == []
     assert done(front.received["a"]).finish_reason == "length"

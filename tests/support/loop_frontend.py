@@ -38,6 +38,7 @@ class ReceivedMessages:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logprobs: list[wire.TokenLogprobs] = field(default_factory=list)
     finish_reasons: dict[int, str] = field(default_factory=dict)
+    stop_token_ids: dict[int, int] = field(default_factory=dict)
     prompt_logprobs: list[wire.TokenLogprobs] = field(default_factory=list)
     terminal: wire.Done | wire.Failed | None = None
 
@@ -50,6 +51,8 @@ class ReceivedMessages:
         if item.finish_reason is not None:
             self.finish_reasons[item.choice] = item.finish_reason
         assert (item.stop_token_id is not None) == (item.finish_reason == "stop")
+        if item.stop_token_id is not None:
+            self.stop_token_ids[item.choice] = item.stop_token_id
 
 
 class Frontend:
@@ -120,6 +123,12 @@ class Frontend:
         )
         self.take(self.loop.receive(message))
 
+    def serve(self, request_id: str, prompt: Iterable[int] = PROMPT, **options: Any) -> ReceivedMessages:
+        """Submits a request and runs until the loop has no work; returns its messages."""
+        self.submit(request_id, prompt, **options)
+        self.run()
+        return self.received[request_id]
+
     def pin(self, prompt: Iterable[int], ttl_s: float, salt: str = "") -> cache_messages.Pinned | wire.Failed:
         (reply,) = self.loop.receive(cache_messages.Pin("pin", token_bytes(list(prompt)), ttl_s, salt))
         assert isinstance(reply, cache_messages.Pinned | wire.Failed)
@@ -129,9 +138,10 @@ class Frontend:
     def cancel(self, request_id: str, choice: int | None = None) -> None:
         self.take(self.loop.receive(wire.Cancel(request_id, choice)))
 
-    def turn(self) -> None:
-        self.take(self.loop.turn())
-        self.loop.check()
+    def turn(self, n_turns: int = 1) -> None:
+        for _ in range(n_turns):
+            self.take(self.loop.turn())
+            self.loop.check()
 
     def run(self) -> None:
         for _ in range(1000):
