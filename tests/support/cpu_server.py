@@ -156,6 +156,12 @@ class CpuServer:
         self.outputs |= {seed + choice: Output() for choice in range(n)}
         self.prompt_logprobs[seed] = []
 
+    def serve(self, seed: int, prompt: list[int], n_tokens: int = 6, **options: Any) -> Output:
+        """Adds a request and runs until the loop has no work; returns its first output."""
+        self.add(seed, prompt, n_tokens, **options)
+        self.run()
+        return self.outputs[seed]
+
     def run(self) -> None:
         while self.loop.has_work:
             if self.loop.is_waiting:

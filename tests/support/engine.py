@@ -280,6 +280,12 @@ class Engine:
         self.requests |= {name_of(choice): choice for choice in choices}
         return leader
 
+    def serve(self, prompt: Sequence[int], max_tokens: int = 4, **options: Any) -> Request:
+        """Adds a request and runs until the scheduler is idle; returns its leading choice."""
+        leader = self.add(prompt, max_tokens, **options)
+        self.run()
+        return leader
+
     def launch(self) -> StepPlan | None:
         """Launches the next step; before it, takes the results that the masks of an unfinished one depend on."""
         while not self.sample_step():
@@ -352,15 +358,21 @@ class Engine:
         self.check_invariants()
         return updates
 
-    def turn(self) -> None:
+    def turn(self, n_turns: int = 1) -> None:
         """Launches the next step, then takes the previous one's result, as the loop does."""
-        plan = self.launch()
-        if self.finishes_copies:
-            self.finish_copies()
-        if len(self.pending) > 1 or (plan is None and self.pending):
-            self.collect()
-        elif plan is None:
-            assert self.scheduler.is_idle or self.scheduler.tiers.is_busy, "nothing to plan or copy"
+        for _ in range(n_turns):
+            plan = self.launch()
+            if self.finishes_copies:
+                self.finish_copies()
+            if len(self.pending) > 1 or (plan is None and self.pending):
+                self.collect()
+            elif plan is None:
+                assert self.scheduler.is_idle or self.scheduler.tiers.is_busy, "nothing to plan or copy"
+
+    def step(self) -> None:
+        """Runs one step, with none beside it."""
+        self.launch()
+        self.collect()
 
     def finish_copies(self) -> None:
         """Finishes all copies and transfers between tiers."""

@@ -21,8 +21,7 @@ def expected(width: int, max_tokens: int = 6, length_penalty: float = 1.0) -> li
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 3.0])
 def test_the_choices_are_the_answers_of_the_search_the_best_first(length_penalty: float) -> None:
     front = Frontend(eos_token_ids=EOS)
-    front.submit("a", n=4, use_beam_search=True, length_penalty=length_penalty)
-    front.run()
+    front.serve("a", n=4, use_beam_search=True, length_penalty=length_penalty)
     received, answers = front.received["a"], expected(4, length_penalty=length_penalty)
     assert received.tokens == {index: beam.tokens for index, beam in enumerate(answers)}
     assert received.finish_reasons == {index: beam.reason for index, beam in enumerate(answers)}
@@ -35,16 +34,14 @@ def test_the_choices_are_the_answers_of_the_search_the_best_first(length_penalty
 
 def test_end_tokens_are_ordinary_ones_if_they_are_ignored() -> None:
     front = Frontend(eos_token_ids=EOS)
-    front.submit("a", n=3, use_beam_search=True, ignore_eos=True)
-    front.run()
+    front.serve("a", n=3, use_beam_search=True, ignore_eos=True)
     answers = expected_beams(NAMESPACE, PROMPT, 3, 6, (), 1.0)
     assert list(front.received["a"].tokens.values()) == [beam.tokens for beam in answers]
 
 
 def test_the_width_may_exceed_the_rows_of_a_step() -> None:
     front = Frontend(max_num_seqs=2, n_pages=16)
-    front.submit("a", n=12, use_beam_search=True, max_tokens=16)
-    front.run()
+    front.serve("a", n=12, use_beam_search=True, max_tokens=16)
     answers = expected_beams(NAMESPACE, PROMPT, 12, 16, (), 1.0)
     assert list(front.received["a"].tokens.values()) == [beam.tokens for beam in answers]
 
@@ -52,8 +49,7 @@ def test_the_width_may_exceed_the_rows_of_a_step() -> None:
 def test_other_requests_run_beside_a_search() -> None:
     front = Frontend(eos_token_ids=EOS)
     front.submit("other", max_tokens=12)
-    front.submit("a", n=4, use_beam_search=True)
-    front.run()
+    front.serve("a", n=4, use_beam_search=True)
     alone = Frontend(eos_token_ids=EOS)
     alone.submit("other", max_tokens=12)
     alone.run()
@@ -66,8 +62,7 @@ def test_other_requests_run_beside_a_search() -> None:
 def test_a_cancelled_search_ends_as_a_whole(n_turns: int, choice: int | None) -> None:
     front = Frontend()
     front.submit("a", n=4, use_beam_search=True, max_tokens=16)
-    for _ in range(n_turns):
-        front.turn()
+    front.turn(n_turns)
     front.cancel("a", choice)
     assert done(front.received["a"]).finish_reason == "abort"
     front.run()
@@ -78,8 +73,7 @@ def test_a_cancelled_search_ends_as_a_whole(n_turns: int, choice: int | None) ->
 def test_the_prompt_of_a_search_counts_and_is_pinned_once_it_is_computed() -> None:
     front = Frontend()
     front.submit("a", n=4, use_beam_search=True, max_tokens=16, pins=[PromptPin(8, 100.0)])
-    for _ in range(6):
-        front.turn()
+    front.turn(6)
     assert front.stats().prompt_tokens_total == len(PROMPT)
     front.cancel("a")
     assert front.stats().n_pages_pinned == 2
@@ -88,22 +82,18 @@ def test_the_prompt_of_a_search_counts_and_is_pinned_once_it_is_computed() -> No
 def test_a_search_whose_steps_fail_goes_on_and_one_that_always_fails_ends() -> None:
     front = Frontend(eos_token_ids=EOS)
     front.device.fail_steps.add(2)
-    front.submit("a", n=4, use_beam_search=True)
-    front.run()
+    front.serve("a", n=4, use_beam_search=True)
     assert list(front.received["a"].tokens.values()) == [beam.tokens for beam in expected(4)]
     front.device.fail_steps |= set(range(front.stats().steps_total, 1000))
-    front.submit("b", n=4, use_beam_search=True)
-    front.run()
+    front.serve("b", n=4, use_beam_search=True)
     assert failed(front.received["b"]).code == "device_error"
 
 
 def test_the_prompt_of_a_search_is_found_and_pinned_as_others() -> None:
     front = Frontend()
-    front.submit("a", n=4, use_beam_search=True, pins=[PromptPin(8, 100.0)])
-    front.run()
+    front.serve("a", n=4, use_beam_search=True, pins=[PromptPin(8, 100.0)])
     assert front.stats().n_pages_pinned == 2
-    front.submit("b", n=4, use_beam_search=True)
-    front.run()
+    front.serve("b", n=4, use_beam_search=True)
     assert done(front.received["b"]).cache_use.n_cached == 10
     assert front.received["b"].tokens == front.received["a"].tokens
 

@@ -19,8 +19,7 @@ SEEDED = replace(GREEDY, temperature=1.0, seed=3)
 
 def serve(engine: Engine, tokens: list[int], session_id: str = "a", **options: Any) -> list[int]:
     """Serves a turn; returns its prompt and answer."""
-    request = engine.add(tokens, session_id=session_id, **options)
-    engine.run()
+    request = engine.serve(tokens, session_id=session_id, **options)
     return all_tokens(request)
 
 
@@ -61,8 +60,7 @@ def test_a_closed_session_is_evicted_first() -> None:
 def test_all_answers_of_a_beam_search_are_demoted(max_num_seqs: int) -> None:
     """With fewer rows than beams, most beams hold no pages when the search ends."""
     engine = Engine(n_pages=64, max_num_seqs=max_num_seqs)
-    leader = engine.add(prompt(20), max_tokens=9, n=6, is_beam_search=True, session_id="a")
-    engine.run()
+    leader = engine.serve(prompt(20), max_tokens=9, n=6, is_beam_search=True, session_id="a")
     assert close(engine) is not None
     answers = [all_tokens(choice) for choice in engine.siblings[leader.id]]
     assert [is_demoted(engine, answer[:28]) for answer in answers] == [True] * 6
@@ -71,8 +69,7 @@ def test_all_answers_of_a_beam_search_are_demoted(max_num_seqs: int) -> None:
 def test_what_the_first_turn_found_is_not_demoted() -> None:
     engine = Engine(n_pages=64)
     shared = prompt(16)
-    engine.add([*shared, 1, 2, 3, 4])
-    engine.run()
+    engine.serve([*shared, 1, 2, 3, 4])
     first = serve(engine, [*shared, 5, 6, 7, 8])
     serve(engine, [*first, 9, 9, 9, 9])
     assert close(engine) == [3]
@@ -82,8 +79,7 @@ def test_what_the_first_turn_found_is_not_demoted() -> None:
 
 def test_a_first_turn_that_is_cached_as_a_whole_demotes_only_its_answer() -> None:
     engine = Engine(n_pages=64)
-    engine.add(prompt(16), max_tokens=1)
-    engine.run()
+    engine.serve(prompt(16), max_tokens=1)
     whole = serve(engine, prompt(16), max_tokens=9)
     assert close(engine) == [2]
     assert not is_demoted(engine, prompt(16))
@@ -92,12 +88,10 @@ def test_a_first_turn_that_is_cached_as_a_whole_demotes_only_its_answer() -> Non
 
 def test_a_page_of_which_the_first_turn_found_a_part_is_demoted() -> None:
     engine = Engine(n_pages=64, page_size=8)
-    engine.add(prompt(16))
-    engine.run()
+    engine.serve(prompt(16))
     other = prompt(16)
     other[15] += 1
-    turn = engine.add([*other, 5], session_id="a", max_tokens=1)
-    engine.run()
+    turn = engine.serve([*other, 5], session_id="a", max_tokens=1)
     assert (turn.cache_use.counted.n_cached, turn.cache_use.counted.n_copied) == (15, 7)
     assert close(engine) == [1]
     assert is_demoted(engine, other)
@@ -139,8 +133,7 @@ def test_turns_at_the_same_time_do_not_supersede_each_other() -> None:
 
 def test_all_choices_of_a_turn_are_kept_until_the_next_one() -> None:
     engine = Engine(n_pages=64)
-    request = engine.add(prompt(20), n=2, max_tokens=9, session_id="a", sampling=SEEDED)
-    engine.run()
+    request = engine.serve(prompt(20), n=2, max_tokens=9, session_id="a", sampling=SEEDED)
     ends = [all_tokens(choice) for choice in engine.siblings[request.id]]
     assert ends[0] != ends[1]
     assert not any(is_demoted(engine, end) for end in ends)
@@ -151,16 +144,14 @@ def test_all_choices_of_a_turn_are_kept_until_the_next_one() -> None:
 
 def test_a_page_of_several_choices_counts_once_when_it_is_demoted() -> None:
     engine = Engine(n_pages=64)
-    engine.add(prompt(20), n=2, max_tokens=9, session_id="a", sampling=SEEDED)
-    engine.run()
+    engine.serve(prompt(20), n=2, max_tokens=9, session_id="a", sampling=SEEDED)
     assert close(engine) == [engine.cache.tree.n_pages_reachable]
 
 
 def test_a_turn_that_runs_while_its_session_is_closed_is_demoted_at_its_end() -> None:
     engine = Engine(n_pages=64, n_slots=64)
     request = engine.add(prompt(20), max_tokens=9, session_id="a")
-    for _ in range(3):
-        engine.turn()
+    engine.turn(3)
     assert close(engine) == [0, 0]
     engine.run()
     store_all(engine)
@@ -207,8 +198,7 @@ def test_another_request_that_goes_on_from_a_closed_session_is_not_demoted() -> 
     store_all(engine)
     close(engine)
     request = engine.add([*first, *prompt(12, first=3)], max_tokens=30)
-    for _ in range(10):
-        engine.turn()
+    engine.turn(10)
     store_all(engine)
     going_on = all_tokens(request)
     assert n_in_host(engine, going_on) >= 40
@@ -238,8 +228,7 @@ def test_an_aborted_turn_counts_once_it_has_an_answer() -> None:
     engine.run()
     assert not is_demoted(engine, first)
     request = engine.add([*prompt(16), 7, 7, 7, 7], session_id="a", max_tokens=20)
-    for _ in range(5):
-        engine.turn()
+    engine.turn(5)
     engine.abort(request)
     engine.run()
     assert is_demoted(engine, first)
@@ -264,13 +253,11 @@ def test_the_oldest_sessions_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_turn_whose_session_was_forgotten_keeps_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "MAX_SESSIONS", 1)
     engine = Engine(n_pages=64)
-    engine.add(prompt(16))
-    engine.run()
+    engine.serve(prompt(16))
     first = engine.add([*prompt(16), 1, 2, 3, 4], session_id="a")
     engine.turn()
     engine.abort(engine.add(prompt(8), session_id="b"))
-    engine.add(prompt(8, first=9), session_id="a", max_tokens=20)
-    engine.run()
+    engine.serve(prompt(8, first=9), session_id="a", max_tokens=20)
     assert close(engine) is not None
     assert not is_demoted(engine, prompt(16))
     assert is_demoted(engine, all_tokens(first))

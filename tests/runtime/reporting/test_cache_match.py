@@ -59,12 +59,10 @@ def test_a_match_is_what_a_request_then_finds(
 ) -> None:
     front = Frontend(n_pages=256)
     for index, (n_tokens, first, salt) in enumerate(earlier):
-        front.submit(f"r{index}", prompt(n_tokens, first), salt=salt, max_tokens=2)
-        front.run()
+        front.serve(f"r{index}", prompt(n_tokens, first), salt=salt, max_tokens=2)
     n_tokens, first, salt = last
     (found,) = matched(front, prompt(n_tokens, first), salt=salt).prompts
-    front.submit("last", prompt(n_tokens, first), salt=salt, max_tokens=1)
-    front.run()
+    front.serve("last", prompt(n_tokens, first), salt=salt, max_tokens=1)
     answer = done(front.received["last"])
     assert found.n_tokens == n_tokens
     assert found.n_on_device % PAGE_SIZE == 0
@@ -97,8 +95,7 @@ def test_the_load_counts_running_and_waiting_requests_and_pages() -> None:
 
 def test_several_prompts_are_matched_alone_in_their_order() -> None:
     front = Frontend()
-    front.submit("a", PROMPT, max_tokens=1)
-    front.run()
+    front.serve("a", PROMPT, max_tokens=1)
     found = matched(front, [99, *PROMPT], PROMPT, PROMPT[:5]).prompts
     assert [one.n_on_device for one in found] == [0, 8, 4]
 
@@ -115,7 +112,6 @@ def test_several_prompts_are_matched_alone_in_their_order() -> None:
 )
 def test_invalid_tokens_and_salts_are_refused(prompts: list[list[int]], salt: str, param: str) -> None:
     reply = Frontend().match(*prompts, salt=salt)
-    assert isinstance(reply, wire.Failed)
     assert (reply.id, reply.code, reply.param) == ("m", "invalid_request", param)
 
 
@@ -126,8 +122,7 @@ def test_matches_change_no_order_of_eviction(policy: str) -> None:
     for is_asked in (False, True):
         engine = Engine(200, PAGE_SIZE, n_slots=200, has_disk=True, eviction_policy=policy)  # type: ignore[arg-type]
         for first in range(1, 6):
-            engine.add(prompt(20, first), 2)
-            engine.run()
+            engine.serve(prompt(20, first), 2)
             if is_asked:
                 for _ in range(3):
                     match(engine, prompt(20, 1), prompt(18, 2), prompt(7, 1), prompt(20, 90))
@@ -143,23 +138,19 @@ def test_matches_change_no_order_of_eviction(policy: str) -> None:
 
 def test_each_tier_counts_what_it_has_after_those_before_it() -> None:
     engine = Engine(64, PAGE_SIZE, n_slots=64, has_disk=True)
-    engine.add(prompt(40), 1)
-    engine.run()
-    for _ in range(4):  # the stores of what it has computed
-        engine.turn()
+    engine.serve(prompt(40), 1)
+    engine.turn(4)
     long = prompt(60)
     assert match(engine, long).prompts == (cache_messages.TierMatch(60, 40, 0, 0),)
     engine.cache.tree.check()
     engine.cache.invalidate(Namespace(), token_bytes(long[:24]))  # the device loses it all
     assert match(engine, long).prompts == (cache_messages.TierMatch(60, 0, 40, 0),)
-    engine.add(prompt(8), 1, uses_tiers=False)
-    engine.run()
+    engine.serve(prompt(8), 1, uses_tiers=False)
     assert match(engine, long).prompts == (cache_messages.TierMatch(60, 8, 32, 0),)
     engine.host.flush()
     assert match(engine, long).prompts == (cache_messages.TierMatch(60, 8, 0, 32),)
     assert match(engine, long, salt="hers").prompts == (cache_messages.TierMatch(60, 0, 0, 0),)
-    request = engine.add(long, 1)
-    engine.run()
+    request = engine.serve(long, 1)
     use = request.cache_use.counted
     assert (use.n_cached, use.n_loaded, use.n_fetched) == (40, 32, 32)
 
@@ -172,7 +163,5 @@ def test_only_the_operator_is_told_the_length_that_all_tenants_requests_have_mea
         for tenant in (OPERATOR, "a")
     ]
     of_operator, of_tenant = replies
-    assert isinstance(of_operator, cache_messages.Explained)
-    assert isinstance(of_tenant, cache_messages.Explained)
     assert of_operator.min_loaded_tokens is not None
     assert of_tenant.min_loaded_tokens is None

@@ -29,8 +29,7 @@ def test_the_outline_is_the_tree_that_requests_have_made() -> None:
     front = Frontend(n_pages=256)
     shared = prompt(24, 1)
     for index, end in enumerate((7, 8, 9)):
-        front.submit(f"r{index}", [*shared, *prompt(16, end)], max_tokens=1)
-        front.run()
+        front.serve(f"r{index}", [*shared, *prompt(16, end)], max_tokens=1)
     found = outlined(front)
     root, run, *ends = found.nodes
     assert (root.parent, root.n_own_pages, root.n_pages) == (-1, 0, 18)
@@ -52,8 +51,7 @@ def test_running_requests_hold_their_runs() -> None:
 def test_salts_are_labels_that_differ_and_stay_and_no_salt_has_none() -> None:
     front = Frontend(n_pages=256)
     for index, salt in enumerate(("secret-one", "secret-two", "")):
-        front.submit(f"r{index}", prompt(16, 1), salt=salt, max_tokens=1)
-        front.run()
+        front.serve(f"r{index}", prompt(16, 1), salt=salt, max_tokens=1)
     labels = [node.namespace for node in outlined(front).nodes if node.parent < 0]
     assert len(set(labels)) == 3
     assert labels.count("") == 1
@@ -64,15 +62,13 @@ def test_salts_are_labels_that_differ_and_stay_and_no_salt_has_none() -> None:
 
 def other_start() -> Frontend:
     front = Frontend()
-    front.submit("a", prompt(16, 1), salt="secret-one", max_tokens=1)
-    front.run()
+    front.serve("a", prompt(16, 1), salt="secret-one", max_tokens=1)
     return front
 
 
 def test_without_contents_there_are_no_tokens() -> None:
     front = Frontend()
-    front.submit("a", prompt(16, 1), max_tokens=1)
-    front.run()
+    front.serve("a", prompt(16, 1), max_tokens=1)
     assert any(node.tokens for node in outlined(front).nodes)
     assert not any(node.tokens for node in outlined(front, contents=False).nodes)
 
@@ -82,10 +78,8 @@ def test_the_tiers_share_the_bound_and_each_has_its_tree(has_host: bool, monkeyp
     monkeypatch.setattr(cache_commands, "MAX_OUTLINED_NODES", 20)
     engine = Engine(256, PAGE_SIZE, n_slots=256 if has_host else 0)
     for first in range(30):
-        engine.add([first + 1, *prompt(8, 1)], 1)
-        engine.run()
-    for _ in range(40):  # the stores of what it has computed
-        engine.turn()
+        engine.serve([first + 1, *prompt(8, 1)], 1)
+    engine.turn(40)
     intake = Intake(READY, eos_token_ids=frozenset(), seed=0, clock=lambda: engine.now)
     commands = CacheCommands(
         intake,
@@ -96,7 +90,6 @@ def test_the_tiers_share_the_bound_and_each_has_its_tree(has_host: bool, monkeyp
         before_flush=engine.pins.clear,
     )
     reply = commands.run(cache_messages.Outline("o"))
-    assert isinstance(reply, cache_messages.Outlined)
     engine.check_invariants()
     tiers = [reply.device] if reply.host is None else [reply.device, reply.host]
     assert len(tiers) == 1 + has_host

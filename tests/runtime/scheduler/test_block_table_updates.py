@@ -38,8 +38,7 @@ def test_a_request_is_sent_what_differs_from_the_block_table_that_its_batch_slot
     engine = Engine(max_num_seqs=1)
     whole = prompt(N_PROMPT)
     for tokens in (whole, whole, whole[:36] + prompt(4, first=3), prompt(N_PROMPT, first=2), whole):
-        engine.add(tokens, 1)
-        engine.run()
+        engine.serve(tokens, 1)
     assert first_sent(engine) == [0, 9, 0, 0], "the second is sent nothing"
 
 
@@ -55,11 +54,9 @@ def test_what_a_failed_step_has_sent_is_sent_again(n_executed: int, width: int) 
 
 def test_a_first_row_that_fails_leaves_nothing_on_the_device() -> None:
     engine = Engine()
-    engine.add(prompt(N_PROMPT), 1)
-    engine.run()
+    engine.serve(prompt(N_PROMPT), 1)
     first, second = engine.add(prompt(N_PROMPT), 4), engine.add(prompt(N_PROMPT), 4)
     plan = engine.launch()
-    assert plan is not None
     engine.device.fail_steps = {plan.step}
     engine.run_to_the_end()
     assert engine.output(first) == engine.output(second)

@@ -14,8 +14,7 @@ FIRST = range(1, 25)
 
 
 def miss_of(front: Frontend, prompt: Iterable[int], **changes: object) -> CacheMiss | None:
-    front.submit("b", prompt, **changes)  # type: ignore[arg-type]
-    front.run()
+    front.serve("b", prompt, **changes)  # type: ignore[arg-type]
     return done(front.received["b"]).miss
 
 
@@ -23,22 +22,19 @@ def miss_of(front: Frontend, prompt: Iterable[int], **changes: object) -> CacheM
 def front() -> Frontend:
     """A loop that has answered a prompt of ``FIRST``, in pages of 4."""
     front = Frontend()
-    front.submit("a", FIRST)
-    front.run()
+    front.serve("a", FIRST)
     return front
 
 
 def test_the_first_prompt_was_never_seen() -> None:
     front = Frontend()
     miss = miss_of(front, FIRST)
-    assert miss is not None
     assert (miss.reason, miss.n_matched, miss.first_difference, miss.cached) == ("never_seen", 0, None, b"")
 
 
 def test_a_prompt_that_leaves_a_cached_one_says_where_and_how(front: Frontend) -> None:
     explained = front.explain([*range(1, 15), 90, 91, 92, 93, 94, 95])
     miss = miss_of(front, [*range(1, 15), 90, 91, 92, 93, 94, 95])
-    assert miss is not None
     assert (miss.reason, miss.n_matched, miss.first_difference) == ("differs", 12, 14)
     assert miss.first_difference == explained.first_difference
     assert unpack_tokens(miss.common) == list(range(7, 15))
@@ -50,15 +46,11 @@ def test_misses_after_the_same_pages_have_the_same_place(front: Frontend) -> Non
     first = miss_of(front, [*range(1, 15), 90, 91, 92, 93, 94, 95])
     second = miss_of(front, [*range(1, 14), *[80] * 9])
     third = miss_of(front, [*range(1, 6), *[80] * 9])
-    assert first is not None
-    assert second is not None
-    assert third is not None
     assert first.place == second.place != third.place
 
 
 def test_another_salt_is_named(front: Frontend) -> None:
     miss = miss_of(front, FIRST, salt="hers")
-    assert miss is not None
     assert (miss.reason, miss.n_matched, miss.n_elsewhere) == ("other_namespace", 0, 24)
 
 
@@ -68,45 +60,33 @@ def test_among_many_salts_no_other_one_is_searched() -> None:
         front.submit(f"a{index}", FIRST, salt=f"s{index}")
     front.run()
     miss = miss_of(front, FIRST, salt="hers")
-    assert miss is not None
     assert miss.reason == "never_seen"
 
 
 def test_an_evicted_prefix_is_named() -> None:
     front = Frontend(n_pages=16)
-    front.submit("a", FIRST)
-    front.run()
-    front.submit("large", range(30, 80))
-    front.run()
+    front.serve("a", FIRST)
+    front.serve("large", range(30, 80))
     miss = miss_of(front, FIRST)
-    assert miss is not None
     assert miss.reason == "evicted"
 
 
 def test_a_page_behind_the_first_of_an_evicted_run_is_evicted_too() -> None:
     front = Frontend(n_pages=16)
-    front.submit("a", FIRST)
-    front.run()
-    front.submit("large", range(30, 80))
-    front.run()
-    front.submit("half", [*range(1, 9), *range(90, 95)])
-    front.run()
+    front.serve("a", FIRST)
+    front.serve("large", range(30, 80))
+    front.serve("half", [*range(1, 9), *range(90, 95)])
     miss = miss_of(front, FIRST)
-    assert miss is not None
     assert (miss.reason, miss.n_matched, miss.first_difference) == ("evicted", 8, 8)
 
 
 def test_a_prompt_that_is_all_new_behind_the_difference_says_so() -> None:
     front = Frontend(n_pages=256)
     said = list(range(100, 160))
-    front.submit("a", [*range(1, 15), 90, *said])
-    front.run()
+    front.serve("a", [*range(1, 15), 90, *said])
     nonce = miss_of(front, [*range(1, 15), 91, 92, *said])
-    front.submit("c", [*range(1, 15), 93, *range(200, 260)])
-    front.run()
+    front.serve("c", [*range(1, 15), 93, *range(200, 260)])
     new = done(front.received["c"]).miss
-    assert nonce is not None
-    assert new is not None
     assert (nonce.reason, nonce.is_new) == ("differs", False)
     assert (new.reason, new.is_new) == ("differs", True)
 
@@ -120,24 +100,20 @@ def test_less_than_a_page_beside_the_last_token_is_no_miss(front: Frontend) -> N
 
 def test_a_request_that_reads_no_cache_says_so(front: Frontend) -> None:
     miss = miss_of(front, FIRST, prompt_logprobs=0)
-    assert miss is not None
     assert miss.reason == "not_read"
 
 
 def test_a_prompt_in_chunks_and_one_with_choices_have_one_miss() -> None:
     front = Frontend(max_num_batched_tokens=8)
-    front.submit("a", FIRST, n=3)
-    front.run()
+    front.serve("a", FIRST, n=3)
     miss = done(front.received["a"]).miss
-    assert miss is not None
     assert (miss.reason, miss.n_matched) == ("never_seen", 0), "not its own first chunk"
 
 
 def test_two_new_requests_of_one_step_share_what_the_first_commits() -> None:
     front = Frontend()
     front.submit("a", FIRST)
-    front.submit("b", FIRST)
-    front.run()
+    front.serve("b", FIRST)
     assert (done(front.received["a"]).miss is None, done(front.received["b"]).miss is None) == (False, True)
 
 
@@ -148,8 +124,6 @@ def test_a_request_that_a_cancelled_leader_leaves_behind_keeps_its_miss() -> Non
     front.cancel("a", 0)
     front.run()
     miss = done(front.received["a"]).miss
-    assert miss is not None
     assert miss.n_matched == 0
-    front.submit("canary")
-    front.run()
+    front.serve("canary")
     assert front.received["canary"].tokens[0] == expected_output(NAMESPACE, PROMPT, 6, seed=5)

@@ -29,8 +29,7 @@ def forked(engine: Engine, n_prompt: int = 11, **settings: object) -> list[Reque
     """Returns the choices of a request right after the fork: the next plan will have the copies."""
     leader = engine.add(prompt(n_prompt), 8, **{"n": 3, "sampling": SAMPLED, **settings})  # type: ignore[arg-type]
     engine.launch()
-    engine.launch()
-    engine.collect()
+    engine.step()
     return engine.siblings[leader.id]
 
 
@@ -43,13 +42,10 @@ def test_forks_compute_the_last_prompt_token_and_copy_its_partial_page(n_prompt:
     engine = Engine()
     leader, *forks = forked(engine, n_prompt)
     plan = engine.launch()
-    assert plan is not None
     rows = {row.batch_slot: row for row in plan.rows}
     assert [(rows[f.batch_slot].start, rows[f.batch_slot].n_tokens) for f in forks] == [(n_prompt - 1, 1)] * 2
     assert len(plan.copies) == 2 * n_copied
-    assert leader.block_table is not None
     for fork in forks:
-        assert fork.block_table is not None
         assert fork.block_table.pages[:2] == leader.block_table.pages[:2]
         assert fork.block_table.pages[2:] != leader.block_table.pages[2:] or n_prompt == 8
     engine.run_to_the_end()
@@ -93,14 +89,11 @@ def test_choices_of_a_request_that_bypasses_the_cache_compute_the_prompt_once(by
 def test_a_leader_that_finishes_at_its_first_token_keeps_its_tail_until_the_copies_are_done() -> None:
     engine = Engine()
     leader = engine.add(prompt(10), 1, n=2, sampling=SAMPLED)
-    engine.launch()
-    engine.collect()
+    engine.step()
     assert leader.phase is Phase.FINISHED
-    assert leader.block_table is not None
     source = leader.block_table.pages[2]
     other = engine.add(prompt(30, first=3), 2)
     plan = engine.launch()
-    assert plan is not None
     assert [pair[0] for pair in plan.copies] == [source]
     assert source not in {page for row in plan.rows for page in row.table_pages}, "no row writes there meanwhile"
     engine.collect()
@@ -114,7 +107,6 @@ def test_a_leader_that_finishes_at_its_first_token_keeps_its_tail_until_the_copi
 def test_a_leader_that_stops_before_the_copies_are_done_keeps_their_source_pages(event: str, shares: bool) -> None:
     engine = Engine(shares=shares)
     leader, *forks = forked(engine)
-    assert leader.block_table is not None
     if event == "abort":
         engine.abort(leader)
         engine.collect()
@@ -127,7 +119,6 @@ def test_a_leader_that_stops_before_the_copies_are_done_keeps_their_source_pages
     assert leader.n_in_flight == 0
     assert leader.block_table is not None, "the copies are not done yet"
     plan = engine.launch()
-    assert plan is not None
     sources = {source for source, _ in plan.copies}
     assert len(sources) == (1 if shares else 3)
     assert sources <= set(leader.block_table.pages)
@@ -141,7 +132,6 @@ def test_a_failed_step_with_the_copies_sends_the_forks_to_the_queue() -> None:
     engine = Engine()
     _, *forks = forked(engine)
     plan = engine.launch()
-    assert plan is not None
     assert plan.copies
     engine.device.fail_steps = {plan.step}
     while engine.pending:
@@ -165,24 +155,18 @@ def test_aborting_forks_before_their_first_row_frees_the_leader() -> None:
 
 def test_a_source_page_that_is_replaced_as_a_duplicate_is_freed_after_the_copy() -> None:
     engine = Engine()
-    engine.add(prompt(11), 4)
-    engine.run()
+    engine.serve(prompt(11), 4)
     leader = engine.add(prompt(11), 8, n=2)
     engine.launch()
-    engine.launch()
-    engine.collect()
-    assert leader.block_table is not None
+    engine.step()
     source = leader.block_table.pages[2]
     engine.collect()  # the first output token fills the page, and the tree already has a page of the same tokens
     assert leader.block_table.pages[2] != source
     assert [retired.page for retired in leader.block_table.replaced] == [source]
     plan = engine.launch()
-    assert plan is not None
     assert [pair[0] for pair in plan.copies] == [source]
     engine.collect()
-    engine.launch()
-    engine.collect()
-    assert leader.block_table is not None
+    engine.step()
     assert not leader.block_table.replaced
     engine.run_to_the_end()
 
@@ -191,7 +175,6 @@ def test_without_a_cache_all_pages_are_copied() -> None:
     engine = Engine(shares=False)
     forked(engine)
     plan = engine.launch()
-    assert plan is not None
     assert len(plan.copies) == 2 * 3
     engine.run_to_the_end()
 
@@ -202,10 +185,8 @@ def test_forks_lease_the_leaders_path_even_after_a_flush() -> None:
     engine.launch()
     engine.cache.flush()
     engine.collect()
-    assert leader.block_table is not None
     assert not leader.block_table.can_commit
     for fork in engine.siblings[leader.id][1:]:
-        assert fork.block_table is not None
         assert fork.block_table.pages[:2] == leader.block_table.pages[:2]
     engine.run_to_the_end()
     assert engine.cache.n_free == engine.n_pages, "no page of a detached path is cached"
@@ -217,8 +198,7 @@ def test_forks_lease_the_leaders_path_even_after_a_flush() -> None:
 def test_forks_without_a_slot_or_pages_wait_and_then_hit_the_prompt(settings: dict[str, int], n_pages: int) -> None:
     engine = Engine(n_pages, **settings)
     leader = engine.add(prompt(11), 12, n=5, sampling=SAMPLED)
-    engine.launch()
-    engine.collect()
+    engine.step()
     choices = engine.siblings[leader.id]
     assert [c.phase for c in choices].count(Phase.WAITING) >= 2
     assert engine.scheduler.waiting.n_unstarted_beside(leader) == 0, (
@@ -233,8 +213,7 @@ def test_the_next_choice_leads_when_the_leader_is_cancelled(is_running: bool) ->
     engine = Engine(max_num_batched_tokens=11)
     leader = engine.add(prompt(30), 4, n=3, sampling=SAMPLED, n_prompt_logprobs=0)
     if is_running:
-        engine.launch()
-        engine.collect()
+        engine.step()
         assert engine.prompt_logprobs[leader.id]
     engine.abort(leader)
     _, new_leader, last = engine.siblings[leader.id]

@@ -31,16 +31,14 @@ def test_bug_02_the_lock_skipped_the_handles_own_node() -> None:
     request = engine.add(prompt(16), max_tokens=30)
     engine.turn()
     assert engine.cache.tree.evict(16) == []
-    engine.run()
+    engine.run_to_the_end()
     assert engine.ended[request.id].reason == "length"
-    engine.check_outputs()
 
 
 def test_bug_03_a_node_stored_a_view_of_a_table_that_was_overwritten() -> None:
     engine = Engine(64, 4)
     first = engine.add(prompt(17), max_tokens=1)
     engine.launch()
-    assert first.block_table is not None
     pages = list(first.block_table.pages[:4])
     first.tokens[:64] = bytes(64)
     table = first.block_table.pages
@@ -53,8 +51,7 @@ def test_bug_03_a_node_stored_a_view_of_a_table_that_was_overwritten() -> None:
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_bug_04_eviction_asked_in_pages_counted_in_tokens(page_size: int) -> None:
     engine = Engine(32, page_size)
-    engine.add(prompt(8 * page_size), max_tokens=1)
-    engine.run()
+    engine.serve(prompt(8 * page_size), max_tokens=1)
     n_reachable = engine.cache.tree.n_pages_reachable
     runs = engine.cache.tree.evict(3)
     assert sum(len(run.pages) for run in runs) == 3
@@ -66,8 +63,7 @@ def test_bug_06_abort_or_finish_frees_pages_that_a_launched_step_uses() -> None:
     engine = Engine(64, 4)
     aborted = engine.add(prompt(15), max_tokens=20)
     stopping = engine.add(prompt(15, first=2), max_tokens=20)
-    engine.turn()
-    engine.turn()
+    engine.turn(2)
     stopping.stop_token_ids = frozenset(range(1000))
     for request in (aborted, stopping):
         assert request.n_in_flight > 0
@@ -86,15 +82,12 @@ def test_bug_06_abort_or_finish_frees_pages_that_a_launched_step_uses() -> None:
 
 def test_bug_08_a_full_hit_leaves_nothing_to_compute() -> None:
     engine = Engine(64, 4)
-    engine.add(prompt(16), max_tokens=1)
-    engine.run()
+    engine.serve(prompt(16), max_tokens=1)
     waiting = engine.add(prompt(16), max_tokens=3)
     plan = engine.launch()
-    assert plan is not None
     (row,) = plan.rows
     assert (row.start, row.n_tokens, row.write_start) == (15, 1, 16), "one token computed, nothing written"
-    engine.run()
-    engine.check_outputs()
+    engine.run_to_the_end()
     assert waiting.cache_use.counted.n_cached == 15
 
 
@@ -109,10 +102,8 @@ def test_bug_09_counts_are_stale_after_preemption_or_failed_admission() -> None:
     big = engine.add(prompt(70, first=9), max_tokens=4)
     engine.turn()
     assert big.block_table is None, "it does not fit"
-    engine.run()
+    engine.run_to_the_end()
     assert [engine.ended[r.id].reason for r in (*preempted, big)] == ["length"] * (len(preempted) + 1)
-    engine.check_outputs()
-    engine.check_idle()
     engine.cache.tree.evict(20)
     assert engine.cache.tree.namespaces() == [], "a failed admission leaves no lease"
 
@@ -127,8 +118,6 @@ def test_bug_12_overlap_lets_a_decode_step_see_other_slots() -> None:
             plan = engine.launch()
             for row in plan.rows if plan is not None else ():
                 request = engine.rows[plan.step, row.batch_slot] if plan is not None else None
-                assert request is not None
-                assert request.block_table is not None
                 rows.setdefault(request.id, []).append((row.start, row.n_tokens, list(request.block_table.pages)))
             if not overlap or plan is None or len(engine.pending) > 1:
                 engine.collect()
@@ -155,9 +144,8 @@ def test_bug_13_an_abort_commits_an_unknown_token() -> None:
     engine.launch()
     engine.launch()
     engine.abort(request)
-    engine.run()
+    engine.run_to_the_end()
     assert engine.cache.tree.match(Namespace(), bytes(request.tokens)) == 8
-    engine.check_idle()
 
 
 def test_bug_14_evictable_counted_shared_pages_twice() -> None:
@@ -182,16 +170,14 @@ def test_bug_16_a_salt_equal_to_an_adapters_name_cross_reuses(namespace: Namespa
             engine.add(prompt(17), max_tokens=2, namespace=other)
     engine.run()
     late = engine.add(prompt(17), max_tokens=2, namespace=namespace)
-    engine.run()
+    engine.run_to_the_end()
     assert late.cache_use.counted.n_cached == 0
-    engine.check_outputs()
 
 
 def test_bug_17_new_weights_reuse_old_kv() -> None:
     engine = Engine(64, 4)
     for epoch in (0, 1, 0):
-        engine.add(prompt(17), max_tokens=2, namespace=Namespace(epoch=epoch))
-        engine.run()
+        engine.serve(prompt(17), max_tokens=2, namespace=Namespace(epoch=epoch))
     assert [request.cache_use.counted.n_cached for request in engine.requests.values()] == [0, 0, 16]
     engine.check_outputs()
 
@@ -199,32 +185,25 @@ def test_bug_17_new_weights_reuse_old_kv() -> None:
 @pytest.mark.parametrize("budget", [9, 64])
 def test_bug_20_prompt_logprobs_crash_or_are_stale_on_a_hit(budget: int) -> None:
     engine = Engine(64, 4, max_num_batched_tokens=budget, max_num_seqs=4)
-    engine.add(prompt(18), max_tokens=4)
-    engine.run()
-    with_logprobs = engine.add(prompt(18), max_tokens=4, n_prompt_logprobs=1)
-    engine.run()
+    engine.serve(prompt(18), max_tokens=4)
+    with_logprobs = engine.serve(prompt(18), max_tokens=4, n_prompt_logprobs=1)
     assert with_logprobs.cache_use.counted.n_cached == 0
-    filler = engine.add(prompt(30, first=4), max_tokens=1, n_prompt_logprobs=1)
-    engine.run()
+    filler = engine.serve(prompt(30, first=4), max_tokens=1, n_prompt_logprobs=1)
     reader = engine.add(prompt(30, first=4), max_tokens=1)
-    engine.run()
+    engine.run_to_the_end()
     assert len(engine.prompt_logprobs[with_logprobs.id]) == 17
     assert filler.cache_use.counted.n_cached == 0
     assert reader.cache_use.counted.n_cached == 28, "the request with prompt logprobs has filled the cache"
-    engine.check_outputs()
 
 
 def test_bug_20_a_request_that_must_not_read_is_computed_whole() -> None:
     engine = Engine(64, 4)
-    engine.add(prompt(18), max_tokens=4)
-    engine.run()
+    engine.serve(prompt(18), max_tokens=4)
     uncached = engine.add(prompt(18), max_tokens=4, reads_cache=False)
     plan = engine.launch()
-    assert plan is not None
     assert plan.rows[0].n_tokens == 18
-    engine.run()
+    engine.run_to_the_end()
     assert uncached.cache_use.counted.n_cached == 0
-    engine.check_outputs()
 
 
 def test_bug_21_the_hit_rate_counts_retried_lookups() -> None:
@@ -239,17 +218,14 @@ def test_bug_21_the_hit_rate_counts_retried_lookups() -> None:
 
 def test_bug_21_the_hit_rate_counts_the_prompt_once_for_each_choice() -> None:
     engine = Engine(64, 4, max_num_seqs=2)
-    engine.add(prompt(17), max_tokens=2)
-    engine.run()
-    leader = engine.add(prompt(17), max_tokens=4, n=4)
-    engine.run()
+    engine.serve(prompt(17), max_tokens=2)
+    leader = engine.serve(prompt(17), max_tokens=4, n=4)
     assert [choice.cache_use.counted.n_cached for choice in engine.siblings[leader.id]] == [16, 0, 0, 0]
 
 
 def test_bug_22_longest_prefix_order_starves() -> None:
     engine = Engine(256, 4, max_num_seqs=1, lpm_max_passes=5)
-    engine.add(prompt(40), max_tokens=1)
-    engine.run()
+    engine.serve(prompt(40), max_tokens=1)
     unlucky = engine.add(prompt(40, first=9), max_tokens=1)
     n_before = 0
     for i in range(40):
@@ -258,15 +234,13 @@ def test_bug_22_longest_prefix_order_starves() -> None:
         engine.turn()
         n_before = len(engine.ended) - 1
     assert n_before <= 1 + 5 + 1
-    engine.run()
-    engine.check_outputs()
+    engine.run_to_the_end()
 
 
 def test_a_prompt_for_which_a_step_has_no_room_is_not_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk that ends on a page boundary may leave less than a page of the step for the next prompt."""
     engine = Engine(128, 4, max_num_seqs=8, max_num_batched_tokens=15)
-    engine.add(prompt(8), max_tokens=1)
-    engine.run()
+    engine.serve(prompt(8), max_tokens=1)
     hits: list[BlockTable] = []
     count_hit = engine.cache.count_hit
 
@@ -276,8 +250,6 @@ def test_a_prompt_for_which_a_step_has_no_room_is_not_a_hit(monkeypatch: pytest.
 
     monkeypatch.setattr(engine.cache, "count_hit", counted)
     requests = [engine.add([*prompt(8), *prompt(12, first=10 * i + 10)], max_tokens=1) for i in range(6)]
-    engine.run()
+    engine.run_to_the_end()
     assert [request.cache_use.counted.n_cached for request in requests] == [8] * 6
     assert len(hits) == 6
-    engine.check_outputs()
-    engine.check_idle()

@@ -20,13 +20,11 @@ OTHER = [90, 91, 92, 93, 94, 95, 96, 97, 98]
 def engine_with(cached: Sequence[int] = SHARED, **settings: object) -> Engine:
     """Returns an idle engine that has served one prompt."""
     engine = Engine(**settings)  # type: ignore[arg-type]
-    engine.add(cached, 1)
-    engine.run()
+    engine.serve(cached, 1)
     return engine
 
 
 def row_of(plan: StepPlan | None, request: Request) -> Row:
-    assert plan is not None
     (row,) = (row for row in plan.rows if row.batch_slot == request.batch_slot)
     return row
 
@@ -39,7 +37,6 @@ def test_all_tokens_that_a_cached_sequence_shares_are_cached(page_size: int, n_s
     plan = engine.launch()
     row = row_of(plan, request)
     assert (row.start, row.write_start, row.n_tokens) == (n_shared, n_shared, len(OTHER))
-    assert plan is not None
     assert len(plan.copies) == bool(n_shared % page_size)
     engine.run_to_the_end()
     assert request.cache_use.counted.n_cached == n_shared
@@ -64,8 +61,7 @@ def test_fewer_tokens_than_the_minimum_are_computed(n_shared: int, n_cached: int
 def test_of_several_pages_the_one_that_shares_most_is_copied() -> None:
     engine = engine_with(page_size=8)
     for n_shared in (17, 22, 19):
-        engine.add(SHARED[:n_shared] + OTHER, 1)
-        engine.run()
+        engine.serve(SHARED[:n_shared] + OTHER, 1)
     branched = engine.add([*SHARED[:22], *OTHER[:1], 1, 2, 3], 1)
     engine.run_to_the_end()
     assert branched.cache_use.counted.n_cached == 23
@@ -75,11 +71,9 @@ def test_a_page_that_is_not_computed_yet_is_not_copied() -> None:
     engine = Engine()
     first, second = (engine.add(SHARED[:18] + OTHER[i:], 4) for i in range(2))
     plan = engine.launch()
-    assert plan is not None
     assert plan.copies == ()
     third = engine.add(SHARED[:18] + OTHER[2:], 4)
     plan = engine.launch()
-    assert plan is not None
     assert plan.copies == ()
     engine.run()
     fourth = engine.add(SHARED[:18] + OTHER[3:], 4)
@@ -91,7 +85,6 @@ def test_the_step_that_fills_the_copy_may_be_read_in_the_same_step() -> None:
     engine = engine_with()
     first, second = (engine.add(SHARED[:18] + OTHER[:8] + [i], 4) for i in range(2))
     plan = engine.launch()
-    assert plan is not None
     assert len(plan.copies) == 1
     engine.run_to_the_end()
     assert (first.cache_use.counted.n_cached, second.cache_use.counted.n_cached) == (18, 24)
@@ -114,7 +107,6 @@ def test_an_eviction_takes_no_page_that_is_being_copied() -> None:
     engine = engine_with()
     request = engine.add(SHARED[:18] + OTHER, 4)
     plan = engine.launch()
-    assert plan is not None
     ((source, _),) = plan.copies
     filler = engine.cache.open(Namespace(), b"", bypasses_tree=True)
     assert engine.cache.reserve(filler, engine.cache.n_available)
@@ -155,8 +147,7 @@ def test_an_abort_during_the_copy_frees_everything_after_the_step() -> None:
 
 def test_a_prompt_that_fits_only_without_the_page_it_could_copy_is_computed() -> None:
     engine = Engine(n_pages=8)
-    engine.add(prompt(16), 1)
-    engine.run()
+    engine.serve(prompt(16), 1)
     request = engine.add([*prompt(14), *range(60, 77)], 1)  # 31 tokens: all pages of the pool
     engine.run_to_the_end()
     assert request.cache_use.counted.n_cached == 12

@@ -24,8 +24,7 @@ def make_engine(n_pages: int = 48, **settings: Any) -> Engine:
 def cache(engine: Engine, sequences: Sequence[list[int]], **options: Any) -> None:
     """Caches sequences; those that come later are used later."""
     for tokens in sequences:
-        engine.add(tokens, max_tokens=1, **options)
-        engine.run()
+        engine.serve(tokens, max_tokens=1, **options)
 
 
 def prefix(number: int) -> list[int]:
@@ -54,10 +53,8 @@ def test_pages_that_nobody_waits_for_go_first(
     cache(engine, [prompt(40, first=number) for number in (50, 51)])
     fill(engine, 100)
     waiting = [engine.add([*prefix(number), 90], max_tokens=1) for number in range(4)]
-    engine.run()
+    engine.run_to_the_end()
     assert [request.cache_use.counted.n_cached for request in waiting] == [N_PREFIX] * 4
-    engine.check_outputs()
-    engine.check_idle()
 
 
 def test_what_is_needed_last_goes_first_once_all_is_needed() -> None:
@@ -69,8 +66,7 @@ def test_what_is_needed_last_goes_first_once_all_is_needed() -> None:
         engine.turn()
     assert n_cached(engine, prefix(2)) == n_cached(engine, prefix(0)) == N_PREFIX
     assert n_cached(engine, prefix(1)) == 0
-    engine.run()
-    engine.check_outputs()
+    engine.run_to_the_end()
 
 
 def test_the_part_of_a_sequence_that_is_needed_stays() -> None:
@@ -80,9 +76,8 @@ def test_the_part_of_a_sequence_that_is_needed_stays() -> None:
     cache(engine, [long])
     fill(engine, 60)
     request = engine.add([*prefix(1), 90, 91], max_tokens=1)
-    engine.run()
+    engine.run_to_the_end()
     assert request.cache_use.counted.n_cached - request.cache_use.counted.n_copied == N_PREFIX
-    engine.check_outputs()
 
 
 def test_a_request_that_leaves_the_queue_needs_nothing_any_more() -> None:
@@ -146,9 +141,8 @@ def test_each_tenants_requests_keep_their_prefixes(has_shares: bool) -> None:
         for name in ("a", "b")
         for number in range(2)
     ]
-    engine.run()
+    engine.run_to_the_end()
     assert [request.cache_use.counted.n_cached for request in waiting] == [N_PREFIX] * 4
-    engine.check_outputs()
 
 
 @pytest.mark.parametrize("has_disk", [False, True])
@@ -162,10 +156,9 @@ def test_the_host_tier_keeps_what_waiting_requests_will_load(has_disk: bool) -> 
     running = engine.add(prompt(140, first=70), max_tokens=40)
     engine.turn()
     request = engine.add([*prefix(0), 90], max_tokens=1)
-    engine.run()
+    engine.run_to_the_end()
     assert running.cache_use.counted.n_cached == 0
     assert (request.cache_use.counted.n_cached, request.cache_use.counted.n_loaded) == (N_PREFIX, N_PREFIX)
-    engine.check_outputs()
 
 
 def test_the_store_spares_what_waiting_requests_will_fetch() -> None:
@@ -177,8 +170,7 @@ def test_the_store_spares_what_waiting_requests_will_fetch() -> None:
     engine.add(prompt(140, first=70), max_tokens=40)
     engine.turn()
     waiting = [engine.add([*prefix(number), 90], max_tokens=1) for number in (2, 0)]
-    for _ in range(6):
-        engine.turn()
+    engine.turn(6)
     assert engine.store.spared == [keys[2][-1], keys[0][-1]]
     for request in waiting:
         engine.abort(request)

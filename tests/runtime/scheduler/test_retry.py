@@ -21,10 +21,8 @@ def test_a_failed_step_is_undone_and_its_requests_run_again() -> None:
     engine.add(prompt(16) + [3], max_tokens=6)
     engine.turn()
     engine.device.fail_steps = {engine.pending[0][0].step}
-    engine.run()
+    engine.run_to_the_end()
     assert {ended.reason for ended in engine.ended.values()} == {"length"}
-    engine.check_outputs()
-    engine.check_idle()
 
 
 def test_pages_of_a_failed_step_are_never_read() -> None:
@@ -35,28 +33,24 @@ def test_pages_of_a_failed_step_are_never_read() -> None:
     engine.device.fail_steps = {0}
     engine.collect()
     assert engine.cache.tree.match(Namespace(), bytes(engine.requests["r0"].tokens)) == 0
-    engine.run()
-    engine.check_outputs()
+    engine.run_to_the_end()
 
 
 def test_a_request_whose_step_fails_again_when_alone_ends_in_error() -> None:
     engine = Engine()
     engine.add(prompt(17), max_tokens=6)
     engine.device.fail_steps = {0, 1, 2, 3}
-    engine.run()
+    engine.run_to_the_end()
     assert engine.ended["r0"].reason == "device_error"
-    engine.check_idle()
 
 
 def test_a_request_that_breaks_its_steps_fails_no_other_request() -> None:
     engine = Engine()
     requests = [engine.add(prompt(9 + i, first=i), max_tokens=6) for i in range(7)]
     engine.failing_ids = {requests[3].id}
-    engine.run()
+    engine.run_to_the_end()
     assert engine.ended.pop(requests[3].id).reason == "device_error"
     assert {ended.reason for ended in engine.ended.values()} == {"length"}
-    engine.check_outputs()
-    engine.check_idle()
 
 
 def test_a_request_is_not_blamed_for_the_step_of_one_that_was_cancelled() -> None:
@@ -67,10 +61,8 @@ def test_a_request_is_not_blamed_for_the_step_of_one_that_was_cancelled() -> Non
         engine.turn()
     engine.abort(culprit)
     assert engine.launch() is None, "no other request is retried while the aborted one's step is in flight"
-    engine.run()
+    engine.run_to_the_end()
     assert engine.ended[other.id].reason == "length"
-    engine.check_outputs()
-    engine.check_idle()
 
 
 class RarelyCheckedEngine(Engine):
@@ -124,10 +116,8 @@ def test_of_256_rows_only_the_one_that_breaks_its_steps_fails(phase: str) -> Non
 def test_a_step_of_256_rows_that_fails_once_fails_no_request() -> None:
     engine, _ = engine_with_requests(256)
     engine.device.fail_steps = {10}
-    engine.run()
+    engine.run_to_the_end()
     assert {ended.reason for ended in engine.ended.values()} == {"length"}
-    engine.check_outputs()
-    engine.check_idle()
 
 
 def test_each_request_of_a_failed_step_is_retried_alone_while_the_others_go_on_in_between() -> None:
@@ -141,7 +131,6 @@ def test_each_request_of_a_failed_step_is_retried_alone_while_the_others_go_on_i
     n_tokens_of_others = []
     while any(request.recovery.is_retried for request in retried):
         plan = engine.launch()
-        assert plan is not None
         rows = [engine.rows[plan.step, row.batch_slot] for row in plan.rows]
         if any(request.recovery.is_retried for request in rows):
             alone += rows
@@ -152,9 +141,8 @@ def test_each_request_of_a_failed_step_is_retried_alone_while_the_others_go_on_i
     assert set(alone) == retried
     assert len(alone) == 2 * len(retried), "a step for the prompt, and one that decodes"
     assert all(n < later for n, later in zip(n_tokens_of_others, n_tokens_of_others[2:], strict=False))
-    engine.run()
+    engine.run_to_the_end()
     assert {ended.reason for ended in engine.ended.values()} == {"length"}
-    engine.check_outputs()
 
 
 def test_a_retried_request_starts_beside_short_ones_that_never_end() -> None:
@@ -183,11 +171,9 @@ def test_a_retried_request_that_once_waited_for_pages_holds_back_nobody_after_it
     while short.phase is not Phase.FINISHED:
         assert retried.phase is Phase.WAITING, "it fits only after the short one has ended"
         engine.turn()
-    engine.run()
+    engine.run_to_the_end()
     assert engine.scheduler.n_preemptions, "the first one's pages leave no room for the retried one's output"
     assert not retried.recovery.is_retried
-    engine.check_outputs()
-    engine.check_idle()
 
 
 @pytest.mark.parametrize("choice", [0, 2])
@@ -208,16 +194,13 @@ def test_the_choices_of_a_retried_request_fork_and_go_on() -> None:
     forks = engine.siblings[leader.id][1:]
     assert leader.recovery.is_retried
     assert [fork.phase for fork in forks] == [Phase.RUNNING] * 2
-    engine.run()
+    engine.run_to_the_end()
     assert {ended.reason for ended in engine.ended.values()} == {"length"}
-    engine.check_outputs()
-    engine.check_idle()
 
 
 def test_the_rows_of_both_launched_plans_are_retried() -> None:
     engine, requests = engine_with_requests(6)
-    for _ in range(3):
-        engine.turn()
+    engine.turn(3)
     late = engine.add(prompt(9, first=9), max_tokens=20)
     engine.launch()
     engine.device.fail_steps = {engine.pending[0][0].step}
@@ -226,10 +209,8 @@ def test_the_rows_of_both_launched_plans_are_retried() -> None:
     assert all(request.recovery.is_retried for request in (*requests, late)), (
         "the late one was in the second plan only"
     )
-    engine.run()
+    engine.run_to_the_end()
     assert {ended.reason for ended in engine.ended.values()} == {"length"}
-    engine.check_outputs()
-    engine.check_idle()
 
 
 @pytest.mark.parametrize("n_turns", range(1, 12))
@@ -239,16 +220,13 @@ def test_requests_that_are_aborted_during_retries_leave_nothing_behind(n_turns: 
     engine.failing_ids = {culprit.id}
     while not culprit.recovery.is_retried:
         engine.turn()
-    for _ in range(n_turns):
-        engine.turn()
+    engine.turn(n_turns)
     aborted = [one for one in (*requests[::3], culprit) if one.phase is not Phase.FINISHED and one is not culprit]
     for request in aborted:
         engine.abort(request)
-    engine.run()
+    engine.run_to_the_end()
     assert engine.ended[culprit.id].reason == "device_error"
     assert {engine.ended[one.id].reason for one in requests if one not in (culprit, *aborted)} == {"length"}
-    engine.check_outputs()
-    engine.check_idle()
 
 
 def test_a_prompt_chunk_of_one_token_does_not_end_a_retry() -> None:
@@ -310,33 +288,27 @@ def test_a_row_with_nan_kv_preempts_its_readers_and_is_computed_again_without_th
 
 def test_nan_logits_over_computed_pages_leave_the_tree_unchanged() -> None:
     engine = Engine()
-    engine.add(prompt(17), max_tokens=1)
-    engine.run()
+    engine.serve(prompt(17), max_tokens=1)
     second = engine.add(prompt(17), max_tokens=3)
     engine.launch()
     engine.device.nan_logits_slots = {second.batch_slot}
     engine.collect()
     assert engine.cache.tree.match(Namespace(), bytes(second.tokens)) == 16
-    engine.run()
-    engine.check_outputs()
+    engine.run_to_the_end()
 
 
 def test_a_finite_row_does_not_mark_a_page_that_replaced_its_own_after_launch() -> None:
     engine = Engine()
     first = engine.add(prompt(15), max_tokens=8)
-    engine.launch()
-    engine.collect()
+    engine.step()
     engine.launch()  # writes the KV of the first output token, which fills a page
     second = engine.add([*prompt(15), engine.output(first)[0], 5], max_tokens=2)
     engine.launch()  # the second request commits the same page, which this step writes
     engine.device.nan_slots = {second.batch_slot}
     engine.collect()
-    assert first.block_table is not None
-    assert second.block_table is not None
     assert first.block_table.pages[3] == second.block_table.pages[3], "the first request's page was a duplicate"
     engine.collect()
-    engine.run()
-    engine.check_outputs()
+    engine.run_to_the_end()
     engine.check_bypasses()
     engine.check_idle()
 
@@ -349,5 +321,4 @@ def test_a_second_non_finite_row_fails_the_request() -> None:
         engine.device.nan_slots = {request.batch_slot}
         engine.collect()
     assert engine.ended[request.id].reason == "numerical_error"
-    engine.run()
-    engine.check_idle()
+    engine.run_to_the_end()

@@ -39,14 +39,12 @@ def test_one_request_from_prompt_to_end() -> None:
 
 def test_a_stop_token_ends_the_output_and_is_part_of_it() -> None:
     engine = Engine()
-    free = engine.add(prompt(10), max_tokens=8)
-    engine.run()
+    free = engine.serve(prompt(10), max_tokens=8)
     third = engine.output(free)[2]
     stopped = engine.add(prompt(10), max_tokens=8, stop=[third])
-    engine.run()
+    engine.run_to_the_end()
     assert engine.ended[stopped.id].reason == "stop"
     assert engine.output(stopped) == engine.output(free)[:3]
-    engine.check_idle()
 
 
 @pytest.mark.parametrize("policy", ["lpm", "fcfs"])
@@ -67,19 +65,16 @@ def test_decode_rows_and_prompt_chunks_share_a_step_within_the_budget() -> None:
     mixed = []
     for _ in range(12):
         plan = engine.launch()
-        assert plan is not None
         assert plan.n_tokens <= 20
         mixed.append(sorted(row.n_tokens for row in plan.rows))
         engine.collect()
     assert [1, 16] in mixed, "the chunk has 19 tokens of the budget left, and ends on a page boundary after 16"
-    engine.run()
-    engine.check_outputs()
+    engine.run_to_the_end()
 
 
 def test_chunks_but_the_last_end_on_a_page_boundary() -> None:
     engine = Engine(256, 4, max_num_batched_tokens=23, max_num_seqs=4)
-    engine.add(prompt(70), max_tokens=1)
-    engine.run()
+    engine.serve(prompt(70), max_tokens=1)
     ends = [(row.start + row.n_tokens) for plan in engine.device.executed for row in plan.rows]
     assert ends == [20, 40, 60, 70]
 
@@ -111,7 +106,6 @@ def test_a_plan_lists_no_short_runs_and_none_if_disabled() -> None:
             engine.add([*prompt(n_common), suffix], max_tokens=3)
         engine.turn()
         plan = engine.launch()
-        assert plan is not None
         assert len(plan.shared_runs) == n_runs
 
 
@@ -120,10 +114,8 @@ def test_two_new_requests_with_one_prefix_compute_it_once_in_the_same_step() -> 
     first = engine.add(prompt(17), max_tokens=2)
     second = engine.add(prompt(16) + [5, 6], max_tokens=2)
     plan = engine.launch()
-    assert plan is not None
     assert [(row.start, row.n_tokens) for row in plan.rows] == [(0, 17), (16, 2)]
-    engine.run()
-    engine.check_outputs()
+    engine.run_to_the_end()
     assert (first.cache_use.counted.n_cached, second.cache_use.counted.n_cached) == (0, 16)
 
 
@@ -131,8 +123,7 @@ def test_a_chunked_prompt_uses_pages_that_another_commits_meanwhile() -> None:
     engine = Engine(256, 4, max_num_batched_tokens=16)
     first = engine.add(prompt(60), max_tokens=2)
     second = engine.add(prompt(60), max_tokens=2)
-    engine.run()
-    engine.check_outputs()
+    engine.run_to_the_end()
     assert first.cache_use.counted.n_cached == 0
     assert second.cache_use.counted.n_cached == 59
     assert n_computed(engine) == 60 + 1 + 2
@@ -141,20 +132,17 @@ def test_a_chunked_prompt_uses_pages_that_another_commits_meanwhile() -> None:
 def test_fcfs_admits_in_order_of_arrival_and_lpm_by_cached_prefix() -> None:
     for policy, order in (("fcfs", ["r1", "r2", "r3"]), ("lpm", ["r3", "r2", "r1"])):
         engine = Engine(256, 4, schedule_policy=policy, max_num_seqs=1)
-        engine.add(prompt(40), max_tokens=1)
-        engine.run()
+        engine.serve(prompt(40), max_tokens=1)
         engine.add(prompt(40, first=9), max_tokens=1)
         engine.add(prompt(20) + prompt(20, first=8), max_tokens=1)
-        engine.add(prompt(40), max_tokens=1)
-        engine.run()
+        engine.serve(prompt(40), max_tokens=1)
         assert list(engine.ended)[1:] == order
 
 
 @pytest.mark.parametrize("policy", ["lpm", "fcfs"])
 def test_a_lower_priority_number_goes_first_whatever_is_cached(policy: str) -> None:
     engine = Engine(256, 4, schedule_policy=policy, max_num_seqs=1)
-    engine.add(prompt(40), max_tokens=1)
-    engine.run()
+    engine.serve(prompt(40), max_tokens=1)
     for first, priority in ((1, 1), (9, 0), (1, 0), (8, -1)):
         engine.add(prompt(40, first=first), max_tokens=1, priority=priority)
     engine.run()
@@ -164,8 +152,7 @@ def test_a_lower_priority_number_goes_first_whatever_is_cached(policy: str) -> N
 
 def test_max_passes_bounds_waiting_within_a_priority() -> None:
     engine = Engine(256, 4, max_num_seqs=1, lpm_max_passes=5)
-    engine.add(prompt(40), max_tokens=1)
-    engine.run()
+    engine.serve(prompt(40), max_tokens=1)
     unlucky = engine.add(prompt(40, first=9), max_tokens=1)
     urgent = [engine.add([*prompt(40), i], max_tokens=1, priority=-1) for i in range(10)]
     for i in range(30):
@@ -204,18 +191,15 @@ def test_only_requests_that_wait_for_their_first_step_count_for_a_full_queue() -
     engine.add(prompt(9, first=5), max_tokens=1)
     with pytest.raises(QueueFull):
         engine.add(prompt(9, first=6), max_tokens=1)
-    engine.run()
-    engine.check_outputs()
+    engine.run_to_the_end()
 
 
 def test_lpm_ranks_only_its_window() -> None:
     engine = Engine(256, 4, max_num_seqs=1, lpm_window=2)
-    engine.add(prompt(40), max_tokens=1)
-    engine.run()
+    engine.serve(prompt(40), max_tokens=1)
     engine.add(prompt(40, first=9), max_tokens=1)
     engine.add(prompt(40, first=8), max_tokens=1)
-    engine.add(prompt(40), max_tokens=1)
-    engine.run()
+    engine.serve(prompt(40), max_tokens=1)
     assert list(engine.ended)[1] == "r1"
 
 
@@ -225,8 +209,7 @@ def test_a_full_queue_refuses() -> None:
     engine.add(prompt(5))
     with pytest.raises(QueueFull, match="2 requests wait"):
         engine.add(prompt(5))
-    engine.run()
-    engine.check_idle()
+    engine.run_to_the_end()
 
 
 @pytest.mark.parametrize(
@@ -297,8 +280,7 @@ def test_a_preempted_request_reuses_its_own_pages() -> None:
     engine = Engine(20, 4, max_num_seqs=2)
     engine.add(prompt(9), max_tokens=40)
     engine.add(prompt(9, first=3), max_tokens=40)
-    engine.run()
-    engine.check_outputs()
+    engine.run_to_the_end()
     recomputed = n_computed(engine) - 2 * (9 + 39)
     assert engine.scheduler.n_preemptions == 1
     assert 0 < recomputed < 40, "full pages stayed in the tree"
@@ -308,20 +290,17 @@ def test_abort_while_waiting_running_and_in_flight() -> None:
     engine = Engine(64, 4, max_num_seqs=1)
     running = engine.add(prompt(9), max_tokens=30)
     waiting = engine.add(prompt(9, first=2), max_tokens=30)
-    engine.turn()
-    engine.turn()
+    engine.turn(2)
     engine.abort(waiting)
     n_available = engine.cache.n_available
     engine.abort(running)
     assert engine.cache.n_available == n_available, "a launched step still uses the pages"
-    engine.run()
-    engine.check_idle()
+    engine.run_to_the_end()
 
 
 def test_a_leaked_lease_is_found_when_idle() -> None:
     engine = Engine()
-    engine.add(prompt(17), max_tokens=1)
-    engine.run()
+    engine.serve(prompt(17), max_tokens=1)
     engine.cache.open(Namespace(), bytes(engine.requests["r0"].tokens))
     with pytest.raises(InvariantError, match="4 pages"):
         engine.scheduler.check()
@@ -342,33 +321,27 @@ def test_the_queue_is_not_ranked_again_while_no_request_can_fit(monkeypatch: pyt
         return candidates(queue)
 
     monkeypatch.setattr(WaitingQueue, "candidates", counted)
-    for _ in range(20):
-        engine.turn()
+    engine.turn(20)
     assert n_ranked < 10, "the number of available pages changes every fourth step at most"
-    engine.run()
-    engine.check_outputs()
+    engine.run_to_the_end()
 
 
 def test_running_requests_finish_after_a_flush_and_no_later_one_hits() -> None:
     engine = Engine()
     engine.add(prompt(40), max_tokens=20)
-    engine.turn()
-    engine.turn()
+    engine.turn(2)
     _, n_leased = engine.cache.flush()
     assert n_leased == 10
     late = engine.add(prompt(40), max_tokens=2)
-    engine.run()
+    engine.run_to_the_end()
     assert late.cache_use.counted.n_cached == 0
-    engine.check_outputs()
-    engine.check_idle()
 
 
 def test_without_sharing_every_prompt_is_computed() -> None:
     engine = Engine(shares=False)
     for _ in range(3):
         engine.add(prompt(17), max_tokens=2)
-    engine.run()
-    engine.check_outputs()
+    engine.run_to_the_end()
     assert [request.cache_use.counted.n_cached for request in engine.requests.values()] == [0, 0, 0]
     assert engine.cache.n_free == engine.n_pages
 
@@ -380,14 +353,10 @@ def test_a_preempted_request_that_bypasses_the_cache_reuses_its_own_pages(bypass
     engine = Engine()
     request = engine.add(prompt(41), max_tokens=8, **bypass)
     while request.n_outputs < 2:
-        engine.launch()
-        engine.collect()
+        engine.step()
     engine.scheduler.running.preempt(request, discards_results=False)
     engine.scheduler.running.release()
     plan = engine.launch()
-    assert plan is not None
     assert plan.rows[0].start == 40
-    engine.run()
+    engine.run_to_the_end()
     assert request.cache_use.counted.n_cached == 0
-    engine.check_outputs()
-    engine.check_idle()

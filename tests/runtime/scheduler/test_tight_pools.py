@@ -110,8 +110,7 @@ def test_a_chunked_prompt_finishes_beside_a_stream_of_younger_requests_that_hit(
     page_size = 4
     engine = Engine(192, page_size, max_num_batched_tokens=261, schedule_policy=policy, lpm_max_passes=2)
     document = prompt(77 * page_size, first=5)
-    engine.add(document, max_tokens=1)
-    engine.run()
+    engine.serve(document, max_tokens=1)
     oldest = engine.add([3, *prompt(127 * page_size - 2, first=91)], max_tokens=4)
     for turn in range(150):
         while len(engine.scheduler.waiting) < 3:
@@ -129,8 +128,7 @@ def test_no_pages_are_reserved_for_a_prompt_preempted_between_two_chunks() -> No
     engine.add(prompt(3, first=1), max_tokens=9)
     engine.add(prompt(21, first=2), max_tokens=7)
     while not engine.scheduler.is_idle:
-        engine.launch()
-        engine.collect()
+        engine.step()
     assert engine.scheduler.n_preemptions == 1
     engine.check_outputs()
     engine.check_idle()
@@ -151,16 +149,13 @@ def test_no_pages_are_reserved_for_a_preempted_prompt_when_a_younger_request_is_
     document = prompt(40, first=1)
     engine.add(document, max_tokens=40)
     while not engine.requests["r0"].n_outputs:
-        engine.launch()
-        engine.collect()
+        engine.step()
     older = engine.add(prompt(40, first=2), max_tokens=4)
-    engine.launch()
-    engine.collect()
+    engine.step()
     younger = engine.add([*document, 100], max_tokens=2)
     while not engine.scheduler.n_preemptions:
         assert younger.first_row is None, "the older prompt still needs the free pages"
-        engine.launch()
-        engine.collect()
+        engine.step()
     assert older.phase is Phase.WAITING
     assert younger.first_row is not None
     engine.run_to_the_end()
@@ -170,30 +165,24 @@ def test_forks_leave_an_older_prompt_the_pages_it_still_needs() -> None:
     """The leader's prompt is cached, so it gets its first token while the older prompt is still in chunks."""
     engine = Engine(80, 4, max_num_seqs=16, max_num_batched_tokens=35)
     document = prompt(40, first=9)
-    engine.add(document, max_tokens=1)
-    engine.run()
+    engine.serve(document, max_tokens=1)
     older = engine.add([3, *prompt(255, first=77)], max_tokens=4)
     engine.turn()
     leader = engine.add([*document, 100, 101], max_tokens=8, n=8, sampling=replace(GREEDY, temperature=1.0))
     while not older.n_outputs:
         engine.turn()
     assert leader.n_outputs > 0
-    engine.run()
+    engine.run_to_the_end()
     assert engine.scheduler.n_preemptions == 0
-    engine.check_outputs()
-    engine.check_idle()
 
 
 def test_a_request_with_precedence_is_admitted_into_pages_that_a_later_prompt_still_needs() -> None:
     engine = Engine(256, 4, max_num_seqs=8, max_num_batched_tokens=66, schedule_policy="fcfs")
     document = prompt(160, first=5)
-    engine.add(document, max_tokens=1)
-    engine.run()
+    engine.serve(document, max_tokens=1)
     engine.add([3, *prompt(859, first=77)], max_tokens=40, priority=5)
-    for _ in range(3):
-        engine.turn()
+    engine.turn(3)
     urgent = engine.add([*document, 100], max_tokens=4, priority=0)
-    for _ in range(4):
-        engine.turn()
+    engine.turn(4)
     assert urgent.n_outputs > 0
     engine.run_to_the_end()

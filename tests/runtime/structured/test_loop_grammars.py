@@ -98,8 +98,7 @@ def test_a_request_is_cancelled_while_its_grammar_is_compiled(is_compiled: bool)
     assert done(front.received["a"]).finish_reason == "abort"
     assert not front.loop.has_work
     front.grammars.finish(0)
-    front.submit("canary")
-    front.run()
+    front.serve("canary")
     assert front.received["canary"].tokens[0] == expected_output(NAMESPACE, PROMPT, 6, seed=5)
 
 
@@ -189,8 +188,7 @@ def test_a_step_that_waits_for_masks_is_discarded_with_the_one_before(monkeypatc
 
     monkeypatch.setattr(front.device, "launch", keeping)
     submit(front, "a", LONG)
-    for _ in range(3):
-        front.turn()
+    front.turn(3)
     front.device.fail_steps.add(front.stats().steps_total - 1)
     front.run()
     assert all(step.is_sampled for step in launched), "also those that were discarded"

@@ -41,8 +41,7 @@ def test_one_request_does_not_wait_behind_another_tenants_flood(policy: str, urg
     engine = make_engine([TenantConfig("flood", weight), TenantConfig("one", weight)], schedule_policy=policy)
     for _ in range(60):
         add(engine, "flood", priority=MIN_PRIORITY if urgent else 0)
-    for _ in range(10):
-        engine.turn()
+    engine.turn(10)
     waits = [engine.turns_until_started(add(engine, "one")) for _ in range(4)]
     assert len(engine.scheduler.waiting) > 10
     assert max(waits) <= 6, "at most until a row is free: an answer has four tokens"
@@ -54,7 +53,6 @@ def test_tenants_that_wait_get_tokens_by_their_weights(weight: int, n_prompt: in
     """Whatever the sizes of their requests are: those of the other tenant have 12 tokens."""
     engine = make_engine([TenantConfig("a", weight), TenantConfig("b")])
     queue = engine.scheduler.waiting
-    assert queue is not None
     n_computed = queue.n_computed
     while sum(n_computed.values()) < 1500:
         while queue.n_waiting("a") < 8:
@@ -77,7 +75,6 @@ def test_no_step_is_empty_while_a_request_could_run(weight: float) -> None:
 def fill(engine: Engine, *tenants: str, n: int = 8) -> FairQueue:
     """Adds requests until so many of each tenant wait."""
     queue = engine.scheduler.waiting
-    assert queue is not None
     for tenant in tenants:
         while queue.n_waiting(tenant) < n:
             add(engine, tenant)
@@ -90,8 +87,7 @@ def owe(engine: Engine) -> None:
         add(engine, "early", max_tokens=60)
     engine.turn()
     fill(engine, "late", n=1)
-    for _ in range(50):
-        engine.turn()
+    engine.turn(50)
 
 
 def test_what_a_tenant_used_is_forgotten_once_nobody_waits() -> None:
@@ -135,7 +131,6 @@ def test_a_tenant_with_nothing_but_a_running_prompt_has_its_share(budget: int, w
     tenants = [TenantConfig("long", weight), TenantConfig("short")]
     engine = make_engine(tenants, n_pages=1000, max_num_batched_tokens=budget, max_num_seqs=16)
     queue = engine.scheduler.waiting
-    assert queue is not None
     add(engine, "long", n_prompt=1000, max_tokens=1)
     while queue.n_computed["long"] < 600:
         while queue.n_waiting("short") < 8:
@@ -253,8 +248,7 @@ def test_a_cap_is_at_least_one_row(share: float, n_rows: int) -> None:
     engine = make_engine([TenantConfig("a", max_row_share=share)])
     for _ in range(8):
         add(engine, "a", max_tokens=9)
-    for _ in range(6):
-        engine.turn()
+    engine.turn(6)
     assert engine.scheduler.shares.rows.n_rows("a") == n_rows
 
 
@@ -314,7 +308,6 @@ def test_any_arrivals_are_served_by_weights_floors_and_caps(
     ]
     engine = make_engine(tenants, n_pages=800, schedule_policy=policy)
     queue, rows = engine.scheduler.waiting, engine.scheduler.shares.rows
-    assert queue is not None
     begun: Counter[str] | None = None
     for n_turns, requests in [*arrivals, (30, [])]:
         for tenant, n_prompt, max_tokens, priority in requests:

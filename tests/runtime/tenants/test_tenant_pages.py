@@ -72,8 +72,7 @@ def test_the_pages_of_the_floor_are_there_for_its_tenants_requests() -> None:
     engine = make_engine(FLOOD, KEPT)
     for _ in range(12):
         add(engine, "flood", n_prompt=8, max_tokens=100)
-    for _ in range(30):
-        engine.turn()
+    engine.turn(30)
     requests = [add(engine, "kept", n_prompt=40, max_tokens=20) for _ in range(2)]
     for request in requests:
         assert engine.turns_until_started(request) <= 2
@@ -112,8 +111,7 @@ def test_the_floor_is_there_while_requests_of_a_failed_step_wait_for_pages(is_in
     kept = [add(engine, "kept", n_prompt=40, max_tokens=20)] if is_in_failed_step else []
     engine.turn()
     engine.device.fail_steps = {engine.pending[0][0].step}
-    for _ in range(56):
-        engine.turn()
+    engine.turn(56)
     assert any(one.recovery.is_retried and one.sender == "flood" for one in engine.scheduler.waiting)
     assert not any(one.recovery.is_retried or one.phase is Phase.WAITING for one in kept)
     other, kept = add(engine, "other"), [add(engine, "kept", n_prompt=32, max_tokens=20) for _ in range(2)]
@@ -129,8 +127,7 @@ def test_a_request_of_a_failed_step_that_waits_for_its_tenants_row_holds_back_no
     engine = make_engine(TenantConfig("capped", max_row_share=1 / 16), TenantConfig("other"))
     add(engine, "capped", max_tokens=8)
     add(engine, "capped", max_tokens=60)
-    for _ in range(n_turns):
-        engine.turn()
+    engine.turn(n_turns)
     engine.device.fail_steps = {engine.pending[0][0].step}
     for _ in range(8):
         engine.turn()
@@ -196,8 +193,7 @@ def test_pages_are_kept_for_the_request_whose_turn_it_is() -> None:
     """Small requests of another tenant would take each page that becomes free."""
     engine = make_engine(FLOOD, TenantConfig("large"), TenantConfig("kept", min_page_share=0.1))
     flood(engine, 200, n_prompt=12)
-    for _ in range(8):
-        engine.turn()
+    engine.turn(8)
     large = add(engine, "large", n_prompt=200, max_tokens=4)
     engine.turn()
     small = add(engine, "kept", n_prompt=12, max_tokens=4)
@@ -248,8 +244,7 @@ def test_shares_with_which_a_tenant_could_not_be_served_are_refused(
 def test_floors_hold_in_the_host_tier_too(n_choices: int) -> None:
     engine = make_engine(FLOOD, KEPT, n_slots=48)
     tokens = [7, *prompt(47, 7)]
-    engine.add(tokens, 2, namespace=Namespace("kept"), tenant="kept", n=n_choices)
-    engine.run()
+    engine.serve(tokens, 2, namespace=Namespace("kept"), tenant="kept", n=n_choices)
     engine.finish_copies()
     flood(engine, 40)
     engine.run()

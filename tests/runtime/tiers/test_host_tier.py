@@ -20,9 +20,7 @@ def small_engine(**settings: Any) -> Engine:
 
 
 def serve(engine: Engine, n_tokens: int = 40, first: int = 1, **options: Any) -> Request:
-    request = engine.add(prompt(n_tokens, first), **options)
-    engine.run()
-    return request
+    return engine.serve(prompt(n_tokens, first), **options)
 
 
 def test_an_evicted_prompt_is_loaded() -> None:
@@ -82,8 +80,7 @@ def test_a_loaded_request_that_gets_no_row_times_out() -> None:
     engine.expire()
     assert request.phase is Phase.LOADING, "its pages are being loaded"
     engine.finishes_copies = True
-    for _ in range(2):
-        engine.turn()
+    engine.turn(2)
     engine.expire()
     assert engine.ended[request.id].reason == "queue_timeout"
     engine.run_to_the_end()
@@ -97,26 +94,21 @@ def test_a_request_waits_no_longer_for_pages_that_were_promised_to_one_that_time
         n_pages=28, tenants=tenants, max_num_seqs=8, max_num_batched_tokens=64, queue_timeout_s=5.0
     )
     capped: dict[str, Any] = {"namespace": Namespace("capped"), "tenant": "capped"}
-    engine.add(prompt(20), **capped)
-    engine.run()
-    for _ in range(3):
-        engine.turn()
+    engine.serve(prompt(20), **capped)
+    engine.turn(3)
     engine.cache.flush()
     engine.finishes_copies = False
     loaded = engine.add(prompt(60), **capped)
     engine.turn()
     engine.add(prompt(20), uses_tiers=False, max_tokens=40, **capped)
-    for _ in range(2):
-        engine.turn()
+    engine.turn(2)
     engine.finishes_copies = True
-    for _ in range(3):
-        engine.turn()
+    engine.turn(3)
     engine.now += 1.0
     waiting = engine.add(
         prompt(64, 7), namespace=Namespace("other"), tenant="other", max_tokens=2, uses_tiers=False
     )
-    for _ in range(3):
-        engine.turn()
+    engine.turn(3)
     assert (loaded.phase, waiting.phase) == (Phase.LOADING, Phase.WAITING)
     engine.now += 4.5
     engine.expire()
@@ -138,8 +130,7 @@ def test_a_prefix_that_a_batch_shares_is_stored_once() -> None:
     engine = small_engine(n_pages=64, finishes_copies=False)
     for last in range(6):
         engine.add([*prompt(32), last])
-    for _ in range(20):
-        engine.turn()
+    engine.turn(20)
     assert len(engine.copier.in_flight) == 1
     engine.finishes_copies = True
     engine.run_to_the_end()
@@ -162,8 +153,7 @@ def test_the_request_waits_without_a_batch_slot_while_others_run() -> None:
     engine.turn()
     engine.now = 1.0
     request = engine.add(prompt(40))
-    for _ in range(5):
-        engine.turn()
+    engine.turn(5)
     assert request.phase is Phase.LOADING
     assert request.batch_slot == -1
     assert len(engine.output(other)) > 3
@@ -383,14 +373,12 @@ def test_the_leading_pages_of_what_is_larger_than_the_tier_are_stored(
     write_policy: str, n_prompt: int, n_answer: int
 ) -> None:
     engine = Engine(n_pages=32, page_size=4, n_slots=7, write_policy=write_policy, max_num_batched_tokens=200)
-    first = engine.add(prompt(n_prompt), max_tokens=n_answer)
-    engine.run()
+    first = engine.serve(prompt(n_prompt), max_tokens=n_answer)
     settle(engine)
     whole = [*prompt(n_prompt), *engine.output(first)]
     if write_policy == "selective":
         assert n_in_host(engine, whole) == 0
-        engine.add(whole, max_tokens=1)
-        engine.run()
+        engine.serve(whole, max_tokens=1)
         settle(engine)
     assert n_in_host(engine, whole) == 7 * 4
     evict_all(engine.cache)
@@ -418,12 +406,10 @@ def test_pages_that_are_in_use_leave_room_for_the_leading_ones_of_others() -> No
 def test_a_tenant_stores_the_leading_pages_within_its_share_of_the_tier() -> None:
     tenants = [TenantConfig("capped", max_page_share=0.25), TenantConfig("other")]
     engine = Engine(n_pages=80, page_size=4, n_slots=20, tenants=tenants, max_num_batched_tokens=200)
-    engine.add(prompt(40), tenant="capped", namespace=Namespace(tenant="capped"), max_tokens=1)
-    engine.run()
+    engine.serve(prompt(40), tenant="capped", namespace=Namespace(tenant="capped"), max_tokens=1)
     settle(engine)
     assert n_in_host(engine, prompt(40), Namespace(tenant="capped")) == 5 * 4
-    engine.add(prompt(40), tenant="other", namespace=Namespace(tenant="other"), max_tokens=1)
-    engine.run()
+    engine.serve(prompt(40), tenant="other", namespace=Namespace(tenant="other"), max_tokens=1)
     settle(engine)
     assert n_in_host(engine, prompt(40), Namespace(tenant="other")) == 40
     engine.run_to_the_end()

@@ -16,8 +16,7 @@ def restarted_engine(n_tokens: int = 40, **settings: object) -> Engine:
     """Returns an engine whose disk tier has a prompt that neither device nor host tier has."""
     engine = Engine(n_pages=32, page_size=4, n_slots=60, has_disk=True, **settings)
     engine.finishes_copies, finishes_copies = True, engine.finishes_copies
-    engine.add(prompt(n_tokens), max_tokens=1)
-    engine.run()
+    engine.serve(prompt(n_tokens), max_tokens=1)
     write_all(engine)
     evict_all(engine.cache, engine.host)
     engine.check_invariants()
@@ -147,8 +146,7 @@ def test_an_invalidation_after_a_fetch_was_read_drops_its_pages() -> None:
 def test_an_invalidation_leaves_what_another_sequence_needs() -> None:
     engine = Engine(n_pages=64, page_size=4, n_slots=60, has_disk=True)
     for last in (1, 2):
-        engine.add([*prompt(16), *prompt(8, first=last)], max_tokens=1)
-        engine.run()
+        engine.serve([*prompt(16), *prompt(8, first=last)], max_tokens=1)
     write_all(engine)
     dropped = engine.invalidate(Namespace(), token_bytes([*prompt(16), *prompt(8)]))
     assert dropped == (2, 0, 2, 2)
@@ -161,8 +159,7 @@ def test_an_invalidation_leaves_what_another_sequence_needs() -> None:
 
 def test_an_invalidation_lets_the_writes_of_others_go_on() -> None:
     engine = Engine(n_pages=64, page_size=4, n_slots=60, has_disk=True)
-    engine.add(prompt(40), max_tokens=1)
-    engine.run()
+    engine.serve(prompt(40), max_tokens=1)
     engine.scheduler.schedule()
     engine.copier.finish_all()
     engine.scheduler.schedule()
@@ -197,8 +194,7 @@ def engine_with_half_in_the_host_tier(fetch_s_per_token: float) -> Engine:
     """Returns an engine whose host tier has 20 of 40 tokens that are on disk, where a load takes 1 ms a token and
     computing 100 ms."""
     engine = restarted_engine()
-    engine.add(prompt(20), max_tokens=1)
-    engine.run()
+    engine.serve(prompt(20), max_tokens=1)
     host_tier, disk = engine.host_tier, engine.host_tier.disk
     host_tier.load_policy, host_tier.cost = "auto", LoadCost()
     disk.cost = LoadCost()  # takes what the fake store measures
@@ -225,8 +221,7 @@ def test_loads_from_the_host_tier_do_not_put_off_the_next_try_of_a_fetch() -> No
     for _ in range(34):
         fetch = host_tier.find_fetch(Namespace(), token_bytes(prompt(40)), CachedPrefixes(0, 20))
         n_fetched.append(0 if fetch is None else 20)
-        request = engine.add(prompt(20), max_tokens=1)
-        engine.run()
+        request = engine.serve(prompt(20), max_tokens=1)
         assert request.cache_use.counted.n_loaded == 19
         evict_all(engine.cache)
         engine.check_invariants()
