@@ -14,8 +14,7 @@ from support.loop_frontend import NAMESPACE, PROMPT, Frontend, done, failed
 
 def test_each_choice_ends_in_its_tokens_before_one_done_with_the_totals() -> None:
     front = Frontend()
-    front.serve("a", n=3)
-    received = front.received["a"]
+    received = front.serve("a", n=3)
     assert received.tokens == {i: expected_output(NAMESPACE, PROMPT, 6, seed=5 + i) for i in range(3)}
     assert received.finish_reasons == dict.fromkeys(range(3), "length")
     assert (done(received).n_prompt_tokens, done(received).n_output_tokens, done(received).cache_use.n_cached) == (
@@ -43,18 +42,16 @@ def test_a_waiting_request_holds_its_prompt_once() -> None:
 
 
 def test_cached_tokens_of_several_choices_are_counted_once() -> None:
-    front = Frontend()
+    front = Frontend(max_num_seqs=2)
     front.serve("a")
-    front.serve("b", n=4)
-    assert done(front.received["b"]).cache_use.n_cached == 10
+    assert done(front.serve("b", n=4)).cache_use.n_cached == 10
     stats = front.stats()
     assert (stats.prompt_tokens_total, stats.prefix_queries_total, stats.cache_use.n_cached) == (22, 22, 10)
 
 
 def test_seeds_of_choices_wrap_at_the_maximum() -> None:
     front = Frontend()
-    front.serve("a", n=2, seed=MAX_SEED)
-    assert front.received["a"].tokens[1] == expected_output(NAMESPACE, PROMPT, 6, seed=0)
+    assert front.serve("a", n=2, seed=MAX_SEED).tokens[1] == expected_output(NAMESPACE, PROMPT, 6, seed=0)
 
 
 def test_a_cancelled_choice_ends_at_once_and_the_others_go_on() -> None:
@@ -114,8 +111,7 @@ def test_a_choice_that_fails_fails_the_request_and_ends_the_others() -> None:
 
 def test_logprobs_are_reported_with_their_tokens() -> None:
     front = Frontend()
-    front.serve("a", logprobs=1)
-    received = front.received["a"]
+    received = front.serve("a", logprobs=1)
     known = PROMPT + received.tokens[0]
     assert received.logprobs == [logprobs_of(chain(NAMESPACE, known[: 11 + i]), known[11 + i]) for i in range(6)]
 
@@ -137,8 +133,7 @@ def test_prompt_logprobs_come_once_in_order_even_if_the_prompt_is_cached(n: int,
     front = Frontend(max_num_batched_tokens=budget)
     prompt = list(range(1, 31))
     front.serve("warm", prompt)
-    front.serve("a", prompt, n=n, prompt_logprobs=1)
-    received = front.received["a"]
+    received = front.serve("a", prompt, n=n, prompt_logprobs=1)
     assert received.prompt_logprobs == expected_prompt_logprobs(NAMESPACE, prompt)
     assert done(received).cache_use.n_cached == 0
     front.serve("again", prompt)

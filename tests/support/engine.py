@@ -379,6 +379,13 @@ class Engine:
         self.copier.finish_all()
         self.store.finish_all()
 
+    def store_all(self) -> None:
+        """Stores and writes everything that was offered to the tiers below the device."""
+        tier = self.host_tier
+        while tier.is_busy or tier.n_offers or (tier.disk is not None and tier.disk.n_offers):
+            self.finish_copies()
+            self.scheduler.schedule()
+
     def run(self, n_turns: int = 10_000) -> None:
         """Runs until the scheduler is idle."""
         for _ in range(n_turns):
@@ -387,11 +394,16 @@ class Engine:
             self.turn()
         raise AssertionError("the engine does not come to an end")
 
-    def run_to_the_end(self) -> None:
-        """Runs until the scheduler is idle; then every answer is complete and right, and no page is held."""
+    def run_to_the_end(self, *reasons: str) -> None:
+        """Runs until the scheduler is idle; then every answer is complete and right, and no page is held.
+
+        Args:
+            reasons: why the requests have ended, all together; none: for any reasons.
+        """
         self.run()
         self.check_outputs()
         self.check_idle()
+        assert not reasons or {ended.reason for ended in self.ended.values()} == set(reasons)
 
     def turns_until_started(self, request: Request) -> int:
         """Runs until a request has its first row; returns the number of turns."""
@@ -447,6 +459,19 @@ class Engine:
                         if other.phase is not Phase.FINISHED:  # by a failure of its own, in the same step
                             self.scheduler.abort(other)
                         self.ended[name_of(other)] = Ended("abort", self.output(other))
+
+    @property
+    def n_computed(self) -> int:
+        """Number of tokens that the device has computed."""
+        return sum(n_tokens for _, _, n_tokens in self.device.computed)
+
+    def n_cached(self, tokens: Sequence[int], namespace: Namespace = Namespace()) -> int:
+        """Returns how many leading tokens of a sequence the device has in whole pages."""
+        return self.cache.tree.match(namespace, token_bytes(tokens))
+
+    def n_in_host(self, tokens: Sequence[int], namespace: Namespace = Namespace()) -> int:
+        """Returns how many leading tokens of a sequence the host tier has in whole pages."""
+        return self.host.tree.match(namespace, token_bytes(tokens))
 
     def output(self, request: Request) -> list[int]:
         return unpack(bytes(request.tokens))[request.n_prompt :]

@@ -85,8 +85,7 @@ def test_a_search_whose_steps_fail_goes_on_and_one_that_always_fails_ends() -> N
     front.serve("a", n=4, use_beam_search=True)
     assert list(front.received["a"].tokens.values()) == [beam.tokens for beam in expected(4)]
     front.device.fail_steps |= set(range(front.stats().steps_total, 1000))
-    front.serve("b", n=4, use_beam_search=True)
-    assert failed(front.received["b"]).code == "device_error"
+    assert failed(front.serve("b", n=4, use_beam_search=True)).code == "device_error"
 
 
 def test_the_prompt_of_a_search_is_found_and_pinned_as_others() -> None:

@@ -13,12 +13,6 @@ from support.loop_frontend import PROMPT, Frontend
 PAGE_SIZE = 4
 
 
-def explained(front: Frontend, tokens: list[int], salt: str = "") -> cache_messages.Explained:
-    (reply,) = front.loop.receive(cache_messages.Explain("e", token_bytes(tokens), salt))
-    assert isinstance(reply, cache_messages.Explained)
-    return reply
-
-
 def fill(front: Frontend, name: str) -> None:
     """Serves a prompt that is as long as the pool."""
     front.serve(name, range(100, 190), max_tokens=1)
@@ -28,23 +22,23 @@ def test_the_prompt_of_a_request_is_pinned_when_it_ends() -> None:
     front = Frontend(n_pages=24)
     front.submit("a", PROMPT, pins=[wire.PromptPin(len(PROMPT), 60.0)], max_tokens=6)
     front.turn()
-    assert explained(front, PROMPT).n_pinned == 0
+    assert front.explain(PROMPT).n_pinned == 0
     front.run()
-    reply = explained(front, PROMPT)
+    reply = front.explain(PROMPT)
     assert (reply.n_pinned, reply.pin_seconds_left) == (8, 60.0)
     assert front.stats().n_pages_pinned == 2
     fill(front, "b")
-    assert explained(front, PROMPT).n_cached == 4, "only the last page was needed"
-    assert explained(front, PROMPT).n_pinned == 4
+    assert front.explain(PROMPT).n_cached == 4, "only the last page was needed"
+    assert front.explain(PROMPT).n_pinned == 4
     front.now = 60.0
     front.turn()
-    assert (explained(front, PROMPT).n_pinned, front.stats().n_pages_pinned) == (0, 0)
+    assert (front.explain(PROMPT).n_pinned, front.stats().n_pages_pinned) == (0, 0)
 
 
 def test_a_request_without_pins_leaves_nothing_pinned() -> None:
     front = Frontend()
     front.serve("a")
-    assert explained(front, PROMPT).n_pinned == 0
+    assert front.explain(PROMPT).n_pinned == 0
 
 
 def test_a_request_that_is_cancelled_before_its_first_token_pins_nothing() -> None:
@@ -53,21 +47,21 @@ def test_a_request_that_is_cancelled_before_its_first_token_pins_nothing() -> No
     front.submit("b", pins=[wire.PromptPin(len(PROMPT), 60.0)])
     front.cancel("b")
     front.run()
-    assert explained(front, PROMPT).n_pinned == 0
+    assert front.explain(PROMPT).n_pinned == 0
     front.submit("c", pins=[wire.PromptPin(len(PROMPT), 60.0)], n=2)
     while not front.received["c"].tokens:
         front.turn()
     front.cancel("c")
     front.run()
-    assert explained(front, PROMPT).n_pinned == 8
+    assert front.explain(PROMPT).n_pinned == 8
 
 
 def test_several_prefixes_have_lifetimes_of_their_own() -> None:
     front = Frontend()
     front.serve("a", PROMPT, pins=[wire.PromptPin(5, 100.0), wire.PromptPin(9, 10.0)])
-    assert (explained(front, PROMPT).n_pinned, explained(front, PROMPT).pin_seconds_left) == (8, 10.0)
+    assert (front.explain(PROMPT).n_pinned, front.explain(PROMPT).pin_seconds_left) == (8, 10.0)
     front.now = 10.0
-    assert (explained(front, PROMPT).n_pinned, explained(front, PROMPT).pin_seconds_left) == (4, 90.0)
+    assert (front.explain(PROMPT).n_pinned, front.explain(PROMPT).pin_seconds_left) == (4, 90.0)
 
 
 def test_a_message_pins_what_is_cached_and_ends_the_pin() -> None:
@@ -76,7 +70,7 @@ def test_a_message_pins_what_is_cached_and_ends_the_pin() -> None:
     front.submit("a")
     front.serve("b", salt="s")
     assert front.pin(PROMPT, 60.0) == cache_messages.Pinned("pin", 11, 8, 60.0)
-    assert explained(front, PROMPT, "s").n_pinned == 0, "another salt"
+    assert front.explain(PROMPT, "s").n_pinned == 0, "another salt"
     assert front.pin([*PROMPT, 99, 99, 99], 0.0) == cache_messages.Pinned("pin", 14, 8, 60.0), "another prompt"
     assert front.pin(PROMPT, 0.0) == cache_messages.Pinned("pin", 11, 0, 0.0)
 
@@ -87,7 +81,7 @@ def test_a_flush_ends_pins() -> None:
     front.pin(PROMPT, 60.0)
     front.loop.receive(cache_messages.Flush("f"))
     front.serve("b")
-    assert (explained(front, PROMPT).n_cached, explained(front, PROMPT).n_pinned) == (10, 0)
+    assert (front.explain(PROMPT).n_cached, front.explain(PROMPT).n_pinned) == (10, 0)
 
 
 @pytest.mark.parametrize(

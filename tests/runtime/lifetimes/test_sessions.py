@@ -42,18 +42,14 @@ def evict(engine: Engine, n_pages: int) -> None:
     engine.cache.close(blocks)
 
 
-def n_cached(engine: Engine, tokens: list[int]) -> int:
-    return engine.cache.tree.match(DEFAULT, token_bytes(tokens))
-
-
 def test_a_closed_session_is_evicted_first() -> None:
     engine = Engine(n_pages=64)
     old = serve(engine, prompt(20, first=2), "old")
     new = serve(engine, prompt(20), "new")
     assert close(engine, "new") == [5]
-    assert n_cached(engine, new) == 20, "it is found until it is evicted"
+    assert engine.n_cached(new) == 20, "it is found until it is evicted"
     evict(engine, 5)
-    assert (n_cached(engine, old), n_cached(engine, new)) == (20, 0)
+    assert (engine.n_cached(old), engine.n_cached(new)) == (20, 0)
 
 
 @pytest.mark.parametrize("max_num_seqs", [2, 8])
@@ -154,7 +150,7 @@ def test_a_turn_that_runs_while_its_session_is_closed_is_demoted_at_its_end() ->
     engine.turn(3)
     assert close(engine) == [0, 0]
     engine.run()
-    store_all(engine)
+    engine.store_all()
     whole = all_tokens(request)
     assert is_demoted(engine, whole)
     assert engine.host.tree.demotions.reach_end(DEFAULT, token_bytes(whole))
@@ -164,16 +160,16 @@ def test_a_turn_that_runs_while_its_session_is_closed_is_demoted_at_its_end() ->
 def test_the_host_tier_demotes_too_also_what_is_stored_later() -> None:
     engine = Engine(n_pages=64, n_slots=64, finishes_copies=False)
     old = serve(engine, prompt(20, first=2), "old", max_tokens=9)
-    store_all(engine)
+    engine.store_all()
     new = serve(engine, prompt(20), "new", max_tokens=9)
     assert close(engine, "new")[0] == 7
-    store_all(engine)
-    assert n_in_host(engine, new) == 28
+    engine.store_all()
+    assert engine.n_in_host(new) == 28
     assert engine.host.tree.demotions.reach_end(DEFAULT, token_bytes(new))
     blocks = engine.host.open(DEFAULT, b"", bypasses_tree=True)
     assert engine.host.reserve(blocks, engine.host.n_free + 7)
     engine.host.close(blocks)
-    assert (n_in_host(engine, old), n_in_host(engine, new)) == (28, 0)
+    assert (engine.n_in_host(old), engine.n_in_host(new)) == (28, 0)
 
 
 def test_an_offer_of_what_is_stored_already_does_not_end_its_demotion() -> None:
@@ -184,10 +180,10 @@ def test_an_offer_of_what_is_stored_already_does_not_end_its_demotion() -> None:
         while engine.host_tier.is_busy or engine.host_tier.n_offers:
             engine.finish_copies()
             engine.host_tier.advance()
-    assert n_in_host(engine, prompt(20)) == 20
+    assert engine.n_in_host(prompt(20)) == 20
     close(engine)
     engine.run()
-    store_all(engine)
+    engine.store_all()
     for tree in (engine.cache.tree, engine.host.tree):
         assert tree.demotions.reach_end(DEFAULT, bytes(request.tokens))
 
@@ -195,16 +191,16 @@ def test_an_offer_of_what_is_stored_already_does_not_end_its_demotion() -> None:
 def test_another_request_that_goes_on_from_a_closed_session_is_not_demoted() -> None:
     engine = Engine(n_pages=64, n_slots=64)
     first = serve(engine, prompt(20), max_tokens=9)
-    store_all(engine)
+    engine.store_all()
     close(engine)
     request = engine.add([*first, *prompt(12, first=3)], max_tokens=30)
     engine.turn(10)
-    store_all(engine)
+    engine.store_all()
     going_on = all_tokens(request)
-    assert n_in_host(engine, going_on) >= 40
+    assert engine.n_in_host(going_on) >= 40
     assert not engine.host.tree.demotions.reach_end(DEFAULT, token_bytes(going_on))
     engine.run()
-    store_all(engine)
+    engine.store_all()
     whole = all_tokens(request)
     for tree in (engine.cache.tree, engine.host.tree):
         assert not tree.demotions.reach_end(DEFAULT, token_bytes(whole))
@@ -261,13 +257,3 @@ def test_a_turn_whose_session_was_forgotten_keeps_what_it_found(monkeypatch: pyt
     assert close(engine) is not None
     assert not is_demoted(engine, prompt(16))
     assert is_demoted(engine, all_tokens(first))
-
-
-def n_in_host(engine: Engine, tokens: list[int]) -> int:
-    return engine.host.tree.match(DEFAULT, token_bytes(tokens))
-
-
-def store_all(engine: Engine) -> None:
-    while engine.host_tier.is_busy or engine.host_tier.n_offers:
-        engine.finish_copies()
-        engine.scheduler.schedule()

@@ -62,8 +62,7 @@ def test_a_match_is_what_a_request_then_finds(
         front.serve(f"r{index}", prompt(n_tokens, first), salt=salt, max_tokens=2)
     n_tokens, first, salt = last
     (found,) = matched(front, prompt(n_tokens, first), salt=salt).prompts
-    front.serve("last", prompt(n_tokens, first), salt=salt, max_tokens=1)
-    answer = done(front.received["last"])
+    answer = done(front.serve("last", prompt(n_tokens, first), salt=salt, max_tokens=1))
     assert found.n_tokens == n_tokens
     assert found.n_on_device % PAGE_SIZE == 0
     assert answer.cache_use.n_cached - answer.cache_use.n_copied == min(found.n_on_device, n_tokens - 1)

@@ -56,8 +56,7 @@ def test_a_first_row_that_fails_leaves_nothing_on_the_device() -> None:
     engine = Engine()
     engine.serve(prompt(N_PROMPT), 1)
     first, second = engine.add(prompt(N_PROMPT), 4), engine.add(prompt(N_PROMPT), 4)
-    plan = engine.launch()
-    engine.device.fail_steps = {plan.step}
+    engine.device.fail_steps = {engine.launch().step}
     engine.run_to_the_end()
     assert engine.output(first) == engine.output(second)
 

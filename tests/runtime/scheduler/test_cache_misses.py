@@ -59,16 +59,14 @@ def test_among_many_salts_no_other_one_is_searched() -> None:
     for index in range(20):
         front.submit(f"a{index}", FIRST, salt=f"s{index}")
     front.run()
-    miss = miss_of(front, FIRST, salt="hers")
-    assert miss.reason == "never_seen"
+    assert miss_of(front, FIRST, salt="hers").reason == "never_seen"
 
 
 def test_an_evicted_prefix_is_named() -> None:
     front = Frontend(n_pages=16)
     front.serve("a", FIRST)
     front.serve("large", range(30, 80))
-    miss = miss_of(front, FIRST)
-    assert miss.reason == "evicted"
+    assert miss_of(front, FIRST).reason == "evicted"
 
 
 def test_a_page_behind_the_first_of_an_evicted_run_is_evicted_too() -> None:
@@ -85,8 +83,7 @@ def test_a_prompt_that_is_all_new_behind_the_difference_says_so() -> None:
     said = list(range(100, 160))
     front.serve("a", [*range(1, 15), 90, *said])
     nonce = miss_of(front, [*range(1, 15), 91, 92, *said])
-    front.serve("c", [*range(1, 15), 93, *range(200, 260)])
-    new = done(front.received["c"]).miss
+    new = done(front.serve("c", [*range(1, 15), 93, *range(200, 260)])).miss
     assert (nonce.reason, nonce.is_new) == ("differs", False)
     assert (new.reason, new.is_new) == ("differs", True)
 
@@ -99,14 +96,12 @@ def test_less_than_a_page_beside_the_last_token_is_no_miss(front: Frontend) -> N
 
 
 def test_a_request_that_reads_no_cache_says_so(front: Frontend) -> None:
-    miss = miss_of(front, FIRST, prompt_logprobs=0)
-    assert miss.reason == "not_read"
+    assert miss_of(front, FIRST, prompt_logprobs=0).reason == "not_read"
 
 
 def test_a_prompt_in_chunks_and_one_with_choices_have_one_miss() -> None:
     front = Frontend(max_num_batched_tokens=8)
-    front.serve("a", FIRST, n=3)
-    miss = done(front.received["a"]).miss
+    miss = done(front.serve("a", FIRST, n=3)).miss
     assert (miss.reason, miss.n_matched) == ("never_seen", 0), "not its own first chunk"
 
 
@@ -125,5 +120,4 @@ def test_a_request_that_a_cancelled_leader_leaves_behind_keeps_its_miss() -> Non
     front.run()
     miss = done(front.received["a"]).miss
     assert miss.n_matched == 0
-    front.serve("canary")
-    assert front.received["canary"].tokens[0] == expected_output(NAMESPACE, PROMPT, 6, seed=5)
+    assert front.serve("canary").tokens[0] == expected_output(NAMESPACE, PROMPT, 6, seed=5)

@@ -156,7 +156,7 @@ def test_short_prompts_share_what_a_long_one_has_committed_and_the_other_way_rou
     long = engine.add_prompt(LONG, 0)
     engine.step()
     engine.serve([*prompt_of(long)[:100], 1], 2)  # longer than what the long one has committed so far
-    n_computed = sum(n for _, _, n in engine.device.computed)
+    n_computed = engine.n_computed
     assert n_computed == LONG + 1 + 2, "no token of a common prefix is computed twice"
     engine.check_outputs()
 
@@ -166,8 +166,7 @@ def test_a_long_prompt_takes_the_prefix_that_an_overtaking_one_computes_in_the_s
     common = prompt(20)
     engine.add(common + prompt(LONG, first=2), 2)
     engine.add([*common, 1], 2)
-    plan = engine.launch()
-    assert [row.start for row in plan.rows] == [0, 20]
+    assert [row.start for row in engine.launch().rows] == [0, 20]
     engine.run_to_the_end()
 
 

@@ -12,13 +12,9 @@ from radixkv.runtime.request import GREEDY, Phase, Request, Update
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import StepResult
-from support.engine import Engine, name_of
+from support.engine import Engine, name_of, prompt
 
 SAMPLED = replace(GREEDY, temperature=1.0, seed=5)
-
-
-def prompt(n_tokens: int, first: int = 1) -> list[int]:
-    return [(first * 7919 + i * 31) % 97 for i in range(n_tokens)]
 
 
 def finish_reasons(engine: Engine, leader: Request) -> list[str]:
@@ -62,17 +58,6 @@ def test_each_choice_equals_a_single_request_with_its_seed() -> None:
     assert len({tuple(tokens) for tokens in together}) == 4
 
 
-def n_computed(engine: Engine) -> int:
-    """Runs to the end; returns the number of computed tokens."""
-    n_tokens = 0
-    while not engine.scheduler.is_idle:
-        plan = engine.launch()
-        n_tokens += sum(row.n_tokens for row in plan.rows) if plan is not None else 0
-        if len(engine.pending) > 1 or (plan is None and engine.pending):
-            engine.collect()
-    return n_tokens
-
-
 @pytest.mark.parametrize(
     "bypass", [{"reads_cache": False}, {"n_prompt_logprobs": 1}], ids=["no cache", "prompt logprobs"]
 )
@@ -80,10 +65,9 @@ def test_choices_of_a_request_that_bypasses_the_cache_compute_the_prompt_once(by
     """Choices that wait for a slot find the prompt in the tree."""
     engine = Engine(max_num_seqs=2)
     leader = engine.add(prompt(60), 4, n=5, sampling=SAMPLED, **bypass)
-    assert n_computed(engine) <= 60 + 4 * (1 + 3) + 5 * 3
+    engine.run_to_the_end()
+    assert engine.n_computed <= 60 + 4 * (1 + 3) + 5 * 3
     assert leader.cache_use.counted.n_cached == 0
-    engine.check_outputs()
-    engine.check_idle()
 
 
 def test_a_leader_that_finishes_at_its_first_token_keeps_its_tail_until_the_copies_are_done() -> None:
@@ -118,8 +102,7 @@ def test_a_leader_that_stops_before_the_copies_are_done_keeps_their_source_pages
         engine.collect()
     assert leader.n_in_flight == 0
     assert leader.block_table is not None, "the copies are not done yet"
-    plan = engine.launch()
-    sources = {source for source, _ in plan.copies}
+    sources = {source for source, _ in engine.launch().copies}
     assert len(sources) == (1 if shares else 3)
     assert sources <= set(leader.block_table.pages)
     engine.collect()
@@ -163,8 +146,7 @@ def test_a_source_page_that_is_replaced_as_a_duplicate_is_freed_after_the_copy()
     engine.collect()  # the first output token fills the page, and the tree already has a page of the same tokens
     assert leader.block_table.pages[2] != source
     assert [retired.page for retired in leader.block_table.replaced] == [source]
-    plan = engine.launch()
-    assert [pair[0] for pair in plan.copies] == [source]
+    assert [pair[0] for pair in engine.launch().copies] == [source]
     engine.collect()
     engine.step()
     assert not leader.block_table.replaced
@@ -174,8 +156,7 @@ def test_a_source_page_that_is_replaced_as_a_duplicate_is_freed_after_the_copy()
 def test_without_a_cache_all_pages_are_copied() -> None:
     engine = Engine(shares=False)
     forked(engine)
-    plan = engine.launch()
-    assert len(plan.copies) == 2 * 3
+    assert len(engine.launch().copies) == 2 * 3
     engine.run_to_the_end()
 
 

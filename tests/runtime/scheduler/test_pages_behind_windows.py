@@ -23,8 +23,7 @@ def n_held(request: Request) -> int:
 
 
 def run_to_the_end(engine: Engine) -> None:
-    engine.run_to_the_end()
-    assert {ended.reason for ended in engine.ended.values()} == {"length"}
+    engine.run_to_the_end("length")
 
 
 def test_a_pool_of_a_window_and_a_row_holds_requests_of_any_length() -> None:

@@ -11,7 +11,7 @@ from radixkv.runtime.request import Request
 from radixkv.settings.config import EvictionPolicyName, SchedulePolicy
 from radixkv.settings.tenants import TenantConfig
 from radixkv.tree.node import Namespace
-from support.engine import Engine, prompt, token_bytes
+from support.engine import Engine, prompt
 
 N_PREFIX = 20
 """Tokens of each prefix that waiting requests need: 5 pages."""
@@ -38,10 +38,6 @@ def fill(engine: Engine, n_tokens: int, first: int = 80, **options: Any) -> Requ
     return request
 
 
-def n_cached(engine: Engine, tokens: list[int], namespace: Namespace = Namespace()) -> int:
-    return engine.cache.matches([(namespace, token_bytes(tokens))])[0]
-
-
 @pytest.mark.parametrize("schedule_policy", ["lpm", "fcfs"])
 @pytest.mark.parametrize("eviction_policy", ["lru", "lfuda", "adaptive"])
 def test_pages_that_nobody_waits_for_go_first(
@@ -64,8 +60,8 @@ def test_what_is_needed_last_goes_first_once_all_is_needed() -> None:
     waiting = [engine.add([*prefix(number), 90], max_tokens=1) for number in (2, 0, 3, 1)]
     while not waiting[0].n_outputs:
         engine.turn()
-    assert n_cached(engine, prefix(2)) == n_cached(engine, prefix(0)) == N_PREFIX
-    assert n_cached(engine, prefix(1)) == 0
+    assert engine.n_cached(prefix(2)) == engine.n_cached(prefix(0)) == N_PREFIX
+    assert engine.n_cached(prefix(1)) == 0
     engine.run_to_the_end()
 
 
@@ -91,12 +87,12 @@ def test_a_request_that_leaves_the_queue_needs_nothing_any_more() -> None:
             engine.add([*prefix(number), 90], max_tokens=1)
         while running.n_outputs < 60:
             engine.turn()
-        assert 0 < n_cached(engine, prompt(40, first=50)) < 40
+        assert 0 < engine.n_cached(prompt(40, first=50)) < 40
         for request in list(engine.scheduler.waiting):
             engine.abort(request)
         while running.n_outputs < 110:
             engine.turn()
-        left.append([n_cached(engine, prefix(number)) for number in range(6)])
+        left.append([engine.n_cached(prefix(number)) for number in range(6)])
         engine.run()
     assert left[0] == left[1]
     assert left[0][0] == 0 < left[0][-1]
@@ -109,8 +105,8 @@ def test_a_request_without_the_cache_needs_nothing() -> None:
     engine.add([*prefix(0), 90], max_tokens=1, reads_cache=False)
     while running.n_outputs < 80:
         engine.turn()
-    assert n_cached(engine, prefix(0)) == 0
-    assert n_cached(engine, prompt(40, first=52)) == 40
+    assert engine.n_cached(prefix(0)) == 0
+    assert engine.n_cached(prompt(40, first=52)) == 40
 
 
 def test_prefixes_that_are_cached_while_a_request_waits_stay_too() -> None:
@@ -121,7 +117,7 @@ def test_prefixes_that_are_cached_while_a_request_waits_stay_too() -> None:
     engine.add([*prefix(0), 91], max_tokens=1)
     engine.add([95], max_tokens=100)
     late = engine.add([*prefix(0), 90], max_tokens=1)
-    cached_then = n_cached(engine, prefix(0))
+    cached_then = engine.n_cached(prefix(0))
     engine.run()
     assert (cached_then, late.cache_use.counted.n_cached) == (0, N_PREFIX)
 

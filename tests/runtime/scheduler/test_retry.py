@@ -14,17 +14,6 @@ from radixkv.tree.node import Namespace
 from support.engine import Engine, name_of, prompt
 
 
-def test_a_failed_step_is_undone_and_its_requests_run_again() -> None:
-    engine = Engine()
-    engine.add(prompt(17), max_tokens=6)
-    engine.turn()
-    engine.add(prompt(16) + [3], max_tokens=6)
-    engine.turn()
-    engine.device.fail_steps = {engine.pending[0][0].step}
-    engine.run_to_the_end()
-    assert {ended.reason for ended in engine.ended.values()} == {"length"}
-
-
 def test_pages_of_a_failed_step_are_never_read() -> None:
     engine = Engine()
     engine.add(prompt(17), max_tokens=6)
@@ -34,23 +23,6 @@ def test_pages_of_a_failed_step_are_never_read() -> None:
     engine.collect()
     assert engine.cache.tree.match(Namespace(), bytes(engine.requests["r0"].tokens)) == 0
     engine.run_to_the_end()
-
-
-def test_a_request_whose_step_fails_again_when_alone_ends_in_error() -> None:
-    engine = Engine()
-    engine.add(prompt(17), max_tokens=6)
-    engine.device.fail_steps = {0, 1, 2, 3}
-    engine.run_to_the_end()
-    assert engine.ended["r0"].reason == "device_error"
-
-
-def test_a_request_that_breaks_its_steps_fails_no_other_request() -> None:
-    engine = Engine()
-    requests = [engine.add(prompt(9 + i, first=i), max_tokens=6) for i in range(7)]
-    engine.failing_ids = {requests[3].id}
-    engine.run_to_the_end()
-    assert engine.ended.pop(requests[3].id).reason == "device_error"
-    assert {ended.reason for ended in engine.ended.values()} == {"length"}
 
 
 def test_a_request_is_not_blamed_for_the_step_of_one_that_was_cancelled() -> None:
@@ -116,8 +88,7 @@ def test_of_256_rows_only_the_one_that_breaks_its_steps_fails(phase: str) -> Non
 def test_a_step_of_256_rows_that_fails_once_fails_no_request() -> None:
     engine, _ = engine_with_requests(256)
     engine.device.fail_steps = {10}
-    engine.run_to_the_end()
-    assert {ended.reason for ended in engine.ended.values()} == {"length"}
+    engine.run_to_the_end("length")
 
 
 def test_each_request_of_a_failed_step_is_retried_alone_while_the_others_go_on_in_between() -> None:
@@ -141,8 +112,7 @@ def test_each_request_of_a_failed_step_is_retried_alone_while_the_others_go_on_i
     assert set(alone) == retried
     assert len(alone) == 2 * len(retried), "a step for the prompt, and one that decodes"
     assert all(n < later for n, later in zip(n_tokens_of_others, n_tokens_of_others[2:], strict=False))
-    engine.run_to_the_end()
-    assert {ended.reason for ended in engine.ended.values()} == {"length"}
+    engine.run_to_the_end("length")
 
 
 def test_a_retried_request_starts_beside_short_ones_that_never_end() -> None:
@@ -194,8 +164,7 @@ def test_the_choices_of_a_retried_request_fork_and_go_on() -> None:
     forks = engine.siblings[leader.id][1:]
     assert leader.recovery.is_retried
     assert [fork.phase for fork in forks] == [Phase.RUNNING] * 2
-    engine.run_to_the_end()
-    assert {ended.reason for ended in engine.ended.values()} == {"length"}
+    engine.run_to_the_end("length")
 
 
 def test_the_rows_of_both_launched_plans_are_retried() -> None:
@@ -209,8 +178,7 @@ def test_the_rows_of_both_launched_plans_are_retried() -> None:
     assert all(request.recovery.is_retried for request in (*requests, late)), (
         "the late one was in the second plan only"
     )
-    engine.run_to_the_end()
-    assert {ended.reason for ended in engine.ended.values()} == {"length"}
+    engine.run_to_the_end("length")
 
 
 @pytest.mark.parametrize("n_turns", range(1, 12))
@@ -267,8 +235,7 @@ def test_a_refused_launch_keeps_the_previous_step() -> None:
     engine.add(prompt(17), max_tokens=6)
     engine.turn()
     engine.device.refuse_launches = 1
-    engine.run_to_the_end()
-    assert engine.ended["r0"].reason == "length"
+    engine.run_to_the_end("length")
 
 
 def test_a_row_with_nan_kv_preempts_its_readers_and_is_computed_again_without_the_tree() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -13,10 +13,6 @@ from radixkv.runtime.scheduler.shared_prefixes import MIN_SHARED_TOKENS
 from radixkv.runtime.scheduler.waiting import WaitingQueue
 from radixkv.tree.node import Namespace
 from support.engine import Engine, prompt
-
-
-def n_computed(engine: Engine) -> int:
-    return sum(n for _, _, n in engine.device.computed)
 
 
 def run_and_list_preempted(engine: Engine) -> list[str]:
@@ -31,10 +27,9 @@ def run_and_list_preempted(engine: Engine) -> list[str]:
 
 def test_one_request_from_prompt_to_end() -> None:
     engine = Engine()
-    request = engine.add(prompt(10), max_tokens=5)
-    engine.run_to_the_end()
-    assert engine.ended[request.id].reason == "length"
-    assert n_computed(engine) == 10 + 4, "the last token is never computed"
+    engine.add(prompt(10), max_tokens=5)
+    engine.run_to_the_end("length")
+    assert engine.n_computed == 10 + 4, "the last token is never computed"
 
 
 def test_a_stop_token_ends_the_output_and_is_part_of_it() -> None:
@@ -105,16 +100,14 @@ def test_a_plan_lists_no_short_runs_and_none_if_disabled() -> None:
         for suffix in (1, 2):
             engine.add([*prompt(n_common), suffix], max_tokens=3)
         engine.turn()
-        plan = engine.launch()
-        assert len(plan.shared_runs) == n_runs
+        assert len(engine.launch().shared_runs) == n_runs
 
 
 def test_two_new_requests_with_one_prefix_compute_it_once_in_the_same_step() -> None:
     engine = Engine()
     first = engine.add(prompt(17), max_tokens=2)
     second = engine.add(prompt(16) + [5, 6], max_tokens=2)
-    plan = engine.launch()
-    assert [(row.start, row.n_tokens) for row in plan.rows] == [(0, 17), (16, 2)]
+    assert [(row.start, row.n_tokens) for row in engine.launch().rows] == [(0, 17), (16, 2)]
     engine.run_to_the_end()
     assert (first.cache_use.counted.n_cached, second.cache_use.counted.n_cached) == (0, 16)
 
@@ -126,7 +119,7 @@ def test_a_chunked_prompt_uses_pages_that_another_commits_meanwhile() -> None:
     engine.run_to_the_end()
     assert first.cache_use.counted.n_cached == 0
     assert second.cache_use.counted.n_cached == 59
-    assert n_computed(engine) == 60 + 1 + 2
+    assert engine.n_computed == 60 + 1 + 2
 
 
 def test_fcfs_admits_in_order_of_arrival_and_lpm_by_cached_prefix() -> None:
@@ -150,35 +143,31 @@ def test_a_lower_priority_number_goes_first_whatever_is_cached(policy: str) -> N
     assert list(engine.ended)[1:] == order
 
 
-def test_max_passes_bounds_waiting_within_a_priority() -> None:
-    engine = Engine(256, 4, max_num_seqs=1, lpm_max_passes=5)
-    engine.serve(prompt(40), max_tokens=1)
-    unlucky = engine.add(prompt(40, first=9), max_tokens=1)
-    urgent = [engine.add([*prompt(40), i], max_tokens=1, priority=-1) for i in range(10)]
-    for i in range(30):
-        engine.add([*prompt(40), 20 + i], max_tokens=1)
-    engine.run()
-    ended = list(engine.ended)
-    assert set(ended[1:11]) == {request.id for request in urgent}
-    assert ended.index(unlucky.id) - 11 <= 1 + 5 + 1
-
-
-def test_out_of_pages_preempts_the_last_arrival_of_the_lowest_priority() -> None:
+@pytest.mark.parametrize(
+    ("priorities", "first_preempted", "oldest"),
+    [((0, 0, 0, 0), ["r3"], "r0"), ((1, 0, 1, 0), ["r2", "r0"], "r1")],
+    ids=["one priority", "two priorities"],
+)
+def test_out_of_pages_preempts_the_last_arrival_of_the_lowest_priority_and_never_the_oldest(
+    priorities: Sequence[int], first_preempted: list[str], oldest: str
+) -> None:
     engine = Engine(20, 4, max_num_seqs=4)
-    for i, priority in enumerate((1, 0, 1, 0)):
+    for i, priority in enumerate(priorities):
         engine.add(prompt(9, first=i), max_tokens=30, priority=priority)
     order = run_and_list_preempted(engine)
-    assert order[:2] == ["r2", "r0"]
-    assert "r1" not in order
-    engine.check_outputs()
-    engine.check_idle()
+    assert order[: len(first_preempted)] == first_preempted
+    assert oldest not in order
+    assert list(engine.ended)[0] == oldest
+    engine.run_to_the_end()
 
 
 @pytest.mark.nightly
 def test_a_preemption_that_ignores_priority_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Request, "priority", property(lambda request: 0))
     with pytest.raises(AssertionError):
-        test_out_of_pages_preempts_the_last_arrival_of_the_lowest_priority()
+        test_out_of_pages_preempts_the_last_arrival_of_the_lowest_priority_and_never_the_oldest(
+            (1, 0, 1, 0), ["r2", "r0"], "r1"
+        )
 
 
 def test_only_requests_that_wait_for_their_first_step_count_for_a_full_queue() -> None:
@@ -260,20 +249,7 @@ def test_many_requests_in_a_small_pool_are_rarely_preempted() -> None:
     engine.check_outputs()
     engine.check_idle()
     assert max(n_preempted.values()) <= 3
-    assert n_computed(engine) <= 1.4 * sum(8 + 23 for _ in requests)
-
-
-def test_out_of_pages_preempts_the_last_arrival_and_never_the_oldest() -> None:
-    engine = Engine(20, 4, max_num_seqs=4)
-    for i in range(4):
-        engine.add(prompt(9, first=i), max_tokens=30)
-    preempted = run_and_list_preempted(engine)
-    engine.check_outputs()
-    engine.check_idle()
-    assert engine.scheduler.n_preemptions > 0
-    assert "r0" not in preempted
-    assert "r3" in preempted
-    assert list(engine.ended)[0] == "r0"
+    assert engine.n_computed <= 1.4 * sum(8 + 23 for _ in requests)
 
 
 def test_a_preempted_request_reuses_its_own_pages() -> None:
@@ -281,7 +257,7 @@ def test_a_preempted_request_reuses_its_own_pages() -> None:
     engine.add(prompt(9), max_tokens=40)
     engine.add(prompt(9, first=3), max_tokens=40)
     engine.run_to_the_end()
-    recomputed = n_computed(engine) - 2 * (9 + 39)
+    recomputed = engine.n_computed - 2 * (9 + 39)
     assert engine.scheduler.n_preemptions == 1
     assert 0 < recomputed < 40, "full pages stayed in the tree"
 
@@ -356,7 +332,6 @@ def test_a_preempted_request_that_bypasses_the_cache_reuses_its_own_pages(bypass
         engine.step()
     engine.scheduler.running.preempt(request, discards_results=False)
     engine.scheduler.running.release()
-    plan = engine.launch()
-    assert plan.rows[0].start == 40
+    assert engine.launch().rows[0].start == 40
     engine.run_to_the_end()
     assert request.cache_use.counted.n_cached == 0

@@ -99,7 +99,7 @@ def test_unknown_output_lengths_cost_few_steps(shares: bool) -> None:
             min_computed += len(text) + n_tokens - 1
         engine.run_to_the_end()
         assert engine.scheduler.n_preemptions > 0, "no request was preempted"
-        assert sum(n for _, _, n in engine.device.computed) < 2 * min_computed
+        assert engine.n_computed < 2 * min_computed
         n_steps.append(len(engine.device.executed))
     assert n_steps[1] <= 1.2 * n_steps[0]
 

@@ -143,8 +143,7 @@ def test_requests_of_a_failed_step_do_not_wait_for_each_other_for_ever() -> None
     engine.device.refuse_launches = 1
     engine.turn()
     assert all(request.recovery.is_retried for request in retried)
-    engine.run_to_the_end()
-    assert {ended.reason for ended in engine.ended.values()} == {"length"}
+    engine.run_to_the_end("length")
 
 
 def test_all_pages_of_the_floor_are_there_beside_a_full_pool() -> None:
@@ -213,9 +212,8 @@ def test_a_request_that_needs_all_that_its_tenant_may_have_is_served() -> None:
     for tenant, n_pages in (("flood", 32), ("kept", 64), ("capped", 16)):
         for beside in ("flood", "kept", "capped"):
             add(engine, beside, n_prompt=12, max_tokens=30)
-        request = add(engine, tenant, n_prompt=4 * n_pages - 20, max_tokens=21)
-        engine.run_to_the_end()
-        assert engine.ended[request.id].reason == "length"
+        add(engine, tenant, n_prompt=4 * n_pages - 20, max_tokens=21)
+        engine.run_to_the_end("length")
 
 
 @pytest.mark.parametrize(

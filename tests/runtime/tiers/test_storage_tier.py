@@ -17,19 +17,11 @@ def restarted_engine(n_tokens: int = 40, **settings: object) -> Engine:
     engine = Engine(n_pages=32, page_size=4, n_slots=60, has_disk=True, **settings)
     engine.finishes_copies, finishes_copies = True, engine.finishes_copies
     engine.serve(prompt(n_tokens), max_tokens=1)
-    write_all(engine)
+    engine.store_all()
     evict_all(engine.cache, engine.host)
     engine.check_invariants()
     engine.finishes_copies = finishes_copies
     return engine
-
-
-def write_all(engine: Engine) -> None:
-    """Stores and writes everything that was offered."""
-    host_tier = engine.host_tier
-    while host_tier.is_busy or host_tier.n_offers or host_tier.disk.n_offers:
-        engine.finish_copies()
-        engine.scheduler.schedule()
 
 
 def finish(engine: Engine) -> None:
@@ -147,9 +139,8 @@ def test_an_invalidation_leaves_what_another_sequence_needs() -> None:
     engine = Engine(n_pages=64, page_size=4, n_slots=60, has_disk=True)
     for last in (1, 2):
         engine.serve([*prompt(16), *prompt(8, first=last)], max_tokens=1)
-    write_all(engine)
-    dropped = engine.invalidate(Namespace(), token_bytes([*prompt(16), *prompt(8)]))
-    assert dropped == (2, 0, 2, 2)
+    engine.store_all()
+    assert engine.invalidate(Namespace(), token_bytes([*prompt(16), *prompt(8)])) == (2, 0, 2, 2)
     ends = (1, 0), (2, 8)
     for last, n_kept in ends:
         tokens = token_bytes([*prompt(16), *prompt(8, first=last)])
@@ -165,7 +156,7 @@ def test_an_invalidation_lets_the_writes_of_others_go_on() -> None:
     engine.scheduler.schedule()
     assert engine.store.in_flight, "the prompt is not being written"
     engine.invalidate(Namespace(), token_bytes(prompt(8, first=2)))
-    write_all(engine)
+    engine.store_all()
     assert engine.store.run(list(engine.store.pages)) == 10
 
 
@@ -221,8 +212,7 @@ def test_loads_from_the_host_tier_do_not_put_off_the_next_try_of_a_fetch() -> No
     for _ in range(34):
         fetch = host_tier.find_fetch(Namespace(), token_bytes(prompt(40)), CachedPrefixes(0, 20))
         n_fetched.append(0 if fetch is None else 20)
-        request = engine.serve(prompt(20), max_tokens=1)
-        assert request.cache_use.counted.n_loaded == 19
+        assert engine.serve(prompt(20), max_tokens=1).cache_use.counted.n_loaded == 19
         evict_all(engine.cache)
         engine.check_invariants()
     assert n_fetched[:32] == [0] * 32
