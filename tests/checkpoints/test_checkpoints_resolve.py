@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from tokenizers import models
 
 from radixkv.checkpoints import resolve, resolve_tokenizer
 from radixkv.errors import CheckpointError
+from support.imports import imported_by
 
 
 def test_folder(checkpoint_folder: Path) -> None:
@@ -236,12 +234,7 @@ def test_revision_of_a_folder_is_refused(checkpoint_folder: Path) -> None:
 
 
 def test_import_brings_neither_torch_nor_the_hub_client() -> None:
-    code = "import sys, radixkv.checkpoints; print({'torch', 'huggingface_hub', 'numpy'} & sys.modules.keys())"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    output = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert output.stdout == "set()\n"
+    assert imported_by("radixkv.checkpoints", ("torch", "huggingface_hub", "numpy")) == set()
 
 
 def shard(checkpoint_folder: Path) -> None:

@@ -106,7 +106,6 @@ class Peer:
         self._socket.connect(f"ipc://{socket_path}")
 
     def start(self) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(msgspec.json.encode(Start(EngineConfig(), "/nowhere", str(self._path))) + b"\n")
         self.process.stdin.flush()
 
@@ -141,9 +140,14 @@ class Peer:
     def wait(self) -> tuple[int, str, str]:
         """Waits for the process to exit; returns exit code, standard output and standard error."""
         self.process.wait(timeout=LIMIT_S)
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
         return self.process.returncode, self.process.stdout.read().decode(), self.process.stderr.read().decode()
+
+    def refusal(self) -> tuple[dict[str, str], str]:
+        """Starts the process, which must exit with code 1; returns its error and standard error."""
+        self.start()
+        code, output, errors = self.wait()
+        assert code == 1
+        return json.loads(output.splitlines()[-1]), errors
 
     def close(self) -> None:
         self._socket.close()
@@ -151,7 +155,6 @@ class Peer:
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
-            assert pipe is not None
             pipe.close()
 
 
@@ -253,11 +256,7 @@ def test_another_version_is_fatal_on_both_sides(peer: Callable[..., Peer]) -> No
     ["raise MemoryError('12 GB')", "raise RuntimeError('DefaultCPUAllocator: can\\'t allocate memory: 12 GB')"],
 )
 def test_too_little_memory_is_reported_without_a_traceback(peer: Callable[..., Peer], build: str) -> None:
-    runtime = peer(build=build)
-    runtime.start()
-    code, output, errors = runtime.wait()
-    assert code == 1
-    fatal = json.loads(output.splitlines()[-1])
+    fatal, errors = peer(build=build).refusal()
     assert fatal["kind"] == "ConfigError"
     assert "12 GB" in fatal["text"]
     assert "--kv-cache-memory-bytes" in fatal["text"]
@@ -265,11 +264,8 @@ def test_too_little_memory_is_reported_without_a_traceback(peer: Callable[..., P
 
 
 def test_an_unexpected_error_at_the_start_has_its_traceback(peer: Callable[..., Peer]) -> None:
-    runtime = peer(build="raise RuntimeError('shapes do not match')")
-    runtime.start()
-    code, output, errors = runtime.wait()
-    assert code == 1
-    assert json.loads(output.splitlines()[-1])["text"] == "RuntimeError: shapes do not match"
+    fatal, errors = peer(build="raise RuntimeError('shapes do not match')").refusal()
+    assert fatal["text"] == "RuntimeError: shapes do not match"
     assert "Traceback" in errors
 
 
@@ -335,7 +331,6 @@ def test_it_exits_with_the_frontend_even_during_a_long_step(
     runtime.send(GetStats(id="work"))
     runtime.receive_stats()
     time.sleep(0.1)
-    assert runtime.process.stdin is not None
     runtime.process.stdin.close()
     runtime.process.wait(timeout=LIMIT_S)
     assert not socket_path.parent.exists()
@@ -346,11 +341,9 @@ def test_a_second_runtime_on_the_same_path_refuses(peer: Callable[..., Peer], so
     first.shake_hands()
     lock, number = socket_path.parent / LOCK_NAME, (7).to_bytes(8, "big")
     lock.write_bytes(number)
-    second.start()
-    code, output, errors = second.wait()
-    assert code == 1
-    assert json.loads(output.splitlines()[-1])["kind"] == "ConfigError"
-    assert "another runtime already serves" in output
+    fatal, errors = second.refusal()
+    assert fatal["kind"] == "ConfigError"
+    assert "another runtime already serves" in fatal["text"]
     assert "Traceback" not in errors
     assert lock.read_bytes() == number, "the number of the first one's next batch of events"
     first.send(GetStats(id="g"))
@@ -368,51 +361,33 @@ def test_the_lock_of_a_dead_runtime_is_free(peer: Callable[..., Peer], socket_pa
 
 def test_a_folder_that_is_open_to_others_is_refused(peer: Callable[..., Peer], socket_path: Path) -> None:
     os.chmod(socket_path.parent, 0o755)
-    runtime = peer()
-    runtime.start()
-    code, output, _ = runtime.wait()
-    assert code == 1
-    assert "open to other users" in output
+    assert "open to other users" in peer().refusal()[0]["text"]
 
 
-@pytest.mark.parametrize("is_link", [False, True])
-@pytest.mark.parametrize("name", [SOCKET_NAME, LOCK_NAME])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(SOCKET_NAME, "link"), (SOCKET_NAME, "file"), (LOCK_NAME, "link"), (LOCK_NAME, "folder"), (LOCK_NAME, "file")],
+)
 def test_another_file_in_the_place_of_socket_or_lock_stays(
-    peer: Callable[..., Peer], socket_path: Path, tmp_path: Path, name: str, is_link: bool
+    peer: Callable[..., Peer], socket_path: Path, tmp_path: Path, name: str, kind: str
 ) -> None:
     precious, place = tmp_path / "precious", socket_path.parent / name
-    precious.write_text("content")
-    if is_link:
+    content = "my diary, year one"  # longer than what a runtime writes into its lock
+    precious.write_text(content)
+    if kind == "link":
         place.symlink_to(precious)
-    elif name == LOCK_NAME:
+    elif kind == "folder":
         place.mkdir()
     else:
-        place.write_text("content")
-    runtime = peer()
-    runtime.start()
-    code, output, _ = runtime.wait()
-    assert code == 1
-    assert "another file" in output
-    assert place.is_symlink() == is_link
-    assert place.is_dir() or place.read_text() == precious.read_text() == "content"
-
-
-def test_another_file_under_the_name_of_the_lock_keeps_its_contents(
-    peer: Callable[..., Peer], socket_path: Path
-) -> None:
-    (socket_path.parent / LOCK_NAME).write_text("my diary, year one")
-    runtime = peer()
-    runtime.start()
-    code, output, _ = runtime.wait()
-    assert code == 1
-    assert "another file" in output
-    assert (socket_path.parent / LOCK_NAME).read_text() == "my diary, year one"
+        place.write_text(content)
+    assert "another file" in peer().refusal()[0]["text"]
+    assert place.is_symlink() == (kind == "link")
+    assert place.is_dir() or place.read_text() == precious.read_text() == content
 
 
 @pytest.mark.parametrize("line", [b"", b"{}\n", b"garbage\n", b'{"engine": {"cache": {"page_size": 0}}}\n'])
 def test_an_invalid_start_line_is_refused(peer: Callable[..., Peer], line: bytes) -> None:
     runtime = peer()
-    assert runtime.process.stdin is not None
     runtime.process.stdin.write(line)
     runtime.process.stdin.close()
     code, output, errors = runtime.wait()

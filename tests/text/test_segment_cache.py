@@ -22,30 +22,10 @@ LLAMA_3 = rf"{WORDS}|\p{{N}}{{1,3}}|{REST}"
 QWEN = rf"{WORDS}|\p{{N}}|{REST}"
 CORPUS = ["it's the end.\n\nNew  lines \n \nand 1234 more:\n- one\n- two!\r\nDon't\tstop;\n\n\n  x = 10\n" * 3]
 
+CHARACTERS = "\n\t\r .'é日½\u0301\u00a0\u2028\x1c\x85\u200b\u180e🎉ſK"
+STRINGS = ["\n\n", "  ", "\r\n", "'s", "the", "New", "12", "345", "e\u0301", "<|end|>", "<|end|>\n"]
 TEXTS = st.lists(
-    st.sampled_from(
-        [
-            "\n",
-            "\n\n",
-            " ",
-            "  ",
-            "\t",
-            "\r",
-            "\r\n",
-            ".",
-            "'s",
-            "'",
-            "the",
-            "New",
-            "12",
-            "345",
-            "é",
-            "e\u0301",
-            "日",
-            "½",
-        ]
-        + ["\u0301", "\u00a0", "\u2028", "\x1c", "\x85", "\u200b", "\u180e", "🎉", "<|end|>", "<|end|>\n", "ſ", "K"]
-    )
+    st.sampled_from([*CHARACTERS, *STRINGS])
     | st.text(max_size=4).filter(lambda text: not any("\ud800" <= letter <= "\udfff" for letter in text)),
     max_size=60,
 ).map("".join)
@@ -104,7 +84,6 @@ def test_ids_equal_those_of_the_unsplit_text(
     backend: tokenizers.Tokenizer, texts: Sequence[str], adds_special: bool
 ) -> None:
     cache = SegmentCache.create(backend, min_segment_characters=1)
-    assert cache is not None
     for _ in range(2):
         expected = [encode_whole(backend, text, adds_special=adds_special) for text in texts]
         assert cache.encode_batch(texts, adds_special_tokens=adds_special) == expected
@@ -113,7 +92,6 @@ def test_ids_equal_those_of_the_unsplit_text(
 
 def test_ids_of_all_short_texts_around_a_cut(backend: tokenizers.Tokenizer) -> None:
     cache = SegmentCache.create(backend, min_segment_characters=1)
-    assert cache is not None
     parts = ["\n", " ", "\r", "\t", ".", "'", "s", "T", "7", "é", "<|end|>"]
     texts = [
         "".join(chosen)

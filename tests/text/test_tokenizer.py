@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ from tokenizers import models, processors
 
 from radixkv.errors import CheckpointError, InvalidRequest
 from radixkv.text.tokenizer import Tokenizer
+from support.imports import imported_by
 
 
 def save(backend: tokenizers.Tokenizer, folder: Path) -> Tokenizer:
@@ -81,12 +79,7 @@ def test_folder_instead_of_the_file(tmp_path: Path) -> None:
 
 
 def test_needs_neither_torch_nor_transformers() -> None:
-    code = "import sys, radixkv.generation.answer_text; print({'torch', 'transformers'} & sys.modules.keys())"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    output = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert output.stdout == "set()\n"
+    assert imported_by("radixkv.generation.answer_text", ("torch", "transformers")) == set()
 
 
 def test_bytes_of_tokens_together_are_the_text(tokenizer: Tokenizer) -> None:
