@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 VOCAB = 211
@@ -43,3 +48,21 @@ def save_checkpoint(path: Path, *, model_type: str = "llama", max_shard_size: st
             if parameter.dim() == 1 or name.endswith("_bias"):
                 parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.2)
     model.save_pretrained(path, max_shard_size=max_shard_size)
+
+
+@contextmanager
+def edited_config(folder: Path) -> Iterator[dict[str, Any]]:
+    """Lets a test change ``config.json``."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    yield config
+    path.write_text(json.dumps(config))
+
+
+@contextmanager
+def edited_tensors(folder: Path) -> Iterator[dict[str, Tensor]]:
+    """Lets a test change the tensors of a checkpoint with one file of weights."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    yield tensors
+    save_file(tensors, path, {"format": "pt"})

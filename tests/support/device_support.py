@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from radixkv.checkpoints import Checkpoint
+from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.runtime.device.attention.cpu.paged import PagedAttention
 from radixkv.runtime.device.cpu.persistent_batch import PersistentBatch
 from radixkv.runtime.device.device_settings import DeviceSettings
@@ -233,6 +233,13 @@ def row_of(
         table_pages=tuple(pages),
         sampling=sampling,
     )
+
+
+def logits_of(checkpoint: Checkpoint | Path, ids: Sequence[int], **settings: Any) -> Tensor:
+    """Returns the logits of every token of a sequence that is computed alone, [tokens, vocab]."""
+    device = OpenDevice(resolve(str(checkpoint)) if isinstance(checkpoint, Path) else checkpoint, **settings)
+    (logits,) = device.run(row_of(ids, device.pages(len(ids))))
+    return logits
 
 
 class PlainLane:

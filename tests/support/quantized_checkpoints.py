@@ -14,6 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from radixkv.checkpoints import resolve
+from radixkv.runtime.device.weights.layer_weights import LinearWeights, MlpWeights
+from radixkv.runtime.device.weights.weights import Weights, open_weights
+from radixkv.settings.config import LoadFormat
 from support.checkpoints import save_checkpoint
 
 GROUP = 16
@@ -239,3 +243,21 @@ def save_stored(folder: Path, stored: Stored, config: dict[str, Any], settings: 
     folder.mkdir()
     save_file({key: value.contiguous() for key, value in stored.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+
+
+def linears(
+    folder: Path, *, load_format: LoadFormat = "auto", dtype: torch.dtype = torch.float32, **settings: Any
+) -> list[LinearWeights]:
+    """Returns the stacked matrices of all layers."""
+    checkpoint = resolve(str(folder), load_format=load_format)
+    with open_weights(checkpoint, load_format=load_format, dtype=dtype, **settings) as weights:
+        return layer_linears(weights)
+
+
+def layer_linears(weights: Weights) -> list[LinearWeights]:
+    found = []
+    for index in range(weights.config.n_layers):
+        layer = weights.layer(index)
+        assert isinstance(layer.mlp, MlpWeights)
+        found += [layer.query_key_value, layer.output, layer.mlp.gate_up, layer.mlp.down]
+    return found

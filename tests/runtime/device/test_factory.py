@@ -25,7 +25,7 @@ from radixkv.runtime.device.machine import PACKAGES, Gpu, Machine
 from radixkv.runtime.device.resolved_config import with_defaults
 from radixkv.runtime.open_loop import build_loop
 from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits
-from radixkv.settings.config import AttentionBackend, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 
 Get = Callable[[str], Checkpoint]
 
@@ -90,16 +90,17 @@ def test_auto_chooses_a_gpu_that_can_run_the_model(
     assert "heads of size 16 " in warning
 
 
-def test_auto_warns_of_an_unsupported_gpu(supported: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
-    assert choose_device("auto", supported, with_capability(7, 5)) == "cpu"
+@pytest.mark.parametrize(
+    ("machine", "reasons"),
+    [(with_capability(7, 5), ("7.5", "8.0")), (OLD_DRIVER, ("driver", "12.4"))],
+    ids=["GPU", "driver"],
+)
+def test_auto_warns_of_what_cannot_be_used(
+    supported: Checkpoint, caplog: pytest.LogCaptureFixture, machine: Machine, reasons: tuple[str, str]
+) -> None:
+    assert choose_device("auto", supported, machine) == "cpu"
     (warning,) = caplog.messages
-    assert all(part in warning for part in ("CPU", "7.5", "8.0"))
-
-
-def test_auto_warns_of_an_unusable_driver(supported: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
-    assert choose_device("auto", supported, OLD_DRIVER) == "cpu"
-    (line,) = caplog.messages
-    assert all(part in line for part in ("CPU", "driver", "12.4"))
+    assert all(part in warning for part in ("CPU", *reasons))
 
 
 def test_the_cpu_executor_is_opened_with_its_defaults(small: Checkpoint) -> None:
@@ -246,33 +247,31 @@ def test_too_little_memory_at_start_is_a_one_line_error(
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("is_eager", [True, False])
-def test_enforce_eager_reaches_the_cuda_executor(
-    use_machine: ReplaceMachine, supported: Checkpoint, is_eager: bool
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *(("enforce_eager", value) for value in (True, False)),
+        *(("attention_backend", value) for value in ("auto", "triton", "flashinfer")),
+    ],
+)
+def test_settings_reach_the_cuda_executor(
+    use_machine: ReplaceMachine, supported: Checkpoint, setting: str, value: object
 ) -> None:
     settings_used: list[DeviceSettings] = []
     use_machine(H100, lambda *arguments: settings_used.append(arguments[2]))
-    open_executor(with_defaults(EngineConfig(ModelConfig(enforce_eager=is_eager)), "cuda", 64, H100), supported)
-    assert settings_used[-1].enforce_eager is is_eager
-
-
-@pytest.mark.parametrize("backend", ["auto", "triton", "flashinfer"])
-def test_the_attention_backend_reaches_the_cuda_executor(
-    use_machine: ReplaceMachine, supported: Checkpoint, backend: AttentionBackend
-) -> None:
-    settings_used: list[DeviceSettings] = []
-    use_machine(H100, lambda *arguments: settings_used.append(arguments[2]))
-    config = EngineConfig(ModelConfig(attention_backend=backend))
+    config = EngineConfig(ModelConfig(**{setting: value}))  # type: ignore[arg-type]
     open_executor(with_defaults(config, "cuda", 64, H100), supported)
-    assert settings_used[-1].attention_backend == backend
+    assert getattr(settings_used[-1], setting) == value
 
 
 def test_flashinfer_that_is_not_installed_is_refused_before_the_gpu_is_opened(supported: Checkpoint) -> None:
     machine = replace(H100, packages={**H100.packages, "flashinfer-python": None})
     for backend in ("auto", "triton"):
         resolve_config(EngineConfig(ModelConfig(device="cuda", attention_backend=backend)), supported, machine)
-    with pytest.raises(ConfigError, match="flashinfer-python is not installed"):
-        resolve_config(EngineConfig(ModelConfig(device="cuda", attention_backend="flashinfer")), supported, machine)
+    flashinfer = EngineConfig(ModelConfig(device="cuda", attention_backend="flashinfer"))
+    resolve_config(flashinfer, supported, H100)
+    with pytest.raises(ConfigError, match=r"flashinfer-python is not installed.*radixkv\[cuda\]"):
+        resolve_config(flashinfer, supported, machine)
 
 
 @pytest.mark.parametrize(

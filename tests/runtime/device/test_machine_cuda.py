@@ -26,7 +26,6 @@ from radixkv.runtime.device.machine import (
     PAGE_SIZES,
     Gpu,
     Machine,
-    check_attention_backend,
     check_block_tables,
     check_kv_cache_dtype,
     check_machine,
@@ -213,15 +212,6 @@ def test_triton_computes_prompts_where_flashinfer_cannot_be_had(
 def test_triton_is_taken_without_a_look_at_flashinfer(caplog: pytest.LogCaptureFixture) -> None:
     assert chosen({"nvcc": NVCC, "has_flashinfer_kernels": True}, never, "triton") == "triton"
     assert caplog.messages == []
-
-
-def test_flashinfer_is_refused_where_it_is_missing() -> None:
-    without = replace(MACHINE, packages={**MACHINE.packages, "flashinfer-python": None})
-    for setting in ("auto", "triton"):
-        check_attention_backend(setting, without)
-    check_attention_backend("flashinfer", MACHINE)
-    with pytest.raises(ConfigError, match=r"flashinfer-python is not installed.*radixkv\[cuda\]"):
-        check_attention_backend("flashinfer", without)
 
 
 def test_kernels_that_an_earlier_start_compiled_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.model_config.families import ARCHITECTURES
-from support.checkpoints import save_checkpoint
-from support.device_support import CHECKPOINTS, OpenDevice, load_oracle, random_ids, row_of
+from support.checkpoints import edited_config, save_checkpoint
+from support.device_support import CHECKPOINTS, load_oracle, logits_of, random_ids
 
 Config = dict[str, Any]
 
@@ -136,7 +136,6 @@ def test_each_missing_setting_of_scaled_angles_is_as_in_transformers(kind: str) 
         except CheckpointError:
             n_refused += 1
             continue
-        assert found is not None
         oracle = AutoConfig.for_model("llama", **SHARED, rope_parameters=dict(rope))
         if missing == "rope_type":
             assert found.scaling is None
@@ -150,14 +149,11 @@ def test_each_missing_setting_of_scaled_angles_is_as_in_transformers(kind: str) 
 
 def test_gpt_oss_without_rope_and_biases_answers_as_in_transformers(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, **(CHECKPOINTS["gpt-oss"] | {"attention_bias": True}))
-    path = tmp_path / "config.json"
-    config = json.loads(path.read_text())
-    del config["rope_parameters"]
-    config.pop("attention_bias", None)
-    path.write_text(json.dumps(config))
+    with edited_config(tmp_path) as config:
+        del config["rope_parameters"]
+        config.pop("attention_bias", None)
     ids = random_ids(60, seed=1)
-    device = OpenDevice(resolve(str(tmp_path)))
-    (logits,) = device.run(row_of(ids, device.pages(len(ids))))
+    logits = logits_of(tmp_path, ids)
     with torch.inference_mode():
         expected = load_oracle(resolve(str(tmp_path)))(torch.tensor([ids])).logits[0]
     assert (logits - expected).abs().max() < 1e-4

@@ -14,7 +14,7 @@ from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.weights.weights import open_weights
 from support.checkpoints import save_checkpoint
-from support.device_support import CHECKPOINTS, OpenDevice, random_ids, row_of
+from support.device_support import CHECKPOINTS, logits_of, random_ids
 
 
 @pytest.mark.parametrize("name", ["opt", "qwen2"])
@@ -26,11 +26,8 @@ def test_a_base_model_with_a_tied_head_is_the_whole_model(tmp_path: Path, name: 
     (tmp_path / "base" / "config.json").write_text(config)
     names = load_file(tmp_path / "base" / "model.safetensors").keys()
     assert not any(each.startswith("model.") for each in names)
-    ids, logits = random_ids(40, seed=1), []
-    for kind in ("whole", "base"):
-        device = OpenDevice(resolve(str(tmp_path / kind)))
-        logits += device.run(row_of(ids, device.pages(len(ids))))
-    assert torch.equal(*logits)
+    ids = random_ids(40, seed=1)
+    assert torch.equal(*(logits_of(tmp_path / kind, ids) for kind in ("whole", "base")))
 
 
 def test_errors_have_the_names_of_the_files(tmp_path: Path) -> None:
@@ -55,7 +52,6 @@ def test_pickled_weights_load_after_the_conversion_that_the_error_names(tmp_path
     with pytest.raises(CheckpointError, match=r"\*\.bin files") as caught:
         resolve(str(folder))
     found = re.search(r"from_pretrained\('(.+)'\)\.save_pretrained\(", str(caught.value))
-    assert found is not None
     AutoModelForCausalLM.from_pretrained(found[1]).save_pretrained(tmp_path / "converted")
     with open_weights(resolve(str(tmp_path / "converted")), load_format="auto", dtype=torch.float32) as weights:
         assert torch.equal(weights.embedding(), expected["model.decoder.embed_tokens.weight"])

@@ -16,11 +16,12 @@ from radixkv.errors import CheckpointError
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.model_config.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
 from radixkv.runtime.device.weights.weights import open_weights
-from support.checkpoints import save_checkpoint, save_llama
+from support.checkpoints import edited_config, edited_tensors, save_checkpoint, save_llama
 from support.device_support import CHECKPOINTS, OTHERS, limited_memory
 
 CONFIG_PATH = Path("/some/folder/config.json")
 K_PROJ = "model.layers.1.self_attn.k_proj.weight"
+Q_BIAS = "model.layers.0.self_attn.q_proj.bias"
 
 
 @pytest.fixture
@@ -53,32 +54,26 @@ def parse(config: dict[str, Any]) -> DecoderConfig:
 
 
 def change(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, folder / "model.safetensors")
+    with edited_tensors(folder) as tensors:
+        edit(tensors)
 
 
-def test_a_missing_tensor(folder: Path) -> None:
-    change(folder, lambda tensors: tensors.pop(K_PROJ))
-    with pytest.raises(CheckpointError, match=f"lacks {K_PROJ}"):
-        load(folder)
-
-
-def test_an_unexpected_tensor(folder: Path) -> None:
-    change(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}))
-    with pytest.raises(CheckpointError, match=r"model.layers.0.self_attn.q_proj.bias"):
-        load(folder)
-
-
-def test_a_wrong_shape(folder: Path) -> None:
-    change(folder, lambda tensors: tensors.update({K_PROJ: torch.zeros(16, 48)}))
-    with pytest.raises(CheckpointError, match=rf"{K_PROJ} .* shape \[16, 48\].* \[32, 48\]"):
-        load(folder)
-
-
-def test_a_wrong_dtype(folder: Path) -> None:
-    change(folder, lambda tensors: tensors.update({K_PROJ: torch.zeros(32, 48, dtype=torch.int8)}))
-    with pytest.raises(CheckpointError, match=rf"{K_PROJ} .* dtype I8"):
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda tensors: tensors.pop(K_PROJ), f"lacks {K_PROJ}"),
+        (lambda tensors: tensors.update({Q_BIAS: torch.zeros(64)}), Q_BIAS),
+        (
+            lambda tensors: tensors.update({K_PROJ: torch.zeros(16, 48)}),
+            rf"{K_PROJ} .* shape \[16, 48\].* \[32, 48\]",
+        ),
+        (lambda tensors: tensors.update({K_PROJ: torch.zeros(32, 48, dtype=torch.int8)}), f"{K_PROJ} .* dtype I8"),
+    ],
+    ids=["missing", "unexpected", "shape", "dtype"],
+)
+def test_a_wrong_tensor(folder: Path, edit: Callable[[dict[str, Tensor]], object], message: str) -> None:
+    change(folder, edit)
+    with pytest.raises(CheckpointError, match=message):
         load(folder)
 
 
@@ -275,8 +270,8 @@ def test_invalid_configs(changes: dict[str, Any], message: str) -> None:
 
 
 def edit_config(folder: Path, **changes: Any) -> None:
-    config = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps(config))
+    with edited_config(folder) as config:
+        config |= changes
 
 
 @pytest.mark.parametrize("name", ["num_hidden_layers", "num_local_experts", "num_experts"])

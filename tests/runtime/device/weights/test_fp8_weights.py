@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from radixkv import LLM
@@ -18,33 +16,16 @@ from radixkv.errors import CheckpointError, ConfigError
 from radixkv.runtime.device.kv_dtype import FP8
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales, fp8_bytes
-from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights
+from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights
 from radixkv.runtime.device.weights.parallel_load import ParallelLoader
 from radixkv.runtime.device.weights.safetensors import SafetensorsFiles
 from radixkv.runtime.device.weights.weights import Weights, open_weights
 from radixkv.settings.config import LoadFormat
-from support.checkpoints import save_checkpoint
+from support.checkpoints import edited_config, edited_tensors, save_checkpoint
 from support.device_support import PlainLane
-from support.quantized_checkpoints import save_quantized
+from support.quantized_checkpoints import layer_linears, linears, save_quantized
 
 WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "head_dim": 64}
-
-
-def linears(
-    folder: Path, *, load_format: LoadFormat = "auto", dtype: torch.dtype = torch.float32, **settings: Any
-) -> list[LinearWeights]:
-    """Returns the stacked matrices of all layers."""
-    with open_weights(resolve(str(folder)), load_format=load_format, dtype=dtype, **settings) as weights:
-        return layer_linears(weights)
-
-
-def layer_linears(weights: Weights) -> list[LinearWeights]:
-    found = []
-    for index in range(weights.config.n_layers):
-        layer = weights.layer(index)
-        assert isinstance(layer.mlp, MlpWeights)
-        found += [layer.query_key_value, layer.output, layer.mlp.gate_up, layer.mlp.down]
-    return found
 
 
 def fp8_of(linear: LinearWeights) -> Fp8Matrix:
@@ -66,17 +47,15 @@ def test_matrices_of_a_checkpoint_stay_in_fp8(tmp_path: Path, name: str) -> None
 def save_blocks(folder: Path, n_kv_heads: int = 2) -> dict[str, Tensor]:
     """Saves a checkpoint with blocks of 128 × 128. Returns its dense matrices by name."""
     save_checkpoint(folder, **WIDE | {"num_key_value_heads": n_kv_heads})
-    tensors = load_file(folder / "model.safetensors")
     dense: dict[str, Tensor] = {}
-    for name in [name for name in tensors if name.endswith("_proj.weight")]:
-        matrix = Fp8Matrix.allocate(tuple(tensors[name].shape), scales="blocks", device=torch.device("cpu"))
-        matrix.quantize(tensors[name])
-        tensors |= {name: matrix.values, f"{name}_scale_inv": matrix.scales}
-        dense[name] = matrix.dequantize()
-    save_file(tensors, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
-    (folder / "config.json").write_text(json.dumps(config))
+    with edited_tensors(folder) as tensors:
+        for name in [name for name in tensors if name.endswith("_proj.weight")]:
+            matrix = Fp8Matrix.allocate(tuple(tensors[name].shape), scales="blocks", device=torch.device("cpu"))
+            matrix.quantize(tensors[name])
+            tensors |= {name: matrix.values, f"{name}_scale_inv": matrix.scales}
+            dense[name] = matrix.dequantize()
+    with edited_config(folder) as config:
+        config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
     return dense
 
 
@@ -200,12 +179,10 @@ EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 
 @pytest.mark.parametrize("expert", [0, 2])
 def test_a_layer_with_an_expert_that_is_not_quantized_has_16_bits(tmp_path: Path, expert: int) -> None:
     save_quantized(tmp_path, "fp8 channels", model_type="qwen3_moe", **EXPERTS)
-    path = tmp_path / "quantized" / "model.safetensors"
-    tensors = load_file(path)
-    name = f"model.layers.0.mlp.experts.{expert}.up_proj.weight"
-    tensors[name] = load_file(tmp_path / "dense" / "model.safetensors")[name]
-    del tensors[f"{name}_scale"]
-    save_file(tensors, path)
+    with edited_tensors(tmp_path / "quantized") as tensors:
+        name = f"model.layers.0.mlp.experts.{expert}.up_proj.weight"
+        tensors[name] = load_file(tmp_path / "dense" / "model.safetensors")[name]
+        del tensors[f"{name}_scale"]
     stacks = []
     for kind, has_products in (("quantized", True), ("dense", False)):
         checkpoint = resolve(str(tmp_path / kind))
@@ -224,14 +201,13 @@ def test_a_layer_with_an_expert_that_is_not_quantized_has_16_bits(tmp_path: Path
 
 def test_calibrated_scales_of_k_and_v_are_allowed_beside_quantized_weights(tmp_path: Path) -> None:
     save_quantized(tmp_path, "fp8 channels")
-    path = tmp_path / "quantized" / "config.json"
-    config = json.loads(path.read_text())
+    folder = tmp_path / "quantized"
     scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
-    config["quantization_config"]["kv_cache_scheme"] = scheme
-    path.write_text(json.dumps(config))
-    assert linears(path.parent, products=["fp8"])
+    with edited_config(folder) as config:
+        config["quantization_config"]["kv_cache_scheme"] = scheme
+    assert linears(folder, products=["fp8"])
     for change in ({"strategy": "attn_head"}, {"dynamic": True}, {"num_bits": 4}):
-        config["quantization_config"]["kv_cache_scheme"] = scheme | change
-        path.write_text(json.dumps(config))
+        with edited_config(folder) as config:
+            config["quantization_config"]["kv_cache_scheme"] = scheme | change
         with pytest.raises(CheckpointError, match="kv_cache_scheme .* is not supported"):
-            linears(path.parent)
+            linears(folder)

@@ -14,7 +14,7 @@ import torch
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.weights.weights import open_weights
-from support.checkpoints import save_llama
+from support.checkpoints import edited_config, save_llama
 from support.device_support import limited_memory
 
 K_PROJ = "model.layers.1.self_attn.k_proj.weight"
@@ -100,6 +100,6 @@ def test_what_is_no_regular_file(folder: Path, name: str, target: str | None) ->
     "name", ["vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"]
 )
 def test_a_size_beyond_all_memory(folder: Path, name: str) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {name: 1 << 62}))
+    with edited_config(folder) as config:
+        config[name] = 1 << 62
     refusal(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor
 from radixkv.checkpoints import resolve
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.weights.int4_matrix import ZERO_BITS, Int4Groups, Int4Matrix, int4_bytes
-from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights
+from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights
 from radixkv.runtime.device.weights.parallel_load import ParallelLoader
 from radixkv.runtime.device.weights.quantization.int4 import int4_groups
 from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatrices
@@ -25,30 +24,13 @@ from radixkv.runtime.device.weights.shapes import tensor_shapes
 from radixkv.runtime.device.weights.weights import Weights, open_weights
 from radixkv.settings.config import LoadFormat
 from support.cases import covering
-from support.checkpoints import save_checkpoint
+from support.checkpoints import edited_config, save_checkpoint
 from support.device_support import PlainLane
-from support.quantized_checkpoints import FORMATS, INT4_FORMATS, save_quantized
+from support.quantized_checkpoints import FORMATS, INT4_FORMATS, layer_linears, linears, save_quantized
 
 CPU = torch.device("cpu")
 ODD = {"hidden_size": 160, "intermediate_size": 416, "num_attention_heads": 4, "head_dim": 40}
 """Sizes that are whole groups of 32 and no whole units of 128 inputs."""
-
-
-def linears(folder: Path, *, load_format: LoadFormat = "auto", **settings: Any) -> list[LinearWeights]:
-    """Returns the stacked matrices of all layers."""
-    with open_weights(
-        resolve(str(folder), load_format=load_format), load_format=load_format, dtype=torch.float32, **settings
-    ) as weights:
-        return layer_linears(weights)
-
-
-def layer_linears(weights: Weights) -> list[LinearWeights]:
-    found = []
-    for index in range(weights.config.n_layers):
-        layer = weights.layer(index)
-        assert isinstance(layer.mlp, MlpWeights)
-        found += [layer.query_key_value, layer.output, layer.mlp.gate_up, layer.mlp.down]
-    return found
 
 
 def int4_of(linear: LinearWeights) -> Int4Matrix:
@@ -102,12 +84,10 @@ def test_experts_are_dequantized(tmp_path: Path) -> None:
 @pytest.mark.parametrize("has_head", [False, True])
 def test_memory_for_dequantizing_counts_the_output_head(tmp_path: Path, has_head: bool) -> None:
     save_quantized(tmp_path, "gptq 32")
-    path = tmp_path / "quantized" / "config.json"
-    config = json.loads(path.read_text())
-    config["vocab_size"] = 100_000
-    config["quantization_config"]["lm_head"] = has_head
-    path.write_text(json.dumps(config))
-    checkpoint = resolve(str(path.parent), load_format="dummy")
+    with edited_config(tmp_path / "quantized") as config:
+        config["vocab_size"] = 100_000
+        config["quantization_config"]["lm_head"] = has_head
+    checkpoint = resolve(str(tmp_path / "quantized"), load_format="dummy")
     with open_weights(checkpoint, load_format="dummy", dtype=torch.bfloat16, products=["int4"]) as weights:
         n_values = 100_000 * weights.config.hidden_size
         assert (weights.dequantizing_bytes >= 16 * n_values) == has_head
@@ -181,8 +161,7 @@ def store_scales(scales: Tensor) -> Tensor:
 
 def test_dummy_weights_of_a_config(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, hidden_size=256, intermediate_size=384)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"] = FORMATS["awq 32"][1] | {"group_size": 128}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    with edited_config(tmp_path) as config:
+        config["quantization_config"] = FORMATS["awq 32"][1] | {"group_size": 128}
     found = linears(tmp_path, load_format="dummy", products=["int4"])
     assert {int4_of(linear).group_size for linear in found} == {128}

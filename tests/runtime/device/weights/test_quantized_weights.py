@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import load_file
 
 from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
@@ -18,7 +17,8 @@ from radixkv.runtime.device.weights.quantization.int4 import Awq, Gptq, PackedIn
 from radixkv.runtime.device.weights.quantization.mxfp4 import Mxfp4
 from radixkv.runtime.device.weights.quantization.parse import parse_scheme
 from radixkv.runtime.device.weights.weights import open_weights
-from support.device_support import CHECKPOINTS, OpenDevice, load_oracle, random_ids, row_of
+from support.checkpoints import edited_config, edited_tensors
+from support.device_support import CHECKPOINTS, load_oracle, logits_of, random_ids
 from support.quantized_checkpoints import FORMATS, save_quantized
 
 
@@ -32,9 +32,7 @@ def load(folder: Path) -> None:
 def test_logits_are_those_of_the_dense_checkpoint(tmp_path: Path, name: str) -> None:
     save_quantized(tmp_path, name, **(CHECKPOINTS["gpt-oss"] if name == "mxfp4" else {}))
     ids = random_ids(50, seed=1)
-    quantized, dense = (OpenDevice(resolve(str(tmp_path / kind))) for kind in ("quantized", "dense"))
-    (logits,) = quantized.run(row_of(ids, quantized.pages(len(ids))))
-    (expected,) = dense.run(row_of(ids, dense.pages(len(ids))))
+    logits, expected = (logits_of(tmp_path / kind, ids) for kind in ("quantized", "dense"))
     assert torch.equal(logits, expected)
     with torch.inference_mode():
         oracle = load_oracle(resolve(str(tmp_path / "dense")))(torch.tensor([ids])).logits[0]
@@ -46,18 +44,13 @@ def test_experts_are_quantized_too(tmp_path: Path, name: str) -> None:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     save_quantized(tmp_path, name, model_type="qwen3_moe", **experts)
     ids = random_ids(20, seed=1)
-    logits = []
-    for kind in ("quantized", "dense"):
-        device = OpenDevice(resolve(str(tmp_path / kind)))
-        logits += device.run(row_of(ids, device.pages(len(ids))))
-    assert torch.equal(*logits)
+    assert torch.equal(*(logits_of(tmp_path / kind, ids) for kind in ("quantized", "dense")))
 
 
 def edit(folder: Path, **changes: Any) -> None:
     """Changes settings of ``quantization_config``."""
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] |= changes
-    (folder / "config.json").write_text(json.dumps(config))
+    with edited_config(folder) as config:
+        config["quantization_config"] |= changes
 
 
 @pytest.mark.parametrize(
@@ -98,9 +91,8 @@ def test_formats_that_are_refused(tmp_path: Path, changes: dict[str, Any], messa
 
 def test_modelopt_is_read_from_its_own_file(tmp_path: Path) -> None:
     save_quantized(tmp_path, "fp8 modelopt")
-    config = json.loads((tmp_path / "quantized" / "config.json").read_text())
-    settings = config.pop("quantization_config")
-    (tmp_path / "quantized" / "config.json").write_text(json.dumps(config))
+    with edited_config(tmp_path / "quantized") as config:
+        settings = config.pop("quantization_config")
     own = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": settings["quant_algo"]}}
     (tmp_path / "quantized" / "hf_quant_config.json").write_text(json.dumps(own))
     matrices = []
@@ -139,14 +131,12 @@ def test_tensors_that_are_refused(
     tmp_path: Path, name: str, suffix: str, value: float | None, message: str
 ) -> None:
     save_quantized(tmp_path, name)
-    path = tmp_path / "quantized" / "model.safetensors"
-    tensors: dict[str, Tensor] = load_file(path)
-    key = f"model.layers.1.mlp.up_proj.{suffix}"
-    if value is None:
-        del tensors[key]
-    else:
-        tensors[key].view(-1)[0] = value
-    save_file(tensors, path)
+    with edited_tensors(tmp_path / "quantized") as tensors:
+        key = f"model.layers.1.mlp.up_proj.{suffix}"
+        if value is None:
+            del tensors[key]
+        else:
+            tensors[key].view(-1)[0] = value
     with pytest.raises(CheckpointError, match=message):
         load(tmp_path / "quantized")
 
@@ -269,10 +259,8 @@ def test_settings_that_would_be_misread_are_refused(changes: dict[str, Any], mes
 
 def test_scales_of_mxfp4_that_are_not_finite(tmp_path: Path) -> None:
     save_quantized(tmp_path, "mxfp4", **CHECKPOINTS["gpt-oss"])
-    path = tmp_path / "quantized" / "model.safetensors"
-    tensors = load_file(path)
-    tensors["model.layers.1.mlp.experts.down_proj_scales"][0, 0, 0] = 255
-    save_file(tensors, path)
+    with edited_tensors(tmp_path / "quantized") as tensors:
+        tensors["model.layers.1.mlp.experts.down_proj_scales"][0, 0, 0] = 255
     with pytest.raises(CheckpointError, match="experts.down_proj_scales has values that are not finite"):
         load(tmp_path / "quantized")
 
@@ -280,11 +268,10 @@ def test_scales_of_mxfp4_that_are_not_finite(tmp_path: Path) -> None:
 def test_a_dense_checkpoint_needs_no_scales_of_what_is_not_quantized(tmp_path: Path) -> None:
     """Formats name modules that stay dense; which matrices are quantized is seen from the files."""
     save_quantized(tmp_path, "fp8 channels")
-    path = tmp_path / "quantized" / "model.safetensors"
-    tensors, dense = load_file(path), load_file(tmp_path / "dense" / "model.safetensors")
     key = "model.layers.0.self_attn.o_proj"
-    del tensors[f"{key}.weight_scale"]
-    tensors[f"{key}.weight"] = dense[f"{key}.weight"]
-    save_file(tensors, path)
-    with open_weights(resolve(str(path.parent)), load_format="auto", dtype=torch.float32) as weights:
+    dense = load_file(tmp_path / "dense" / "model.safetensors")
+    with edited_tensors(tmp_path / "quantized") as tensors:
+        del tensors[f"{key}.weight_scale"]
+        tensors[f"{key}.weight"] = dense[f"{key}.weight"]
+    with open_weights(resolve(str(tmp_path / "quantized")), load_format="auto", dtype=torch.float32) as weights:
         assert torch.equal(weights.layer(0).output.weight, dense[f"{key}.weight"])

@@ -16,8 +16,8 @@ from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.cuda.model_size import model_size
 from radixkv.runtime.device.weights.weights import open_weights
-from support.checkpoints import VOCAB, save_checkpoint
-from support.device_support import CHECKPOINTS, OpenDevice, load_oracle, random_ids, row_of
+from support.checkpoints import VOCAB, edited_config, edited_tensors, save_checkpoint
+from support.device_support import CHECKPOINTS, load_oracle, logits_of, random_ids
 from support.quantized_checkpoints import FORMATS, quantize_matrices, save_quantized
 
 IDS = random_ids(30, seed=1)
@@ -34,9 +34,7 @@ def embedding_name(tensors: dict[str, Tensor]) -> str:
 
 
 def logits(folder: Path) -> Tensor:
-    device = OpenDevice(resolve(str(folder)))
-    (found,) = device.run(row_of(IDS, device.pages(len(IDS))))
-    return found
+    return logits_of(folder, IDS)
 
 
 def expected_logits(folder: Path) -> Tensor:
@@ -48,10 +46,8 @@ def save_tied(folder: Path, name: str, head: str | None = None, **changes: Any) 
     """Saves a tied checkpoint with a head of ``OWN_HEADS``; None: without one."""
     save_checkpoint(folder, **(CHECKPOINTS[name] | TIED | changes))
     if head is not None:
-        path = folder / "model.safetensors"
-        tensors = load_file(path)
-        tensors["lm_head.weight"] = OWN_HEADS[head](tensors[embedding_name(tensors)])
-        save_file(tensors, path, {"format": "pt"})
+        with edited_tensors(folder) as tensors:
+            tensors["lm_head.weight"] = OWN_HEADS[head](tensors[embedding_name(tensors)])
 
 
 @pytest.mark.parametrize(
@@ -101,10 +97,9 @@ def test_the_memory_that_a_plan_shows_counts_a_head_of_its_own(tmp_path: Path) -
 
 def test_heads_are_compared_as_they_are_loaded(tmp_path: Path) -> None:
     save_tied(tmp_path, "grouped")
-    tensors = load_file(tmp_path / "model.safetensors")
-    name = embedding_name(tensors)
-    tensors |= {name: tensors[name].bfloat16(), "lm_head.weight": tensors[name]}
-    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with edited_tensors(tmp_path) as tensors:
+        name = embedding_name(tensors)
+        tensors |= {name: tensors[name].bfloat16(), "lm_head.weight": tensors[name]}
     for dtype, is_tied in {torch.float32: False, torch.bfloat16: True}.items():
         with open_weights(resolve(str(tmp_path)), load_format="auto", dtype=dtype) as weights:
             assert weights.config.tied_head == is_tied
@@ -113,18 +108,16 @@ def test_heads_are_compared_as_they_are_loaded(tmp_path: Path) -> None:
 def test_a_head_alone_is_the_embedding_too(tmp_path: Path) -> None:
     save_tied(tmp_path, "grouped")
     whole = logits(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    tensors["lm_head.weight"] = tensors.pop(embedding_name(tensors))
-    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with edited_tensors(tmp_path) as tensors:
+        tensors["lm_head.weight"] = tensors.pop(embedding_name(tensors))
     assert torch.equal(logits(tmp_path), whole)
     assert (expected_logits(tmp_path) - whole).abs().max() < 1e-4
 
 
 def test_a_head_of_another_shape_is_refused(tmp_path: Path) -> None:
     save_tied(tmp_path, "grouped")
-    tensors = load_file(tmp_path / "model.safetensors")
-    tensors["lm_head.weight"] = torch.zeros(VOCAB + 1, 48)
-    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with edited_tensors(tmp_path) as tensors:
+        tensors["lm_head.weight"] = torch.zeros(VOCAB + 1, 48)
     with pytest.raises(CheckpointError, match=r"lm_head.weight in .* has shape \[212, 48\]"):
         logits(tmp_path)
 
@@ -139,14 +132,11 @@ def test_a_head_of_its_own_beside_quantized_matrices(tmp_path: Path, name: str, 
     matrices = {"lm_head.weight"} if is_quantized else set()
     added: tuple[dict[str, Any], ...] = quantize_matrices({"lm_head.weight": head}, matrices, quantize)
     for kind, parts in zip(("quantized", "dense"), added, strict=True):
-        path = tmp_path / kind / "model.safetensors"
-        tensors = {part: tensor.contiguous() for part, tensor in parts.items()}
-        save_file(load_file(path) | tensors, path, {"format": "pt"})
+        with edited_tensors(tmp_path / kind) as tensors:
+            tensors |= {part: tensor.contiguous() for part, tensor in parts.items()}
     if is_quantized and settings["quant_method"] == "gptq":
-        path = tmp_path / "quantized" / "config.json"
-        config = json.loads(path.read_text())
-        config["quantization_config"]["lm_head"] = True
-        path.write_text(json.dumps(config))
+        with edited_config(tmp_path / "quantized") as config:
+            config["quantization_config"]["lm_head"] = True
     assert torch.equal(logits(tmp_path / "quantized"), logits(tmp_path / "dense"))
     assert (logits(tmp_path / "dense") - expected_logits(tmp_path / "dense")).abs().max() < 1e-4
     with open_weights(
