@@ -29,10 +29,3 @@ def test_an_agents_loop_is_run_and_its_accuracy_reported(fake, tmp_path, inside,
     roles = [message["role"] for message in fake.bodies[-1]["messages"]]
     assert roles.count("tool") >= 2
     assert "accuracy" in output.lower()
-
-
-def test_agents_cannot_be_sent_as_token_ids(fake, inside):
-    flags = ["--prompt-form", "tokens", "--tokenizer", "tiny"]
-    code, _, errors = inside("--base-url", fake.address, *FLAGS, *flags)
-    assert code != 0
-    assert "--prompt-form tokens" in errors

@@ -4,6 +4,8 @@ import json
 import re
 from contextlib import asynccontextmanager
 
+import pytest
+
 from radixkv.lab.bench.flags import OVERRIDES, WORKLOADS
 from radixkv.lab.bench.workloads.catalog import load_workload, workload_names
 from support.bench_command import SMALL, bench
@@ -59,12 +61,8 @@ def test_chats_send_answers_back_and_report_cached_tokens(fake, tmp_path, inside
     assert (code, errors) == (0, "")
     assert "Sessions:                                3" in output
     line = json.loads(path.read_text())
-    assert (line["workload"], line["num_sessions"], line["num_turns"], line["num_prompts"]) == (
-        "multiturn",
-        3,
-        3,
-        9,
-    )
+    parameters = ("workload", "num_sessions", "num_turns", "num_prompts")
+    assert [line[name] for name in parameters] == ["multiturn", 3, 3, 9]
     assert (line["completed"], line["total_output_tokens"]) == (9, 36)
     report = line["cache_report"]
     assert report["cache_hit_rate_pct"] == report["optimum_pct"] > 60
@@ -87,15 +85,21 @@ def test_a_server_of_another_engine_gives_no_digest(fake, tmp_path, inside):
     assert "No digest of the outputs" in output
 
 
-def test_the_line_has_the_flags_of_the_started_server(fake, tmp_path, inside, monkeypatch):
-    started = []
+@pytest.fixture
+def started(fake, monkeypatch):
+    """The flags of each server that a run has started; the server that it uses is the fake one."""
+    flags_of_servers = []
 
     @asynccontextmanager
     async def running_server(flags):
-        started.append(flags)
+        flags_of_servers.append(flags)
         yield fake.address
 
     monkeypatch.setattr("radixkv.processes.server_process.running_server", running_server)
+    return flags_of_servers
+
+
+def test_the_line_has_the_flags_of_the_started_server(fake, tmp_path, inside, started):
     path = tmp_path / "lines.jsonl"
     assert inside(*SMALL, "--output-file", path, "--compare-cache", "--page-size", 32)[0] == 0
     assert inside(*SMALL, "--output-file", path, "--tokenizer", "\udcff")[0] == 0
@@ -114,11 +118,12 @@ def test_every_key_of_a_line_is_in_the_docs(fake, tmp_path, inside):
     path = tmp_path / "lines.jsonl"
     assert inside("--base-url", fake.address, *SMALL, "--output-file", path)[0] == 0
     line = json.loads(path.read_text())
-    reported = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "benchmarks.md").read_text("utf-8")))
-    latencies = {key for key in line if key.endswith("_ms")}  # see test_run_metrics.py
+    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "benchmarks.md").read_text("utf-8")))
     parameters = set(load_workload("fewshot").__struct_fields__)  # see docs/workloads.md
-    assert line.keys() - latencies - parameters <= reported
-    assert line["accounting"].keys() | line["environment"].keys() <= reported | {"agree"}
+    for key in {*line, *line["cache_report"], *line["accounting"], *line["environment"]} - parameters - {"agree"}:
+        word, _, name = key.partition("_")
+        is_latency = {f"{word}_", name} <= documented
+        assert key in documented or is_latency, key
 
 
 def test_the_flags_are_those_of_the_workloads():
@@ -202,12 +207,8 @@ def test_prompts_are_sent_as_token_ids(fake, tmp_path, inside):
     assert json.loads(path.read_text())["prompt_form"] == "tokens"
 
 
-def test_a_models_revision_does_not_apply_to_another_tokenizer(fake, inside, monkeypatch):
-    @asynccontextmanager
-    async def running_server(flags):
-        yield fake.address
-
-    monkeypatch.setattr("radixkv.processes.server_process.running_server", running_server)
+@pytest.mark.usefixtures("started")
+def test_a_models_revision_does_not_apply_to_another_tokenizer(fake, inside):
     flags = ["--model", "org/model", "--revision", "v2", "--tokenizer", "tiny", "--prompt-form", "tokens"]
     code, _, errors = inside(*SMALL, *flags)
     assert (code, errors) == (0, "")

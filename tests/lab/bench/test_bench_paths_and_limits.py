@@ -58,12 +58,6 @@ def test_limits_of_several_goodput_flags_are_combined(fake, tmp_path):
     assert line["request_goodput"] == 0
 
 
-def test_runs_without_token_ids_cannot_be_compared(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["bench", *SMALL, "--compare-cache", "--plain-requests"])
-    assert "which --plain-requests leaves out" in capsys.readouterr().err
-
-
 def test_file_names_may_be_invalid_utf_8(fake, tmp_path):
     dataset, path = tmp_path / os.fsdecode(b"\xff.jsonl"), tmp_path / "runs.jsonl"
     dataset.write_text('{"question": "q", "answer": "#### 1"}\n' * 5)

@@ -4,9 +4,6 @@ import json
 
 import pytest
 
-from radixkv.checkpoints.resolve import resolve
-from radixkv.errors import ConfigError
-from radixkv.lab.bench.load.requests import PromptEncoder
 from radixkv.lab.bench.session import BenchRequest, Session
 from support.loads import send
 
@@ -81,10 +78,3 @@ def test_a_session_may_have_fewer_turns_or_more_than_with_correct_answers(fake):
         (1, None, None),
         (2, None, False),
     ]
-
-
-def test_requests_with_tools_cannot_be_sent_as_token_ids(fake):
-    request = BenchRequest([QUESTION], 50, tools=[TOOL])
-    with pytest.raises(ConfigError, match="--prompt-form tokens"):
-        send(fake.address, [request], encoder=PromptEncoder(resolve("tiny").folder))
-    assert fake.bodies == []
