@@ -143,20 +143,26 @@ def test_no_line_has_more_than_100_columns_and_every_number_is_shown(trace, tmp_
             assert not has_column or format_tokens(row[name]) in words
 
 
-def test_unsupported_policies_are_rejected(trace):
-    recording = read_recording(trace, rule="engine", compact_pages=False)
-    for policies, settings, message in (
+@pytest.mark.parametrize(
+    ("policies", "settings", "message"),
+    [
         (["oracle"], {"concurrency": 2}, "policy oracle .* several in flight"),
         (["lru"], {"concurrency": 2, "ends_known": 0.5}, "ends_known 0.5 .* several in flight"),
         ([], {}, "policies .* give one or more"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            simulation.Simulation(recording, [Capacity(1024)], policies, **settings)
-
-
-def test_a_disk_tier_without_a_host_tier_is_rejected(trace):
-    with pytest.raises(ConfigError, match="4096 tokens needs a host tier"):
-        simulation.Simulation(read_recording(trace), [Capacity(1024, disk=4096)], ["lru"])
+        (["lru"], {"capacities": [Capacity(1024, disk=4096)]}, "4096 tokens needs a host tier"),
+        (["lru"], {"servers": (1, 2)}, "routings is empty"),
+        (
+            ["lru"],
+            {"servers": (1, 2), "routings": ["prefix"], "ends_known": 0.5},
+            "ends_known 0.5 .* which requests a server gets",
+        ),
+    ],
+)
+def test_what_excludes_each_other_is_refused_before_anything_runs(trace, policies, settings, message):
+    recording = read_recording(trace, rule="engine", compact_pages=False)
+    arguments = {"capacities": [Capacity(1024)], "policies": policies, **settings}
+    with pytest.raises(ConfigError, match=message):
+        simulation.Simulation(recording, **arguments)
 
 
 def test_rule_engine_rejects_requests_that_do_not_fit_in_the_pool(trace, tmp_path, capsys):
@@ -236,6 +242,41 @@ def test_a_disk_shows_what_it_gave_and_the_time_saved(trace, tmp_path, capsys):
     assert (folder / "hit_rate_by_capacity.png").exists()
 
 
+@pytest.fixture
+def chats_in_turn(tmp_path):
+    """Conversations of four turns in turn, each with four blocks more in every turn."""
+    file = tmp_path / "trace.jsonl"
+    turns = [(chat, turn) for first in range(0, 24, 6) for turn in range(1, 5) for chat in range(first, first + 6)]
+    ids = [[100 * chat + block for block in range(4 * turn)] for chat, turn in turns]
+    file.write_text("".join(mooncake(n, BLOCK * len(each), each) for n, each in enumerate(ids)))
+    return file
+
+
+def test_table_and_json_lines_of_several_servers(chats_in_turn, tmp_path, capsys):
+    file = tmp_path / "results.jsonl"
+    flags = ("--servers", "1,4", "--events-delay", 1, "--output-file", file)
+    assert simulate("--trace", chats_in_turn, "--capacity", "20480", *flags) == 0
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    order = [(row["servers"], row["routing"], row["capacity_tokens"]) for row in rows]
+    routed = [(4, routing, 20480) for routing in ("round-robin", "prefix", "events")]
+    assert order == [(1, None, 20480), (1, None, 81920), *routed, (1, None, None)]
+    alone, pooled, round_robin, prefix, events, infinite = (row["hit_rate_pct"] for row in rows)
+    assert alone < round_robin < 0.6 * prefix
+    assert prefix == events
+    assert 0.95 * pooled < prefix <= pooled == infinite
+    assert [row["busiest_server"] is None for row in rows] == [row["servers"] == 1 for row in rows]
+    assert all(row["busiest_server"] >= 1 for row in rows[2:5])
+    assert [row["events_delay"] for row in rows] == [None, None, None, None, 1, None]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[2].split()[2:5] == ["servers", "routing", "busiest"]
+    assert printed[7].split()[:4] == ["20.48k", "lru", "4", "events"]
+
+    assert simulate("--trace", chats_in_turn, "--capacity", "20480", "--policy", "lru", "--output-file", file) == 0
+    again = json.loads(file.read_text().splitlines()[6])
+    times = {"seconds", "cpu_seconds", "date"}
+    assert {key: again[key] for key in again.keys() - times} == {key: rows[0][key] for key in again.keys() - times}
+
+
 def test_known_ends_raise_the_hit_rate(trace, tmp_path, capsys):
     file = tmp_path / "results.jsonl"
     flags = ("--trace", trace, "--capacity", "6k", "--eviction-policy", "lru", "--output-file", file)
@@ -300,60 +341,64 @@ def test_a_model_determines_the_bytes_per_token(trace, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--capacity", "5Q"], "'5Q'"),
-        (["--capacity", "1M,,2M"], "''"),
-        (["--capacity", "0"], "'0'"),
-        (["--capacity", "0.0001k"], "'0.0001k'"),
-        (["--capacity", "1M", "--policy", "lru,lfu"], "'lfu'"),
-        (["--capacity", "1M", "--rule", "mine"], "invalid choice: 'mine'"),
-        (["--capacity", "1M", "--page-size", "0"], "page_size 0 "),
-        (["--capacity", "1M", "--kv-bytes-per-token", "-1"], "kv_bytes_per_token -1 "),
-        (["--capacity", "1M", "--concurrency", "0"], "concurrency 0 "),
-        (["--capacity", "1M", "--concurrency", "2", "--policy", "lru,oracle"], "oracle supports only one request"),
-        (
-            ["--capacity", "1M", "--concurrency", "2", "--ends-known", "0.5"],
-            "--ends-known supports only one",
-        ),
-        (["--capacity", "host=5M"], "'host=5M' needs device="),
-        (["--capacity", "1M,host=5M"], "'host=5M' needs device="),
-        (["--capacity", "device=1M,host=5M,host=6M"], "'host=6M' needs device="),
-        (["--capacity", "disk=50M"], "'disk=50M' needs host="),
-        (["--capacity", "1M,disk=50M"], "'disk=50M' needs host="),
-        (["--capacity", "device=1M,disk=50M"], "'disk=50M' needs host="),
-        (["--capacity", "device=1M,host=5M,disk=50M,disk=60M"], "'disk=60M' needs host="),
-        (["--capacity", "device=1M,host=5M,disk=0"], "'0'"),
-        (["--capacity", "gpu=1M"], "'gpu=1M' is not a tier"),
-        (["--capacity", "device=1M,host=0"], "'0'"),
-        (["--capacity", "1M", "--ends-known", "1.5"], "ends_known 1.5 "),
-        (["--capacity", "1M", "--ghost-capacity", "2"], "--eviction-policy adaptive"),
-        (["--capacity", "1M", "--policy", "adaptive", "--ghost-capacity", "-1"], "ghost_capacity -1 "),
-        (["--capacity", "1M", "--load-us-per-token", "2"], "--load-us-per-token needs a host tier"),
-        (
-            ["--capacity", "device=1M,host=2M", "--fetch-us-per-token", "2"],
-            "--fetch-us-per-token needs a disk tier",
-        ),
-        (["--capacity", "device=1M,host=2M,disk=3M", "--fetch-us-per-token", "0"], "fetch_us_per_token 0 "),
-        (["--capacity", "device=1M,host=2M", "--compute-us-per-token", "0"], "compute_us_per_token 0 "),
-        (["--capacity", "1M", "--max-num-batched-tokens", "512"], "--concurrency"),
-        (["--capacity", "1M", "--output-len", "5"], "--concurrency"),
-        (["--capacity", "1M", "--concurrency", "2", "--output-len", "0"], "output_len 0 "),
-        (["--capacity", "1M", "--model", "tiny", "--kv-bytes-per-token", "1"], "--model"),
-        (["--capacity", "1M", "--trace", "-"], "standard input"),
-        ([], "--capacity"),
+        ("--capacity 5Q", "'5Q'"),
+        ("--capacity 1M,,2M", "''"),
+        ("--capacity 0", "'0'"),
+        ("--capacity 0.0001k", "'0.0001k'"),
+        ("--capacity 1M --policy lru,lfu", "'lfu'"),
+        ("--capacity 1M --rule mine", "invalid choice: 'mine'"),
+        ("--capacity 1M --page-size 0", "page_size 0 "),
+        ("--capacity 1M --kv-bytes-per-token -1", "kv_bytes_per_token -1 "),
+        ("--capacity 1M --concurrency 0", "concurrency 0 "),
+        ("--capacity 1M --concurrency 2 --policy lru,oracle", "oracle supports only one request"),
+        ("--capacity 1M --concurrency 2 --ends-known 0.5", "--ends-known supports only one"),
+        ("--capacity host=5M", "'host=5M' needs device="),
+        ("--capacity 1M,host=5M", "'host=5M' needs device="),
+        ("--capacity device=1M,host=5M,host=6M", "'host=6M' needs device="),
+        ("--capacity disk=50M", "'disk=50M' needs host="),
+        ("--capacity 1M,disk=50M", "'disk=50M' needs host="),
+        ("--capacity device=1M,disk=50M", "'disk=50M' needs host="),
+        ("--capacity device=1M,host=5M,disk=50M,disk=60M", "'disk=60M' needs host="),
+        ("--capacity device=1M,host=5M,disk=0", "'0'"),
+        ("--capacity gpu=1M", "'gpu=1M' is not a tier"),
+        ("--capacity device=1M,host=0", "'0'"),
+        ("--capacity 1M --ends-known 1.5", "ends_known 1.5 "),
+        ("--capacity 1M --ghost-capacity 2", "--eviction-policy adaptive"),
+        ("--capacity 1M --policy adaptive --ghost-capacity -1", "ghost_capacity -1 "),
+        ("--capacity 1M --load-us-per-token 2", "--load-us-per-token needs a host tier"),
+        ("--capacity device=1M,host=2M --fetch-us-per-token 2", "--fetch-us-per-token needs a disk tier"),
+        ("--capacity device=1M,host=2M,disk=3M --fetch-us-per-token 0", "fetch_us_per_token 0 "),
+        ("--capacity device=1M,host=2M --compute-us-per-token 0", "compute_us_per_token 0 "),
+        ("--capacity 1M --max-num-batched-tokens 512", "--concurrency"),
+        ("--capacity 1M --output-len 5", "--concurrency"),
+        ("--capacity 1M --concurrency 2 --output-len 0", "output_len 0 "),
+        ("--capacity 1M --model tiny --kv-bytes-per-token 1", "--model"),
+        ("--capacity 1M --trace -", "standard input"),
+        ("", "--capacity"),
+        ("--capacity 1M --servers 0", "0 servers are not 1 to 10,000"),
+        ("--capacity 1M --servers 4,x", "'x' is not a whole number"),
+        ("--capacity 1M --routing prefix", "--routing needs several servers"),
+        ("--capacity 1M --events-delay 3", "--events-delay needs several servers"),
+        ("--capacity 1M --servers 2 --routing any", "'any' is not a routing; use round-robin, prefix, events"),
+        ("--capacity 1M --servers 2 --routing prefix --events-delay 3", "--events-delay is for --routing events"),
+        ("--capacity 1M --servers 2 --events-delay -1", "events_delay -1 must be at least 0"),
+        ("--capacity 1M --servers 2 --concurrency 2", "--concurrency is for one server"),
+        ("--capacity 1M --servers 2 --eviction-policy lru,oracle", "oracle supports only one server"),
+        ("--capacity 1M --servers 2 --ends-known 0.5", "--ends-known supports only one server"),
+        ("--capacity 1M --servers 2 --plot pictures", "--plot draws one server only"),
     ],
 )
-def test_wrong_usage_is_reported_in_one_line(trace, flags, message, capsys):
-    with pytest.raises(SystemExit) as left:
-        simulate("--trace", trace, *flags)
-    assert left.value.code == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+def test_wrong_usage_is_reported_in_one_line(tmp_path, flags, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        simulate("--trace", tmp_path / "absent.jsonl", *flags.split())
+    [line] = capsys.readouterr().err.splitlines()
+    assert message in line
 
 
 GOOD = mooncake(0, 700, [1, 2])
 HI = '{"messages": [{"role": "user", "content": "hi"}]'
 CHAT = HI + "}\n"
+TINY = ["--tokenizer", "tiny"]
 REFUSED_FILES = [
     (GOOD + "{broken\n", [], "line 2 of "),
     (GOOD + mooncake(1, 700, [1, 2, 3]), [], "3 hash_ids"),
@@ -363,27 +408,19 @@ REFUSED_FILES = [
     ('{"prompt_token_ids": [1, 2]}\n{"prompt_token_ids": []}\n', [], "line 2 of "),
     ('{"prompt_token_ids": [1, 4294967296]}\n', [], "line 1 of "),
     ('{"prompt_token_ids": [1]}\n', ["--rule", "blocks"], "rule blocks "),
-    ('{"prompt_token_ids": [1]}\n', ["--tokenizer", "tiny"], "tokenizer 'tiny'"),
+    ('{"prompt_token_ids": [1]}\n', TINY, "tokenizer 'tiny'"),
     ('{"messages": [{"role": "user", "content": "hi"}]}\n', [], "--tokenizer"),
-    ('{"conversations": [{"from": "human", "value": "hi"}]}\n', ["--tokenizer", "tiny"], "no conversation of"),
-    ('{"messages": [{"content": "hi"}]}\n', ["--tokenizer", "tiny"], "line 1 of "),
-    ('{"messages": [{"role": "assistant"}]}\n', ["--tokenizer", "tiny"], "no conversation of"),
-    (CHAT + '{"messages": []}\n', ["--tokenizer", "tiny"], "line 2 of "),
-    (
-        CHAT + HI + ', "continue_final_message": true, "add_generation_prompt": true}\n',
-        ["--tokenizer", "tiny"],
-        "line 2 of ",
-    ),
-    (
-        CHAT + HI + ', "chat_template_kwargs": {"add_generation_prompt": false}}\n',
-        ["--tokenizer", "tiny"],
-        "line 2 of ",
-    ),
-    (CHAT + HI + ', "reasoning_effort": 3}\n', ["--tokenizer", "tiny"], "line 2 of "),
-    (CHAT + '{"prompt": "hi", "messages": []}\n', ["--tokenizer", "tiny"], "line 2 of "),
-    (CHAT + '{"prompt": ""}\n', ["--tokenizer", "tiny"], "line 2 of "),
-    (CHAT + '{"prompt": ["hi", 3]}\n', ["--tokenizer", "tiny"], "line 2 of "),
-    (CHAT + '{"prompt": [[]]}\n', ["--tokenizer", "tiny"], "line 2 of "),
+    ('{"conversations": [{"from": "human", "value": "hi"}]}\n', TINY, "no conversation of"),
+    ('{"messages": [{"content": "hi"}]}\n', TINY, "line 1 of "),
+    ('{"messages": [{"role": "assistant"}]}\n', TINY, "no conversation of"),
+    (CHAT + '{"messages": []}\n', TINY, "line 2 of "),
+    (CHAT + HI + ', "continue_final_message": true, "add_generation_prompt": true}\n', TINY, "line 2 of "),
+    (CHAT + HI + ', "chat_template_kwargs": {"add_generation_prompt": false}}\n', TINY, "line 2 of "),
+    (CHAT + HI + ', "reasoning_effort": 3}\n', TINY, "line 2 of "),
+    (CHAT + '{"prompt": "hi", "messages": []}\n', TINY, "line 2 of "),
+    (CHAT + '{"prompt": ""}\n', TINY, "line 2 of "),
+    (CHAT + '{"prompt": ["hi", 3]}\n', TINY, "line 2 of "),
+    (CHAT + '{"prompt": [[]]}\n', TINY, "line 2 of "),
     ('{"prompt": [7, 8]}\n{"prompt": "hi"}\n', [], "--tokenizer"),
     ('{"prompt": [7, 8]}\n', ["--conversations"], "line 1 of "),
     (GOOD, ["--conversations"], "--conversations"),
@@ -416,12 +453,12 @@ def test_bad_lines_are_skipped_and_counted_on_request(tmp_path, capsys):
     assert "2 bad lines" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("flag", "message"), [("--output-file", "--output-file"), ("--plot", "--plot")])
-def test_an_unwritable_output_is_reported_before_the_trace_is_read(flag, message, tmp_path, capsys):
+@pytest.mark.parametrize("flag", ["--output-file", "--plot"])
+def test_an_unwritable_output_is_reported_before_the_trace_is_read(flag, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     flags = ("--trace", tmp_path / "missing", "--capacity", "1M", flag, tmp_path / "file" / "below")
     assert simulate(*flags) == 1
-    assert message in capsys.readouterr().err
+    assert flag in capsys.readouterr().err
 
 
 def test_a_missing_trace_or_one_that_is_not_a_file_is_reported(tmp_path, capsys):
