@@ -1,11 +1,21 @@
 """Helpers that run benchmark sessions without a server."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from radixkv.lab.bench.session import BenchRequest, Reply, Session
+from radixkv.lab.bench.workloads.base import Source, WorkloadSessions
+from radixkv.lab.bench.workloads.catalog import load_workload
+
+GENERATED = Source()
 
 AnswerFunction = Callable[[BenchRequest], Sequence[str] | Reply]
 """Returns the texts of a request's choices, or the whole reply."""
+
+
+def make(name: str, source: Source = GENERATED, **changes: Any) -> WorkloadSessions:
+    """Returns the sessions of a shipped workload with these parameters changed."""
+    return load_workload(name, **changes).make(source)
 
 
 def said(*texts: str) -> Reply:

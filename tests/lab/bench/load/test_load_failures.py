@@ -99,8 +99,7 @@ def test_an_unreachable_server_ends_the_run(closed_address):
 
 
 @pytest.mark.parametrize(
-    ("minimum", "settings"),
-    [(9, {"max_concurrency": 2}), (1, {"max_concurrency": None, "request_rate": 30.0})],
+    ("minimum", "settings"), [(9, {"max_concurrency": 2}), (1, {"max_concurrency": None, "request_rate": 30.0})]
 )
 def test_a_server_that_goes_away_ends_the_run_with_a_partial_result(fake, minimum, settings):
     fake.dies_at = 11
@@ -153,8 +152,7 @@ def test_an_idle_connection_that_the_server_closed_is_not_reused(fake):
 
 
 @pytest.mark.parametrize(
-    ("maximum", "settings"),
-    [(10, {"max_concurrency": 2}), (100, {"max_concurrency": None, "request_rate": 20.0})],
+    ("maximum", "settings"), [(10, {"max_concurrency": 2}), (100, {"max_concurrency": None, "request_rate": 20.0})]
 )
 def test_a_server_that_never_answers_ends_the_run(maximum, settings):
     with listening(None) as address:

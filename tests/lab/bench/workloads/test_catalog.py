@@ -1,24 +1,13 @@
 import pytest
 
 from radixkv.errors import ConfigError
-from radixkv.lab.bench.workloads.base import Source
 from radixkv.lab.bench.workloads.catalog import load_workload, warmup_sessions, workload_names
-from support.sessions import collect_requests, comparable_fields
+from support.sessions import collect_requests, comparable_fields, make
 
-NAMES = [
-    "agents",
-    "chat",
-    "fewshot",
-    "judge",
-    "long-document-qa",
-    "multiturn",
-    "pressure",
-    "rag",
-    "self-consistency",
-    "trace",
-    "tree-of-thought",
-    "unshared",
-]
+NAMES = (
+    "agents chat fewshot judge long-document-qa multiturn "
+    "pressure rag self-consistency trace tree-of-thought unshared"
+).split()
 
 
 def test_the_shipped_workload_has_the_published_defaults():
@@ -90,6 +79,27 @@ def test_an_override_that_is_no_parameter_is_named(name, changes, message):
         load_workload(name, **changes)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("judge", {"num_questions": 20, "num_facts": 10}, "20 questions need as many facts; there are 10"),
+        (
+            "long-document-qa",
+            {"num_questions": 20, "num_facts": 10},
+            "20 questions need as many facts; there are 10",
+        ),
+        ("judge", {"num_facts": 2001}, "1 to 2000 facts, not 2001"),
+        ("pressure", {"num_turns": 3, "num_questions": 4, "num_facts": 11}, "12 questions .* there are 11"),
+        ("rag", {"num_chunks": 17}, "num_chunks 17 must be at most num_documents 16"),
+        ("rag", {"num_documents": 101}, "a corpus has at most 2000 facts, not 2020"),
+        ("rag", {"num_questions": 21}, "21 questions need as many facts"),
+    ],
+)
+def test_impossible_sizes_are_refused(name, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        make(name, **changes)
+
+
 def test_an_unknown_workload_lists_the_shipped_ones():
     with pytest.raises(ConfigError, match=r"'fewshots' .*agents, .*fewshot, "):
         load_workload("fewshots")
@@ -99,7 +109,7 @@ def test_an_unknown_workload_lists_the_shipped_ones():
 
 def test_warm_up_texts_share_no_prefix_with_prompts():
     warmup = collect_requests(warmup_sessions(4, 0))
-    prompts = [collect_requests(load_workload(name).make(Source()).sessions[:1])[0].prompt for name in NAMES]
+    prompts = [collect_requests(make(name).sessions[:1])[0].prompt for name in NAMES]
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     assert len({request.prompt[:4] for request in warmup} | {text[:4] for text in texts}) >= 4 + 3
     assert not {request.prompt[:4] for request in warmup} & {text[:4] for text in texts}

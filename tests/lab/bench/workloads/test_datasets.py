@@ -7,10 +7,13 @@ import pytest
 
 from radixkv.errors import ConfigError
 from radixkv.lab.bench.workloads.arithmetic import read_problems
+from radixkv.lab.bench.workloads.base import Source
 from radixkv.lab.bench.workloads.conversations import read_conversations
 from radixkv.lab.bench.workloads.datasets import MAX_LINE_BYTES
 from radixkv.lab.bench.workloads.documents import read_documents
 from radixkv.lab.bench.workloads.mooncake import read_trace
+from support.json_lines import write_lines
+from support.sessions import make
 
 PROBLEM = {"question": "How many?", "answer": "Two.\n#### 2"}
 REQUEST = {"timestamp": 5, "input_length": 513, "output_length": 9, "hash_ids": [0, 7]}
@@ -28,13 +31,8 @@ READERS = [
 FORMATS = ["problems", "trace", "messages", "sharegpt", "documents"]
 
 
-def write_lines(folder, *lines, name="data.jsonl"):
-    """Writes a file of these lines, each an object or bytes."""
-    path = folder / name
-    path.write_bytes(
-        b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines)
-    )
-    return path
+def data(folder, *lines):
+    return write_lines(folder / "data.jsonl", *lines)
 
 
 def refusal(reader, path, **settings):
@@ -45,7 +43,7 @@ def refusal(reader, path, **settings):
 
 
 def test_problems_are_read_unchanged(tmp_path):
-    path = write_lines(tmp_path, PROBLEM, {**PROBLEM, "answer": "#### 3", "more": [1]})
+    path = data(tmp_path, PROBLEM, {**PROBLEM, "answer": "#### 3", "more": [1]})
     read = read_problems(path)
     assert [(each.question, each.answer) for each in read.items] == [
         ("How many?", "Two.\n#### 2"),
@@ -55,7 +53,7 @@ def test_problems_are_read_unchanged(tmp_path):
 
 
 def test_a_trace_is_read_in_order(tmp_path):
-    (first, second) = read_trace(write_lines(tmp_path, REQUEST, {**REQUEST, "hash_ids": [3, 4]})).items
+    (first, second) = read_trace(data(tmp_path, REQUEST, {**REQUEST, "hash_ids": [3, 4]})).items
     assert (first.timestamp, first.input_length, first.output_length, first.hash_ids) == (5.0, 513, 9, [0, 7])
     assert second.hash_ids == [3, 4]
 
@@ -67,7 +65,7 @@ def test_sharegpt_becomes_openai_messages(tmp_path):
         {"from": "gpt", "value": "Hello"},
         {"from": "USER", "value": "Bye"},
     ]
-    (conversation,) = read_conversations(write_lines(tmp_path, {"id": "a", "conversations": said})).items
+    (conversation,) = read_conversations(data(tmp_path, {"id": "a", "conversations": said})).items
     assert conversation.messages == [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "Hi"},
@@ -84,14 +82,14 @@ def test_openai_messages_keep_their_calls(tmp_path):
         {"role": "tool", "tool_call_id": "call_1", "name": "find", "content": "in the attic"},
         {"role": "assistant", "content": "It is in the attic."},
     ]
-    (conversation,) = read_conversations(write_lines(tmp_path, {"task_id": 3, "messages": messages})).items
+    (conversation,) = read_conversations(data(tmp_path, {"task_id": 3, "messages": messages})).items
     assert conversation.messages == messages
 
 
 @pytest.mark.parametrize("field", ["text", "context", "document"])
 def test_documents_come_with_their_problems(tmp_path, field):
     questions = [*DOCUMENT["questions"], {"question": "And now?", "answer": "It is.\n#### blue"}]
-    (document,) = read_documents(write_lines(tmp_path, {field: "The key is red.", "questions": questions})).items
+    (document,) = read_documents(data(tmp_path, {field: "The key is red.", "questions": questions})).items
     assert document.text == "The key is red."
     assert [problem.answer for problem in document.problems] == ["#### red", "It is.\n#### blue"]
 
@@ -99,7 +97,7 @@ def test_documents_come_with_their_problems(tmp_path, field):
 @pytest.mark.parametrize(("reader", "line"), READERS, ids=FORMATS)
 def test_line_ends_and_byte_order_marks_make_no_difference(tmp_path, reader, line):
     text = json.dumps(line).encode()
-    plain = reader(write_lines(tmp_path, text, text)).items
+    plain = reader(data(tmp_path, text, text)).items
     odd = tmp_path / "odd.jsonl"
     odd.write_bytes(b"\xef\xbb\xbf\r\n\r\n" + text + b"\r\n  \t\r\n" + text)
     assert reader(odd).items == plain
@@ -156,13 +154,31 @@ BAD = [
 
 @pytest.mark.parametrize(("reader", "good", "bad", "fault"), BAD)
 def test_a_bad_line_is_an_error_with_file_line_and_fault_or_is_counted(tmp_path, reader, good, bad, fault):
-    path = write_lines(tmp_path, good, b"", bad, good)
+    path = data(tmp_path, good, b"", bad, good)
     message = refusal(reader, path)
     assert message.startswith(f"line 3 of {path} is not {{")
     assert fault in message
     read = reader(path, skip_bad_lines=True)
     assert (len(read.items), read.n_bad_lines) == (2, 1)
-    assert read.items == reader(write_lines(tmp_path, good, good)).items
+    assert read.items == reader(data(tmp_path, good, good)).items
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "sizes"),
+    [
+        ("fewshot", PROBLEM, {"num_prompts": 1, "num_shots": 0}),
+        ("trace", REQUEST, {"num_prompts": 1, "block_len": 512}),
+        ("chat", MESSAGES, {"num_sessions": 1}),
+        ("agents", MESSAGES, {"num_sessions": 1}),
+        ("judge", DOCUMENT, {"num_documents": 1, "num_questions": 1}),
+    ],
+)
+def test_a_workload_refuses_bad_lines_or_counts_them(tmp_path, name, line, sizes):
+    path = data(tmp_path, b"{}", line, b"{oops")
+    with pytest.raises(ConfigError, match=f"line 1 of {path} is not "):
+        make(name, Source(0, path), **sizes)
+    loaded = make(name, Source(0, path, skip_bad_lines=True), **sizes)
+    assert (len(loaded.sessions), loaded.counts) == (1, {"bad_lines": 2})
 
 
 def test_a_bad_item_of_an_array_has_its_number(tmp_path):
@@ -181,7 +197,7 @@ def test_the_error_has_the_line_where_an_array_breaks_off(tmp_path):
 @pytest.mark.parametrize("content", [b"[" * 100_000, b'{"x":' + b"[" * 100_000])
 @pytest.mark.parametrize("reader", [read_problems, read_trace, read_conversations, read_documents])
 def test_deeply_nested_items_are_refused(tmp_path, reader, content):
-    path = write_lines(tmp_path, content)
+    path = data(tmp_path, content)
     assert "recursion depth" in refusal(reader, path)
 
 
@@ -193,13 +209,14 @@ def test_an_empty_file_is_refused(tmp_path, content):
 
 
 def test_a_file_of_bad_lines_only_is_refused(tmp_path):
-    path = write_lines(tmp_path, {"question": 1}, {"question": 2})
+    path = data(tmp_path, {"question": 1}, {"question": 2})
     fault = refusal(read_problems, path, skip_bad_lines=True)
     assert f"only bad lines: line 1 of {path} is not" in fault
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
-    assert str(tmp_path / "none.jsonl") in refusal(read_problems, tmp_path / "none.jsonl")
+    path = tmp_path / "none.jsonl"
+    assert refusal(read_problems, path).startswith(f"cannot read the data set {path}: No such file")
     assert str(tmp_path) in refusal(read_problems, tmp_path)
 
 
@@ -241,7 +258,7 @@ def test_an_endless_line_is_not_read_to_its_end(tmp_path):
     ids=FORMATS,
 )
 def test_a_file_of_another_format_is_named(tmp_path, reader, expected, line, named):
-    path = write_lines(tmp_path, line, line)
+    path = data(tmp_path, line, line)
     if line is expected or {*line, *expected} == {"messages", "conversations"}:
         assert len(reader(path).items) == 2
     else:

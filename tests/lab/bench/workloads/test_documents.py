@@ -1,21 +1,14 @@
 """Workloads with questions about documents."""
 
-import json
 from itertools import chain, groupby
 
 import pytest
 
 from radixkv.errors import ConfigError
 from radixkv.lab.bench.workloads.base import Source
-from radixkv.lab.bench.workloads.catalog import load_workload
 from radixkv.lab.bench.workloads.documents import document_head, generate_documents
-from support.sessions import collect_requests, collect_turns, said
-
-GENERATED = Source()
-
-
-def make(name, source=GENERATED, **changes):
-    return load_workload(name, **changes).make(source)
+from support.json_lines import write_lines
+from support.sessions import collect_requests, collect_turns, make, said
 
 
 def document_of(prompt):
@@ -78,12 +71,12 @@ def test_the_expected_answer_is_correct_and_that_of_another_question_is_not(name
 
 def write(folder, counts):
     """Writes documents with the given numbers of questions."""
-    path = folder / "documents.jsonl"
-    with path.open("w") as file:
-        for number, count in enumerate(counts):
-            questions = [{"question": f"q{number}.{n}?", "answer": f"a{number}.{n}"} for n in range(count)]
-            file.write(json.dumps({"text": f"Text {number}.", "questions": questions}) + "\n")
-    return path
+    questions = [
+        [{"question": f"q{number}.{n}?", "answer": f"a{number}.{n}"} for n in range(count)]
+        for number, count in enumerate(counts)
+    ]
+    lines = [{"text": f"Text {number}.", "questions": each} for number, each in enumerate(questions)]
+    return write_lines(folder / "documents.jsonl", *lines)
 
 
 def test_a_data_set_gives_its_first_documents_and_questions(tmp_path):
@@ -123,9 +116,3 @@ def test_a_data_set_that_is_too_short_or_of_another_format_is_refused(tmp_path, 
     path.write_text('{"question": "q", "answer": "a"}\n')
     with pytest.raises(ConfigError, match="use --workload fewshot"):
         make(name, Source(0, path))
-
-
-@pytest.mark.parametrize("name", ["judge", "long-document-qa"])
-def test_more_questions_than_facts_are_refused(name):
-    with pytest.raises(ConfigError, match="20 questions need as many facts; there are 10"):
-        make(name, num_questions=20, num_facts=10)

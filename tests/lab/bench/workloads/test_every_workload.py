@@ -13,7 +13,7 @@ from radixkv.lab.bench.flags import OVERRIDES
 from radixkv.lab.bench.workloads.base import Source
 from radixkv.lab.bench.workloads.catalog import load_workload, workload_names
 from support.cases import examples
-from support.sessions import collect_requests, collect_turns, comparable_fields, said
+from support.sessions import collect_requests, collect_turns, comparable_fields, make, said
 
 NAMES = workload_names()
 LENGTHS = {"output_len", "num_facts", "block_len", "max_context", "too_long", "history"}
@@ -21,7 +21,7 @@ COUNTS = tuple(sorted({*OVERRIDES} - LENGTHS - {"max_concurrency"}))
 
 
 def sessions_of(name, seed=0):
-    return load_workload(name).make(Source(seed)).sessions
+    return make(name, Source(seed)).sessions
 
 
 def requests_from(name, seed=0):
@@ -84,7 +84,7 @@ def test_checks_reject_wrong_answers(name):
 
 @pytest.mark.parametrize("name", ["chat", "multiturn"])
 def test_prompts_with_recorded_answers_do_not_depend_on_the_model(name):
-    sessions = load_workload(name, history="recorded").make(Source()).sessions
+    sessions = make(name, history="recorded").sessions
     quiet, loud = (
         list(map(comparable_fields, collect_requests(sessions, lambda _, text=text: [text])))
         for text in ("", "What?\n\nNever.")

@@ -7,15 +7,9 @@ import pytest
 
 from radixkv.errors import ConfigError
 from radixkv.lab.bench.workloads.base import Source
-from radixkv.lab.bench.workloads.catalog import load_workload
 from radixkv.lab.bench.workloads.chat import Chat, generate_chats
-from support.sessions import collect_requests, collect_turns, said
-
-GENERATED = Source()
-
-
-def make(name, source=GENERATED, **changes):
-    return load_workload(name, **changes).make(source)
+from support.json_lines import write_lines
+from support.sessions import collect_requests, collect_turns, make, said
 
 
 def chats_of(loaded, answer):
@@ -61,10 +55,8 @@ RECORDED = [
 
 
 def write(folder, *conversations):
-    path = folder / "recorded.jsonl"
-    lines = ({"messages": [{"role": role, "content": text} for role, text in each]} for each in conversations)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    lines = [{"messages": [{"role": role, "content": text} for role, text in each]} for each in conversations]
+    return write_lines(folder / "recorded.jsonl", *lines)
 
 
 def texts(request):
@@ -169,13 +161,3 @@ def test_a_data_set_that_is_too_short_or_of_another_format_is_refused(tmp_path, 
     path.write_text('{"text": "t", "questions": []}\n')
     with pytest.raises(ConfigError, match="use --workload long-document-qa"):
         make(name, Source(0, path))
-    path.write_text('{"messages": [{"role": "user"}]}\n')
-    with pytest.raises(ConfigError, match=r"line 1 of .*recorded\.jsonl is not .*content is missing"):
-        make(name, Source(0, path))
-
-
-def test_bad_lines_are_skipped_on_request(tmp_path):
-    path = write(tmp_path, RECORDED)
-    path.write_text(path.read_text() + "oops\n")
-    for name in ("chat", "agents"):
-        assert make(name, Source(0, path, skip_bad_lines=True), num_sessions=1).counts == {"bad_lines": 1}

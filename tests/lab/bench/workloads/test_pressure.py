@@ -1,22 +1,15 @@
 """The workload of chats that return after all others."""
 
-import json
 from itertools import pairwise
 
 import pytest
 
 from radixkv.errors import ConfigError
 from radixkv.lab.bench.workloads.base import Source
-from radixkv.lab.bench.workloads.catalog import load_workload
 from radixkv.llm import LLM
 from radixkv.wire.sampling import SamplingParams
-from support.sessions import collect_requests, said
-
-GENERATED = Source()
-
-
-def make(source=GENERATED, **changes):
-    return load_workload("pressure", **changes).make(source)
+from support.json_lines import write_lines
+from support.sessions import collect_requests, make, said
 
 
 def chats_of(sessions, n_chats):
@@ -26,7 +19,7 @@ def chats_of(sessions, n_chats):
 
 
 def test_a_chat_returns_after_all_others_had_a_turn():
-    sessions = make(num_sessions=5, num_turns=3).sessions
+    sessions = make("pressure", num_sessions=5, num_turns=3).sessions
     assert [session.first_turn for session in sessions] == [0] * 5 + [1] * 5 + [2] * 5
     chats = chats_of(sessions, 5)
     assert len({chat[0] for chat in chats}) == 5
@@ -36,7 +29,7 @@ def test_a_chat_returns_after_all_others_had_a_turn():
 
 
 def test_the_next_turn_has_the_recorded_answer_whatever_the_server_answers():
-    sessions = make(num_sessions=2, num_turns=2, num_questions=3).sessions
+    sessions = make("pressure", num_sessions=2, num_turns=2, num_questions=3).sessions
     for request in collect_requests(sessions, lambda request: ["nonsense"]):
         assert "nonsense" not in request.prompt
     first, second, *later = collect_requests(sessions)
@@ -49,13 +42,12 @@ def test_the_next_turn_has_the_recorded_answer_whatever_the_server_answers():
 
 
 def test_a_data_set_gives_documents_questions_and_recorded_answers(tmp_path):
-    path = tmp_path / "documents.jsonl"
     lines = [
         {"text": f"Text {number}.", "questions": [{"question": f"q{n}?", "answer": f"a{n}"} for n in range(count)]}
         for number, count in enumerate((5, 2, 4))
     ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    loaded = make(Source(0, path), num_sessions=3, num_turns=2, num_questions=2)
+    path = write_lines(tmp_path / "documents.jsonl", *lines)
+    loaded = make("pressure", Source(0, path), num_sessions=3, num_turns=2, num_questions=2)
     requests = collect_requests(loaded.sessions)
     answered = "Question: q0?\nAnswer: #### a0\n\n"
     assert [request.prompt for request in requests[:3]] == [
@@ -65,17 +57,12 @@ def test_a_data_set_gives_documents_questions_and_recorded_answers(tmp_path):
     assert [session.first_turn for session in loaded.sessions] == [0, 0, 0, 1, 1]
     assert loaded.counts == {"missing_questions": 2}
     with pytest.raises(ConfigError, match="has 3 documents; the workload needs 4; .* lower num_sessions"):
-        make(Source(0, path), num_sessions=4)
-
-
-def test_more_questions_than_facts_are_refused():
-    with pytest.raises(ConfigError, match="12 questions need as many facts; there are 11"):
-        make(num_turns=3, num_questions=4, num_facts=11)
+        make("pressure", Source(0, path), num_sessions=4)
 
 
 @pytest.mark.parametrize(("pool_tokens", "returns_to_cache"), [(512, False), (8192, True)])
 def test_a_pool_that_is_too_small_has_evicted_a_returning_chat(pool_tokens, returns_to_cache):
-    requests = collect_requests(make(num_sessions=10, num_turns=2, num_facts=8).sessions)
+    requests = collect_requests(make("pressure", num_sessions=10, num_turns=2, num_facts=8).sessions)
     llm = LLM("tiny", max_total_tokens=pool_tokens, max_model_len=512)
     sampling = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     cached = [llm.generate([request.prompt], sampling)[0].num_cached_tokens for request in requests]

@@ -1,6 +1,5 @@
 """Workloads with word problems."""
 
-import json
 import re
 from collections import Counter
 from itertools import islice, pairwise
@@ -13,19 +12,14 @@ from radixkv.lab.bench.workloads.arithmetic import generate_problems
 from radixkv.lab.bench.workloads.base import Source
 from radixkv.lab.bench.workloads.catalog import load_workload
 from radixkv.lab.bench.workloads.tree_of_thought import best
-from support.sessions import collect_requests, collect_turns, common_prefix, said
+from support.json_lines import write_lines
+from support.sessions import collect_requests, collect_turns, common_prefix, make, said
 
 ANSWERS = {problem.question: problem.answer for problem in islice(generate_problems(0), 1000)}
 
-GENERATED = Source()
 
-
-def make(name, source=GENERATED, **changes):
-    return load_workload(name, **changes).make(source)
-
-
-def prompts_of(name, source=GENERATED, **changes):
-    return [request.prompt for request in collect_requests(make(name, source, **changes).sessions)]
+def prompts_of(name, *source, **changes):
+    return [request.prompt for request in collect_requests(make(name, *source, **changes).sessions)]
 
 
 def question_of(request: BenchRequest):
@@ -178,10 +172,8 @@ def test_a_search_of_any_size_sends_n_requests():
 
 
 def write(folder, count):
-    path = folder / "problems.jsonl"
-    problems = ({"question": f"q{n}?", "answer": f"a{n}\n#### {n}", "more": 1} for n in range(count))
-    path.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
-    return path
+    problems = [{"question": f"q{n}?", "answer": f"a{n}\n#### {n}", "more": 1} for n in range(count)]
+    return write_lines(folder / "problems.jsonl", *problems)
 
 
 def test_a_data_set_gives_its_first_problems_as_shots(tmp_path):
@@ -216,15 +208,3 @@ def test_the_error_for_a_short_data_set_has_both_counts_and_the_parameters(tmp_p
         make(name, Source(0, write(tmp_path, n_needed - 1)))
     few = dict.fromkeys(re.findall(r"num_\w+", str(refused.value).partition("lower")[2]), 1)
     make(name, Source(0, write(tmp_path, n_needed - 1)), **few)
-
-
-def test_bad_lines_are_refused_or_counted(tmp_path):
-    path = write(tmp_path, 60)
-    path.write_text('{"question": "q?"}\n' + path.read_text() + "{oops\n")
-    with pytest.raises(ConfigError, match=r"line 1 of .*problems\.jsonl is not"):
-        make("fewshot", Source(0, path))
-    loaded = make("fewshot", Source(0, path, skip_bad_lines=True))
-    assert loaded.counts == {"bad_lines": 2}
-    assert collect_requests(loaded.sessions)[0].prompt.startswith("Question: q0?")
-    with pytest.raises(ConfigError, match=r"cannot read the data set .*none\.jsonl: No such file"):
-        make("fewshot", Source(0, tmp_path / "none.jsonl"))

@@ -1,21 +1,13 @@
 """Workload of questions behind documents that a search has found."""
 
-import json
 import re
 from collections import Counter
 
-import pytest
-
-from radixkv.errors import ConfigError
 from radixkv.lab.bench.workloads.base import Source
-from radixkv.lab.bench.workloads.catalog import load_workload
 from radixkv.lab.bench.workloads.documents import generate_corpus
 from radixkv.lab.bench.workloads.rag import INSTRUCTION
-from support.sessions import collect_requests, said
-
-
-def make(source=None, **changes):
-    return load_workload("rag", **changes).make(source or Source())
+from support.json_lines import write_lines
+from support.sessions import collect_requests, make, said
 
 
 def chunks_of(prompt):
@@ -31,7 +23,7 @@ def test_each_prompt_has_the_document_with_the_answer_among_others_in_changing_o
     answering = {problem.question: document for document in corpus for problem in document.problems}
     answers = {problem.question: problem.answer for document in corpus for problem in document.problems}
     assert len(answering) == 48
-    requests = collect_requests(make().sessions)
+    requests = collect_requests(make("rag").sessions)
     orders, places = set(), Counter()
     for request in requests:
         chunks = chunks_of(request.prompt)
@@ -52,7 +44,7 @@ def test_each_prompt_has_the_document_with_the_answer_among_others_in_changing_o
 def test_the_first_documents_are_found_most_often():
     corpus = [document.text for document in generate_corpus(3, 10, 4, 2)]
     requests = collect_requests(
-        make(Source(3), num_documents=10, num_facts=4, num_questions=2, num_chunks=4).sessions
+        make("rag", Source(3), num_documents=10, num_facts=4, num_questions=2, num_chunks=4).sessions
     )
     n_found = Counter(corpus.index(chunk) for request in requests for chunk in chunks_of(request.prompt))
     assert sum(n_found[index] for index in range(3)) > 1.5 * sum(n_found[index] for index in range(7, 10))
@@ -60,10 +52,9 @@ def test_the_first_documents_are_found_most_often():
 
 
 def test_a_data_set_gives_the_documents(tmp_path):
-    path = tmp_path / "documents.jsonl"
     lines = [{"text": f"Text {n}.", "questions": [{"question": f"q{n}?", "answer": f"a{n}"}]} for n in range(4)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    made = make(Source(1, path), num_documents=4, num_questions=2, num_chunks=2)
+    path = write_lines(tmp_path / "documents.jsonl", *lines)
+    made = make("rag", Source(1, path), num_documents=4, num_questions=2, num_chunks=2)
     assert made.counts == {"missing_questions": 4}
     requests = collect_requests(made.sessions)
     assert sorted(request.prompt[-12:] for request in requests) == [f" q{n}?\nAnswer:" for n in range(4)]
@@ -71,16 +62,3 @@ def test_a_data_set_gives_the_documents(tmp_path):
         number = request.prompt[-10]
         assert f"Text {number}." in chunks_of(request.prompt)
         assert request.check(said(f" It is a{number}."))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_chunks": 17}, "num_chunks 17 must be at most num_documents 16"),
-        ({"num_documents": 101}, "a corpus has at most 2000 facts, not 2020"),
-        ({"num_questions": 21}, "21 questions need as many facts"),
-    ],
-)
-def test_impossible_sizes_are_refused(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        make(**changes)

@@ -1,7 +1,7 @@
 import json
 
-from radixkv.lab.bench.session import Reply
 from radixkv.lab.bench.workloads.conversations import Conversation, replay_sessions
+from support.sessions import collect_requests
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "find", "arguments": '{"key": "red"}'}}
 RECORDED_TASK = [
@@ -14,18 +14,8 @@ RECORDED_TASK = [
 ]
 
 
-def prompts_of(session, answer="something else"):
-    """Returns the prompts of a session in which every answer is ``answer``."""
-    turns = session.turns()
-    prompts = []
-    requests = next(turns)
-    while True:
-        (request,) = requests
-        prompts.append(request.prompt)
-        try:
-            requests = turns.send((Reply((answer,)),))
-        except StopIteration:
-            return prompts
+def prompts_of(session):
+    return [request.prompt for request in collect_requests([session])]
 
 
 def test_each_answer_of_the_recording_is_requested_after_the_messages_before_it():
