@@ -11,15 +11,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from radixkv.lab.studies.paging.allocators import BestFitAllocator, BuddyAllocator
-from radixkv.lab.studies.paging.contiguous import ContiguousScheme, reserve_factor, reserve_stored
+from radixkv.lab.studies.paging.contiguous import (
+    ContiguousScheme,
+    reserve_exact_length,
+    reserve_factor,
+    reserve_maximum,
+    reserve_power_of_two,
+    reserve_stored,
+)
 from radixkv.lab.studies.paging.memory import SlotUsage, average_shares
 from radixkv.lab.studies.paging.paged import PagedScheme
 from radixkv.lab.studies.paging.recommendation import recommend
-from radixkv.lab.studies.paging.schemes import (
-    SCHEMES,
-    Pool,
-    granule_tokens,
-)
+from radixkv.lab.studies.paging.schemes import SCHEMES, Pool, granule_tokens
 from radixkv.lab.studies.paging.sequences import SimulatedSequence, TokenRange, TokenRangeSource, Turn
 from radixkv.lab.studies.paging.simulation import Scheme
 from radixkv.runtime.request import GREEDY
@@ -45,6 +48,73 @@ def step(scheme: Scheme) -> SlotUsage:
     usage = scheme.slot_usage()
     scheme.end()
     return usage
+
+
+def test_reservation_to_the_maximum_by_hand() -> None:
+    token_ranges = TokenRangeSource()
+    scheme = ContiguousScheme(BestFitAllocator(40), reserve_maximum(16))
+    for n_prompt, n_answer in ((5, 3), (2, 1), (1, 1)):
+        scheme.add(turn(token_ranges, n_prompt, n_answer))
+    # 5 and 2 tokens are stored; the first will store 7 (its third token is never attended to), the second no more.
+    assert step(scheme) == SlotUsage(
+        occupied=7, reserved=2, internal=32 - 9, external=0, free=8, cached=0, duplicate=0, stored=7, entries=2
+    )
+    # The second has ended, and the third has its slots.
+    assert step(scheme) == SlotUsage(
+        occupied=7, reserved=1, internal=32 - 8, external=0, free=8, cached=0, duplicate=0, stored=7, entries=2
+    )
+    assert step(scheme).allocated == 16
+    assert step(scheme).allocated == 0
+
+
+def test_free_slots_in_the_wrong_place_are_external() -> None:
+    token_ranges = TokenRangeSource()
+    scheme = ContiguousScheme(BestFitAllocator(12), reserve_exact_length)
+    for n_prompt, n_answer in ((4, 1), (4, 9), (4, 1), (8, 1)):
+        scheme.add(turn(token_ranges, n_prompt, n_answer))
+    assert step(scheme).external == 0, "the second needs 12 slots, more than are free"
+    assert scheme.n_waiting == 3
+    scheme = ContiguousScheme(BestFitAllocator(12), reserve_exact_length)
+    for n_prompt, n_answer in ((4, 1), (2, 3), (4, 1), (8, 1)):
+        scheme.add(turn(token_ranges, n_prompt, n_answer))
+    assert step(scheme)[:6] == (10, 2, 0, 0, 0, 0)
+    slot_usage = step(scheme)  # 4 slots are free on either side of the second, and the next request needs 8
+    assert (slot_usage.external, slot_usage.free) == (8, 0)
+
+
+def test_a_buddy_rounds_what_is_reserved() -> None:
+    token_ranges = TokenRangeSource()
+    oracle, powers = (
+        ContiguousScheme(BuddyAllocator(64), reserve_exact_length),
+        ContiguousScheme(BuddyAllocator(64), reserve_power_of_two(64)),
+    )
+    for scheme in (oracle, powers):
+        scheme.add(turn(token_ranges, 12, 5))
+    # 16 are stored in the end, which is one extent; an answer rounded up to 8 makes 20, so an extent of 32.
+    assert step(oracle)[:3] == (12, 4, 0)
+    assert step(powers)[:3] == (12, 4, 16)
+
+
+def test_pages_by_hand() -> None:
+    token_ranges = TokenRangeSource()
+    scheme = PagedScheme(32, 4)
+    scheme.add(turn(token_ranges, 6, 4))  # 6 to 9 tokens: 2 pages, then 3
+    assert step(scheme)[:6] == (6, 2, 0, 0, 24, 0)
+    assert step(scheme)[:6] == (7, 1, 0, 0, 24, 0)
+    assert step(scheme)[:6] == (8, 0, 0, 0, 24, 0)
+    assert step(scheme)[:6] == (9, 0, 3, 0, 20, 0)
+    assert step(scheme)[:6] == (0, 0, 0, 0, 24, 8), "whole pages stay cached for requests with the same prompt"
+
+
+def test_choices_share_whole_pages_and_copy_the_rest() -> None:
+    token_ranges = TokenRangeSource()
+    prompt = (token_ranges.new(10),)
+    scheme = PagedScheme(64, 4)
+    scheme.add(Turn(tuple(SimulatedSequence(prompt, token_ranges.new(5)) for _ in range(3))))
+    first = step(scheme)
+    assert (first.occupied, first.duplicate) == (10, 0)
+    second = step(scheme)  # 8 shared, then 2 of the prompt in each; the first has a token of its answer
+    assert (second.occupied, second.duplicate, second.stored) == (8 + 3 + 2 + 2, 2 * 2, 11 + 10 + 10)
 
 
 def test_an_extent_that_is_full_is_copied_to_one_twice_as_long() -> None:

@@ -1,25 +1,17 @@
-"""Slot usage compared with hand-computed values and with a page-by-page recount."""
+"""Simulated workloads: slot usage compared with a page-by-page recount, batches, turns and waiting."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 
 import pytest
 
 from radixkv.errors import ConfigError
-from radixkv.lab.studies.paging.allocators import BestFitAllocator, BuddyAllocator
-from radixkv.lab.studies.paging.contiguous import (
-    ContiguousScheme,
-    reserve_exact_length,
-    reserve_factor,
-    reserve_maximum,
-    reserve_power_of_two,
-    reserve_stored,
-)
+from radixkv.lab.studies.paging import schemes
 from radixkv.lab.studies.paging.lengths import ChatLengths, LengthDistribution, LengthPair, WorkloadLengths
 from radixkv.lab.studies.paging.memory import SlotUsage, average_shares
 from radixkv.lab.studies.paging.paged import PagedScheme
+from radixkv.lab.studies.paging.schemes import Pool
 from radixkv.lab.studies.paging.sequences import SimulatedSequence, TokenRangeSource, Turn, count_distinct_tokens
 from radixkv.lab.studies.paging.simulation import RunningSpan, Scheme, max_overlap, simulate
 from radixkv.lab.studies.paging.workloads import WORKLOADS, StudyWorkload, generate_workload
@@ -33,20 +25,13 @@ SMALL = WorkloadLengths(
     ),
 )
 
-SCHEMES: dict[str, Callable[[int, int], Scheme]] = {
-    "maximum": lambda n_slots, longest: ContiguousScheme(BestFitAllocator(n_slots), reserve_maximum(longest)),
-    "power of two": lambda n_slots, longest: ContiguousScheme(
-        BuddyAllocator(n_slots), reserve_power_of_two(longest)
-    ),
-    "oracle": lambda n_slots, _: ContiguousScheme(BuddyAllocator(n_slots), reserve_exact_length),
-    "oracle, best fit": lambda n_slots, _: ContiguousScheme(BestFitAllocator(n_slots), reserve_exact_length),
-    "growing": lambda n_slots, longest: ContiguousScheme(BestFitAllocator(n_slots), reserve_factor(longest, 6)),
-    "doubling": lambda n_slots, _: ContiguousScheme(BuddyAllocator(n_slots), reserve_stored),
-    "pages of 16, without a tree": lambda n_slots, _: PagedScheme(n_slots, 16, shares=False),
-    "pages of 1": lambda n_slots, _: PagedScheme(n_slots, 1),
-    "pages of 4": lambda n_slots, _: PagedScheme(n_slots, 4),
-    "pages of 16": lambda n_slots, _: PagedScheme(n_slots, 16),
+SCHEMES = {name: make for name, make in schemes.SCHEMES.items() if name not in schemes.WITH_GRANULES} | {
+    f"pages of {size}": lambda pool, size=size: PagedScheme(pool.n_slots, size) for size in (1, 4)
 }
+
+
+def open_scheme(name: str, n_slots: int = 256) -> Scheme:
+    return SCHEMES[name](Pool(n_slots, max_model_len=128, mean_answer=6, page_size=16))
 
 
 def single_turn(token_ranges: TokenRangeSource, n_prompt: int, n_answer: int) -> Turn:
@@ -59,85 +44,11 @@ def small_workload(name: str, seed: int = 0, n_conversations: int | None = None)
     )
 
 
-def step(scheme: Scheme) -> SlotUsage:
-    scheme.begin()
-    slot_usage = scheme.slot_usage()
-    scheme.end()
-    return slot_usage
-
-
-def test_reservation_to_the_maximum_by_hand() -> None:
-    token_ranges = TokenRangeSource()
-    scheme = ContiguousScheme(BestFitAllocator(40), reserve_maximum(16))
-    for n_prompt, n_answer in ((5, 3), (2, 1), (1, 1)):
-        scheme.add(single_turn(token_ranges, n_prompt, n_answer))
-    # 5 and 2 tokens are stored; the first will store 7 (its third token is never attended to), the second no more.
-    assert step(scheme) == SlotUsage(
-        occupied=7, reserved=2, internal=32 - 9, external=0, free=8, cached=0, duplicate=0, stored=7, entries=2
-    )
-    # The second has ended, and the third has its slots.
-    assert step(scheme) == SlotUsage(
-        occupied=7, reserved=1, internal=32 - 8, external=0, free=8, cached=0, duplicate=0, stored=7, entries=2
-    )
-    assert step(scheme).allocated == 16
-    assert step(scheme).allocated == 0
-
-
-def test_free_slots_in_the_wrong_place_are_external() -> None:
-    token_ranges = TokenRangeSource()
-    scheme = ContiguousScheme(BestFitAllocator(12), reserve_exact_length)
-    for n_prompt, n_answer in ((4, 1), (4, 9), (4, 1), (8, 1)):
-        scheme.add(single_turn(token_ranges, n_prompt, n_answer))
-    assert step(scheme).external == 0, "the second needs 12 slots, more than are free"
-    assert scheme.n_waiting == 3
-    scheme = ContiguousScheme(BestFitAllocator(12), reserve_exact_length)
-    for n_prompt, n_answer in ((4, 1), (2, 3), (4, 1), (8, 1)):
-        scheme.add(single_turn(token_ranges, n_prompt, n_answer))
-    assert step(scheme)[:6] == (10, 2, 0, 0, 0, 0)
-    slot_usage = step(scheme)  # 4 slots are free on either side of the second, and the next request needs 8
-    assert (slot_usage.external, slot_usage.free) == (8, 0)
-
-
-def test_a_buddy_rounds_what_is_reserved() -> None:
-    token_ranges = TokenRangeSource()
-    oracle, powers = (
-        ContiguousScheme(BuddyAllocator(64), reserve_exact_length),
-        ContiguousScheme(BuddyAllocator(64), reserve_power_of_two(64)),
-    )
-    for scheme in (oracle, powers):
-        scheme.add(single_turn(token_ranges, 12, 5))
-    # 16 are stored in the end, which is one extent; an answer rounded up to 8 makes 20, so an extent of 32.
-    assert step(oracle)[:3] == (12, 4, 0)
-    assert step(powers)[:3] == (12, 4, 16)
-
-
-def test_pages_by_hand() -> None:
-    token_ranges = TokenRangeSource()
-    scheme = PagedScheme(32, 4)
-    scheme.add(single_turn(token_ranges, 6, 4))  # 6 to 9 tokens: 2 pages, then 3
-    assert step(scheme)[:6] == (6, 2, 0, 0, 24, 0)
-    assert step(scheme)[:6] == (7, 1, 0, 0, 24, 0)
-    assert step(scheme)[:6] == (8, 0, 0, 0, 24, 0)
-    assert step(scheme)[:6] == (9, 0, 3, 0, 20, 0)
-    assert step(scheme)[:6] == (0, 0, 0, 0, 24, 8), "whole pages stay cached for requests with the same prompt"
-
-
-def test_choices_share_whole_pages_and_copy_the_rest() -> None:
-    token_ranges = TokenRangeSource()
-    prompt = (token_ranges.new(10),)
-    scheme = PagedScheme(64, 4)
-    scheme.add(Turn(tuple(SimulatedSequence(prompt, token_ranges.new(5)) for _ in range(3))))
-    first = step(scheme)
-    assert (first.occupied, first.duplicate) == (10, 0)
-    second = step(scheme)  # 8 shared, then 2 of the prompt in each; the first has a token of its answer
-    assert (second.occupied, second.duplicate, second.stored) == (8 + 3 + 2 + 2, 2 * 2, 11 + 10 + 10)
-
-
 @pytest.mark.parametrize("name", WORKLOADS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_each_sequence_finishes_once_and_the_pool_adds_up(scheme: str, name: str) -> None:
     workload = small_workload(name)
-    inner = SCHEMES[scheme](256, 128)
+    inner = open_scheme(scheme)
     recorded = RecordingScheme(inner)
     run = simulate(recorded, workload)
     requested = [s for conversation in workload.conversations for turn in conversation for s in turn.sequences]
@@ -230,7 +141,7 @@ def test_pages_of_one_token_waste_nothing() -> None:
 
 
 def test_the_largest_batch_of_a_reservation_is_what_fits() -> None:
-    run = simulate(SCHEMES["maximum"](300, 128), small_workload("uniform-short"))
+    run = simulate(open_scheme(schemes.RESERVE_MAXIMUM, 300), small_workload("uniform-short"))
     assert run.largest_batch == run.mean_batch == 300 // 128
 
 
@@ -256,7 +167,7 @@ def test_a_sequence_may_be_preempted_in_the_step_of_its_last_token(page_size: in
 
 def test_turns_wait_for_the_answer_before() -> None:
     workload = small_workload("multi-turn")
-    recorded = RecordingScheme(SCHEMES["pages of 4"](256, 128))
+    recorded = RecordingScheme(open_scheme("pages of 4"))
     simulate(recorded, workload)
     order = {id(sequence): position for position, sequence in enumerate(recorded.ended)}
     for conversation in workload.conversations:
@@ -272,7 +183,7 @@ def test_a_turn_waits_for_every_answer_before(scheme: str) -> None:
     second = single_turn(token_ranges, 10, 3)
     others = [(single_turn(token_ranges, 100, 5),) for _ in range(6)]
     workload = StudyWorkload("synthetic", "synthetic", [(first, second), *others], [0] * 7, 0)
-    recorded = RecordingScheme(SCHEMES[scheme](256, 128))
+    recorded = RecordingScheme(open_scheme(scheme))
     simulate(recorded, workload)
     assert len(recorded.ended) == 9
     assert recorded.ended.index(second.sequences[0]) > recorded.ended.index(first.sequences[1])

@@ -35,6 +35,11 @@ from radixkv.lab.studies.paging.workloads import (
     generate_workload,
 )
 from radixkv.text.tokenizer import Tokenizer
+from support.json_lines import write_lines
+
+PROBLEM = {"question": "How many?", "answer": "Two"}
+REQUEST = {"timestamp": 0, "input_length": 5, "output_length": 7, "hash_ids": [1]}
+DOCUMENT = {"text": "a", "questions": [PROBLEM]}
 
 
 def generated(
@@ -48,11 +53,6 @@ def generated(
         n_conversations=200,
         seed=seed,
     )
-
-
-def write_lines(path: Path, items: list[object]) -> Path:
-    path.write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -178,10 +178,10 @@ def test_quantiles() -> None:
 
 def test_lengths_of_files(tmp_path: Path, tokenizer: Tokenizer) -> None:
     problems = write_lines(
-        tmp_path / "p.jsonl", [{"question": "How many apples are there?", "answer": "Two. #### 2"}]
+        tmp_path / "p.jsonl", {"question": "How many apples are there?", "answer": "Two. #### 2"}
     )
     trace = write_lines(
-        tmp_path / "t.jsonl", [{"timestamp": 0, "input_length": 513, "output_length": 7, "hash_ids": [1, 2]}]
+        tmp_path / "t.jsonl", {"timestamp": 0, "input_length": 513, "output_length": 7, "hash_ids": [1, 2]}
     )
     messages = [
         {"role": "system", "content": "Be kind to all."},
@@ -193,7 +193,7 @@ def test_lengths_of_files(tmp_path: Path, tokenizer: Tokenizer) -> None:
         {"role": "assistant", "content": "It is booked."},
         {"role": "user", "content": "Thank you"},
     ]
-    chats = write_lines(tmp_path / "m.jsonl", [{"messages": messages}])
+    chats = write_lines(tmp_path / "m.jsonl", {"messages": messages})
     recorded = recorded_lengths([trace, problems, chats], "tiny").lengths
     rng = Random(0)
     assert recorded.problems.source == "p.jsonl"
@@ -226,10 +226,8 @@ def test_an_array_of_sharegpt(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
 
 def test_the_tokenizer_that_counted_is_named(tmp_path: Path) -> None:
-    problems = write_lines(tmp_path / "p.jsonl", [{"question": "How many?", "answer": "Two"}])
-    trace = write_lines(
-        tmp_path / "t.jsonl", [{"timestamp": 0, "input_length": 5, "output_length": 7, "hash_ids": [1]}]
-    )
+    problems = write_lines(tmp_path / "p.jsonl", PROBLEM)
+    trace = write_lines(tmp_path / "t.jsonl", REQUEST)
     recorded = recorded_lengths([problems, trace], str(resolve_tokenizer("tiny"))).lengths
     named = {
         name: generated(name, recorded).tokenizer for name in ("uniform-short", "variable-length", "multi-turn")
@@ -241,7 +239,7 @@ def test_the_tokenizer_that_counted_is_named(tmp_path: Path) -> None:
 def test_a_models_revision_is_not_used_for_another_tokenizer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    problems = write_lines(tmp_path / "p.jsonl", [{"question": "one two", "answer": "three four five"}])
+    problems = write_lines(tmp_path / "p.jsonl", {"question": "one two", "answer": "three four five"})
     flags = ["--model", "org/model", "--revision", "v2", "--tokenizer", "tiny", "--dataset-path", str(problems)]
     sizes = ["--max-total-tokens", "512", "--max-model-len", "64", "--page-sizes", "none", "--schemes", "radix"]
     assert main(["bench", "paging", *flags, *sizes, "--workloads", "uniform-short"]) == 0
@@ -249,12 +247,10 @@ def test_a_models_revision_is_not_used_for_another_tokenizer(
 
 
 def test_files_that_no_workload_uses_are_refused(tmp_path: Path) -> None:
-    problems = write_lines(tmp_path / "p.jsonl", [{"question": "a", "answer": "b"}])
-    trace = write_lines(
-        tmp_path / "t.jsonl", [{"timestamp": 0, "input_length": 5, "output_length": 7, "hash_ids": [1]}]
-    )
+    problems = write_lines(tmp_path / "p.jsonl", {"question": "a", "answer": "b"})
+    trace = write_lines(tmp_path / "t.jsonl", REQUEST)
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    chats = write_lines(tmp_path / "c.jsonl", [{"messages": said}])
+    chats = write_lines(tmp_path / "c.jsonl", {"messages": said})
     for paths, workload, message in (
         (
             [problems],
@@ -289,24 +285,19 @@ def test_each_workload_draws_from_its_files(name: str) -> None:
 
 
 def test_wrong_files(tmp_path: Path) -> None:
-    good = {"question": "a", "answer": "b"}
-    bad = write_lines(tmp_path / "bad.jsonl", [good, {"question": "a"}])
+    bad = write_lines(tmp_path / "bad.jsonl", PROBLEM, {"question": "a"})
     with pytest.raises(ConfigError, match=r"line 2 of .*bad\.jsonl"):
         recorded_lengths([bad], "tiny")
     assert recorded_lengths([bad], "tiny", skip_bad_lines=True).n_bad_lines == 1
-    other = write_lines(tmp_path / "other.jsonl", [good])
-    with pytest.raises(ConfigError, match=r"bad\.jsonl and .*other\.jsonl are both a file of problems"):
-        recorded_lengths([bad, other], "tiny")
-    with pytest.raises(ConfigError, match=r"cannot read --dataset-path .*none\.jsonl: No such file"):
-        recorded_lengths([tmp_path / "none.jsonl"], "tiny")
-    with pytest.raises(ConfigError, match="has no line like any of"):
-        recorded_lengths([write_lines(tmp_path / "unknown.jsonl", [{"a": 1}])], "tiny")
-    (tmp_path / "deep.json").write_text(100_000 * "[")
-    with pytest.raises(ConfigError, match="has no line like any of"):
-        recorded_lengths([tmp_path / "deep.json"], "tiny")
-    documents = write_lines(tmp_path / "d.jsonl", [{"text": "a", "questions": [good]}])
-    with pytest.raises(ConfigError, match="is a file of documents, and not one of"):
-        recorded_lengths([documents], "tiny")
-    silent = write_lines(tmp_path / "silent.jsonl", [{"messages": [{"role": "user", "content": "hello"}]}])
-    with pytest.raises(ConfigError, match=r"no conversation of .*silent\.jsonl has an answer"):
-        recorded_lengths([silent], "tiny")
+    other = write_lines(tmp_path / "other.jsonl", PROBLEM)
+    silent = write_lines(tmp_path / "silent.jsonl", {"messages": [{"role": "user", "content": "hello"}]})
+    for paths, message in (
+        ([bad, other], r"bad\.jsonl and .*other\.jsonl are both a file of problems"),
+        ([tmp_path / "none.jsonl"], r"cannot read --dataset-path .*none\.jsonl: No such file"),
+        ([write_lines(tmp_path / "unknown.jsonl", {"a": 1})], "has no line like any of"),
+        ([write_lines(tmp_path / "deep.json", 100_000 * b"[")], "has no line like any of"),
+        ([write_lines(tmp_path / "d.jsonl", DOCUMENT)], "is a file of documents, and not one of"),
+        ([silent], r"no conversation of .*silent\.jsonl has an answer"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            recorded_lengths(paths, "tiny")
