@@ -2,6 +2,7 @@ import pytest
 
 from radixkv.cli import main
 from support.fake_openai import FakeServer
+from support.json_lines import read_lines
 
 
 @pytest.fixture
@@ -20,5 +21,20 @@ def inside(capsys):
         except SystemExit as end:
             code = end.code
         return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def completed(fake, tmp_path, inside):
+    """Runs the command with the fake server, without errors; returns what it printed, and its result lines."""
+
+    def run(*flags):
+        path = tmp_path / "lines.jsonl"
+        code, output, errors = inside("--base-url", fake.address, *flags, "--output-file", path)
+        assert (code, errors) == (0, "")
+        lines = read_lines(path)
+        path.unlink()
+        return output, *lines
 
     return run

@@ -1,7 +1,5 @@
 """``radixkv bench --workload agents`` against a server that calls tools."""
 
-import json
-
 import pytest
 
 from support.agent_oracle import next_reply
@@ -10,7 +8,7 @@ FLAGS = ["--workload", "agents", "--num-sessions", 4, "--num-turns", 2, "--num-s
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_an_agents_loop_is_run_and_its_accuracy_reported(fake, tmp_path, inside, forgets):
+def test_an_agents_loop_is_run_and_its_accuracy_reported(fake, completed, forgets):
     """A server that forgets the tools' results answers rightly only where they say no more than that it is done."""
 
     def message(body):
@@ -18,10 +16,7 @@ def test_an_agents_loop_is_run_and_its_accuracy_reported(fake, tmp_path, inside,
         return reply.message if reply.tool_calls or not forgets else {"content": "It is so."}
 
     fake.message = message
-    path = tmp_path / "lines.jsonl"
-    code, output, errors = inside("--base-url", fake.address, *FLAGS, "--seed", 3, "--output-file", path)
-    assert (code, errors) == (0, "")
-    (line,) = map(json.loads, path.read_text().splitlines())
+    output, line = completed(*FLAGS, "--seed", 3)
     assert (line["failed"], line["completed"]) == (0, line["num_requests"])
     assert line["accuracy_pct"] < 30 if forgets else line["accuracy_pct"] == 100
     assert line["accounting"]["agree"] is True

@@ -1,6 +1,5 @@
 """``radixkv bench --base-url`` from the command line."""
 
-import json
 import re
 from contextlib import asynccontextmanager
 
@@ -10,6 +9,7 @@ from radixkv.lab.bench.flags import OVERRIDES, WORKLOADS
 from radixkv.lab.bench.workloads.catalog import load_workload, workload_names
 from support.bench_command import SMALL, bench
 from support.fake_openai import output_ids, output_text
+from support.json_lines import read_lines, write_lines
 from support.live import complaints
 from support.paths import ROOT
 
@@ -22,7 +22,7 @@ def test_a_run_prints_its_table_and_appends_its_line(fake, tmp_path):
     )
     assert (done.returncode, complaints(done.stderr)) == (0, "")
     assert "Serving Benchmark Result" in done.stdout
-    first, second = map(json.loads, path.read_text().splitlines())
+    first, second = read_lines(path)
     assert first == {"earlier": True}
     assert second["workload"] == "fewshot"
     assert second["cache"] is None
@@ -44,23 +44,16 @@ def test_a_run_prints_its_table_and_appends_its_line(fake, tmp_path):
     assert fake.flushed == [("POST", "/flush_cache")]
 
 
-def test_the_same_seed_gives_the_same_requests_and_digest(fake, tmp_path, inside):
-    path = tmp_path / "lines.jsonl"
-    for seed in (1, 1, 2):
-        assert inside("--base-url", fake.address, *SMALL, "--seed", seed, "--output-file", path)[0] == 0
-    one, same, other = (json.loads(line)["outputs_sha256"] for line in path.read_text().splitlines())
+def test_the_same_seed_gives_the_same_requests_and_digest(completed):
+    one, same, other = (completed(*SMALL, "--seed", seed)[1]["outputs_sha256"] for seed in (1, 1, 2))
     assert one == same != other
 
 
-def test_chats_send_answers_back_and_report_cached_tokens(fake, tmp_path, inside):
-    path = tmp_path / "lines.jsonl"
+def test_chats_send_answers_back_and_report_cached_tokens(fake, completed):
     flags = ["--num-sessions", 3, "--num-turns", 3, "--num-shots", 1, "--output-len", 4, "--warmup-requests", 0]
     fake.key = "secret"
-    flags += ["--api-key", "secret", "--output-file", path]
-    code, output, errors = inside("--base-url", fake.address, "--workload", "multiturn", *flags)
-    assert (code, errors) == (0, "")
+    output, line = completed("--workload", "multiturn", *flags, "--api-key", "secret")
     assert "Sessions:                                3" in output
-    line = json.loads(path.read_text())
     parameters = ("workload", "num_sessions", "num_turns", "num_prompts")
     assert [line[name] for name in parameters] == ["multiturn", 3, 3, 9]
     assert (line["completed"], line["total_output_tokens"]) == (9, 36)
@@ -72,13 +65,10 @@ def test_chats_send_answers_back_and_report_cached_tokens(fake, tmp_path, inside
         assert prompt.startswith(before + "".join(map(output_text, output_ids(before, 4))))
 
 
-def test_a_server_of_another_engine_gives_no_digest(fake, tmp_path, inside):
+def test_a_server_of_another_engine_gives_no_digest(fake, completed):
     fake.returns_ids = fake.reports_cached = False
     fake.flushes_at = []
-    path = tmp_path / "lines.jsonl"
-    code, output, _ = inside("--base-url", fake.address, *SMALL, "--output-file", path)
-    assert code == 0
-    line = json.loads(path.read_text())
+    output, line = completed(*SMALL)
     assert line["outputs_sha256"] is None
     assert line["cache_flushed"] is False
     assert line["cache_report"]["optimum_pct"] is None
@@ -104,7 +94,7 @@ def test_the_line_has_the_flags_of_the_started_server(fake, tmp_path, inside, st
     assert inside(*SMALL, "--output-file", path, "--compare-cache", "--page-size", 32)[0] == 0
     assert inside(*SMALL, "--output-file", path, "--tokenizer", "\udcff")[0] == 0
     assert inside("--base-url", fake.address, *SMALL, "--output-file", path)[0] == 0
-    reported = [(line["cache"], line["server"]) for line in map(json.loads, path.read_text().splitlines())]
+    reported = [(line["cache"], line["server"]) for line in read_lines(path)]
     assert reported == [
         ("off", ["--page-size=32"]),
         ("on", ["--page-size=32"]),
@@ -114,10 +104,8 @@ def test_the_line_has_the_flags_of_the_started_server(fake, tmp_path, inside, st
     assert started[:2] == [["--page-size=32", "--no-enable-prefix-caching"], ["--page-size=32"]]
 
 
-def test_every_key_of_a_line_is_in_the_docs(fake, tmp_path, inside):
-    path = tmp_path / "lines.jsonl"
-    assert inside("--base-url", fake.address, *SMALL, "--output-file", path)[0] == 0
-    line = json.loads(path.read_text())
+def test_every_key_of_a_line_is_in_the_docs(completed):
+    _, line = completed(*SMALL)
     documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "benchmarks.md").read_text("utf-8")))
     parameters = set(load_workload("fewshot").__struct_fields__)  # see docs/workloads.md
     for key in {*line, *line["cache_report"], *line["accounting"], *line["environment"]} - parameters - {"agree"}:
@@ -131,80 +119,58 @@ def test_the_flags_are_those_of_the_workloads():
     assert sorted(WORKLOADS) == workload_names()
 
 
-def test_an_open_loop_reports_its_rate_and_lateness(fake, tmp_path, inside):
-    path = tmp_path / "lines.jsonl"
-    flags = ["--num-prompts", 8, "--num-shots", 1, "--output-len", 2, "--output-file", path]
-    assert inside("--base-url", fake.address, *flags, "--request-rate", 100)[0] == 0
-    assert inside("--base-url", fake.address, *flags, "--request-rate", "inf")[0] == 0
-    opened, closed = map(json.loads, path.read_text().splitlines())
+def test_an_open_loop_reports_its_rate_and_lateness(completed):
+    flags = ["--num-prompts", 8, "--num-shots", 1, "--output-len", 2, "--request-rate"]
+    (_, opened), (_, closed) = completed(*flags, 100), completed(*flags, "inf")
     assert (opened["request_rate"], opened["max_concurrency"]) == (100.0, None)
     assert opened["mean_lateness_ms"] >= 0
     assert (closed["request_rate"], closed["max_concurrency"], closed["mean_lateness_ms"]) == ("inf", 8, None)
 
 
-def test_a_trace_is_sent_at_its_arrival_times(fake, tmp_path, inside):
-    trace, path = tmp_path / "trace.jsonl", tmp_path / "lines.jsonl"
+def test_a_trace_is_sent_at_its_arrival_times(fake, tmp_path, inside, completed):
     rows = [{"timestamp": 10_000 * n, "input_length": 20, "output_length": 2, "hash_ids": [n]} for n in range(3)]
-    trace.write_text("".join(json.dumps(row) + "\n" for row in rows) + "no row\n")
-    flags = [
-        "--workload",
-        "trace",
-        "--dataset-path",
-        trace,
-        "--output-file",
-        path,
-        "--speed",
-        50,
-        "--num-prompts",
-        3,
-    ]
+    trace = write_lines(tmp_path / "trace.jsonl", *rows, b"no row")
+    flags = ["--workload", "trace", "--dataset-path", trace, "--speed", 50, "--num-prompts", 3]
     code, output, errors = inside("--base-url", fake.address, *flags)
     assert (code, output) == (1, "")
     assert f"{trace}" in errors
-    code, output, errors = inside("--base-url", fake.address, *flags, "--skip-bad-lines")
-    assert (code, errors) == (0, "")
+    output, line = completed(*flags, "--skip-bad-lines")
     assert re.search("Speed of the data set's clock: +50.00\n", output)
-    line = json.loads(path.read_text())
     assert (line["request_rate"], line["speed"], line["left_out"]["bad_lines"]) == ("trace", 50.0, 1)
     assert line["duration"] >= 0.4  # the data set's 20 s or more at speed 50
 
 
-def test_long_requests_of_a_trace_are_skipped_or_scaled(fake, tmp_path, inside):
-    trace, path = tmp_path / "trace.jsonl", tmp_path / "lines.jsonl"
+def test_long_requests_of_a_trace_are_skipped_or_scaled(fake, tmp_path, completed):
     rows = [{"timestamp": n, "input_length": 40 * 9**n, "output_length": 8, "hash_ids": [n]} for n in range(2)]
-    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ["--base-url", fake.address, "--workload", "trace", "--dataset-path", trace, "--num-prompts", 2]
-    flags += ["--block-len", 512, "--warmup-requests", 0, "--output-file", path]
-    assert inside(*flags, "--max-context", 367, "--too-long", "skip")[0] == 0
+    trace = write_lines(tmp_path / "trace.jsonl", *rows)
+    flags = ["--workload", "trace", "--dataset-path", trace, "--num-prompts", 2]
+    flags += ["--block-len", 512, "--warmup-requests", 0]
+    _, skipped = completed(*flags, "--max-context", 367, "--too-long", "skip")
     assert [len(body["prompt"]) for body in fake.bodies] == [40]
-    assert inside(*flags, "--max-context", 184, "--too-long", "scale")[0] == 0
+    assert (skipped["max_context"], skipped["left_out"]) == (367, {"too_long": 1})
+    _, scaled = completed(*flags, "--max-context", 184, "--too-long", "scale")
     # They are a millisecond apart, so either may arrive first.
     assert sorted((len(body["prompt"]), body["max_tokens"]) for body in fake.bodies[1:]) == [(20, 4), (180, 4)]
-    reported = [(line["max_context"], line["left_out"]) for line in map(json.loads, path.read_text().splitlines())]
-    assert reported == [(367, {"too_long": 1}), (184, {"scaled": 2})]
+    assert (scaled["max_context"], scaled["left_out"]) == (184, {"scaled": 2})
 
 
-def test_plain_requests_work_with_a_strict_chat_server(fake, tmp_path, inside):
+def test_plain_requests_work_with_a_strict_chat_server(fake, inside, completed):
     fake.known_fields = {"model", "messages", "max_tokens", "temperature", "stream", "stream_options"}
     fake.sends_done = fake.returns_ids = False
-    path = tmp_path / "lines.jsonl"
-    flags = ["--base-url", fake.address, "--workload", "chat", "--num-sessions", 2, "--num-turns", 2]
-    code, output, errors = inside(*flags)
+    flags = ["--workload", "chat", "--num-sessions", 2, "--num-turns", 2]
+    code, output, errors = inside("--base-url", fake.address, *flags)
     assert (code, output) == (1, "")
     assert "['ignore_eos', 'return_token_ids']" in errors
     assert "--plain-requests" in errors
-    assert inside(*flags, "--plain-requests", "--output-file", path)[::2] == (0, "")
-    line = json.loads(path.read_text())
+    _, line = completed(*flags, "--plain-requests")
     assert (line["completed"], line["plain_requests"]) == (4, True)
     assert set(fake.paths) == {"/v1/chat/completions"}
 
 
-def test_prompts_are_sent_as_token_ids(fake, tmp_path, inside):
-    path = tmp_path / "lines.jsonl"
-    flags = ["--base-url", fake.address, *SMALL, "--prompt-form", "tokens", "--tokenizer", "tiny"]
-    assert inside(*flags, "--output-file", path)[::2] == (0, "")
+def test_prompts_are_sent_as_token_ids(fake, completed):
+    _, line = completed(*SMALL, "--prompt-form", "tokens", "--tokenizer", "tiny")
     assert all(isinstance(body["prompt"], list) for body in fake.bodies)
-    assert json.loads(path.read_text())["prompt_form"] == "tokens"
+    assert line["prompt_form"] == "tokens"
 
 
 @pytest.mark.usefixtures("started")

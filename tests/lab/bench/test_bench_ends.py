@@ -10,20 +10,20 @@ import time
 import pytest
 
 from support.bench_command import COMMAND, SMALL
+from support.json_lines import read_lines, write_lines
 from support.live import LIMIT_S, complaints
 
 
 def test_failed_requests_are_reported_and_make_the_exit_code_1(fake, tmp_path, inside):
-    dataset = tmp_path / "problems.jsonl"
     questions = ["shot", "one", "FAULT two", "FAULT three"]
-    dataset.write_text("".join(json.dumps({"question": q, "answer": "a"}) + "\n" for q in questions))
+    dataset = write_lines(tmp_path / "problems.jsonl", *({"question": q, "answer": "a"} for q in questions))
     fake.fault = "http_500"
     path = tmp_path / "lines.jsonl"
     flags = ["--num-prompts", 3, "--num-shots", 1, "--output-file", path, "--dataset-path", dataset]
     code, output, _ = inside("--base-url", fake.address, *flags)
     assert code == 1
     assert "2 x HTTP status 500" in output
-    [line] = map(json.loads, path.read_text().splitlines())
+    [line] = read_lines(path)
     assert (line["completed"], line["failed"], line["outputs_sha256"]) == (1, 2, None)
     assert line["errors"] == {"http_500": 2}
     assert line["aborted"] is None

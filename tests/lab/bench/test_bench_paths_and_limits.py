@@ -1,7 +1,6 @@
 """``radixkv bench`` with full disks, odd file names and system limits."""
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import pytest
 
 from radixkv.cli import main
 from radixkv.processes.server_process import ServerFailed, running_server
+from support.json_lines import write_lines
 from support.live import LIMIT_S, complaints
 
 SMALL = ["--num-prompts", "4", "--num-shots", "1", "--output-len", "2", "--warmup-requests", "0"]
@@ -23,10 +23,10 @@ def test_a_result_that_cannot_be_saved_is_printed(fake, capsys):
 
 
 @pytest.mark.parametrize("below", [[], ["compare"]])
-def test_a_full_disk_is_a_one_line_error(fake, tmp_path, below):
-    path = tmp_path / "runs.jsonl"
+def test_a_full_disk_is_a_one_line_error(fake, tmp_path, below, completed):
+    _, line = completed(*SMALL)
+    path = write_lines(tmp_path / "runs.jsonl", line)
     flags = ["--base-url", fake.address, *SMALL]
-    assert main(["bench", *flags, "--output-file", str(path)]) == 0
     command = [sys.executable, "-m", "radixkv.cli", "bench", *([*below, path, path] if below else flags)]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S)
@@ -49,21 +49,16 @@ def test_the_error_has_the_last_line_of_a_long_server_log(tmp_path, monkeypatch)
         asyncio.run(start())
 
 
-def test_limits_of_several_goodput_flags_are_combined(fake, tmp_path):
-    path = tmp_path / "runs.jsonl"
-    limits = ["--goodput", "ttft:1e-9", "--goodput", "e2el:1e9", "tpot:1e9"]
-    assert main(["bench", "--base-url", fake.address, *SMALL, *limits, "--output-file", str(path)]) == 0
-    line = json.loads(path.read_text())
+def test_limits_of_several_goodput_flags_are_combined(completed):
+    _, line = completed(*SMALL, "--goodput", "ttft:1e-9", "--goodput", "e2el:1e9", "tpot:1e9")
     assert line["goodput"] == {"ttft": 1e-9, "e2el": 1e9, "tpot": 1e9}
     assert line["request_goodput"] == 0
 
 
-def test_file_names_may_be_invalid_utf_8(fake, tmp_path):
-    dataset, path = tmp_path / os.fsdecode(b"\xff.jsonl"), tmp_path / "runs.jsonl"
-    dataset.write_text('{"question": "q", "answer": "#### 1"}\n' * 5)
-    flags = ["--dataset-path", str(dataset), "--output-file", str(path)]
-    assert main(["bench", "--base-url", fake.address, *SMALL, *flags]) == 0
-    assert json.loads(path.read_text())["dataset"] == "?.jsonl"
+def test_file_names_may_be_invalid_utf_8(tmp_path, completed):
+    dataset = write_lines(tmp_path / os.fsdecode(b"\xff.jsonl"), *[{"question": "q", "answer": "#### 1"}] * 5)
+    _, line = completed(*SMALL, "--dataset-path", dataset)
+    assert line["dataset"] == "?.jsonl"
 
 
 def test_an_open_loop_may_exceed_the_soft_limit_of_open_files(fake):

@@ -14,6 +14,7 @@ from radixkv.lab.studies.paging.allocators import BestFitAllocator
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.tree.node import Namespace
 from radixkv.wire.messages import pack_tokens
+from support.json_lines import read_lines, write_lines
 
 GIB = 1 << 30
 LLAMA = {
@@ -54,7 +55,7 @@ def planned(tmp_path):
     def run(*flags):
         file = tmp_path / "plan.jsonl"
         assert plan(*flags, "--output-file", file) == 0
-        return json.loads(file.read_text().splitlines()[-1])
+        return read_lines(file)[-1]
 
     return run
 
@@ -185,14 +186,11 @@ def test_each_printed_quotient_is_what_a_pocket_calculator_gives(model, capsys):
 def trace(tmp_path):
     """Three requests of a Mooncake trace, whose first block of 512 tokens is the same, and the first again."""
     lines = [(1024, 100, [0, 1]), (1536, 200, [0, 2, 3]), (2048, 600, [0, 4, 5, 6]), (1024, 100, [0, 1])]
-    file = tmp_path / "trace.jsonl"
-    file.write_text(
-        "".join(
-            json.dumps({"timestamp": n, "input_length": p, "output_length": a, "hash_ids": ids}) + "\n"
-            for n, (p, a, ids) in enumerate(lines)
-        )
-    )
-    return file
+    requests = [
+        {"timestamp": n, "input_length": p, "output_length": a, "hash_ids": ids}
+        for n, (p, a, ids) in enumerate(lines)
+    ]
+    return write_lines(tmp_path / "trace.jsonl", *requests)
 
 
 def test_a_trace_gives_lengths_and_hit_rates(trace, tmp_path, planned, capsys):
@@ -203,7 +201,7 @@ def test_a_trace_gives_lengths_and_hit_rates(trace, tmp_path, planned, capsys):
     capacity = ",".join(f"device={device},host={host}" for device, host in sizes)
     flags = ["--trace", trace, "--capacity", capacity, "--rule", "engine", "--policy", "lru"]
     assert main(["simulate", *map(str, flags), "--output-file", str(simulated)]) == 0
-    expected = [json.loads(row)["hit_rate_pct"] for row in simulated.read_text().splitlines()]
+    expected = [row["hit_rate_pct"] for row in read_lines(simulated)]
     assert [row["hit_rate_pct"] for row in line["hit_rates"]] == expected
     n_found = 512 + 512 + 1023  # of the last prompt, one token is computed
     assert expected[-1] == round(100 * n_found / 5632, 3)
@@ -211,9 +209,8 @@ def test_a_trace_gives_lengths_and_hit_rates(trace, tmp_path, planned, capsys):
 
 
 def test_token_ids_have_a_common_prefix_and_need_the_length_of_answers(tmp_path, planned, capsys):
-    file = tmp_path / "ids.jsonl"
     prompts = [[*range(100), 7, *range(50)], [*range(100), 8], [*range(300)]]
-    file.write_text("".join(json.dumps({"prompt_token_ids": prompt}) + "\n" for prompt in prompts))
+    file = write_lines(tmp_path / "ids.jsonl", *({"prompt_token_ids": prompt} for prompt in prompts))
     line = planned("tiny", *SMALL_POOL, "--trace", file, "--answer", 50)
     assert line["request"] == {"prompt": 184, "answer": 50, "shared": 96}
     assert plan("tiny", *SMALL_POOL, "--trace", file) == 1
@@ -242,40 +239,36 @@ def test_a_model_that_does_not_fit_is_one_line_that_says_what_would(model, plann
     assert "--quantization" not in refused(model(), "--gpu-memory", "40GB", "--quantization", "fp8")
 
 
-def _exit_code(*flags):
-    try:
-        return plan(*flags)
-    except SystemExit as usage:
-        return usage.code
-
-
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        (["--gpu-memory", "eighty"], 2, "'eighty' is not a size"),
-        ([], 2, "--gpu-memory"),
-        (["--gpu-memory", "80GB", "--trace", "f", "--prompt", "9"], 2, "--prompt and --trace"),
-        (["--gpu-memory", "80GB", "--trace", "f", "--shared", "9"], 2, "--shared and --trace"),
-        (["--gpu-memory", "80GB", "--prompt", "1000", "--shared", "1500"], 2, "shared prefix of 1500 tokens"),
-        (["--gpu-memory", "80GB", "--shared", "2001"], 2, "shared prefix of 2001 tokens"),
-        (["--gpu-memory", "80GB", "--shared", "-1"], 2, "shared -1"),
-        (["--gpu-memory", "80GB", "--prompt", "0"], 2, "prompt 0"),
-        (["--gpu-memory", "80GB", "--rows", "0"], 2, "rows 0"),
-        (["--gpu-memory", "80GB", "--host-memory", "0"], 2, "host_memory_bytes 0"),
-        (["--gpu-memory", "80GB", "--host-memory", "9"], 1, "host tier of 9 bytes"),
-        (["--gpu-memory", "80GB", "--gpu-memory-utilization", "2"], 2, "gpu_memory_utilization 2"),
-        (["--gpu-memory", "80GB", "--tokenizer", "tiny"], 2, "--tokenizer"),
-        (["--gpu-memory", "80GB", "--prompt", "9000"], 1, "longer than max_model_len 8192"),
-        (["--gpu-memory", "80GB", "--max-model-len", "9000"], 1, "max_model_len 9000"),
-        (["--gpu-memory", "80GB", "--page-size", "17"], 1, "page_size 17"),
-        (["--gpu-memory", "80GB", "--quantization", "int3"], 1, "'int3'"),
-        (["--gpu-memory", "80GB", "--trace", "/nowhere"], 1, "/nowhere"),
+        ("--gpu-memory eighty", 2, "'eighty' is not a size"),
+        ("", 2, "--gpu-memory"),
+        ("--gpu-memory 80GB --trace f --prompt 9", 2, "--prompt and --trace"),
+        ("--gpu-memory 80GB --trace f --shared 9", 2, "--shared and --trace"),
+        ("--gpu-memory 80GB --prompt 1000 --shared 1500", 2, "shared prefix of 1500 tokens"),
+        ("--gpu-memory 80GB --shared 2001", 2, "shared prefix of 2001 tokens"),
+        ("--gpu-memory 80GB --shared -1", 2, "shared -1"),
+        ("--gpu-memory 80GB --prompt 0", 2, "prompt 0"),
+        ("--gpu-memory 80GB --rows 0", 2, "rows 0"),
+        ("--gpu-memory 80GB --host-memory 0", 2, "host_memory_bytes 0"),
+        ("--gpu-memory 80GB --host-memory 9", 1, "host tier of 9 bytes"),
+        ("--gpu-memory 80GB --gpu-memory-utilization 2", 2, "gpu_memory_utilization 2"),
+        ("--gpu-memory 80GB --tokenizer tiny", 2, "--tokenizer"),
+        ("--gpu-memory 80GB --prompt 9000", 1, "longer than max_model_len 8192"),
+        ("--gpu-memory 80GB --max-model-len 9000", 1, "max_model_len 9000"),
+        ("--gpu-memory 80GB --page-size 17", 1, "page_size 17"),
+        ("--gpu-memory 80GB --quantization int3", 1, "'int3'"),
+        ("--gpu-memory 80GB --trace /nowhere", 1, "/nowhere"),
     ],
 )
 def test_wrong_use_is_one_line(flags, code, message, capsys):
-    assert _exit_code("tiny", *flags) == code
+    try:
+        ended = plan("tiny", *flags.split())
+    except SystemExit as usage:
+        ended = usage.code
     captured = capsys.readouterr()
-    assert captured.out == ""
+    assert (ended, captured.out) == (code, "")
     assert message in captured.err
     assert len(captured.err.splitlines()) == 1
 

@@ -21,8 +21,10 @@ from radixkv.lab.simulator.traffic import TokenTraffic
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import pack_tokens, unpack_tokens
 from support.cases import rest_nightly
+from support.json_lines import write_lines
 
 PAGE_SIZE = 16
+ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
 def random_prompts(seed, n_prompts):
@@ -41,19 +43,17 @@ def random_prompts(seed, n_prompts):
 def test_cached_tokens_equal_those_of_the_engine(n_pages, tmp_path):
     prompts = random_prompts(seed=n_pages, n_prompts=60)
     llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=n_pages * PAGE_SIZE)
-    one_token = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     reported = []
     for prompt in prompts:
         try:
-            [output] = llm.generate([{"prompt_token_ids": prompt}], one_token, use_tqdm=False)
+            [output] = llm.generate([{"prompt_token_ids": prompt}], ONE_TOKEN, use_tqdm=False)
             reported.append(output.num_cached_tokens)
         except ContextLengthExceeded:
             reported.append(None)
     assert sum(filter(None, reported)) > 0
     assert (None in reported) == any(len(prompt) > n_pages * PAGE_SIZE for prompt in prompts)
 
-    file = tmp_path / "requests.jsonl"
-    file.write_text("".join(json.dumps({"prompt_token_ids": prompt}) + "\n" for prompt in prompts))
+    file = write_lines(tmp_path / "requests.jsonl", *({"prompt_token_ids": prompt} for prompt in prompts))
     recording = read_recording(file, page_size=PAGE_SIZE)
     replay = Replay(recording.traffic, CacheSettings(n_pages))
     assert [replay.replay(index) for index in range(len(prompts))] == reported
@@ -64,8 +64,7 @@ def test_cached_tokens_equal_those_of_the_engine(n_pages, tmp_path):
 def test_with_all_requests_in_flight_cached_tokens_equal_those_of_the_engine(n_pages):
     prompts = random_prompts(seed=100 + n_pages, n_prompts=90)
     llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=n_pages * PAGE_SIZE)
-    one_token = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], one_token, use_tqdm=False)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], ONE_TOKEN, use_tqdm=False)
     reported = [output.num_cached_tokens for output in outputs]
     token_traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
     concurrent = ConcurrentReplay(token_traffic, CacheSettings(n_pages), len(prompts), 2048).run()
@@ -144,22 +143,16 @@ def test_conversations_become_the_prompts_of_the_chat_api(tmp_path):
     ]
     second = [system, {"role": "user", "content": "Say red, please."}, {"role": "assistant", "content": "Red!"}]
     openai, sharegpt = tmp_path / "openai.jsonl", tmp_path / "sharegpt.json"
-    openai.write_text("\n".join(json.dumps({"id": 7, "messages": messages}) for messages in (first, second)))
+    write_lines(openai, *({"id": 7, "messages": messages} for messages in (first, second)))
     speakers = {"system": "system", "user": "human", "assistant": "gpt"}
-    sharegpt.write_text(
-        json.dumps(
-            [
-                {"conversations": [{"from": speakers[m["role"]], "value": m["content"]} for m in messages]}
-                for messages in (first, second)
-            ],
-            indent=2,
-        )
-    )
+    spoken = [
+        {"conversations": [{"from": speakers[m["role"]], "value": m["content"]} for m in messages]}
+        for messages in (first, second)
+    ]
+    sharegpt.write_text(json.dumps(spoken, indent=2))
     llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=4096)
-    one_token = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-    outputs = [llm.chat(messages, one_token, use_tqdm=False)[0] for messages in (first[:2], first[:4], second[:2])]
-    answered = tmp_path / "answered.jsonl"
-    answered.write_text("\n".join(json.dumps({"messages": messages}) for messages in (first[:-1], second)))
+    outputs = [llm.chat(messages, ONE_TOKEN, use_tqdm=False)[0] for messages in (first[:2], first[:4], second[:2])]
+    answered = write_lines(tmp_path / "answered.jsonl", {"messages": first[:-1]}, {"messages": second})
     for file, conversations in ((openai, True), (answered, False), (sharegpt, False)):
         recording = read_recording(file, page_size=PAGE_SIZE, tokenizer="tiny", conversations=conversations)
         assert recording.traffic.n_tokens == [len(output.prompt_token_ids) for output in outputs]
@@ -182,18 +175,16 @@ SAID = [
 
 
 def test_each_line_of_a_log_is_one_request(tmp_path):
-    log = tmp_path / "requests.jsonl"
     lines = [{"model": "m", "messages": SAID[:end], "temperature": 0} for end in (2, 4, 6, 8)]
     ids = list(range(3, 40))
     lines += [{"prompt": "41 plus 11 is"}, {"prompt": ids}, {"prompt": [ids, [5, 6]]}, {"messages": SAID[1:2]}]
     lines += [{"messages": SAID[:3], "continue_final_message": True}]
-    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    log = write_lines(tmp_path / "requests.jsonl", *lines)
     llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=4096)
     prompts = [llm.chat_prompt(SAID[:end]) for end in (2, 4, 6, 8)]
     prompts += ["41 plus 11 is", ids, ids, [5, 6], llm.chat_prompt(SAID[1:2])]
     prompts += [llm.chat_prompt(SAID[:3], add_generation_prompt=False, continue_final_message=True)]
-    one_token = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-    outputs = [llm.generate(prompt, one_token, use_tqdm=False)[0] for prompt in prompts]
+    outputs = [llm.generate(prompt, ONE_TOKEN, use_tqdm=False)[0] for prompt in prompts]
     recording = read_recording(log, page_size=PAGE_SIZE, tokenizer="tiny")
     assert recording.traffic.n_tokens == [len(output.prompt_token_ids) for output in outputs]
     n_cached_tokens = Replay(recording.traffic, CacheSettings(256)).run().n_cached_tokens

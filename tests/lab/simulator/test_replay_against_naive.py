@@ -51,26 +51,6 @@ def naive_engine(prompts, page_size, capacity, *, knows_future):
     return cached
 
 
-def naive_tiers(requests, capacity, host_capacity):
-    """Returns the cached blocks of each prompt in any tier, and how many of all come from the host tier.
-
-    The host tier gets all blocks of a prompt if they fit, and never drops those that it has of the prompt for them.
-    """
-    pages = [request.hash_ids for request in requests]
-    device, host = (Naive(pages, n, knows_future=False) for n in (capacity, host_capacity))
-    cached, n_loaded = [], 0
-    for index, path in enumerate(device.paths):
-        n_host = next((n for n, page in enumerate(path) if page not in host.last_use), len(path))
-        n_device = device.use(index)
-        device.evict(index, capacity)
-        stored = path[:host_capacity]
-        host.evict(index, host_capacity - (len(stored) - n_host), keep=path[:n_host])
-        host.last_use |= dict.fromkeys(stored, index)
-        cached.append(max(n_device, n_host))
-        n_loaded += max(0, n_host - n_device)
-    return cached, n_loaded
-
-
 class NaiveDisk:
     """Pages by their last use, each identified by its whole prefix. The oldest one that no other continues goes."""
 
@@ -91,11 +71,12 @@ class NaiveDisk:
             self.last_use[page] = self.now
 
 
-def naive_tiers_with_disk(requests, capacity, host_capacity, disk_capacity):
+def naive_tiers(requests, capacity, host_capacity, disk_capacity=0):
     """Returns the cached blocks of each prompt in any tier, how many of all were loaded, and how many fetched.
 
-    As ``naive_tiers``; what enters the host tier enters the disk, and what only the disk has of a prompt enters the
-    host tier before the prompt is computed, as far as it fits there.
+    The host tier gets all blocks of a prompt if they fit, and never drops those that it has of the prompt for them.
+    What enters the host tier enters the disk. What only the disk has of a prompt enters the host tier before the
+    prompt is computed, as far as it fits there.
     """
     pages = [request.hash_ids for request in requests]
     device, host = (Naive(pages, n, knows_future=False) for n in (capacity, host_capacity))
@@ -115,7 +96,7 @@ def naive_tiers_with_disk(requests, capacity, host_capacity, disk_capacity):
         stored = path[:host_capacity]
         host.evict(index, host_capacity - (len(stored) - n_host), keep=path[:n_host])
         host.last_use |= dict.fromkeys(stored, index)
-        if n_host < len(stored):
+        if disk_capacity and n_host < len(stored):
             disk.use(stored[disk.n_found(stored) :])
         cached.append(max(n_device, n_host))
         n_loaded += max(0, n_host - n_device)
@@ -171,7 +152,7 @@ def test_pages_that_are_known_to_be_over_are_evicted_first(ids, lasts, capacity)
 @given(blocks, capacities, st.integers(1, 30))
 def test_two_tiers_equal_two_lists_of_blocks(ids, capacity, host_capacity):
     requests = [trace_request(each) for each in ids]
-    cached, n_loaded = naive_tiers(requests, capacity, host_capacity)
+    cached, n_loaded, _ = naive_tiers(requests, capacity, host_capacity)
     result = Replay(
         BlockTraffic(requests, BLOCK, "blocks"), CacheSettings(capacity, host_pages=host_capacity)
     ).run()
@@ -183,7 +164,7 @@ def test_two_tiers_equal_two_lists_of_blocks(ids, capacity, host_capacity):
 @given(blocks, st.integers(1, 6), st.integers(1, 9), st.integers(1, 30))
 def test_three_tiers_equal_three_lists_of_blocks(ids, capacity, host_capacity, disk_capacity):
     requests = [trace_request(each) for each in ids]
-    cached, n_loaded, n_fetched = naive_tiers_with_disk(requests, capacity, host_capacity, disk_capacity)
+    cached, n_loaded, n_fetched = naive_tiers(requests, capacity, host_capacity, disk_capacity)
     traffic = BlockTraffic(requests, BLOCK, "blocks")
     costs = CostModel(load_us_per_token=1e-3, compute_us_per_token=1e6, fetch_us_per_token=1e-3)  # never compute
     replay = Replay(traffic, CacheSettings(capacity, "lru", host_capacity, disk_capacity, costs=costs))
@@ -192,12 +173,16 @@ def test_three_tiers_equal_three_lists_of_blocks(ids, capacity, host_capacity, d
     assert (result.cache_use.n_loaded, result.cache_use.n_fetched) == (BLOCK * n_loaded, BLOCK * n_fetched)
 
 
-@pytest.mark.parametrize("policy", ["lru", "adaptive", "oracle"])
-def test_a_large_disk_finds_what_an_infinite_cache_does_where_fetching_is_faster(policy):
-    random = Random(2)
+def random_chats(seed):
+    random = Random(seed)
     chats = [[0, *range(10 * chat + 1, 10 * chat + 9)] for chat in range(20)]
     requests = [trace_request(random.choice(chats)[: random.randrange(1, 9)]) for _ in range(300)]
-    traffic = BlockTraffic(requests, BLOCK, "blocks")
+    return BlockTraffic(requests, BLOCK, "blocks")
+
+
+@pytest.mark.parametrize("policy", ["lru", "adaptive", "oracle"])
+def test_a_large_disk_finds_what_an_infinite_cache_does_where_fetching_is_faster(policy):
+    traffic = random_chats(2)
     tiers = {"host_pages": 40, "disk_pages": 1000}
     fast, slow = (CostModel(100.0, 1000.0, fetch_us_per_token) for fetch_us_per_token in (800.0, 1000.0))
     infinite = Replay(traffic, CacheSettings(None, policy)).run()
@@ -212,10 +197,7 @@ def test_a_large_disk_finds_what_an_infinite_cache_does_where_fetching_is_faster
 
 @pytest.mark.parametrize("policy", ["lru", "lfuda", "adaptive", "oracle"])
 def test_a_large_host_tier_finds_what_an_infinite_cache_does(policy):
-    random = Random(1)
-    chats = [[0, *range(10 * chat + 1, 10 * chat + 9)] for chat in range(20)]
-    requests = [trace_request(random.choice(chats)[: random.randrange(1, 9)]) for _ in range(300)]
-    traffic = BlockTraffic(requests, BLOCK, "blocks")
+    traffic = random_chats(1)
     infinite = Replay(traffic, CacheSettings(None, policy)).run()
     tiers = Replay(traffic, CacheSettings(20, policy, host_pages=1000), ends_known=0.5).run()
     assert tiers.n_cached_tokens == infinite.n_cached_tokens

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from radixkv.checkpoints import resolve_tokenizer
+from radixkv.checkpoints import resolve, resolve_tokenizer
 from radixkv.cli import main
 from radixkv.errors import ConfigError
 from radixkv.lab.bench.formatting import format_tokens
@@ -16,6 +16,7 @@ from radixkv.lab.simulator import simulation
 from radixkv.lab.simulator.caches import Capacity
 from radixkv.lab.simulator.recording import read_recording
 from radixkv.lab.simulator.replay import Replay
+from support.json_lines import read_lines, write_lines
 
 BLOCK = 512
 
@@ -39,11 +40,25 @@ def simulate(*flags):
     return main(["simulate", *map(str, flags)])
 
 
+@pytest.fixture
+def simulated(tmp_path):
+    """Runs a command that succeeds; returns its result lines."""
+
+    def run(*flags):
+        file = tmp_path / "simulated.jsonl"
+        assert simulate(*flags, "--output-file", file) == 0
+        rows = read_lines(file)
+        file.unlink()
+        return rows
+
+    return run
+
+
 def test_table_json_lines_and_plots_agree(trace, tmp_path, capsys):
     file, folder = tmp_path / "results.jsonl", tmp_path / "pictures"
     flags = ("--trace", trace, "--output-file", file, "--plot", folder, "--kv-bytes-per-token", 1 << 20)
     assert simulate(*flags, "--capacity", "5.12k,0.01024M,1M") == 0
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = read_lines(file)
     order = [(row["capacity_tokens"], row["policy"]) for row in rows]
     finite = [(capacity, policy) for capacity in (5120, 10240, 1_000_000) for policy in ("lru", "oracle")]
     assert order == [*finite, (None, "lru")]
@@ -52,8 +67,7 @@ def test_table_json_lines_and_plots_agree(trace, tmp_path, capsys):
     assert all(rates[capacity, "lru"] < rates[capacity, "oracle"] for capacity in (5120, 10240))
     assert rates[1_000_000, "lru"] == rates[1_000_000, "oracle"] == rates[None, "lru"]
 
-    requests = [json.loads(line) for line in trace.read_text().splitlines()]
-    n_prompt_tokens = sum(request["input_length"] for request in requests)
+    n_prompt_tokens = sum(request["input_length"] for request in read_lines(trace))
     for row in rows:
         assert row["hit_rate_pct"] == round(100 * row["n_cached_tokens"] / n_prompt_tokens, 3)
         assert (row["n_requests"], row["n_prompt_tokens"]) == (80, n_prompt_tokens)
@@ -76,12 +90,10 @@ def test_table_json_lines_and_plots_agree(trace, tmp_path, capsys):
     assert (folder / "hit_rate_by_capacity.png").read_bytes().startswith(b"\x89PNG")
 
     assert simulate(*flags, "--capacity", "5120", "--policy", "oracle") == 0
-    more = [json.loads(line) for line in file.read_text().splitlines()]
+    more = read_lines(file)
     assert more[: len(rows)] == rows, "results are appended"
-    assert [(row["capacity_tokens"], row["policy"]) for row in more[len(rows) :]] == [
-        (5120, "oracle"),
-        (None, "oracle"),
-    ]
+    appended = [(row["capacity_tokens"], row["policy"]) for row in more[len(rows) :]]
+    assert appended == [(5120, "oracle"), (None, "oracle")]
 
 
 def test_a_result_is_saved_even_if_a_later_replay_is_interrupted(trace, tmp_path, monkeypatch):
@@ -96,19 +108,24 @@ def test_a_result_is_saved_even_if_a_later_replay_is_interrupted(trace, tmp_path
 
     monkeypatch.setattr(Replay, "run", interrupted_at_the_fourth)
     assert simulate("--trace", trace, "--capacity", "5120,10240", "--output-file", file) == 130
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [(row["capacity_tokens"], row["policy"]) for row in rows] == [(5120, "lru"), (5120, "oracle")]
+    assert [(row["capacity_tokens"], row["policy"]) for row in read_lines(file)] == [
+        (5120, "lru"),
+        (5120, "oracle"),
+    ]
 
 
-def test_results_name_the_tokenizer_of_a_trace_with_texts(tmp_path):
-    chats, file = tmp_path / "chats.jsonl", tmp_path / "results.jsonl"
+def test_results_name_the_tokenizer_of_a_trace_with_texts(tmp_path, simulated):
     said = [{"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Good morning"}]
-    chats.write_text(json.dumps({"messages": said}) + "\n")
+    flags = (
+        "--trace",
+        write_lines(tmp_path / "chats.jsonl", {"messages": said}),
+        "--capacity",
+        "1k",
+        "--tokenizer",
+    )
     folder = resolve_tokenizer("tiny")
-    for tokenizer in ("tiny", folder):
-        assert simulate("--trace", chats, "--capacity", "1k", "--tokenizer", tokenizer, "--output-file", file) == 0
-    named = [json.loads(line)["tokenizer"] for line in file.read_text().splitlines()]
-    assert dict.fromkeys(named) == dict.fromkeys(["tiny", folder.name])
+    assert {row["tokenizer"] for row in simulated(*flags, "tiny")} == {"tiny"}
+    assert {row["tokenizer"] for row in simulated(*flags, folder)} == {folder.name}
 
 
 def test_singular_forms_and_small_sizes_in_the_table(tmp_path, capsys):
@@ -131,13 +148,12 @@ def test_singular_forms_and_small_sizes_in_the_table(tmp_path, capsys):
         ["--capacity", "device=6k,host=12k,disk=1M", "--servers", "4", "--kv-bytes-per-token", "1KiB"],
     ],
 )
-def test_no_line_has_more_than_100_columns_and_every_number_is_shown(trace, tmp_path, capsys, flags):
-    file = tmp_path / "results.jsonl"
-    assert simulate("--trace", trace, "--eviction-policy", "lru", "--output-file", file, *flags) == 0
+def test_no_line_has_more_than_100_columns_and_every_number_is_shown(trace, simulated, capsys, flags):
+    rows = simulated("--trace", trace, "--eviction-policy", "lru", *flags)
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 100
     words = printed.split()
-    for row in map(json.loads, file.read_text().splitlines()):
+    for row in rows:
         for name in ("n_cached_tokens", "n_loaded_tokens", "n_fetched_tokens", "n_evicted_tokens"):
             has_column = name.split("_")[1] in words
             assert not has_column or format_tokens(row[name]) in words
@@ -165,11 +181,9 @@ def test_what_excludes_each_other_is_refused_before_anything_runs(trace, policie
         simulation.Simulation(recording, **arguments)
 
 
-def test_rule_engine_rejects_requests_that_do_not_fit_in_the_pool(trace, tmp_path, capsys):
-    file = tmp_path / "results.jsonl"
-    assert simulate("--trace", trace, "--capacity", "3k,100k", "--rule", "engine", "--output-file", file) == 0
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    lengths = [json.loads(line)["input_length"] for line in trace.read_text().splitlines()]
+def test_rule_engine_rejects_requests_that_do_not_fit_in_the_pool(trace, simulated, capsys):
+    rows = simulated("--trace", trace, "--capacity", "3k,100k", "--rule", "engine")
+    lengths = [request["input_length"] for request in read_lines(trace)]
     n_too_large = sum(length > 3000 // 16 * 16 for length in lengths)
     assert 0 < n_too_large < len(lengths)
     assert [row["n_too_large"] for row in rows] == [n_too_large, n_too_large, 0, 0, 0]
@@ -180,13 +194,11 @@ def test_rule_engine_rejects_requests_that_do_not_fit_in_the_pool(trace, tmp_pat
     assert remark in capsys.readouterr().out
 
 
-def test_concurrent_requests_are_replayed_with_rule_engine(trace, tmp_path, capsys):
-    file = tmp_path / "results.jsonl"
-    flags = ("--trace", trace, "--capacity", "6k", "--output-file", file)
-    assert simulate(*flags, "--concurrency", 16) == 0
+def test_concurrent_requests_are_replayed_with_rule_engine(trace, simulated, capsys):
+    flags = ("--trace", trace, "--capacity", "6k")
+    together, all_of_them = simulated(*flags, "--concurrency", 16)
     assert ", pages of 16 tokens, 16 in flight\n" in capsys.readouterr().out
-    assert simulate(*flags, "--rule", "engine", "--policy", "lru") == 0
-    together, all_of_them, alone, _ = (json.loads(line) for line in file.read_text().splitlines())
+    alone, _ = simulated(*flags, "--rule", "engine", "--policy", "lru")
     assert (together["rule"], together["policy"], together["concurrency"]) == ("engine", "lru", 16)
     assert (together["max_num_batched_tokens"], alone["max_num_batched_tokens"]) == (8192, None)
     assert alone["hit_rate_pct"] < together["hit_rate_pct"] < all_of_them["hit_rate_pct"]
@@ -196,12 +208,11 @@ def test_concurrent_requests_are_replayed_with_rule_engine(trace, tmp_path, caps
     assert "max_num_batched_tokens 1000 " in capsys.readouterr().err
 
 
-def test_tiers_show_what_each_gave_and_the_time_saved(trace, tmp_path, capsys):
-    file, folder = tmp_path / "results.jsonl", tmp_path / "pictures"
+def test_tiers_show_what_each_gave_and_the_time_saved(trace, tmp_path, simulated, capsys):
+    folder = tmp_path / "pictures"
     capacities = ("--capacity", "6k,device=6k,host=12k,device=6k,host=1M", "--load-us-per-token", 5)
     policies = ("--eviction-policy", "lru,adaptive", "--ghost-capacity", 2)
-    assert simulate("--trace", trace, "--output-file", file, "--plot", folder, *capacities, *policies) == 0
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = simulated("--trace", trace, "--plot", folder, *capacities, *policies)
     tiers = [(None, "lru"), (None, "adaptive"), (12_000, "lru"), (12_000, "adaptive"), (1_000_000, "lru")]
     assert [(row["host_capacity_tokens"], row["policy"]) for row in rows][:5] == tiers
     assert [row["ghost_capacity"] for row in rows[:2]] == [None, 2]
@@ -219,14 +230,12 @@ def test_tiers_show_what_each_gave_and_the_time_saved(trace, tmp_path, capsys):
     assert (folder / "hit_rate_by_capacity.png").exists()
 
 
-def test_a_disk_shows_what_it_gave_and_the_time_saved(trace, tmp_path, capsys):
-    file, folder = tmp_path / "results.jsonl", tmp_path / "pictures"
+def test_a_disk_shows_what_it_gave_and_the_time_saved(trace, tmp_path, simulated, capsys):
+    folder = tmp_path / "pictures"
     capacities = ("--capacity", "6k,device=6k,host=12k,device=6k,host=12k,disk=1M", "--eviction-policy", "lru")
-    outputs = ("--output-file", file, "--plot", folder)
-    for fetch_us in (5, 30):
-        assert simulate("--trace", trace, *outputs, *capacities, "--fetch-us-per-token", fetch_us) == 0
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    fast, slow = rows[:4], rows[4:]
+    flags = ("--trace", trace, "--plot", folder, *capacities, "--fetch-us-per-token")
+    fast, slow = simulated(*flags, 5), simulated(*flags, 30)
+    rows = [*fast, *slow]
     assert [row["disk_capacity_tokens"] for row in rows] == [None, None, 1_000_000, None] * 2
     assert [row["n_fetched_tokens"] > 0 for row in fast] == [False, False, True, False]
     assert fast[1]["hit_rate_pct"] < fast[2]["hit_rate_pct"] == fast[3]["hit_rate_pct"]
@@ -252,11 +261,9 @@ def chats_in_turn(tmp_path):
     return file
 
 
-def test_table_and_json_lines_of_several_servers(chats_in_turn, tmp_path, capsys):
-    file = tmp_path / "results.jsonl"
-    flags = ("--servers", "1,4", "--events-delay", 1, "--output-file", file)
-    assert simulate("--trace", chats_in_turn, "--capacity", "20480", *flags) == 0
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+def test_table_and_json_lines_of_several_servers(chats_in_turn, simulated, capsys):
+    flags = ("--trace", chats_in_turn, "--capacity", "20480")
+    rows = simulated(*flags, "--servers", "1,4", "--events-delay", 1)
     order = [(row["servers"], row["routing"], row["capacity_tokens"]) for row in rows]
     routed = [(4, routing, 20480) for routing in ("round-robin", "prefix", "events")]
     assert order == [(1, None, 20480), (1, None, 81920), *routed, (1, None, None)]
@@ -271,30 +278,23 @@ def test_table_and_json_lines_of_several_servers(chats_in_turn, tmp_path, capsys
     assert printed[2].split()[2:5] == ["servers", "routing", "busiest"]
     assert printed[7].split()[:4] == ["20.48k", "lru", "4", "events"]
 
-    assert simulate("--trace", chats_in_turn, "--capacity", "20480", "--policy", "lru", "--output-file", file) == 0
-    again = json.loads(file.read_text().splitlines()[6])
+    again, _ = simulated(*flags, "--policy", "lru")
     times = {"seconds", "cpu_seconds", "date"}
     assert {key: again[key] for key in again.keys() - times} == {key: rows[0][key] for key in again.keys() - times}
 
 
-def test_known_ends_raise_the_hit_rate(trace, tmp_path, capsys):
-    file = tmp_path / "results.jsonl"
-    flags = ("--trace", trace, "--capacity", "6k", "--eviction-policy", "lru", "--output-file", file)
-    for share in (0, 0.5, 1):
-        assert simulate(*flags, "--ends-known", share) == 0
-    none, some, all_known = [json.loads(line) for line in file.read_text().splitlines()][::2]
+def test_known_ends_raise_the_hit_rate(trace, simulated, capsys):
+    flags = ("--trace", trace, "--capacity", "6k", "--eviction-policy", "lru", "--ends-known")
+    none, some, all_known = (simulated(*flags, share)[0] for share in (0, 0.5, 1))
     assert none["hit_rate_pct"] < some["hit_rate_pct"] <= all_known["hit_rate_pct"]
     assert [row["ends_known"] for row in (none, some, all_known)] == [0, 0.5, 1]
     assert "50% of ends known\n" in capsys.readouterr().out
 
 
-def test_tiers_and_all_server_policies_with_several_requests_in_flight(trace, tmp_path):
-    file = tmp_path / "results.jsonl"
-    flags = ("--trace", trace, "--concurrency", 4, "--output-file", file)
+def test_tiers_and_all_server_policies_with_several_requests_in_flight(trace, simulated):
     policies = ("--eviction-policy", "lru,lfuda,adaptive")
     capacities = ("--capacity", "12k,device=12k,host=1M,device=12k,host=16k,disk=1M", "--fetch-us-per-token", 1)
-    assert simulate(*flags, *capacities, *policies) == 0
-    *rows, infinite = [json.loads(line) for line in file.read_text().splitlines()]
+    *rows, infinite = simulated("--trace", trace, "--concurrency", 4, *capacities, *policies)
     for alone, tiers, disk in zip(rows[:3], rows[3:6], rows[6:], strict=True):
         assert alone["n_cached_tokens"] < tiers["n_cached_tokens"] <= infinite["n_cached_tokens"]
         assert tiers["n_loaded_tokens"] > tiers["n_fetched_tokens"] == 0
@@ -302,33 +302,28 @@ def test_tiers_and_all_server_policies_with_several_requests_in_flight(trace, tm
         assert disk["n_fetched_tokens"] > 0
 
 
-def test_answers_take_room_and_a_file_without_their_lengths_is_said_to_be_replayed_without(trace, tmp_path, capsys):
-    file, ids = tmp_path / "lines.jsonl", tmp_path / "ids.jsonl"
-    ids.write_text("".join(f'{{"prompt_token_ids": {[*range(90), turn]}}}\n' for turn in range(40)))
-    flags = ("--trace", ids, "--capacity", 256, "--concurrency", 2, "--output-file", file)
-    assert simulate(*flags) == 0
+def test_answers_take_room_and_a_file_without_their_lengths_is_said_to_be_replayed_without(
+    trace, tmp_path, simulated, capsys
+):
+    prompts = [{"prompt_token_ids": [*range(90), turn]} for turn in range(40)]
+    flags = ("--trace", write_lines(tmp_path / "ids.jsonl", *prompts), "--capacity", 256, "--concurrency", 2)
+    without, _ = simulated(*flags)
     assert "--output-len" in capsys.readouterr().out
-    assert simulate(*flags, "--output-len", 100) == 0
+    with_answers, infinite = simulated(*flags, "--output-len", 100)
     assert "--output-len" not in capsys.readouterr().out
-    without, _, with_answers, infinite = map(json.loads, file.read_text().splitlines())
     assert (without["n_answer_tokens"], with_answers["n_answer_tokens"]) == (None, 4000)
     assert without["n_evicted_pages"] < with_answers["n_evicted_pages"]
     assert infinite["n_evicted_pages"] == 0
     recorded = ("--trace", trace, "--capacity", "100k", "--concurrency", 2)
-    assert simulate(*recorded, "--output-file", file) == 0
-    assert json.loads(file.read_text().splitlines()[-1])["n_answer_tokens"] > 0
+    assert simulated(*recorded)[-1]["n_answer_tokens"] > 0
     assert simulate(*recorded, "--output-len", 5) == 1
     assert "output_len 5" in capsys.readouterr().err
 
 
-def test_a_model_determines_the_bytes_per_token(trace, tmp_path, capsys):
-    file = tmp_path / "results.jsonl"
-    flags = ("--trace", trace, "--capacity", "1M", "--output-file", file, "--policy", "lru")
-    assert simulate(*flags, "--model", "tiny") == 0
-    assert simulate(*flags) == 0
-    given, _, unknown, _ = (json.loads(line) for line in file.read_text().splitlines())
-    from radixkv.checkpoints import resolve
-
+def test_a_model_determines_the_bytes_per_token(trace, simulated, capsys):
+    flags = ("--trace", trace, "--capacity", "1M", "--policy", "lru")
+    given, _ = simulated(*flags, "--model", "tiny")
+    unknown, _ = simulated(*flags)
     config = resolve("tiny").config
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     n_bytes = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim
@@ -444,11 +439,10 @@ def test_an_invalid_trace_is_reported_before_anything_runs(text, flags, message,
     assert output.read_text() == ""
 
 
-def test_bad_lines_are_skipped_and_counted_on_request(tmp_path, capsys):
-    file, output = tmp_path / "trace.jsonl", tmp_path / "results.jsonl"
+def test_bad_lines_are_skipped_and_counted_on_request(tmp_path, simulated, capsys):
+    file = tmp_path / "trace.jsonl"
     file.write_text("{broken\n" + GOOD + mooncake(1, 700, [1]) + GOOD)
-    assert simulate("--trace", file, "--capacity", "1M", "--output-file", output, "--skip-bad-lines") == 0
-    row = json.loads(output.read_text().splitlines()[0])
+    row, *_ = simulated("--trace", file, "--capacity", "1M", "--skip-bad-lines")
     assert (row["n_bad_lines"], row["n_requests"], row["hit_rate_pct"]) == (2, 2, 50.0)
     assert "2 bad lines" in capsys.readouterr().out
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +22,7 @@ from radixkv.lab.studies.paging.tables import (
     saturation_lines,
     targets,
 )
+from support.json_lines import read_lines
 
 SMALL = ("--max-total-tokens", "2048", "--max-model-len", "512", "--num-prompts", "40", "--page-sizes", "1,16")
 FEW = ("--schemes", "reserve-maximum,radix")
@@ -41,7 +41,7 @@ def test_a_finished_workload_is_saved_when_the_next_one_fails(
     captured = capsys.readouterr()
     assert "parallel-sampling: 32 sequences" in captured.out
     assert "memory never ran out in uniform-short" in captured.err
-    lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    lines = read_lines(output)
     assert [line["workload"] for line in lines] == ["parallel-sampling"] * 2
 
 
@@ -64,7 +64,7 @@ def test_tables_lines_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "variable-length: 25 sequences" in printed
     assert max(map(len, printed.splitlines())) <= 100
     assert "largest batch / that of reserve-maximum > 4" in printed
-    lines: list[dict[str, Any]] = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    lines = read_lines(output)
     by_scheme = [line for line in lines if "study" not in line]
     n_schemes = len(SCHEMES) + 2
     schemes = [line["scheme"] for line in by_scheme]
@@ -108,7 +108,7 @@ def test_a_page_size_at_which_memory_never_runs_out_is_a_missing_point(
     assert run(*SMALL, *flags, "--output-file", str(output), "--plot", str(plots)) == 0
     remark = "no results of uniform-short at page size 1: memory never ran out"
     assert f"\n{remark}\n" in capsys.readouterr().out
-    lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    lines = read_lines(output)
     assert [line["page_size"] for line in lines if "study" in line] == [16, 64]
     assert remark in (plots / "index.html").read_text(encoding="utf-8")
     assert (plots / "page_size.png").exists()
@@ -156,51 +156,45 @@ def test_runs_on_one_core_print_the_same_and_do_not_import_torch(capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--workloads", "short"), "'short'"),
-        (("--schemes", "resize,reserve-all"), "'reserve-all' is not a scheme; use reserve-maximum, "),
-        (("--granule-sizes", "3MiB"), "'3MiB' is not a size of granules; use 64KiB, 2MiB"),
-        (("--page-sizes", "1,x"), "'x'"),
-        (("--gpu-memory-utilization", "0.5"), "--gpu-memory-utilization=0.5 "),
-        (("--batch-sizes", "4"), "--batch-sizes have no effect without --measure"),
-        (("--no-enable-prefix-caching", "--measure"), "--no-enable-prefix-caching"),
-        (("--seed", "-1"), "seed -1 "),
-        (("--skip-bad-lines",), "--skip-bad-lines "),
+        ("--workloads short", "'short'"),
+        ("--schemes resize,reserve-all", "'reserve-all' is not a scheme; use reserve-maximum, "),
+        ("--granule-sizes 3MiB", "'3MiB' is not a size of granules; use 64KiB, 2MiB"),
+        ("--page-sizes 1,x", "'x'"),
+        ("--gpu-memory-utilization 0.5", "--gpu-memory-utilization=0.5 "),
+        ("--batch-sizes 4", "--batch-sizes have no effect without --measure"),
+        ("--no-enable-prefix-caching --measure", "--no-enable-prefix-caching"),
+        ("--seed -1", "seed -1 "),
+        ("--skip-bad-lines", "--skip-bad-lines "),
     ],
 )
-def test_wrong_usage(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        run(*arguments)
-    assert caught.value.code == 2
+def test_wrong_usage(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(*arguments.split())
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--page-sizes", "0,4"), "page size 0 "),
-        (("--page-size", "1024"), "page size 1024 "),
-        (("--max-total-tokens", "100"), "--max-total-tokens 100 "),
-        (("--max-total-tokens", "1000", "--max-model-len", "256"), "--max-total-tokens 1000 is less than 1024"),
-        (("--num-prompts", "0"), "--num-prompts 0 "),
-        (("--num-prompts", "2", "--workloads", "uniform-short"), "uniform-short, with 2 sequences"),
-        (("--dataset-path", "none.jsonl"), "--dataset-path none.jsonl"),
-        (("--output-file", "none/out.jsonl"), "--output-file none/out.jsonl"),
-        (("--measure", "--schemes", "paged,resize"), "the engine cannot run resize; with --measure, --schemes are"),
-        (
-            ("--measure", "--measure-lengths", "8,64"),
-            "--measure-lengths 8 is not between 16 and --max-model-len 512",
-        ),
-        (("--measure", "--measure-lengths", "1024"), "--measure-lengths 1024 is not between"),
-        (("--measure", "--batch-sizes", "0,4"), "--batch-sizes 0 "),
-        (("--measure", "--model", "/nowhere/model"), "/nowhere/model"),
-        (("--measure", "--device", "cpu", "--quantization", "fp8"), "fp8"),
-        (("--measure", "--max-num-seqs", "8"), "--max-num-seqs 8 is less than the largest of --batch-sizes, 512"),
+        ("--page-sizes 0,4", "page size 0 "),
+        ("--page-size 1024", "page size 1024 "),
+        ("--max-total-tokens 100", "--max-total-tokens 100 "),
+        ("--max-total-tokens 1000 --max-model-len 256", "--max-total-tokens 1000 is less than 1024"),
+        ("--num-prompts 0", "--num-prompts 0 "),
+        ("--num-prompts 2 --workloads uniform-short", "uniform-short, with 2 sequences"),
+        ("--dataset-path none.jsonl", "--dataset-path none.jsonl"),
+        ("--output-file none/out.jsonl", "--output-file none/out.jsonl"),
+        ("--measure --schemes paged,resize", "the engine cannot run resize; with --measure, --schemes are"),
+        ("--measure --measure-lengths 8,64", "--measure-lengths 8 is not between 16 and --max-model-len 512"),
+        ("--measure --measure-lengths 1024", "--measure-lengths 1024 is not between"),
+        ("--measure --batch-sizes 0,4", "--batch-sizes 0 "),
+        ("--measure --model /nowhere/model", "/nowhere/model"),
+        ("--measure --device cpu --quantization fp8", "fp8"),
+        ("--measure --max-num-seqs 8", "--max-num-seqs 8 is less than the largest of --batch-sizes, 512"),
     ],
 )
-def test_settings_that_cannot_work(
-    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(*SMALL, *arguments) == 1
+def test_settings_that_cannot_work(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*SMALL, *arguments.split()) == 1
     assert message in capsys.readouterr().err
 
 
@@ -213,7 +207,7 @@ def test_measuring_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     chosen = ("--measure-lengths", "64", "--batch-sizes", "4,16", "--plot", str(plots))
     assert run(*sizes, *flags, ",".join(MEASURABLE), *chosen, "--output-file", str(output)) == 0
     printed = capsys.readouterr().out
-    lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    lines = read_lines(output)
     lines = [line for line in lines if line.get("study") == "measure"]
     batches = {
         scheme: [line["batch_size"] for line in lines if (line["scheme"], line["length"]) == (scheme, 64)]

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from radixkv.errors import CheckpointError
 from radixkv.lab.bench.load.accounting import TokenCounts, accounting, server_token_counts
@@ -88,43 +89,12 @@ def test_counts_of_a_run_with_failures_are_not_compared(fake):
 def folder(tmp_path):
     """Folder of a word tokenizer that adds ``<s>`` to texts, and of a chat template that has ``<s>`` itself."""
     words = ["<s>", "?", "hi", "there", "you", "user", "assistant"]
-    (tmp_path / "tokenizer.json").write_text(
-        json.dumps(
-            {
-                "version": "1.0",
-                "truncation": None,
-                "padding": None,
-                "added_tokens": [
-                    {
-                        "id": 0,
-                        "content": "<s>",
-                        "single_word": False,
-                        "lstrip": False,
-                        "rstrip": False,
-                        "normalized": False,
-                        "special": True,
-                    }
-                ],
-                "normalizer": None,
-                "pre_tokenizer": {"type": "Whitespace"},
-                "post_processor": {
-                    "type": "TemplateProcessing",
-                    "single": [
-                        {"SpecialToken": {"id": "<s>", "type_id": 0}},
-                        {"Sequence": {"id": "A", "type_id": 0}},
-                    ],
-                    "pair": [],
-                    "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
-                },
-                "decoder": None,
-                "model": {
-                    "type": "WordLevel",
-                    "vocab": {word: index for index, word in enumerate(words)},
-                    "unk_token": "?",
-                },
-            }
-        )
-    )
+    vocabulary = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
     template = "<s> {% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}assistant"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     return tmp_path
