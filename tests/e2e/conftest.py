@@ -27,6 +27,14 @@ def server(plain_server: LiveServer) -> LiveServer:
 
 
 @pytest.fixture
+def exact_and_idle_afterwards(server: LiveServer) -> Iterator[None]:
+    before = server.canary()
+    yield
+    wait_for(server.is_idle, "pages or requests are left")
+    assert server.canary() == before
+
+
+@pytest.fixture
 def start(sensitive: Path, tmp_path: Path) -> Callable[..., AbstractContextManager[LiveServer]]:
     return lambda *flags: serving(sensitive, tmp_path / "errors", *flags)
 

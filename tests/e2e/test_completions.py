@@ -16,12 +16,7 @@ from support.live import LIMIT_S, LiveServer, wait_for
 SHARED = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 7.\n" * 8
 
 
-@pytest.fixture(autouse=True)
-def _exact_and_idle_afterwards(server: LiveServer, request: pytest.FixtureRequest) -> Any:
-    before = server.canary()
-    yield
-    wait_for(server.is_idle, "pages or requests are left")
-    assert server.canary() == before
+pytestmark = pytest.mark.usefixtures("exact_and_idle_afterwards")
 
 
 def stream(server: LiveServer, **body: Any) -> list[dict[str, Any]]:

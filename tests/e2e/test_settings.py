@@ -7,18 +7,13 @@ from typing import Any
 
 import pytest
 
-from support.live import LiveServer, wait_for
+from support.live import LiveServer
 
 PROMPT = "The rain in Spain stays mainly in the plain. " * 6
 MESSAGES = [{"role": "system", "content": PROMPT}, {"role": "user", "content": "Where does it rain?"}]
 
 
-@pytest.fixture(autouse=True)
-def _exact_and_idle_afterwards(server: LiveServer) -> Any:
-    before = server.canary()
-    yield
-    wait_for(server.is_idle, "pages or requests are left")
-    assert server.canary() == before
+pytestmark = pytest.mark.usefixtures("exact_and_idle_afterwards")
 
 
 def chat(server: LiveServer, **body: Any) -> dict[str, Any]:
