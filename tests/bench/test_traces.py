@@ -58,11 +58,7 @@ def test_the_report_divides_the_span_into_kinds_and_gaps(traces: ModuleType) -> 
     ("name", "kind", "short_name"),
     [
         ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu>(Params)", "GEMM", "Kernel2 cutlass_80"),
-        (
-            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, ArgMaxOps>>",
-            "sampling",
-            "reduce",
-        ),
+        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, ArgMaxOps>>", "sampling", "reduce"),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>>(int)", "copies", "Fill"),
         ("_rotate_and_store", "rotary+store", "_rotate"),
         ("_silu_and_multiply", "activation", "_silu"),

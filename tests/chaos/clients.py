@@ -13,16 +13,7 @@ from typing import Any
 import httpx
 from soak import Traffic
 
-from chaos.endings import (
-    COMPLETE,
-    CUT,
-    LEFT,
-    MESSAGES,
-    RESPONSES,
-    WrongEnding,
-    ending_of,
-    ending_of_agents,
-)
+from chaos.endings import COMPLETE, CUT, LEFT, MESSAGES, RESPONSES, WrongEnding, ending_of, ending_of_agents
 from support.live import LIMIT_S, wait_for
 
 N_CLIENTS = 8

@@ -32,13 +32,7 @@ SPARE = {"/", "/dev/null"}
 """libuv keeps one of these open, and closes it to refuse a connection when it can open no other file."""
 _SLACK_BYTES = 1 << 20
 STORY = "A farmer has 12 hens, and each of them lays 5 eggs a week. How many eggs does he get in a month? "
-CANARY = {
-    "prompt": STORY * 4,
-    "max_tokens": 16,
-    "temperature": 0,
-    "ignore_eos": True,
-    "return_token_ids": True,
-}
+CANARY = {"prompt": STORY * 4, "max_tokens": 16, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
 
 class ChaosFailed(Exception):

@@ -114,9 +114,7 @@ def test_a_seeded_answer_is_the_same_alone_and_in_a_batch(server: LiveServer) ->
 
 def test_a_reset_reports_leased_pages(server: LiveServer) -> None:
     with server.http.stream(
-        "POST",
-        "/v1/completions",
-        json={"prompt": SHARED, "max_tokens": 2000, "ignore_eos": True, "stream": True},
+        "POST", "/v1/completions", json={"prompt": SHARED, "max_tokens": 2000, "ignore_eos": True, "stream": True}
     ) as reply:
         lines = reply.iter_lines()  # kept alive: the connection closes with it
         next(lines)

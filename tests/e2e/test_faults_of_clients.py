@@ -89,10 +89,7 @@ def check_refusal(live: LiveServer, path: str, content: bytes, **headers: str) -
 
 @pytest.mark.parametrize(
     ("path", "body", "cases"),
-    [
-        ("/v1/completions", COMPLETION, COMMON + COMPLETION_ONLY),
-        ("/v1/chat/completions", CHAT, COMMON + CHAT_ONLY),
-    ],
+    [("/v1/completions", COMPLETION, COMMON + COMPLETION_ONLY), ("/v1/chat/completions", CHAT, COMMON + CHAT_ONLY)],
     ids=["completions", "chat"],
 )
 def test_the_closest_invalid_values_are_refused(

@@ -18,12 +18,7 @@ from support.cases import rest_nightly
 from support.live import LIMIT_S, LiveServer, serving, wait_for, watched
 
 NAN_TOKEN = 77
-GREEDY = {
-    "temperature": 0,
-    "ignore_eos": True,
-    "return_token_ids": True,
-    "logit_bias": {str(NAN_TOKEN): -100},
-}
+GREEDY = {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "logit_bias": {str(NAN_TOKEN): -100}}
 
 
 def send_all(live: LiveServer, *bodies: dict[str, Any]) -> list[httpx.Response]:

@@ -76,9 +76,7 @@ def test_an_evicted_prompt_comes_from_the_host_tier(tiered: LiveServer, tmp_path
 
 
 @pytest.mark.nightly
-def test_a_policy_of_never_computes_and_says_so(
-    start: Callable[..., AbstractContextManager[LiveServer]],
-) -> None:
+def test_a_policy_of_never_computes_and_says_so(start: Callable[..., AbstractContextManager[LiveServer]]) -> None:
     with start("--host-memory", "64MiB", "--load-policy", "never", *SMALL) as server:
         answer, _ = ask(server, STORY)
         evict_story(server)

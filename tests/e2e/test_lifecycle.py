@@ -149,10 +149,7 @@ def test_too_little_memory_is_reported_in_one_line() -> None:
     flags = ["--port", "0", "--max-num-seqs", "100000000", "--max-num-batched-tokens", "200000000"]
     flags += ["--grammar-backend", "none"]
     ended = subprocess.run(
-        [sys.executable, "-m", "radixkv.cli", "serve", *flags],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
+        [sys.executable, "-m", "radixkv.cli", "serve", *flags], capture_output=True, text=True, timeout=LIMIT_S
     )
     assert ended.returncode != 0
     *stages, reason = ended.stderr.splitlines()

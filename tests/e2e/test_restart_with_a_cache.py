@@ -103,11 +103,7 @@ def test_kills_while_pages_are_written(start: Start, folder: Path, flags: tuple[
 
 @pytest.mark.nightly
 def test_a_second_server_in_the_same_folder_is_refused(
-    start: Start,
-    sensitive: Path,
-    folder: Path,
-    flags: tuple[str, ...],
-    tmp_path_factory: pytest.TempPathFactory,
+    start: Start, sensitive: Path, folder: Path, flags: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with start(*flags) as server:
         error = failed_start_error(tmp_path_factory.mktemp("2"), str(sensitive), *flags)

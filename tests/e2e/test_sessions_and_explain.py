@@ -75,10 +75,7 @@ RULES = "You are a patient teacher of mathematics. Answer in short steps, and wr
 ASKED = [{"role": "user", "content": "How many legs have 12 hens?"}]
 BODIES = {
     "/v1/completions": {"prompt": RULES, "max_tokens": 1, "temperature": 0, "stream": False},
-    "/v1/chat/completions": {
-        "messages": [{"role": "system", "content": RULES}, *ASKED],
-        "max_tokens": 1,
-    },
+    "/v1/chat/completions": {"messages": [{"role": "system", "content": RULES}, *ASKED], "max_tokens": 1},
     "/v1/messages": {
         "system": [{"type": "text", "text": RULES}],
         "messages": [*ASKED, {"role": "assistant", "content": [{"type": "text", "text": "They have "}]}],
@@ -86,12 +83,7 @@ BODIES = {
         "max_tokens": 1,
         "cache_salt": "hers",
     },
-    "/v1/responses": {
-        "instructions": RULES,
-        "input": ASKED,
-        "max_output_tokens": 1,
-        "cache_salt": "his",
-    },
+    "/v1/responses": {"instructions": RULES, "input": ASKED, "max_output_tokens": 1, "cache_salt": "his"},
 }
 
 

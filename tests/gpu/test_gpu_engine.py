@@ -148,9 +148,7 @@ def test_shared_runs_do_not_change_answers(sensitive_folder: Path, alone: LLM) -
         assert not any(plan.shared_runs for plan in plans)
     check_same_answers(flat, [output.outputs[0].token_ids for output in shared], tolerance=NEAR_TIE)
     check_same_answers(
-        by_itself(alone, prompts[::4]),
-        [output.outputs[0].token_ids for output in shared[::4]],
-        tolerance=NEAR_TIE,
+        by_itself(alone, prompts[::4]), [output.outputs[0].token_ids for output in shared[::4]], tolerance=NEAR_TIE
     )
 
 

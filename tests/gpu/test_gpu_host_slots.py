@@ -60,8 +60,7 @@ def check(pool: CudaPool, expected: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "n_copied"),
-    [(LLAMA_8B, 1), (LLAMA_8B, 8), (LLAMA_8B, 27), (SMALL, 333), (LARGER_THAN_STAGING, 3)],
+    ("page", "n_copied"), [(LLAMA_8B, 1), (LLAMA_8B, 8), (LLAMA_8B, 27), (SMALL, 333), (LARGER_THAN_STAGING, 3)]
 )
 def test_pages_come_back_with_the_same_bytes(page: PageShape, n_copied: int) -> None:
     n_pages = 2 * n_copied + 3

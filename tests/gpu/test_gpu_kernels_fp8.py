@@ -17,18 +17,8 @@ from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import Fp8Rows, RmsFields, Rows, RowScales
 from radixkv.runtime.device.ops.cuda.expert_routing import route
 from radixkv.runtime.device.ops.cuda.expert_sums import sum_experts
-from radixkv.runtime.device.ops.cuda.fp8_linear import (
-    Fp8Tile,
-    fp8_linear,
-    multiply_fp8,
-    weight_only_tile,
-)
-from radixkv.runtime.device.ops.cuda.fp8_rows import (
-    new_rows,
-    quantize_rows,
-    row_scales,
-    silu_and_multiply_to_fp8,
-)
+from radixkv.runtime.device.ops.cuda.fp8_linear import Fp8Tile, fp8_linear, multiply_fp8, weight_only_tile
+from radixkv.runtime.device.ops.cuda.fp8_rows import new_rows, quantize_rows, row_scales, silu_and_multiply_to_fp8
 from radixkv.runtime.device.ops.cuda.grouped_linear import grouped_linear, grouped_tile
 from radixkv.runtime.device.ops.cuda.layers import Fp8Linear, Linear, Mlp
 from radixkv.runtime.device.ops.cuda.norm import rms_norm

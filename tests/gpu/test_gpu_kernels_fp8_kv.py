@@ -157,15 +157,7 @@ def test_decode_rows(head_dim: int, tile_config: TileConfig, kv_dtype: torch.dty
     order, scale = integers([0, 1, 2, 3]), head_dim**-0.5
     layer, results = LayerTensors(q, k, v, out, scales, None), PartialResults(values, values, lse, (group, 1))
     attend_decode(
-        layer,
-        tables,
-        items,
-        order,
-        results,
-        scale=scale,
-        n_items=len(columns),
-        tile=16,
-        tile_config=tile_config,
+        layer, tables, items, order, results, scale=scale, n_items=len(columns), tile=16, tile_config=tile_config
     )
     merge_results(layer, results, integers([0, 0, 0, 0, 2]), integers([0, 1]), order)
     for row, length in enumerate(lengths):

@@ -8,12 +8,7 @@ from kernel_support import DEVICE, normal, on_device_only, on_kernels, poisoned
 from torch import Tensor
 
 from radixkv.runtime.device.ops.base import as_tensor
-from radixkv.runtime.device.ops.cuda.int4_linear import (
-    MAX_ROWS,
-    dequantize_int4,
-    int4_linear,
-    int4_tile,
-)
+from radixkv.runtime.device.ops.cuda.int4_linear import MAX_ROWS, dequantize_int4, int4_linear, int4_tile
 from radixkv.runtime.device.ops.cuda.int4_product import Int4Tile, multiply_int4
 from radixkv.runtime.device.ops.cuda.layers import Int4Linear, Mlp
 from radixkv.runtime.device.weights.int4_matrix import Int4Groups, Int4Matrix

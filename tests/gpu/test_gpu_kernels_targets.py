@@ -286,8 +286,7 @@ def test_attention_of_decode_rows_fits(
 
 @pytest.mark.parametrize(("target", "kv"), [*product(SHARED_BYTES, ["*bf16"]), *product(FP8_TARGETS, ["*i16"])])
 @pytest.mark.parametrize(
-    ("head_dim", "group", "window", "has_sinks"),
-    [(64, 8, 128, True), (128, 4, 0, False), (256, 32, 512, False)],
+    ("head_dim", "group", "window", "has_sinks"), [(64, 8, 128, True), (128, 4, 0, False), (256, 32, 512, False)]
 )
 def test_attention_of_prompts_fits(
     head_dim: int, group: int, window: int, has_sinks: bool, target: int, kv: str

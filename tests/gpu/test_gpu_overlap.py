@@ -28,12 +28,7 @@ def run_plans(executor: Executor, plans: list[StepPlan], n_ahead: int) -> list[t
 
 def test_a_thousand_overlapping_steps_give_the_tokens_of_steps_run_one_by_one(sensitive_folder: Path) -> None:
     """Replays plans of the real scheduler, with chunks, forks, preemptions, copies and batches of all sizes."""
-    settings = {
-        "max_total_tokens": 2048,
-        "max_model_len": 512,
-        "max_num_seqs": 48,
-        "max_num_batched_tokens": 256,
-    }
+    settings = {"max_total_tokens": 2048, "max_model_len": 512, "max_num_seqs": 48, "max_num_batched_tokens": 256}
     rng = random.Random(3)
     with opened(sensitive_folder, **settings) as llm:
         plans = record(llm)

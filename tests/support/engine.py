@@ -170,13 +170,7 @@ class Engine:
         host_tier = self.host_tier if n_slots else None
         caches = [self.cache] if host_tier is None else [self.cache, self.host]
         self.sessions = Sessions(caches)
-        self.pins = Pins(
-            caches,
-            Alarms(),
-            offer=self.host_tier.offer,
-            budget=PIN_BUDGET,
-            clock=lambda: self.now,
-        )
+        self.pins = Pins(caches, Alarms(), offer=self.host_tier.offer, budget=PIN_BUDGET, clock=lambda: self.now)
         defaults = {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 64,

@@ -192,10 +192,7 @@ FORMATS: dict[str, tuple[Quantize, dict[str, Any]]] = {
         lambda weight: gptq(weight, None, zero_offset=0),
         {"quant_method": "gptq", "bits": 4, "group_size": -1, "checkpoint_format": "gptq_v2"},
     ),
-    "int4 32": (
-        lambda weight: packed_int4(weight, 32),
-        _compressed("group", bits=4, kind="int", group_size=32),
-    ),
+    "int4 32": (lambda weight: packed_int4(weight, 32), _compressed("group", bits=4, kind="int", group_size=32)),
     "int4 rows": (lambda weight: packed_int4(weight, None), _compressed("channel", bits=4, kind="int")),
 }
 INT4_FORMATS = ("awq 32", "gptq 32", "gptq rows", "int4 32", "int4 rows")

@@ -65,11 +65,7 @@ class ReferenceAttention:
         return []
 
     def plan_decode(
-        self,
-        staged: StagingBuffer,
-        rows: DecodeRows,
-        bucket: int | None = None,
-        variant: Variant | None = None,
+        self, staged: StagingBuffer, rows: DecodeRows, bucket: int | None = None, variant: Variant | None = None
     ) -> Ints:
         """Returns [3, rows]: batch slots, starts and token counts."""
         assert bucket is None, "there are no graphs"

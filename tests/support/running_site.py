@@ -95,10 +95,7 @@ def running_site(
 
     with open_listener("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        threads = [
-            threading.Thread(target=serve_runtime),
-            threading.Thread(target=run_http),
-        ]
+        threads = [threading.Thread(target=serve_runtime), threading.Thread(target=run_http)]
         for thread in threads:
             thread.start()
         client, events, stop = started.result(timeout=LIMIT_S)

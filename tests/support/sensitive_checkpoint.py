@@ -199,11 +199,7 @@ def _tokenizer(vocabulary: dict[str, int], merges: list[list[str]], special: dic
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [begin, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [
-                begin,
-                {"Sequence": {"id": "A", "type_id": 0}},
-                {"Sequence": {"id": "B", "type_id": 1}},
-            ],
+            "pair": [begin, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
             "special_tokens": {
                 BEGIN_OF_TEXT: {"id": BEGIN_OF_TEXT, "ids": [special[BEGIN_OF_TEXT]], "tokens": [BEGIN_OF_TEXT]}
             },

@@ -67,12 +67,7 @@ def answer_format(
 
 
 def parse(
-    one: AnswerFormat,
-    pieces: list[str],
-    *,
-    prompt: str = HEADER,
-    tools: ToolUse = USE,
-    is_cut: bool = False,
+    one: AnswerFormat, pieces: list[str], *, prompt: str = HEADER, tools: ToolUse = USE, is_cut: bool = False
 ) -> list[Any]:
     """Returns the whole parts of an answer: text, ``("think", text)`` or ``(name, arguments)``.
 

@@ -17,13 +17,7 @@ from radixkv.tree.node import Lease, Namespace, Retention
 from radixkv.tree.radix_tree import RadixTree
 from support.eviction_models import GHOST_CAPACITY, MODELS, LruModel
 
-NAMESPACES = (
-    Namespace(),
-    Namespace(salt="a"),
-    Namespace(adapter="a"),
-    Namespace(epoch=1),
-    Namespace("t"),
-)
+NAMESPACES = (Namespace(), Namespace(salt="a"), Namespace(adapter="a"), Namespace(epoch=1), Namespace("t"))
 N_PAGES = 64
 
 Prefix = tuple[Namespace, bytes]
@@ -294,11 +288,7 @@ class World:
         return orders
 
     def evict(
-        self,
-        n_pages: int,
-        quotas: dict[str, int] | None = None,
-        n_beyond: int = 0,
-        n_required: int | None = None,
+        self, n_pages: int, quotas: dict[str, int] | None = None, n_beyond: int = 0, n_required: int | None = None
     ) -> None:
         left = self.n_evictable_by_group() if quotas is None else Counter(quotas)
         n_evictable = (left & self.n_evictable_by_group()).total()

@@ -30,11 +30,7 @@ class Wrapped(Tool):
 def test_an_errand(is_streamed: bool) -> None:
     tools = Tools()
     model = OpenAIModel(
-        "embedded",
-        api_base=os.environ["SERVER"] + "/v1",
-        api_key=os.environ["KEY"],
-        temperature=0,
-        max_tokens=200,
+        "embedded", api_base=os.environ["SERVER"] + "/v1", api_key=os.environ["KEY"], temperature=0, max_tokens=200
     )
     agent = ToolCallingAgent(
         [Wrapped(function) for function in tools.functions],
