@@ -1,11 +1,13 @@
 """Helpers that run benchmark sessions without a server."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from radixkv.lab.bench.session import BenchRequest, Reply, Session
 from radixkv.lab.bench.workloads.base import Source, WorkloadSessions
 from radixkv.lab.bench.workloads.catalog import load_workload
+from support.json_lines import write_lines
 
 GENERATED = Source()
 
@@ -16,6 +18,16 @@ AnswerFunction = Callable[[BenchRequest], Sequence[str] | Reply]
 def make(name: str, source: Source = GENERATED, **changes: Any) -> WorkloadSessions:
     """Returns the sessions of a shipped workload with these parameters changed."""
     return load_workload(name, **changes).make(source)
+
+
+def write_documents(folder: Path, counts: Sequence[int]) -> Path:
+    """Writes a data set of documents with so many questions each."""
+    questions = [
+        [{"question": f"q{number}.{n}?", "answer": f"a{number}.{n}"} for n in range(count)]
+        for number, count in enumerate(counts)
+    ]
+    lines = [{"text": f"Text {number}.", "questions": each} for number, each in enumerate(questions)]
+    return write_lines(folder / "documents.jsonl", *lines)
 
 
 def said(*texts: str) -> Reply:

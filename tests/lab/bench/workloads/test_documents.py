@@ -7,8 +7,7 @@ import pytest
 from radixkv.errors import ConfigError
 from radixkv.lab.bench.workloads.base import Source
 from radixkv.lab.bench.workloads.documents import document_head, generate_documents
-from support.json_lines import write_lines
-from support.sessions import collect_requests, collect_turns, make, said
+from support.sessions import collect_requests, collect_turns, make, said, write_documents
 
 
 def document_of(prompt):
@@ -69,18 +68,8 @@ def test_the_expected_answer_is_correct_and_that_of_another_question_is_not(name
         assert not any(request.check(said(f" {answer}")) for answer in wrong)
 
 
-def write(folder, counts):
-    """Writes documents with the given numbers of questions."""
-    questions = [
-        [{"question": f"q{number}.{n}?", "answer": f"a{number}.{n}"} for n in range(count)]
-        for number, count in enumerate(counts)
-    ]
-    lines = [{"text": f"Text {number}.", "questions": each} for number, each in enumerate(questions)]
-    return write_lines(folder / "documents.jsonl", *lines)
-
-
 def test_a_data_set_gives_its_first_documents_and_questions(tmp_path):
-    source = Source(3, write(tmp_path, [3, 1, 2, 2]))
+    source = Source(3, write_documents(tmp_path, [3, 1, 2, 2]))
     loaded = make("judge", source, num_documents=3, num_questions=2)
     turns = [[request.prompt for request in turn] for session in loaded.sessions for turn in collect_turns(session)]
     assert turns == [
@@ -99,7 +88,7 @@ def test_a_data_set_gives_its_first_documents_and_questions(tmp_path):
 
 
 def test_the_seed_decides_the_order_of_a_data_set(tmp_path):
-    path = write(tmp_path, [6] * 6)
+    path = write_documents(tmp_path, [6] * 6)
     orders = {
         tuple(r.prompt for r in collect_requests(make("long-document-qa", Source(n, path)).sessions))
         for n in range(9)
@@ -110,7 +99,7 @@ def test_the_seed_decides_the_order_of_a_data_set(tmp_path):
 
 @pytest.mark.parametrize("name", ["judge", "long-document-qa"])
 def test_a_data_set_that_is_too_short_or_of_another_format_is_refused(tmp_path, name):
-    path = write(tmp_path, [2, 2])
+    path = write_documents(tmp_path, [2, 2])
     with pytest.raises(ConfigError, match="has 2 documents; the workload needs 3; .* lower num_documents"):
         make(name, Source(0, path), num_documents=3)
     path.write_text('{"question": "q", "answer": "a"}\n')

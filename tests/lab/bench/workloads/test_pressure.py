@@ -8,8 +8,7 @@ from radixkv.errors import ConfigError
 from radixkv.lab.bench.workloads.base import Source
 from radixkv.llm import LLM
 from radixkv.wire.sampling import SamplingParams
-from support.json_lines import write_lines
-from support.sessions import collect_requests, make, said
+from support.sessions import collect_requests, make, said, write_documents
 
 
 def chats_of(sessions, n_chats):
@@ -42,16 +41,11 @@ def test_the_next_turn_has_the_recorded_answer_whatever_the_server_answers():
 
 
 def test_a_data_set_gives_documents_questions_and_recorded_answers(tmp_path):
-    lines = [
-        {"text": f"Text {number}.", "questions": [{"question": f"q{n}?", "answer": f"a{n}"} for n in range(count)]}
-        for number, count in enumerate((5, 2, 4))
-    ]
-    path = write_lines(tmp_path / "documents.jsonl", *lines)
+    path = write_documents(tmp_path, (5, 2, 4))
     loaded = make("pressure", Source(0, path), num_sessions=3, num_turns=2, num_questions=2)
     requests = collect_requests(loaded.sessions)
-    answered = "Question: q0?\nAnswer: #### a0\n\n"
     assert [request.prompt for request in requests[:3]] == [
-        f"Text {number}.\n\n{answered}Question: q1?\nAnswer:" for number in range(3)
+        f"Text {n}.\n\nQuestion: q{n}.0?\nAnswer: #### a{n}.0\n\nQuestion: q{n}.1?\nAnswer:" for n in range(3)
     ]
     assert [request.prompt[:7] for request in requests[3:]] == ["Text 0.", "Text 2."]
     assert [session.first_turn for session in loaded.sessions] == [0, 0, 0, 1, 1]

@@ -6,8 +6,7 @@ from collections import Counter
 from radixkv.lab.bench.workloads.base import Source
 from radixkv.lab.bench.workloads.documents import generate_corpus
 from radixkv.lab.bench.workloads.rag import INSTRUCTION
-from support.json_lines import write_lines
-from support.sessions import collect_requests, make, said
+from support.sessions import collect_requests, make, said, write_documents
 
 
 def chunks_of(prompt):
@@ -52,13 +51,12 @@ def test_the_first_documents_are_found_most_often():
 
 
 def test_a_data_set_gives_the_documents(tmp_path):
-    lines = [{"text": f"Text {n}.", "questions": [{"question": f"q{n}?", "answer": f"a{n}"}]} for n in range(4)]
-    path = write_lines(tmp_path / "documents.jsonl", *lines)
+    path = write_documents(tmp_path, [1] * 4)
     made = make("rag", Source(1, path), num_documents=4, num_questions=2, num_chunks=2)
     assert made.counts == {"missing_questions": 4}
     requests = collect_requests(made.sessions)
-    assert sorted(request.prompt[-12:] for request in requests) == [f" q{n}?\nAnswer:" for n in range(4)]
+    assert sorted(request.prompt[-14:] for request in requests) == [f" q{n}.0?\nAnswer:" for n in range(4)]
     for request in requests:
-        number = request.prompt[-10]
+        number = request.prompt[-12]
         assert f"Text {number}." in chunks_of(request.prompt)
-        assert request.check(said(f" It is a{number}."))
+        assert request.check(said(f" It is a{number}.0."))
