@@ -17,42 +17,11 @@ from torch import Tensor
 
 from radixkv.runtime.device.sampling.row_sampling import uniforms
 from radixkv.runtime.step.plan import RowSampling
-from radixkv.wire.messages import unpack_tokens
+from support.sampler_oracle import probabilities
 
 pytestmark = on_kernels
 
 N_DRAWS = 20_000
-
-
-def edited(logits: Tensor, row: RowSampling) -> Tensor:
-    """Returns [vocab] float64 logits after biases, bans and penalties."""
-    changed = logits.double().clone()
-    for token, bias in row.logit_bias:
-        changed[token] += bias
-    changed[list(row.banned)] = -torch.inf
-    if row.history is not None:
-        ids = torch.tensor(unpack_tokens(row.history.tokens))
-        outputs = torch.bincount(ids[row.history.n_prompt :], minlength=len(logits))
-        seen = torch.bincount(ids, minlength=len(logits)) > 0
-        penalised = torch.where(changed > 0, changed / row.repetition_penalty, changed * row.repetition_penalty)
-        changed = torch.where(seen, penalised, changed)
-        changed -= row.frequency_penalty * outputs + row.presence_penalty * (outputs > 0)
-    return changed
-
-
-def distribution(logits: Tensor, row: RowSampling) -> NDArray[np.float64]:
-    """Returns [vocab]: the probabilities that a token of the row is drawn with, computed plainly."""
-    order = edited(logits, row).sort(descending=True, stable=True)
-    weights = torch.exp((order.values - order.values[0]) / row.temperature)
-    if row.top_k:
-        weights[row.top_k :] = 0.0
-    weights[weights < row.min_p] = 0.0
-    before = weights.cumsum(0) - weights
-    if row.top_p < 1.0:
-        weights[before >= row.top_p * weights.sum()] = 0.0
-    probabilities = torch.zeros_like(weights)
-    probabilities[order.indices] = weights / weights.sum()
-    return probabilities.numpy()
 
 
 def draws(logits: Tensor, row: RowSampling, n: int = N_DRAWS) -> list[int]:
@@ -103,7 +72,7 @@ CASES: dict[str, dict[str, Any]] = {
 def test_tokens_are_drawn_with_their_probabilities(name: str) -> None:
     logits = peaked()
     row = replace(DRAWN, **CASES[name])
-    assert surprise(draws(logits, row), distribution(logits, row)) < 4.0
+    assert surprise(draws(logits, row), probabilities(logits, row).numpy()) < 4.0
 
 
 @on_device_only
@@ -111,14 +80,14 @@ def test_tokens_are_drawn_with_their_probabilities(name: str) -> None:
 def test_narrow_logits(dtype: torch.dtype) -> None:
     logits = peaked().to(dtype)
     row = replace(DRAWN, temperature=0.9)
-    assert surprise(draws(logits, row), distribution(logits, row)) < 4.0
+    assert surprise(draws(logits, row), probabilities(logits, row).numpy()) < 4.0
 
 
 @on_device_only
 def test_a_wrong_distribution_is_detected() -> None:
     logits = peaked()
     found = draws(logits, replace(DRAWN, temperature=1.5))
-    assert surprise(found, distribution(logits, DRAWN)) > 4.0
+    assert surprise(found, probabilities(logits, DRAWN).numpy()) > 4.0
 
 
 @on_device_only
@@ -137,7 +106,7 @@ def test_edits_come_before_the_draw(top_k: int) -> None:
         banned=(likely[0], likely[3]),
         history=history(likely[:10] * 2, likely[5:9] * 3),
     )
-    assert surprise(draws(logits, row, N_DRAWS // 4), distribution(logits, row)) < 4.0
+    assert surprise(draws(logits, row, N_DRAWS // 4), probabilities(logits, row).numpy()) < 4.0
 
 
 @on_device_only
