@@ -39,17 +39,24 @@ def test_a_closed_output_pipe_gives_no_traceback(fake):
     assert (done.returncode, complaints(done.stderr)) == (1, "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_during_warm_up_ends_the_run_without_a_result(fake, number):
-    fake.stall = 30.0
-    command = [*COMMAND, "--base-url", fake.address, *SMALL]
+def interrupted(fake, number, n_requests, *flags):
+    """Runs the command until the server has got so many requests, then signals; returns what it printed."""
+    command = [*COMMAND, "--base-url", fake.address, *SMALL, *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        while not fake.bodies:
+        while len(fake.bodies) < n_requests:
             time.sleep(0.01)
         running.send_signal(number)
         output, errors = running.communicate(timeout=LIMIT_S)
-        assert (running.returncode, output, complaints(errors)) == (130, "", "")
-        assert errors.endswith("radixkv: interrupted\n")
+    assert (running.returncode, complaints(errors)) == (130, "")
+    return output, errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_during_warm_up_ends_the_run_without_a_result(fake, number):
+    fake.stall = 30.0
+    output, errors = interrupted(fake, number, 1)
+    assert output == ""
+    assert errors.endswith("radixkv: interrupted\n")
     fake.opens_at = 0.0
 
 
@@ -57,14 +64,8 @@ def test_ctrl_c_during_warm_up_ends_the_run_without_a_result(fake, number):
 def test_ctrl_c_saves_the_partial_result(fake, tmp_path, number):
     fake.hangs_at = 4
     path = tmp_path / "lines.jsonl"
-    flags = [*SMALL, "--num-prompts", "100", "--warmup-requests", "0", "--output-file", str(path)]
-    command = [*COMMAND, "--base-url", fake.address, *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        while len(fake.bodies) < 4:
-            time.sleep(0.01)
-        running.send_signal(number)
-        output, errors = running.communicate(timeout=LIMIT_S)
-        assert (running.returncode, complaints(errors)) == (130, "")
+    flags = ["--num-prompts", "100", "--warmup-requests", "0", "--output-file", str(path)]
+    output, _ = interrupted(fake, number, 4, *flags)
     assert "interrupted" in output
     line = json.loads(path.read_text())
     assert line["aborted"] == "it was interrupted"
