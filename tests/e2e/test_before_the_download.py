@@ -45,16 +45,20 @@ def test_a_server_fails_before_it_downloads_weights(hub: Hub, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "error", "message"),
     [
-        ({"device": "cuda"}, "device to cpu"),
-        ({"device": "cpu", "dtype": "float16"}, "dtype 'float16'"),
-        ({"device": "cpu", "max_model_len": 2000}, "max_model_len 2000"),
-        ({"device": "cpu", "max_total_tokens": 1 << 45}, "max_total_tokens"),
+        ({"device": "cuda"}, ConfigError, "device to cpu"),
+        ({"device": "cpu", "dtype": "float16"}, ConfigError, "dtype 'float16'"),
+        ({"device": "cpu", "max_model_len": 2000}, ConfigError, "max_model_len 2000"),
+        ({"device": "cpu", "max_total_tokens": 1 << 45}, ConfigError, "max_total_tokens"),
+        ({"device": "cpu", "chat_template": "/no-such"}, CheckpointError, "no-such"),
+        ({"device": "cpu", "tokenizer": "/no-such"}, CheckpointError, "no-such"),
     ],
 )
-def test_an_engine_fails_before_it_downloads_weights(hub: Hub, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_an_engine_fails_before_it_downloads_weights(
+    hub: Hub, settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
         LLM("org/model", **settings)
     assert WEIGHTS not in hub.downloaded()
 
@@ -65,15 +69,6 @@ def test_a_wrong_template_or_tokenizer_fails_a_server_before_the_download(hub: H
     assert "chat template" in failed_start_error(scratch, "org/model", "--chat-template", str(template))
     assert WEIGHTS not in hub.downloaded()
     assert "no-such" in failed_start_error(scratch, "org/other", "--tokenizer", str(tmp_path / "no-such"))
-    assert WEIGHTS not in hub.downloaded()
-
-
-@pytest.mark.parametrize("setting", ["chat_template", "tokenizer"])
-def test_a_wrong_template_or_tokenizer_fails_an_engine_before_the_download(
-    hub: Hub, tmp_path: Path, setting: str
-) -> None:
-    with pytest.raises(CheckpointError, match="no-such"):
-        LLM("org/model", device="cpu", **{setting: str(tmp_path / "no-such")})
     assert WEIGHTS not in hub.downloaded()
 
 
