@@ -10,12 +10,6 @@ NAMES = (
 ).split()
 
 
-def test_the_shipped_workload_has_the_published_defaults():
-    workload = load_workload("fewshot")
-    values = (workload.num_prompts, workload.num_shots, workload.output_len, workload.max_concurrency)
-    assert values == (48, 8, 48, 8)
-
-
 def test_every_shipped_workload_loads():
     assert workload_names() == NAMES
     for name in NAMES:
