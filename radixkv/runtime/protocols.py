@@ -67,15 +67,12 @@ class Constraint(Protocol):
     @property
     def has_ended(self) -> bool:
         """Whether the output is complete, so that no token may follow."""
-        ...
 
     def accept(self, token: int) -> bool:
         """Appends a token to the output; False, without any change, if it is not allowed. O(1) mostly."""
-        ...
 
     def rejection(self, token: int) -> RequestError:
         """Returns the error that ends a choice when ``accept`` has refused its sampled token."""
-        ...
 
 
 class Continuation(Protocol):
@@ -87,11 +84,9 @@ class Continuation(Protocol):
 
     def take(self, request: Request, logprobs: TokenLogprobs | None) -> None:
         """Takes the likeliest next tokens of a choice, and pauses it. O(1)."""
-        ...
 
     def advance(self) -> list[Update]:
         """Lets the choices go on if all pause, after the results of a step in which some of them had rows."""
-        ...
 
 
 class Gate(Protocol):
@@ -106,36 +101,28 @@ class Gate(Protocol):
 
         Raises ``RequestError`` if the request cannot have them, or if too many wait.
         """
-        ...
 
     def __len__(self) -> int:
         """Returns how many requests wait."""
-        ...
 
     def n_waiting(self, sender: str) -> int:
         """Returns how many requests of a sender wait."""
-        ...
 
     def take(self) -> list[tuple[list[Request], RequestError | None]]:
         """Returns the requests that wait no longer: the choices of each, and the error if it cannot have its
         constraints."""
-        ...
 
     def leave(self, choices: Sequence[Request]) -> None:
         """Forgets a request that has ended while it waited."""
-        ...
 
     def descriptors(self) -> list[int]:
         """Returns descriptors, one of which is readable when ``take`` has something to return."""
-        ...
 
     def masks(self, rows: Sequence[tuple[Row, Request]], vocab_size: int) -> TokenMasks | None:
         """Returns which tokens the masked rows of a step may sample; None if no row needs a mask any more."""
-        ...
 
     def close(self) -> None:
         """Frees what it has opened."""
-        ...
 
 
 class Queue(Protocol):
@@ -151,43 +138,33 @@ class Queue(Protocol):
     @property
     def version(self) -> int:
         """Changes whenever a request is added or removed."""
-        ...
 
     def n_unstarted_beside(self, request: Request) -> int:
         """Returns how many requests wait for their first step, of those that share a limit with ``request``."""
-        ...
 
     def take_received_before(self, time_s: float) -> list[Request]:
         """Removes and returns the requests that have not started and were received before that time."""
-        ...
 
     def add(self, request: Request) -> None:
         """Queues a request by its priority and age, in phase ``WAITING``."""
-        ...
 
     def remove(self, request: Request) -> None:
         """Removes a request."""
-        ...
 
     def candidates(self) -> Iterable[Request]:
         """Returns requests in the order in which to try to admit them, without those that are retried alone."""
-        ...
 
     def next_prompts(self) -> Iterator[WaitingPrompt]:
         """Yields namespace and tokens of requests that will read the cache, those first that are admitted first."""
-        ...
 
     def short(self, n_tokens: int, unfinished: Sequence[Request]) -> Iterable[Request]:
         """Returns requests with at most ``n_tokens`` to compute, which may overtake ``unfinished`` prompts."""
-        ...
 
     def count_passes(self, admitted: Sequence[Request]) -> None:
         """Counts that a step admits these requests before others that are earlier in order."""
-        ...
 
     def charge(self, requests: Sequence[Request], n_tokens: int) -> None:
         """Counts that a step computes ``n_tokens`` tokens for each of these requests."""
-        ...
 
 
 class Shares:
@@ -287,11 +264,9 @@ class ChangeSource(Protocol):
     @property
     def n_pages(self) -> int:
         """Pages that were stored and not removed since."""
-        ...
 
     def take(self) -> list[Change]:
         """Returns the changes since the last call."""
-        ...
 
 
 class Tiers:

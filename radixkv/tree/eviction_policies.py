@@ -33,7 +33,6 @@ class EvictionPolicy(Protocol):
 
     def use(self, end: Node) -> None:
         """Ranks the nodes of the path that ends at ``end``, which a request has used until now. O(edges)."""
-        ...
 
     def hit(self, nodes: Sequence[Node]) -> None:
         """Notes that a request has found these nodes, which its lease holds already. O(nodes)."""

@@ -17,12 +17,10 @@ class Run(Protocol):
     @property
     def pages(self) -> Sized:
         """Its pages."""
-        ...
 
     @property
     def children(self) -> Any:
         """A container with ``len`` and ``values`` of the nodes that continue it; None if there are none."""
-        ...
 
 
 RunT = TypeVar("RunT", bound=Run)

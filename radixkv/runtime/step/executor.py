@@ -54,7 +54,6 @@ class Executor(Protocol):
         Every step launched before must be sampled (``LaunchedStep.sample``). The block table of a batch slot stays
         as it is until a row of the slot changes it, also while the slot has no row.
         """
-        ...
 
     def open_copier(self, host_memory_bytes: int) -> HostMemoryCopier:
         """Returns a copier between the KV pool and new host memory. At most once; closed before the executor.
@@ -62,8 +61,6 @@ class Executor(Protocol):
         Raises:
             ConfigError: the host memory does not fit, or holds not even one page.
         """
-        ...
 
     def close(self) -> None:
         """Frees the device's memory. Called once, after all other calls."""
-        ...

@@ -28,36 +28,28 @@ class PageCopier(Protocol):
     @property
     def n_slots(self) -> int:
         """Host slots in all."""
-        ...
 
     @property
     def page_bytes(self) -> int:
         """Size of a page and of a slot in bytes."""
-        ...
 
     def take_new_slots(self) -> range:
         """Returns the slots that have become usable since the last call; their memory is ready. O(1)."""
-        ...
 
     def load(self, slots: Sequence[int], pages: Sequence[int]) -> int:
         """Starts to copy each slot to the page at the same index; returns a ticket. O(pages)."""
-        ...
 
     def store(self, pages: Sequence[int], slots: Sequence[int]) -> int:
         """Starts to copy each page to the slot at the same index; returns a ticket. O(pages)."""
-        ...
 
     def take_finished(self) -> list[FinishedCopy]:
         """Returns the copies that have finished since the last call, in any order. O(1) if there is none."""
-        ...
 
     def fileno(self) -> int:
         """A descriptor that is readable while ``take_finished`` has something to return."""
-        ...
 
     def close(self) -> None:
         """Waits for the copies that have begun, drops the others, and frees the host memory."""
-        ...
 
 
 class HostMemoryCopier(PageCopier, Protocol):
@@ -65,4 +57,3 @@ class HostMemoryCopier(PageCopier, Protocol):
 
     def buffer(self, slot: int) -> memoryview:
         """Returns the memory of a usable slot, writable, ``page_bytes`` long. O(1)."""
-        ...

@@ -54,7 +54,6 @@ class LaunchedStep(Protocol):
             DeviceError: the step failed. So have all steps launched after it.
             DeviceLost: the device cannot be used any more.
         """
-        ...
 
 
 class SampledStep(Protocol):
@@ -63,7 +62,6 @@ class SampledStep(Protocol):
     @property
     def is_done(self) -> bool:
         """Whether the device has computed the step, or failed, so that ``result`` does not wait for it."""
-        ...
 
     def result(self) -> StepResult:
         """Waits for the step and returns its result.
@@ -72,4 +70,3 @@ class SampledStep(Protocol):
             DeviceError: the step failed. The caller must discard the results of all steps launched after it.
             DeviceLost: the device cannot be used any more.
         """
-        ...

@@ -26,7 +26,6 @@ class Place(Protocol):
     @property
     def can_commit(self) -> bool:
         """Whether the pages can still be found: nothing has removed them since the place was opened."""
-        ...
 
 
 P = TypeVar("P", bound=Place)

@@ -22,24 +22,18 @@ class ObjectStore(Protocol):
     @property
     def n_parallel(self) -> int:
         """Calls that should be under way at once, for the full rate."""
-        ...
 
     async def have(self, names: Sequence[str]) -> list[bool]:
         """Returns whether each object is there."""
-        ...
 
     async def get(self, name: str) -> memoryview | None:
         """Returns an object's bytes; None if it is not there."""
-        ...
 
     async def put(self, name: str, value: memoryview) -> bool:
         """Keeps an object, whole or not at all; returns False if there is no room for it."""
-        ...
 
     async def delete(self, name: str) -> bool:
         """Removes an object, if it is there. Returns False if the store keeps it, as while it is being written."""
-        ...
 
     def close(self) -> None:
         """Lets go of the store, within a second or two. No coroutine may be under way."""
-        ...

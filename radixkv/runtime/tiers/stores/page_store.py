@@ -61,31 +61,25 @@ class PageStore(Protocol):
     @property
     def page_bytes(self) -> int:
         """Size of a page in bytes."""
-        ...
 
     @property
     def n_pages(self) -> int:
         """Pages in the store, with those of other models; of a store that several servers use, those it knows."""
-        ...
 
     @property
     def n_bytes(self) -> int:
         """Bytes that these pages occupy."""
-        ...
 
     @property
     def counts(self) -> PageCounts:
         """What has become of its pages. O(1)."""
-        ...
 
     @property
     def health(self) -> StoreHealth | None:
         """How well the store can be reached; None if no other server uses it."""
-        ...
 
     def run(self, keys: Sequence[bytes]) -> int:
         """Returns the number of leading keys that the store is known to have. Reads nothing; O(that number)."""
-        ...
 
     def look_up(self, keys: Sequence[bytes]) -> int | None:
         """Starts to look for leading keys that other servers have stored; ``run`` knows what was found.
@@ -93,7 +87,6 @@ class PageStore(Protocol):
         Returns:
             A ticket. None if there is nothing to look for: no other server uses the store, or it is away.
         """
-        ...
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """Starts to read pages; returns a ticket. O(pages).
@@ -104,14 +97,12 @@ class PageStore(Protocol):
             buffers: where the pages go: writable, ``page_bytes`` each. Buffers after the ``n_pages`` that were read
                 correctly have undefined contents.
         """
-        ...
 
     def store(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """Starts to write the pages that the store does not have; returns a ticket. O(pages).
 
         The arguments are those of ``load``. Stores that are more than the store can take are dropped.
         """
-        ...
 
     def spare(self, keys: Sequence[bytes]) -> None:
         """Marks these pages and those before them: the store removes or forgets them after all others. Replaces the
@@ -120,7 +111,6 @@ class PageStore(Protocol):
         Args:
             keys: of the last page of each prompt that waits; the first one will be loaded first.
         """
-        ...
 
     def remove(self, key: bytes, leading: Sequence[bytes] = ()) -> Removal:
         """Removes all pages of a namespace, or a page and those that continue it, as far as ``run`` knows them.
@@ -133,33 +123,27 @@ class PageStore(Protocol):
             leading: keys of the pages before that page, in order. They are removed too, from the last one back to
                 the first that another page continues.
         """
-        ...
 
     def clear(self) -> int:
         """Removes all pages, also those of other models, as ``remove`` does; returns a ticket.
 
         A store that several servers use keeps them, and only forgets that it has them.
         """
-        ...
 
     def take_removed(self) -> list[bytes]:
         """Returns the keys of pages that were removed or lost since the last call; the first call returns none.
 
         A page may be back in the store by now. Nothing is recorded before the first call. O(1).
         """
-        ...
 
     def take_finished(self) -> list[FinishedTransfer]:
         """Returns the transfers that have finished since the last call, in any order. O(1) if there is none."""
-        ...
 
     def fileno(self) -> int:
         """A descriptor that is readable while ``take_finished`` has something to return."""
-        ...
 
     def close(self, timeout_s: float) -> None:
         """Drops the loads that have not begun, finishes the stores within a limit, and drops those left then.
 
         No other method may be called afterwards.
         """
-        ...
