@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixkv.tree.forest import Forest
-from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, walk
+from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace
 
 
 class Demotions:
@@ -13,12 +13,10 @@ class Demotions:
 
     Args:
         forest: the nodes of the tree.
-        page_bytes: bytes of one page's tokens.
     """
 
-    def __init__(self, forest: Forest, page_bytes: int) -> None:
+    def __init__(self, forest: Forest) -> None:
         self._forest = forest
-        self._page_bytes = page_bytes
 
     def add(self, namespace: Namespace, tokens: bytes, n_kept: int = 0) -> int:
         """Makes the cached prefix of the tokens, but for its first ``n_kept`` tokens, the next to be evicted.
@@ -34,14 +32,8 @@ class Demotions:
         Returns:
             The number of pages that were not demoted before.
         """
-        root = self._forest.roots.get(namespace)
-        if root is None:
-            return 0
-        path, _, partial, n_partial = walk(root, tokens, self._page_bytes)
-        if partial is not None:
-            path.append(self._forest.split(partial, n_partial))
-        n_pages_kept, n_demoted = n_kept * TOKEN_BYTES // self._page_bytes, 0
-        for node in path:
+        n_pages_kept, n_demoted = n_kept * TOKEN_BYTES // self._forest.page_bytes, 0
+        for node in self._forest.cut_out(namespace, tokens):
             n_pages = len(node.pages)
             if 0 < n_pages_kept < n_pages:
                 self._forest.split(node, n_pages_kept)
@@ -62,9 +54,6 @@ class Demotions:
 
     def reach_end(self, namespace: Namespace, tokens: bytes) -> bool:
         """Returns whether the last page of the tokens' cached prefix is demoted. Changes nothing. O(edges)."""
-        root = self._forest.roots.get(namespace)
-        if root is None:
-            return False
-        path, _, partial, _ = walk(root, tokens, self._page_bytes)
+        path, _, partial, _ = self._forest.walk(namespace, tokens)
         end = path[-1] if partial is None and path else partial
         return end is not None and end.rank < 0

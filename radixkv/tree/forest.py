@@ -9,7 +9,7 @@ from radixkv.tree.changes import ChangeLog
 from radixkv.tree.children import Children
 from radixkv.tree.digest import namespace_digest
 from radixkv.tree.evictable import EvictableLeaves
-from radixkv.tree.node import Namespace, Node, Retention
+from radixkv.tree.node import Namespace, Node, Retention, walk
 
 _DEMOTED = -1
 """Rank of demoted nodes."""
@@ -60,6 +60,19 @@ class Forest:
             root.digests = array("Q", (namespace_digest(namespace),))
             self.roots[namespace] = root
         return root
+
+    def walk(self, namespace: Namespace, tokens: bytes) -> tuple[list[Node], int, Node | None, int]:
+        """Follows the tokens of a namespace down from its root, as ``walk`` in ``tree.node``. Changes nothing."""
+        root = self.roots.get(namespace)
+        return ([], 0, None, 0) if root is None else walk(root, tokens, self.page_bytes)
+
+    def cut_out(self, namespace: Namespace, tokens: bytes) -> list[Node]:
+        """Returns the nodes of the cached prefix of the tokens, in order, after splitting the last one where it ends.
+
+        O(edges · log leaves + pages of the split node).
+        """
+        path, _, partial, n_partial = self.walk(namespace, tokens)
+        return path if partial is None else [*path, self.split(partial, n_partial)]
 
     def add_lease(self, node: Node) -> None:
         """Adds a lease to the reference count of a node. O(log leaves)."""

@@ -68,9 +68,9 @@ class RadixTree:
         self._page_bytes = TOKEN_BYTES * page_size
         self._policy = LruEviction() if policy is None else policy
         self._forest = Forest(self._page_bytes, groups)
-        self.retentions = Retentions(self._forest, self._page_bytes)
+        self.retentions = Retentions(self._forest)
         """The prefixes that are evicted after everything else."""
-        self.demotions = Demotions(self._forest, self._page_bytes)
+        self.demotions = Demotions(self._forest)
         """Makes sequences the next to be evicted."""
         self.changes = self._forest.changes
         """Records which computed pages enter and leave the tree, once it is told to."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from radixkv.tree.forest import Forest
-from radixkv.tree.node import Namespace, Node, Retention, walk
+from radixkv.tree.node import Namespace, Node, Retention
 
 
 class RetainedPath(NamedTuple):
@@ -26,12 +26,10 @@ class Retentions:
 
     Args:
         forest: the nodes of the tree.
-        page_bytes: bytes of one page's tokens.
     """
 
-    def __init__(self, forest: Forest, page_bytes: int) -> None:
+    def __init__(self, forest: Forest) -> None:
         self._forest = forest
-        self._page_bytes = page_bytes
 
     @property
     def n_pages(self) -> int:
@@ -44,24 +42,18 @@ class Retentions:
 
     def find(self, namespace: Namespace, tokens: bytes) -> RetainedPath:
         """Returns what is cached and retained of the tokens. Changes nothing. O(edges)."""
-        root = self._forest.roots.get(namespace)
-        if root is None:
-            return RetainedPath(0, 0)
-        path, end, partial, n_partial = walk(root, tokens, self._page_bytes)
+        path, end, partial, n_partial = self._forest.walk(namespace, tokens)
         n_retained = sum(len(node.pages) for node in path if node.n_retentions)
         if partial is not None and partial.n_retentions:
             n_retained += n_partial
-        return RetainedPath(end // self._page_bytes + n_partial, n_retained)
+        return RetainedPath(end // self._forest.page_bytes + n_partial, n_retained)
 
     def ending(self, namespace: Namespace, tokens: bytes) -> list[Retention]:
         """Returns the retentions that end on the cached path of the tokens, so that one of the path covers them.
 
         O(edges + retentions returned).
         """
-        root = self._forest.roots.get(namespace)
-        if root is None:
-            return []
-        path, _, _, _ = walk(root, tokens, self._page_bytes)
+        path, _, _, _ = self._forest.walk(namespace, tokens)
         return [retention for node in path for retention in node.retentions or ()]
 
     def until(self, namespace: Namespace, tokens: bytes) -> float:
@@ -69,10 +61,7 @@ class Retentions:
 
         O(edges + retained nodes below the prefix and their children).
         """
-        root = self._forest.roots.get(namespace)
-        if root is None:
-            return 0.0
-        path, _, partial, _ = walk(root, tokens, self._page_bytes)
+        path, _, partial, _ = self._forest.walk(namespace, tokens)
         retained = [node for node in (*path, partial) if node is not None and node.n_retentions]
         return max(one.until for one in _covering(retained[-1])) if retained else 0.0
 
@@ -86,12 +75,7 @@ class Retentions:
             tokens: the sequence.
             until: when the retention is to end, in the caller's clock. The caller removes it then.
         """
-        root = self._forest.roots.get(namespace)
-        if root is None:
-            return Retention(None, until)
-        path, _, partial, n_partial = walk(root, tokens, self._page_bytes)
-        if partial is not None:
-            path.append(self._forest.split(partial, n_partial))
+        path = self._forest.cut_out(namespace, tokens)
         if not path:
             return Retention(None, until)
         for node in path:
