@@ -9,7 +9,7 @@ from typing import Protocol
 from sortedcontainers import SortedKeyList
 
 from radixkv.settings.config import EvictionPolicyName
-from radixkv.tree.node import Node
+from radixkv.tree.node import Node, upwards
 from radixkv.tree.reuse_rates import ReuseRates
 
 _CLOCK_BITS = 48
@@ -81,10 +81,8 @@ class LruEviction(EvictionPolicy):
     def use(self, end: Node) -> None:
         """Ranks the nodes of the path by the time."""
         self._clock = rank = self._clock + 1
-        node: Node | None = end
-        while node is not None:
+        for node in upwards(end):
             node.rank = rank
-            node = node.parent
 
     def age(self, node: Node) -> int | None:
         """Returns the uses of the tree since the last one of a node."""
@@ -106,10 +104,8 @@ class LfudaEviction(EvictionPolicy):
     def use(self, end: Node) -> None:
         """Ranks the nodes of the path by priority, then by the time."""
         self._clock += 1
-        node: Node | None = end
-        while node is not None:
+        for node in upwards(end):
             node.rank = (node.n_hits + 1 + self._age << _CLOCK_BITS) + self._clock
-            node = node.parent
 
     def hit(self, nodes: Sequence[Node]) -> None:
         """Counts a hit of each node."""
@@ -154,10 +150,8 @@ class AdaptiveEviction(EvictionPolicy):
     def use(self, end: Node) -> None:
         """Ranks the nodes of the path by class, then by the time."""
         self._clock += 1
-        node: Node | None = end
-        while node is not None:
+        for node in upwards(end):
             node.rank = (_class(node.n_hits) << _CLOCK_BITS) + self._clock
-            node = node.parent
 
     def hit(self, nodes: Sequence[Node]) -> None:
         """Counts a hit of each node, and learns from its age."""

@@ -9,7 +9,7 @@ from radixkv.tree.changes import ChangeLog
 from radixkv.tree.children import Children
 from radixkv.tree.digest import namespace_digest
 from radixkv.tree.evictable import EvictableLeaves
-from radixkv.tree.node import Namespace, Node, Retention, walk
+from radixkv.tree.node import Namespace, Node, Retention, upwards, walk
 
 _DEMOTED = -1
 """Rank of demoted nodes."""
@@ -67,7 +67,7 @@ class Forest:
         return ([], 0, None, 0) if root is None else walk(root, tokens, self.page_bytes)
 
     def cut_out(self, namespace: Namespace, tokens: bytes) -> list[Node]:
-        """Returns the nodes of the cached prefix of the tokens, in order, after splitting the last one where it ends.
+        """Returns the nodes of the cached prefix of the tokens, in order; splits the last one where it ends.
 
         O(edges · log leaves + pages of the split node).
         """
@@ -92,14 +92,11 @@ class Forest:
         Returns the pages that this frees: ``remove_last_lease``.
         """
         freed: list[int] = []
-        node: Node | None = end
-        while node is not None:
-            parent = node.parent
+        for node in upwards(end):
             if node.n_leases > 1:
                 node.n_leases -= 1
             else:
                 freed += self.remove_last_lease(node)
-            node = parent
         return freed
 
     def remove_last_lease(self, node: Node) -> list[int]:

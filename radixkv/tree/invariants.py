@@ -7,7 +7,7 @@ from collections.abc import Collection
 from radixkv.errors import InvariantError
 from radixkv.tree.digest import chained_xxh3_64, digest_at
 from radixkv.tree.forest import Forest
-from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node
+from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node, upwards
 
 
 def check_counts(forest: Forest) -> None:
@@ -93,12 +93,10 @@ def _lease_counts(leases: Collection[Lease], page_bytes: int) -> dict[Node, int]
     for lease in leases:
         _expect(not lease.released, lease.node, "a released lease that ends here is still counted as open")
         length = 0
-        node: Node | None = lease.node
-        while node is not None:
+        for node in upwards(lease.node):
             n_leases[node] = n_leases.get(node, 0) + 1
             length += len(node.key)
             _expect(node.namespace == lease.namespace, node, f"a lease in {lease.namespace} contains it")
-            node = node.parent
         _expect(length == TOKEN_BYTES * lease.n_tokens, lease.node, f"a lease of {lease.n_tokens} tokens ends here")
         _expect(length % page_bytes == 0, lease.node, "a lease ends within a page")
     return n_leases

@@ -194,22 +194,23 @@ def detached_nodes(leases: Iterable[Lease]) -> Iterator[Node]:
     """Yields each detached node that one of the leases holds. O(edges)."""
     seen: set[Node] = set()
     for lease in leases:
-        node: Node | None = lease.node
-        while node is not None and node.detached and node not in seen:
+        for node in upwards(lease.node):
+            if not node.detached or node in seen:
+                break
             seen.add(node)
             yield node
-            node = node.parent
 
 
-def path_of(lease: Lease) -> list[Node]:
-    """Returns the nodes from the root to the end of a lease. O(edges)."""
-    path: list[Node] = []
-    node: Node | None = lease.node
-    while node is not None:
-        path.append(node)
-        node = node.parent
-    path.reverse()
-    return path
+def upwards(end: Node | None) -> Iterator[Node]:
+    """Yields a node and those above it up to the root, each of which may be unlinked then. None: nothing."""
+    while end is not None:
+        node, end = end, end.parent
+        yield node
+
+
+def path_to(end: Node | None) -> list[Node]:
+    """Returns the nodes from the root to a node. O(edges)."""
+    return list(upwards(end))[::-1]
 
 
 def pages_of(nodes: Sequence[Node]) -> list[int]:

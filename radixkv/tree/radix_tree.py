@@ -28,9 +28,10 @@ from radixkv.tree.node import (
     first_without_branch,
     n_matching_bytes,
     pages_of,
-    path_of,
+    path_to,
     require_open,
     uncomputed_nodes,
+    upwards,
     walk,
 )
 from radixkv.tree.outline import Outline, outline
@@ -163,12 +164,12 @@ class RadixTree:
         assert lease.is_use, "a hit is a use"
         assert not lease.is_hit, "a lease is a hit once"
         lease.is_hit = True
-        self._policy.hit(path_of(lease)[1:])  # the root has no page
+        self._policy.hit(path_to(lease.node)[1:])  # the root has no page
 
     def pages(self, lease: Lease) -> list[int]:
         """Returns all pages of the lease's path, in token order. O(pages)."""
         require_open(lease)
-        return pages_of(path_of(lease))
+        return pages_of(path_to(lease.node))
 
     def extend(self, lease: Lease, tokens: bytes) -> list[int]:
         """Extends the lease over pages that others have committed after its end.
@@ -288,7 +289,7 @@ class RadixTree:
     def fork(self, lease: Lease) -> Lease:
         """Returns a second lease on the same path. O(edges)."""
         require_open(lease)
-        for node in path_of(lease):
+        for node in path_to(lease.node):
             self._forest.add_lease(node)
         second = Lease(lease.node, lease.n_tokens, is_use=lease.is_use, is_hit=lease.is_hit)
         self._leases.add(second)
@@ -345,12 +346,7 @@ class RadixTree:
     def passes_through(self, lease: Lease, nodes: AbstractSet[Node]) -> bool:
         """Returns whether the lease's path contains one of the nodes. O(edges)."""
         require_open(lease)
-        node: Node | None = lease.node
-        while node is not None:
-            if node in nodes:
-                return True
-            node = node.parent
-        return False
+        return not nodes.isdisjoint(upwards(lease.node))
 
     def detach_uncomputed(self, lease: Lease) -> list[int]:
         """Detaches the lease's path from its first page that is not computed, with the subtree below it.

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from radixkv.tree.forest import Forest
-from radixkv.tree.node import Lease, Node, require_open
+from radixkv.tree.node import Lease, Node, path_to, require_open
 
 
 class SharedLeases(NamedTuple):
@@ -63,7 +63,7 @@ class SharedRuns:
         if len(branches) < 2:
             return []
         if branches.count(branches[0]) == len(branches):
-            n_pages = sum(len(node.pages) for node in _path_to(branches[0]))
+            n_pages = sum(len(node.pages) for node in path_to(branches[0]))
             return [SharedLeases(tuple(range(len(branches))), 0, n_pages)] if n_pages else []
         by_branch: defaultdict[Node | None, list[int]] = defaultdict(list)
         for index, branch in enumerate(branches):
@@ -85,7 +85,7 @@ def _runs(leases_by_branch: Mapping[Node | None, list[int]]) -> list[SharedLease
     leases_of: dict[Node, list[int]] = {}
     """In order of each node's first lease, parents before children."""
     for branch, indices in leases_by_branch.items():
-        for node in _path_to(branch):
+        for node in path_to(branch)[1:]:
             leases_of.setdefault(node, []).extend(indices)
 
     starts: list[tuple[tuple[int, ...], int]] = []
@@ -107,13 +107,3 @@ def _runs(leases_by_branch: Mapping[Node | None, list[int]]) -> list[SharedLease
         SharedLeases(sharers, first_page, end - first_page)
         for (sharers, first_page), end in zip(starts, ends, strict=True)
     ]
-
-
-def _path_to(node: Node | None) -> list[Node]:
-    """Returns the path to a node, parents first, without the root, which has no pages."""
-    path: list[Node] = []
-    while node is not None and node.parent is not None:
-        path.append(node)
-        node = node.parent
-    path.reverse()
-    return path
