@@ -1,15 +1,19 @@
-"""Compiles specifications, a few at a time: first in the process of trials, then in this one."""
+"""Compiles specifications in a thread, a few at a time: first in the process of trials, then in this one."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 from asyncio import Event, Task
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from radixkv.errors import RequestError
+from radixkv.runtime.finished import Finished
 from radixkv.runtime.structured.fair_slots import FairSlots
 from radixkv.runtime.structured.messages import TrialLimits
 from radixkv.runtime.structured.source import Source
@@ -47,41 +51,38 @@ class Job(NamedTuple):
     spec: StructuredOutputs
 
 
+@dataclass(slots=True, eq=False)
 class _Compilation:
     """What becomes of a job."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.task: Task[None] | None = None
-        self.is_waiting = True
-        """Whether no trial is under way and none has succeeded."""
-        self.is_wanted = True
-        """Whether somebody waits for it."""
+    job: Job
+    task: Task[None] | None = None
+    is_waiting: bool = True
+    """Whether no trial is under way and none has succeeded."""
 
 
 class CompileJobs:
-    """Tasks that compile. All methods run in one event loop.
+    """Compiles from construction to ``close``, in a thread with an event loop.
 
-    Tenants take turns, and slow specifications have slots of their own.
+    Tenants take turns, and slow specifications have slots of their own. One other thread calls the methods; only
+    ``wait_until_ready`` and ``close`` wait.
 
     Args:
         read_vocabulary: called once, in a thread.
         limits: what one trial may take.
         deadline_s: longest time that a trial may take.
-        end: called with each job and its grammar, or the reason why there is none.
     """
 
-    def __init__(
-        self,
-        read_vocabulary: Callable[[], Vocabulary],
-        limits: TrialLimits,
-        deadline_s: float,
-        end: Callable[[Job, Grammar | RequestError], None],
-    ) -> None:
+    def __init__(self, read_vocabulary: Callable[[], Vocabulary], limits: TrialLimits, deadline_s: float) -> None:
         self._read_vocabulary = read_vocabulary
         self._limits = limits
         self._deadline_s = deadline_s
-        self._end = end
+        self.failure: Exception | None = None
+        """Why nothing is compiled any more; None while things are."""
+        self._outcomes: Finished[tuple[Job, Grammar | RequestError] | None] = Finished()
+        """What was compiled or refused; None after a ``failure``."""
+        self._is_settled = threading.Event()
+        """Set when compiling can begin at once, or never will."""
         self._executor = ThreadPoolExecutor(MAX_QUICK_JOBS + MAX_SLOW_JOBS, "radixkv-compile")
         self._quick_slots = FairSlots(MAX_QUICK_JOBS)
         self._slow_slots = FairSlots(MAX_SLOW_JOBS)
@@ -92,12 +93,62 @@ class CompileJobs:
         self._compilations: dict[Job, _Compilation] = {}
         """Compilations that somebody waits for."""
         self._tasks: set[Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._main = self._loop.create_task(self._keep_trials())
+        self._thread = threading.Thread(target=self._run, name="radixkv-grammars", daemon=True)
+        self._thread.start()
 
-    async def run(self, opened: Callable[[], None]) -> None:
+    def wait_until_ready(self) -> None:
+        """Waits until compiling can begin at once.
+
+        Raises:
+            RadixKVError: the vocabulary could not be read, or the process of trials could not be started.
+        """
+        self._is_settled.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable while ``take`` has something to return, and after a failure."""
+        return self._outcomes.fileno()
+
+    def submit(self, job: Job) -> None:
+        """Compiles a specification when it is its turn. Does nothing after a ``failure``."""
+        with contextlib.suppress(RuntimeError):  # the thread has closed its loop
+            self._loop.call_soon_threadsafe(self._begin, job)
+
+    def cancel(self, job: Job) -> None:
+        """Begins no more trial of a specification."""
+        with contextlib.suppress(RuntimeError):  # the thread has closed its loop
+            self._loop.call_soon_threadsafe(self._leave, job)
+
+    def take(self) -> list[tuple[Job, Grammar | RequestError]]:
+        """Returns what was compiled or refused since the last call."""
+        return [outcome for outcome in self._outcomes.take() if outcome is not None]
+
+    def close(self) -> None:
+        """Ends the process of trials and the thread; waits for what this process compiles."""
+        with contextlib.suppress(RuntimeError):  # the thread has failed and closed its loop
+            self._loop.call_soon_threadsafe(self._main.cancel)
+        self._thread.join()
+        self._outcomes.close()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            try:
+                runner.run(self._wait())
+            except asyncio.CancelledError:
+                pass
+            except Exception as error:
+                self.failure = error
+                self._is_settled.set()
+                self._outcomes.add(None)
+
+    async def _wait(self) -> None:
+        await self._main
+
+    async def _keep_trials(self) -> None:
         """Keeps a process of trials until it is cancelled; then ends everything.
-
-        Args:
-            opened: called once, when compiling can begin at once.
 
         Raises:
             RadixKVError: the vocabulary could not be read, or the first process could not be started.
@@ -107,7 +158,7 @@ class CompileJobs:
         try:
             trials = await Trials.start(vocabulary, self._limits)
             self._compiler = await compiler
-            opened()
+            self._is_settled.set()
             while True:
                 self._trials = trials
                 self._is_open.set()
@@ -123,19 +174,16 @@ class CompileJobs:
                 await self._trials.close()
             self._executor.shutdown()
 
-    def submit(self, job: Job) -> None:
-        """Compiles a specification when it is its turn."""
+    def _begin(self, job: Job) -> None:
         compilation = self._compilations[job] = _Compilation(job)
         compilation.task = asyncio.create_task(self._compile(compilation))
         self._tasks.add(compilation.task)
         compilation.task.add_done_callback(self._tasks.discard)
 
-    def cancel(self, job: Job) -> None:
-        """Begins no more trial of a specification."""
-        if (compilation := self._compilations.pop(job, None)) is not None:
-            compilation.is_wanted = False
-            if compilation.is_waiting and compilation.task is not None:
-                compilation.task.cancel()
+    def _leave(self, job: Job) -> None:
+        compilation = self._compilations.pop(job, None)
+        if compilation is not None and compilation.is_waiting and compilation.task is not None:
+            compilation.task.cancel()
 
     async def _compile(self, compilation: _Compilation) -> None:
         job = compilation.job
@@ -152,7 +200,7 @@ class CompileJobs:
         if self._compilations.get(job) is compilation:
             del self._compilations[job]
         if outcome is not None:
-            self._end(job, outcome)
+            self._outcomes.add((job, outcome))
 
     async def _compile_in_turn(self, compilation: _Compilation) -> Grammar | None:
         """Returns None if nobody waits for a slow grammar any more."""
@@ -161,7 +209,7 @@ class CompileJobs:
         except TrialTooSlow:
             if self._deadline_s <= QUICK_S:
                 raise
-        if not compilation.is_wanted:
+        if self._compilations.get(compilation.job) is not compilation:
             return None
         return await self._compile_in_slot(compilation, self._slow_slots, self._deadline_s)
 

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.errors import InvalidRequest, RequestError, UnsupportedFeature
-from radixkv.runtime.structured.compile_jobs import Job
-from radixkv.runtime.structured.compile_thread import CompileThread
+from radixkv.runtime.structured.compile_jobs import CompileJobs, Job
 from radixkv.runtime.structured.kept_grammars import KeptGrammars
 from radixkv.runtime.structured.messages import TrialLimits
 from radixkv.runtime.structured.vocabulary import Vocabulary
@@ -83,7 +82,7 @@ class Grammars:
         self._jobs: dict[int, Job] = {}
         """The job of each of those tickets."""
         self._filler: MaskFiller | None = None
-        self._thread = CompileThread(read_vocabulary, self._limits, deadline_s)
+        self._compiling = CompileJobs(read_vocabulary, self._limits, deadline_s)
 
     def wait_until_ready(self) -> None:
         """Waits until compiling can begin at once, which takes 4 s from the start.
@@ -91,7 +90,7 @@ class Grammars:
         Raises:
             RadixKVError: the vocabulary could not be read, or the process could not be started.
         """
-        self._thread.wait_until_ready()
+        self._compiling.wait_until_ready()
 
     def get(self, spec: StructuredOutputs, sender: str = OPERATOR) -> Grammar | None:
         """Returns the grammar of a sender's specification if it is kept. O(length).
@@ -116,7 +115,7 @@ class Grammars:
             tickets.append(self._n_tickets)
         else:
             self._waiting[job] = [self._n_tickets]
-            self._thread.submit(job)
+            self._compiling.submit(job)
         return self._n_tickets
 
     def cancel(self, ticket: int) -> None:
@@ -126,7 +125,7 @@ class Grammars:
         self._waiting[job].remove(ticket)
         if not self._waiting[job]:
             del self._waiting[job]
-            self._thread.cancel(job)
+            self._compiling.cancel(job)
 
     @property
     def is_compiling(self) -> bool:
@@ -135,12 +134,12 @@ class Grammars:
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable while ``take_compiled`` may have something to return."""
-        return self._thread.fileno()
+        return self._compiling.fileno()
 
     def take_compiled(self) -> list[tuple[int, Grammar | RequestError]]:
         """Returns the tickets that ended since the last call, with their grammars, or why there is none."""
         taken: list[tuple[int, Grammar | RequestError]] = []
-        for job, outcome in self._thread.take():
+        for job, outcome in self._compiling.take():
             if isinstance(outcome, InvalidRequest):
                 self._keep_refusal(job, outcome)
             elif not isinstance(outcome, RequestError):
@@ -148,7 +147,7 @@ class Grammars:
             for ticket in self._waiting.pop(job, ()):
                 del self._jobs[ticket]
                 taken.append((ticket, outcome))
-        if (failure := self._thread.failure) is not None and self._jobs:
+        if (failure := self._compiling.failure) is not None and self._jobs:
             error = RequestError(f"grammars cannot be compiled: {failure}", param="structured_outputs")
             taken += [(ticket, error) for ticket in self._jobs]
             self._jobs.clear()
@@ -165,7 +164,7 @@ class Grammars:
 
     def close(self) -> None:
         """Ends the process and the thread. Waits for grammars that passed their trials, which takes no longer."""
-        self._thread.close()
+        self._compiling.close()
 
     def _keep_refusal(self, job: Job, error: InvalidRequest) -> None:
         self._refusals.pop(job, None)
