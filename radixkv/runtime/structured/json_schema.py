@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from radixkv.errors import InvalidRequest, shortened
-from radixkv.runtime.structured.schema_checks import check_endings, check_one_of
+from radixkv.runtime.structured.schema_checks import check_endings, check_one_of, type_of
 
 Schema = dict[str, Any]
 
@@ -334,20 +334,9 @@ def _types(value: Any, path: str) -> list[str]:
 
 
 def _is_of_type(value: Any, kind: str) -> bool:
-    match kind:
-        case "string":
-            return isinstance(value, str)
-        case "boolean":
-            return isinstance(value, bool)
-        case "null":
-            return value is None
-        case "array":
-            return isinstance(value, list)
-        case "object":
-            return isinstance(value, dict)
-        case "integer":
-            return (type(value) is int) or (type(value) is float and value.is_integer())
-    return type(value) in (int, float)
+    if kind == "integer":
+        return (type(value) is int) or (type(value) is float and value.is_integer())
+    return type_of(value) == kind
 
 
 def _check_value(value: Any, path: str) -> None:

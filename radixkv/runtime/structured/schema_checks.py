@@ -115,13 +115,14 @@ def _whole(value: Any) -> Any:
 
 def _types(schema: Schema) -> frozenset[str]:
     if "enum" in schema:
-        return frozenset(_type(value) for value in schema["enum"])
+        return frozenset(type_of(value) for value in schema["enum"])
     if "type" not in schema:
         return ANY
     return frozenset({"number" if schema["type"] == "integer" else schema["type"]})
 
 
-def _type(value: Any) -> str:
+def type_of(value: Any) -> str:
+    """Returns the type of a JSON value; an integer is a number."""
     match value:
         case bool():
             return "boolean"
