@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from radixkv.runtime.tiers.stores.page_keys import KeyChain
 from radixkv.runtime.tiers.stores.page_store import PageStore
 from radixkv.tree.changes import Change, RemovedPages, StoredPages
 from radixkv.tree.digest import chained_xxh3_64, namespace_digest
 from radixkv.tree.node import Namespace
-
-
-class _KnownPage(NamedTuple):
-    namespace: Namespace
-    parent_digest: int | None
-    digest: int
-    tokens: bytes
 
 
 class StorageChanges:
@@ -38,8 +30,8 @@ class StorageChanges:
         self._store = store
         self._chain = chain
         self._page_bytes = page_bytes
-        self._known: dict[bytes, _KnownPage] = {}
-        """By key, all pages that were stored and not removed since."""
+        self._known: dict[bytes, StoredPages] = {}
+        """By key, each page that was stored and not removed since."""
         self._changes: list[Change] = []
 
     @property
@@ -54,7 +46,7 @@ class StorageChanges:
         keys = self._chain.keys(namespace, tokens)
         digest = namespace_digest(namespace)
         parent: int | None = None
-        new: list[_KnownPage] = []
+        new: list[StoredPages] = []
         for index, key in enumerate(keys[: self._store.run(keys)]):
             page = tokens[index * self._page_bytes : (index + 1) * self._page_bytes]
             digest = chained_xxh3_64(digest, page)
@@ -62,7 +54,7 @@ class StorageChanges:
                 self._add_run(new)
                 new = []
             else:
-                self._known[key] = _KnownPage(namespace, parent, digest, page)
+                self._known[key] = StoredPages(namespace, parent, (digest,), page)
                 new.append(self._known[key])
             parent = digest
         self._add_run(new)
@@ -71,16 +63,16 @@ class StorageChanges:
         """Returns the changes since the last call. O(pages that have changed)."""
         for key in self._store.take_removed() if self.is_on else ():
             if key in self._known and not self._store.run((key,)):  # else it was stored again meanwhile
-                self._changes.append(RemovedPages((self._known.pop(key).digest,)))
+                self._changes.append(RemovedPages(self._known.pop(key).digests))
         changes, self._changes = self._changes, []
         return changes
 
     def stored_pages(self) -> Iterator[StoredPages]:
-        """Yields all pages that are known, in the order in which they became so. O(pages)."""
-        for namespace, parent_digest, digest, tokens in self._known.values():
-            yield StoredPages(namespace, parent_digest, (digest,), tokens)
+        """Yields each page that is known, in the order in which they became so. O(pages)."""
+        yield from self._known.values()
 
-    def _add_run(self, pages: Sequence[_KnownPage]) -> None:
+    def _add_run(self, pages: Sequence[StoredPages]) -> None:
         if pages:
-            digests, tokens = array("Q", [page.digest for page in pages]), b"".join(page.tokens for page in pages)
+            digests = array("Q", [digest for page in pages for digest in page.digests])
+            tokens = b"".join(page.tokens for page in pages)
             self._changes.append(StoredPages(pages[0].namespace, pages[0].parent_digest, digests, tokens))
