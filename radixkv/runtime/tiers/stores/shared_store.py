@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -158,23 +159,8 @@ class SharedStore(IndexedStore):
 
     async def _load(self, pages: Sequence[tuple[bytes, bytes, memoryview]], n_removals: int) -> int:
         limit_s = LOAD_TIMEOUT_S + len(pages) * (LOAD_PAGE_S + self.page_bytes / LOAD_BYTES_PER_S)
-        loads = [asyncio.create_task(self._load_page(*page, n_removals)) for page in pages]
-        n_pages = 0
-        try:
-            async with asyncio.timeout(limit_s):
-                for load in loads:
-                    if not await load:
-                        break
-                    n_pages += 1
-        except (ObjectStoreError, TimeoutError) as error:
-            self._fail(error, f"{len(pages)} pages of {self.page_bytes} bytes took longer than {limit_s:.1f} s")
-        else:
-            self._succeed()
-        finally:  # from here on nobody writes to the buffers
-            for load in loads:
-                load.cancel()
-            await asyncio.gather(*loads, return_exceptions=True)
-        return n_pages
+        what_is_late = f"{len(pages)} pages of {self.page_bytes} bytes took longer than {limit_s:.1f} s"
+        return await self._transfer([self._load_page(*page, n_removals) for page in pages], what_is_late, limit_s)
 
     async def _load_page(self, key: bytes, tokens: bytes, page: memoryview, n_removals: int) -> bool:
         async with self._reads:
@@ -203,23 +189,8 @@ class SharedStore(IndexedStore):
         np.copyto(np.frombuffer(page, np.uint8), np.frombuffer(value[n_header:], np.uint8))  # without Python's lock
 
     async def _store(self, pages: Sequence[tuple[bytes, bytes, memoryview]], n_removals: int) -> int:
-        stores = [asyncio.create_task(self._store_page(*page, n_removals)) for page in pages]
-        n_pages = 0
-        try:
-            for store in stores:
-                if not await store:
-                    break
-                n_pages += 1
-            await asyncio.gather(*stores)
-        except (ObjectStoreError, TimeoutError) as error:
-            self._fail(error, f"storing a page of {self.page_bytes} bytes took longer than {STORE_TIMEOUT_S:g} s")
-        else:
-            self._succeed()
-        finally:
-            for store in stores:
-                store.cancel()
-            await asyncio.gather(*stores, return_exceptions=True)
-        return n_pages
+        what_is_late = f"storing a page of {self.page_bytes} bytes took longer than {STORE_TIMEOUT_S:g} s"
+        return await self._transfer([self._store_page(*page, n_removals) for page in pages], what_is_late)
 
     async def _store_page(self, key: bytes, tokens: bytes, page: memoryview, n_removals: int) -> bool:
         name = _name_of(key)
@@ -254,6 +225,37 @@ class SharedStore(IndexedStore):
             return False
         finally:
             self._being_removed.discard(key)
+
+    async def _transfer(
+        self, steps: Sequence[Coroutine[Any, Any, bool]], what_is_late: str, limit_s: float | None = None
+    ) -> int:
+        """Takes steps beside each other; returns how many leading ones have succeeded.
+
+        Args:
+            steps: one for each page; each returns whether it has succeeded.
+            what_is_late: what the log says if time runs out.
+            limit_s: limit of the time; the first step that does not succeed ends the others. None: all end
+                themselves.
+        """
+        tasks = [asyncio.create_task(step) for step in steps]
+        n_pages = 0
+        try:
+            async with asyncio.timeout(limit_s):
+                for task in tasks:
+                    if not await task:
+                        break
+                    n_pages += 1
+                if limit_s is None:
+                    await asyncio.gather(*tasks)
+        except (ObjectStoreError, TimeoutError) as error:
+            self._fail(error, what_is_late)
+        else:
+            self._succeed()
+        finally:  # from here on nobody writes to the buffers
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return n_pages
 
     def _note(self, keys: Sequence[bytes], n_removals: int) -> bool:
         """Notes that the store has pages, or a use of them. O(pages · log of the known ones).
