@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
+from concurrent.futures import Future
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
@@ -181,21 +180,14 @@ async def _in_thread(call: Callable[[], _T]) -> _T:
     A call of Mooncake blocks for up to 30 s while the master hangs; threads of a pool would keep the process from
     ending.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[_T] = loop.create_future()
-
-    def end(set_outcome: Callable[[], None]) -> None:
-        if not future.cancelled():
-            set_outcome()
+    future: Future[_T] = Future()
+    future.set_running_or_notify_cancel()  # so that it cannot be cancelled
 
     def run() -> None:
-        outcome: Callable[[], None]
         try:
-            outcome = partial(future.set_result, call())
+            future.set_result(call())
         except Exception as error:
-            outcome = partial(future.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop may have been closed meanwhile
-            loop.call_soon_threadsafe(end, outcome)
+            future.set_exception(error)
 
     threading.Thread(target=run, name="mooncake-call", daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)
