@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
 
 import obstore
 from obstore.exceptions import BaseError
@@ -19,8 +19,6 @@ _N_PARALLEL = 32
 _TRIAL_NAME = "radixkv-trial"
 """An object that is written when a store is opened, to see whether that works."""
 _MAX_REASON = 300
-
-_T = TypeVar("_T")
 
 
 class S3Objects:
@@ -63,40 +61,41 @@ class S3Objects:
 
     async def get(self, name: str) -> memoryview | None:
         """See ``ObjectStore``."""
-        try:
-            return memoryview(await (await obstore.get_async(self._store, name)).bytes_async())
-        except FileNotFoundError:
-            return None
-        except (BaseError, OSError) as error:
-            raise ObjectStoreError(_reason(error)) from error
+        with _translated_errors():
+            try:
+                return memoryview(await (await obstore.get_async(self._store, name)).bytes_async())
+            except FileNotFoundError:
+                return None
 
     async def put(self, name: str, value: memoryview) -> bool:
         """See ``ObjectStore``."""
-        await _translated(obstore.put_async(self._store, name, value, use_multipart=False))
+        with _translated_errors():
+            await obstore.put_async(self._store, name, value, use_multipart=False)
         return True
 
     async def delete(self, name: str) -> bool:
         """See ``ObjectStore``."""
-        await _translated(obstore.delete_async(self._store, name))
+        with _translated_errors():
+            await obstore.delete_async(self._store, name)
         return True
 
     def close(self) -> None:
         """See ``ObjectStore``."""
 
     async def _has(self, name: str) -> bool:
-        try:
-            await obstore.head_async(self._store, name)
-        except FileNotFoundError:
-            return False
-        except (BaseError, OSError) as error:
-            raise ObjectStoreError(_reason(error)) from error
+        with _translated_errors():
+            try:
+                await obstore.head_async(self._store, name)
+            except FileNotFoundError:
+                return False
         return True
 
 
-async def _translated(call: Awaitable[_T]) -> _T:
-    """Awaits a call. Raises ``ObjectStoreError`` for its errors."""
+@contextmanager
+def _translated_errors() -> Iterator[None]:
+    """Raises ``ObjectStoreError`` for errors of obstore."""
     try:
-        return await call
+        yield
     except (BaseError, OSError) as error:
         raise ObjectStoreError(_reason(error)) from error
 
