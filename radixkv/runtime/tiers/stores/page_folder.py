@@ -46,8 +46,7 @@ class PageFolder:
                 """The folder's; names of files are relative to it."""
                 stack.callback(os.close, self.descriptor)
                 self._check_owner()
-                lock = self._lock()
-                stack.callback(os.close, lock)
+                self._lock(stack)
                 self.is_direct = self._takes_direct_io()
                 """Whether the file system takes direct I/O."""
                 self._remove_temporary_files()
@@ -95,8 +94,8 @@ class PageFolder:
                 "yours, with mode 0700"
             )
 
-    def _lock(self) -> int:
-        """Returns the descriptor of the locked file, which marks the folder as one of page files."""
+    def _lock(self, stack: contextlib.ExitStack) -> None:
+        """Locks the file that marks the folder as one of page files; the stack closes it."""
         names = os.listdir(self.descriptor)
         if names and _LOCK not in names:
             raise ConfigError(
@@ -105,18 +104,14 @@ class PageFolder:
         # Opening a FIFO would wait for another process.
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         lock = os.open(_LOCK, flags, 0o600, dir_fd=self.descriptor)
+        stack.callback(os.close, lock)
+        self._check_lock(lock)
         try:
-            self._check_lock(lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(lock)
             raise ConfigError(
                 f"another server uses the cache folder {self.path}; give each server a folder of its own"
             ) from None
-        except BaseException:
-            os.close(lock)
-            raise
-        return lock
 
     def _check_lock(self, lock: int) -> None:
         """Refuses a file that no server has made: a block of zeros is written to it."""
