@@ -127,13 +127,9 @@ class FileStore(IndexedStore):
     def run(self, keys: Sequence[bytes]) -> int:
         """See ``PageStore``. A page whose read hangs is not found."""
         n_pages = super().run(keys)
-        if self._reads:
-            latest = time.monotonic() - STUCK_S
-            stuck = {key for key, began in list(self._reads.items()) if began < latest}
-            n_pages = (
-                next((n for n, key in enumerate(keys[:n_pages]) if key in stuck), n_pages) if stuck else n_pages
-            )
-        return n_pages
+        latest = time.monotonic() - STUCK_S
+        stuck = {key for key, began in list(self._reads.items()) if began < latest}
+        return next((n for n, key in enumerate(keys[:n_pages]) if key in stuck), n_pages) if stuck else n_pages
 
     def look_up(self, keys: Sequence[bytes]) -> int | None:
         """See ``PageStore``: ``run`` knows all files."""

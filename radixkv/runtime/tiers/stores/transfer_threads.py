@@ -46,19 +46,14 @@ class Transfer:
         self.n_steps_left = n_steps
         self._has_succeeded = bytearray(n_steps)
         self._n_pages = n_pages
-        self._is_over = False
+        self.is_over = False
         self._lock = threading.Lock()
-        """Guards ``_is_over``: a change of ``apply`` is made before the transfer is given up, or not at all."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has finished or was given up."""
-        return self._is_over
+        """Guards ``is_over``: a change of ``apply`` is made before the transfer is given up, or not at all."""
 
     def apply(self, change: Callable[[], object]) -> bool:
         """Makes a change, which must not hang, unless the transfer is over; returns whether it was made."""
         with self._lock:
-            is_under_way = not self._is_over
+            is_under_way = not self.is_over
             if is_under_way:
                 change()
         return is_under_way
@@ -71,9 +66,9 @@ class Transfer:
     def end(self) -> FinishedTransfer | None:
         """Ends the transfer; returns its outcome, None if it was over already."""
         with self._lock:
-            if self._is_over:
+            if self.is_over:
                 return None
-            self._is_over = True
+            self.is_over = True
         n_succeeded = self._has_succeeded.find(0)
         seconds = 0.0 if self.started is None else perf_counter() - self.started
         return FinishedTransfer(self.ticket, self._n_pages if n_succeeded < 0 else n_succeeded, seconds)
