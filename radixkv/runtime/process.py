@@ -186,25 +186,21 @@ def _serve(start: Start) -> None:
         loop.close()
 
 
-@contextlib.contextmanager
-def _publisher(start: Start, lock: BinaryIO | None = None) -> Iterator[EventPublisher | None]:
+def _publisher(
+    start: Start, lock: BinaryIO | None = None
+) -> contextlib.AbstractContextManager[EventPublisher | None]:
     """Binds the endpoints of cache events, before the model is loaded. Raises ``ConfigError`` if one is taken.
 
     The lock's file gets the number of the next batch, which the frontend reads there when this process is dead.
     """
     if start.engine.kv_events is None:
-        yield None
-        return
+        return contextlib.nullcontext()
 
     def keep_number(number: int) -> None:
         if lock is not None:
             os.pwrite(lock.fileno(), number.to_bytes(_NUMBER_BYTES, "big"), 0)
 
-    publisher = EventPublisher(start.engine.kv_events, start.first_event_number, keep_number)
-    try:
-        yield publisher
-    finally:
-        publisher.close()
+    return contextlib.closing(EventPublisher(start.engine.kv_events, start.first_event_number, keep_number))
 
 
 @contextlib.contextmanager
