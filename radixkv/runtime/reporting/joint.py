@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from radixkv.tree.neighbours import n_common_tokens
@@ -15,6 +16,18 @@ class _Place(NamedTuple):
     node: Node
     start: int
     """Pages of the node before it."""
+
+
+class _Following(NamedTuple):
+    """What continues a joint run in a tree, by first page: the children of its node, or the rest of it."""
+
+    nodes: Mapping[bytes, Node]
+    start: int = 0
+    """Pages of these nodes before their places."""
+
+    def at(self, page: bytes) -> _Place | None:
+        node = self.nodes.get(page)
+        return None if node is None else _Place(node, self.start)
 
 
 class JointRun:
@@ -62,77 +75,60 @@ class JointRun:
     @property
     def serial(self) -> int:
         """A number of its own, which it keeps while the nodes stay as they are."""
-        tier = 0 if self._places[0] is not None else 1
-        place = self._places[tier]
-        assert place is not None
-        return (place.node.serial << 20 | place.start) << 1 | tier
+        tier, (node, start) = self._first_place
+        return (node.serial << 20 | start) << 1 | tier
 
     @property
     def key(self) -> bytes:
         """The tokens of its pages."""
-        place = self._places[0] or self._places[1]
-        assert place is not None
-        start = place.start * self._page_bytes
-        return bytes(place.node.key[start : start + len(self.pages) * self._page_bytes])
+        _, (node, start) = self._first_place
+        return bytes(node.key[start * self._page_bytes : (start + len(self.pages)) * self._page_bytes])
 
     @property
     def children(self) -> JointChildren | None:
         """The runs that continue it; None if there are none."""
-        upper, lower = (self._following(place) for place in self._places)
-        return JointChildren(upper, lower, self._page_bytes) if upper or lower else None
+        upper, lower = map(self._following, self._places)
+        return JointChildren(upper, lower, self._page_bytes) if upper.nodes or lower.nodes else None
 
-    def _following(self, place: _Place | None) -> Mapping[bytes, Node] | _Place | None:
+    @property
+    def _first_place(self) -> tuple[int, _Place]:
+        return next((tier, place) for tier, place in enumerate(self._places) if place is not None)
+
+    def _following(self, place: _Place | None) -> _Following:
         if place is None:
-            return None
-        end = place.start + len(self.pages)
-        return _Place(place.node, end) if end < len(place.node.pages) else place.node.children
+            return _Following({})
+        node, end = place.node, place.start + len(self.pages)
+        if end == len(node.pages):
+            return _Following(node.children or {})
+        return _Following({bytes(node.key[end * self._page_bytes : (end + 1) * self._page_bytes]): node}, end)
 
 
 class JointChildren:
     """The runs that continue a joint run, or a namespace's roots: each once, whichever trees have it.
 
     Args:
-        upper: what continues it in the upper tier's tree: the rest of a node, or its children.
+        upper: what continues it in the upper tier's tree.
         lower: the same in the lower tier's tree.
         page_bytes: bytes of one page's tokens.
     """
 
     __slots__ = ("_lower", "_page_bytes", "_upper")
 
-    def __init__(
-        self,
-        upper: Mapping[bytes, Node] | _Place | None,
-        lower: Mapping[bytes, Node] | _Place | None,
-        page_bytes: int,
-    ) -> None:
+    def __init__(self, upper: _Following, lower: _Following, page_bytes: int) -> None:
         self._upper = upper
         self._lower = lower
         self._page_bytes = page_bytes
 
     def __len__(self) -> int:
         """Returns the number of runs, or with many of them at least so many."""
-        return max(1 if isinstance(side, _Place) else len(side or ()) for side in (self._upper, self._lower))
+        return max(len(self._upper.nodes), len(self._lower.nodes))
 
     def values(self) -> Iterator[JointRun]:
         """Yields the runs: first those that the upper tier has."""
-        for page in self._pages(self._upper):
-            yield JointRun(self._at(self._upper, page), self._at(self._lower, page), self._page_bytes)
-        for page in self._pages(self._lower):
-            if self._at(self._upper, page) is None:
-                yield JointRun(None, self._at(self._lower, page), self._page_bytes)
-
-    def _pages(self, side: Mapping[bytes, Node] | _Place | None) -> Iterable[bytes]:
-        return [self._first_page(side)] if isinstance(side, _Place) else side or ()
-
-    def _at(self, side: Mapping[bytes, Node] | _Place | None, page: bytes) -> _Place | None:
-        if isinstance(side, _Place):
-            return side if self._first_page(side) == page else None
-        child = None if side is None else side.get(page)
-        return None if child is None else _Place(child, 0)
-
-    def _first_page(self, place: _Place) -> bytes:
-        start = place.start * self._page_bytes
-        return bytes(place.node.key[start : start + self._page_bytes])
+        upper, lower = self._upper, self._lower
+        only_lower = (page for page in lower.nodes if page not in upper.nodes)
+        for page in chain(upper.nodes, only_lower):
+            yield JointRun(upper.at(page), lower.at(page), self._page_bytes)
 
 
 def joint_roots(
