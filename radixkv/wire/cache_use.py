@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import add
+
 import msgspec
 
 
@@ -20,13 +22,7 @@ class CacheUse(msgspec.Struct, frozen=True, array_like=True):
     """Prompt tokens in pages that the cache did not have before, including what was copied into them."""
 
     def __add__(self, other: CacheUse) -> CacheUse:
-        return CacheUse(
-            self.n_cached + other.n_cached,
-            self.n_copied + other.n_copied,
-            self.n_loaded + other.n_loaded,
-            self.n_fetched + other.n_fetched,
-            self.n_added + other.n_added,
-        )
+        return CacheUse(*map(add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
     @property
     def in_whole_pages(self) -> CacheUse:
@@ -35,10 +31,5 @@ class CacheUse(msgspec.Struct, frozen=True, array_like=True):
 
     def by_source(self, *, has_disk: bool) -> dict[str, int]:
         """Returns SGLang's ``cached_tokens_details``: the tier from which the cached tokens came."""
-        if not has_disk:
-            return {"device": self.n_cached - self.n_loaded, "host": self.n_loaded}
-        return {
-            "device": self.n_cached - self.n_loaded,
-            "host": self.n_loaded - self.n_fetched,
-            "storage": self.n_fetched,
-        }
+        tiers = {"device": self.n_cached - self.n_loaded, "host": self.n_loaded}
+        return tiers | {"host": self.n_loaded - self.n_fetched, "storage": self.n_fetched} if has_disk else tiers
