@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import NoneType
@@ -159,8 +158,10 @@ class SamplingParams(msgspec.Struct, metaclass=_TakesOtherNames, frozen=True, kw
                 )
             return
         values = msgspec.structs.asdict(self)
-        for name, accepted in _WITH_BEAMS.items():
-            if values[name] not in accepted:
+        if values["top_k"] == -1:  # all, as 0
+            values["top_k"] = 0
+        for name in _NOT_WITH_BEAMS:
+            if values[name] != _DEFAULTS[name]:
                 raise InvalidRequest(
                     f"{name} is {shortened(values[name])} with use_beam_search, which takes only n, max_tokens, "
                     "length_penalty and ignore_eos; leave it out, or sample the answers",
@@ -221,22 +222,11 @@ class BeamSearchParams:
 
 _FIELDS = frozenset(SamplingParams.__struct_fields__)
 
-_WITH_BEAMS: Mapping[str, tuple[object, ...]] = {
-    "min_tokens": (0,),
-    "top_p": (1.0,),
-    "top_k": (0, -1),
-    "min_p": (0.0,),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "repetition_penalty": (1.0,),
-    "logit_bias": ({},),
-    "stop": ((),),
-    "stop_token_ids": ((),),
-    "logprobs": (None,),
-    "prompt_logprobs": (None,),
-    "structured_outputs": (None,),
-}
-"""The values that fields may have in a beam search."""
+_NOT_WITH_BEAMS = (
+    *("min_tokens", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("logit_bias", "stop", "stop_token_ids", "logprobs", "prompt_logprobs", "structured_outputs"),
+)
+"""Settings that keep their defaults with ``use_beam_search``."""
 
 _FLOAT_RANGES = {
     "temperature": (0.0, 100.0),
@@ -331,3 +321,6 @@ def _parse_logit_bias(value: Any) -> dict[int, float]:
 
 def _invalid(name: str, value: object, allowed: str) -> InvalidRequest:
     return InvalidRequest(f"{name} is {shortened(value)}; it must be {allowed}", param=name)
+
+
+_DEFAULTS = msgspec.structs.asdict(SamplingParams())
