@@ -16,8 +16,8 @@ from string import ascii_letters, digits
 
 import tokenizers
 
-from radixkv.text.separators import is_local, pre_tokenizer_steps
-from radixkv.text.tokenizer_bounds import CL100K_WORDS
+from radixkv.text.separators import is_local
+from radixkv.text.tokenizer_bounds import CL100K_WORDS, steps_of
 
 _NEEDS_TEXT_BEFORE_NEWLINE = {
     # Llama 3, Qwen 2 and 3: the word with a newline extends to the last of consecutive newlines and ends there.
@@ -205,7 +205,7 @@ def _added_ids(backend: tokenizers.Tokenizer) -> tuple[bytes, bytes] | None:
 
 def _split_pattern(backend: tokenizers.Tokenizer) -> str | None:
     """Returns the regex by which a byte-level tokenizer splits words; None for any other pre-tokenizer."""
-    match pre_tokenizer_steps(backend):
+    match steps_of(backend.pre_tokenizer, "pretokenizers"):
         case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
             return "GPT-2"
         case [

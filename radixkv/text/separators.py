@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
+
+from radixkv.text.tokenizer_bounds import steps_of
 
 
 def is_local(backend: tokenizers.Tokenizer) -> bool:
@@ -27,21 +28,12 @@ def is_local(backend: tokenizers.Tokenizer) -> bool:
     )
 
 
-def pre_tokenizer_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
-    """Returns the settings of the steps that split a text into words, as ``tokenizer.json`` has them."""
-    if backend.pre_tokenizer is None:
-        return []
-    outer: dict[str, Any] = json.loads(backend.pre_tokenizer.__getstate__())
-    steps: list[dict[str, Any]] = outer.get("pretokenizers", [outer])
-    return steps
-
-
 def find_separators(backend: tokenizers.Tokenizer, token_ids: Iterable[int]) -> dict[str, int]:
     """Returns those of the tokens at which cutting a text never changes its ids: id by text.
 
     The ids of ``a<sep>b`` are those of ``a<sep>`` and of ``b`` for any texts, if no special tokens are added.
     """
-    steps = pre_tokenizer_steps(backend)
+    steps = steps_of(backend.pre_tokenizer, "pretokenizers")
     is_byte_level = any(step["type"] == "ByteLevel" for step in steps)
     if not is_byte_level or not is_local(backend) or not all(map(_is_plain, steps)):
         return {}
@@ -53,7 +45,7 @@ def find_separators(backend: tokenizers.Tokenizer, token_ids: Iterable[int]) -> 
     }
 
 
-def _is_plain(step: dict[str, Any]) -> bool:
+def _is_plain(step: Mapping[str, Any]) -> bool:
     """Returns whether a step treats the texts between special tokens alike, wherever they stand."""
     return step["type"] in ("Split", "Digits") or (step["type"] == "ByteLevel" and not step["add_prefix_space"])
 

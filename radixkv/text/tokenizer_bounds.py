@@ -52,19 +52,19 @@ _PLAIN_DECODERS = frozenset("BPEDecoder ByteFallback ByteLevel CTC Fuse Metaspac
 
 def is_bounded(backend: tokenizers.Tokenizer) -> bool:
     """Returns whether encoding takes time and memory linear in the text, but for a logarithm."""
-    normalizers = _steps(backend.normalizer, "normalizers")
+    normalizers = steps_of(backend.normalizer, "normalizers")
     return (
         _looks_up_short_words(backend.model)
         and len(normalizers) <= _MAX_STEPS
         and math.prod(map(_growth, normalizers)) <= _MAX_GROWTH
-        and _splits_in_linear_time(_steps(backend.pre_tokenizer, "pretokenizers"))
-        and _adds_few_ids(_steps(backend.post_processor, "processors"))
+        and _splits_in_linear_time(steps_of(backend.pre_tokenizer, "pretokenizers"))
+        and _adds_few_ids(steps_of(backend.post_processor, "processors"))
     )
 
 
 def odd_decoder(backend: tokenizers.Tokenizer) -> str | None:
     """Returns the type of a decoding step that may take long or make long texts; None if there is none."""
-    for step in _steps(backend.decoder, "decoders"):
+    for step in steps_of(backend.decoder, "decoders"):
         is_short_replacement = step["type"] == "Replace" and _growth(step) <= _MAX_GROWTH
         if step["type"] not in _PLAIN_DECODERS and not is_short_replacement:
             return str(step["type"])
@@ -79,8 +79,13 @@ def _looks_up_short_words(model: models.Model) -> bool:
     return all(len(text or "") <= _MAX_LITERAL_CHARACTERS for text in beside)
 
 
-def _steps(component: Any, nested: str) -> list[Mapping[str, Any]]:
-    """Returns the steps of a component of a tokenizer, as ``tokenizer.json`` has them."""
+def steps_of(component: Any, nested: str) -> list[Mapping[str, Any]]:
+    """Returns the steps of a component of a tokenizer, as ``tokenizer.json`` has them.
+
+    Args:
+        component: a normalizer, pre-tokenizer, post-processor or decoder; None: it has no step.
+        nested: the field in which a sequence has its steps.
+    """
     if component is None:
         return []
     steps: list[Mapping[str, Any]] = []
