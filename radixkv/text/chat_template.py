@@ -8,7 +8,6 @@ from typing import Any
 
 import jinja2
 
-from radixkv.checkpoints.files import read_object
 from radixkv.checkpoints.special_tokens import named_special_tokens
 from radixkv.errors import CheckpointError, InvalidRequest, context_length_exceeded
 from radixkv.text.call_forms import CallForm, find_call_form
@@ -71,11 +70,10 @@ class ChatTemplate:
         Raises:
             CheckpointError: a file cannot be read, or is not a valid template, or there is none of that name.
         """
-        config = read_object(folder / "tokenizer_config.json") or {}
         tokens = named_special_tokens(folder)
         if override is not None and override.exists():
             return cls(_read_override(override, ()), tokens, str(override))
-        named = find_templates(folder, config)
+        named = find_templates(folder)
         if override is not None:
             source, origin = named.get(str(override)) or (_read_override(override, named), str(override))
             return cls(source, tokens, origin)
@@ -128,19 +126,12 @@ class ChatTemplate:
                 "continue_final_message excludes add_generation_prompt; set add_generation_prompt to false",
                 param="continue_final_message",
             )
-        if variables.get("tools") and self.with_tools is not self:
-            return self.with_tools.render(
-                messages,
-                budget,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **variables,
-            )
-        messages = self._call_form.apply(messages)
+        template = self.with_tools if variables.get("tools") else self
+        messages = template._call_form.apply(messages)
         if continue_final_message:
             messages, final = _with_end_marker(messages)
         budget = budget or OperationBudget(MAX_OPERATIONS, MAX_RENDER_S)
-        text = self._render(messages, variables | {"add_generation_prompt": add_generation_prompt}, budget)
+        text = template._render(messages, variables | {"add_generation_prompt": add_generation_prompt}, budget)
         return _cut_at_marker(text, final) if continue_final_message else text
 
     def _probe(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from radixkv.checkpoints.files import read_object, read_text
 from radixkv.errors import CheckpointError
@@ -13,7 +11,7 @@ DEFAULT = "default"
 FOLDER = "additional_chat_templates"
 
 
-def find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+def find_templates(folder: Path) -> dict[str, tuple[str, str]]:
     """Returns the text of each template and where it comes from. A single template is named ``default``.
 
     Templates are in ``chat_template.jinja`` and the folder ``additional_chat_templates``, in ``chat_template.json``
@@ -21,7 +19,6 @@ def find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, tuple[s
 
     Args:
         folder: the folder of the tokenizer.
-        config: its ``tokenizer_config.json``.
 
     Raises:
         CheckpointError: a file cannot be read, or ``chat_template`` in one is malformed.
@@ -31,11 +28,8 @@ def find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, tuple[s
     found = {name: (text, str(path)) for name, path in paths.items() if (text := read_text(path)) is not None}
     if DEFAULT in found:
         return found
-    for name, content in (
-        ("chat_template.json", read_object(folder / "chat_template.json") or {}),
-        ("tokenizer_config.json", config),
-    ):
-        if (value := content.get("chat_template")) is not None:
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        if (value := (read_object(folder / name) or {}).get("chat_template")) is not None:
             origin = f"{folder / name}: chat_template"
             return {each: (text, origin) for each, text in _named(value, origin).items()} | found
     return found
