@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,16 +24,12 @@ _SAMPLING_FIELDS = MappingProxyType(
 """Keys of the file that set sampling defaults, and the corresponding fields of ``SamplingParams``."""
 
 
-@dataclass(frozen=True)
-class GenerationConfig:
-    """The parsed file."""
+def read_generation_config(
+    folder: Path, config: Mapping[str, Any]
+) -> tuple[frozenset[int], Mapping[str, float | int]]:
+    """Returns the end-of-sequence ids and the default sampling of a checkpoint.
 
-    eos_token_ids: frozenset[int]
-    default_sampling: Mapping[str, float | int]
-
-
-def read_generation_config(folder: Path, config: Mapping[str, Any]) -> GenerationConfig:
-    """Reads ``generation_config.json``, which is optional; its end-of-sequence ids join those of ``config.json``.
+    ``generation_config.json`` is optional; its ids join those of ``config.json``.
 
     Raises:
         CheckpointError: a value is invalid; the error names the file and the key.
@@ -42,7 +37,7 @@ def read_generation_config(folder: Path, config: Mapping[str, Any]) -> Generatio
     path = folder / "generation_config.json"
     values = read_object(path) or {}
     eos_token_ids = _token_ids(values, path) | _token_ids(config, folder / "config.json")
-    return GenerationConfig(eos_token_ids, _default_sampling(values, path))
+    return eos_token_ids, _default_sampling(values, path)
 
 
 def _token_ids(values: Mapping[str, Any], path: Path) -> frozenset[int]:

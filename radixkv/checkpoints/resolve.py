@@ -133,10 +133,11 @@ def resolve(
         )
     if config.get("quantization_config") is None and (own := read_object(folder / "hf_quant_config.json")):
         config["quantization_config"] = {**own, "quant_method": "modelopt"}
-    generation = read_generation_config(folder, config)
+    eos_token_ids, default_sampling = read_generation_config(folder, config)
     own_eos = tokenizer_eos_token_id(tokenizer_folder or folder)
-    eos_token_ids = generation.eos_token_ids if own_eos is None else generation.eos_token_ids | {own_eos}
-    return Checkpoint(model, folder, config, eos_token_ids, generation.default_sampling)
+    if own_eos is not None:
+        eos_token_ids |= {own_eos}
+    return Checkpoint(model, folder, config, eos_token_ids, default_sampling)
 
 
 def resolve_tokenizer(
