@@ -33,24 +33,21 @@ def fill_masks(rows_of: Sequence[tuple[Row, Request]], grammars: Grammars, vocab
         grammars: they made the matchers of the requests.
         vocab_size: token ids are below it.
     """
-    rows: list[int] = []
-    requests: list[Request] = []
-    matchers: list[Matcher] = []
+    masked: list[tuple[int, Request]] = []
     for index, (row, request) in enumerate(rows_of):
         is_dropped = request.phase is Phase.FINISHED or request.recovery.discards_results
         if row.sampling is not None and row.sampling.is_masked and not is_dropped:
             assert row.sampling.index == request.n_outputs, "the tokens before a mask are known"
-            rows.append(index)
-            requests.append(request)
-            matchers.append(cast("Matcher", request.constraint))  # grammars alone constrain
-    if not rows:
+            masked.append((index, request))
+    if not masked:
         return None
-    bits = np.empty((len(rows), -(-vocab_size // _WORD_BITS)), dtype=np.int32)
+    bits = np.empty((len(masked), -(-vocab_size // _WORD_BITS)), dtype=np.int32)
+    matchers = [cast("Matcher", request.constraint) for _, request in masked]  # grammars alone constrain
     grammars.fill_masks(matchers, bits)
-    for request, row_bits in zip(requests, bits, strict=True):
+    for (_, request), row_bits in zip(masked, bits, strict=True):
         if request.n_outputs < request.min_tokens:
             _ban(row_bits, request.sampling.banned)
-    return TokenMasks(tuple(rows), bits)
+    return TokenMasks(tuple(index for index, _ in masked), bits)
 
 
 def _ban(bits: NDArray[np.int32], tokens: tuple[int, ...]) -> None:
