@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from operator import itemgetter
 from time import monotonic
 
 _RESOLUTION_S = 0.25
@@ -23,35 +24,32 @@ class UseTimes:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._n_uses = 0
-        self._first_uses: list[int] = []
-        self._times: list[float] = []
+        self._uses: list[tuple[int, float]] = []
+        """Number and time of each use that is remembered."""
 
     def add(self) -> None:
         """Notes a use that ends now. O(1) amortised."""
         self._n_uses += 1
         now = self._clock()
-        if self._times and now - self._times[-1] < _RESOLUTION_S:
+        if self._uses and now - self._uses[-1][1] < _RESOLUTION_S:
             return
-        self._first_uses.append(self._n_uses)
-        self._times.append(now)
-        if len(self._times) > _MAX_TIMES:
+        self._uses.append((self._n_uses, now))
+        if len(self._uses) > _MAX_TIMES:
             self._forget(now)
 
     def seconds_since(self, n_uses_ago: int) -> float:
         """Returns the seconds since a use that ``n_uses_ago`` later uses have followed. O(log uses remembered)."""
-        place = bisect_right(self._first_uses, self._n_uses - n_uses_ago)
-        since = self._times[max(0, place - 1)] if self._times else self._clock()
+        place = bisect_right(self._uses, self._n_uses - n_uses_ago, key=itemgetter(0))
+        since = self._uses[max(0, place - 1)][1] if self._uses else self._clock()
         return max(0.0, self._clock() - since)
 
     def _forget(self, now: float) -> None:
         """Forgets the times that are not needed any more. O(times)."""
-        kept: list[int] = []
+        kept: list[tuple[int, float]] = []
         later = now
-        for place in reversed(range(len(self._times))):
-            time = self._times[place]
-            if place == 0 or later - time >= _RESOLUTION * (now - time):
-                kept.append(place)
+        for use in reversed(self._uses):
+            _, time = use
+            if use is self._uses[0] or later - time >= _RESOLUTION * (now - time):
+                kept.append(use)
                 later = time
-        kept.reverse()
-        self._first_uses = [self._first_uses[place] for place in kept]
-        self._times = [self._times[place] for place in kept]
+        self._uses = kept[::-1]
