@@ -293,17 +293,11 @@ class Forest:
 
     def retain(self, node: Node) -> None:
         """Counts a retention whose path contains the node. O(log leaves)."""
-        if not node.n_retentions:
-            self._set_retained(node, 1)
-        else:
-            node.n_retentions += 1
+        self._set_retentions(node, node.n_retentions + 1)
 
     def end_retention(self, node: Node) -> None:
         """Counts a retention less whose path contains the node. O(log leaves)."""
-        if node.n_retentions == 1:
-            self._set_retained(node, 0)
-        else:
-            node.n_retentions -= 1
+        self._set_retentions(node, node.n_retentions - 1)
 
     def reachable(self) -> Iterator[Node]:
         """Yields every node that a match can reach, parents first, roots included."""
@@ -344,13 +338,14 @@ class Forest:
             if not parent.n_leases:
                 self._make_evictable(parent)
 
-    def _set_retained(self, node: Node, n_retentions: int) -> None:
-        """Makes a node retained, or not retained any more."""
-        is_evictable = node.children is None and not node.n_leases
+    def _set_retentions(self, node: Node, n_retentions: int) -> None:
+        is_changed = bool(n_retentions) != bool(node.n_retentions)
+        is_evictable = is_changed and node.children is None and not node.n_leases
         if is_evictable:
             self.evictable.remove(node)
         node.n_retentions = n_retentions
-        self._count_retained(node.namespace, len(node.pages) if n_retentions else -len(node.pages))
+        if is_changed:
+            self._count_retained(node.namespace, len(node.pages) if n_retentions else -len(node.pages))
         if is_evictable:
             self.evictable.add(node)
 
