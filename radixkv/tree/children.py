@@ -50,7 +50,9 @@ class Children(dict[bytes, _Child]):
         if self._buckets is not None:
             return self._buckets.neighbours(page, start, self)
         alike = [key for key in self if key.startswith(start)] if start else self
-        return _nearest_below(alike, page), _nearest_above(alike, page)
+        below = max((key for key in alike if key < page), default=None)
+        above = min((key for key in alike if key > page), default=None)
+        return below, above
 
     def is_ordered(self) -> bool:
         """Returns whether the buckets, if there are any, are consistent with the children. O(children)."""
@@ -144,11 +146,3 @@ def _first_alike(keys: Iterable[bytes], start: bytes, live: Container[bytes]) ->
         if key in live:
             return key
     return None
-
-
-def _nearest_below(keys: Iterable[bytes], page: bytes) -> bytes | None:
-    return max((key for key in keys if key < page), default=None)
-
-
-def _nearest_above(keys: Iterable[bytes], page: bytes) -> bytes | None:
-    return min((key for key in keys if key > page), default=None)
