@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from radixkv.errors import InvariantError
@@ -36,6 +37,7 @@ class Namespace(NamedTuple):
         return bool(self.salt or self.tenant)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """A run of consecutive pages that continues its parent's run; a root has no pages.
 
@@ -43,64 +45,37 @@ class Node:
     collector, which the runtime switches off.
     """
 
-    __slots__ = (
-        "children",
-        "detached",
-        "digests",
-        "key",
-        "n_computed",
-        "n_hits",
-        "n_leases",
-        "n_retentions",
-        "namespace",
-        "pages",
-        "parent",
-        "rank",
-        "retentions",
-        "serial",
-    )
+    namespace: Namespace
+    parent: Node | None
+    """None in a root."""
+    key: bytes | bytearray
+    """The run's tokens, little-endian int32; ``len(pages)`` whole pages of them.
 
-    def __init__(
-        self,
-        namespace: Namespace,
-        parent: Node | None,
-        key: bytes | bytearray,
-        pages: list[int],
-        *,
-        rank: int,
-        serial: int,
-    ) -> None:
-        self.namespace = namespace
-        self.parent = parent
-        """None in a root."""
-        self.key = key
-        """The run's tokens, little-endian int32; ``len(pages)`` whole pages of them.
-
-        A bytearray for several pages. The tokens of a single page are often the same object as its key among the
-        parent's children, which saves a sixth of the memory of such a node.
-        """
-        self.pages = pages
-        """Page indices of the run, in token order."""
-        self.children: Children[Node] | None = None
-        """None in a leaf and in every detached node."""
-        self.n_leases = 0
-        """Reference count: open leases whose path contains this node."""
-        self.n_retentions = 0
-        """Retentions whose path contains this node; if there is one, the node is evicted after all others."""
-        self.retentions: set[Retention] | None = None
-        """The retentions that end at this node; None if there are none."""
-        self.rank = rank
-        """Order of eviction, which the eviction policy gives: small ranks go first, negative ones are demoted."""
-        self.n_hits = 0
-        """Requests that have found the pages, as far as the eviction policy counts them; the same for all pages."""
-        self.serial = serial
-        """Order of creation; breaks ties between equal ranks."""
-        self.n_computed = 0
-        """Leading pages whose KV is computed: a finished row with finite values has covered them."""
-        self.detached = False
-        """Whether the node is out of the tree, so that no match finds it, while a lease still holds its pages."""
-        self.digests: array[int] | None = None
-        """Chained digests of the leading pages, computed on demand; in a root, the digest of its namespace."""
+    A bytearray for several pages. The tokens of a single page are often the same object as its key among the
+    parent's children, which saves a sixth of the memory of such a node.
+    """
+    pages: list[int]
+    """Page indices of the run, in token order."""
+    rank: int = field(kw_only=True)
+    """Order of eviction, which the eviction policy gives: small ranks go first, negative ones are demoted."""
+    serial: int = field(kw_only=True)
+    """Order of creation; breaks ties between equal ranks."""
+    children: Children[Node] | None = None
+    """None in a leaf and in every detached node."""
+    n_leases: int = 0
+    """Reference count: open leases whose path contains this node."""
+    n_retentions: int = 0
+    """Retentions whose path contains this node; if there is one, the node is evicted after all others."""
+    retentions: set[Retention] | None = None
+    """The retentions that end at this node; None if there are none."""
+    n_hits: int = 0
+    """Requests that have found the pages, as far as the eviction policy counts them; the same for all pages."""
+    n_computed: int = 0
+    """Leading pages whose KV is computed: a finished row with finite values has covered them."""
+    detached: bool = False
+    """Whether the node is out of the tree, so that no match finds it, while a lease still holds its pages."""
+    digests: array[int] | None = None
+    """Chained digests of the leading pages, computed on demand; in a root, the digest of its namespace."""
 
     def unlink(self) -> None:
         """Drops every reference to other nodes, tokens and pages. O(1)."""
