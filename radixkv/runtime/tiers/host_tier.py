@@ -17,6 +17,7 @@ from radixkv.runtime.tiers.stores.page_store import FinishedTransfer
 from radixkv.runtime.tiers.tier_link import Load, Offer, Store, TierLink
 from radixkv.settings.config import LoadPolicy, WritePolicy
 from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.wire.stats import HostStats
 
 HostLoad = Load[BlockTable]
 """A load from the host tier to the device. Its place is a lease on the host tier's pages of the same tokens."""
@@ -271,6 +272,28 @@ class HostTier(TierLink[BlockTable, HostLoad]):
         if self.disk is not None:
             self.disk.flush()
         self.host.flush()
+
+    def stats(self, n_loading: int) -> HostStats:
+        """Returns the counters and gauges of the host tier. O(1).
+
+        Args:
+            n_loading: requests that wait for its pages.
+        """
+        return HostStats(
+            n_slots=self.host.n_pages,
+            n_slots_free=self.host.n_free,
+            page_bytes=self.copier.page_bytes,
+            n_loading=n_loading,
+            pages_loaded_total=self.counters.n_pages_loaded,
+            pages_stored_total=self.counters.n_pages_stored,
+            pages_evicted_total=self.host.n_evicted,
+            load_seconds=self.counters.load_seconds,
+            store_seconds=self.counters.store_seconds,
+            copies_failed_total=self.counters.n_failed,
+            hits_computed_total=self.n_hits_computed,
+            load_seconds_per_token=self.cost.load_s_per_token,
+            compute_seconds_per_token=self.cost.compute_s_per_token,
+        )
 
     def check(self) -> None:
         """Checks that every host slot is in exactly one place. O(slots). Raises ``InvariantError``."""

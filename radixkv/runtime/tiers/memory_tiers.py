@@ -12,7 +12,6 @@ from radixkv.runtime.protocols import Queue, TierChanges, TierHits, Tiers
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.tiers.host_tier import HostLoad, HostTier
-from radixkv.runtime.tiers.stats import disk_stats, host_stats
 from radixkv.runtime.tiers.storage_tier import Fetch, Lookup
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.tree.spared import WaitingPrompt
@@ -335,7 +334,7 @@ class MemoryTiers(Tiers):
     def stats(self) -> tuple[HostStats | None, DiskStats | None]:
         """Returns the counters and gauges of host tier and disk tier. O(1)."""
         disk = self._host_tier.disk
-        return host_stats(self._host_tier, len(self)), None if disk is None else disk_stats(disk)
+        return self._host_tier.stats(len(self)), None if disk is None else disk.stats()
 
     def changes(self) -> list[TierChanges]:
         """Begins to record the changes of host tier and disk tier; returns their sources. O(1)."""

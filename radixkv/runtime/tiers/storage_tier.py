@@ -14,6 +14,7 @@ from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, PageStore
 from radixkv.runtime.tiers.tier_link import MAX_OFFERS_PER_TURN, Load, Offer, Store, TierLink
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.tree.spared import WaitingPrompt
+from radixkv.wire.stats import DiskStats, SharedStoreStats
 
 _MAX_WRITTEN_BYTES = 256 << 20
 """See ``TierLink``."""
@@ -208,6 +209,28 @@ class StorageTier(TierLink[StoredPages, Fetch]):
         """Removes all pages from the store, also those of other models, unless servers share it. O(its pages)."""
         self._offers.clear()
         self.store.clear()
+
+    def stats(self) -> DiskStats:
+        """Returns the counters and gauges of the disk tier or shared store. O(1)."""
+        shared = None
+        if (health := self.store.health) is not None:
+            shared = SharedStoreStats(
+                is_away=health.is_away,
+                failures_total=health.n_failures,
+                lookups_total=self.n_lookups,
+                look_up_seconds=self.look_up_seconds,
+            )
+        return DiskStats(
+            n_pages=self.store.n_pages,
+            n_bytes=self.store.n_bytes,
+            pages_fetched_total=self.counters.n_pages_loaded,
+            pages_written_total=self.store.counts.n_written,
+            pages_lost_total=self.store.counts.n_lost,
+            fetch_seconds=self.counters.load_seconds,
+            write_seconds=self.counters.store_seconds,
+            fetch_seconds_per_token=self.cost.fetch_s_per_token,
+            shared=shared,
+        )
 
     def close(self, timeout_s: float) -> None:
         """Finishes the writes that were offered as far as ``timeout_s`` allows, and drops the rest."""
