@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -43,10 +43,8 @@ class PageIndex:
 
     def __init__(self, files: Iterable[IndexedPage] = ()) -> None:
         self._files = {file.digest: file for file in files}
-        self._n_children: dict[bytes, int] = {}
+        self._n_children = Counter(file.parent for file in self._files.values())
         """Number of files whose key continues a digest, if not 0."""
-        for file in self._files.values():
-            self._n_children[file.parent] = self._n_children.get(file.parent, 0) + 1
         self._spared: dict[bytes, int] = {}
         """Place of each spared page in the order in which they are needed, by digest."""
         self._leaves = SortedSet(
@@ -70,7 +68,7 @@ class PageIndex:
         assert file.digest not in self._files
         self._files[file.digest] = file
         self.n_bytes += file.n_bytes
-        self._n_children[file.parent] = self._n_children.get(file.parent, 0) + 1
+        self._n_children[file.parent] += 1
         if parent := self._files.get(file.parent):
             self._leaves.discard((parent.tick, parent.digest))
         self._add_leaf(file)
