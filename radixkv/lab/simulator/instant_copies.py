@@ -9,7 +9,7 @@ from radixkv.errors import InvariantError
 from radixkv.runtime.step.page_copier import FinishedCopy
 from radixkv.runtime.tiers.stores.indexed_store import IndexedStore
 from radixkv.runtime.tiers.stores.page_index import IndexedPage
-from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, Removal, StoreHealth
+from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, Removal
 
 
 class InstantCopier:
@@ -74,15 +74,6 @@ class InstantStore(IndexedStore):
         self._page_seconds = page_seconds
         self._tickets, self._ticks = count(), count()
         self._finished: list[FinishedTransfer] = []
-
-    @property
-    def health(self) -> StoreHealth | None:
-        """See ``PageStore``."""
-        return None
-
-    def look_up(self, keys: Sequence[bytes]) -> int | None:
-        """See ``PageStore``."""
-        return None
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``."""

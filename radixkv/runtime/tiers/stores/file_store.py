@@ -27,7 +27,7 @@ from radixkv.runtime.tiers.stores.page_folder import (
 )
 from radixkv.runtime.tiers.stores.page_index import IndexedPage, PageIndex
 from radixkv.runtime.tiers.stores.page_keys import DIGEST_BYTES
-from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, Removal, StoreHealth
+from radixkv.runtime.tiers.stores.page_store import FinishedTransfer, Removal
 from radixkv.runtime.tiers.stores.page_value import DamagedPage
 from radixkv.runtime.tiers.stores.transfer_threads import STUCK_S, Transfer, TransferThreads, Urgency
 
@@ -119,21 +119,12 @@ class FileStore(IndexedStore):
             self._threads = TransferThreads(n_threads, "page-files")
             on_failure.pop_all()
 
-    @property
-    def health(self) -> StoreHealth | None:
-        """See ``PageStore``: no other server uses the folder."""
-        return None
-
     def run(self, keys: Sequence[bytes]) -> int:
         """See ``PageStore``. A page whose read hangs is not found."""
         n_pages = super().run(keys)
         latest = time.monotonic() - STUCK_S
         stuck = {key for key, began in list(self._reads.items()) if began < latest}
         return next((n for n, key in enumerate(keys[:n_pages]) if key in stuck), n_pages) if stuck else n_pages
-
-    def look_up(self, keys: Sequence[bytes]) -> int | None:
-        """See ``PageStore``: ``run`` knows all files."""
-        return None
 
     def load(self, keys: Sequence[bytes], tokens: bytes, buffers: Sequence[memoryview]) -> int:
         """See ``PageStore``. Takes no longer than ``LOAD_TIMEOUT_S`` and the constants after it say."""

@@ -8,13 +8,15 @@ import time
 from collections.abc import Iterable, Sequence
 
 from radixkv.runtime.tiers.stores.page_index import IndexedPage, PageIndex
-from radixkv.runtime.tiers.stores.page_store import PageCounts
+from radixkv.runtime.tiers.stores.page_store import PageCounts, StoreHealth
 
 logger = logging.getLogger(__name__)
 
 
 class IndexedStore:
     """The part of a ``PageStore`` that needs no transfer: which pages it has, and what has become of the others.
+
+    Unless a subclass says otherwise, no other server uses the store.
 
     Args:
         page_bytes: size of a page.
@@ -42,6 +44,15 @@ class IndexedStore:
     def n_bytes(self) -> int:
         """See ``PageStore``."""
         return self._index.n_bytes
+
+    @property
+    def health(self) -> StoreHealth | None:
+        """See ``PageStore``."""
+        return None
+
+    def look_up(self, keys: Sequence[bytes]) -> int | None:
+        """See ``PageStore``."""
+        return None
 
     def run(self, keys: Sequence[bytes]) -> int:
         """See ``PageStore``."""
