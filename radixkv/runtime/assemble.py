@@ -16,7 +16,7 @@ from radixkv.runtime.beams.group import open_group
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.cache.page_quotas import PageQuotas
 from radixkv.runtime.intake import Intake
-from radixkv.runtime.lifetimes.commands import LifetimeCommands
+from radixkv.runtime.lifetimes.commands import close_session, pin
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.loop import Loop
@@ -158,13 +158,12 @@ def assemble_loop(
     caches = [cache] if tiers.host is None else [cache, tiers.host]
     sessions = Sessions(caches)
     pins = Pins(caches, alarms, offer=tiers.offer, budget=pin_budget, clock=clock)
-    lifetimes = LifetimeCommands(intake, pins, sessions)
     commands = CacheCommands(
         intake,
         scheduler,
         gate,
         find_pin=pins.find,
-        others={Pin: lifetimes.pin, CloseSession: lifetimes.close_session},
+        others={Pin: partial(pin, intake, pins), CloseSession: partial(close_session, intake, sessions)},
         before_flush=pins.clear,
     )
     return Loop(

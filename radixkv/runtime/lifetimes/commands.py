@@ -11,41 +11,28 @@ from radixkv.wire.cache_messages import CloseSession, Pin, Pinned, SessionClosed
 from radixkv.wire.request_limits import check_ttl
 
 
-class LifetimeCommands:
-    """Carries out ``Pin`` and ``CloseSession``.
+def pin(intake: Intake, pins: Pins, message: Pin) -> Pinned:
+    """Pins a prompt, or ends its pin. O(tokens). Raises ``RequestError``."""
+    intake.check_prompt(message.tokens)
+    namespace = intake.namespace(message)
+    check_ttl(message.ttl_s, "ttl")
+    pins.check_available("ttl")
+    if message.ttl_s:
+        pins.pin(namespace, message.tokens, message.ttl_s)
+    else:
+        pins.unpin(namespace, message.tokens)
+    pinned = pins.find(namespace, message.tokens)
+    return Pinned(message.id, len(message.tokens) // TOKEN_BYTES, pinned.n_tokens, pinned.seconds_left)
 
-    Args:
-        intake: checks prompts and salts.
-        pins: of all tiers.
-        sessions: which may be closed.
-    """
 
-    def __init__(self, intake: Intake, pins: Pins, sessions: Sessions) -> None:
-        self._intake = intake
-        self._pins = pins
-        self._sessions = sessions
-
-    def pin(self, message: Pin) -> Pinned:
-        """Pins a prompt, or ends its pin. O(tokens). Raises ``RequestError``."""
-        self._intake.check_prompt(message.tokens)
-        namespace = self._intake.namespace(message)
-        check_ttl(message.ttl_s, "ttl")
-        self._pins.check_available("ttl")
-        if message.ttl_s:
-            self._pins.pin(namespace, message.tokens, message.ttl_s)
-        else:
-            self._pins.unpin(namespace, message.tokens)
-        pinned = self._pins.find(namespace, message.tokens)
-        return Pinned(message.id, len(message.tokens) // TOKEN_BYTES, pinned.n_tokens, pinned.seconds_left)
-
-    def close_session(self, message: CloseSession) -> SessionClosed:
-        """Closes a session. O(pages). Raises ``RequestError``."""
-        namespace = self._intake.namespace(message)
-        demoted = self._sessions.close(namespace, message.session_id)
-        if demoted is None:
-            raise SessionNotFound(
-                f"there is no session {shortened(message.session_id)} with this cache_salt: no request had its id, "
-                "or it was closed, or forgotten for many newer ones",
-                param="session_id",
-            )
-        return SessionClosed(message.id, *demoted)
+def close_session(intake: Intake, sessions: Sessions, message: CloseSession) -> SessionClosed:
+    """Closes a session. O(pages). Raises ``RequestError``."""
+    namespace = intake.namespace(message)
+    demoted = sessions.close(namespace, message.session_id)
+    if demoted is None:
+        raise SessionNotFound(
+            f"there is no session {shortened(message.session_id)} with this cache_salt: no request had its id, "
+            "or it was closed, or forgotten for many newer ones",
+            param="session_id",
+        )
+    return SessionClosed(message.id, *demoted)
