@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from radixkv.tree.children import Children
@@ -32,16 +33,12 @@ class Neighbours(NamedTuple):
     @property
     def nearest(self) -> Neighbour | None:
         """The one that shares more leading tokens."""
-        return _nearer(self.below, self.above)
+        return _nearest(one for one in self if one is not None)
 
     @property
     def nearest_computed(self) -> Neighbour | None:
         """The computed neighbour that shares more leading tokens."""
-        below, above = self
-        return _nearer(
-            below if below is not None and below.is_computed else None,
-            above if above is not None and above.is_computed else None,
-        )
+        return _nearest(one for one in self if one is not None and one.is_computed)
 
 
 _NO_NEIGHBOURS = Neighbours(None, None)
@@ -85,11 +82,9 @@ def _neighbour(children: Children[Node], key: bytes | None, page: bytes) -> Neig
     return Neighbour(child, key, n_common_tokens(page, key), child.n_computed > 0)
 
 
-def _nearer(first: Neighbour | None, second: Neighbour | None) -> Neighbour | None:
-    if first is None or second is None:
-        return first or second
+def _nearest(neighbours: Iterable[Neighbour]) -> Neighbour | None:
     # If both share as many tokens, prefer one that is a whole node: a lease on it splits nothing.
-    return max(first, second, key=lambda one: (one.n_common, len(one.node.pages) == 1, one.tokens))
+    return max(neighbours, key=lambda one: (one.n_common, len(one.node.pages) == 1, one.tokens), default=None)
 
 
 def n_common_tokens(first: bytes, second: bytes) -> int:
