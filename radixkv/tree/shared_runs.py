@@ -88,8 +88,7 @@ def _runs(leases_by_branch: Mapping[Node | None, list[int]]) -> list[SharedLease
         for node in path_to(branch)[1:]:
             leases_of.setdefault(node, []).extend(indices)
 
-    starts: list[tuple[tuple[int, ...], int]] = []
-    ends: list[int] = []
+    runs: list[SharedLeases] = []
     end_of: dict[Node | None, int] = {}
     previous, n_previous = None, 0
     for node, sharers in leases_of.items():
@@ -98,12 +97,8 @@ def _runs(leases_by_branch: Mapping[Node | None, list[int]]) -> list[SharedLease
         first_page = end_of.get(node.parent, 0)
         end = end_of[node] = first_page + len(node.pages)
         if node.parent is previous and len(sharers) == n_previous:
-            ends[-1] = end
+            runs[-1] = runs[-1]._replace(n_pages=end - runs[-1].first_page)
         else:
-            starts.append((tuple(sorted(sharers)), first_page))
-            ends.append(end)
+            runs.append(SharedLeases(tuple(sorted(sharers)), first_page, end - first_page))
         previous, n_previous = node, len(sharers)
-    return [
-        SharedLeases(sharers, first_page, end - first_page)
-        for (sharers, first_page), end in zip(starts, ends, strict=True)
-    ]
+    return runs
