@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
@@ -103,6 +104,7 @@ class JointRun:
         return _Following({bytes(node.key[end * self._page_bytes : (end + 1) * self._page_bytes]): node}, end)
 
 
+@dataclass(frozen=True, slots=True)
 class JointChildren:
     """The runs that continue a joint run, or a namespace's roots: each once, whichever trees have it.
 
@@ -112,23 +114,19 @@ class JointChildren:
         page_bytes: bytes of one page's tokens.
     """
 
-    __slots__ = ("_lower", "_page_bytes", "_upper")
-
-    def __init__(self, upper: _Following, lower: _Following, page_bytes: int) -> None:
-        self._upper = upper
-        self._lower = lower
-        self._page_bytes = page_bytes
+    upper: _Following
+    lower: _Following
+    page_bytes: int
 
     def __len__(self) -> int:
         """Returns the number of runs, or with many of them at least so many."""
-        return max(len(self._upper.nodes), len(self._lower.nodes))
+        return max(len(self.upper.nodes), len(self.lower.nodes))
 
     def values(self) -> Iterator[JointRun]:
         """Yields the runs: first those that the upper tier has."""
-        upper, lower = self._upper, self._lower
-        only_lower = (page for page in lower.nodes if page not in upper.nodes)
-        for page in chain(upper.nodes, only_lower):
-            yield JointRun(upper.at(page), lower.at(page), self._page_bytes)
+        only_lower = (page for page in self.lower.nodes if page not in self.upper.nodes)
+        for page in chain(self.upper.nodes, only_lower):
+            yield JointRun(self.upper.at(page), self.lower.at(page), self.page_bytes)
 
 
 def joint_roots(
