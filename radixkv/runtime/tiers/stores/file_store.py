@@ -238,9 +238,8 @@ class FileStore(IndexedStore):
                 return False
         try:
             with self._names:
-                has_room = self._make_room(self._file_bytes, run)
-            if not has_room:
-                return False
+                if not self._make_room(self._file_bytes, run):
+                    return False
             is_stored = False
             try:
                 is_stored = self._write_page(key, tokens, page, n_removals, tick, transfer)
