@@ -73,10 +73,7 @@ def test_prompts_and_messages_become_what_requests_send(
     site: Site, tokenizer: Tokenizer, path: str, body: dict[str, Any], text: str
 ) -> None:
     assert post(site, path, **body)
-    sent = {
-        "/cache/explain": site.loop.explained,
-        "/cache/match": site.loop.matched,
-        "/cache/pin": site.loop.pinned,
-    }
+    loop = site.loop
+    sent = {"/cache/explain": loop.explained, "/cache/match": loop.matched, "/cache/pin": loop.pinned}
     tokens = sent[path][-1].prompts[0] if path == "/cache/match" else sent[path][-1].tokens
     assert tokens == tokenizer.encode(text)
