@@ -53,8 +53,7 @@ def serve(**fields: object) -> set[str]:
     """Returns the branches that a request enters from its arrival to its end."""
     front = Frontend()
     with entered_folders() as folders:
-        front.submit("a", PROMPT, **fields)  # type: ignore[arg-type]
-        front.run()
+        front.serve("a", PROMPT, **fields)  # type: ignore[arg-type]
     return folders & set(BRANCHES)
 
 

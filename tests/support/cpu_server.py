@@ -162,6 +162,12 @@ class CpuServer:
         self.run()
         return self.outputs[seed]
 
+    def serve_all(self, prompts: Mapping[int, list[int]], n_tokens: int = 6, **options: Any) -> None:
+        """Adds a request for each seed and its prompt, and runs until the loop has no work."""
+        for seed, prompt in prompts.items():
+            self.add(seed, prompt, n_tokens, **options)
+        self.run()
+
     def run(self) -> None:
         while self.loop.has_work:
             if self.loop.is_waiting:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import shake_128
 from mmap import mmap
@@ -48,6 +48,16 @@ def wait(store: PageStore, ticket: int) -> FinishedTransfer:
     assert select.select([store.fileno()], [], [], TIMEOUT_S)[0], "the transfer does not finish"
     (finished,) = store.take_finished()
     assert finished.ticket == ticket
+    return finished
+
+
+def wait_for(store: PageStore, tickets: Collection[int]) -> dict[int, int]:
+    """Waits for all transfers under way; returns the number of pages of each, in the order in which they end."""
+    finished: dict[int, int] = {}
+    while len(finished) < len(set(tickets)):
+        assert select.select([store.fileno()], [], [], TIMEOUT_S)[0], "the transfers do not finish"
+        finished |= {one.ticket: one.n_pages for one in store.take_finished()}
+    assert finished.keys() == set(tickets)
     return finished
 
 

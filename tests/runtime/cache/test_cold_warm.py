@@ -33,29 +33,22 @@ def cold(checkpoint: Checkpoint) -> ColdAnswers:
 
 def test_in_a_batch(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) -> None:
     server = CpuServer(checkpoint, shares=False)
-    for seed, prompt in PROMPTS.items():
-        server.add(seed, prompt)
-    server.run()
+    server.serve_all(PROMPTS)
     cold.check(server, logits)
 
 
 def test_sharing_within_a_step(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) -> None:
     server = CpuServer(checkpoint)
-    for seed, prompt in PROMPTS.items():
-        server.add(seed, prompt)
-    server.run()
+    server.serve_all(PROMPTS)
     assert sum(output.n_cached > 0 for output in server.outputs.values()) == len(PROMPTS) - 1
     cold.check(server, logits)
 
 
 def test_after_a_partial_and_after_a_full_hit(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) -> None:
     server = CpuServer(checkpoint)
-    server.add(99, SHARED)
-    server.run()
+    server.serve(99, SHARED)
     for n_cached in ({seed: 12 + 7 * seed for seed in PROMPTS}, {seed: len(PROMPTS[seed]) - 1 for seed in PROMPTS}):
-        for seed, prompt in PROMPTS.items():
-            server.add(seed, prompt)
-        server.run()
+        server.serve_all(PROMPTS)
         assert {seed: server.outputs[seed].n_cached for seed in PROMPTS} == n_cached, (
             "parts of pages are copied, too"
         )
@@ -65,9 +58,7 @@ def test_after_a_partial_and_after_a_full_hit(checkpoint: Checkpoint, cold: Cold
 @pytest.mark.parametrize("budget", rest_nightly(range(PAGE_SIZE, PAGE_SIZE + 5), kept=(0, 3)))
 def test_chunked(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits, budget: int) -> None:
     server = CpuServer(checkpoint, budget=budget, max_rows=1)
-    for seed, prompt in PROMPTS.items():
-        server.add(seed, prompt)
-    server.run()
+    server.serve_all(PROMPTS)
     cold.check(server, logits)
 
 
@@ -76,11 +67,8 @@ def test_the_first_chunk_starts_within_a_page(
     checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits, budget: int
 ) -> None:
     server = CpuServer(checkpoint, budget=budget, max_rows=1)
-    server.add(99, SHARED)
-    server.run()
-    for seed, prompt in PROMPTS.items():
-        server.add(seed, prompt)
-    server.run()
+    server.serve(99, SHARED)
+    server.serve_all(PROMPTS)
     assert {seed: server.outputs[seed].n_cached for seed in PROMPTS} == {seed: 12 + 7 * seed for seed in PROMPTS}
     cold.check(server, logits)
 
@@ -90,11 +78,8 @@ def test_pages_that_are_copied_to_pages_that_are_copied(
 ) -> None:
     server = CpuServer(checkpoint)
     for n_tokens in (17, 18, 19, 23, 26, 33):  # each copies a part of the last page of the one before
-        server.add(1000 + n_tokens, [*SHARED[:n_tokens], *ids(9, n_tokens)])
-        server.run()
-    for seed, prompt in PROMPTS.items():
-        server.add(seed, prompt)
-    server.run()
+        server.serve(1000 + n_tokens, [*SHARED[:n_tokens], *ids(9, n_tokens)])
+    server.serve_all(PROMPTS)
     assert {seed: server.outputs[seed].n_cached for seed in (1, 2, 3)} == {1: 19, 2: 26, 3: 33}
     cold.check(server, logits)
 
@@ -104,8 +89,7 @@ def test_chunks_of_any_size_with_pages_of_one_token(
     checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits, chunk: int
 ) -> None:
     server = CpuServer(checkpoint, budget=chunk, max_rows=1, page_size=1)
-    server.add(2, PROMPTS[2])
-    server.run()
+    server.serve(2, PROMPTS[2])
     assert server.outputs[2].tokens == cold.outputs[2].tokens
     assert all(torch.equal(logits[2, i], cold.logits[2, i]) for i in range(6))
 
@@ -114,8 +98,7 @@ def test_evicted_and_recomputed(checkpoint: Checkpoint, cold: ColdAnswers, logit
     server = CpuServer(checkpoint, n_pages=24)
     for _ in range(2):
         for seed, prompt in PROMPTS.items():
-            server.add(seed, prompt)
-            server.run()
+            server.serve(seed, prompt)
         cold.check(server, logits)
     assert server.cache.n_evicted > 0
 
@@ -124,9 +107,7 @@ def test_preempted(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) ->
     server = CpuServer(checkpoint, n_pages=30)
     server.add(98, ids(8, 98), 80)
     server.add(97, ids(8, 97), 80)
-    for seed, prompt in PROMPTS.items():
-        server.add(seed, prompt)
-    server.run()
+    server.serve_all(PROMPTS)
     assert server.scheduler.n_preemptions > 0
     cold.check(server, logits)
     alone = CpuServer(checkpoint)
@@ -137,10 +118,8 @@ def test_preempted(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) ->
 
 def test_salted(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) -> None:
     server = CpuServer(checkpoint)
-    server.add(99, SHARED)
-    server.run()
-    server.add(4, PROMPTS[4], salt="a")
-    server.run()
+    server.serve(99, SHARED)
+    server.serve(4, PROMPTS[4], salt="a")
     assert server.outputs[4].n_cached == 0
     cold.check(server, logits, [4], "a")
 

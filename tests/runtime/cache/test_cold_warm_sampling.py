@@ -60,13 +60,11 @@ def cold(checkpoint: Checkpoint) -> Cold:
         with recorded_logits() as seen:
             for seed, prompt in PROMPTS.items():
                 for choice in range(N_CHOICES):
-                    server.add(seed + choice, prompt, N_TOKENS, **sampling)
-                    server.run()
+                    server.serve(seed + choice, prompt, N_TOKENS, **sampling)
         cold.outputs[kind], cold.logits[kind] = server.outputs, seen
         server.outputs = {}
     for seed, prompt in PROMPTS.items():
-        server.add(seed, prompt, 1, prompt_logprobs=2)
-        server.run()
+        server.serve(seed, prompt, 1, prompt_logprobs=2)
         cold.prompt_logprobs[seed] = server.prompt_logprobs[seed]
     return cold
 
@@ -84,9 +82,7 @@ def test_each_kind_of_sampling_changes_the_outputs(cold: Cold) -> None:
 def run_all(server: CpuServer, kind: str, *, salt: str = "") -> Logits:
     """Runs all prompts with all choices at once, and returns their logits."""
     with recorded_logits() as seen:
-        for seed, prompt in PROMPTS.items():
-            server.add(seed, prompt, N_TOKENS, n=N_CHOICES, salt=salt, **KINDS[kind])
-        server.run()
+        server.serve_all(PROMPTS, N_TOKENS, n=N_CHOICES, salt=salt, **KINDS[kind])
     return seen
 
 
@@ -101,8 +97,7 @@ def assert_equal(cold: Cold, kind: str, server: CpuServer, logits: Logits) -> No
 
 def warm_server(checkpoint: Checkpoint, **settings: Any) -> CpuServer:
     server = CpuServer(checkpoint, **settings)
-    server.add(999, SHARED)
-    server.run()
+    server.serve(999, SHARED)
     return server
 
 
@@ -145,16 +140,13 @@ def test_choices_of_another_salt(checkpoint: Checkpoint, cold: Cold) -> None:
 def test_prompt_logprobs_of_cached_prompts(checkpoint: Checkpoint, cold: Cold, settings: dict[str, int]) -> None:
     server = warm_server(checkpoint, **settings)
     for _ in range(2):
-        for seed, prompt in PROMPTS.items():
-            server.add(seed, prompt, N_TOKENS, n=2, prompt_logprobs=2)
-        server.run()
+        server.serve_all(PROMPTS, N_TOKENS, n=2, prompt_logprobs=2)
         for seed, prompt in PROMPTS.items():
             assert len(server.prompt_logprobs[seed]) == len(prompt) - 1
             assert server.prompt_logprobs[seed] == cold.prompt_logprobs[seed]
             assert server.outputs[seed].n_cached == 0, "a request for prompt logprobs does not read the cache"
             assert server.outputs[seed].tokens == cold.outputs["plain"][seed].tokens
-    server.add(10, PROMPTS[10])
-    server.run()
+    server.serve(10, PROMPTS[10])
     assert server.outputs[10].n_cached > 0, "a request for prompt logprobs adds its pages to the cache"
 
 

@@ -65,8 +65,7 @@ class Restarts:
     def ask(self, server: CpuServer, seeds: Iterable[int] = PROMPTS, **settings: Any) -> list[int]:
         """Serves prompts in turn and compares the answers; returns the prompt tokens that came from other tiers."""
         for seed in seeds:
-            server.add(seed, PROMPTS[seed], N_TOKENS, **settings)
-            server.run()
+            server.serve(seed, PROMPTS[seed], N_TOKENS, **settings)
             server.finish_copies()
             self.cold.check(server, self.logits, [seed], settings.get("salt", ""))
         return [server.outputs[seed].n_loaded for seed in seeds]
@@ -110,8 +109,7 @@ def test_two_requests_join_one_fetch(restarts: Restarts) -> None:
     restarts.fill()
     with restarts.server(n_pages=60) as server:
         server.add(40, PROMPTS[40], N_TOKENS)
-        server.add(41, PROMPTS[40], N_TOKENS)
-        server.run()
+        server.serve(41, PROMPTS[40], N_TOKENS)
         assert server.outputs[40].tokens == restarts.cold.outputs[40].tokens
         assert server.outputs[41].n_cached == server.outputs[40].n_cached == WHOLE[3]
         assert server.disk.counters.n_pages_loaded == len(PROMPTS[40]) // 4

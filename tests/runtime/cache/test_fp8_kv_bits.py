@@ -30,8 +30,7 @@ def server_of(checkpoint: Checkpoint, **settings: Any) -> CpuServer:
 
 def serve_in_turn(server: CpuServer) -> None:
     for seed, prompt in PROMPTS.items():
-        server.add(seed, prompt, N_TOKENS)
-        server.run()
+        server.serve(seed, prompt, N_TOKENS)
         if server.host_tier is not None:
             server.finish_copies()
 

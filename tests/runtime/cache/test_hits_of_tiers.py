@@ -19,10 +19,8 @@ def hits(cache: PageCache, n_tokens: int) -> int:
 
 
 def answer(engine: Engine, n_tokens: int, max_tokens: int) -> None:
-    engine.add(prompt(n_tokens), max_tokens)
-    engine.run()
-    for _ in range(4):  # the stores of what it has computed
-        engine.turn()
+    engine.serve(prompt(n_tokens), max_tokens)
+    engine.turn(4)
 
 
 def test_a_store_is_no_hit_and_a_load_is_one() -> None:

@@ -40,8 +40,7 @@ def tiered(checkpoint: Checkpoint, **settings: Any) -> CpuServer:
 def serve_in_turn(server: CpuServer, seeds: Iterable[int] = PROMPTS, **settings: Any) -> None:
     """Serves the prompts one after the other, so that each one evicts the one before."""
     for seed in seeds:
-        server.add(seed, PROMPTS[seed], N_TOKENS, **settings)
-        server.run()
+        server.serve(seed, PROMPTS[seed], N_TOKENS, **settings)
         server.finish_copies()
 
 
@@ -57,8 +56,7 @@ def test_a_full_hit_in_the_host_tier(checkpoint: Checkpoint, cold: ColdAnswers, 
 
 def test_a_partial_hit_in_the_host_tier(checkpoint: Checkpoint, cold: ColdAnswers, logits: Logits) -> None:
     server = tiered(checkpoint)
-    server.add(99, SHARED)
-    server.run()
+    server.serve(99, SHARED)
     server.finish_copies()
     for seed in PROMPTS:
         evict_all(server.cache)
@@ -73,9 +71,7 @@ def test_many_requests_in_chunks_under_pressure(
 ) -> None:
     server = tiered(checkpoint, n_pages=40, budget=budget + 3, max_rows=4)
     for _ in range(3):
-        for seed, prompt in PROMPTS.items():
-            server.add(seed, prompt, N_TOKENS)
-        server.run()
+        server.serve_all(PROMPTS, N_TOKENS)
         cold.check(server, logits, [seed for seed in PROMPTS if server.outputs[seed].tokens])
         server.finish_copies()
         evict_all(server.cache)
@@ -88,11 +84,8 @@ def test_a_preempted_request_resumes_from_the_host_tier(
     server = tiered(checkpoint, n_pages=34)
     server.add(98, ids(8, 98), 80)
     server.add(97, ids(8, 97), 80)
-    for seed, prompt in PROMPTS.items():
-        server.add(seed, prompt, N_TOKENS)
-    server.run()
+    server.serve_all(PROMPTS, N_TOKENS)
     assert server.scheduler.n_preemptions > 0
-    assert server.host_tier is not None
     assert server.host_tier.counters.n_pages_loaded > 0
     cold.check(server, logits)
 
@@ -102,9 +95,7 @@ def test_two_requests_join_one_load(checkpoint: Checkpoint, cold: ColdAnswers, l
     serve_in_turn(server, [40])
     evict_all(server.cache)
     server.add(40, PROMPTS[40], N_TOKENS)
-    server.add(41, PROMPTS[40], N_TOKENS)
-    server.run()
-    assert server.host_tier is not None
+    server.serve(41, PROMPTS[40], N_TOKENS)
     assert server.host_tier.counters.n_pages_loaded == len(PROMPTS[40]) // 4, "each page once"
     cold.check(server, logits, [40])
 

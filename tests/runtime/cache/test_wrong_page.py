@@ -19,8 +19,7 @@ def test_one_wrong_page_changes_nearly_every_output(sensitive: Path) -> None:
     server = CpuServer(resolve(str(sensitive)), n_pages=384, page_size=PAGE_SIZE, budget=2048, max_model_len=3072)
 
     def tokens_after(prompt: list[int]) -> list[int]:
-        server.add(0, prompt, 32, temperature=0.0, ignore_eos=True)
-        server.run()
+        server.serve(0, prompt, 32, temperature=0.0, ignore_eos=True)
         return server.outputs[0].tokens
 
     rng = random.Random(3)

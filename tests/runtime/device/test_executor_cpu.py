@@ -15,7 +15,7 @@ from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import SampledStep
 from support.checkpoints import VOCAB
-from support.device_support import GREEDY, OpenDevice, random_ids, row_of, tokens_of
+from support.device_support import GREEDY, logits_of, random_ids, row_of, tokens_of
 from support.poison import poison
 
 Get = Callable[[str], Checkpoint]
@@ -64,9 +64,7 @@ def expected_tokens(checkpoint: Checkpoint, n: int) -> list[int]:
     """Returns greedy tokens, computed with one whole prefill per token."""
     ids = list(IDS)
     for _ in range(n):
-        device = OpenDevice(checkpoint)
-        (logits,) = device.run(row_of(ids, device.pages(len(ids))))
-        ids.append(int(logits[-1].argmax()))
+        ids.append(int(logits_of(checkpoint, ids)[-1].argmax()))
     return ids[len(IDS) :]
 
 

@@ -52,19 +52,16 @@ def test_whole_pages_are_announced_once_their_kv_is_computed() -> None:
     later = hashes(answer)[5:6]  # the KV of the last token is never computed
     assert decoded(log.take()) == [BlockStored(later, hashes(PROMPT)[-1], answer[20:24], 4, None, "GPU", None)]
     assert log.take() == []
-    front.submit("b", PROMPT, max_tokens=1)
-    front.run()
+    front.serve("b", PROMPT, max_tokens=1)
     assert log.take() == [], "nothing new"
 
 
 def test_a_branch_continues_the_page_that_it_shares() -> None:
     front, log = opened()
-    front.submit("a", PROMPT, max_tokens=1)
-    front.run()
+    front.serve("a", PROMPT, max_tokens=1)
     log.take()
     branch = [*PROMPT[:8], *range(60, 68)]
-    front.submit("b", branch, max_tokens=1)
-    front.run()
+    front.serve("b", branch, max_tokens=1)
     assert decoded(log.take()) == [
         BlockStored(hashes(branch)[2:], hashes(PROMPT)[1], branch[8:], 4, None, "GPU", None)
     ]
@@ -75,11 +72,9 @@ def test_a_branch_continues_the_page_that_it_shares() -> None:
 def test_evicted_and_invalidated_pages_are_removed_once() -> None:
     front, log = opened(n_pages=12)
     for first in (1, 30):
-        front.submit(f"r{first}", range(first, first + 22), max_tokens=1)
-        front.run()
+        front.serve(f"r{first}", range(first, first + 22), max_tokens=1)
     log.take()
-    front.submit("c", range(60, 82), max_tokens=1)
-    front.run()
+    front.serve("c", range(60, 82), max_tokens=1)
     removed, stored = decoded(log.take())
     assert isinstance(removed, BlockRemoved)
     assert isinstance(stored, BlockStored)
@@ -93,11 +88,9 @@ def test_evicted_and_invalidated_pages_are_removed_once() -> None:
 
 def test_a_flush_clears_all_blocks_even_of_running_requests() -> None:
     front, log = opened()
-    front.submit("a", PROMPT, max_tokens=1)
-    front.run()
+    front.serve("a", PROMPT, max_tokens=1)
     front.submit("b", range(30, 52), max_tokens=8)
-    for _ in range(3):
-        front.turn()
+    front.turn(3)
     log.take()
     front.loop.receive(cache_messages.Flush("f"))
     assert decoded(log.take()) == [AllBlocksCleared()]
@@ -109,8 +102,7 @@ def test_a_flush_clears_all_blocks_even_of_running_requests() -> None:
 @pytest.mark.parametrize("shows_salted_tokens", [False, True])
 def test_the_tokens_of_salted_prompts_are_withheld(*, shows_salted_tokens: bool) -> None:
     front, log = opened(shows_salted_tokens=shows_salted_tokens)
-    front.submit("a", PROMPT, max_tokens=1, salt="hers")
-    front.run()
+    front.serve("a", PROMPT, max_tokens=1, salt="hers")
     tokens = PROMPT[:20] if shows_salted_tokens else []
     expected = BlockStored(hashes(PROMPT, "hers"), None, tokens, 4, None, "GPU", None)
     assert decoded(log.take()) == decoded(list(log.snapshot())) == [expected]

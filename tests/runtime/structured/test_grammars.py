@@ -387,7 +387,6 @@ def test_the_process_ends_when_its_parent_is_killed() -> None:
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
-        assert parent.stdout is not None
         process = int(parent.stdout.readline())
         parent.kill()
         parent.wait()
@@ -399,5 +398,4 @@ def test_an_engine_that_cannot_compile_says_why() -> None:
     assert refusal_of_all(has_tokenizer=True, has_eos=True) is None
     for has_tokenizer in (False, True):
         error = refusal_of_all(has_tokenizer=has_tokenizer, has_eos=False)
-        assert error is not None
         assert error.param == "structured_outputs"

@@ -33,7 +33,6 @@ def test_the_time_of_a_computed_token_is_the_device_s() -> None:
     llm = LLM(max_total_tokens=4096, max_num_batched_tokens=1024, host_memory_bytes=1 << 20)
     llm.generate([list(range(100, 100 + n_tokens))], SamplingParams(max_tokens=1))
     stats = llm.get_metrics()
-    assert stats.host is not None
     assert stats.host.compute_seconds_per_token == pytest.approx(stats.device_busy_seconds / n_tokens)
     llm.shutdown()
 

@@ -9,7 +9,16 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.step.plan import Row, StepPlan
-from support.device_support import CHECKPOINTS, GREEDY, OpenDevice, load_oracle, random_ids, row_of, tokens_of
+from support.device_support import (
+    CHECKPOINTS,
+    GREEDY,
+    OpenDevice,
+    load_oracle,
+    logits_of,
+    random_ids,
+    row_of,
+    tokens_of,
+)
 from support.poison import poison
 
 Get = Callable[[str], Checkpoint]
@@ -22,8 +31,7 @@ def test_teacher_forced_logits_are_within_1e_4(checkpoint: Get, name: str) -> No
     ids = random_ids(330, seed=1)
     with torch.inference_mode():
         expected = load_oracle(checkpoint(name))(torch.tensor([ids])).logits[0]
-    device = OpenDevice(checkpoint(name))
-    (logits,) = device.run(row_of(ids, device.pages(len(ids))))
+    logits = logits_of(checkpoint(name), ids)
     assert expected.abs().max() > 1.0
     assert (logits - expected).abs().max() < 1e-4
 

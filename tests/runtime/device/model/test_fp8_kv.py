@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -20,10 +18,9 @@ from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.kv_dtype import FP8, FP8_MAX, UNSCALED, LayerScales, quantize, scales_text
 from radixkv.runtime.device.weights.weights import open_weights
-from radixkv.runtime.step.plan import Row
 from radixkv.settings.config import KVCacheDtype
-from support.checkpoints import save_checkpoint
-from support.device_support import CHECKPOINTS, GREEDY, OpenDevice, load_oracle, random_ids, tokens_of
+from support.checkpoints import edited_config, edited_tensors, save_checkpoint
+from support.device_support import CHECKPOINTS, load_oracle, logits_of, random_ids
 
 N_TOKENS = 70
 
@@ -43,26 +40,11 @@ class RoundingCache(DynamicCache):
         return super().update(keys, values, layer, *args, **kwargs)
 
 
-def logits_of(checkpoint: Checkpoint, ids: list[int], kv_dtype: torch.dtype | None) -> Tensor:
-    device = OpenDevice(checkpoint, kv_dtype=kv_dtype)
-    row = Row(
-        batch_slot=0,
-        start=0,
-        n_tokens=len(ids),
-        tokens=tokens_of(ids),
-        write_start=0,
-        table_start=0,
-        table_pages=device.pages(len(ids)),
-        sampling=GREEDY,
-    )
-    return device.run(row)[0]
-
-
 def with_tensors(source: Path, target: Path, tensors: dict[str, Tensor]) -> Checkpoint:
     """Returns a copy of a checkpoint with more tensors."""
     shutil.copytree(source, target)
-    path = target / "model.safetensors"
-    save_file(load_file(path) | tensors, path, {"format": "pt"})
+    with edited_tensors(target) as all_tensors:
+        all_tensors |= tensors
     return resolve(str(target))
 
 
@@ -93,10 +75,10 @@ def test_logits_agree_with_transformers_over_a_cache_that_rounds(
         for name, scale in zip(names, scales[layer], strict=True)
     }
     checkpoint = with_tensors(folder, tmp_path / "scaled", tensors) if has_scales else plain
-    found = logits_of(checkpoint, ids, FP8)
+    found = logits_of(checkpoint, ids, kv_dtype=FP8)
     with torch.inference_mode():
         expected = load_oracle(plain)(torch.tensor([ids]), past_key_values=RoundingCache(scales)).logits[0]
-    exact = logits_of(plain, ids, None)
+    exact = logits_of(plain, ids)
     effect = (exact - expected).abs().max()
     assert effect > 1e-3, "rounding makes no difference that this test could see"
     # A value between two of 8 bits may be rounded to either, after sums in another order.
@@ -107,7 +89,7 @@ def test_scales_change_nothing_without_8_bits(saved: Callable[[str], Path], tmp_
     folder, ids = saved("grouped"), random_ids(N_TOKENS, 5)
     tensors = {f"model.layers.{layer}.self_attn.k_scale": torch.tensor(3.0) for layer in range(3)}
     scaled = with_tensors(folder, tmp_path / "scaled", tensors)
-    assert torch.equal(logits_of(scaled, ids, None), logits_of(resolve(str(folder)), ids, None))
+    assert torch.equal(logits_of(scaled, ids), logits_of(resolve(str(folder)), ids))
 
 
 def test_scales_beside_projections_or_below_them(saved: Callable[[str], Path], tmp_path: Path) -> None:
@@ -130,14 +112,14 @@ def test_a_checkpoint_may_have_scales_of_the_cache_alone(saved: Callable[[str], 
     """As compressed-tensors writes what was calibrated for K and V only: no matrix is quantized."""
     folder, ids = saved("grouped"), random_ids(N_TOKENS, 5)
     tensors = {f"model.layers.{layer}.self_attn.k_scale": torch.tensor([0.25]) for layer in range(3)}
-    expected = logits_of(with_tensors(folder, tmp_path / "scaled", tensors), ids, FP8)
+    expected = logits_of(with_tensors(folder, tmp_path / "scaled", tensors), ids, kv_dtype=FP8)
     with_tensors(folder, tmp_path / "declared", tensors)
-    path = tmp_path / "declared" / "config.json"
     scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
     settings = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": scheme}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": settings}))
-    declared = resolve(str(path.parent))
-    assert torch.equal(logits_of(declared, ids, FP8), expected)
+    with edited_config(tmp_path / "declared") as config:
+        config["quantization_config"] = settings
+    declared = resolve(str(tmp_path / "declared"))
+    assert torch.equal(logits_of(declared, ids, kv_dtype=FP8), expected)
     with open_weights(
         declared, load_format="auto", dtype=torch.float32, quantization="compressed-tensors"
     ) as weights:

@@ -16,7 +16,7 @@ from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring, StepPlan
 from radixkv.wire.messages import TokenLogprobs
 from support.checkpoints import VOCAB
-from support.device_support import GREEDY, OpenDevice, random_ids, row_of, tokens_of
+from support.device_support import GREEDY, logits_of, random_ids, row_of, tokens_of
 from support.poison import poison
 
 Get = Callable[[str], Checkpoint]
@@ -48,13 +48,6 @@ def prompt(sampling: RowSampling = GREEDY, *, batch_slot: int = 0, scoring: Scor
 
 def decode(position: int, sampling: RowSampling = GREEDY, batch_slot: int = 0) -> Row:
     return Row(batch_slot, position, 1, None, position, 0, (), sampling)
-
-
-def logits_of(checkpoint: Checkpoint, ids: list[int]) -> Tensor:
-    """Returns the logits of every token, computed alone."""
-    device = OpenDevice(checkpoint)
-    (logits,) = device.run(row_of(ids, device.pages(len(ids))))
-    return logits
 
 
 def check(got: TokenLogprobs, logits: Tensor, token: int, n: int) -> None:

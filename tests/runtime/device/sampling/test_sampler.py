@@ -97,7 +97,6 @@ def test_sampled_tokens_are_possible(data: st.DataObject) -> None:
     for index in range(5):
         sampling = [replace(row, index=index) for row in settings_of_rows]
         for choice, row, values in zip(sample(logits, sampling), sampling, logits, strict=True):
-            assert choice is not None
             changed = edited(values, row)
             if row.temperature == 0.0 or row.top_k == 1:
                 assert changed[choice.token] >= changed.max() - 1e-4
@@ -149,7 +148,6 @@ def test_rows_with_many_candidates_beside_rows_with_few() -> None:
     together = sample(logits, sampling)
     for i, choice in enumerate(together):
         assert [choice] == sample(logits[i : i + 1], sampling[i : i + 1])
-        assert choice is not None
         assert probabilities(logits[i], replace(sampling[i], top_p=0.91))[choice.token] > 0
         check_logprobs(choice.logprobs, logits[i], choice.token, 9)
 
@@ -199,7 +197,6 @@ def test_penalties_over_many_steps(row: RowSampling) -> None:
         got = sample(logits, step_sampling, sampler)
         assert got == sample(logits, with_history)
         for choice, answer, row_with_history in zip(got, answers, with_history, strict=True):
-            assert choice is not None
             answer.append(choice.token)
             if row.temperature == 0.0:
                 assert choice.token == int(edited(logits[0], row_with_history).argmax())

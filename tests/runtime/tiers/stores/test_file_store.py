@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from support.page_files import (
     store_run,
     tokens_of,
     wait,
+    wait_for,
 )
 
 RUNS = st.lists(st.integers(0, 2), min_size=1, max_size=5)
@@ -73,8 +73,7 @@ class StoreMachine(RuleBasedStateMachine):
     def store_pages(self, run: Sequence[int]) -> None:
         self.version += 1
         present = [key in self.pages for key in keys_of(run)]
-        n_stored = store_run(self.store, run, self.version % 256)
-        assert n_stored == len(run) or self.may_evict
+        assert store_run(self.store, run, self.version % 256) == len(run) or self.may_evict
         for key in keys_of(run):
             self.pages.setdefault(key, page_of(key, self.page_bytes, self.version % 256))
         self.believed.update(key for key in keys_of(run) if self.store.run((key,)))
@@ -265,15 +264,11 @@ def test_loads_and_stores_at_once(tmp_path: Path) -> None:
                 ticket = store.load(keys_of(run), tokens_of(run), slots[1])
                 left.add(ticket)
                 loads[ticket] = (run, slots[1])
-        while left:
-            assert select.select([store.fileno()], [], [], TIMEOUT_S)[0]
-            for finished in store.take_finished():
-                left.remove(finished.ticket)
-                if finished.ticket in loads:
-                    run, pages = loads[finished.ticket]
-                    n_loaded += finished.n_pages
-                    for key, page in zip(keys_of(run)[: finished.n_pages], pages, strict=False):
-                        assert page == page_of(key, 4096)
+        finished = wait_for(store, left)
+        for ticket, (run, pages) in loads.items():
+            n_loaded += finished[ticket]
+            for key, page in zip(keys_of(run)[: finished[ticket]], pages, strict=False):
+                assert page == page_of(key, 4096)
         assert n_loaded
         assert store.n_bytes == len(page_files(tmp_path / "pages")) * FILE_BYTES <= 100 * FILE_BYTES
 
@@ -294,11 +289,7 @@ def test_loads_go_before_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert writing.wait(TIMEOUT_S)
         load = store.load(keys_of(range(4)), tokens_of(range(4)), buffers(4, 4096))
         queued.set()
-        finished: list[int] = []
-        while len(finished) < 11:
-            assert select.select([store.fileno()], [], [], TIMEOUT_S)[0]
-            finished += [one.ticket for one in store.take_finished()]
-        assert finished == [stores[0], load, *stores[1:]], "the first store had begun"
+        assert list(wait_for(store, [load, *stores])) == [stores[0], load, *stores[1:]], "the first store had begun"
 
 
 def test_clear_drops_stores_that_have_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,11 +310,7 @@ def test_clear_drops_stores_that_have_not_finished(tmp_path: Path, monkeypatch: 
         removal = store.clear()
         assert store.run(keys_of([9])) == 0
         cleared.set()
-        finished = {}
-        while len(finished) < 2:
-            assert select.select([store.fileno()], [], [], TIMEOUT_S)[0]
-            finished |= {one.ticket: one.n_pages for one in store.take_finished()}
-        assert finished == {ticket: 0, removal: 1}
+        assert wait_for(store, [ticket, removal]) == {ticket: 0, removal: 1}
         assert not page_files(path)
         assert store_run(store, range(8)) == 8
 
@@ -345,10 +332,7 @@ def test_a_page_counts_once_for_each_file_that_is_written(tmp_path: Path) -> Non
     with file_store(tmp_path / "pages") as store:
         store_run(store, range(4))
         store_run(store, range(6))
-        tickets = {store.store(keys_of(range(9)), tokens_of(range(9)), buffers(9, 4096)) for _ in range(4)}
-        while tickets:
-            assert select.select([store.fileno()], [], [], TIMEOUT_S)[0]
-            tickets -= {finished.ticket for finished in store.take_finished()}
+        wait_for(store, [store.store(keys_of(range(9)), tokens_of(range(9)), buffers(9, 4096)) for _ in range(4)])
         assert store.counts == PageCounts(n_written=9)
     with file_store(tmp_path / "pages") as store:
         store_run(store, range(9))

@@ -22,7 +22,6 @@ def write_until_killed(path: Path, seed: int) -> None:
     command = [sys.executable, page_writer.__file__, str(path), str(seed)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as writer:
-        assert writer.stdout is not None
         assert writer.stdout.readline() == b"storing\n"
         time.sleep(Random(seed).random() * 0.05)
         writer.send_signal(signal.SIGKILL)

@@ -395,7 +395,6 @@ def test_a_second_server_is_refused_until_the_first_ends(tmp_path: Path) -> None
     )
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as server:
         try:
-            assert server.stdout is not None
             assert server.stdout.readline() == b"open\n"
             assert "another server" in refused(path)
         finally:
