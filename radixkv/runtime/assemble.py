@@ -172,6 +172,7 @@ def assemble_loop(
         executor,
         intake=intake,
         gate=gate,
+        is_gated=lambda message: message.sampling.structured_outputs is not None,
         branches=(
             RequestBranch(
                 lambda message: message.sampling.use_beam_search,

@@ -88,6 +88,7 @@ class Loop:
         executor: the device.
         intake: makes requests of messages.
         gate: holds requests back before the scheduler knows them.
+        is_gated: whether a request needs the gate.
         branches: what requests may choose by their messages.
         run_command: carries out a message that looks at the cache or changes it.
         make_stats: makes the answer to ``GetStats``, of its id and what the loop has counted.
@@ -103,6 +104,7 @@ class Loop:
         *,
         intake: Intake,
         gate: Gate,
+        is_gated: Callable[[Submit], bool],
         branches: Sequence[RequestBranch],
         run_command: Callable[[CacheCommand], FromRuntime],
         make_stats: Callable[[str, StepCounters], Stats],
@@ -116,6 +118,7 @@ class Loop:
         self._executor = executor
         self._intake = intake
         self._gate = gate
+        self._is_gated = is_gated
         self._branches = branches
         self._run_command = run_command
         self._make_stats = make_stats
@@ -248,7 +251,7 @@ class Loop:
             for choice in choices:
                 choice.observers = observers
             live = _LiveRequest(choices, len(choices))
-            if self._gate.hold(message, choices):
+            if self._is_gated(message) and self._gate.hold(message, choices):
                 self._gated[message.id] = live
                 for choice in choices:
                     choice.phase = Phase.GATED

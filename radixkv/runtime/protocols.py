@@ -92,12 +92,12 @@ class Continuation(Protocol):
 class Gate(Protocol):
     """Holds new requests back until their constraints can be checked.
 
-    The loop asks ``masks`` only for requests that need them, and ``take`` and ``descriptors`` only while it holds
-    some.
+    The loop asks ``hold`` and ``masks`` only for requests that need them, and ``take`` and ``descriptors`` only
+    while it holds some.
     """
 
     def hold(self, message: Submit, choices: Sequence[Request]) -> bool:
-        """Gives the choices of a request their constraints, if it has any; returns whether they must wait for that.
+        """Gives the choices of a request their constraints; returns whether they must wait for that.
 
         Raises ``RequestError`` if the request cannot have them, or if too many wait.
         """

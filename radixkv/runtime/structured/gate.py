@@ -53,8 +53,6 @@ class GrammarGate:
     def hold(self, message: Submit, choices: Sequence[Request]) -> bool:
         """Gives the choices of a request their matchers if the grammar is kept, or begins to compile it.
 
-        Does nothing for a request without structured outputs.
-
         Returns:
             Whether it must be compiled; ``take`` returns the request later.
 
@@ -64,8 +62,7 @@ class GrammarGate:
             QueueFull: ``max_requests`` of its sender wait for theirs.
         """
         specification, sender = message.sampling.structured_outputs, choices[0].sender
-        if specification is None:
-            return False
+        assert specification is not None, "only requests with structured outputs come here"
         if (grammar := self.grammars.get(specification, sender)) is not None:
             _give(choices, grammar)
             return False
