@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from math import inf
 from operator import attrgetter
 from time import monotonic
@@ -57,9 +58,11 @@ class TierPins:
         self._cache = cache
         self._budget = budget
         self._clock = clock
-        self._pins: dict[Retention, _Prompt] = {}
+        self._pins: OrderedDict[Retention, _Prompt] = OrderedDict()
         """All pins, oldest first."""
         self._by_prompt: dict[_Prompt, Retention] = {}
+        self._pins_of: dict[Namespace, OrderedDict[Retention, None]] = {}
+        """The pins of each namespace, oldest first."""
         self._by_end = SortedKeyList(key=attrgetter("until"))
 
     @property
@@ -98,6 +101,7 @@ class TierPins:
         pin = retentions.add(namespace, tokens, until)
         self._pins[pin] = prompt
         self._by_prompt[prompt] = pin
+        self._pins_of.setdefault(namespace, OrderedDict())[pin] = None
         self._by_end.add(pin)
         for older in replaced:
             self._end(older)
@@ -148,8 +152,7 @@ class TierPins:
         retentions, n_pages = self._cache.tree.retentions, self._cache.n_pages
         budget = int(self._budget * n_pages)
         budget_of_all = int(max(self._budget, _MAX_SHARE) * n_pages)
-        of_namespace = (pin for pin, (owner, _) in self._pins.items() if owner == namespace)
-        own = self._off_path(of_namespace, namespace, tokens)
+        own = self._off_path(self._pins_of.get(namespace, ()), namespace, tokens)
         everyones = self._off_path(self._pins, namespace, tokens)
         while True:
             path = retentions.find(namespace, tokens)
@@ -161,7 +164,7 @@ class TierPins:
                 continue
             return path.n_retained + min(n_new, own_room, room_of_all)
 
-    def _off_path(self, pins: Iterable[Retention], namespace: Namespace, tokens: bytes) -> Iterator[Retention]:
+    def _off_path(self, pins: Collection[Retention], namespace: Namespace, tokens: bytes) -> Iterator[Retention]:
         """Yields the pins that did not end on the sequence's path when the first was asked for. O(pins)."""
         on_path = set(self._cache.tree.retentions.ending(namespace, tokens))
         yield from [pin for pin in pins if pin not in on_path]
@@ -182,7 +185,12 @@ class TierPins:
 
     def _end(self, pin: Retention) -> None:
         self._cache.tree.retentions.remove(pin)
-        del self._by_prompt[self._pins.pop(pin)]
+        prompt = self._pins.pop(pin)
+        del self._by_prompt[prompt]
+        namespace, _ = prompt
+        del self._pins_of[namespace][pin]
+        if not self._pins_of[namespace]:
+            del self._pins_of[namespace]
         self._by_end.remove(pin)
 
 
