@@ -49,6 +49,15 @@ def with_nfc_and_split_words() -> tokenizers.Tokenizer:
     return backend
 
 
+def with_nested_sequences() -> tokenizers.Tokenizer:
+    backend = with_nfc_and_split_words()
+    backend.pre_tokenizer = pre_tokenizers.Sequence([backend.pre_tokenizer])
+    return backend
+
+
+MAKERS = (byte_level, with_nfc_and_split_words, with_nested_sequences)
+
+
 def separators(backend: tokenizers.Tokenizer, *names: str) -> dict[str, int]:
     ids = [backend.token_to_id(name) for name in names or (END, CLOSE)]
     return Tokenizer(backend).separators([*ids, 100_000])
@@ -56,7 +65,7 @@ def separators(backend: tokenizers.Tokenizer, *names: str) -> dict[str, int]:
 
 @examples(200)
 @given(before=TEXTS, after=TEXTS)
-@pytest.mark.parametrize("make", [byte_level, with_nfc_and_split_words], ids=["GPT-2", "Qwen"])
+@pytest.mark.parametrize("make", MAKERS, ids=["GPT-2", "Qwen", "nested"])
 def test_a_text_has_the_ids_of_its_parts(make: Callable[[], tokenizers.Tokenizer], before: str, after: str) -> None:
     tokenizer = _TOKENIZERS[make.__name__]
     found = tokenizer.separators(range(tokenizer.vocab_size))
@@ -66,7 +75,7 @@ def test_a_text_has_the_ids_of_its_parts(make: Callable[[], tokenizers.Tokenizer
         assert tokenizer.encode(before + separator + after, adds_special_tokens=False) == first + second
 
 
-_TOKENIZERS = {make.__name__: Tokenizer(make()) for make in (byte_level, with_nfc_and_split_words)}
+_TOKENIZERS = {make.__name__: Tokenizer(make()) for make in MAKERS}
 
 
 def with_tokens(*tokens: AddedToken) -> tokenizers.Tokenizer:

@@ -234,8 +234,8 @@ class SharedStore(IndexedStore):
         Args:
             steps: one for each page; each returns whether it has succeeded.
             what_is_late: what the log says if time runs out.
-            limit_s: limit of the time; the first step that does not succeed ends the others. None: all end
-                themselves.
+            limit_s: limit of the time; the first step that does not succeed ends the others. None: all end, unless
+                one raises.
         """
         tasks = [asyncio.create_task(step) for step in steps]
         n_pages = 0

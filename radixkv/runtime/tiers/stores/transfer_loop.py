@@ -30,7 +30,7 @@ class TransferLoop:
         self._tickets = itertools.count()
         self._finished = Finished[FinishedTransfer]()
         self._transfers: dict[int, tuple[asyncio.Task[None], bool]] = {}
-        """HostTier under way, and whether ``close`` waits for them. For the thread only."""
+        """Transfers under way, and whether ``close`` waits for them. For the thread only."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()

@@ -97,9 +97,9 @@ class TransferThreads:
     def __init__(self, n_threads: int, name: str) -> None:
         self._tickets = itertools.count()
         self._transfers: dict[int, Transfer] = {}
-        """HostTier that are not over, by ticket. For the caller's thread only."""
+        """Transfers that are not over, by ticket. For the caller's thread only."""
         self.n_given_up = 0
-        """HostTier that have taken too long."""
+        """Transfers that have taken too long."""
         self._running: dict[int, _Running] = {}
         """The step that each thread is in, by the thread's number."""
         self._queues: tuple[deque[tuple[Transfer, int, Step]], ...] = tuple(deque() for _ in Urgency)
