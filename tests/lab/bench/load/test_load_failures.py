@@ -147,8 +147,9 @@ def test_an_idle_connection_that_the_server_closed_is_not_reused(fake):
             second = await generator.run(sessions_of(["two"]), load)
             return [*first.records, *second.records]
 
+    n_threads = threading.active_count()  # with those of other tests' servers
     assert [record.error for record in asyncio.run(go())] == [None, None]
-    assert threading.active_count() < 50
+    assert threading.active_count() <= n_threads + 2, "the server has a thread for each connection"
 
 
 @pytest.mark.parametrize(
