@@ -207,11 +207,9 @@ class Actions:
         self.engine.device.refuse_launches = 1
 
     def make_nan(self, which: int, *, kv: bool) -> None:
-        """Makes the next row of a running request non-finite, with or without its KV."""
-        running = list(self.engine.scheduler.running)
-        if running:
-            batch_slot = running[which % len(running)].batch_slot
-            (self.engine.device.nan_slots if kv else self.engine.device.nan_logits_slots).add(batch_slot)
+        """Makes the next row of a batch slot non-finite, with or without its KV; it may be a prompt's first row."""
+        batch_slot = which % self.engine.scheduler.limits.max_num_seqs
+        (self.engine.device.nan_slots if kv else self.engine.device.nan_logits_slots).add(batch_slot)
 
     def evict(self, n_pages: int) -> None:
         """Takes all free pages and evicts up to ``n_pages`` more, then gives them back."""

@@ -113,6 +113,13 @@ class EngineMachine(RuleBasedStateMachine):
     def make_nan(self, which: int, kv: bool) -> None:
         self.actions.make_nan(which, kv=kv)
 
+    @rule(which=small)
+    def read_a_nan_row(self, which: int) -> None:
+        """Adds a new prompt twice, so that one request reads what a row of the other computes, maybe as NaN."""
+        self.actions.make_nan(which, kv=True)
+        self.actions.add(0, 0, [self.actions.new_token()] * 9, RequestOptions(), twice=True)
+        self.actions.launch()
+
     @rule(n_copies=st.integers(1, 4), which=small)
     def finish_copies(self, n_copies: int, which: int) -> None:
         for _ in range(n_copies):
