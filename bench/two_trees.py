@@ -35,6 +35,7 @@ WORKLOADS: Workloads = {
     "decode": ("decode", {"output": 128}),
     "unshared": ("unshared", {"requests": 96, "output": 16}),
     "fewshot": ("fewshot", {"requests": 256}),
+    "multiturn": ("multiturn", {"sessions": 32, "turns": 3}),
 }
 """Workloads of ``token_workloads`` by their names in the result, with arguments that make them short."""
 SMALL_WORKLOADS: Workloads = {
@@ -42,6 +43,7 @@ SMALL_WORKLOADS: Workloads = {
     "decode": ("decode", {"requests": 4, "prompt": 16, "output": 8}),
     "unshared": ("unshared", {"requests": 4, "prompt": 32, "output": 4}),
     "fewshot": ("fewshot", {"requests": 8, "shared": 48, "question": 8, "output": 4}),
+    "multiturn": ("multiturn", {"sessions": 2, "turns": 2, "system": 32, "user": 8, "output": 4}),
 }
 
 
