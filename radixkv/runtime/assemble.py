@@ -20,7 +20,7 @@ from radixkv.runtime.lifetimes.commands import close_session, pin
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.protocols import Queue, RequestBranch, Shares, Tiers
+from radixkv.runtime.protocols import Drafts, Queue, RequestBranch, Shares, Tiers
 from radixkv.runtime.reporting.cache_commands import CacheCommands
 from radixkv.runtime.reporting.stats import make_stats
 from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -57,6 +57,7 @@ def open_scheduler(
     lpm_max_passes: int = SchedulerConfig.lpm_max_passes,
     tenants: Sequence[TenantConfig] = (),
     host_tier: HostTier | None = None,
+    drafts: Drafts | None = None,
     finds_shared_runs: bool = False,
     min_shared_tokens: int = MIN_SHARED_TOKENS,
     clock: Callable[[], float] = monotonic,
@@ -69,6 +70,7 @@ def open_scheduler(
         schedule_policy, lpm_window, lpm_max_passes: the order of admission, as in ``SchedulerConfig``.
         tenants: who may send requests; none: all requests are of one, and no order but theirs counts.
         host_tier: copies pages to and from the host tier; None without one.
+        drafts: guesses the tokens that follow; None: nothing does.
         finds_shared_runs: whether plans list the pages that decode rows share.
         min_shared_tokens: length of the shortest run of shared pages that plans list.
         clock: seconds, monotonic.
@@ -93,6 +95,7 @@ def open_scheduler(
         queue,
         shares=shares,
         tiers=tiers,
+        drafts=drafts or Drafts(),
         shared_prefixes=SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None,
         clock=clock,
     )

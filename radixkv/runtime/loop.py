@@ -189,7 +189,8 @@ class Loop:
     def turn(self) -> list[FromRuntime]:
         """Fails timed-out requests, launches the next step, then takes the oldest step's result.
 
-        The result is taken only if more than ``LOOKAHEAD`` steps are launched, or if nothing could be planned. A
+        All results are taken before the launch if the scheduler wants them. If not, the oldest one is taken after
+        it, if more than ``LOOKAHEAD`` steps are launched, or if nothing could be planned. A
         launched step with masked rows is sampled after that, when all tokens before it are known.
 
         Raises:
@@ -200,8 +201,13 @@ class Loop:
         if self._alarms.next_at <= begun:
             self._alarms.ring(begun)
         messages = [*self._admit_gated(), *self._expire()] if self._gated else self._expire()
+        if self._steps and self.scheduler.wants_results:
+            while self._steps:
+                messages += self._collect_result()
+            begun = self._clock()
+        planned = perf_counter()
         plan = self.scheduler.schedule()
-        self._counters.schedule_seconds += perf_counter() - started
+        self._counters.schedule_seconds += perf_counter() - planned
         if plan is not None:
             self._counters.steps += 1
             try:
@@ -348,7 +354,6 @@ class Loop:
         prompt_logprobs: list[PromptLogprobs] = []
         computed: list[ComputedPrompt] = []
         later: list[FromRuntime] = []
-        n_of_canaries = 0
         for update in updates:
             request = update.request
             live = self._live.get(request.id)
@@ -362,9 +367,10 @@ class Loop:
             if update.error is not None:
                 self._forget(live)
                 later.append(Failed(request.id, update.error.code, str(update.error), update.error.param))
-            elif update.token is not None:
-                items.append(update.new_tokens(update.token))
-                n_of_canaries += request.is_canary
+            elif update.tokens:
+                items.append(update.new_tokens())
+                if not request.is_canary:
+                    self._counters.generation_tokens += len(update.tokens)
             elif update.output is not None:
                 # A message of its own: the whole outputs of several requests might not fit into one frame.
                 later.append(Tokens([update.output]))
@@ -373,7 +379,6 @@ class Loop:
                 live.n_unfinished -= 1
                 if not live.n_unfinished:
                     later.append(self._finish(live, update.finish_reason))
-        self._counters.generation_tokens += len(items) - n_of_canaries
         if items or prompt_logprobs or computed:
             return [Tokens(items, prompt_logprobs, computed), *later]
         return later

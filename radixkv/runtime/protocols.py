@@ -22,7 +22,7 @@ from radixkv.tree.node import Namespace
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.cache_messages import Tier
 from radixkv.wire.messages import Submit, TokenLogprobs
-from radixkv.wire.stats import DiskStats, HostStats, TenantStats
+from radixkv.wire.stats import DiskStats, DraftStats, HostStats, TenantStats
 
 if TYPE_CHECKING:
     from radixkv.runtime.request import Request, Update
@@ -267,6 +267,30 @@ class ChangeSource(Protocol):
 
     def take(self) -> list[Change]:
         """Returns the changes since the last call."""
+
+
+class Drafts:
+    """Guesses how answers go on; steps check the guesses, and sample the same tokens as without them.
+
+    This class is the protocol and its default, which guesses nothing. O(1) each.
+    """
+
+    @property
+    def wants_results(self) -> bool:
+        """Whether the next plan is to be made when the results of all steps are known: only then can rows have
+        drafts."""
+        return False
+
+    def draft(self, request: Request, max_drafts: int) -> bytes:
+        """Returns up to ``max_drafts`` tokens that may follow those of a request, little-endian int32."""
+        return b""
+
+    def verified(self, request: Request, n_drafts: int, n_accepted: int) -> None:
+        """Takes note of how many of a row's drafts were right, the first ones."""
+
+    def stats(self) -> DraftStats | None:
+        """Returns counters; None if there are no drafts."""
+        return None
 
 
 class Tiers:

@@ -254,29 +254,54 @@ class Request:
             return self.n_scheduled == len(self.tokens) // TOKEN_BYTES
         return len(self.tokens) // TOKEN_BYTES + self.n_output_placeholders >= self.n_prompt + self.max_tokens
 
-    def make_row(self, start: int, end: int, write_start: int, step: int) -> Row:
+    @property
+    def max_drafts(self) -> int:
+        """How many drafts its next row may have at most, if all its tokens are known.
+
+        The row's sampling holds for all its positions, so drafts end where ``min_tokens`` do. A request has none if
+        its next token depends on more than the KV before it, or if a failure has set it apart.
+        """
+        recovery = self.recovery
+        if (
+            self.continuation is not None
+            or self.constraint is not None
+            or self.is_canary
+            or self.sampling.has_penalties
+            or recovery.is_retried
+            or recovery.bypasses_tree
+        ):
+            return 0
+        n_outputs = self.n_outputs
+        return (self.min_tokens if n_outputs < self.min_tokens else self.max_tokens) - n_outputs - 1
+
+    def make_row(self, start: int, end: int, write_start: int, step: int, drafts: bytes = b"") -> Row:
         """Returns its row of a step that will be launched, and updates its state for the launch.
+
+        Drafts count as scheduled once they are accepted: until then the row stands for its other tokens only.
 
         O(tokens + new pages), and ``next_sampling`` if the row ends with the last token.
 
         Args:
             start: first position to compute.
-            end: position after the last one. The block table has pages for all of them.
+            end: position after the last one. The block table has pages for all of them, and for the drafts.
             write_start: first position whose KV to write; the pages before it belong to the tree.
             step: number of the step.
+            drafts: guesses of the tokens that follow, little-endian int32; none unless all tokens are known.
         """
         blocks, n_known = self.blocks, self.n_known
+        n_drafts = len(drafts) // TOKEN_BYTES
         samples = end == n_known + self.n_output_placeholders
         row = Row(
             batch_slot=self.batch_slot,
             start=start,
-            n_tokens=end - start,
-            tokens=bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]) if end <= n_known else None,
+            n_tokens=end - start + n_drafts,
+            tokens=bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]) + drafts if end <= n_known else None,
             write_start=write_start,
             table_start=blocks.n_on_device,
             table_pages=tuple(blocks.pages[blocks.n_on_device :]),
             sampling=self.next_sampling() if samples else None,
             scoring=None if self.prompt_scoring is None else self.prompt_scoring.of_row(self, start, end),
+            n_drafts=n_drafts,
         )
         blocks.n_on_device = len(blocks.pages)
         if start < self.n_prompt:
@@ -349,30 +374,31 @@ class Request:
 
 
 class Update(msgspec.Struct, frozen=True):
-    """What one step has changed for a request: prompt logprobs, a new token, or the end of its output.
+    """What one step has changed for a request: prompt logprobs, new tokens, or the end of its output.
 
     An update that has only a request says that its prompt is computed.
     """
 
     request: Request
-    token: int | None = None
+    tokens: Sequence[int] = ()
+    """The new tokens: one, and the accepted drafts."""
     finish_reason: str | None = None
-    """``stop`` or ``length`` if the token is the last one."""
+    """``stop`` or ``length`` if the last of the tokens ends the output."""
     error: RequestError | None = None
     """Set if the request fails."""
-    logprobs: TokenLogprobs | None = None
-    """Logprobs of the token, if requested."""
+    logprobs: list[TokenLogprobs] | None = None
+    """Logprobs of each token, if requested."""
     output: NewTokens | None = None
     """The part of a message about the whole output, if that came at once, from a continuation."""
     prompt_logprobs: PromptLogprobs | None = None
 
-    def new_tokens(self, token: int) -> NewTokens:
-        """Returns its part of a message about a new token."""
+    def new_tokens(self) -> NewTokens:
+        """Returns its part of a message about new tokens."""
         return NewTokens(
             id=self.request.id,
-            tokens=token.to_bytes(TOKEN_BYTES, "little"),
+            tokens=b"".join([token.to_bytes(TOKEN_BYTES, "little") for token in self.tokens]),
             choice=self.request.choice,
             finish_reason=self.finish_reason,
-            stop_token_id=token if self.finish_reason == "stop" else None,
-            logprobs=None if self.logprobs is None else [self.logprobs],
+            stop_token_id=self.tokens[-1] if self.finish_reason == "stop" else None,
+            logprobs=self.logprobs,
         )

@@ -64,6 +64,16 @@ class SharedStoreStats(msgspec.Struct, frozen=True):
     look_up_seconds: float
 
 
+class DraftStats(msgspec.Struct, frozen=True):
+    """Counters of drafts: guesses of tokens that steps check before they are sampled."""
+
+    drafts_total: int
+    """Rows with drafts."""
+    draft_tokens_total: int
+    accepted_tokens_total: int
+    """Drafts that were what was sampled."""
+
+
 class TenantStats(msgspec.Struct, frozen=True):
     """Counters and gauges of one tenant."""
 
@@ -121,6 +131,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     """None without a host tier."""
     disk: DiskStats | None = None
     """None without a disk tier."""
+    drafts: DraftStats | None = None
+    """None without speculative decoding."""
     tenants: dict[str, TenantStats] = {}
     """By name, without the operator."""
 

@@ -52,17 +52,19 @@ def forget_what_min_tokens_bans(patch: Patch) -> None:
 
 
 def forget_a_token_in_the_grammar(patch: Patch) -> None:
-    append_token = Scheduler._append_token
+    append_tokens = Scheduler._append_tokens
 
-    def mutant(self: Scheduler, request: Request, token: int, logprobs: TokenLogprobs | None) -> Update:
+    def mutant(
+        self: Scheduler, request: Request, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
+    ) -> Update:
         matcher = request.constraint
         if request.n_outputs == 1:
             request.constraint = None
-        update = append_token(self, request, token, logprobs)
+        update = append_tokens(self, request, tokens, logprobs)
         request.constraint = matcher
         return update
 
-    patch.setattr(Scheduler, "_append_token", mutant)
+    patch.setattr(Scheduler, "_append_tokens", mutant)
 
 
 OF_GRAMMARS: tuple[Callable[[Patch], None], ...] = (

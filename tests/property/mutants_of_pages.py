@@ -64,7 +64,7 @@ def replace_plans(
 
 
 def reorder(result: StepResult, order: Sequence[int]) -> StepResult:
-    """Takes row ``order[i]`` of the result as row i."""
+    """Takes row ``order[i]`` of the result, which has no drafts, as row i."""
     return StepResult(
         tokens=tuple(result.tokens[i] for i in order),
         finite=tuple(result.finite[i] for i in order),
@@ -162,6 +162,8 @@ def order_readers_before_writers(patch: Patch) -> None:
         n_first = max((index + 1 for run in plan.shared_runs for index in run.rows), default=0)
         n_first = max(n_first, decoding[-1] + 1 if decoding else 0)
         indices = list(range(len(plan.rows)))
+        if plan.n_drafts:  # the result has more tokens than rows
+            return indices
         return indices[:n_first] + indices[n_first:][::-1]
 
     def change(plan: StepPlan) -> StepPlan:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine
 from mutants_of_beams import OF_BEAMS
+from mutants_of_drafts import OF_DRAFTS
 from mutants_of_events import OF_EVENTS
 from mutants_of_grammars import OF_GRAMMARS
 from mutants_of_pages import OF_PAGES
@@ -44,6 +45,7 @@ OTHERS = (
     + OF_REQUESTS
     + OF_BEAMS
     + OF_GRAMMARS
+    + OF_DRAFTS
     + OF_PARTIAL_PAGES
     + OF_WINDOWS
     + OF_TENANTS
@@ -78,7 +80,7 @@ def test_a_mutant_of_a_public_verb_is_found(mutant: Mutant, monkeypatch: Patch) 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "mutant", OF_PAGES + OF_REQUESTS + OF_BEAMS + OF_GRAMMARS, ids=lambda mutant: mutant.__name__
+    "mutant", OF_PAGES + OF_REQUESTS + OF_BEAMS + OF_GRAMMARS + OF_DRAFTS, ids=lambda mutant: mutant.__name__
 )
 def test_every_other_mutant_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
     check_that_it_is_found(mutant, monkeypatch)

@@ -318,6 +318,10 @@ class Actions:
         budget = max(n_tokens, self.engine.page_size)
         scheduler.limits = dataclasses.replace(scheduler.limits, max_num_batched_tokens=budget)
 
+    def switch_drafts(self) -> None:
+        """Lets rows have drafts, or no more."""
+        self.engine.drafts.is_on = not self.engine.drafts.is_on
+
     def preempt(self, which: int) -> None:
         """Preempts a running request, as for lack of pages."""
         scheduler = self.engine.scheduler

@@ -45,6 +45,7 @@ from support.fake_device import (
     logprobs_of,
     unpack,
 )
+from support.fake_drafts import FakeDrafts
 from support.fake_grammars import FakeCompiler, FakeGrammar
 from support.fake_store import FakeStore
 from support.scheduler import make_scheduler
@@ -171,6 +172,7 @@ class Engine:
         caches = [self.cache] if host_tier is None else [self.cache, self.host]
         self.sessions = Sessions(caches)
         self.pins = Pins(caches, Alarms(), offer=self.host_tier.offer, budget=PIN_BUDGET, clock=lambda: self.now)
+        self.drafts = FakeDrafts()
         defaults = {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 64,
@@ -178,6 +180,7 @@ class Engine:
             "tenants": tenants,
             "finds_shared_runs": True,
             "min_shared_tokens": 1,
+            "drafts": self.drafts,
         }
         self.scheduler = make_scheduler(self.cache, **(defaults | settings), clock=lambda: self.now)
         self.requests: dict[str, Request] = {}
@@ -283,6 +286,8 @@ class Engine:
     def launch(self) -> StepPlan | None:
         """Launches the next step; before it, takes the results that the masks of an unfinished one depend on."""
         while not self.sample_step():
+            self.collect()
+        while self.pending and self.scheduler.wants_results:
             self.collect()
         plan = self.scheduler.schedule()
         if plan is not None:
@@ -420,7 +425,7 @@ class Engine:
                 assert self.ended[name].reason == "abort", "an update after the terminal one"
                 continue
             if update.logprobs is not None:
-                self.logprobs.setdefault(name, []).append(update.logprobs)
+                self.logprobs.setdefault(name, []).extend(update.logprobs)
             if update.prompt_logprobs is not None:
                 scores = self.prompt_logprobs.setdefault(request.id, [])
                 assert update.prompt_logprobs.start == len(scores) + 1, (
@@ -428,7 +433,7 @@ class Engine:
                 )
                 assert request.id not in self.started, "prompt logprobs come before the first token"
                 scores += update.prompt_logprobs.items
-            if update.token is not None or update.output is not None:
+            if update.tokens or update.output is not None:
                 self.started.add(request.id)
             if update.output is not None:
                 self.beam_logprobs[name] = update.output.cumulative_logprob

@@ -166,6 +166,10 @@ class EngineMachine(RuleBasedStateMachine):
     def set_budget(self, n_tokens: int) -> None:
         self.actions.set_budget(n_tokens)
 
+    @rule()
+    def switch_drafts(self) -> None:
+        self.actions.switch_drafts()
+
     @rule(which=small)
     def preempt(self, which: int) -> None:
         self.actions.preempt(which)

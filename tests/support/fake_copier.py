@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from radixkv.runtime.step.page_copier import FinishedCopy
-from support.fake_device import NAN, POISON, FakeDevice, KVValue
+from support.fake_device import NAN, POISON, REJECTED, FakeDevice, KVValue
 
 PAGE_BYTES = 1 << 10
 COPY_S = 0.25
@@ -95,7 +95,7 @@ class FakeCopier:
     def _read_page(self, page: int) -> list[KVValue | str | None]:
         assert page not in self.device.free_pages, f"page {page} is stored, and free"
         values = [self.device.kv.get((page, offset)) for offset in range(self.device.page_size)]
-        assert not {None, POISON, NAN} & set(values), f"page {page} is stored, and not computed"
+        assert not {None, POISON, NAN, REJECTED} & set(values), f"page {page} is stored, and not computed"
         return values
 
     def _write_page(self, page: int, values: list[KVValue | str | None]) -> None:

@@ -29,6 +29,8 @@ from support.fake_grammars import END, FakeGrammar
 VOCAB_SIZE = 1000
 NAN = "nan"
 POISON = "poison"
+REJECTED = "rejected"
+"""The KV of a draft that was not sampled: it may be overwritten, and is never read."""
 BEAM_TOKENS = range(100, 140)
 """The tokens that continue beams."""
 
@@ -321,11 +323,20 @@ class FakeDevice:
             chains.append(self._write(index, row, writer))
             self.computed.append((plan.step, row.batch_slot, row.n_tokens))
         ends = [self._read(index, row, chains[index], writer) for index, row in enumerate(plan.rows)]
-        rows = list(zip(plan.rows, ends, strict=True))
-        tokens = [
-            -1 if row.sampling is None else self._choose(row.batch_slot, row.sampling, end, masks.get(index))
-            for index, (row, end) in enumerate(rows)
-        ]
+        rows: list[tuple[Row, int | None]] = []
+        """The sampled positions: the row of each, and the end of its chain."""
+        tokens: list[int] = []
+        for index, (row, end) in enumerate(zip(plan.rows, ends, strict=True)):
+            links = None if end is None else chains[index]
+            first = row.n_tokens - 1 - row.n_drafts
+            ends_of_row = [None if links is None else links[first + n] for n in range(1 + row.n_drafts)]
+            rows += [(row, one) for one in ends_of_row]
+            chosen = [
+                -1 if sampling is None else self._choose(row.batch_slot, sampling, one, masks.get(index))
+                for sampling, one in zip(row.samplings(), ends_of_row, strict=True)
+            ]
+            self._reject(row, chosen)
+            tokens += chosen
         return StepResult(
             tokens=tuple(tokens),
             finite=tuple(end is not None for end in ends),
@@ -349,7 +360,11 @@ class FakeDevice:
             assert self._runs_of.setdefault(plan.runs_id, plan.shared_runs) == plan.shared_runs, (
                 f"number {plan.runs_id} means other shared runs than before"
             )
-        assert all(row.n_tokens == 1 for row in plan.rows[: plan.n_decode]), "decode rows compute one token"
+        assert all(row.n_tokens == 1 + row.n_drafts for row in plan.rows[: plan.n_decode]), (
+            "decode rows compute one token and their drafts"
+        )
+        assert not any(row.n_drafts for row in plan.rows[plan.n_decode :]), "a row of a prompt has drafts"
+        assert plan.n_drafts == sum(row.n_drafts for row in plan.rows), "the plan counts other drafts"
         assert all(row.tokens is not None for row in plan.rows[plan.n_decode :]), "decode rows come first"
         outer: dict[int, list[SharedRun]] = {}
         for run in plan.shared_runs:
@@ -408,6 +423,15 @@ class FakeDevice:
         self.last_token[batch_slot] = token
         return -1 if token is None else token
 
+    def _reject(self, row: Row, chosen: Sequence[int]) -> None:
+        """Makes the KV unreadable of a row's drafts from the first one on that was not sampled."""
+        drafts = unpack(row.tokens)[row.n_tokens - row.n_drafts :] if row.tokens else []
+        for n, draft in enumerate(drafts):
+            if draft != chosen[n]:
+                for position in range(row.start + row.n_tokens - row.n_drafts + n, row.start + row.n_tokens):
+                    self.kv[self._slot(row, position)] = REJECTED
+                break
+
     @staticmethod
     def _score(row: Row, links: list[int] | None) -> tuple[TokenLogprobs, ...] | None:
         if row.scoring is None or links is None:
@@ -435,6 +459,7 @@ class FakeDevice:
             before = self.kv.get(self._slot(row, row.start - 1))
             assert before is not None, "the KV of the previous token was never written"
             assert before != POISON, f"slot {row.batch_slot} continues freed KV"
+            assert before != REJECTED, f"slot {row.batch_slot} continues a rejected draft"
             end = None if isinstance(before, str) else before.end
         if row.batch_slot in self.nan_slots or tokens is None:
             end = None
@@ -448,7 +473,7 @@ class FakeDevice:
             position = row.start + offset
             if position >= row.write_start:
                 target = self._slot(row, position)
-                may_write = target in self.copied_slots or self.kv.get(target) in (None, POISON)
+                may_write = target in self.copied_slots or self.kv.get(target) in (None, POISON, REJECTED)
                 assert may_write, f"slot {row.batch_slot} overwrites live KV"
                 self.copied_slots.discard(target)
                 writer[target] = index
@@ -469,6 +494,7 @@ class FakeDevice:
             value = self.kv.get(target)
             assert value is not None, f"slot {row.batch_slot} reads position {position}, which was never written"
             assert value != POISON, f"slot {row.batch_slot} reads position {position} from a free page"
+            assert value != REJECTED, f"slot {row.batch_slot} reads a rejected draft at position {position}"
             if isinstance(value, str):
                 finite = False
             elif finite:

@@ -191,10 +191,15 @@ class PageCache:
         for source in sources:
             self._give_back(source.namespace, self.tree.release(source))
 
-    def reserve(self, blocks: BlockTable, n_pages: int) -> bool:
+    def reserve(self, blocks: BlockTable, n_pages: int, *, n_left_free: int | None = None) -> bool:
         """Grows a block table to at least ``n_pages`` pages. If too few are free, evicts 1/128 of the pool or more.
 
         O(new pages), and O(log leaves) a leaf evicted.
+
+        Args:
+            blocks: the block table to grow.
+            n_pages: its length afterwards, at least.
+            n_left_free: evicts nothing, and leaves so many pages on the free list; None: any page may be taken.
 
         Returns:
             False, without any change, if there are too few free and evictable pages for its owner.
@@ -202,6 +207,11 @@ class PageCache:
         n_missing = n_pages - len(blocks.pages)
         if n_missing > 0:
             if n_missing > self.n_available_to(blocks.namespace):
+                return False
+            if n_left_free is not None and (
+                n_missing + n_left_free > len(self._free)
+                or self.page_quotas.n_over_cap(blocks.namespace, n_missing) > 0
+            ):
                 return False
             self._allocate(blocks, n_missing)
         return True

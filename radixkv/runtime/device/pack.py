@@ -57,8 +57,23 @@ class PackedStep:
 
     @property
     def n_decode(self) -> int:
-        """Leading rows of one token, which attention computes as decode rows."""
+        """Leading rows of one token and its drafts, which attention computes as decode rows."""
         return self.plan.n_decode
+
+    @property
+    def n_drafts(self) -> Ints | int:
+        """[rows]: drafts of each row; 0 if no row has any."""
+        return np.array([row.n_drafts for row in self.plan.rows], np.int32) if self.plan.n_drafts else 0
+
+    @property
+    def sampled(self) -> Ints:
+        """[sampled positions]: index of each among the step's tokens, row after row."""
+        lasts = self.rows.firsts + self.rows.n_tokens - 1
+        if not self.plan.n_drafts:
+            return lasts
+        return np.concatenate(
+            [np.arange(last - row.n_drafts, last + 1) for last, row in zip(lasts, self.plan.rows, strict=True)]
+        )
 
     @property
     def lengths(self) -> Ints:
@@ -114,7 +129,10 @@ class Packer:
         conditions: list[tuple[NDArray[np.bool_] | bool, str]] = [
             ((rows.n_tokens >= 1) & (rows.starts >= 0), "a row has no tokens, or a start below 0"),
             (0 <= n_decode <= n_rows, f"{n_decode} decode rows of {n_rows} rows"),
-            (rows.n_tokens[:n_decode] == 1, "a decode row computes one token"),
+            (
+                (rows.n_tokens - step.n_drafts)[:n_decode] == 1,
+                "a decode row computes one token, and its drafts",
+            ),
             (n_id_bytes == 4 * rows.n_tokens, "a row needs as many ids as it has tokens"),
             (
                 self._max_tokens is None or n_ids <= self._max_tokens,

@@ -87,5 +87,6 @@ def make_stats(
         start_seconds=dict(start_seconds),
         host=host,
         disk=disk,
+        drafts=scheduler.drafts.stats(),
         tenants=scheduler.shares.stats(lambda sender: count_requests_of(sender, scheduler, gate)),
     )

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from time import monotonic
 from typing import NamedTuple
 
 from radixkv.errors import InvariantError, QueueFull, queue_timeout
 from radixkv.runtime.cache.block_table import ComputedRow
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import Continuation, Queue, Shares, Tiers
+from radixkv.runtime.protocols import Continuation, Drafts, Queue, Shares, Tiers
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.prefill import PlannedRow, PrefillRows
 from radixkv.runtime.scheduler.recovery import RetryQueue, recompute_without_tree, undo_steps
@@ -74,6 +74,7 @@ class Scheduler:
         queue: the waiting requests.
         shares: divides batch slots and pages among senders.
         tiers: the memory tiers behind the pool.
+        drafts: guesses the tokens that follow.
         shared_prefixes: finds the pages that decode rows share; None: plans list none.
         clock: seconds, monotonic.
     """
@@ -86,6 +87,7 @@ class Scheduler:
         *,
         shares: Shares,
         tiers: Tiers,
+        drafts: Drafts,
         shared_prefixes: SharedPrefixes | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -94,6 +96,7 @@ class Scheduler:
         self.waiting = queue
         self.shares = shares
         self.tiers = tiers
+        self.drafts = drafts
         self.running = RunningRequests(
             cache,
             queue,
@@ -120,6 +123,12 @@ class Scheduler:
     def is_idle(self) -> bool:
         """Whether no request is waiting, loading, running or releasing."""
         return not (self.waiting or self.tiers or self.running or self.running.is_releasing)
+
+    @property
+    def wants_results(self) -> bool:
+        """Whether the results of all launched plans are to be taken before the next ``schedule``: a row with drafts
+        is in flight, whose length is not known, or rows of the next plan are to have some. O(1)."""
+        return bool(self._launched) and (bool(self._launched[-1].plan.n_drafts) or self.drafts.wants_results)
 
     @property
     def n_preemptions(self) -> int:
@@ -232,29 +241,38 @@ class Scheduler:
         O(rows + new pages), and O(running) for each row that is not finite and each leader with followers."""
         launched = self._launched.popleft()
         assert launched.plan is plan, "results come in the order of the plans"
+        assert len(result.tokens) == len(plan.rows) + plan.n_drafts, "a token comes for each sampled position"
         self.cache.release_sources(launched.sources)
         updates: list[Update] = []
-        rows = list(zip(plan.rows, launched.requests, result.tokens, result.finite, strict=True))
+        n_rows = len(plan.rows)
+        firsts, n_accepted = self._verify(launched, result) if plan.n_drafts else (range(n_rows), repeat(0, n_rows))
+        rows = list(zip(plan.rows, launched.requests, firsts, n_accepted, result.finite, strict=True))
         computed: list[ComputedRow] = []
         continued: dict[Continuation, None] = {}
-        for row, request, _, finite in rows:
+        for row, request, _, n_more, finite in rows:
             self._row_done(request, row)
             if finite and not request.recovery.discards_results:
-                blocks, end = request.blocks, row.start + row.n_tokens
+                blocks, tokens, end = request.blocks, request.tokens, row.start + row.n_tokens - row.n_drafts
+                if n_more:
+                    assert row.tokens is not None
+                    tokens = tokens + row.tokens[TOKEN_BYTES : (1 + n_more) * TOKEN_BYTES]
+                    end += n_more
+                    request.n_scheduled += n_more
+                    self.waiting.charge([request], n_more)
                 fills_page = end >= (blocks.n_leased + 1) * self.cache.page_size and blocks.can_commit
                 if request.phase is Phase.FINISHED:
                     # It commits no more pages, but others may read those that it has committed.
                     self.cache.mark_computed(blocks, end, plan.step)
                 # A row that fills no page has nothing to commit, nor to mark if the leased pages are computed.
                 elif fills_page or not blocks.is_computed:
-                    computed.append(ComputedRow(blocks, request.tokens, end, request.last_step))
+                    computed.append(ComputedRow(blocks, tokens, end, request.last_step))
         self.cache.commit_computed(computed, plan.step)
         self.tiers.computed(plan, launched.requests)
         if not all(result.finite):
-            for _, request, _, finite in rows:
+            for _, request, _, _, finite in rows:
                 if not finite:
                     updates += recompute_without_tree(self.cache, self.running, request)
-        for index, (row, request, token, finite) in enumerate(rows):
+        for index, (row, request, first, n_more, finite) in enumerate(rows):
             if finite and request.phase is not Phase.FINISHED and not request.recovery.discards_results:
                 # A row of a prompt does not end a retry: it does not show that decoding works.
                 if request.recovery.is_retried and index < plan.n_decode and row.sampling is not None:
@@ -265,11 +283,12 @@ class Scheduler:
                     if unreported is not None:
                         updates.append(Update(request, prompt_logprobs=unreported))
                 if row.sampling is not None:
-                    logprobs = result.logprobs[index] if result.logprobs else None
+                    logprobs = result.logprobs[first : first + 1 + n_more]
                     if request.continuation is None:
-                        updates.append(self._append_token(request, token, logprobs))
+                        tokens_of_row = result.tokens[first : first + 1 + n_more]
+                        updates.append(self._append_tokens(request, tokens_of_row, logprobs))
                     else:
-                        request.continuation.take(request, logprobs)
+                        request.continuation.take(request, logprobs[0] if logprobs else None)
                         continued[request.continuation] = None
             blocks = request.blocks
             if not request.n_pending_copies:
@@ -277,11 +296,36 @@ class Scheduler:
                     self.cache.free_replaced(blocks, plan.step)
                 if blocks.lease is None and self.cache.windows.n_tokens is not None:
                     # This comes after a leader's forks: their first rows start one position before its next row.
-                    self.cache.free_behind(blocks, row.start + row.n_tokens)
+                    self.cache.free_behind(blocks, row.start + row.n_tokens - row.n_drafts + n_more)
         self.running.release()
         for continuation in continued:
             updates += continuation.advance()
         return updates
+
+    def _verify(self, launched: LaunchedPlan, result: StepResult) -> tuple[list[int], list[int]]:
+        """Returns each row's first sampled position in the result, and how many of its drafts are accepted.
+
+        A draft is accepted if it is the token that is sampled before it, and does not end the output. O(rows +
+        drafts).
+        """
+        firsts: list[int] = []
+        n_accepted: list[int] = []
+        first = 0
+        for index, (row, request) in enumerate(launched.rows()):
+            n = 0
+            is_taken = result.finite[index] and request.phase is not Phase.FINISHED
+            if row.n_drafts and is_taken and not request.recovery.discards_results:
+                assert row.tokens is not None, "drafts follow known tokens"
+                for token in result.tokens[first : first + row.n_drafts]:
+                    draft = row.tokens[(1 + n) * TOKEN_BYTES : (2 + n) * TOKEN_BYTES]
+                    if draft != token.to_bytes(TOKEN_BYTES, "little") or token in request.stop_token_ids:
+                        break
+                    n += 1
+                self.drafts.verified(request, row.n_drafts, n)
+            firsts.append(first)
+            n_accepted.append(n)
+            first += 1 + row.n_drafts
+        return firsts, n_accepted
 
     def fail(self) -> list[Update]:
         """Undoes all launched plans after a failure, newest first. O(running)."""
@@ -347,7 +391,8 @@ class Scheduler:
         """
         requests, rows = self._decode_rows(decoding)
         n_decoding = n_decode = len(rows)
-        for request, row in prompt_rows(self._prompt_budget(n_decoding)):
+        n_drafts = sum([row.n_drafts for row in rows])
+        for request, row in prompt_rows(self._prompt_budget(n_decoding, n_drafts)):
             n_decode += row.n_tokens == 1 and n_decode == len(rows)  # the last token of a prompt, alone
             requests.append(request)
             rows.append(row)
@@ -361,14 +406,14 @@ class Scheduler:
         forks = [request for request in requests[:n_decoding] if request.leader is not None]
         copies, sources = _take_copies(forks + requests[n_decoding:])
         is_masked = any(row.sampling is not None and row.sampling.is_masked for row in rows)
-        plan = StepPlan(self._n_steps, tuple(rows), copies, shared, runs_id, is_masked, n_decode)
+        plan = StepPlan(self._n_steps, tuple(rows), copies, shared, runs_id, is_masked, n_decode, n_drafts)
         self._launched.append(LaunchedPlan(plan, requests, sources))
         self._n_steps += 1
         return plan
 
-    def _prompt_budget(self, n_decoding: int) -> int:
-        """Returns the maximum tokens of prompts beside decode rows."""
-        budget = self.limits.max_num_batched_tokens - n_decoding
+    def _prompt_budget(self, n_decoding: int, n_drafts: int) -> int:
+        """Returns the maximum tokens of prompts beside decode rows and their drafts."""
+        budget = self.limits.max_num_batched_tokens - n_decoding - n_drafts
         if self.limits.target_itl_ms is None or not n_decoding:
             return budget
         n_in_time = self.forecast.prompt_tokens(n_decoding, self.limits.target_itl_ms / 1e3)
@@ -384,13 +429,31 @@ class Scheduler:
         has_pages = self.cache.append_pages(full)  # one call for all, if no request must be preempted
         requests: list[Request] = []
         rows: list[Row] = []
+        n_draftable = self.limits.max_num_batched_tokens - len(decoding) - page_size  # a page is left for prompts
         for request in decoding:
             start = request.n_scheduled
             if has_pages or (request.phase is Phase.RUNNING and self.running.grow(request, start + 1)):
                 requests.append(request)
-                rows.append(request.make_row(start, start + 1, start, self._n_steps))
+                drafts = self._draft(request, n_draftable) if self.drafts.wants_results else b""
+                n_draftable -= len(drafts) // TOKEN_BYTES
+                rows.append(request.make_row(start, start + 1, start, self._n_steps, drafts))
         self.waiting.charge(requests, 1)
         return requests, rows
+
+    def _draft(self, request: Request, max_drafts: int) -> bytes:
+        """Returns up to ``max_drafts`` drafts for the next row of a decoding request, with pages for them.
+
+        Drafts take pages from the free list only, so that they evict and preempt nothing.
+        """
+        max_drafts = min(max_drafts, request.max_drafts)
+        if max_drafts <= 0 or not (drafts := self.drafts.draft(request, max_drafts)):
+            return b""
+        n_tokens = request.n_scheduled + 1 + len(drafts) // TOKEN_BYTES
+        n_promised = self.tiers.n_promised
+        if not self.cache.reserve(request.blocks, self.cache.pages_for(n_tokens), n_left_free=n_promised):
+            n_room = len(request.blocks.pages) * self.cache.page_size - request.n_scheduled - 1
+            drafts = drafts[: n_room * TOKEN_BYTES]
+        return drafts
 
     def _row_done(self, request: Request, row: Row) -> None:
         """Notes that a launched row is done or has failed, and with it the page copies before it."""
@@ -398,28 +461,35 @@ class Scheduler:
         if request.leader is not None:
             self.running.copies_done(request)
 
-    def _append_token(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> Update:
-        """Appends a sampled token: forks the followers of a leader, finishes a request at its end.
+    def _append_tokens(
+        self, request: Request, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
+    ) -> Update:
+        """Appends what a row has sampled: forks the followers of a leader, finishes a request at its end.
 
-        A request whose constraint rejects the token fails.
+        A request whose constraint rejects a token fails.
         """
-        if request.constraint is not None and not request.constraint.accept(token):
-            self.running.finish(request)
-            return Update(request, error=request.constraint.rejection(token))
-        request.tokens += token.to_bytes(TOKEN_BYTES, "little")
+        reason = None
+        n_appended = 0
+        while reason is None and n_appended < len(tokens):
+            token = tokens[n_appended]
+            if request.constraint is not None and not request.constraint.accept(token):
+                self.running.finish(request)
+                return Update(request, error=request.constraint.rejection(token))
+            request.tokens += token.to_bytes(TOKEN_BYTES, "little")
+            n_appended += 1
+            if token in request.stop_token_ids or (request.constraint is not None and request.constraint.has_ended):
+                reason = "stop"
+            elif request.n_known == request.n_prompt + request.max_tokens:
+                reason = "length"
         if request.cache_use.counted is None:
             request.count_prompt()
         request.reads_cache = True
         if request.followers:
             self.running.fork_followers(request)
-        reason = None
-        if token in request.stop_token_ids or (request.constraint is not None and request.constraint.has_ended):
-            reason = "stop"
-        elif request.n_known == request.n_prompt + request.max_tokens:
-            reason = "length"
         if reason is not None:
             self.running.finish(request)
-        return Update(request, token, reason, logprobs=logprobs)
+        found = [one for one in logprobs[:n_appended] if one is not None]
+        return Update(request, tokens[:n_appended], reason, logprobs=found or None)
 
 
 def _take_copies(requests: list[Request]) -> tuple[tuple[tuple[int, int], ...], list[Lease]]:

@@ -31,7 +31,7 @@ class RowSampling(msgspec.Struct, frozen=True, array_like=True):
     top_p: float
     seed: int
     index: int
-    """Index of the token in the request's output."""
+    """Index of the token in the request's output; that of the first one in a row with drafts."""
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -93,6 +93,16 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     """None samples no token, because more of the prompt follows."""
     scoring: Scoring | None = None
     """None computes no prompt logprobs."""
+    n_drafts: int = 0
+    """How many of the last tokens are drafts: guesses of the tokens that follow the one before them. A token is
+    sampled at the position before each draft, and at the last position."""
+
+    def samplings(self) -> tuple[RowSampling | None, ...]:
+        """Returns how the token of each sampled position is sampled. O(1 + drafts)."""
+        if self.sampling is None or not self.n_drafts:
+            return (self.sampling,)
+        first = self.sampling.index
+        return tuple(msgspec.structs.replace(self.sampling, index=first + n) for n in range(1 + self.n_drafts))
 
 
 class SharedRun(msgspec.Struct, frozen=True, array_like=True):
@@ -129,7 +139,10 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     is_masked: bool = False
     """Whether any row is masked, so that its token is sampled by ``LaunchedStep.sample``."""
     n_decode: int = 0
-    """Leading rows that attention computes as decode rows: each computes one token. The others are of prompts."""
+    """Leading rows that attention computes as decode rows: each computes one token, and its drafts. The others are
+    of prompts."""
+    n_drafts: int = 0
+    """Drafts of all rows."""
 
     def __post_init__(self) -> None:
         """Raises ``InvariantError`` if a copy's source is a destination: copies may run in any order. O(copies)."""
@@ -148,4 +161,4 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     @property
     def n_prompt_tokens(self) -> int:
         """Tokens that rows of prompts compute."""
-        return self.n_tokens - self.n_decode
+        return self.n_tokens - self.n_decode - self.n_drafts

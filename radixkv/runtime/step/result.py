@@ -12,14 +12,18 @@ from radixkv.wire.messages import TokenLogprobs
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """Results of a step. Every tuple with an entry for each row has the order of the plan's rows."""
+    """Results of a step, in the order of the plan's rows.
+
+    A row has one sampled position, its last token's, and one more for each draft: the positions before it.
+    """
 
     tokens: tuple[int, ...]
-    """Sampled token id of each row; -1 if the row samples none or is not finite."""
+    """Sampled token id of each sampled position; -1 if the row samples none or is not finite."""
     finite: tuple[bool, ...]
-    """Whether each row's last hidden state and logits, and those of its prompt logprobs, are finite."""
+    """Whether each row's hidden states and logits at sampled positions, and those of its prompt logprobs, are
+    finite."""
     logprobs: tuple[TokenLogprobs | None, ...] = ()
-    """Logprobs of each row's sampled token; None if the row requests none or is not finite. Empty if none does."""
+    """Logprobs of each sampled token; None if the row requests none or is not finite. Empty if none does."""
     prompt_logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...] = ()
     """Prompt logprobs of each row, one for each of its ``Scoring.targets``; None if the row has no ``Scoring`` or
     is not finite. Empty if no row has ``Scoring``."""

@@ -274,7 +274,7 @@ class MemoryTiers(Tiers):
         """Offers what a step has computed. O(rows), and the tokens of those requests that are due."""
         n_offered = self._n_offered
         for index, (row, request) in enumerate(zip(plan.rows, requests, strict=True)):
-            end = row.start + row.n_tokens
+            end = row.start + row.n_tokens - row.n_drafts
             is_due = index >= plan.n_decode or end >= n_offered.get(request, 0) + _OFFERED_TOKENS
             if is_due and request.uses_tiers and request.phase is Phase.RUNNING:
                 n_offered[request] = end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
@@ -26,11 +27,11 @@ from radixkv.runtime.device.memory.page_shape import PageShape, count_pages
 from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
-from radixkv.runtime.device.pack import PackedStep, Packer
+from radixkv.runtime.device.pack import Ints, PackedStep, Packer
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
 from radixkv.runtime.device.weights.weights import Weights, open_weights
 from radixkv.runtime.step.executor import PageOrigin
-from radixkv.runtime.step.plan import Scoring, StepPlan
+from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
 from radixkv.runtime.step.result import StepResult, TokenMasks
 from radixkv.wire.messages import TokenLogprobs
 
@@ -146,18 +147,21 @@ class CpuExecutor:
         self._batch.update(packed)
         self.attention.plan(self._batch.spans(packed))
         hidden = self.model(self._batch.inputs(packed), self.pool, self.attention)
-        last = hidden[torch.from_numpy(packed.rows.firsts + packed.rows.n_tokens - 1)]
-        sampled = self._sample(last, packed, masks)
+        last = hidden[torch.from_numpy(packed.sampled)]
+        positions = [(index, one) for index, row in enumerate(packed.plan.rows) for one in row.samplings()]
+        sampled = self._sample(last, positions, packed.rows.batch_slots, masks)
         prompt = {
             index: self._prompt_logprobs(hidden, row.scoring, int(packed.rows.firsts[index]))
             for index, row in enumerate(packed.plan.rows)
             if row.scoring is not None
         }
-        not_finite = {row for rows in (sampled, prompt) for row, outcome in rows.items() if outcome is None}
-        finite = [
-            is_finite and row not in not_finite for row, is_finite in enumerate(last.isfinite().all(-1).tolist())
-        ]
-        chosen = [sampled.get(row) if is_finite else None for row, is_finite in enumerate(finite)]
+        are_finite = last.isfinite().all(-1).tolist()
+        not_finite = {row for row, outcome in prompt.items() if outcome is None}
+        for position, (row, _) in enumerate(positions):
+            if not are_finite[position] or sampled.get(position, ()) is None:
+                not_finite.add(row)
+        finite = [row not in not_finite for row in range(packed.n_rows)]
+        chosen = [sampled.get(position) if finite[row] else None for position, (row, _) in enumerate(positions)]
         has_logprobs = any(
             row.sampling is not None and row.sampling.n_logprobs is not None for row in packed.plan.rows
         )
@@ -171,33 +175,41 @@ class CpuExecutor:
             device_seconds=perf_counter() - begun,
         )
 
-    def _sample(self, last: Tensor, packed: PackedStep, masks: TokenMasks | None) -> dict[int, SampledToken | None]:
-        """Samples a token for each row that has sampling settings and stores it as its batch slot's last token.
+    def _sample(
+        self,
+        last: Tensor,
+        positions: Sequence[tuple[int, RowSampling | None]],
+        batch_slots: Ints,
+        masks: TokenMasks | None,
+    ) -> dict[int, SampledToken | None]:
+        """Samples the token of each position that has sampling settings; stores a row's last one as that of its
+        batch slot.
 
         Args:
-            last: [rows, hidden], hidden state of each row's last token.
-            packed: step to sample for.
+            last: [sampled positions, hidden], their hidden states.
+            positions: [sampled positions], each with its row.
+            batch_slots: [rows].
             masks: of the step's masked rows.
 
         Returns:
-            Token by row; None if the row's logits are not finite.
+            Token by sampled position; None if the logits are not finite.
         """
-        sampling_rows = [(i, row.sampling) for i, row in enumerate(packed.plan.rows) if row.sampling is not None]
+        sampled_positions = [(n, row, one) for n, (row, one) in enumerate(positions) if one is not None]
         bits = {} if masks is None else dict(zip(masks.rows, masks.bits, strict=True))
         sampled: dict[int, SampledToken | None] = {}
-        for start in range(0, len(sampling_rows), _MAX_LOGIT_ROWS):
-            rows, sampling = zip(*sampling_rows[start : start + _MAX_LOGIT_ROWS], strict=True)
-            batch_slots = packed.rows.batch_slots[list(rows)].tolist()
+        for start in range(0, len(sampled_positions), _MAX_LOGIT_ROWS):
+            indices, rows, sampling = zip(*sampled_positions[start : start + _MAX_LOGIT_ROWS], strict=True)
+            slots = batch_slots[list(rows)].tolist()
             choices = self._sampler.sample(
-                self.model.logits(last[list(rows)]).float(),
-                batch_slots,
+                self.model.logits(last[list(indices)]).float(),
+                slots,
                 sampling,
                 [bits.get(row) for row in rows] if bits else None,
             )
             # A step that is already queued needs some token to continue with, even after a failed row.
             tokens = [0 if choice is None else choice.token for choice in choices]
-            self._batch.last_tokens[batch_slots] = torch.tensor(tokens)
-            sampled.update(zip(rows, choices, strict=True))
+            self._batch.last_tokens[slots] = torch.tensor(tokens)
+            sampled.update(zip(indices, choices, strict=True))
         return sampled
 
     def _prompt_logprobs(

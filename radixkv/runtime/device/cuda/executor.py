@@ -88,10 +88,12 @@ class CudaExecutor:
         """Enqueues a step, and its sampling if no row is masked.
 
         Raises:
-            DeviceError: the plan does not fit, or the device has too little memory for it; results of kernels that
-                were enqueued already are discarded.
+            DeviceError: the plan does not fit or has drafts, or the device has too little memory for it; results of
+                kernels that were enqueued already are discarded.
             DeviceLost: the device no longer responds.
         """
+        if plan.n_drafts:
+            raise DeviceError(f"step {plan.step} has drafts, which only the CPU computes")
         step = self._packer.pack(plan)
         with self._errors.convert(plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
             begun = torch.cuda.Event(enable_timing=True)

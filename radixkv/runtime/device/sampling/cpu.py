@@ -71,7 +71,7 @@ class Sampler:
 
         Args:
             logits: [rows, vocab] float32, contiguous. Rows with biases, bans, penalties or masks are overwritten.
-            batch_slots: [rows], without duplicates.
+            batch_slots: [rows], without duplicates among rows with penalties.
             sampling: [rows].
             masks: [rows] of [ceil(vocab / 32)], as in ``TokenMasks``; None for rows, or for all, without one.
 

@@ -1,0 +1,61 @@
+"""Mutants of the rows with drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from radixkv.runtime.request import Request
+from radixkv.runtime.scheduler.scheduler import LaunchedPlan, Scheduler
+from radixkv.runtime.step.result import StepResult
+
+Patch = pytest.MonkeyPatch
+
+
+def _change_accepted(patch: Patch, change: Callable[[int, int], int]) -> None:
+    """Changes how many drafts of a row count as accepted; ``change`` gets that and the row's drafts."""
+    verify = Scheduler._verify
+
+    def mutant(self: Scheduler, launched: LaunchedPlan, result: StepResult) -> tuple[list[int], list[int]]:
+        firsts, accepted = verify(self, launched, result)
+        rows = launched.plan.rows
+        return firsts, [change(n, row.n_drafts) for n, row in zip(accepted, rows, strict=True)]
+
+    patch.setattr(Scheduler, "_verify", mutant)
+
+
+def accept_one_too_many(patch: Patch) -> None:
+    _change_accepted(patch, lambda n, n_drafts: min(n + 1, n_drafts))
+
+
+def accept_all_drafts(patch: Patch) -> None:
+    _change_accepted(patch, lambda _, n_drafts: n_drafts)
+
+
+def drop_an_accepted_draft(patch: Patch) -> None:
+    _change_accepted(patch, lambda n, _: max(0, n - 1))
+
+
+def plan_beside_its_own_drafts(patch: Patch) -> None:
+    patch.setattr(Scheduler, "wants_results", property(lambda self: False))
+
+
+def ban_by_the_first_index(patch: Patch) -> None:
+    max_drafts = Request.max_drafts.fget
+    assert max_drafts is not None
+
+    def mutant(self: Request) -> int:
+        limit: int = max_drafts(self)
+        return max(limit, self.max_tokens - self.n_outputs - 1) if limit > 0 else limit
+
+    patch.setattr(Request, "max_drafts", property(mutant))
+
+
+OF_DRAFTS: tuple[Callable[[Patch], None], ...] = (
+    accept_one_too_many,
+    accept_all_drafts,
+    drop_an_accepted_draft,
+    plan_beside_its_own_drafts,
+    ban_by_the_first_index,
+)

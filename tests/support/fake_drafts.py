@@ -1,0 +1,44 @@
+"""Drafts of answers that the fake device samples: right ones, wrong ones, and ones that go wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixkv.runtime.protocols import Drafts
+from radixkv.runtime.request import Request
+from support.fake_device import VOCAB_SIZE, chain, link, next_token, unpack
+
+MAX_DRAFTS = 7
+
+
+@dataclass
+class FakeDrafts(Drafts):
+    """Drafts tokens of the request's expected answer; a number that depends on its state says which are wrong."""
+
+    is_on: bool = False
+    n_drafted: int = 0
+    n_accepted: int = 0
+
+    @property
+    def wants_results(self) -> bool:
+        return self.is_on
+
+    def draft(self, request: Request, max_drafts: int) -> bytes:
+        tokens = unpack(bytes(request.tokens))
+        end = chain(request.namespace, tokens)
+        choice = abs(end) // 64
+        n_drafts = min(max_drafts, choice % (MAX_DRAFTS + 1))
+        first_wrong = choice // 8 % (2 * MAX_DRAFTS)
+        sampling, drafts = request.sampling, bytearray()
+        for n in range(n_drafts):
+            banned = sampling.banned if request.n_outputs + n < request.min_tokens else ()
+            token = next_token(end, sampling.seed if sampling.temperature else 0, banned)
+            if n == first_wrong:
+                token = (token + 1) % VOCAB_SIZE
+            drafts += token.to_bytes(4, "little")
+            end = link(end, token)
+        return bytes(drafts)
+
+    def verified(self, request: Request, n_drafts: int, n_accepted: int) -> None:
+        self.n_drafted += n_drafts
+        self.n_accepted += n_accepted
