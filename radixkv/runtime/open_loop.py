@@ -116,6 +116,11 @@ def open_loop(
             num_reserved_decode_tokens=config.scheduler.num_reserved_decode_tokens,
             max_reserved_decode_share=config.scheduler.max_reserved_decode_share,
         )
+        drafts = None
+        if config.scheduler.speculative_config is not None:
+            from radixkv.runtime.drafts.text_drafts import TextDrafts
+
+            drafts = TextDrafts(config.scheduler.speculative_config)
         scheduler = open_scheduler(
             cache,
             limits,
@@ -124,6 +129,7 @@ def open_loop(
             lpm_max_passes=config.scheduler.lpm_max_passes,
             tenants=config.tenants,
             host_tier=host_tier,
+            drafts=drafts,
             finds_shared_runs=executor.uses_shared_runs,
         )
         loop = assemble_loop(

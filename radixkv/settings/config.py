@@ -32,6 +32,7 @@ from radixkv.settings.setting import (
     text,
     whole_number,
 )
+from radixkv.settings.speculative import SpeculativeConfig, as_speculative
 from radixkv.settings.tenants import TenantConfig, check_rows, check_tenants
 from radixkv.settings.values import (
     as_count,
@@ -366,6 +367,14 @@ class SchedulerConfig:
         COUNT,
         "TIMES",
         needs_queue=True,
+    )
+
+    speculative_config: SpeculativeConfig | None = setting(
+        None,
+        "guess tokens of answers from the request's own text, and check several in a step (CPU only); fields as in "
+        'vLLM, such as \'{"method": "ngram", "num_speculative_tokens": 8}\' (default: no guesses)',
+        Kind(convert=as_speculative),
+        "JSON",
     )
 
     def __post_init__(self) -> None:

@@ -49,6 +49,7 @@ VALUES = {
     "revision": "main",
     "schedule_policy": "fcfs",
     "seed": "7",
+    "speculative_config": '{"method": "ngram", "num_speculative_tokens": 5}',
     "target_itl_ms": "35.5",
     "tokenizer": "tiny",
     "write_policy": "selective",

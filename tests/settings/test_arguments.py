@@ -13,8 +13,13 @@ from radixkv.cli.serve import server_config
 from radixkv.settings.arguments import engine_config, engine_flags
 from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.settings.server_config import ServerConfig
+from radixkv.settings.speculative import SpeculativeConfig
 from support.cases import examples
 from support.flags import command, parse, read, refused
+
+DRAFTS = (
+    '{"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":4,"prompt_lookup_min":2}'  # as it is written
+)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +55,7 @@ from support.flags import command, parse, read, refused
         (("--target-itl-ms",), "off", "scheduler.target_itl_ms", None),
         (("--lpm-window",), "4", "scheduler.lpm_window", 4),
         (("--lpm-max-passes",), "5", "scheduler.lpm_max_passes", 5),
+        (("--speculative-config",), DRAFTS, "scheduler.speculative_config", SpeculativeConfig("ngram", 5, 4, 2)),
     ],
 )
 def test_each_spelling_gives_its_setting_and_changes_no_other(spellings, value, path, expected):
@@ -156,6 +162,7 @@ engines = st.builds(
         target_itl_ms=st.none() | st.floats(1e-3, 1e9),
         lpm_window=positive,
         lpm_max_passes=positive,
+        speculative_config=st.none() | st.builds(SpeculativeConfig, num_speculative_tokens=st.integers(1, 32)),
         num_reserved_decode_tokens=st.integers(0, 1 << 30),
         max_reserved_decode_share=st.floats(0, 1),
     ),
@@ -177,7 +184,7 @@ def test_every_setting_has_a_flag():
     assert {field.name for field in fields(EngineConfig)} == engine
     assert len(fields(ModelConfig)) == 11
     assert len(fields(CacheConfig)) == 15
-    assert len(fields(SchedulerConfig)) == 10
+    assert len(fields(SchedulerConfig)) == 11
     assert len(fields(ServerConfig)) == 21
 
 

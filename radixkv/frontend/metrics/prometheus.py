@@ -21,7 +21,7 @@ from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.frontend.miss_counts import MissCounts
 from radixkv.wire.cache_messages import Tier
 from radixkv.wire.cache_use import CacheUse
-from radixkv.wire.stats import DiskStats, HostStats, SharedStoreStats, Stats, TenantStats
+from radixkv.wire.stats import DiskStats, DraftStats, HostStats, SharedStoreStats, Stats, TenantStats
 
 PREFIX = "radixkv:"
 FINISH_REASONS = ("stop", "tool_calls", "length", "abort", "error")
@@ -225,8 +225,19 @@ def _families(stats: Stats) -> Iterator[Metric]:
         yield from _host_families(stats.host, stats.cache_use)
     if stats.disk is not None:
         yield from _disk_families(stats.disk, stats.cache_use)
+    if stats.drafts is not None:
+        yield from _draft_families(stats.drafts)
     if stats.tenants:
         yield from _tenant_families(stats.tenants)
+
+
+def _draft_families(drafts: DraftStats) -> Iterator[Metric]:
+    counters = {
+        "spec_decode_num_drafts": (drafts.drafts_total, "Rows of answers with drafts."),
+        "spec_decode_num_draft_tokens": (drafts.draft_tokens_total, "Tokens that were guessed."),
+        "spec_decode_num_accepted_tokens": (drafts.accepted_tokens_total, "Guesses that were what was sampled."),
+    }
+    yield from _numbers({}, counters)
 
 
 def _host_families(host: HostStats, cache_use: CacheUse) -> Iterator[Metric]:

@@ -190,7 +190,11 @@ REFUSED = (
             Place.ROUTE: "/v1/embeddings /v1/rerank /v1/score /v1/moderations /encode /pooling /classify",
         },
     ),
-    Refused("this release has no speculative decoding", {ENGINE: "speculative_config speculative_algorithm"}),
+    Refused(
+        "drafts come from the request's own text",
+        {ENGINE: "speculative_algorithm speculative_draft_model_path speculative_num_draft_tokens"},
+        'use speculative_config (--speculative-config \'{"method": "ngram"}\')',
+    ),
     Refused(
         "scales of the KV cache come with the checkpoint",
         {ENGINE: "calculate_kv_scales=false quantization_param_path"},

@@ -23,9 +23,11 @@ from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.factory import choose_device, open_executor, resolve_config
 from radixkv.runtime.device.machine import PACKAGES, Gpu, Machine
 from radixkv.runtime.device.resolved_config import with_defaults
+from radixkv.runtime.drafts.text_drafts import TextDrafts
 from radixkv.runtime.open_loop import build_loop
 from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits
 from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.settings.speculative import SpeculativeConfig
 
 Get = Callable[[str], Checkpoint]
 
@@ -163,9 +165,13 @@ def test_each_setting_of_the_scheduler_reaches_it(small: Checkpoint, monkeypatch
         queue_timeout_s=8,
         num_reserved_decode_tokens=9,
         max_reserved_decode_share=0.5,
+        speculative_config=SpeculativeConfig(num_speculative_tokens=3),
     )
     build_loop(EngineConfig(ModelConfig(device="cpu"), CacheConfig(max_total_tokens=160), settings), small).close()
-    assert settings_used.items() >= asdict(settings).items()
+    limits = asdict(settings)
+    del limits["speculative_config"]
+    assert settings_used.items() >= limits.items()
+    assert isinstance(settings_used["drafts"], TextDrafts)
 
 
 @pytest.fixture
@@ -280,6 +286,11 @@ def test_flashinfer_that_is_not_installed_is_refused_before_the_gpu_is_opened(su
         (EngineConfig(cache=CacheConfig(page_size=8)), {}, "page_size 8 "),
         (EngineConfig(ModelConfig(max_model_len=2000)), {}, "max_model_len 2000 "),
         (EngineConfig(scheduler=SchedulerConfig(max_num_seqs=32_769)), {}, "max_num_seqs 32769 .*32768"),
+        (
+            EngineConfig(scheduler=SchedulerConfig(speculative_config=SpeculativeConfig())),
+            {},
+            "speculative_config is for the CPU",
+        ),
         (EngineConfig(), {"head_dim": 24}, "heads of size 24"),
         (EngineConfig(), {"vocab_size": 1 << 40}, "weights "),
         (EngineConfig(cache=CacheConfig(gpu_memory_utilization=0.1)), {}, "gpu_memory_utilization 0.1 "),

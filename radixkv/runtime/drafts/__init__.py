@@ -1,0 +1,1 @@
+"""Drafts: guesses of the tokens that follow, which steps check."""

@@ -1,0 +1,68 @@
+"""The settings of speculative decoding, which a flag takes as JSON and ``LLM`` as a mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgspec
+
+from radixkv.errors import ConfigError, UnsupportedFeature, shortened
+from radixkv.settings.checks import check_at_least
+
+MAX_DRAFTS = 32
+"""Most drafts of a row; few texts repeat themselves for longer than is gained then."""
+MAX_LOOKUP = 64
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """How tokens are guessed before they are sampled, under vLLM's names."""
+
+    method: str = "ngram"
+    """Where guesses come from: ``ngram`` is the request's own prompt and answer."""
+    num_speculative_tokens: int = 8
+    """Most guesses that a step checks for a request."""
+    prompt_lookup_max: int = 8
+    """Length of the longest ending that is looked for in the text before it."""
+    prompt_lookup_min: int = 3
+    """Length of the shortest ending."""
+
+    def __str__(self) -> str:
+        """Returns the JSON that a flag takes."""
+        return msgspec.json.encode(self).decode()
+
+    def __post_init__(self) -> None:
+        if self.method != "ngram":
+            raise UnsupportedFeature(
+                f"method {shortened(self.method)}: this release has no drafts but those from a request's own text; "
+                "use ngram",
+                param="speculative_config",
+            )
+        check_at_least(1, "num_speculative_tokens", self.num_speculative_tokens, MAX_DRAFTS)
+        check_at_least(1, "prompt_lookup_min", self.prompt_lookup_min, MAX_LOOKUP)
+        check_at_least(1, "prompt_lookup_max", self.prompt_lookup_max, MAX_LOOKUP)
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min {self.prompt_lookup_min} is above prompt_lookup_max {self.prompt_lookup_max}"
+            )
+
+
+def as_speculative(value: object) -> SpeculativeConfig | None:
+    """Returns the configuration that a mapping or its JSON gives. Raises ``ConfigError``."""
+    if value is None or isinstance(value, SpeculativeConfig):
+        return value
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeError):
+            raise ConfigError(f"{shortened(value)} is not a JSON object") from None
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{shortened(value)} is no mapping; give one such as {{'method': 'ngram'}}")
+    if "method" not in value:
+        raise ConfigError("it has no method; add method with ngram")
+    known = {one.name for one in fields(SpeculativeConfig)}
+    if unknown := {str(name) for name in value} - known:
+        raise ConfigError(f"{shortened(min(unknown))} is no field of it; there are {', '.join(sorted(known))}")
+    return SpeculativeConfig(**value)

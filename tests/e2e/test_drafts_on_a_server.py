@@ -1,0 +1,62 @@
+"""A server with drafts answers and streams as one without, in fewer steps, and says how many were right."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from support.live import serving
+
+CONFIG = '{"method": "ngram", "num_speculative_tokens": 6}'
+LIST = "".join(f"- item {n}: pears, plums, and {n} figs;\n" for n in range(6))
+BODIES: list[dict[str, Any]] = [
+    {"prompt": LIST + LIST, "max_tokens": 80, "temperature": 0, "ignore_eos": True, "logprobs": 2},
+    {"prompt": LIST + LIST, "max_tokens": 80, "temperature": 0, "stop": ["plums"], "logit_bias": {"7": 5}},
+    {"prompt": [7, 8, 9] * 9, "max_tokens": 60, "n": 2, "seed": 4, "logit_bias": {"7": 90, "8": 90}},
+]
+
+
+def streamed(client: httpx.Client, body: dict[str, Any]) -> list[Any]:
+    """Returns the joined text, the tokens, their logprobs and the finish reason of each choice."""
+    choices: dict[int, list[Any]] = {}
+    with client.stream("POST", "/v1/completions", json={**body, "model": "tiny", "stream": True}) as reply:
+        assert reply.status_code == 200
+        for line in reply.iter_lines():
+            data = line.removeprefix("data: ")
+            if not data or data == "[DONE]":
+                continue
+            for choice in json.loads(data)["choices"]:
+                text, tokens, logprobs, _ = choices.get(choice["index"], ["", [], [], None])
+                found = choice.get("logprobs") or {}
+                choices[choice["index"]] = [
+                    text + choice["text"],
+                    [*tokens, *found.get("tokens", ())],
+                    [*logprobs, *found.get("token_logprobs", ())],
+                    choice["finish_reason"],
+                ]
+    return [choices[index] for index in sorted(choices)]
+
+
+def test_streams_are_equal_and_metrics_count_drafts(tmp_path: Path) -> None:
+    seen: list[list[Any]] = []
+    for flags in ([], ["--speculative-config", CONFIG]):
+        with (
+            serving(Path("tiny"), tmp_path / "errors", *flags) as server,
+            httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client,
+        ):
+            answers: list[Any] = []
+            for body in BODIES:
+                whole = client.post("/v1/completions", json={**body, "model": "tiny"}).json()
+                answers += [streamed(client, body), [(one["text"], one["logprobs"]) for one in whole["choices"]]]
+            metrics = client.get("/metrics").text
+            numbers = dict(re.findall(r"^radixkv:(spec_decode\w+|steps)_total\S* (\S+)$", metrics, re.MULTILINE))
+            seen.append([answers, {name: float(value) for name, value in numbers.items()}])
+    (plain, before), (drafted, after) = seen
+    assert drafted == plain
+    assert set(before) == {"steps"}
+    assert 0 < after["spec_decode_num_accepted_tokens"] < after["spec_decode_num_draft_tokens"]
+    assert after["steps"] < before["steps"]

@@ -1,0 +1,89 @@
+"""``LLM`` with drafts gives what it gives without them, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from radixkv import LLM, SamplingParams
+from radixkv.errors import ConfigError
+
+LINES = "".join(f"- item {n}: pears, plums, and {n} figs;\n" for n in range(6))
+PROMPTS = [
+    "The list is:\n" + LINES + "Once more, the list is:\n",
+    LINES + LINES + "- item",
+    "Something that does not repeat itself, to be short.",
+    [7, 8, 9] * 12,
+]
+
+
+@pytest.fixture(scope="module", params=["tiny", "sensitive"])
+def engines(request: pytest.FixtureRequest, sensitive: Path) -> Iterator[tuple[LLM, LLM]]:
+    """An engine without drafts, and one with them."""
+    model = "tiny" if request.param == "tiny" else sensitive
+    sizes: Any = {"max_total_tokens": 4096, "max_model_len": 1024}
+    config = {"method": "ngram", "num_speculative_tokens": 6}
+    with LLM(model, **sizes) as plain, LLM(model, speculative_config=config, **sizes) as drafting:
+        yield plain, drafting
+
+
+NARROW = {7: 90.0, 8: 90.0, 9: 90.0}
+"""Biases by which a random model answers with three tokens, so that drafts are right, wrong, or go wrong."""
+
+
+def answers(llm: LLM, params: SamplingParams, prompts: list[Any]) -> list[Any]:
+    return [output.outputs for output in llm.generate(prompts, params, use_tqdm=False)]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=3),
+        SamplingParams(temperature=0.7, seed=5, max_tokens=40, logprobs=0),
+        SamplingParams(temperature=1.0, top_p=0.9, top_k=20, seed=6, n=3, max_tokens=40),
+        SamplingParams(temperature=0.0, max_tokens=40, min_tokens=30, stop=["figs", "\n\n"]),
+        SamplingParams(temperature=0.0, max_tokens=40, logit_bias={7: 3.0, 8: -2.0}),
+        SamplingParams(temperature=0.0, max_tokens=40, frequency_penalty=0.5),
+        SamplingParams(temperature=0.0, max_tokens=40, prompt_logprobs=1),
+        SamplingParams(temperature=0.0, max_tokens=1),
+    ],
+)
+def test_answers_are_equal_to_the_bit(engines: tuple[LLM, LLM], params: SamplingParams) -> None:
+    plain, drafting = engines
+    for engine in engines:
+        engine.flush_cache()
+    before = count_drafts(drafting)
+    for _ in range(2):  # without hits, then with hits
+        for bias in (params.logit_bias, NARROW):
+            one = replace(params, logit_bias=bias)
+            assert answers(drafting, one, PROMPTS) == answers(plain, one, PROMPTS)
+    n_drafted, n_accepted = (now - then for now, then in zip(count_drafts(drafting), before, strict=True))
+    if params.max_tokens > 1 and not params.frequency_penalty:
+        assert 0 < n_accepted < n_drafted
+
+
+def count_drafts(llm: LLM) -> tuple[int, int]:
+    drafts = llm.get_metrics().drafts
+    assert drafts is not None
+    return drafts.draft_tokens_total, drafts.accepted_tokens_total
+
+
+def test_a_text_that_repeats_itself_takes_fewer_steps(engines: tuple[LLM, LLM]) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True, logit_bias={7: 90.0})
+    n_steps = []
+    for engine in engines:
+        before = engine.get_metrics().steps_total
+        answers(engine, params, PROMPTS[:1])
+        n_steps.append(engine.get_metrics().steps_total - before)
+    assert n_steps[0] == 120
+    assert n_steps[1] < 40
+    assert engines[0].get_metrics().drafts is None
+
+
+def test_what_is_no_configuration_is_refused() -> None:
+    with pytest.raises(ConfigError, match="speculative_config 'x' is not a JSON object"):
+        LLM(speculative_config="x")  # type: ignore[arg-type]
