@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +46,16 @@ def test_a_pin_ends_after_its_time() -> None:
     assert world.pins.find(Namespace(), pinned) == (0, 0.0)
     world.squeeze(10)
     assert (world.cached(pinned), world.cached(later)) == (0, 10), "it is the least recently used again"
+
+
+def test_a_pin_whose_time_is_over_takes_no_room() -> None:
+    world = PinnedCache()
+    long, short, new = (world.add(100 * i, 2) for i in range(3))
+    world.pin(long, 10.0)
+    world.pin(short, 1.0)
+    world.now = 1.0
+    world.pin(new)
+    assert [world.pinned(tokens) for tokens in (long, short, new)] == [2, 0, 2]
 
 
 def test_a_pin_covers_what_is_cached_and_no_later_page() -> None:
@@ -170,21 +181,31 @@ class NaivePin:
     until: float
 
 
+TRUNKS = ([1] * 12, [1] * 3 + [2] * 9, [1] * 6 + [2] * 6, [2] * 12)
+"""Sequences that share beginnings, by the token that fills each page."""
+
+
 @examples(150)
 @given(
     budget=st.sampled_from((0.1, 0.25, 0.6)),
     operations=st.lists(
         st.tuples(
-            st.sampled_from(("add", "pin", "pin", "pin", "unpin", "wait", "squeeze")),
-            st.integers(0, 2),
-            st.lists(st.integers(1, 2), min_size=1, max_size=12),
-            st.integers(1, 9),
+            st.sampled_from(
+                ("add", "pin", "pin", "add and pin", "add and pin", "renew", "unpin", "wait", "wait", "squeeze")
+            ),
+            st.sampled_from((0, 0, 1, 2)),
+            st.builds(
+                lambda trunk, n_pages: trunk[:n_pages], st.sampled_from(TRUNKS), st.sampled_from((2, 4, 7, 12))
+            ),
+            st.sampled_from((0, 1, 3, 8)),
+            st.integers(0, 1),
         ),
-        max_size=30,
+        min_size=20,
+        max_size=40,
     ),
 )
 def test_pins_do_what_the_naive_model_says(
-    budget: float, operations: list[tuple[str, int, list[int], int]]
+    budget: float, operations: list[tuple[str, int, list[int], int, int]]
 ) -> None:
     world = PinnedCache(budget, n_pages=30)
     pins: list[NaivePin] = []
@@ -192,17 +213,33 @@ def test_pins_do_what_the_naive_model_says(
     def covered(salt: int | None = None) -> set[tuple[int, bytes]]:
         return {(pin.salt, page) for pin in pins if salt in (None, pin.salt) for page in pin.pages}
 
-    for verb, salt, ids, amount in operations:
+    for verb, salt, ids, amount, n_beyond in operations:
         doubled = [token for token in ids for _ in range(PAGE_SIZE)]
-        tokens, namespace = token_bytes(doubled), SALTS[salt]
+        tokens, namespace = token_bytes([*doubled, *[3] * n_beyond]), SALTS[salt]
         prefixes = [token_bytes(doubled[: (i + 1) * PAGE_SIZE]) for i in range(len(ids))]
-        cached = prefixes[: world.cached(tokens, namespace)]
-        if verb == "add":
+        if verb == "wait":
+            world.now += 1
+            pins = [pin for pin in pins if pin.until > world.now]
+            continue  # so that the next operation finds pins whose time is over
+        if "add" in verb:
             world.add_tokens(doubled, namespace)
-        elif verb == "pin":
+        last = [pin for pin in pins if (pin.salt, pin.prompt) == (salt, prefixes)]
+        until = max([world.now + amount, *(pin.until for pin in last)])
+        if verb == "renew":
+            world.pins.renew(namespace, tokens)
+            until = last[0].until if last else world.now
+        elif verb in ("pin", "add and pin"):
             world.pin(tokens, amount, namespace)
-            last = [pin for pin in pins if (pin.salt, pin.prompt) == (salt, prefixes)]
-            until = max([world.now + amount, *(pin.until for pin in last)])
+            until = until if amount else world.now
+        elif verb == "unpin":
+            world.pins.unpin(namespace, tokens)
+            pins = [pin for pin in pins if pin not in last]
+        elif verb == "squeeze":
+            world.pins.expire()
+            n_before = len(covered())
+            world.squeeze(3 * amount)
+        if verb in ("pin", "add and pin", "renew") and until > world.now:
+            cached = prefixes[: world.cached(tokens, namespace)]
             pins = [pin for pin in pins if pin not in last]
             room, room_of_all = int(budget * 30), int(max(budget, 0.5) * 30)
             on_path = [p for p in pins if p.salt == salt and p.pages and p.pages == cached[: len(p.pages)]]
@@ -216,17 +253,17 @@ def test_pins_do_what_the_naive_model_says(
             replaced = [pin for pin in pins if pin.salt == salt and pin.pages and pin.until <= until]
             pins = [pin for pin in pins if pin not in replaced or pin.pages != fitting[: len(pin.pages)]]
             pins.append(NaivePin(salt, prefixes, fitting, until))
-        elif verb == "unpin":
-            world.pins.unpin(namespace, tokens)
-            pins = [pin for pin in pins if (pin.salt, pin.prompt) != (salt, prefixes)]
-        elif verb == "wait":
-            world.now += amount
-        else:
-            world.squeeze(amount)
-        pins = [pin for pin in pins if pin.until > world.now]
         for pin in pins:
             pin.pages = pin.pages[: world.cached(pin.pages[-1], SALTS[pin.salt])] if pin.pages else []
-        n_pinned = sum((salt, prefix) in covered() for prefix in prefixes)
-        assert world.pinned(tokens, namespace) == n_pinned
+        ends = [
+            max((pin.until for pin in pins if pin.salt == salt and prefix in pin.pages), default=0.0)
+            for prefix in prefixes
+        ]
+        n_pinned = sum(end > 0 for end in ends)
+        seconds_left = min(ends[:n_pinned]) - world.now if n_pinned else 0.0
+        assert world.pins.find(namespace, tokens) == (n_pinned * PAGE_SIZE, seconds_left)
         assert world.pins.n_pages == len(covered())
+        assert world.pins.next_end == min((pin.until for pin in pins), default=inf)
+        if verb == "squeeze":
+            assert len(covered()) == min(n_before, 3 * amount), "a pinned page is evicted when no other can be"
         world.cache.check([])
