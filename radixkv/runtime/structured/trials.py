@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from asyncio import Future
@@ -26,6 +27,8 @@ from radixkv.runtime.structured.vocabulary import Vocabulary
 from radixkv.wire.structured_outputs import StructuredOutputs
 
 COMMAND = (sys.executable, "-m", "radixkv.runtime.structured.trial_process")
+
+_log = logging.getLogger(__name__)
 
 
 class TrialsDied(RadixKVError):
@@ -130,6 +133,9 @@ class Trials:
                 result = msgspec.json.decode(line, type=TrialResult)
                 if (waiting := self._results.get(result.id)) is not None and not waiting.done():
                     waiting.set_result(result)
+        except (msgspec.DecodeError, ValueError) as error:  # ValueError: longer than MAX_LINE_BYTES
+            _log.warning("the process of trials sent no result, and is killed: %s", error)
+            self._process.kill()
         finally:
             for waiting in self._results.values():
                 if not waiting.done():

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from radixkv.errors import CheckpointError, InvalidRequest, RequestError
 from radixkv.runtime.structured import grammars as grammars_module
 from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
 from radixkv.runtime.structured.matcher import Grammar
+from radixkv.runtime.structured.messages import MAX_LINE_BYTES
 from radixkv.runtime.structured.vocabulary import Vocabulary
 from radixkv.wire.structured_outputs import StructuredOutputs
 from support.grammar_walks import tiny_vocabulary
@@ -315,6 +317,21 @@ def test_a_killed_process_of_trials_is_replaced_and_nobody_fails(grammars: Gramm
     assert all(isinstance(outcome, Grammar) for outcome in taken.values())
     assert isinstance(compiled(grammars, StructuredOutputs(regex="after")), Grammar)
     assert trials() != killed
+
+
+@pytest.mark.parametrize("line", [b"no result\n", b"x" * MAX_LINE_BYTES + b"x\n"], ids=["unreadable", "too long"])
+def test_a_process_of_trials_that_sends_no_result_is_replaced_and_nobody_fails(
+    grammars: Grammars, line: bytes
+) -> None:
+    before = trials()
+    tickets = [grammars.request(StructuredOutputs(regex=f"line{len(line)}{i}+")) for i in range(6)]
+    with suppress(BrokenPipeError), open(f"/proc/{before}/fd/1", "wb") as output:
+        output.write(line)
+    taken = dict(wait_for(grammars, *tickets))
+
+    assert all(isinstance(outcome, Grammar) for outcome in taken.values())
+    assert has_ended(before)
+    assert trials() != before
 
 
 def test_closing_in_the_middle_of_a_trial_ends_the_process(grammars: Grammars) -> None:
