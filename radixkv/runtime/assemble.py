@@ -32,7 +32,7 @@ from radixkv.runtime.structured.grammars import Grammars
 from radixkv.settings.config import CacheConfig, SchedulePolicy, SchedulerConfig
 from radixkv.settings.tenants import TenantConfig
 from radixkv.wire.cache_messages import CloseSession, Pin
-from radixkv.wire.messages import WIRE_VERSION, Ready, Submit
+from radixkv.wire.messages import WIRE_VERSION, Ready
 
 if TYPE_CHECKING:
     from radixkv.runtime.events.log import EventLog
@@ -187,7 +187,7 @@ def assemble_loop(
                 ),
             ),
             RequestBranch(lambda message: bool(message.pins), pins.follow),
-            RequestBranch(_is_turn, sessions.follow),
+            RequestBranch(lambda message: bool(message.session_id), sessions.follow),
         ),
         run_command=commands.run,
         make_stats=partial(make_stats, scheduler, pins.count_pages, gate, start_seconds or {}),
@@ -222,8 +222,3 @@ def open_event_log(loop: Loop, *, shows_salted_tokens: bool) -> EventLog:
 
 def _refuse_grammars() -> Grammars:
     raise UnsupportedFeature("structured_outputs needs grammars; this loop has none", param="structured_outputs")
-
-
-def _is_turn(message: Submit) -> bool:
-    """Whether a request is a turn of a session: what it finds in the cache says what others may need."""
-    return bool(message.session_id) and message.reads_cache and message.sampling.prompt_logprobs is None

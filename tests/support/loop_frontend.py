@@ -108,6 +108,8 @@ class Frontend:
         salt: str = "",
         tenant: str = "",
         pins: Iterable[wire.PromptPin] = (),
+        session_id: str = "",
+        reads_cache: bool = True,
         **sampling: object,
     ) -> None:
         params = SamplingParams(**{"temperature": 1.0, "seed": 5, "max_tokens": 6, **sampling})
@@ -119,6 +121,8 @@ class Frontend:
             cache_salt=salt,
             priority=priority,
             pins=tuple(pins),
+            session_id=session_id,
+            reads_cache=reads_cache,
             tenant=tenant,
         )
         self.take(self.loop.receive(message))

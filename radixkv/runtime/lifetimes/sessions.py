@@ -95,9 +95,14 @@ class Sessions:
         self._forget()
         return Turn(self, key, session, self._n_ended)
 
-    def follow(self, message: Submit, choices: Sequence[Request]) -> Turn:
-        """Begins the turn of a request with a ``session_id``. O(1). Raises ``InvalidRequest`` for a long one."""
+    def follow(self, message: Submit, choices: Sequence[Request]) -> Turn | None:
+        """Begins the turn of a request with a ``session_id``. O(1). Raises ``InvalidRequest`` for a long one.
+
+        Returns None if the request does not read the cache: what a turn finds there says what others may need.
+        """
         check_session_id(message.session_id)
+        if not message.reads_cache or message.sampling.prompt_logprobs is not None:
+            return None
         return self.begin(choices[0].namespace, message.session_id)
 
     def end(self, turn: Turn, tokens: bytes) -> None:
