@@ -2,9 +2,10 @@
 
 A branch is a feature in a folder of its own: ``tenants`` has a ``Queue``, ``Shares`` and ``PageQuotas`` (which is
 in ``cache/page_quotas.py``), ``beams`` a ``Continuation``, ``structured`` a ``Gate`` with its ``Constraint``,
-``tiers`` has ``Tiers``, ``lifetimes`` has ``Observer``; ``events`` and ``reporting`` look on. Three modules hand
-the branches in: ``assemble``, ``open_loop``, and ``process``, which publishes the events. The device is behind
-``step/executor.py``. All other modules of the runtime are the trunk: they import no branch, and no branch another.
+``tiers`` has ``Tiers``, ``drafts`` has ``Drafts``, ``lifetimes`` has ``Observer``; ``events`` and ``reporting``
+look on. Three modules hand the branches in: ``assemble``, ``open_loop``, and ``process``, which publishes the
+events. The device is behind ``step/executor.py``. All other modules of the runtime are the trunk: they import no
+branch, and no branch another.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Observer:
 
     The moments, none of which may raise:
 
-    * ``prompt_counted`` comes first, when a step's result is taken, which is after the turn's launch.
+    * ``prompt_counted`` comes first, when a step's result is taken, mostly after the turn's launch.
     * ``released`` comes for a finished choice that had pages and whose prompt was computed, once no launched step
       uses them: mostly when a result is taken, also before a launch that preempts, and with an abort between turns.
     * ``ended`` comes before the terminal message of a request that has not failed, before or after the releases.

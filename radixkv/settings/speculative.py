@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from radixkv.errors import ConfigError, UnsupportedFeature, shortened
+from radixkv.errors import ConfigError, shortened
 from radixkv.settings.checks import check_at_least
 
 MAX_DRAFTS = 32
@@ -35,10 +35,9 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         if self.method != "ngram":
-            raise UnsupportedFeature(
-                f"method {shortened(self.method)}: this release has no drafts but those from a request's own text; "
-                "use ngram",
-                param="speculative_config",
+            raise ConfigError(
+                f"speculative_config has method {shortened(self.method)}; this release has no drafts but those "
+                "from a request's own text: use ngram"
             )
         check_at_least(1, "num_speculative_tokens", self.num_speculative_tokens, MAX_DRAFTS)
         check_at_least(1, "prompt_lookup_min", self.prompt_lookup_min, MAX_LOOKUP)
@@ -61,8 +60,16 @@ def as_speculative(value: object) -> SpeculativeConfig | None:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{shortened(value)} is no mapping; give one such as {{'method': 'ngram'}}")
     if "method" not in value:
-        raise ConfigError("it has no method; add method with ngram")
+        raise ConfigError('speculative_config has no method; add "method": "ngram"')
     known = {one.name for one in fields(SpeculativeConfig)}
     if unknown := {str(name) for name in value} - known:
-        raise ConfigError(f"{shortened(min(unknown))} is no field of it; there are {', '.join(sorted(known))}")
-    return SpeculativeConfig(**value)
+        raise ConfigError(
+            f"{shortened(min(unknown))} is no field of speculative_config; there are {', '.join(sorted(known))}"
+        )
+    given = dict(value)
+    low, high = given.get("prompt_lookup_min"), given.get("prompt_lookup_max")
+    if isinstance(low, int) and high is None:  # the one that is not given gives way
+        given["prompt_lookup_max"] = max(low, SpeculativeConfig.prompt_lookup_max)
+    elif isinstance(high, int) and low is None:
+        given["prompt_lookup_min"] = min(high, SpeculativeConfig.prompt_lookup_min)
+    return SpeculativeConfig(**given)

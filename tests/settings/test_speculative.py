@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from radixkv.errors import ConfigError, RadixKVError, UnsupportedFeature
+from radixkv.errors import ConfigError
 from radixkv.settings.speculative import SpeculativeConfig, as_speculative
+from support.flags import parse
 
 
 def test_vllms_fields_as_json_and_as_a_mapping() -> None:
@@ -19,23 +20,34 @@ def test_vllms_fields_as_json_and_as_a_mapping() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "error", "message"),
+    ("value", "message"),
     [
-        ({"method": "eagle"}, UnsupportedFeature, "method 'eagle'.*use ngram"),
-        ({"method": "tree"}, UnsupportedFeature, "method 'tree'.*use ngram"),
-        ({"method": 3}, UnsupportedFeature, "method 3"),
-        ({"num_speculative_tokens": 5}, ConfigError, "no method"),
-        ({"method": "ngram", "model": "draft"}, ConfigError, "'model' is no field"),
-        ({"method": "ngram", "num_speculative_tokens": 0}, ConfigError, "num_speculative_tokens 0"),
-        ({"method": "ngram", "num_speculative_tokens": 33}, ConfigError, "num_speculative_tokens 33"),
-        ({"method": "ngram", "num_speculative_tokens": 1.5}, ConfigError, "num_speculative_tokens 1.5"),
-        ({"method": "ngram", "prompt_lookup_min": 9}, ConfigError, "prompt_lookup_min 9 is above"),
-        ({"method": "ngram", "prompt_lookup_min": 0}, ConfigError, "prompt_lookup_min 0"),
-        ("[]", ConfigError, "not a JSON object"),
-        ("{", ConfigError, "not a JSON object"),
-        (True, ConfigError, "no mapping"),
+        ({"method": "eagle"}, "speculative_config has method 'eagle'.*use ngram"),
+        ({"method": "tree"}, "method 'tree'.*use ngram"),
+        ({"method": 3}, "method 3"),
+        ({"num_speculative_tokens": 5}, "no method"),
+        ({"method": "ngram", "model": "draft"}, "'model' is no field of speculative_config"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens 0"),
+        ({"method": "ngram", "num_speculative_tokens": 33}, "num_speculative_tokens 33"),
+        ({"method": "ngram", "num_speculative_tokens": 1.5}, "num_speculative_tokens 1.5"),
+        ({"method": "ngram", "prompt_lookup_min": 9, "prompt_lookup_max": 8}, "prompt_lookup_min 9 is above"),
+        ({"method": "ngram", "prompt_lookup_min": 0}, "prompt_lookup_min 0"),
+        ("[]", "not a JSON object"),
+        ("{", "not a JSON object"),
+        (True, "no mapping"),
     ],
 )
-def test_others_are_refused_with_what_to_do(value: Any, error: type[RadixKVError], message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_others_are_refused_with_what_to_do(value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         as_speculative(value)
+
+
+def test_a_length_that_is_not_given_gives_way() -> None:
+    assert as_speculative({"method": "ngram", "prompt_lookup_max": 2}) == SpeculativeConfig("ngram", 8, 2, 2)
+    assert as_speculative({"method": "ngram", "prompt_lookup_min": 10}) == SpeculativeConfig("ngram", 8, 10, 10)
+
+
+def test_a_flag_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--speculative-config", '{"method": "eagle"}')
+    assert "speculative_config has method 'eagle'" in capsys.readouterr().err

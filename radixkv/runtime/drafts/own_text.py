@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from radixkv.tree.node import TOKEN_BYTES
 
+_MAX_MISALIGNED = 256
+"""Limits the time for a prompt that was made for it."""
+
 
 class Continuation(NamedTuple):
     """What followed the last tokens when they came before."""
@@ -39,8 +42,13 @@ def continue_text(tokens: bytearray, sizes: tuple[int, ...], n_tokens: int) -> C
 
 
 def _end_of_last(tokens: bytearray, ending: bytearray) -> int | None:
-    """Returns where the last occurrence of ``ending`` ends that has a token after it; None if there is none."""
+    """Returns where the last occurrence of ``ending`` ends that has a token after it; None if there is none.
+
+    Gives up after some places that are not at the start of a token, where bytes of several tokens look the same.
+    """
     place = tokens.rfind(ending, 0, len(tokens) - TOKEN_BYTES)
-    while place % TOKEN_BYTES and place >= 0:  # bytes of several tokens may look the same
+    for _ in range(_MAX_MISALIGNED):
+        if place < 0 or place % TOKEN_BYTES == 0:
+            break
         place = tokens.rfind(ending, 0, place + len(ending) - 1)
-    return None if place < 0 else place + len(ending)
+    return None if place < 0 or place % TOKEN_BYTES else place + len(ending)

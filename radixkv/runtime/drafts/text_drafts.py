@@ -36,9 +36,9 @@ class TextDrafts(Drafts):
         self._max_drafts = config.num_speculative_tokens
         self._acceptance = dict.fromkeys(self._sizes, 0.8)
         """Chance that a draft is accepted after all before it, by the length of the match."""
-        self._size_of: dict[int, int] = {}
+        self._match_length: dict[int, int] = {}
         """Length of the match of each row in flight, by batch slot."""
-        self._n_unworthy = 0
+        self._n_skipped = 0
         """Rows without drafts because they are not worth it."""
         self._n_rows, self._n_drafted, self._n_accepted = 0, 0, 0
 
@@ -53,19 +53,19 @@ class TextDrafts(Drafts):
         found = continue_text(request.tokens, self._sizes, n_drafts)
         if found is None:
             return b""
-        n_worthy = int(math.log(MIN_CHANCE) / math.log(min(self._acceptance[found.n_matched], 0.999)))
-        if not n_worthy:
-            self._n_unworthy += 1
-            n_worthy = self._n_unworthy % _PROBE_EVERY == 0
-        self._size_of[request.batch_slot] = found.n_matched
-        return found.tokens[: n_worthy * TOKEN_BYTES]
+        n_checked = int(math.log(MIN_CHANCE) / math.log(min(self._acceptance[found.n_matched], 0.999)))
+        if not n_checked:
+            self._n_skipped += 1
+            n_checked = self._n_skipped % _PROBE_EVERY == 0
+        self._match_length[request.batch_slot] = found.n_matched
+        return found.tokens[: n_checked * TOKEN_BYTES]
 
     def verified(self, request: Request, n_drafts: int, n_accepted: int) -> None:
         """Learns from a row. O(1)."""
         self._n_rows += 1
         self._n_drafted += n_drafts
         self._n_accepted += n_accepted
-        size = self._size_of[request.batch_slot]
+        size = self._match_length[request.batch_slot]
         n_tried = min(n_drafts, n_accepted + 1)
         self._acceptance[size] += _WEIGHT * (n_accepted / n_tried - self._acceptance[size])
 

@@ -31,6 +31,9 @@ from radixkv.tree.node import TOKEN_BYTES, Lease
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.messages import TokenLogprobs
 
+_MAX_DRAFT_SHARE = 4
+"""Drafts take one part in so many of a step's tokens at most: the rest is for prompts."""
+
 
 class LaunchedPlan(NamedTuple):
     """A plan whose result is not known yet, and what it uses."""
@@ -416,25 +419,30 @@ class Scheduler:
         budget = self.limits.max_num_batched_tokens - n_decoding - n_drafts
         if self.limits.target_itl_ms is None or not n_decoding:
             return budget
-        n_in_time = self.forecast.prompt_tokens(n_decoding, self.limits.target_itl_ms / 1e3)
+        n_in_time = self.forecast.prompt_tokens(n_decoding + n_drafts, self.limits.target_itl_ms / 1e3)
         return budget if n_in_time is None else min(budget, max(n_in_time, self.cache.page_size))
 
     def _decode_rows(self, decoding: list[Request]) -> tuple[list[Request], list[Row]]:
         """Makes the rows of the decoding requests' next tokens; returns the requests that have one, and their rows.
 
-        A request without a page for its next token gets no row.
+        A request without a page for its next token gets no row. If any lacks one, none has drafts, which would take
+        what the next ones need.
         """
         page_size = self.cache.page_size
         full = [r.blocks for r in decoding if r.n_scheduled == len(r.blocks.pages) * page_size]
         has_pages = self.cache.append_pages(full)  # one call for all, if no request must be preempted
         requests: list[Request] = []
         rows: list[Row] = []
-        n_draftable = self.limits.max_num_batched_tokens - len(decoding) - page_size  # a page is left for prompts
+        drafts_are_on = has_pages and self.drafts.wants_results
+        n_draftable = min(
+            self.limits.max_num_batched_tokens // _MAX_DRAFT_SHARE,
+            self.limits.max_num_batched_tokens - len(decoding) - page_size,
+        )
         for request in decoding:
             start = request.n_scheduled
             if has_pages or (request.phase is Phase.RUNNING and self.running.grow(request, start + 1)):
                 requests.append(request)
-                drafts = self._draft(request, n_draftable) if self.drafts.wants_results else b""
+                drafts = self._draft(request, n_draftable) if drafts_are_on else b""
                 n_draftable -= len(drafts) // TOKEN_BYTES
                 rows.append(request.make_row(start, start + 1, start, self._n_steps, drafts))
         self.waiting.charge(requests, 1)

@@ -14,9 +14,9 @@ number."""
 class StepTimeForecast:
     """Forecasts the duration of steps.
 
-    A step of decode rows takes as long as the shorter of the last two with about as many rows. Prompts add a time
-    per token, a moving average: a step in which the device waited for the host makes the next forecasts longer.
-    Where nothing is known the forecast is shorter, or 0.
+    A step of decode rows takes as long as the shorter of the last two with about as many rows; a draft counts as a
+    row. Prompts add a time per token, a moving average: a step in which the device waited for the host makes the
+    next forecasts longer. Where nothing is known the forecast is shorter, or 0.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class StepTimeForecast:
 
     def record(self, plan: StepPlan, seconds: float) -> None:
         """Takes the measured time of a step into account. O(rows)."""
-        n_decode, n_prompt = plan.n_decode, plan.n_prompt_tokens
+        n_decode, n_prompt = plan.n_decode + plan.n_drafts, plan.n_prompt_tokens
         if not n_prompt:
             _, last = self._decode_s.get(n_decode.bit_length(), (seconds, seconds))
             self._decode_s[n_decode.bit_length()] = last, seconds
@@ -46,7 +46,7 @@ class StepTimeForecast:
 
     def seconds(self, plan: StepPlan) -> float:
         """Returns the forecast. O(rows)."""
-        return self._decode_seconds(plan.n_decode) + plan.n_prompt_tokens * self._prompt_token_s
+        return self._decode_seconds(plan.n_decode + plan.n_drafts) + plan.n_prompt_tokens * self._prompt_token_s
 
     def _decode_seconds(self, n_rows: int) -> float:
         return min(self._decode_s.get(n_rows.bit_length(), (0.0, 0.0)))

@@ -192,7 +192,10 @@ REFUSED = (
     ),
     Refused(
         "drafts come from the request's own text",
-        {ENGINE: "speculative_algorithm speculative_draft_model_path speculative_num_draft_tokens"},
+        {
+            ENGINE: "speculative_algorithm speculative_draft_model_path speculative_num_draft_tokens "
+            "speculative_num_steps speculative_eagle_topk speculative_model num_speculative_tokens"
+        },
         'use speculative_config (--speculative-config \'{"method": "ngram"}\')',
     ),
     Refused(

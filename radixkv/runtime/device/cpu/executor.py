@@ -182,8 +182,9 @@ class CpuExecutor:
         batch_slots: Ints,
         masks: TokenMasks | None,
     ) -> dict[int, SampledToken | None]:
-        """Samples the token of each position that has sampling settings; stores a row's last one as that of its
-        batch slot.
+        """Samples the token of each position that has sampling settings; stores it as its batch slot's last one.
+
+        After a row with drafts the stored token is one of several; the next row brings its own.
 
         Args:
             last: [sampled positions, hidden], their hidden states.
