@@ -19,8 +19,8 @@ from support.live import HERE, LIMIT_S, LiveServer, wait_for
 OTHER_VERSION = """
 import sys
 from radixkv.runtime import process as main
-from radixkv.runtime import loop
-loop.WIRE_VERSION = main.WIRE_VERSION = main.WIRE_VERSION + 1
+from radixkv.runtime import assemble
+assemble.WIRE_VERSION = main.WIRE_VERSION = main.WIRE_VERSION + 1
 sys.exit(main.main())
 """
 """Code of a runtime with another wire version."""
