@@ -64,7 +64,7 @@ def test_help_of_each_command_names_its_flags_and_none_that_is_refused(inside, c
     done = inside(command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert all(flag in done.stdout for flag in flags)
-    assert "--speculative-config" not in done.stdout
+    assert "--speculative-algorithm" not in done.stdout
 
 
 @pytest.mark.parametrize(

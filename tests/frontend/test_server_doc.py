@@ -32,7 +32,7 @@ from radixkv.wire.sampling import (
 )
 from support.paths import ROOT
 from support.running_site import make_app
-from support.scripted_runtime import DISK, HOST, SHARED_STORE, TENANTS, Site
+from support.scripted_runtime import DISK, DRAFTS, HOST, SHARED_STORE, TENANTS, Site
 
 TEXT = (ROOT / "docs" / "server.md").read_text()
 
@@ -115,6 +115,7 @@ def _below(kind: type[RequestError]) -> list[type[RequestError]]:
 def test_every_metric_is_documented(site: Site) -> None:
     site.loop.host = HOST
     site.loop.tenants = TENANTS
+    site.loop.drafts = DRAFTS
     types = []
     for behind_the_host_tier in (DISK, SHARED_STORE):
         site.loop.disk = behind_the_host_tier

@@ -56,7 +56,7 @@ from radixkv.wire.messages import (
     Tokens,
     pack_tokens,
 )
-from radixkv.wire.stats import DiskStats, HostStats, SharedStoreStats, Stats, TenantStats
+from radixkv.wire.stats import DiskStats, DraftStats, HostStats, SharedStoreStats, Stats, TenantStats
 
 HOST = HostStats(
     n_slots=200,
@@ -86,6 +86,8 @@ DISK = DiskStats(
     fetch_seconds_per_token=0.002,
 )
 """Counters of a disk tier."""
+DRAFTS = DraftStats(10, 60, 25)
+"""Counters of drafts."""
 TENANTS = {"search": TenantStats(2, 1, 500, 20), "batch": TenantStats(1, 6, 250)}
 """Counters of tenants, of which the second has no share of pages."""
 SHARED_STORE = msgspec.structs.replace(
@@ -171,6 +173,8 @@ class ScriptedLoop:
     """Counters of a disk tier, from which that token came; None: there is no disk tier."""
     joint: TierOutline | None = None
     """The tree of device and host tier together."""
+    drafts: DraftStats | None = None
+    """Counters of drafts."""
     tenants: dict[str, TenantStats] = field(default_factory=dict)
     """Counters of tenants."""
     is_waiting: bool = False
@@ -386,6 +390,7 @@ class ScriptedLoop:
             start_seconds={"imports": 1.5, "weights": 0.5},
             host=self.host,
             disk=self.disk,
+            drafts=self.drafts,
             tenants=self.tenants,
         )
 
