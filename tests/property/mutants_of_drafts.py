@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
+from radixkv.runtime.protocols import Drafts
 from radixkv.runtime.request import Request
-from radixkv.runtime.scheduler.scheduler import LaunchedPlan, Scheduler
+from radixkv.runtime.scheduler import scheduler
+from radixkv.runtime.scheduler.scheduler import Scheduler
+from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import StepResult
 
 Patch = pytest.MonkeyPatch
@@ -15,14 +18,15 @@ Patch = pytest.MonkeyPatch
 
 def _change_accepted(patch: Patch, change: Callable[[int, int], int]) -> None:
     """Changes how many drafts of a row count as accepted; ``change`` gets that and the row's drafts."""
-    verify = Scheduler._verify
+    verify = scheduler.verify
 
-    def mutant(self: Scheduler, launched: LaunchedPlan, result: StepResult) -> tuple[list[int], list[int]]:
-        firsts, accepted = verify(self, launched, result)
-        rows = launched.plan.rows
-        return firsts, [change(n, row.n_drafts) for n, row in zip(accepted, rows, strict=True)]
+    def mutant(
+        plan: StepPlan, requests: Sequence[Request], result: StepResult, drafts: Drafts
+    ) -> tuple[Sequence[int], Sequence[int]]:
+        firsts, accepted = verify(plan, requests, result, drafts)
+        return firsts, [change(n, row.n_drafts) for n, row in zip(accepted, plan.rows, strict=True)]
 
-    patch.setattr(Scheduler, "_verify", mutant)
+    patch.setattr(scheduler, "verify", mutant)
 
 
 def accept_one_too_many(patch: Patch) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain
 from time import monotonic
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from radixkv.runtime.scheduler.prefill import PlannedRow, PrefillRows
 from radixkv.runtime.scheduler.recovery import RetryQueue, recompute_without_tree, undo_steps
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.shared_prefixes import SharedPrefixes
+from radixkv.runtime.scheduler.verification import verify
 from radixkv.runtime.step.plan import Row, SharedRun, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.runtime.step.step_time import StepTimeForecast
@@ -247,8 +248,7 @@ class Scheduler:
         assert len(result.tokens) == len(plan.rows) + plan.n_drafts, "a token comes for each sampled position"
         self.cache.release_sources(launched.sources)
         updates: list[Update] = []
-        n_rows = len(plan.rows)
-        firsts, n_accepted = self._verify(launched, result) if plan.n_drafts else (range(n_rows), repeat(0, n_rows))
+        firsts, n_accepted = verify(plan, launched.requests, result, self.drafts)
         rows = list(zip(plan.rows, launched.requests, firsts, n_accepted, result.finite, strict=True))
         computed: list[ComputedRow] = []
         continued: dict[Continuation, None] = {}
@@ -304,31 +304,6 @@ class Scheduler:
         for continuation in continued:
             updates += continuation.advance()
         return updates
-
-    def _verify(self, launched: LaunchedPlan, result: StepResult) -> tuple[list[int], list[int]]:
-        """Returns each row's first sampled position in the result, and how many of its drafts are accepted.
-
-        A draft is accepted if it is the token that is sampled before it, and does not end the output. O(rows +
-        drafts).
-        """
-        firsts: list[int] = []
-        n_accepted: list[int] = []
-        first = 0
-        for index, (row, request) in enumerate(launched.rows()):
-            n = 0
-            is_taken = result.finite[index] and request.phase is not Phase.FINISHED
-            if row.n_drafts and is_taken and not request.recovery.discards_results:
-                assert row.tokens is not None, "drafts follow known tokens"
-                for token in result.tokens[first : first + row.n_drafts]:
-                    draft = row.tokens[(1 + n) * TOKEN_BYTES : (2 + n) * TOKEN_BYTES]
-                    if draft != token.to_bytes(TOKEN_BYTES, "little") or token in request.stop_token_ids:
-                        break
-                    n += 1
-                self.drafts.verified(request, row.n_drafts, n)
-            firsts.append(first)
-            n_accepted.append(n)
-            first += 1 + row.n_drafts
-        return firsts, n_accepted
 
     def fail(self) -> list[Update]:
         """Undoes all launched plans after a failure, newest first. O(running)."""
