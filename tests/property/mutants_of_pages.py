@@ -194,8 +194,8 @@ def keep_the_pages_of_a_nan_row(patch: Patch) -> None:
 def write_into_shared_pages(patch: Patch) -> None:
     make_row = Request.make_row
 
-    def mutant(self: Request, start: int, end: int, write_start: int, step: int) -> Row:
-        return replace(make_row(self, start, end, write_start, step), write_start=start)
+    def mutant(self: Request, start: int, end: int, write_start: int, step: int, drafts: bytes = b"") -> Row:
+        return replace(make_row(self, start, end, write_start, step, drafts), write_start=start)
 
     patch.setattr(Request, "make_row", mutant)
 
