@@ -22,8 +22,8 @@ class Continuation(NamedTuple):
 def continue_text(tokens: bytearray, sizes: tuple[int, ...], n_tokens: int) -> Continuation | None:
     """Returns what followed the newest earlier place of the text's ending; None if the ending is new.
 
-    A text that repeats itself is continued round after round. O(tokens) for each of ``sizes``: some 4 µs at 8,000
-    tokens.
+    A text that repeats itself is continued round after round. O(tokens) for each of ``sizes``: some 24 µs in all at
+    32,000 random tokens.
 
     Args:
         tokens: prompt and answer, little-endian int32.
