@@ -198,6 +198,7 @@ class NullDevice:
     device = dtype = kv_dtype = "none"
     uses_shared_runs = True
     is_asynchronous = True
+    splits_drafts = False
     window = None
 
     def __init__(self, n_pages: int, vocab_size: int) -> None:

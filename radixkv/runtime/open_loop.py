@@ -115,12 +115,13 @@ def open_loop(
             target_itl_ms=config.scheduler.target_itl_ms,
             num_reserved_decode_tokens=config.scheduler.num_reserved_decode_tokens,
             max_reserved_decode_share=config.scheduler.max_reserved_decode_share,
+            splits_drafts=executor.splits_drafts,
         )
         drafts = None
         if config.scheduler.speculative_config is not None:
             from radixkv.runtime.drafts.text_drafts import TextDrafts
 
-            drafts = TextDrafts(config.scheduler.speculative_config)
+            drafts = TextDrafts(config.scheduler.speculative_config, overlaps=executor.is_asynchronous)
         scheduler = open_scheduler(
             cache,
             limits,

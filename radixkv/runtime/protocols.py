@@ -282,12 +282,27 @@ class Drafts:
         drafts."""
         return False
 
-    def draft(self, request: Request, max_drafts: int) -> bytes:
-        """Returns up to ``max_drafts`` tokens that may follow those of a request, little-endian int32."""
-        return b""
+    def draft(self, requests: Sequence[Request], max_drafts: Sequence[int], n_most: int) -> list[bytes]:
+        """Returns for each request what may follow its tokens, little-endian int32.
+
+        Args:
+            requests: all those that decode in the next step; their last tokens are known.
+            max_drafts: [requests], most tokens of each; 0 or less: none.
+            n_most: most tokens of all, at least 1.
+        """
+        return [b""] * len(requests)
 
     def verified(self, request: Request, n_drafts: int, n_accepted: int) -> None:
         """Takes note of how many of a row's drafts were right, the first ones."""
+
+    def step_done(self, plan: StepPlan, requests: Sequence[Request], *, has_waited: bool) -> None:
+        """Takes note of a step's result, before its tokens are appended.
+
+        Args:
+            plan: of the step.
+            requests: [rows].
+            has_waited: whether no other step is launched, as when the next plan waits for the result.
+        """
 
     def stats(self) -> DraftStats | None:
         """Returns counters; None if there are no drafts."""

@@ -75,6 +75,7 @@ class Actions:
         write_policy: WritePolicy = "through",
         eviction_policy: EvictionPolicyName = "lru",
         tenants: Sequence[TenantConfig] = (),
+        splits_drafts: bool = False,
     ) -> None:
         self.tenants = tenants
         self.namespaces = NAMESPACES
@@ -97,6 +98,7 @@ class Actions:
             max_queued_requests=16,
             lpm_max_passes=3,
             queue_timeout_s=QUEUE_TIMEOUT_S,
+            splits_drafts=splits_drafts,
         )
         self.known: list[list[int]] = [list(range(1, 30))]
         self.invalidations: list[Invalidation] = []

@@ -183,6 +183,8 @@ class Engine:
             "drafts": self.drafts,
         }
         self.scheduler = make_scheduler(self.cache, **(defaults | settings), clock=lambda: self.now)
+        if self.scheduler.limits.splits_drafts:
+            self.device.max_split_rows = self.scheduler.limits.max_num_seqs
         self.requests: dict[str, Request] = {}
         """Every choice, by ``name_of``."""
         self.siblings: dict[str, list[Request]] = {}

@@ -44,6 +44,7 @@ class EngineMachine(RuleBasedStateMachine):
         n_slots=st.sampled_from((0, 0, 30, 150)),
         write_policy=st.sampled_from(("through", "through", "selective")),
         eviction_policy=st.sampled_from(("lru", "lfuda", "adaptive")),
+        splits_drafts=st.booleans(),
     )
     def start(
         self,
@@ -54,6 +55,7 @@ class EngineMachine(RuleBasedStateMachine):
         n_slots: int,
         write_policy: WritePolicy,
         eviction_policy: EvictionPolicyName,
+        splits_drafts: bool,
     ) -> None:
         self.actions = Actions(
             n_pages,
@@ -63,6 +65,7 @@ class EngineMachine(RuleBasedStateMachine):
             n_slots=n_slots,
             write_policy=write_policy,
             eviction_policy=eviction_policy,
+            splits_drafts=splits_drafts,
         )
 
     @rule(

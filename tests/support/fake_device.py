@@ -220,6 +220,8 @@ class FakeDevice:
     vocab_size: int = VOCAB_SIZE
     uses_shared_runs: bool = True
     is_asynchronous: bool = True
+    max_split_rows: int | None = None
+    """Most rows of a step, if drafts are rows too."""
     window: int | None = None
     """Positions that a token reads, at least 2; None for all."""
     device: str = "fake"
@@ -262,6 +264,10 @@ class FakeDevice:
     """Seconds that it takes for a step."""
     busy_until: float = 0.0
     """When it is done with all launched steps."""
+
+    @property
+    def splits_drafts(self) -> bool:
+        return self.max_split_rows is not None
 
     def close(self) -> None:
         self.n_closed += 1
@@ -364,6 +370,7 @@ class FakeDevice:
             "decode rows compute one token and their drafts"
         )
         assert not any(row.n_drafts for row in plan.rows[plan.n_decode :]), "a row of a prompt has drafts"
+        assert self.max_split_rows is None or len(plan.rows) + plan.n_drafts <= self.max_split_rows, "too many rows"
         assert plan.n_drafts == sum(row.n_drafts for row in plan.rows), "the plan counts other drafts"
         assert all(row.tokens is not None for row in plan.rows[plan.n_decode :]), "decode rows come first"
         outer: dict[int, list[SharedRun]] = {}

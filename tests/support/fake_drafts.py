@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from radixkv.runtime.protocols import Drafts
 from radixkv.runtime.request import Request
+from radixkv.tree.node import TOKEN_BYTES
 from support.fake_device import VOCAB_SIZE, chain, link, next_token, unpack
 
 MAX_DRAFTS = 7
@@ -23,7 +25,14 @@ class FakeDrafts(Drafts):
     def wants_results(self) -> bool:
         return self.is_on
 
-    def draft(self, request: Request, max_drafts: int) -> bytes:
+    def draft(self, requests: Sequence[Request], max_drafts: Sequence[int], n_most: int) -> list[bytes]:
+        found = []
+        for request, max_of_row in zip(requests, max_drafts, strict=True):
+            found.append(self._draft(request, min(max_of_row, n_most)) if min(max_of_row, n_most) > 0 else b"")
+            n_most -= len(found[-1]) // TOKEN_BYTES
+        return found
+
+    def _draft(self, request: Request, max_drafts: int) -> bytes:
         tokens = unpack(bytes(request.tokens))
         end = chain(request.namespace, tokens)
         choice = abs(end) // 64

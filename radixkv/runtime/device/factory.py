@@ -100,8 +100,6 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
         require_host_memory(config.cache.host_memory_bytes)
     if device == "cuda":
         assert machine is not None
-        if config.scheduler.speculative_config is not None:
-            raise ConfigError("speculative_config is for the CPU in this release; leave it out or use device cpu")
         check_attention_backend(settings.attention_backend, machine)
         check_for_cuda(checkpoint, check_machine(machine), settings)
     else:

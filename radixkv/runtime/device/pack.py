@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
@@ -11,11 +12,13 @@ from numpy.typing import NDArray
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.step.plan import Row, Scoring, StepPlan
+from radixkv.runtime.step.plan import Row, Scoring, SharedRun, StepPlan
 
 Ints = NDArray[np.int32]
 ArrayT = TypeVar("ArrayT")
 
+_MIN_SHARED_TOKENS = 64
+"""Fewer tokens are not worth reading once for a token and its drafts."""
 _LAST_TOKEN = np.int32(-1).tobytes()
 """The id -1, which stands for the token that the batch slot sampled last."""
 
@@ -41,7 +44,10 @@ class RowArrays(NamedTuple, Generic[ArrayT]):
 
 @dataclass(frozen=True)
 class PackedStep:
-    """One step as int32 arrays."""
+    """One step as int32 arrays.
+
+    Its rows are those of the plan, or one for each sampled position of the plan: see ``split_drafts``.
+    """
 
     plan: StepPlan
     rows: RowArrays[Ints]
@@ -49,6 +55,14 @@ class PackedStep:
     """[tokens]; -1 stands for the token that the batch slot sampled last."""
     updates: Ints
     """[all entries to replace]: page ids, row after row."""
+    n_decode: int = 0
+    """Leading rows of one token and its drafts, which attention computes as decode rows."""
+    n_drafts: Ints | None = None
+    """[rows]: drafts of each row; None if no row has any."""
+    shared_runs: Sequence[SharedRun] = ()
+    """Pages that rows share, as in ``StepPlan.shared_runs``."""
+    runs_id: int | None = None
+    """Number of ``shared_runs``, as in ``StepPlan.runs_id``; None: they have none."""
 
     @property
     def n_rows(self) -> int:
@@ -56,29 +70,41 @@ class PackedStep:
         return len(self.rows.batch_slots)
 
     @property
-    def n_decode(self) -> int:
-        """Leading rows of one token and its drafts, which attention computes as decode rows."""
-        return self.plan.n_decode
-
-    @property
-    def n_drafts(self) -> Ints | int:
-        """[rows]: drafts of each row; 0 if no row has any."""
-        return np.array([row.n_drafts for row in self.plan.rows], np.int32) if self.plan.n_drafts else 0
-
-    @property
     def sampled(self) -> Ints:
         """[sampled positions]: index of each among the step's tokens, row after row."""
         lasts = self.rows.firsts + self.rows.n_tokens - 1
-        if not self.plan.n_drafts:
+        if self.n_drafts is None:
             return lasts
-        return np.concatenate(
-            [np.arange(last - row.n_drafts, last + 1) for last, row in zip(lasts, self.plan.rows, strict=True)]
-        )
+        return np.concatenate([np.arange(last - n, last + 1) for last, n in zip(lasts, self.n_drafts, strict=True)])
 
     @property
     def lengths(self) -> Ints:
         """[rows]: positions that each row's last token attends to, its own included."""
         return self.rows.starts + self.rows.n_tokens
+
+    def split_drafts(self, page_size: int) -> PackedStep:
+        """Returns a step with drafts that has a row of one token for each draft and for the token before them.
+
+        Such rows have the same batch slot, and share the pages before them. Every row of the result has one sampled
+        position. O(rows + drafts + shared runs).
+
+        Args:
+            page_size: tokens per page.
+        """
+        assert self.n_drafts is not None
+        rows, counts = self.rows, 1 + self.n_drafts
+        begins = _firsts(counts)
+        sources = np.repeat(np.arange(self.n_rows), counts)
+        offsets = np.arange(len(sources), dtype=np.int32) - begins[sources]
+        split = RowArrays(*(array[sources] for array in rows))._replace(
+            starts=rows.starts[sources] + offsets,
+            n_tokens=(rows.n_tokens + 1 - counts)[sources],
+            firsts=rows.firsts[sources] + offsets,
+            update_counts=np.where(offsets, 0, rows.update_counts[sources]),
+        )
+        runs = _split_runs(self.plan, begins.tolist(), counts.tolist(), rows.starts // page_size, page_size)
+        n_decode = self.n_decode + self.plan.n_drafts
+        return PackedStep(self.plan, split, self.ids, self.updates, n_decode, shared_runs=runs)
 
 
 class Packer:
@@ -91,10 +117,14 @@ class Packer:
         settings: sizes of pages, rows and sequences.
         n_pages: pages of the pool.
         max_tokens: most tokens of a step; None: any number.
+        splits_drafts: whether packed steps have a row for each draft.
     """
 
-    def __init__(self, settings: DeviceSettings, n_pages: int, max_tokens: int | None) -> None:
+    def __init__(
+        self, settings: DeviceSettings, n_pages: int, max_tokens: int | None, *, splits_drafts: bool = False
+    ) -> None:
         self._settings = settings
+        self._splits_drafts = splits_drafts
         self._n_pages = n_pages
         self._max_tokens = max_tokens
         self._width = -(-settings.max_model_len // settings.page_size)
@@ -103,6 +133,11 @@ class Packer:
     def pack(self, plan: StepPlan) -> PackedStep:
         """Returns the plan as arrays. Raises ``DeviceError`` and changes nothing if the plan does not fit."""
         _check_plan(plan, self._settings.max_num_seqs, self._n_pages)
+        if self._splits_drafts and len(plan.rows) + plan.n_drafts > self._settings.max_num_seqs:
+            raise DeviceError(
+                f"step {plan.step} has {len(plan.rows)} rows and {plan.n_drafts} drafts, each a row to the device, "
+                f"which takes {self._settings.max_num_seqs}"
+            )
         row_values = np.array([_row_values(row) for row in plan.rows], dtype=np.int32).T
         batch_slots, starts, n_tokens, write_starts, table_starts, update_counts, n_ids = np.ascontiguousarray(
             row_values
@@ -114,9 +149,10 @@ class Packer:
             batch_slots, starts, n_tokens, firsts, write_starts, table_starts, update_firsts, update_counts
         )
         packed_ids = np.frombuffer(ids, dtype="<i4") if len(ids) % 4 == 0 else np.empty(0, np.int32)
-        step = PackedStep(plan, rows, packed_ids, updates)
+        n_drafts = np.array([row.n_drafts for row in plan.rows], np.int32) if plan.n_drafts else None
+        step = PackedStep(plan, rows, packed_ids, updates, plan.n_decode, n_drafts, plan.shared_runs, plan.runs_id)
         self._check(step, n_ids)
-        return step
+        return step if n_drafts is None or not self._splits_drafts else step.split_drafts(self._settings.page_size)
 
     def _check(self, step: PackedStep, n_id_bytes: Ints) -> None:
         rows, n_rows, n_decode, n_ids = step.rows, step.n_rows, step.n_decode, len(step.ids)
@@ -130,9 +166,10 @@ class Packer:
             ((rows.n_tokens >= 1) & (rows.starts >= 0), "a row has no tokens, or a start below 0"),
             (0 <= n_decode <= n_rows, f"{n_decode} decode rows of {n_rows} rows"),
             (
-                (rows.n_tokens - step.n_drafts)[:n_decode] == 1,
+                (rows.n_tokens if step.n_drafts is None else rows.n_tokens - step.n_drafts)[:n_decode] == 1,
                 "a decode row computes one token, and its drafts",
             ),
+            (step.n_drafts is None or not np.any(step.n_drafts[n_decode:]), "a row of a prompt has drafts"),
             (n_id_bytes == 4 * rows.n_tokens, "a row needs as many ids as it has tokens"),
             (
                 self._max_tokens is None or n_ids <= self._max_tokens,
@@ -162,6 +199,31 @@ def _row_values(row: Row) -> tuple[int, int, int, int, int, int, int]:
         len(row.table_pages),
         n_id_bytes,
     )
+
+
+def _split_runs(
+    plan: StepPlan, begins: Sequence[int], counts: Sequence[int], n_pages_before: Ints, page_size: int
+) -> list[SharedRun]:
+    """Returns the plan's shared runs, and those of each row's drafts after them, by the indices of split rows.
+
+    Args:
+        plan: with drafts.
+        begins, counts: [rows of the plan], the first split row of each, and how many there are.
+        n_pages_before: [rows of the plan], whole pages before the row's first token.
+        page_size: tokens per page.
+    """
+    runs = []
+    shared_ends = [0] * len(counts)
+    for run in plan.shared_runs:
+        rows = chain.from_iterable(range(begins[row], begins[row] + counts[row]) for row in run.rows)
+        runs.append(SharedRun(tuple(rows), run.first_page, run.n_pages))
+        for row in run.rows:
+            shared_ends[row] = run.first_page + run.n_pages
+    for row, n_pages in enumerate(n_pages_before.tolist()):
+        n_own = n_pages - shared_ends[row]
+        if counts[row] > 1 and n_own * page_size >= _MIN_SHARED_TOKENS:
+            runs.append(SharedRun(tuple(range(begins[row], begins[row] + counts[row])), shared_ends[row], n_own))
+    return runs
 
 
 def _firsts(counts: Ints) -> Ints:

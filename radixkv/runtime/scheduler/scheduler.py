@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from time import monotonic
 from typing import NamedTuple
 
@@ -63,6 +63,8 @@ class SchedulerLimits:
     target_itl_ms: float | None = None
     num_reserved_decode_tokens: int = SchedulerConfig.num_reserved_decode_tokens
     max_reserved_decode_share: float = SchedulerConfig.max_reserved_decode_share
+    splits_drafts: bool = False
+    """Whether each draft takes one of the rows of a step, see ``Executor.splits_drafts``."""
 
 
 class Scheduler:
@@ -249,6 +251,7 @@ class Scheduler:
         self.cache.release_sources(launched.sources)
         updates: list[Update] = []
         firsts, n_accepted = verify(plan, launched.requests, result, self.drafts)
+        self.drafts.step_done(plan, launched.requests, has_waited=not self._launched)
         rows = list(zip(plan.rows, launched.requests, firsts, n_accepted, result.finite, strict=True))
         computed: list[ComputedRow] = []
         continued: dict[Continuation, None] = {}
@@ -408,35 +411,41 @@ class Scheduler:
         has_pages = self.cache.append_pages(full)  # one call for all, if no request must be preempted
         requests: list[Request] = []
         rows: list[Row] = []
-        drafts_are_on = has_pages and self.drafts.wants_results
-        n_draftable = min(
-            self.limits.max_num_batched_tokens // _MAX_DRAFT_SHARE,
-            self.limits.max_num_batched_tokens - len(decoding) - page_size,
-        )
-        for request in decoding:
+        drafts = self._draft(decoding) if has_pages and self.drafts.wants_results else repeat(b"", len(decoding))
+        for request, drafts_of_row in zip(decoding, drafts, strict=True):
             start = request.n_scheduled
             if has_pages or (request.phase is Phase.RUNNING and self.running.grow(request, start + 1)):
                 requests.append(request)
-                drafts = self._draft(request, n_draftable) if drafts_are_on else b""
-                n_draftable -= len(drafts) // TOKEN_BYTES
-                rows.append(request.make_row(start, start + 1, start, self._n_steps, drafts))
+                rows.append(request.make_row(start, start + 1, start, self._n_steps, drafts_of_row))
         self.waiting.charge(requests, 1)
         return requests, rows
 
-    def _draft(self, request: Request, max_drafts: int) -> bytes:
-        """Returns up to ``max_drafts`` drafts for the next row of a decoding request, with pages for them.
+    def _draft(self, decoding: list[Request]) -> list[bytes]:
+        """Returns the drafts of each decoding request's next row, with pages for them.
 
-        Drafts take pages from the free list only, so that they evict and preempt nothing.
+        Drafts take pages from the free list only, so that they evict and preempt nothing, and rows that no request
+        will need.
         """
-        max_drafts = min(max_drafts, request.max_drafts)
-        if max_drafts <= 0 or not (drafts := self.drafts.draft(request, max_drafts)):
-            return b""
-        n_tokens = request.n_scheduled + 1 + len(drafts) // TOKEN_BYTES
+        limits, page_size = self.limits, self.cache.page_size
+        n_most = min(
+            limits.max_num_batched_tokens // _MAX_DRAFT_SHARE,
+            limits.max_num_batched_tokens - len(decoding) - page_size,
+        )
+        if limits.splits_drafts:
+            n_rows = len(self.running) + len(self.tiers) + len(self.waiting)
+            n_most = min(n_most, limits.max_num_seqs - n_rows)
+        if n_most <= 0:
+            return [b""] * len(decoding)
+        found = self.drafts.draft(decoding, [request.max_drafts for request in decoding], n_most)
         n_promised = self.tiers.n_promised
-        if not self.cache.reserve(request.blocks, self.cache.pages_for(n_tokens), n_left_free=n_promised):
-            n_room = len(request.blocks.pages) * self.cache.page_size - request.n_scheduled - 1
-            drafts = drafts[: n_room * TOKEN_BYTES]
-        return drafts
+        for index, (request, drafts) in enumerate(zip(decoding, found, strict=True)):
+            if drafts:
+                n_tokens = request.n_scheduled + 1 + len(drafts) // TOKEN_BYTES
+                n_pages = self.cache.pages_for(n_tokens)
+                if not self.cache.reserve(request.blocks, n_pages, n_left_free=n_promised):
+                    n_room = len(request.blocks.pages) * page_size - request.n_scheduled - 1
+                    found[index] = drafts[: n_room * TOKEN_BYTES]
+        return found
 
     def _row_done(self, request: Request, row: Row) -> None:
         """Notes that a launched row is done or has failed, and with it the page copies before it."""

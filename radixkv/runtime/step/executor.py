@@ -43,6 +43,8 @@ class Executor(Protocol):
     """
     uses_shared_runs: bool
     """Whether the device uses ``StepPlan.shared_runs``; if not, the scheduler need not find them."""
+    splits_drafts: bool
+    """Whether each draft takes one of the ``max_num_seqs`` rows of a step."""
     is_asynchronous: bool
     """Whether launched steps are computed beside the host; if not, taking their results computes them."""
     page_origin: PageOrigin

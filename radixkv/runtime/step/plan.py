@@ -7,6 +7,9 @@ maps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import msgspec
 
 from radixkv.errors import InvariantError
@@ -152,6 +155,18 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
                 raise InvariantError(
                     f"pages {sorted(sources & destinations)} are copied from and copied to in a step"
                 )
+
+    def samplings(self) -> list[RowSampling | None]:
+        """Returns how the token of each sampled position is sampled, row after row. O(rows + drafts)."""
+        if not self.n_drafts:
+            return [row.sampling for row in self.rows]
+        return [sampling for row in self.rows for sampling in row.samplings()]
+
+    def first_positions(self) -> Sequence[int]:
+        """Returns the index of each row's first sampled position. O(1), and O(rows) with drafts."""
+        if not self.n_drafts:
+            return range(len(self.rows))
+        return list(accumulate([1 + row.n_drafts for row in self.rows[:-1]], initial=0))
 
     @property
     def n_tokens(self) -> int:

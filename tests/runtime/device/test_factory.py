@@ -286,11 +286,6 @@ def test_flashinfer_that_is_not_installed_is_refused_before_the_gpu_is_opened(su
         (EngineConfig(cache=CacheConfig(page_size=8)), {}, "page_size 8 "),
         (EngineConfig(ModelConfig(max_model_len=2000)), {}, "max_model_len 2000 "),
         (EngineConfig(scheduler=SchedulerConfig(max_num_seqs=32_769)), {}, "max_num_seqs 32769 .*32768"),
-        (
-            EngineConfig(scheduler=SchedulerConfig(speculative_config=SpeculativeConfig())),
-            {},
-            "speculative_config is for the CPU",
-        ),
         (EngineConfig(), {"head_dim": 24}, "heads of size 24"),
         (EngineConfig(), {"vocab_size": 1 << 40}, "weights "),
         (EngineConfig(cache=CacheConfig(gpu_memory_utilization=0.1)), {}, "gpu_memory_utilization 0.1 "),

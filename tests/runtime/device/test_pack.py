@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.pack import Packer
-from radixkv.runtime.step.plan import Row, Scoring, StepPlan
+from radixkv.runtime.step.plan import Row, Scoring, SharedRun, StepPlan
 from radixkv.wire.messages import pack_tokens
 
 
-def make_packer() -> Packer:
-    settings = DeviceSettings(page_size=4, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=32)
-    return Packer(settings, 20, settings.max_num_batched_tokens)
+def make_packer(*, max_num_seqs: int = 4, max_model_len: int = 32, splits_drafts: bool = False) -> Packer:
+    settings = DeviceSettings(
+        page_size=4, max_num_seqs=max_num_seqs, max_num_batched_tokens=16, max_model_len=max_model_len
+    )
+    return Packer(settings, 200, settings.max_num_batched_tokens, splits_drafts=splits_drafts)
 
 
 def row(batch_slot: int = 0, **changes: object) -> Row:
@@ -52,6 +55,49 @@ def test_rows_become_arrays() -> None:
     assert step.lengths.tolist() == [6, 5]
 
 
+def test_drafts_become_rows_that_share_what_is_before_them() -> None:
+    packer = make_packer(max_num_seqs=8, max_model_len=400, splits_drafts=True)
+    pages = tuple(range(100))
+    drafting = row(2, start=73, n_tokens=3, tokens=pack_tokens([5, 6, 7]), write_start=73, n_drafts=2)
+    drafting = replace(drafting, table_pages=pages[:20])
+    plain = row(1, start=390, n_tokens=1, tokens=None, write_start=390, table_pages=pages)
+    late = row(
+        0, start=82, n_tokens=2, tokens=pack_tokens([8, 9]), write_start=82, table_pages=pages[:22], n_drafts=1
+    )
+    runs = (SharedRun((0, 1), 0, 2), SharedRun((0, 2), 2, 1))
+    plan = StepPlan(0, (drafting, plain, late, row(3)), shared_runs=runs, runs_id=7, n_decode=3, n_drafts=3)
+    step = packer.pack(plan)
+    assert step.n_decode == 6
+    found = step.rows._asdict() | {"ids": step.ids}
+    assert {name: values.tolist() for name, values in found.items()} == {
+        "batch_slots": [2, 2, 2, 1, 0, 0, 3],
+        "starts": [73, 74, 75, 390, 82, 83, 0],
+        "n_tokens": [1, 1, 1, 1, 1, 1, 5],
+        "firsts": [0, 1, 2, 3, 4, 5, 6],
+        "write_starts": [73, 73, 73, 390, 82, 82, 0],
+        "table_starts": [0] * 7,
+        "update_firsts": [0, 0, 0, 20, 120, 120, 142],
+        "update_counts": [20, 0, 0, 100, 22, 0, 2],
+        "ids": [5, 6, 7, -1, 8, 9, 7, 8, 9, 10, 11],
+    }
+    assert step.sampled.tolist() == [0, 1, 2, 3, 4, 5, 10]
+    assert step.runs_id is None
+    assert list(step.shared_runs) == [
+        SharedRun((0, 1, 2, 3), 0, 2),
+        SharedRun((0, 1, 2, 4, 5), 2, 1),
+        SharedRun((4, 5), 3, 17),  # the other row has only 60 tokens of its own
+    ]
+
+
+def test_drafts_that_need_more_rows_than_there_are_are_refused() -> None:
+    drafting = row(start=0, n_tokens=5, n_drafts=4)
+    with pytest.raises(DeviceError, match="1 rows and 4 drafts, each a row to the device, which takes 4"):
+        make_packer(splits_drafts=True).pack(StepPlan(0, (drafting,), n_decode=1, n_drafts=4))
+    assert make_packer().pack(StepPlan(0, (drafting,), n_decode=1, n_drafts=4)).sampled.tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(DeviceError, match="a row of a prompt has drafts"):
+        make_packer().pack(StepPlan(0, (drafting,), n_drafts=4))
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -64,8 +110,8 @@ def test_rows_become_arrays() -> None:
         ({"start": 28}, "max_model_len"),
         ({"table_start": -1}, "table entries"),
         ({"table_pages": (1,) * 9}, "table entries"),
-        ({"table_pages": (1, 20)}, r"^step 0: pages \[20\] of a pool of 20"),
-        ({"table_pages": (1, -1)}, r"^step 0: pages \[-1\] of a pool of 20"),
+        ({"table_pages": (1, 200)}, r"^step 0: pages \[200\] of a pool of 200"),
+        ({"table_pages": (1, -1)}, r"^step 0: pages \[-1\] of a pool of 200"),
         ({"table_pages": (1,)}, "row 1: no page is known"),
         ({"table_start": 1}, "a hole"),
         ({"table_pages": ()}, "no page is known"),
@@ -91,8 +137,8 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
         packer.pack(StepPlan(0, (row(1), row(1))))
     with pytest.raises(DeviceError, match="20 tokens; the device takes 16"):
         packer.pack(StepPlan(0, tuple(row(batch_slot) for batch_slot in range(4))))
-    with pytest.raises(DeviceError, match="copies pages 1 to 20"):
-        packer.pack(StepPlan(0, (row(),), copies=((1, 20),)))
+    with pytest.raises(DeviceError, match="copies pages 1 to 200"):
+        packer.pack(StepPlan(0, (row(),), copies=((1, 200),)))
     with pytest.raises(DeviceError, match="row 0: a decode row computes one token"):
         packer.pack(StepPlan(0, (row(),), n_decode=1))
     with pytest.raises(DeviceError, match="2 decode rows of 1 rows"):

@@ -56,6 +56,7 @@ class CpuExecutor:
 
     device = "cpu"
     is_asynchronous = False
+    splits_drafts = False
     uses_shared_runs = False
     """This attention finds shared pages by itself."""
 

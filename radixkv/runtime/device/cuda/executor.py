@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +48,8 @@ class CudaExecutor:
 
     uses_shared_runs = True
     """Plans should list shared runs: attention can read their pages once for many rows."""
+    splits_drafts = True
+    """A draft is a row to attention, which takes the place of another."""
     is_asynchronous = True
     """The GPU computes launched steps while the host does other things."""
 
@@ -88,12 +90,10 @@ class CudaExecutor:
         """Enqueues a step, and its sampling if no row is masked.
 
         Raises:
-            DeviceError: the plan does not fit or has drafts, or the device has too little memory for it; results of
-                kernels that were enqueued already are discarded.
+            DeviceError: the plan does not fit, or the device has too little memory for it; results of kernels that
+                were enqueued already are discarded.
             DeviceLost: the device no longer responds.
         """
-        if plan.n_drafts:
-            raise DeviceError(f"step {plan.step} has drafts, which only the CPU computes")
         step = self._packer.pack(plan)
         with self._errors.convert(plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
             begun = torch.cuda.Event(enable_timing=True)
@@ -101,9 +101,9 @@ class CudaExecutor:
             outputs = self._runner.enqueue(step)
             prompt_logprobs = [
                 (index, logprobs)
-                for index, row in enumerate(plan.rows)
+                for index, (row, first) in enumerate(zip(plan.rows, plan.first_positions(), strict=True))
                 if row.scoring is not None
-                for logprobs in self._prompt_logprobs(row.scoring, int(step.rows.firsts[index]), outputs.hidden)
+                for logprobs in self._prompt_logprobs(row.scoring, int(step.rows.firsts[first]), outputs.hidden)
             ]
             launched = LaunchedCudaStep(self, step, begun, outputs, prompt_logprobs)
             if not plan.is_masked:
@@ -148,11 +148,11 @@ class CudaExecutor:
         return step
 
     def _sample(self, step: PackedStep, outputs: StepOutputs, masks: TokenMasks | None) -> _SamplerRows | None:
-        """Samples the rows that need more than their argmax token; None if there are none."""
+        """Samples the rows of the packed step that need more than their argmax token; None if there are none."""
         sampled_rows = [
-            (i, row.sampling)
-            for i, row in enumerate(step.plan.rows)
-            if row.sampling is not None and _needs_sampler(row.sampling)
+            (i, sampling)
+            for i, sampling in enumerate(step.plan.samplings())
+            if sampling is not None and _needs_sampler(sampling)
         ]
         if not sampled_rows:
             return None
@@ -162,7 +162,7 @@ class CudaExecutor:
         greedy, finite = outputs.argmax_result[:, : step.n_rows]
         if len(sampled_rows) < step.n_rows:
             logits, greedy, finite = (values.index_select(0, row_indices) for values in (logits, greedy, finite))
-        masked = None if masks is None else _in_order_of(rows, masks)
+        masked = None if masks is None else _in_order_of(rows, masks, step.plan.first_positions())
         sampled = self._sampler.sample(
             logits, step.rows.batch_slots[rows].tolist(), sampling, greedy, finite, masked
         )
@@ -191,8 +191,8 @@ class CudaExecutor:
 class _SamplerRows:
     """What the sampler did in one step."""
 
-    rows: list[int]
-    """Indices of the sampled rows in the plan."""
+    positions: list[int]
+    """Indices of the sampled positions in the plan."""
     logprobs: SampledRows | None
     """The sampler's result; None if no row reports logprobs."""
 
@@ -257,19 +257,27 @@ class SampledCudaStep:
             self._errors.release(self._memory)
             raise
         self._errors.release(self._memory)
-        rows = self._plan.rows
-        tokens, are_finite = self._argmax_result.numpy()[:, : len(rows)]
+        rows, firsts = self._plan.rows, self._plan.first_positions()
+        n_positions = len(rows) + self._plan.n_drafts
+        tokens, are_finite = self._argmax_result.numpy()[:, :n_positions]
         finite = are_finite.astype(np.bool_)
+        if self._plan.n_drafts:
+            finite = np.logical_and.reduceat(finite, firsts)
         prompt: dict[int, list[TokenLogprobs]] = {i: [] for i, row in enumerate(rows) if row.scoring is not None}
         for row, chunk in self._prompt_logprobs:
             logprobs = chunk.collect()
             finite[row] &= logprobs is not None
             prompt[row] += logprobs or ()
-        samples = np.array([row.sampling is not None for row in rows])
+        samples = finite & np.array([row.sampling is not None for row in rows])
+        if self._plan.n_drafts:
+            counts = np.diff([*firsts, n_positions])
+            samples, finite_positions = np.repeat(samples, counts), np.repeat(finite, counts)
+        else:
+            finite_positions = finite
         return StepResult(
-            tokens=tuple(np.where(finite & samples, tokens, -1).tolist()),
+            tokens=tuple(np.where(samples, tokens, -1).tolist()),
             finite=tuple(finite.tolist()),
-            logprobs=self._logprobs(finite),
+            logprobs=self._logprobs(finite_positions),
             prompt_logprobs=tuple(tuple(prompt[i]) if i in prompt and finite[i] else None for i in range(len(rows)))
             if prompt
             else (),
@@ -277,16 +285,17 @@ class SampledCudaStep:
         )
 
     def _logprobs(self, finite: NDArray[np.bool_]) -> tuple[TokenLogprobs | None, ...]:
+        """Returns the logprobs of each sampled position; ``finite`` says by position whether its row is."""
         if self._sampled is None or self._sampled.logprobs is None:
             return ()
-        by_row = dict(zip(self._sampled.rows, self._sampled.logprobs.collect(), strict=True))
-        return tuple(by_row.get(row) if finite[row] else None for row in range(len(finite)))
+        found = dict(zip(self._sampled.positions, self._sampled.logprobs.collect(), strict=True))
+        return tuple(found.get(position) if finite[position] else None for position in range(len(finite)))
 
 
-def _in_order_of(rows: list[int], masks: TokenMasks) -> TokenMasks:
-    """Returns the masks with indices into ``rows``, which are ascending and contain all masked rows."""
-    indices = {row: index for index, row in enumerate(rows)}
-    return TokenMasks(tuple(indices[row] for row in masks.rows), masks.bits)
+def _in_order_of(positions: list[int], masks: TokenMasks, first_positions: Sequence[int]) -> TokenMasks:
+    """Returns the masks with indices into ``positions``, which are ascending and contain all masked ones."""
+    indices = {position: index for index, position in enumerate(positions)}
+    return TokenMasks(tuple(indices[first_positions[row]] for row in masks.rows), masks.bits)
 
 
 def _needs_sampler(sampling: RowSampling) -> bool:

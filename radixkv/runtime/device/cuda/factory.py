@@ -134,7 +134,7 @@ def open_cuda_executor(
         times.end("graphs")
     return CudaExecutor(
         runner,
-        Packer(settings, n_pages, settings.max_num_batched_tokens),
+        Packer(settings, n_pages, settings.max_num_batched_tokens, splits_drafts=True),
         sampler,
         vocab_size=config.vocab_size,
         stream=stream,

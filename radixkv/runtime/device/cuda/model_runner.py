@@ -172,8 +172,7 @@ class ModelRunner:
     def _replay(self, step: PackedStep, bucket: int) -> StepOutputs:
         staged = self._staging.stage()
         self._row_fields.fill_decode(staged, step, bucket)
-        plan = step.plan
-        rows = DecodeRows(step.rows.batch_slots, step.lengths, plan.shared_runs, plan.runs_id)
+        rows = DecodeRows(step.rows.batch_slots, step.lengths, step.shared_runs, step.runs_id)
         decode = self._attention.plan_decode(staged, rows, bucket)
         self._staging.send(staged)
         self._graphs.replay(bucket, decode.variant)
@@ -186,8 +185,7 @@ class ModelRunner:
         decode = prompts = None
         if n_decode:
             batch_slots, lengths = step.rows.batch_slots[:n_decode], step.lengths[:n_decode]
-            plan = step.plan
-            rows = DecodeRows(batch_slots, lengths, plan.shared_runs, plan.runs_id)
+            rows = DecodeRows(batch_slots, lengths, step.shared_runs, step.runs_id)
             decode = self._attention.plan_decode(staged, rows)
         self._staging.send(staged)
         if len(step.updates):

@@ -1,0 +1,53 @@
+"""How long steps take, from one result to the next, by their rows."""
+
+from __future__ import annotations
+
+_WEIGHT = 1 / 4
+"""Weight of a new measurement in a moving average."""
+_MAX_RATIO = 2.0
+"""A measurement counts as so many times the average at most: others are pauses of the machine."""
+_ROW_SHARE = 0.01
+"""Guess of what a row more costs, as a share of the step, where nothing was measured."""
+_WAIT_S = 1e-3
+"""Guess of what it costs to wait for a result before the next launch, where nothing was measured."""
+
+
+class StepCosts:
+    """Learns the seconds from one step's result to the next one's.
+
+    A step that *waits* is planned when the result before it is known; other steps overlap with the host's work.
+    What was not measured is guessed from the nearest number of rows that was. O(numbers of rows).
+
+    Args:
+        overlaps: whether the device computes beside the host, so that waiting costs time.
+    """
+
+    def __init__(self, *, overlaps: bool) -> None:
+        self._wait_s = _WAIT_S if overlaps else 0.0
+        self._seconds: dict[bool, dict[int, float]] = {False: {}, True: {}}
+        """Moving averages by whether the step waits, and by ``bucket``."""
+
+    def record(self, n_rows: int, seconds: float, *, waits: bool) -> None:
+        """Takes a measured step into account."""
+        averages = self._seconds[waits]
+        average = averages.setdefault(bucket(n_rows), seconds)
+        averages[bucket(n_rows)] = average + _WEIGHT * (min(seconds, _MAX_RATIO * average) - average)
+
+    def seconds(self, n_rows: int, *, waits: bool) -> float:
+        """Returns how long a step of so many rows takes, a draft counting as a row."""
+        wanted = bucket(n_rows)
+        averages = self._seconds[waits]
+        if wanted in averages:
+            return averages[wanted]
+        if averages:
+            nearest = max((size for size in averages if size < wanted), default=min(averages))
+            return averages[nearest] * (1 + _ROW_SHARE * max(0, wanted - nearest))
+        if waits and self._seconds[False]:
+            return self.seconds(n_rows, waits=False) + self._wait_s
+        return 1 + _ROW_SHARE * wanted
+
+
+def bucket(n_rows: int) -> int:
+    """Returns the number of rows for which a step with ``n_rows`` is measured: a power of 2, or 1.5 times one."""
+    power = 1 << (n_rows - 1).bit_length()
+    return power if power < 4 or n_rows > power * 3 // 4 else power * 3 // 4

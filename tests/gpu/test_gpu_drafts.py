@@ -1,0 +1,175 @@
+"""Rows with drafts on CUDA: answers, logprobs and draws are those of one token a step, within bf16's noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_drive import loop_of, record
+from gpu_support import (
+    NEAR_TIE,
+    check_same_answers,
+    common_difference,
+    engine_scores,
+    family,
+    greedy,
+    opened,
+    random_ids,
+)
+
+from radixkv import LLM, RequestOutput, SamplingParams
+from radixkv.runtime.protocols import Drafts
+from radixkv.runtime.request import Request
+from radixkv.tree.node import TOKEN_BYTES
+from radixkv.wire.messages import pack_tokens, unpack_tokens
+
+N_NEW = 48
+N_DRAFTS = 5
+
+
+@dataclass
+class KnownAnswers(Drafts):
+    """Drafts what was answered before; every sixth draft is wrong."""
+
+    answers: dict[bytes, bytes]
+    """Answer by prompt."""
+    is_on: bool = True
+    counts: list[int] = field(default_factory=list)
+    """Accepted drafts of each row."""
+
+    @property
+    def wants_results(self) -> bool:
+        return self.is_on
+
+    def draft(self, requests: Sequence[Request], max_drafts: Sequence[int], n_most: int) -> list[bytes]:
+        found = []
+        for request, max_of_row in zip(requests, max_drafts, strict=True):
+            n_prompt_bytes = request.n_prompt * TOKEN_BYTES
+            answer = self.answers.get(bytes(request.tokens[:n_prompt_bytes]), b"")
+            done = len(request.tokens) - n_prompt_bytes
+            tokens = unpack_tokens(answer[done : done + TOKEN_BYTES * max(0, min(N_DRAFTS, max_of_row, n_most))])
+            n_most -= len(tokens)
+            first = request.n_outputs
+            found.append(pack_tokens([token + ((first + n) % 6 == 0) for n, token in enumerate(tokens)]))
+        return found
+
+    def verified(self, request: Request, n_drafts: int, n_accepted: int) -> None:
+        self.counts.append(n_accepted)
+
+
+def drafting(llm: LLM, outputs: Sequence[RequestOutput]) -> KnownAnswers:
+    """Lets the engine draft the answers that it has given; the cache is as cold as before them."""
+    llm.flush_cache()
+    known = {pack_tokens(one.prompt_token_ids): pack_tokens(one.outputs[0].token_ids) for one in outputs}
+    loop_of(llm).scheduler.drafts = drafts = KnownAnswers(known)
+    return drafts
+
+
+def tokens_of(outputs: Sequence[RequestOutput]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"enforce_eager": True},
+        {"attention_backend": "triton"},
+        {"kv_cache_dtype": "fp8"},
+        {"max_num_batched_tokens": 96},
+    ],
+)
+def test_answers_with_drafts(sensitive_folder: Path, settings: dict[str, Any]) -> None:
+    """Few rows and many, with shared prefixes and long contexts, cold and then with hits."""
+    prompts = [*family(6, seed=1), random_ids(3500, seed=2), random_ids(900, seed=3)]
+    tolerance = 2 * NEAR_TIE if "kv_cache_dtype" in settings else NEAR_TIE
+    with opened(sensitive_folder, **settings) as llm:
+        plans = record(llm)
+        expected = llm.generate(prompts, greedy(N_NEW, logprobs=20), use_tqdm=False)
+        n_steps = len(plans)
+        drafts = drafting(llm, expected)
+        plans.clear()
+        for _ in range(2):
+            found = llm.generate(prompts, greedy(N_NEW, logprobs=20), use_tqdm=False)
+            check_same_answers(expected, tokens_of(found), tolerance=tolerance)
+            check_same_answers(found, tokens_of(expected), tolerance=tolerance)
+            assert all(len(output.outputs[0].logprobs or ()) == N_NEW for output in found)
+        assert sum(drafts.counts) > 3 * len(drafts.counts), "few drafts are accepted"
+        assert any(len(plan.rows) > 1 and plan.n_drafts for plan in plans)
+        assert len(plans) < 1.4 * n_steps, "two runs with drafts take more steps than one and a half without"
+        loop_of(llm).check()
+
+
+def test_drafts_beside_masks_prompts_and_rows_without(sensitive_folder: Path) -> None:
+    """Sampled rows, greedy rows, biases, penalties and prompt logprobs in one step with drafts."""
+    prompts = family(12, seed=4)
+    params = [
+        [
+            greedy(N_NEW, logprobs=5),
+            greedy(N_NEW, logprobs=20, logit_bias={7: 3.0}),
+            greedy(N_NEW, logprobs=20, frequency_penalty=0.4),
+            greedy(N_NEW, logprobs=20, min_tokens=20, prompt_logprobs=1),
+        ][index % 4]
+        for index in range(len(prompts))
+    ]
+    with opened(sensitive_folder) as llm:
+        expected = llm.generate(prompts, params, use_tqdm=False)
+        drafts = drafting(llm, expected)
+        found = llm.generate(prompts, params, use_tqdm=False)
+        check_same_answers(expected, tokens_of(found), tolerance=NEAR_TIE, min_share=0.5)
+        assert sum(drafts.counts) > 2 * len(drafts.counts)
+
+
+def test_draws_are_those_of_one_token_a_step(sensitive_folder: Path) -> None:
+    """As many sampled answers are equal as between one request alone and all of them together."""
+    prompts = family(32, seed=5)
+    params = [SamplingParams(temperature=0.8, top_p=0.95, max_tokens=N_NEW, seed=n, logprobs=1) for n in range(32)]
+    with opened(sensitive_folder, enable_prefix_caching=False) as llm:
+        together = llm.generate(prompts, params, use_tqdm=False)
+        alone = [
+            llm.generate([prompt], one, use_tqdm=False)[0] for prompt, one in zip(prompts, params, strict=True)
+        ]
+        drafts = drafting(llm, together)
+        found = llm.generate(prompts, params, use_tqdm=False)
+
+    def share(one: Sequence[RequestOutput], other: Sequence[RequestOutput]) -> float:
+        return sum(a == b for a, b in zip(tokens_of(one), tokens_of(other), strict=True)) / len(one)
+
+    assert sum(drafts.counts) > 2 * len(drafts.counts)
+    assert share(together, found) >= share(together, alone) - 0.1, "drafts change more answers than a batch does"
+
+
+def test_logprobs_differ_no_more_than_those_of_another_batch_do(sensitive_folder: Path) -> None:
+    prompts = family(16, seed=6)
+    sampling = greedy(24, logprobs=20)
+    with opened(sensitive_folder, enable_prefix_caching=False) as llm:
+        expected = llm.generate(prompts, sampling, use_tqdm=False)
+        alone = [llm.generate([prompt], sampling, use_tqdm=False)[0] for prompt in prompts]
+        drafting(llm, expected)
+        found = llm.generate(prompts, sampling, use_tqdm=False)
+    pairs = [(a, b, c) for a, b, c in zip(expected, alone, found, strict=True) if same(a, b) and same(a, c)]
+    assert len(pairs) > len(prompts) // 2, "few answers are equal"
+    noise = max(common_difference(engine_scores(a)[1], engine_scores(b)[1]) for a, b, _ in pairs)
+    assert all(common_difference(engine_scores(a)[1], engine_scores(c)[1]) <= 1.5 * noise for a, _, c in pairs)
+
+
+def same(one: RequestOutput, other: RequestOutput) -> bool:
+    return one.outputs[0].token_ids == other.outputs[0].token_ids
+
+
+def test_texts_that_repeat_themselves_are_drafted(sensitive_folder: Path) -> None:
+    """The engine's own drafts: a bias makes answers repeat three tokens, so that guesses are mostly right."""
+    params = greedy(400, logit_bias={7: 90.0})
+    config = {"method": "ngram", "num_speculative_tokens": 8}
+    prompts = [[*random_ids(40, seed=n), *[7] * 12] for n in range(4)]
+    with opened(sensitive_folder) as plain, opened(sensitive_folder, speculative_config=config) as llm:
+        steps = []
+        for engine in (plain, llm):
+            before = engine.get_metrics().steps_total
+            assert all(set(output.outputs[0].token_ids) == {7} for output in engine.generate(prompts, params))
+            steps.append(engine.get_metrics().steps_total - before)
+        assert steps[1] < steps[0] // 2
+        loop_of(llm).check()

@@ -1,0 +1,44 @@
+"""What steps are taken to cost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixkv.runtime.drafts.step_costs import StepCosts, bucket
+
+
+@given(st.integers(1, 5000))
+def test_a_bucket_is_the_next_of_few_sizes(n_rows: int) -> None:
+    sizes = sorted({size for power in range(14) for size in (1 << power, 3 << power >> 1 if power else 1)})
+    assert bucket(n_rows) == next(size for size in sizes if size >= n_rows)
+
+
+def test_measured_times_are_taken() -> None:
+    costs = StepCosts(overlaps=True)
+    for n_rows, seconds in ((1, 4.0), (8, 5.0), (9, 6.0), (12, 6.0)):
+        costs.record(n_rows, seconds, waits=True)
+    assert [costs.seconds(n, waits=True) for n in (1, 8, 10, 12)] == [4.0, 5.0, 6.0, 6.0]
+    for _ in range(100):
+        costs.record(1, 3.0, waits=True)
+    assert costs.seconds(1, waits=True) == pytest.approx(3.0, abs=0.01)
+
+
+def test_a_pause_of_the_machine_counts_little() -> None:
+    costs = StepCosts(overlaps=True)
+    costs.record(1, 4.0, waits=False)
+    costs.record(1, 400.0, waits=False)
+    assert costs.seconds(1, waits=False) <= 4.5
+
+
+def test_other_times_are_guessed() -> None:
+    costs = StepCosts(overlaps=True)
+    assert costs.seconds(8, waits=True) > costs.seconds(1, waits=True)
+    costs.record(1, 4e-3, waits=False)
+    assert costs.seconds(1, waits=True) == pytest.approx(5e-3)
+    assert 5e-3 < costs.seconds(12, waits=True) < 6e-3
+    costs.record(4, 7e-3, waits=True)
+    assert costs.seconds(1, waits=True) == 7e-3
+    assert 7e-3 < costs.seconds(12, waits=True) < 8e-3
+    assert StepCosts(overlaps=False).seconds(1, waits=True) == StepCosts(overlaps=False).seconds(1, waits=False)

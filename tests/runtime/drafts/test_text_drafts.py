@@ -1,0 +1,187 @@
+"""Drafts begin and end by measured times, on a simulated device whose times are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from random import Random
+
+import pytest
+
+from radixkv.runtime.drafts.text_drafts import TextDrafts
+from radixkv.runtime.request import Request
+from radixkv.runtime.step.plan import Row, StepPlan
+from radixkv.settings.speculative import SpeculativeConfig
+from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.wire.messages import pack_tokens, unpack_tokens
+
+Text = Callable[[Random, int], list[int]]
+
+
+def repeated(rng: Random, n_tokens: int) -> list[int]:
+    """A text that goes round and round."""
+    return list(islice(cycle([rng.randrange(1 << 20) for _ in range(40)]), n_tokens))
+
+
+def unrelated(rng: Random, n_tokens: int) -> list[int]:
+    return [rng.randrange(1 << 20) for _ in range(n_tokens)]
+
+
+def misleading(rng: Random, n_tokens: int) -> list[int]:
+    """Endings come again, and then something new follows."""
+    phrase = [rng.randrange(1 << 20) for _ in range(9)]
+    return [token for _ in range(-(-n_tokens // 12)) for token in (*phrase, *unrelated(rng, 3))][:n_tokens]
+
+
+@dataclass
+class Simulation:
+    """Rows that decode texts which are known in advance.
+
+    Args:
+        text: of each row.
+        n_rows: rows of each step.
+        step_s: of a step by its rows, a draft counting as one.
+        wait_s: what it costs to wait for a result before the next plan.
+    """
+
+    text: Text
+    n_rows: int
+    step_s: Callable[[int], float]
+    wait_s: float
+    overlaps: bool = True
+    now: float = 0.0
+    rng: Random = field(default_factory=lambda: Random(5))
+    n_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        config = SpeculativeConfig(num_speculative_tokens=8)
+        self.drafts = TextDrafts(config, overlaps=self.overlaps, clock=lambda: self.now)
+        self.requests: list[Request] = []
+        self.truths: list[list[int]] = []
+        for slot in range(self.n_rows):
+            self.requests.append(Request("", Namespace(), bytearray(), 0, 0))
+            self.truths.append([])
+            self._restart(slot)
+
+    def _restart(self, slot: int) -> None:
+        self.truths[slot] = self.text(self.rng, 400 + self.rng.randrange(200))
+        prompt = pack_tokens(self.truths[slot][:100])
+        self.requests[slot] = Request(f"{slot}", Namespace(), bytearray(prompt), 100, 1000, batch_slot=slot)
+
+    def run(self, seconds: float) -> float:
+        """Returns tokens a second."""
+        end, before, begun = self.now + seconds, self.n_tokens, self.now
+        while self.now < end:
+            self._step()
+        return (self.n_tokens - before) / (self.now - begun)
+
+    def _step(self) -> None:
+        waits = self.drafts.wants_results
+        found = [b""] * self.n_rows
+        if waits:
+            found = self.drafts.draft(self.requests, [request.max_drafts for request in self.requests], 512)
+        rows = [
+            Row(slot, 0, 1 + len(drafts) // TOKEN_BYTES, b"", 0, 0, (), None, n_drafts=len(drafts) // TOKEN_BYTES)
+            for slot, drafts in enumerate(found)
+        ]
+        n_drafts = sum(row.n_drafts for row in rows)
+        plan = StepPlan(0, tuple(rows), n_decode=self.n_rows, n_drafts=n_drafts)
+        self.now += self.step_s(self.n_rows + n_drafts) * self.rng.uniform(0.98, 1.02) + (
+            self.wait_s if waits else 0
+        )
+        accepted = []
+        for request, truth, drafts in zip(self.requests, self.truths, found, strict=True):
+            done, n = len(request.tokens) // TOKEN_BYTES, 0
+            for draft, token in zip(unpack_tokens(drafts), truth[done:], strict=False):
+                if draft != token:
+                    break
+                n += 1
+            accepted.append(n)
+            if drafts:
+                self.drafts.verified(request, len(drafts) // TOKEN_BYTES, n)
+        self.drafts.step_done(plan, self.requests, has_waited=waits)
+        for slot, n in enumerate(accepted):
+            request, truth = self.requests[slot], self.truths[slot]
+            done = len(request.tokens) // TOKEN_BYTES
+            request.tokens += pack_tokens(truth[done : done + n + 1])
+            self.n_tokens += n + 1
+            if len(request.tokens) // TOKEN_BYTES >= len(truth):
+                self._restart(slot)
+
+
+def flat(n_rows: int) -> float:
+    """A GPU whose time is that of the weights."""
+    return 4e-3 * (1 + 0.004 * n_rows)
+
+
+def steep(n_rows: int) -> float:
+    """A GPU whose time is that of the rows."""
+    return 1e-3 * n_rows
+
+
+@pytest.mark.parametrize("n_rows", [1, 8, 32])
+def test_drafts_that_pay_are_used(n_rows: int) -> None:
+    simulation = Simulation(repeated, n_rows, flat, wait_s=1e-3)
+    simulation.run(2.0)
+    without = n_rows / flat(n_rows)
+    assert simulation.run(10.0) > (2.0 if n_rows < 32 else 1.7) * without
+
+
+@pytest.mark.parametrize("text", [unrelated, misleading])
+@pytest.mark.parametrize(("step_s", "wait_s"), [(flat, 1e-3), (steep, 1e-3), (flat, 4e-3)])
+@pytest.mark.parametrize("n_rows", [1, 32])
+def test_drafts_that_do_not_pay_cost_nothing(
+    text: Text, step_s: Callable[[int], float], wait_s: float, n_rows: int
+) -> None:
+    simulation = Simulation(text, n_rows, step_s, wait_s)
+    assert simulation.run(20.0) > 0.99 * n_rows / step_s(n_rows)
+
+
+def test_right_drafts_that_cost_too_much_are_left() -> None:
+    """Each draft takes as long as a row, so that nothing is gained even if all are right."""
+    simulation = Simulation(repeated, 32, lambda n_rows: 4e-4 * n_rows, wait_s=2e-3)
+    assert simulation.run(60.0) > 0.985 * 32 / (4e-4 * 32)
+
+
+def test_drafts_begin_again_when_texts_change() -> None:
+    simulation = Simulation(unrelated, 4, flat, wait_s=1e-3)
+    simulation.run(10.0)
+    simulation.text = repeated
+    for slot in range(4):
+        simulation._restart(slot)
+    simulation.run(3.0)
+    assert simulation.run(5.0) > 1.8 * 4 / flat(4)
+
+
+def test_a_device_without_overlap_always_has_drafts() -> None:
+    simulation = Simulation(repeated, 2, flat, wait_s=0.0, overlaps=False)
+    assert simulation.drafts.wants_results
+    simulation.run(1.0)
+    assert simulation.run(5.0) > 2.5 * 2 / flat(2)
+    simulation = Simulation(unrelated, 2, flat, wait_s=0.0, overlaps=False)
+    assert simulation.run(5.0) > 0.99 * 2 / flat(2)
+
+
+def test_no_search_without_drafts_but_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(unrelated, 32, flat, wait_s=1e-3)
+    n_searches, search = 0, TextDrafts._guess
+
+    def counting(self: TextDrafts, request: Request) -> object:
+        nonlocal n_searches
+        n_searches += 1
+        return search(self, request)
+
+    monkeypatch.setattr(TextDrafts, "_guess", counting)
+    n_tokens = simulation.n_tokens
+    simulation.run(4.0)
+    assert n_searches <= (simulation.n_tokens - n_tokens) / 32
+
+
+def test_drafts_end_when_steps_without_them_have_become_faster() -> None:
+    simulation = Simulation(repeated, 8, lambda n_rows: 3 * flat(n_rows), wait_s=2e-3)
+    simulation.run(10.0)
+    assert simulation.drafts.wants_results
+    simulation.step_s = lambda n_rows: 4e-4 * n_rows
+    simulation.run(30.0)
+    assert simulation.run(30.0) > 0.985 / 4e-4
