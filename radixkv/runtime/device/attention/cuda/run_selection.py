@@ -126,11 +126,12 @@ class SharedRunSelector:
         self, shared: Sequence[SharedRun], n_rows: int, max_small_tiles: int, max_large_tiles: int
     ) -> SharingPlan | None:
         nodes, owners = _forest(shared, n_rows)
-        saved_ns = {n_large: self._use(nodes, max_small_tiles, n_large) for n_large in (max_large_tiles, 0)}
-        best = max(saved_ns, key=lambda n_large: saved_ns[n_large])
-        if saved_ns[best] <= 0:
+        saved_by_small_ns = self._use(nodes, max_small_tiles, 0)
+        saved_ns = self._use(nodes, max_small_tiles, max_large_tiles)
+        if max(saved_ns, saved_by_small_ns) <= 0:
             return None
-        self._use(nodes, max_small_tiles, best)
+        if saved_by_small_ns > saved_ns:
+            self._use(nodes, max_small_tiles, 0)
         return _sharing_plan(nodes, owners)
 
     def _use(self, nodes: list[_Node], n_small: int, n_large: int) -> float:
