@@ -110,6 +110,34 @@ def test_steps_are_timed(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_drafts_of_recorded_answers_are_switched(tmp_path: Path) -> None:
+    words = "one two three four five six seven eight nine ten " * 8
+    call = {"function": {"name": "count", "arguments": '{"to": 10}'}}
+    messages = [
+        {"role": "user", "content": words},
+        {"role": "assistant", "content": words},
+        {"role": "user", "content": "again"},
+        {"role": "assistant", "content": words, "tool_calls": [call]},
+    ]
+    runs = [{"task_id": task, "trial": trial, "messages": messages} for trial in (0, 1) for task in (0, 1)]
+    questions = [{"question": f"What is {n} + 1?", "answer": f"It is <<{n}+1>>{n + 1}."} for n in range(8)]
+    for name, lines in (("messages", runs), ("questions", questions)):
+        (tmp_path / name).write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    tokens = tmp_path / "tokens.npz"
+    files = ("--messages", tmp_path / "messages", "--questions", tmp_path / "questions", "--output", tokens)
+    tokenizer = ROOT / "radixkv" / "checkpoints" / "tiny"
+    tokenize = [sys.executable, BENCH / "drafts.py", "tokenize", *files, "--tokenizer", tokenizer]
+    subprocess.run(tokenize, check=True)
+    short = ("--seconds", "0.3", "--pairs", "2", "--rows", "2")
+    found = run("drafts.py", tmp_path, "--small", "--tokens", str(tokens), *short)
+    names = ["taubench", "first_trials", "extraction", "chats", "random", "agents"]
+    assert [line["workload"] for line in found] == names
+    assert all(line["outputs_equal"] and line["ratio_low"] <= line["ratio_median"] for line in found)
+    assert found[0]["accepted"] > 0
+    assert found[0]["tokens_per_step"]["on"] > found[0]["tokens_per_step"]["off"]
+
+
+@pytest.mark.nightly
 def test_events_are_counted_beside_an_engine_without_them(tmp_path: Path) -> None:
     settings = ("--small", "--rows", "8", "--pages", "800", "--steps", "5", "--pairs", "3")
     (line,) = run("gpu_events.py", tmp_path, *settings)
