@@ -104,6 +104,7 @@ class ReplayedExecutor:
         self.window = executor.window
         self.uses_shared_runs = executor.uses_shared_runs
         self.is_asynchronous = executor.is_asynchronous
+        self.splits_drafts = executor.splits_drafts
         self.page_origin = executor.page_origin
         self._executor = executor
         self._answers = answers
