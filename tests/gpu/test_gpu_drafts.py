@@ -101,7 +101,7 @@ def test_answers_with_drafts(sensitive_folder: Path, settings: dict[str, Any]) -
         assert sum(drafts.counts) > len(drafts.counts), "few drafts are accepted"
         assert max(drafts.counts) == N_DRAFTS
         assert any(len(plan.rows) > 1 and plan.n_drafts for plan in plans)
-        assert len(plans) < 1.6 * n_steps, "two runs with drafts take about as many steps as two without"
+        assert len(plans) < 1.8 * n_steps, "two runs with drafts take about as many steps as two without"
         loop_of(llm).check()
 
 
