@@ -278,7 +278,7 @@ class Drafts:
 
     @property
     def wants_results(self) -> bool:
-        """Whether the next plan is to be made when the results of all steps are known: only then can rows have
+        """Whether the next plan is to wait for the results of all launched steps: only then can its rows have
         drafts."""
         return False
 
@@ -296,12 +296,12 @@ class Drafts:
         """Takes note of how many of a row's drafts were right, the first ones."""
 
     def step_done(self, plan: StepPlan, requests: Sequence[Request], *, has_waited: bool) -> None:
-        """Takes note of a step's result, before its tokens are appended.
+        """Takes note of a step whose tokens are appended.
 
         Args:
             plan: of the step.
             requests: [rows].
-            has_waited: whether no other step is launched, as when the next plan waits for the result.
+            has_waited: whether its plan was made when the results of all steps before it were known.
         """
 
     def stats(self) -> DraftStats | None:

@@ -11,7 +11,7 @@ from radixkv.runtime.drafts.acceptance import Acceptance
 from radixkv.runtime.drafts.own_text import continue_text
 from radixkv.runtime.drafts.step_costs import StepCosts, bucket
 from radixkv.runtime.protocols import Drafts
-from radixkv.runtime.request import Request
+from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.settings.speculative import SpeculativeConfig
 from radixkv.tree.node import TOKEN_BYTES
@@ -20,19 +20,20 @@ from radixkv.wire.stats import DraftStats
 _MIN_CHANCE = 0.05
 """Less likely drafts are not considered."""
 _MIN_GAIN = 1.05
-"""Tokens a second with drafts, relative to those without, above which steps begin to wait for results."""
-_MIN_KEPT_GAIN = 1.02
-"""The same measured, below which they stop to wait."""
+"""Expected tokens a second with drafts, relative to those without, above which a plan waits for results."""
+_MIN_MEASURED_GAIN = 1.02
+"""The same measured, below which more must be expected."""
+_GAIN_DECAY = 31 / 32
 _N_TRIED = 16
-"""Steps that wait before their gain is judged."""
-_GAIN_DECAY = 15 / 16
-_LOOK_EVERY = 8
-"""Without drafts, one step in so many looks what they would have been."""
-_N_LOOKED_AT = 8
-"""Rows that such a step looks at."""
-_LOOK_WEIGHT = 1 / 4
-_N_PAUSED = 5
-"""Steps that do not wait, from time to time: the first two are not measured."""
+"""Steps that wait between two judgements of what they bring."""
+_MARGIN_STEP = 1.1
+_MAX_MARGIN = 2.0
+_MARGIN_DECAY = 0.9997
+"""By which the margin falls with each step that does not wait."""
+_N_LOOKED_AT = 16
+"""Rows that a step without drafts looks at."""
+_N_PAUSED = 4
+"""Steps that do not wait, after many that do; the first one does."""
 _PAUSE_EVERY = 256
 
 
@@ -52,8 +53,9 @@ class TextDrafts(Drafts):
     A step has the drafts with which the expected tokens a second are the most, by the chances of each kind of guess
     and the time of steps with so many rows. Both are learned from what comes, whether or not it was drafted.
 
-    Where the device overlaps with the host, drafts cost that overlap: a plan with drafts waits for the result
-    before it. So they begin when guesses that are only compared promise a gain, and end when none is measured.
+    Where the device overlaps with the host, drafts cost that overlap: a plan with drafts waits for the results
+    before it. So a step without drafts looks what the next one could have, and only an expected gain makes it wait.
+    Where less is gained than expected, more must be expected the next time.
 
     Args:
         config: lengths of drafts and of matches.
@@ -73,34 +75,38 @@ class TextDrafts(Drafts):
         self._costs = StepCosts(overlaps=overlaps)
         self._guesses: dict[int, _Guess] = {}
         """The last guess of each batch slot."""
-        self._is_on = not overlaps
-        self._n_steps = 0
-        """Steps since drafts began or ended."""
+        self._wants_results = not overlaps
+        self._n_waited = 0
+        """Steps that have waited, without a pause."""
         self._n_paused = 0
-        self._gain = 0.0
-        """Moving average of the gain that drafts promise, while they are off."""
         self._margin = 1.0
-        """Grows with each time that drafts promised a gain and brought none."""
+        """Factor of the gain that must be expected."""
+        self._n_looked_at, self._n_judged = 0, 0
         self._tried_s, self._without_s = 0.0, 0.0
-        """Decayed times of steps that waited, and of the steps without drafts for as many tokens."""
-        self._ended_at, self._was_measurable, self._had_waited = 0.0, False, False
+        """Decayed times of steps that waited, and of steps without drafts for as many tokens."""
+        self._ended_at, self._was_measurable = 0.0, False
         self._n_rows, self._n_drafted, self._n_accepted = 0, 0, 0
         self._n_accepted_before = 0
 
     @property
     def wants_results(self) -> bool:
-        """Whether drafts are on."""
-        return self._is_on and not self._n_paused
+        """Whether drafts of the next plan are expected to bring more than waiting costs."""
+        return self._wants_results
 
     def draft(self, requests: Sequence[Request], max_drafts: Sequence[int], n_most: int) -> list[bytes]:
         """Returns what may follow the requests' tokens. O(their tokens), and O(drafts log drafts)."""
+        if self._n_paused:
+            return [b""] * len(requests)
         tokens: list[bytes] = []
         chances: list[list[float]] = []
         for request, max_of_row in zip(requests, max_drafts, strict=True):
             guess = self._guess(request) if max_of_row > 0 else None
             tokens.append(b"" if guess is None else guess.tokens)
             chances.append([] if guess is None else self._chances(guess)[:max_of_row])
-        counts, _ = self._choose(chances, len(requests), n_most)
+        counts, rate = self._choose(chances, len(requests), n_most)
+        if self._overlaps and rate < self._margin * self._rate_without(len(requests)):
+            counts = [0] * len(requests)
+        self._look_ahead(chances, len(requests))
         return [drafts[: n * TOKEN_BYTES] for drafts, n in zip(tokens, counts, strict=True)]
 
     def verified(self, request: Request, n_drafts: int, n_accepted: int) -> None:
@@ -110,63 +116,65 @@ class TextDrafts(Drafts):
         self._n_accepted += n_accepted
 
     def step_done(self, plan: StepPlan, requests: Sequence[Request], *, has_waited: bool) -> None:
-        """Measures the step, and decides whether the next ones have drafts.
+        """Measures the step; after one without drafts, looks what the next one could have.
 
-        O(1), and in one step of some O(tokens) of a few requests.
+        O(1), and O(tokens) of ``_N_LOOKED_AT`` requests.
         """
         now = self._clock()
         seconds, self._ended_at = now - self._ended_at, now
         n_rows = len(plan.rows)
         n_accepted, self._n_accepted_before = self._n_accepted - self._n_accepted_before, self._n_accepted
         is_measurable = plan.n_decode == n_rows and not plan.is_masked
-        is_measured = is_measurable and self._was_measurable and has_waited == self._had_waited
-        self._was_measurable, self._had_waited = is_measurable, has_waited
-        waits = has_waited or not self._overlaps
+        is_measured, self._was_measurable = is_measurable and self._was_measurable, is_measurable
         if is_measured:
-            self._costs.record(n_rows + plan.n_drafts, seconds, waits=waits)
+            self._costs.record(n_rows + plan.n_drafts, seconds, waits=has_waited or not self._overlaps)
         if not self._overlaps:
             return
-        self._n_steps += 1
-        if not self._is_on:
-            if is_measurable and self._n_steps % _LOOK_EVERY == 0:
-                self._look(requests)
-        elif self._n_paused:
+        if self._n_paused:
             self._n_paused -= 1
-        elif self._n_steps % _PAUSE_EVERY == 0:
-            self._n_paused = _N_PAUSED
-        elif is_measured and waits:
-            without_s = self._costs.seconds(n_rows, waits=False) * (n_rows + n_accepted) / n_rows
-            self._tried_s = self._tried_s * _GAIN_DECAY + seconds
-            self._without_s = self._without_s * _GAIN_DECAY + without_s
-            if self._n_steps > _N_TRIED and self._without_s < _MIN_KEPT_GAIN * self._tried_s:
-                self._margin = min(2.0, 1.1 * self._margin)
-                self._turn(is_on=False)
+        elif has_waited:
+            self._n_waited += 1
+            if is_measured:
+                self._judge(seconds, self._costs.seconds(n_rows, waits=False) * (n_rows + n_accepted) / n_rows)
+        else:
+            self._margin = max(1.0, self._margin * _MARGIN_DECAY)
+            self._n_waited = 0
+        if self._n_waited >= _PAUSE_EVERY:
+            self._n_waited, self._n_paused, self._wants_results = 0, _N_PAUSED, False
+        elif not (plan.n_drafts or self._wants_results or self._n_paused):
+            self._look(requests[: plan.n_decode])
 
     def stats(self) -> DraftStats:
         """Returns the counters."""
         return DraftStats(self._n_rows, self._n_drafted, self._n_accepted)
 
     def _guess(self, request: Request) -> _Guess | None:
-        """Compares the last guess for the request with what came, and makes a new one. O(tokens)."""
-        slot, tokens = request.batch_slot, request.tokens
-        last = self._guesses.pop(slot, None)
-        if last is not None and last.request is request:
-            self._learn(last)
-        found = continue_text(tokens, self._sizes, self._max_drafts)
-        if found is None:
-            return None
-        guess = _Guess(request, len(tokens), found.n_matched, found.tokens)
-        self._guesses[slot] = guess
+        """Makes a guess for a request, and compares an earlier one with what came. O(tokens)."""
+        found = continue_text(request.tokens, self._sizes, self._max_drafts)
+        guess = None
+        if found is not None:
+            guess = _Guess(request, len(request.tokens), found.n_matched, found.tokens)
+        last = self._guesses.get(request.batch_slot)
+        if last is None or last.request is not request or self._learn(last):
+            if guess is None:
+                self._guesses.pop(request.batch_slot, None)
+            else:
+                self._guesses[request.batch_slot] = guess
         return guess
 
-    def _learn(self, guess: _Guess) -> None:
-        came = bytes(guess.request.tokens[guess.n_known : guess.n_known + len(guess.tokens)])
+    def _learn(self, guess: _Guess) -> bool:
+        """Learns from a guess if it has gone wrong or all of its tokens have come; returns whether that is so."""
+        came = guess.request.tokens[guess.n_known : guess.n_known + len(guess.tokens)]
+        if guess.tokens.startswith(came) and len(came) < len(guess.tokens):
+            return False
+        pairs = zip(memoryview(came).cast("i"), memoryview(guess.tokens).cast("i"), strict=False)
+        n_right = next((index for index, (token, guessed) in enumerate(pairs) if token != guessed), None)
         n_compared = len(came) // TOKEN_BYTES
-        n_right = 0
-        while n_right < n_compared and _token(came, n_right) == _token(guess.tokens, n_right):
-            n_right += 1
-        if n_compared:
-            self._acceptance.learn(guess.kind, n_right, min(n_compared, n_right + 1))
+        if n_right is None:
+            self._acceptance.learn(guess.kind, n_compared, n_compared)
+        else:
+            self._acceptance.learn(guess.kind, n_right, n_right + 1)
+        return True
 
     def _chances(self, guess: _Guess) -> list[float]:
         chances = self._acceptance.chances(guess.kind, len(guess.tokens) // TOKEN_BYTES)
@@ -196,25 +204,49 @@ class TextDrafts(Drafts):
         return counts, best_rate
 
     def _look(self, requests: Sequence[Request]) -> None:
-        """Compares guesses for some of the rows with what comes; begins with drafts if they promise a gain."""
+        """Looks what drafts some of the requests could have after the step that is launched already."""
         n_rows = len(requests)
-        first = self._n_steps // _LOOK_EVERY * _N_LOOKED_AT
+        first = self._n_looked_at
+        self._n_looked_at += _N_LOOKED_AT
         looked_at = [requests[(first + index) % n_rows] for index in range(min(n_rows, _N_LOOKED_AT))]
-        guesses = [self._guess(request) if request.max_drafts > 0 else None for request in looked_at]
+        guesses = [
+            self._guess(request) if request.phase is not Phase.FINISHED and request.max_drafts > 1 else None
+            for request in looked_at
+        ]
         chances = [[] if guess is None else self._chances(guess) for guess in guesses]
-        n_copies = -(-n_rows // len(looked_at))
-        of_all = list(chain.from_iterable([chances] * n_copies))[:n_rows]
-        _, rate = self._choose(of_all, n_rows, self._max_drafts * n_rows)
-        gain = rate * self._costs.seconds(n_rows, waits=False) / n_rows
-        self._gain += _LOOK_WEIGHT * (gain - self._gain)
-        self._margin = max(1.0, self._margin * 0.998)
-        if self._gain > _MIN_GAIN * self._margin:
-            self._turn(is_on=True)
+        n_copies = -(-n_rows // len(looked_at)) if looked_at else 0
+        self._look_ahead(list(chain.from_iterable([chances] * n_copies))[:n_rows], n_rows)
 
-    def _turn(self, *, is_on: bool) -> None:
-        self._is_on, self._n_steps, self._gain = is_on, 0, 0.0
-        self._tried_s = self._without_s = 0.0
+    def _look_ahead(self, chances: Sequence[Sequence[float]], n_rows: int) -> None:
+        """Decides whether the plan after the next one waits.
 
+        Args:
+            chances: [rows] of guesses whose first token the next step computes, so that drafts begin after it.
+            n_rows: of the step.
+        """
+        if not self._overlaps:
+            return
+        if not any(chances):
+            self._wants_results = False
+            return
+        _, rate = self._choose([of_row[1:] for of_row in chances], n_rows, self._max_drafts * n_rows)
+        self._wants_results = rate > _MIN_GAIN * self._margin * self._rate_without(n_rows)
 
-def _token(tokens: bytes, index: int) -> bytes:
-    return tokens[index * TOKEN_BYTES : (index + 1) * TOKEN_BYTES]
+    def _rate_without(self, n_rows: int) -> float:
+        """Returns the tokens a second of steps that do not wait."""
+        return n_rows / self._costs.seconds(n_rows, waits=False)
+
+    def _judge(self, seconds: float, without_s: float) -> None:
+        """Changes the margin by what steps that waited have brought.
+
+        Args:
+            seconds: of a step that waited.
+            without_s: of steps without drafts for as many tokens.
+        """
+        self._tried_s = self._tried_s * _GAIN_DECAY + seconds
+        self._without_s = self._without_s * _GAIN_DECAY + without_s
+        self._n_judged += 1
+        if self._n_judged % _N_TRIED == 0:
+            has_gained = self._without_s > _MIN_MEASURED_GAIN * self._tried_s
+            factor = 1 / _MARGIN_STEP if has_gained else _MARGIN_STEP
+            self._margin = min(_MAX_MARGIN, max(1.0, self._margin * factor))

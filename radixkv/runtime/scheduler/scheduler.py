@@ -44,6 +44,8 @@ class LaunchedPlan(NamedTuple):
     """The request of each row."""
     sources: list[Lease]
     """Leases on the tree's pages that the plan copies."""
+    has_waited: bool
+    """Whether it was made when the results of all plans before it were known."""
 
     def rows(self) -> list[tuple[Row, Request]]:
         """Returns the rows of the plan, each with its request. O(rows)."""
@@ -251,7 +253,6 @@ class Scheduler:
         self.cache.release_sources(launched.sources)
         updates: list[Update] = []
         firsts, n_accepted = verify(plan, launched.requests, result, self.drafts)
-        self.drafts.step_done(plan, launched.requests, has_waited=not self._launched)
         rows = list(zip(plan.rows, launched.requests, firsts, n_accepted, result.finite, strict=True))
         computed: list[ComputedRow] = []
         continued: dict[Continuation, None] = {}
@@ -306,6 +307,7 @@ class Scheduler:
         self.running.release()
         for continuation in continued:
             updates += continuation.advance()
+        self.drafts.step_done(plan, launched.requests, has_waited=launched.has_waited)
         return updates
 
     def fail(self) -> list[Update]:
@@ -388,7 +390,7 @@ class Scheduler:
         copies, sources = _take_copies(forks + requests[n_decoding:])
         is_masked = any(row.sampling is not None and row.sampling.is_masked for row in rows)
         plan = StepPlan(self._n_steps, tuple(rows), copies, shared, runs_id, is_masked, n_decode, n_drafts)
-        self._launched.append(LaunchedPlan(plan, requests, sources))
+        self._launched.append(LaunchedPlan(plan, requests, sources, has_waited=not self._launched))
         self._n_steps += 1
         return plan
 
@@ -411,7 +413,7 @@ class Scheduler:
         has_pages = self.cache.append_pages(full)  # one call for all, if no request must be preempted
         requests: list[Request] = []
         rows: list[Row] = []
-        drafts = self._draft(decoding) if has_pages and self.drafts.wants_results else repeat(b"", len(decoding))
+        drafts = repeat(b"", len(decoding)) if self._launched or not has_pages else self._draft(decoding)
         for request, drafts_of_row in zip(decoding, drafts, strict=True):
             start = request.n_scheduled
             if has_pages or (request.phase is Phase.RUNNING and self.running.grow(request, start + 1)):
