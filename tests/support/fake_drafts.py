@@ -28,7 +28,8 @@ class FakeDrafts(Drafts):
     def draft(self, requests: Sequence[Request], max_drafts: Sequence[int], n_most: int) -> list[bytes]:
         found = []
         for request, max_of_row in zip(requests, max_drafts, strict=True):
-            found.append(self._draft(request, min(max_of_row, n_most)) if min(max_of_row, n_most) > 0 else b"")
+            has_some = self.is_on and min(max_of_row, n_most) > 0
+            found.append(self._draft(request, min(max_of_row, n_most)) if has_some else b"")
             n_most -= len(found[-1]) // TOKEN_BYTES
         return found
 
