@@ -7,6 +7,7 @@ microseconds by kind and name of kernel.
 
     decode 256x1650          a step of 256 rows, each the 1650th token of its sequence
     decode 256x1650 shared   the same; each quarter of the rows shares its first 1536 tokens
+    drafts 8x4096+4          8 rows, each with 4 drafts after 4096 tokens
     prompts 1x64             one small prompt
     prompts 8x1024           8 whole prompts
     extend 64x128+1536       64 prompts with 1536 tokens in the prefix cache

@@ -25,6 +25,8 @@ class Case:
     """Number of decode rows."""
     length: int = 0
     """Tokens of each decode row in the first step; one more in each later step."""
+    n_drafts: int = 0
+    """Drafts of each decode row."""
     n_shared: int = 0
     """Leading tokens that each quarter of the decode rows has in common."""
     n_prompts: int = 0
@@ -37,7 +39,7 @@ class Case:
     @property
     def n_tokens(self) -> int:
         """Tokens that one step computes."""
-        return self.n_decode + self.n_prompts * self.n_new
+        return self.n_decode * (1 + self.n_drafts) + self.n_prompts * self.n_new
 
 
 CASES = (
@@ -50,6 +52,13 @@ CASES = (
     Case("decode 256x1650 shared", 256, 1650, n_shared=1536),
     Case("decode 512x1024", 512, 1024),
     Case("decode 512x1650 shared", 512, 1650, n_shared=1536),
+    Case("drafts 1x1024+4", 1, 1024, n_drafts=4),
+    Case("drafts 1x4096+4", 1, 4096, n_drafts=4),
+    Case("drafts 8x1024+4", 8, 1024, n_drafts=4),
+    Case("drafts 8x4096", 8, 4096),
+    Case("drafts 8x4096+4", 8, 4096, n_drafts=4),
+    Case("drafts 8x4096+8", 8, 4096, n_drafts=8),
+    Case("drafts 32x1024+4", 32, 1024, n_drafts=4),
     Case("prompts 1x64", n_prompts=1, n_new=64),
     Case("prompts 1x256", n_prompts=1, n_new=256),
     Case("prompts 4x128", n_prompts=4, n_new=128),
@@ -64,6 +73,7 @@ CASES = (
 SMALL_CASES = (
     Case("decode 4x40", 4, 40),
     Case("decode 4x80 shared", 4, 80, n_shared=48),
+    Case("drafts 2x80+3", 2, 80, n_drafts=3),
     Case("prompts 2x32", n_prompts=2, n_new=32),
     Case("mixed 4x40 2x24", 4, 40, n_prompts=2, n_new=24),
 )
@@ -90,7 +100,10 @@ class Plans:
         n_groups = min(4, case.n_decode)
         shared = [self._pages(case.n_shared) for _ in range(n_groups)]
         self._tables = [
-            (*shared[row * n_groups // case.n_decode], *self._pages(case.length + MAX_STEPS - case.n_shared))
+            (
+                *shared[row * n_groups // case.n_decode],
+                *self._pages(case.length + case.n_drafts + MAX_STEPS - case.n_shared),
+            )
             for row in range(case.n_decode)
         ]
         self._tables += [self._pages(case.n_cached + case.n_new) for _ in range(case.n_prompts)]
@@ -115,12 +128,13 @@ class Plans:
             Row(
                 batch_slot=batch_slot,
                 start=(start := case.length - 1 + self._n_done),
-                n_tokens=1,
-                tokens=self._ids(1) if is_first else None,
+                n_tokens=1 + case.n_drafts,
+                tokens=self._ids(1 + case.n_drafts) if is_first or case.n_drafts else None,
                 write_start=start,
                 table_start=0,
                 table_pages=table if is_first else (),
                 sampling=GREEDY,
+                n_drafts=case.n_drafts,
             )
             for batch_slot, table in enumerate(self._tables[: case.n_decode])
         ]
@@ -143,6 +157,7 @@ class Plans:
             shared_runs=self._runs,
             runs_id=self._first_step,
             n_decode=case.n_decode,
+            n_drafts=case.n_decode * case.n_drafts,
         )
         self._step += 1
         self._n_done += 1
