@@ -9,6 +9,7 @@ from itertools import groupby
 
 from radixkv.errors import InvariantError
 from radixkv.tree.changes import ChangeLog, StoredPages
+from radixkv.tree.continuation import continuation
 from radixkv.tree.demotions import Demotions
 from radixkv.tree.digest import chained_xxh3_64, digest_at
 from radixkv.tree.evict import EvictedRun, evict_leaves
@@ -422,6 +423,20 @@ class RadixTree:
             self.history.add(run.digests, is_evicted=True)
             runs.append(run)
         return runs
+
+    def continuation(self, lease: Lease, tail: bytes, n_tokens: int) -> bytes:
+        """Returns up to ``n_tokens`` tokens by which cached sequences go on after a request's; changes nothing.
+
+        They come from computed pages of the lease's namespace, and are none if the lease is detached. Where several
+        sequences go on, it is the one that would be evicted last. O(edges after the lease + tokens).
+
+        Args:
+            lease: an open lease.
+            tail: the request's tokens after the end of the lease, of whole pages or not.
+            n_tokens: how many tokens to return at most.
+        """
+        require_open(lease)
+        return continuation(lease.node, tail, n_tokens * TOKEN_BYTES, self._page_bytes)
 
     def shared_runs(self, leases: Sequence[Lease | None]) -> list[SharedLeases]:
         """Returns the runs of pages that several of the leases hold, for attention to read once. O(edges).

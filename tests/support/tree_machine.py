@@ -127,6 +127,22 @@ class TreeMachine(RuleBasedStateMachine):
     def extend(self, index, suffix):
         self.world.extend(self.chosen(index), suffix)
 
+    @precondition(lambda self: self.world.leases)
+    @rule(
+        index=st.integers(0),
+        other=st.integers(0),
+        fraction=fractions,
+        suffix=st.just(b"") | suffixes,
+        n_tokens=st.integers(1, 12),
+    )
+    def guess_how_an_answer_goes_on(self, index, other, fraction, suffix, n_tokens):
+        """Looks for what follows a path and a tail, which is mostly how a cached sequence goes on."""
+        tracked = self.chosen(index)
+        stem = tracked.tokens
+        rests = [prefix[len(stem) :] for _, prefix in self.world.cached if prefix.startswith(stem)]
+        rest = rests[other % len(rests)] if rests else b""
+        self.world.continue_(tracked, rest[: len(rest) // 4 * fraction // 16 * 4] + suffix, n_tokens)
+
     @precondition(lambda self: 0 < len(self.world.leases) < 8)
     @rule(index=st.integers(0))
     def fork(self, index):

@@ -194,6 +194,25 @@ class World:
         self._find(tracked, new_pages)
         tracked.pages = pages
 
+    def continue_(self, tracked: TrackedLease, tail: bytes, n_tokens: int) -> None:
+        """Asks how cached sequences go on after a lease and a tail; ``check`` shows if that changes the tree."""
+        version = self.tree.version
+        found = self.tree.continuation(tracked.lease, tail, n_tokens)
+        assert self.tree.version == version
+        stem = tracked.tokens + tail
+        computed = {
+            prefix
+            for (namespace, prefix), page in self.cached.items()
+            if namespace == tracked.namespace and tracked.detached_from is None and page in self.computed
+        }
+        continuing = {prefix for prefix in computed if prefix.startswith(stem) and prefix != stem}
+        assert bool(found) == bool(continuing)
+        if found:
+            assert len(found) % 4 == 0
+            assert any(prefix.startswith(stem + found) for prefix in continuing)
+            is_end = not any(prefix.startswith(stem + found) and prefix != stem + found for prefix in continuing)
+            assert len(found) == n_tokens * 4 or (len(found) < n_tokens * 4 and is_end)
+
     def fork(self, tracked: TrackedLease) -> None:
         second = self.tree.fork(tracked.lease)
         self.leases.append(replace(tracked, lease=second, pages=list(tracked.pages)))

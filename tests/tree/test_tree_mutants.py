@@ -336,6 +336,25 @@ def pages_are_announced_before_they_are_computed(patch: Patch) -> None:
     patch.setattr(Forest, "append", append)
 
 
+def uncomputed_pages_are_guesses(patch: Patch) -> None:
+    def continue_(end: Any, tail: bytes, n_bytes: int, page_bytes: int) -> bytes:
+        for below in [] if end.children is None else end.children.values():
+            if below.key.startswith(tail):
+                return bytes(below.key[len(tail) : len(tail) + n_bytes])
+        return original(end, tail, n_bytes, page_bytes)
+
+    original = radix_tree.continuation
+    patch.setattr(radix_tree, "continuation", continue_)
+
+
+def guesses_end_with_a_page(patch: Patch) -> None:
+    def continue_(end: Any, tail: bytes, n_bytes: int, page_bytes: int) -> bytes:
+        return original(end, tail, min(n_bytes, page_bytes), page_bytes)
+
+    original = radix_tree.continuation
+    patch.setattr(radix_tree, "continuation", continue_)
+
+
 OF_VERBS = (
     match_ignores_the_namespace,
     duplicates_are_lost,
@@ -379,6 +398,8 @@ OTHERS = (
     removed_pages_stay_announced,
     changes_are_told_in_another_order,
     pages_are_announced_before_they_are_computed,
+    uncomputed_pages_are_guesses,
+    guesses_end_with_a_page,
 )
 
 
