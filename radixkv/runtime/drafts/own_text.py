@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from radixkv.tree.node import TOKEN_BYTES
 
-_MAX_MISALIGNED = 256
-"""Limits the time for a prompt that was made for it."""
+_N_COMPARED = 3
+"""Tokens of an ending that are compared with all places at once; the others one place after another."""
+_MAX_PLACES = 32
+"""Newest places that are looked at, which limits the time for a prompt that was made for it."""
 
 
 class Continuation(NamedTuple):
@@ -22,33 +26,36 @@ class Continuation(NamedTuple):
 def continue_text(tokens: bytearray, sizes: tuple[int, ...], n_tokens: int) -> Continuation | None:
     """Returns what followed the newest earlier place of the text's ending; None if the ending is new.
 
-    A text that repeats itself is continued round after round. O(tokens) for each of ``sizes``: some 24 µs in all at
-    32,000 random tokens.
+    A text that repeats itself is continued round after round. O(tokens): 4 µs for a short text and 13 µs for 32,000
+    tokens, 27 µs if the text repeats short endings only.
 
     Args:
         tokens: prompt and answer, little-endian int32.
         sizes: lengths of endings to look for, ascending; the longest that is found decides.
         n_tokens: how many tokens to return, at least 1.
     """
-    found = None
-    for size in sizes:
-        ending = tokens[-size * TOKEN_BYTES :]
-        if len(ending) < size * TOKEN_BYTES or (end := _end_of_last(tokens, ending)) is None:
+    ids = np.frombuffer(tokens, np.int32)
+    if len(ids) <= sizes[0]:
+        return None
+    n_compared = min(sizes[0], _N_COMPARED)
+    is_alike = ids[n_compared - 1 : -1] == ids[-1]
+    for n_before in range(1, n_compared):
+        is_alike &= ids[n_compared - 1 - n_before : -1 - n_before] == ids[-1 - n_before]
+    places = is_alike.tobytes()  # a search in bytes is faster than one in an array
+    endings = [(size, tokens[-size * TOKEN_BYTES :]) for size in sizes]
+    place, n_matched, last = len(places), 0, 0
+    for _ in range(_MAX_PLACES):
+        place = places.rfind(b"\1", 0, place)
+        if place < 0 or n_matched == sizes[-1]:
             break
-        followers = bytes(tokens[end : end + n_tokens * TOKEN_BYTES])
-        n_rounds = -(-n_tokens * TOKEN_BYTES // len(followers))
-        found = Continuation(size, (followers * n_rounds)[: n_tokens * TOKEN_BYTES])
-    return found
-
-
-def _end_of_last(tokens: bytearray, ending: bytearray) -> int | None:
-    """Returns where the last occurrence of ``ending`` ends that has a token after it; None if there is none.
-
-    Gives up after some places that are not at the start of a token, where bytes of several tokens look the same.
-    """
-    place = tokens.rfind(ending, 0, len(tokens) - TOKEN_BYTES)
-    for _ in range(_MAX_MISALIGNED):
-        if place < 0 or place % TOKEN_BYTES == 0:
-            break
-        place = tokens.rfind(ending, 0, place + len(ending) - 1)
-    return None if place < 0 or place % TOKEN_BYTES else place + len(ending)
+        end = (place + n_compared) * TOKEN_BYTES
+        for size, ending in endings:
+            if size > n_matched:
+                if tokens[max(0, end - len(ending)) : end] != ending:
+                    break
+                n_matched, last = size, end
+    if not n_matched:
+        return None
+    followers = bytes(tokens[last : last + n_tokens * TOKEN_BYTES])
+    n_rounds = -(-n_tokens * TOKEN_BYTES // len(followers))
+    return Continuation(n_matched, (followers * n_rounds)[: n_tokens * TOKEN_BYTES])
