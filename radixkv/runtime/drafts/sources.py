@@ -1,0 +1,96 @@
+"""Sources of drafts: each guesses how the tokens of a request go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from radixkv.runtime.drafts.own_text import continue_text
+from radixkv.runtime.request import Request
+from radixkv.tree.node import TOKEN_BYTES
+from radixkv.tree.radix_tree import RadixTree
+
+
+class Guess(NamedTuple):
+    """What may follow the tokens of a request."""
+
+    source: str
+    """``tree``, ``prompt`` or ``answers``."""
+    n_matched: int
+    """How many of the request's last tokens it follows, at most the longest ending that is looked for."""
+    tokens: bytes
+    """The guess, little-endian int32; at least one token."""
+
+
+class Source(Protocol):
+    """Guesses how the tokens of a request go on. A guess changes nothing and takes microseconds."""
+
+    def guess(self, request: Request, n_tokens: int) -> Guess | None:
+        """Returns a guess of up to ``n_tokens`` tokens, at least 1; None if there is none.
+
+        Args:
+            request: a running request, all of whose tokens are known.
+            n_tokens: how many tokens to guess at most, at least 1.
+        """
+
+
+class OwnText(Source):
+    """Guesses what followed when the last tokens of a request came before in its prompt or answer.
+
+    Args:
+        sizes: lengths of endings to look for, ascending.
+    """
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self._sizes = sizes
+
+    def guess(self, request: Request, n_tokens: int) -> Guess | None:
+        """Returns what followed the longest ending. O(tokens of the request)."""
+        found = continue_text(request.tokens, self._sizes, n_tokens)
+        return None if found is None else Guess("prompt", *found)
+
+
+class CachedSequences(Source):
+    """Guesses what follows all tokens of a request in the sequences that are cached.
+
+    Args:
+        tree: has the sequences.
+        n_matched: what to say of the length of a match, which is that of the whole request.
+    """
+
+    def __init__(self, tree: RadixTree, n_matched: int) -> None:
+        self._tree = tree
+        self._n_matched = n_matched
+
+    def guess(self, request: Request, n_tokens: int) -> Guess | None:
+        """Returns what follows in computed pages of the request's namespace. O(edges after its lease + tokens)."""
+        lease = request.blocks.lease
+        if lease is None or not request.reads_cache:
+            return None
+        tail = bytes(request.tokens[lease.n_tokens * TOKEN_BYTES :])
+        tokens = self._tree.continuation(lease, tail, n_tokens)
+        return Guess("tree", self._n_matched, tokens) if tokens else None
+
+
+class LongestMatch(Source):
+    """Takes the guess with the longest match; of equally long ones, that of the first source.
+
+    Args:
+        sources: in order.
+        n_enough: length of a match after which no further source is asked.
+    """
+
+    def __init__(self, sources: Sequence[Source], n_enough: int) -> None:
+        self._sources = sources
+        self._n_enough = n_enough
+
+    def guess(self, request: Request, n_tokens: int) -> Guess | None:
+        """Returns the guess with the longest match. Costs what the sources asked cost."""
+        found, n_matched = None, 0
+        for source in self._sources:
+            guess = source.guess(request, n_tokens)
+            if guess is not None and guess.n_matched > n_matched:
+                found, n_matched = guess, guess.n_matched
+                if n_matched >= self._n_enough:
+                    break
+        return found

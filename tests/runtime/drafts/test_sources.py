@@ -1,0 +1,56 @@
+"""Sources of drafts: cached sequences, and the choice among several sources."""
+
+from __future__ import annotations
+
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.drafts.sources import CachedSequences, Guess, LongestMatch, OwnText, Source
+from radixkv.runtime.request import Request
+from radixkv.tree.node import Namespace
+from support.engine import token_bytes
+from support.trees import ids, insert
+
+
+class Fixed(Source):
+    """Has one guess, and counts how often it is asked."""
+
+    def __init__(self, n_matched: int | None) -> None:
+        self.found = None if n_matched is None else Guess(f"of {n_matched}", n_matched, ids(1))
+        self.n_asked = 0
+
+    def guess(self, request: Request, n_tokens: int) -> Guess | None:
+        self.n_asked += 1
+        return self.found
+
+
+def request(text: list[int], **fields: object) -> Request:
+    return Request("a", Namespace(), bytearray(token_bytes(text)), 1, 99, **fields)  # type: ignore[arg-type]
+
+
+def test_the_longest_match_wins_and_then_the_first_source() -> None:
+    for lengths, winner in [((None, 3, 5), 2), ((5, 3), 0), ((3, 3), 0), ((None, None), None)]:
+        sources = [Fixed(length) for length in lengths]
+        found = LongestMatch(sources, 8).guess(request([1]), 1)
+        assert found is (None if winner is None else sources[winner].found)
+
+
+def test_no_source_is_asked_after_a_match_that_is_long_enough() -> None:
+    sources = [Fixed(3), Fixed(8), Fixed(8)]
+    LongestMatch(sources, 8).guess(request([1]), 1)
+    assert [source.n_asked for source in sources] == [1, 1, 0]
+
+
+def test_a_cached_sequence_that_begins_with_all_tokens_goes_on() -> None:
+    cache = PageCache(8, 2)
+    cache.tree.release(insert(cache.tree, ids(1, 2, 3, 4, 5, 6), range(3)))
+    source = CachedSequences(cache.tree, 8)
+    reading = request([1, 2, 3], block_table=cache.open(Namespace(), ids(1, 2)))
+    assert source.guess(reading, 2) == Guess("tree", 8, ids(4, 5))
+    assert source.guess(request([1, 2, 4], block_table=reading.block_table), 2) is None
+    assert source.guess(request([1, 2, 3], block_table=reading.block_table, reads_cache=False), 2) is None
+    apart = cache.open(Namespace(), ids(1, 2), bypasses_tree=True)
+    assert source.guess(request([1, 2, 3], block_table=apart), 2) is None
+
+
+def test_own_text_goes_on_as_before() -> None:
+    assert OwnText((2,)).guess(request([1, 2, 3, 4, 1, 2]), 2) == Guess("prompt", 2, ids(3, 4))
+    assert OwnText((2,)).guess(request([1, 2, 3, 4]), 2) is None
