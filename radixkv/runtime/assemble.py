@@ -106,6 +106,7 @@ def assemble_loop(
     executor: Executor,
     *,
     tenants: Sequence[TenantConfig] = (),
+    more_branches: Sequence[RequestBranch] = (),
     open_grammars: Callable[[], Grammars] | None = None,
     max_model_len: int,
     eos_token_ids: frozenset[int] = frozenset(),
@@ -120,6 +121,7 @@ def assemble_loop(
         scheduler: plans the steps, over a cache with as many pages as the executor's pool.
         executor: the device.
         tenants: the scheduler's; none: all clients are one.
+        more_branches: what requests may choose by their messages, beside the branches that are always there.
         open_grammars: opens what compiles structured outputs, when it is needed first; raises
             ``UnsupportedFeature`` if there is none.
         max_model_len: maximum of prompt and output together, in tokens.
@@ -188,6 +190,7 @@ def assemble_loop(
             ),
             RequestBranch(lambda message: bool(message.pins), pins.follow),
             RequestBranch(lambda message: bool(message.session_id), sessions.follow),
+            *more_branches,
         ),
         run_command=commands.run,
         make_stats=partial(make_stats, scheduler, pins.count_pages, gate, start_seconds or {}),

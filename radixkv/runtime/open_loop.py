@@ -17,11 +17,13 @@ from radixkv.runtime.device.factory import look_at_machine, open_executor, resol
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop
+from radixkv.runtime.protocols import Drafts, RequestBranch
 from radixkv.runtime.scheduler.scheduler import SchedulerLimits
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
 from radixkv.runtime.structured.vocabulary import read_vocabulary
 from radixkv.settings.config import EngineConfig
+from radixkv.settings.speculative import SpeculativeConfig
 from radixkv.tree.eviction_policies import open_eviction_policy
 
 logger = logging.getLogger(__name__)
@@ -117,11 +119,9 @@ def open_loop(
             max_reserved_decode_share=config.scheduler.max_reserved_decode_share,
             splits_drafts=executor.splits_drafts,
         )
-        drafts = None
-        if config.scheduler.speculative_config is not None:
-            from radixkv.runtime.drafts.text_drafts import TextDrafts
-
-            drafts = TextDrafts(config.scheduler.speculative_config, overlaps=executor.is_asynchronous)
+        drafts, draft_branches = None, tuple[RequestBranch, ...]()
+        if (speculative := config.scheduler.speculative_config) is not None:
+            drafts, draft_branches = _open_drafts(speculative, cache, overlaps=executor.is_asynchronous)
         scheduler = open_scheduler(
             cache,
             limits,
@@ -137,6 +137,7 @@ def open_loop(
             scheduler,
             executor,
             tenants=config.tenants,
+            more_branches=draft_branches,
             open_grammars=open_grammars if warm is None else lambda: warm,
             max_model_len=resolved.device_settings.max_model_len,
             eos_token_ids=checkpoint.eos_token_ids,
@@ -162,6 +163,28 @@ def check_shared_store(url: str | None) -> None:
         from radixkv.runtime.tiers.open import open_objects
 
         open_objects(url).close()
+
+
+def _open_drafts(
+    config: SpeculativeConfig, cache: PageCache, *, overlaps: bool
+) -> tuple[Drafts, tuple[RequestBranch, ...]]:
+    """Returns what drafts, and the branches by which that follows requests.
+
+    ``bench/draft_sources.py`` has measured in which order the sources are asked.
+    """
+    from radixkv.runtime.drafts.sources import CachedSequences, LongestMatch, OwnText
+    from radixkv.runtime.drafts.text_drafts import TextDrafts
+
+    sizes = config.lookup_sizes
+    own_text = OwnText(sizes)
+    if config.method == "ngram":
+        return TextDrafts(own_text, config.num_speculative_tokens, overlaps=overlaps), ()
+    from radixkv.runtime.drafts.recent_answers import RecentAnswers
+
+    answers = RecentAnswers(cache.tree.roots, sizes)
+    source = LongestMatch((CachedSequences(cache.tree, sizes[-1]), own_text, answers), sizes[-1])
+    drafts = TextDrafts(source, config.num_speculative_tokens, overlaps=overlaps)
+    return drafts, (RequestBranch(lambda message: True, answers.follow),)
 
 
 def _open_grammars(checkpoint: Checkpoint, tokenizer_folder: Path, *, is_off: bool) -> Grammars:

@@ -21,12 +21,13 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["tiny", "sensitive"])
+@pytest.fixture(scope="module", params=["tiny-ngram", "sensitive-ngram", "tiny-tree"])
 def engines(request: pytest.FixtureRequest, sensitive: Path) -> Iterator[tuple[LLM, LLM]]:
     """An engine without drafts, and one with them."""
-    model = "tiny" if request.param == "tiny" else sensitive
+    name, method = request.param.split("-")
+    model = "tiny" if name == "tiny" else sensitive
     sizes: Any = {"max_total_tokens": 4096, "max_model_len": 1024}
-    config = {"method": "ngram", "num_speculative_tokens": 6}
+    config = {"method": method, "num_speculative_tokens": 6}
     with LLM(model, **sizes) as plain, LLM(model, speculative_config=config, **sizes) as drafting:
         yield plain, drafting
 
@@ -82,6 +83,43 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(engines: tuple[LLM, LLM]) 
     assert n_steps[0] == 120
     assert n_steps[1] < 40
     assert engines[0].get_metrics().drafts is None
+
+
+@pytest.fixture(scope="module")
+def tree_engine() -> Iterator[LLM]:
+    with LLM("tiny", max_total_tokens=4096, max_model_len=1024, speculative_config={"method": "tree"}) as llm:
+        yield llm
+
+
+def answer_in_steps(llm: LLM, prompt: object) -> tuple[str, int]:
+    """Returns an answer of 60 tokens, and how many steps it takes."""
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    before = llm.get_metrics().steps_total
+    ((answer,),) = answers(llm, params, [prompt])
+    return answer.text, llm.get_metrics().steps_total - before
+
+
+def test_an_answer_that_was_given_before_takes_fewer_steps_in_its_namespace(tree_engine: LLM) -> None:
+    prompt = "A story of a lighthouse keeper and"
+    text, n_first = answer_in_steps(tree_engine, prompt)
+    again, n_again = answer_in_steps(tree_engine, prompt)
+    assert again == text
+    assert n_first > 40
+    assert n_again < 20
+    _, n_elsewhere = answer_in_steps(tree_engine, {"prompt": prompt, "cache_salt": "a"})
+    assert n_elsewhere > 40, "what one namespace has seen shows in no other"
+    tree_engine.flush_cache()
+    _, n_flushed = answer_in_steps(tree_engine, prompt)
+    assert n_flushed > 40
+
+
+def test_a_part_of_an_answer_to_another_prompt_is_drafted_in_its_namespace(tree_engine: LLM) -> None:
+    prompt = "A story of a lighthouse keeper and"
+    text, _ = answer_in_steps(tree_engine, prompt)
+    other = "Hm. " + prompt + text[:60]
+    _, n_elsewhere = answer_in_steps(tree_engine, {"prompt": other, "cache_salt": "b"})
+    _, n_here = answer_in_steps(tree_engine, other)
+    assert n_here < 0.8 * n_elsewhere
 
 
 def test_what_is_no_configuration_is_refused() -> None:

@@ -22,9 +22,15 @@ def test_vllms_fields_as_json_and_as_a_mapping() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"method": "eagle"}, "speculative_config has method 'eagle'.*use ngram"),
-        ({"method": "tree"}, "method 'tree'.*use ngram"),
+        ({"method": "eagle"}, "speculative_config has method 'eagle'.*a draft head.*use tree"),
+        ({"method": "eagle3"}, "method 'eagle3'.*a draft head.*use tree"),
+        ({"method": "medusa"}, "method 'medusa'.*a draft head.*use tree"),
+        ({"method": "mtp"}, "method 'mtp'.*a draft head.*use tree"),
+        ({"method": "draft_model"}, "method 'draft_model'.*a second model.*use tree"),
+        ({"method": "suffix"}, "method 'suffix'.*suffix trees.*use tree"),
+        ({"method": "trie"}, "method 'trie'; there is no such method.*use tree.*or ngram"),
         ({"method": 3}, "method 3"),
+        ({"method": ["tree"]}, "method .*tree"),
         ({"num_speculative_tokens": 5}, "no method"),
         ({"method": "ngram", "model": "draft"}, "'model' is no field of speculative_config"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens 0"),
@@ -40,6 +46,14 @@ def test_vllms_fields_as_json_and_as_a_mapping() -> None:
 def test_others_are_refused_with_what_to_do(value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         as_speculative(value)
+
+
+def test_each_method_has_its_number_of_drafts_unless_it_is_given() -> None:
+    assert as_speculative({"method": "tree"}) == SpeculativeConfig("tree", 16)
+    assert as_speculative({"method": "ngram"}) == SpeculativeConfig("ngram", 8)
+    assert SpeculativeConfig("tree") == SpeculativeConfig("tree", 16)
+    assert as_speculative({"method": "tree", "num_speculative_tokens": 3}) == SpeculativeConfig("tree", 3)
+    assert as_speculative(str(SpeculativeConfig("tree"))) == SpeculativeConfig("tree")
 
 
 def test_a_length_that_is_not_given_gives_way() -> None:

@@ -1,4 +1,4 @@
-"""``TextDrafts``: drafts that texts suggest, as many as measured times say are worth checking."""
+"""``TextDrafts``: drafts that a source guesses, as many as measured times say are worth checking."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from time import perf_counter
 from typing import NamedTuple
 
 from radixkv.runtime.drafts.acceptance import Acceptance
-from radixkv.runtime.drafts.own_text import continue_text
+from radixkv.runtime.drafts.sources import Guess, Source
 from radixkv.runtime.drafts.step_costs import StepCosts, bucket
 from radixkv.runtime.protocols import Drafts
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import StepPlan
-from radixkv.settings.speculative import SpeculativeConfig
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire.stats import DraftStats
 
@@ -37,18 +36,17 @@ _N_PAUSED = 4
 _PAUSE_EVERY = 256
 
 
-class _Guess(NamedTuple):
-    """What was guessed for a row, until it is compared with what came."""
+class _OpenGuess(NamedTuple):
+    """A guess that is not yet compared with what came."""
 
     request: Request
     n_known: int
     """Bytes of the request's tokens that were known."""
-    kind: int
-    tokens: bytes
+    guess: Guess
 
 
 class TextDrafts(Drafts):
-    """Drafts what followed when the last tokens of a request came before in its prompt or answer.
+    """Drafts what a source guesses.
 
     A step has the drafts with which the expected tokens a second are the most, by the chances of each kind of guess
     and the time of steps with so many rows. Both are learned from what comes, whether or not it was drafted.
@@ -58,23 +56,23 @@ class TextDrafts(Drafts):
     Where less is gained than expected, more must be expected the next time.
 
     Args:
-        config: lengths of drafts and of matches.
+        source: guesses how the tokens of a request go on.
+        n_tokens: most drafts of a row.
         overlaps: whether the device computes beside the host.
         clock: seconds, monotonic.
     """
 
     def __init__(
-        self, config: SpeculativeConfig, *, overlaps: bool, clock: Callable[[], float] = perf_counter
+        self, source: Source, n_tokens: int, *, overlaps: bool, clock: Callable[[], float] = perf_counter
     ) -> None:
-        low, high = config.prompt_lookup_min, config.prompt_lookup_max
-        self._sizes = tuple(sorted({low, (low + high) // 2, high}))
-        self._max_drafts = config.num_speculative_tokens
+        self._source = source
+        self._max_drafts = n_tokens
         self._overlaps = overlaps
         self._clock = clock
         self._acceptance = Acceptance()
         self._costs = StepCosts(overlaps=overlaps)
-        self._guesses: dict[int, _Guess] = {}
-        """The last guess of each batch slot."""
+        self._guesses: dict[int, _OpenGuess] = {}
+        """By batch slot."""
         self._wants_results = not overlaps
         self._n_waited = 0
         """Steps that have waited, without a pause."""
@@ -94,7 +92,7 @@ class TextDrafts(Drafts):
         return self._wants_results
 
     def draft(self, requests: Sequence[Request], max_drafts: Sequence[int], n_most: int) -> list[bytes]:
-        """Returns what may follow the requests' tokens. O(their tokens), and O(drafts log drafts)."""
+        """Returns what may follow the requests' tokens. Costs what the source does, and O(drafts log drafts)."""
         if self._n_paused:
             return [b""] * len(requests)
         tokens: list[bytes] = []
@@ -118,7 +116,7 @@ class TextDrafts(Drafts):
     def step_done(self, plan: StepPlan, requests: Sequence[Request], *, has_waited: bool) -> None:
         """Measures the step; after one without drafts, looks what the next one could have.
 
-        O(1), and O(tokens) of ``_N_LOOKED_AT`` requests.
+        O(1), and what the source costs for ``_N_LOOKED_AT`` requests.
         """
         now = self._clock()
         seconds, self._ended_at = now - self._ended_at, now
@@ -148,36 +146,36 @@ class TextDrafts(Drafts):
         """Returns the counters."""
         return DraftStats(self._n_rows, self._n_drafted, self._n_accepted)
 
-    def _guess(self, request: Request) -> _Guess | None:
-        """Makes a guess for a request, and compares an earlier one with what came. O(tokens)."""
-        found = continue_text(request.tokens, self._sizes, self._max_drafts)
-        guess = None
-        if found is not None:
-            guess = _Guess(request, len(request.tokens), found.n_matched, found.tokens)
+    def _guess(self, request: Request) -> Guess | None:
+        """Makes a guess for a request, and compares an earlier one with what came. Costs what the source costs."""
+        guess = self._source.guess(request, self._max_drafts)
         last = self._guesses.get(request.batch_slot)
         if last is None or last.request is not request or self._learn(last):
             if guess is None:
                 self._guesses.pop(request.batch_slot, None)
             else:
-                self._guesses[request.batch_slot] = guess
+                self._guesses[request.batch_slot] = _OpenGuess(request, len(request.tokens), guess)
         return guess
 
-    def _learn(self, guess: _Guess) -> bool:
+    def _learn(self, open_guess: _OpenGuess) -> bool:
         """Learns from a guess if it has gone wrong or all of its tokens have come; returns whether that is so."""
-        came = guess.request.tokens[guess.n_known : guess.n_known + len(guess.tokens)]
+        request, n_known, guess = open_guess
+        kind = guess.source, guess.n_matched
+        came = request.tokens[n_known : n_known + len(guess.tokens)]
         if guess.tokens.startswith(came) and len(came) < len(guess.tokens):
             return False
         pairs = zip(memoryview(came).cast("i"), memoryview(guess.tokens).cast("i"), strict=False)
         n_right = next((index for index, (token, guessed) in enumerate(pairs) if token != guessed), None)
         n_compared = len(came) // TOKEN_BYTES
         if n_right is None:
-            self._acceptance.learn(guess.kind, n_compared, n_compared)
+            self._acceptance.learn(kind, n_compared, n_compared)
         else:
-            self._acceptance.learn(guess.kind, n_right, n_right + 1)
+            self._acceptance.learn(kind, n_right, n_right + 1)
         return True
 
-    def _chances(self, guess: _Guess) -> list[float]:
-        chances = self._acceptance.chances(guess.kind, len(guess.tokens) // TOKEN_BYTES)
+    def _chances(self, guess: Guess) -> list[float]:
+        kind = guess.source, guess.n_matched
+        chances = self._acceptance.chances(kind, len(guess.tokens) // TOKEN_BYTES)
         return [chance for chance in chances if chance >= _MIN_CHANCE]
 
     def _choose(self, chances: Sequence[Sequence[float]], n_rows: int, n_most: int) -> tuple[list[int], float]:

@@ -9,10 +9,10 @@ from random import Random
 
 import pytest
 
+from radixkv.runtime.drafts.sources import OwnText
 from radixkv.runtime.drafts.text_drafts import TextDrafts
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import Row, StepPlan
-from radixkv.settings.speculative import SpeculativeConfig
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.messages import pack_tokens, unpack_tokens
 
@@ -57,8 +57,7 @@ class Simulation:
     """Whether the next plan waits for the results before it."""
 
     def __post_init__(self) -> None:
-        config = SpeculativeConfig(num_speculative_tokens=8)
-        self.drafts = TextDrafts(config, overlaps=self.overlaps, clock=lambda: self.now)
+        self.drafts = TextDrafts(OwnText((3, 5, 8)), 8, overlaps=self.overlaps, clock=lambda: self.now)
         self.waits = self.drafts.wants_results
         self.requests: list[Request] = []
         self.truths: list[list[int]] = []
