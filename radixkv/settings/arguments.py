@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 from radixkv.errors import ConfigError, RadixKVError
 from radixkv.settings.compat import ALWAYS_ON_FLAGS, UNITS, Place, Refusal, refusals, renamed
+from radixkv.settings.compat.sglang_speculation import ALGORITHM, FIELDS, TWO_SPECULATIONS, speculation_of
 from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.settings.setting import SWITCH, Kind, Setting, settings_of
 from radixkv.settings.values import as_bytes, parse_bytes, parse_count, parse_number, parse_whole_number
@@ -119,6 +120,9 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
     ):
         settings = {name: one for name, one in settings_of(config).items() if has_queue or not one.needs_queue}
         add_flags(parser.add_argument_group(title), settings)
+    for name in FIELDS:
+        kind = str if name == ALGORITHM else whole_number
+        parser.add_argument(_flag(name), type=kind, help=argparse.SUPPRESS)
     parser.set_defaults(model=None)  # so that a model which is given twice is seen
     add_always_on_flags(parser, Place.FLAG)
     add_refused_flags(parser)
@@ -139,7 +143,12 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
     if args.host_memory_bytes is None:
         check_implied_flags(parser, args, "host_memory_bytes")
     try:
-        return EngineConfig.of(vars(args) | {"model": "tiny" if given is None else given, "seed": seed})
+        values = vars(args) | {"model": "tiny" if given is None else given, "seed": seed}
+        if (speculation := speculation_of(values)) is not None:
+            if args.speculative_config is not None:
+                raise ConfigError(TWO_SPECULATIONS)
+            values["speculative_config"] = speculation
+        return EngineConfig.of(values)
     except RadixKVError as error:
         parser.error(str(error))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from radixkv.errors import ConfigError
+from radixkv.errors import ConfigError, UnsupportedFeature
+from radixkv.settings.compat import Place, SettingNames
 from radixkv.settings.speculative import SpeculativeConfig, as_speculative
 from support.flags import parse
 
@@ -65,3 +67,62 @@ def test_a_flag_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit):
         parse("--speculative-config", '{"method": "eagle"}')
     assert "speculative_config has method 'eagle'" in capsys.readouterr().err
+
+
+SGLANG = [
+    ({"speculative_algorithm": "NGRAM"}, SpeculativeConfig("tree", 16)),
+    ({"speculative_algorithm": "ngram", "speculative_num_draft_tokens": 12}, SpeculativeConfig("tree", 11)),
+    (
+        {
+            "speculative_algorithm": "NGRAM",
+            "speculative_num_draft_tokens": 33,
+            "speculative_ngram_min_match_window_size": 1,
+            "speculative_ngram_max_match_window_size": 12,
+            "speculative_ngram_max_bfs_breadth": 1,
+        },
+        SpeculativeConfig("tree", 32, prompt_lookup_max=12, prompt_lookup_min=1),
+    ),
+]
+REFUSED = [
+    ({"speculative_algorithm": "EAGLE"}, "speculative_algorithm.*EAGLE.*needs a model.*use NGRAM"),
+    ({"speculative_num_draft_tokens": 12}, "speculative_num_draft_tokens.*add speculative_algorithm NGRAM"),
+    ({"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 1}, "speculative_num_draft_tokens 1 must"),
+    (
+        {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 34},
+        "speculative_num_draft_tokens 34 must",
+    ),
+    (
+        {"speculative_algorithm": "NGRAM", "speculative_ngram_max_match_window_size": 65},
+        "speculative_ngram_max_match_window_size 65 must",
+    ),
+    (
+        {"speculative_algorithm": "NGRAM", "speculative_config": '{"method": "tree"}'},
+        "speculative_algorithm and .*speculative.config.* are the same setting",
+    ),
+    ({"speculative_ngram_max_bfs_breadth": 10}, "speculative.ngram.max.bfs.breadth.* is not supported"),
+    ({"speculative_ngram_match_type": "PROB"}, "speculative.ngram.match.type.* is not supported"),
+    ({"speculative_ngram_capacity": 1000}, "speculative.ngram.capacity.* is not supported"),
+    ({"speculative_draft_model_path": "org/name"}, "speculative.draft.model.path.* is not supported.*method.*tree"),
+]
+
+
+def flags_of(settings: dict[str, Any]) -> list[str]:
+    return [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+
+
+@pytest.mark.parametrize(("settings", "expected"), SGLANG)
+def test_sglangs_names_are_fields_of_ours(settings: dict[str, Any], expected: SpeculativeConfig) -> None:
+    assert parse(*flags_of(settings)).scheduler.speculative_config == expected
+    names = SettingNames(Place.LLM, "LLM", ConfigError)
+    assert names.resolve(settings, ["speculative_config"])[0] == {"speculative_config": expected}
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED)
+def test_what_sglangs_names_cannot_mean_is_refused(
+    settings: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(*flags_of(settings))
+    assert re.search(message, capsys.readouterr().err)
+    with pytest.raises((ConfigError, UnsupportedFeature), match=message):
+        SettingNames(Place.LLM, "LLM", ConfigError).resolve(settings, ["speculative_config"])

@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar, cast
 
 from radixkv.errors import ConfigError, RadixKVError, RequestError, UnsupportedFeature, shortened
 from radixkv.settings.compat.refusals import refusals
+from radixkv.settings.compat.sglang_speculation import FIELDS, TWO_SPECULATIONS, speculation_of
 from radixkv.settings.compat.table import ALIASES, UNITS, Place
 from radixkv.settings.values import as_bytes
 
@@ -44,6 +45,8 @@ class SettingNames:
         self._hints = hints or {}
         self._typo_cutoff = typo_cutoff
         self._refusals = refusals(place)
+        self._joined = FIELDS if place is Place.LLM else ()
+        """Names that are parts of one setting of ours."""
         self._aliases = {
             alias: name for places, aliases in ALIASES.items() if place in places for alias, name in aliases.items()
         }
@@ -75,6 +78,8 @@ class SettingNames:
                     raise self._error(f"{used.get(ours, ours)} and {name} are the same setting; give one of them")
                 is_opposite = ours != self._aliases[name] and isinstance(value, bool)
                 resolved[ours], used[ours] = (not value if is_opposite else self._in_our_unit(name, value)), name
+            elif name in self._joined:
+                continue
             elif name not in self._refusals:
                 unknown.append(name)
             elif not self._refusals[name].asks_for_nothing(value):
@@ -84,6 +89,10 @@ class SettingNames:
                 raise self._refusals[name].error(shortened(settings[name]))
         if unknown:
             raise self._unknown(sorted(unknown), known)
+        if self._joined and (speculation := speculation_of(settings)) is not None:
+            if resolved.get("speculative_config") is not None:
+                raise self._error(TWO_SPECULATIONS)
+            resolved["speculative_config"] = speculation
         return resolved, {ours: name for ours, name in used.items() if name not in UNITS}
 
     def _in_our_unit(self, alias: str, value: object) -> object:

@@ -191,12 +191,20 @@ REFUSED = (
         },
     ),
     Refused(
-        "drafts come from the request's own text",
+        "there is no model for drafts",
         {
-            ENGINE: "speculative_algorithm speculative_draft_model_path speculative_num_draft_tokens "
-            "speculative_num_steps speculative_eagle_topk speculative_model num_speculative_tokens"
+            ENGINE: "speculative_draft_model_path speculative_num_steps speculative_eagle_topk=1 speculative_model "
+            "speculative_draft_model_revision num_speculative_tokens"
         },
-        'use speculative_config (--speculative-config \'{"method": "ngram"}\')',
+        'use speculative_config (--speculative-config \'{"method": "tree"}\')',
+    ),
+    Refused(
+        "the drafts of a row are one sequence",
+        {ENGINE: "speculative_ngram_min_bfs_breadth=1 speculative_ngram_max_bfs_breadth=1"},
+    ),
+    Refused(
+        "drafts are what followed the longest match",
+        {ENGINE: "speculative_ngram_match_type speculative_ngram_branch_length speculative_ngram_capacity"},
     ),
     Refused(
         "scales of the KV cache come with the checkpoint",
