@@ -10,7 +10,7 @@ cache, as in a server that has run for long. A run ends after a number of answer
 ``--seconds`` bring without drafts. Each pair begins at other conversations, and the arm that runs first alternates.
 
 Prints a JSON line for each workload and number of rows. The ratio is that of answer tokens a second, with drafts
-to without; ``ratio_low`` is the lower end of the 95% t-interval of its mean. Every answer is checked to be the
+to XX Every answer is checked to be the
 recorded one as far as it has come.
 
 | workload | answers |
@@ -22,14 +22,16 @@ recorded one as far as it has come.
 | `agents` | random pieces, and pieces of the prompt |
 | `random` | random: nothing to draft |
 
-The first four are in the file of ``--tokens``, which ``tokenize`` makes.
+The first four are in the file of ``--tokens``, which ``tokenize`` makes. With ``--no-model`` steps compute nothing:
+tokens a step of whole workloads are known soon, and the ratios are those of the host's time.
 
     python bench/drafts.py tokenize --messages taubench_airline.jsonl --questions gsm8k_test.jsonl \\
         --tokenizer gpt2_tokenizer --output tokens.npz
     python bench/drafts.py --tokens tokens.npz --output-file bench/results/drafts.jsonl
     python bench/drafts.py --workloads random,agents --rows 1,256
     python bench/drafts.py --small --device cpu --seconds 1 --pairs 2 --rows 1,4      # tries the code
-    python bench/drafts.py --model tiny --device cpu --tokens tokens.npz --rows 1     # the embedded model
+    python bench/drafts.py --model tiny --device cpu --tokens tokens.npz --rows 1     # the embedded model's shape
+    python bench/drafts.py --no-model --device cpu --tokens tokens.npz --seconds 60 --pairs 2
 """
 
 from __future__ import annotations
@@ -49,9 +51,11 @@ from random import Random
 from typing import Any, NamedTuple
 
 import recorded
+import shapes
 from recorded import Turn, Workload
 from result_lines import add_gpu_flags, add_setting_flag, report, script_parser
-from shapes import LABELS, MODELS, SMALL, write_model
+from schedule import NullDevice
+from shapes import MODELS, SMALL, write_model
 
 from gpu import gpu_provenance
 from radixkv.checkpoints import Checkpoint, resolve
@@ -60,7 +64,7 @@ from radixkv.runtime.device.factory import look_at_machine, open_executor, resol
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.open_loop import open_loop
+from radixkv.runtime.open_loop import OpenDevice, open_loop
 from radixkv.runtime.protocols import Drafts
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.page_copier import HostMemoryCopier
@@ -74,12 +78,15 @@ from radixkv.wire.messages import Cancel, Done, GetStats, Submit, Tokens, unpack
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 
+LABELS = {**shapes.LABELS, "tiny": "tiny"}
 ROWS = {"random": (1, 8, 32, 128, 256), "agents": (1, 8, 32, 128, 256), "chats": (1, 8, 32, 128, 256)}
 """Conversations at a time, where drafts must not cost anything; (1, 8, 32) where they must bring something."""
 SMALL_SIZES = {
     "random": {"n": 16, "prompt": 8, "output": 12},
-    "agents": {"tasks": 4, "width": 2, "depth": 2, "system": 48, "step": 16, "output": 12},
+    "agents": {"tasks": 4, "width": 2, "depth": 2, "system": 48, "step": 16, "output": 48},
 }
+NULL_PAGES = 25_000
+"""Pages of the pool where steps compute nothing, about those of an H100 with a model of 8B."""
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Of 97.5%, by degrees of freedom from 1 on."""
 
@@ -188,12 +195,13 @@ class Engine:
     Args:
         config: its settings, with drafts.
         checkpoint: the model.
+        open_device: opens the device whose tokens are replaced.
     """
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, open_device: OpenDevice) -> None:
         self._answers: Answers = {}
         resolved = resolve_config(config, checkpoint, look_at_machine(config.model.device))
-        self.loop = open_loop(resolved, checkpoint, open_device=partial(open_replayed, self._answers))
+        self.loop = open_loop(resolved, checkpoint, open_device=partial(open_replayed, open_device, self._answers))
         self._drafts = self.loop.scheduler.drafts
 
     def run(
@@ -268,9 +276,13 @@ class Engine:
 
 
 def open_replayed(
-    answers: Answers, resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTimes
+    open_device: OpenDevice, answers: Answers, resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTimes
 ) -> ReplayedExecutor:
-    return ReplayedExecutor(open_executor(resolved, checkpoint, times), answers)
+    return ReplayedExecutor(open_device(resolved, checkpoint, times), answers)
+
+
+def open_null(resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTimes) -> Executor:
+    return NullDevice(NULL_PAGES, checkpoint.vocab_size)
 
 
 def submit(loop: Loop, request_id: str, prompt: bytes, *, n_new: int, seed: int) -> None:
@@ -292,17 +304,21 @@ def main() -> None:
     arguments = parse_arguments()
     with tempfile.TemporaryDirectory() as folder:
         if arguments.model != "tiny":
-            write_model(SMALL if arguments.small else MODELS[arguments.model], Path(folder))
+            vocabulary = {"vocab_size": MODELS[arguments.model]["vocab_size"]} if arguments.no_model else {}
+            is_small = arguments.small or arguments.no_model
+            write_model(SMALL | vocabulary if is_small else MODELS[arguments.model], Path(folder))
         checkpoint = resolve("tiny" if arguments.model == "tiny" else folder, load_format="dummy")
         settings = {"device": arguments.device, "grammar_backend": "none", **dict(arguments.settings)}
         settings["speculative_config"] = as_speculative(arguments.speculative_config)
         engine = Engine(
-            EngineConfig.of({"model": str(checkpoint.folder), "load_format": "dummy"} | settings), checkpoint
+            EngineConfig.of({"model": str(checkpoint.folder), "load_format": "dummy"} | settings),
+            checkpoint,
+            open_null if arguments.no_model else open_executor,
         )
     ready = engine.loop.ready
     workloads = load_workloads(arguments, ready.vocab_size, ready.max_prompt_and_answer)
     about = {
-        "model": "tiny" if arguments.model == "tiny" else "small" if arguments.small else LABELS[arguments.model],
+        "model": None if arguments.no_model else "small" if arguments.small else LABELS[arguments.model],
         "speculative_config": str(settings["speculative_config"]),
         "settings": dict(arguments.settings),
         **({} if arguments.output_file is None else gpu_provenance(arguments.device, arguments.commit)),
@@ -327,6 +343,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--model", choices=("tiny", *MODELS), default="llama-8b", help="the shape of the dummy weights"
     )
+    parser.add_argument("--no-model", action="store_true", help="steps compute nothing; with --device cpu")
     parser.add_argument("--small", action="store_true", help="a small model and small random workloads")
     parser.add_argument("--speculative-config", default='{"method": "ngram"}', metavar="JSON")
     add_gpu_flags(parser)
@@ -339,26 +356,15 @@ def _numbers(text: str) -> list[int]:
 
 
 def load_workloads(arguments: argparse.Namespace, vocab_size: int, max_length: int) -> dict[str, Workload]:
-    """Returns the chosen workloads by name. Turns that the model or its pool cannot hold are left out."""
+    """Returns the chosen workloads by name, as far as model and pool can hold them."""
     sizes = SMALL_SIZES if arguments.small else {"random": {}, "agents": {}}
-    workloads: dict[str, Workload] = {} if arguments.tokens is None else recorded.load(arguments.tokens, vocab_size)
+    workloads: dict[str, Workload] = {} if arguments.tokens is None else recorded.load(arguments.tokens)
     workloads["random"] = recorded.random_answers(**sizes["random"])
     workloads["agents"] = recorded.agent_answers(sizes["agents"])
     names = list(workloads) if arguments.workloads is None else arguments.workloads.split(",")
     if unknown := set(names) - workloads.keys():
         raise SystemExit(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(workloads)}")
-    return {
-        name: [
-            fitting
-            for conversation in workloads[name]
-            if (
-                fitting := [
-                    one for one in conversation if len(one.prompt) + len(one.answer) <= TOKEN_BYTES * max_length
-                ]
-            )
-        ]
-        for name in names
-    }
+    return {name: recorded.fitting(workloads[name], vocab_size, max_length) for name in names}
 
 
 def measure(engine: Engine, workload: Workload, n_rows: int, *, n_pairs: int, seconds: float) -> dict[str, Any]:
@@ -377,20 +383,16 @@ def measure(engine: Engine, workload: Workload, n_rows: int, *, n_pairs: int, se
             arms[has_drafts].append(
                 engine.run(start, n_rows, has_drafts=has_drafts, is_over=lambda n_done, *_: n_done >= n_tokens)
             )
-    off, on = ([arm.n_tokens / arm.seconds for arm in arms[has_drafts]] for has_drafts in (False, True))
+    off, on = arms[False], arms[True]
+    pairs = [(rate([slow]), rate([fast])) for slow, fast in zip(off, on, strict=True)]
     return {
-        **ratios([fast / slow for slow, fast in zip(off, on, strict=True)]),
-        "tokens_per_s": {"off": round(statistics.median(off), 1), "on": round(statistics.median(on), 1)},
-        "tokens_per_step": {
-            name: round(sum(arm.n_tokens for arm in arms[key]) / sum(arm.n_steps for arm in arms[key]), 3)
-            for name, key in (("off", False), ("on", True))
-        },
-        "steps": {"off": sum(arm.n_steps for arm in arms[False]), "on": sum(arm.n_steps for arm in arms[True])},
-        "drafted": sum(arm.n_drafted for arm in arms[True]),
-        "accepted": sum(arm.n_accepted for arm in arms[True]),
+        **ratios([fast / slow for slow, fast in pairs]),
+        "ratio_of_all": round(rate(on) / rate(off), 4),
+        "off": summary(off),
+        "on": summary(on),
         "tokens_of_a_run": n_tokens,
         "outputs_equal": True,
-        "pairs": [[round(slow, 1), round(fast, 1)] for slow, fast in zip(off, on, strict=True)],
+        "pairs": [[round(slow, 1), round(fast, 1)] for slow, fast in pairs],
     }
 
 
@@ -403,6 +405,24 @@ def start_at(workload: Workload, n_rows: int, first: int) -> Start:
     return Start(
         [*begun, *rotated[n_rows:]], [rest[0].prompt for rest, turn in zip(begun, turns, strict=True) if turn]
     )
+
+
+def rate(arms: Sequence[Arm]) -> float:
+    """Returns the answer tokens a second of several runs."""
+    return sum(arm.n_tokens for arm in arms) / sum(arm.seconds for arm in arms)
+
+
+def summary(arms: Sequence[Arm]) -> dict[str, float]:
+    """Returns the figures of all runs of an arm together."""
+    n_steps = sum(arm.n_steps for arm in arms)
+    return {
+        "tokens_per_s": round(rate(arms), 1),
+        "tokens_per_step": round(sum(arm.n_tokens for arm in arms) / n_steps, 3),
+        "ms_per_step": round(1e3 * sum(arm.seconds for arm in arms) / n_steps, 3),
+        "steps": n_steps,
+        "drafted": sum(arm.n_drafted for arm in arms),
+        "accepted": sum(arm.n_accepted for arm in arms),
+    }
 
 
 def ratios(found: Sequence[float]) -> dict[str, float]:

@@ -20,6 +20,8 @@ import numpy as np
 import tokenizers
 from token_workloads import VOCAB, agents
 
+from radixkv.tree.node import TOKEN_BYTES
+
 Message = Mapping[str, Any]
 
 FIRST_NAMES = (
@@ -63,13 +65,10 @@ class _Recorded(NamedTuple):
     messages: Sequence[Message]
 
 
-def load(path: Path, vocab_size: int) -> dict[str, Workload]:
-    """Reads a tokens file; returns its workloads by name. ``first_trials`` are those of ``taubench``.
-
-    Ids beyond a small vocabulary are taken modulo its size: different texts may become the same then.
-    """
+def load(path: Path) -> dict[str, Workload]:
+    """Reads a tokens file; returns its workloads by name. ``first_trials`` are those of ``taubench``."""
     with np.load(path) as file:
-        tokens = (file["tokens"].astype("<i4") % vocab_size).tobytes()
+        tokens = file["tokens"].astype("<i4").tobytes()
         lengths, n_turns = file["lengths"].tolist(), file["n_turns"].tolist()
         names, are_first = file["workloads"].tolist(), file["are_first_trials"].tolist()
     pieces = _split(tokens, lengths)
@@ -101,6 +100,25 @@ def agent_answers(sizes: Mapping[str, int], piece: int = 16, seed: int = 2) -> W
             answer += [*_ids(rng, n), *prompt[start : start + n]]
         found.append([Turn(_pack(prompt), _pack(answer[:n_new]))])
     return found
+
+
+def fitting(workload: Workload, vocab_size: int, max_length: int) -> Workload:
+    """Returns a workload for a small model: without turns that are too long, and with ids modulo the vocabulary's
+    size, so that different texts may become the same."""
+
+    def smaller(tokens: bytes) -> bytes:
+        ids = np.frombuffer(tokens, "<i4")
+        return tokens if ids.max() < vocab_size else (ids % vocab_size).tobytes()
+
+    conversations = [
+        [
+            Turn(smaller(turn.prompt), smaller(turn.answer))
+            for turn in conversation
+            if len(turn.prompt) + len(turn.answer) <= max_length * TOKEN_BYTES
+        ]
+        for conversation in workload
+    ]
+    return [conversation for conversation in conversations if conversation]
 
 
 def tokenize(arguments: Sequence[str]) -> None:
@@ -234,7 +252,7 @@ def _turns(pieces: Iterable[tuple[bytes, bytes]]) -> Conversation:
 def _split(tokens: bytes, lengths: Iterable[int]) -> Iterator[bytes]:
     end = 0
     for length in lengths:
-        start, end = end, end + length * 4
+        start, end = end, end + length * TOKEN_BYTES
         yield tokens[start:end]
 
 

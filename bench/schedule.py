@@ -48,6 +48,7 @@ from radixkv.runtime.loop import Loop
 from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits
 from radixkv.runtime.scheduler.shared_prefixes import SharedPrefixes
+from radixkv.runtime.step.executor import PageOrigin
 from radixkv.runtime.step.plan import SharedRun, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.settings.tenants import OPERATOR, TenantConfig
@@ -200,6 +201,7 @@ class NullDevice:
     is_asynchronous = True
     splits_drafts = False
     window = None
+    page_origin = PageOrigin("none", "none", "none", "none", "")
 
     def __init__(self, n_pages: int, vocab_size: int) -> None:
         self.n_pages = n_pages
@@ -214,8 +216,9 @@ class NullDevice:
 
     def launch(self, plan: StepPlan) -> NullStep:
         self.n_rows = sum(row.sampling is not None for row in plan.rows)
-        start = self._rng.randrange(len(self._tokens) - len(plan.rows))
-        return NullStep(StepResult(tuple(self._tokens[start : start + len(plan.rows)]), (True,) * len(plan.rows)))
+        n_sampled = len(plan.rows) + plan.n_drafts
+        start = self._rng.randrange(len(self._tokens) - n_sampled)
+        return NullStep(StepResult(tuple(self._tokens[start : start + n_sampled]), (True,) * len(plan.rows)))
 
 
 @dataclass

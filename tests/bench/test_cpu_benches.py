@@ -53,6 +53,22 @@ def test_beams_share_pages_and_take_time(tmp_path: Path) -> None:
     assert all(0 < line["mean_entries"] <= line["max_entries"] for line in lines[2:4])
 
 
+def test_drafts_are_replayed_without_a_model(tmp_path: Path) -> None:
+    short = ("--small", "--workloads", "random,agents", "--rows", "1,4", "--pairs", "2", "--seconds", "0.2")
+    lines = run("drafts.py", tmp_path, "--no-model", "--device", "cpu", *short)
+    assert [(line["workload"], line["rows"]) for line in lines] == [
+        ("random", 1),
+        ("random", 4),
+        ("agents", 1),
+        ("agents", 4),
+    ]
+    for line in lines:
+        assert line["outputs_equal"]
+        assert line["ratio_min"] <= line["ratio_median"] <= line["ratio_max"]
+        assert line["off"]["drafted"] == 0 < line["off"]["tokens_per_s"]
+    assert all(line["on"]["tokens_per_step"] > line["off"]["tokens_per_step"] for line in lines[2:])
+
+
 def test_the_sampler_writes_a_line_for_each_case_and_distribution(tmp_path: Path) -> None:
     lines = run("sampling.py", tmp_path, "--rows", "2", "--vocab", "1000", "--history", "20", "--rounds", "1")
     assert {line["logits"] for line in lines} == {"peaked", "spread", "flat"}
