@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import statistics
 import sys
 import tempfile
@@ -51,11 +52,10 @@ from random import Random
 from typing import Any, NamedTuple
 
 import recorded
-import shapes
 from recorded import Turn, Workload
 from result_lines import add_gpu_flags, add_setting_flag, report, script_parser
 from schedule import NullDevice
-from shapes import MODELS, SMALL, write_model
+from shapes import LABELS, MODELS, SMALL, write_model
 
 from gpu import gpu_provenance
 from radixkv.checkpoints import Checkpoint, resolve
@@ -71,14 +71,14 @@ from radixkv.runtime.step.page_copier import HostMemoryCopier
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import LaunchedStep, SampledStep, StepResult, TokenMasks
 from radixkv.settings.config import MAX_SEED, EngineConfig
-from radixkv.settings.speculative import as_speculative
+from radixkv.settings.speculative import SpeculativeConfig
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire.cache_messages import Flush
 from radixkv.wire.messages import Cancel, Done, GetStats, Submit, Tokens, unpack_tokens
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 
-LABELS = {**shapes.LABELS, "tiny": "tiny"}
+SHAPES = MODELS | {"small": SMALL}
 ROWS = {"random": (1, 8, 32, 128, 256), "agents": (1, 8, 32, 128, 256), "chats": (1, 8, 32, 128, 256)}
 """Conversations at a time, where drafts must not cost anything; (1, 8, 32) where they must bring something."""
 SMALL_SIZES = {
@@ -302,24 +302,19 @@ def main() -> None:
         recorded.tokenize(sys.argv[2:])
         return
     arguments = parse_arguments()
+    model = arguments.model or ("small" if arguments.small else "llama-8b")
+    config = SpeculativeConfig(**json.loads(arguments.speculative_config))
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.model != "tiny":
-            vocabulary = {"vocab_size": MODELS[arguments.model]["vocab_size"]} if arguments.no_model else {}
-            is_small = arguments.small or arguments.no_model
-            write_model(SMALL | vocabulary if is_small else MODELS[arguments.model], Path(folder))
-        checkpoint = resolve("tiny" if arguments.model == "tiny" else folder, load_format="dummy")
-        settings = {"device": arguments.device, "grammar_backend": "none", **dict(arguments.settings)}
-        settings["speculative_config"] = as_speculative(arguments.speculative_config)
-        engine = Engine(
-            EngineConfig.of({"model": str(checkpoint.folder), "load_format": "dummy"} | settings),
-            checkpoint,
-            open_null if arguments.no_model else open_executor,
-        )
+        checkpoint = find_checkpoint(model, Path(folder), has_weights=not arguments.no_model)
+        settings = {"device": arguments.device, "grammar_backend": "none", "speculative_config": config}
+        settings |= {"model": str(checkpoint.folder), "load_format": "dummy", **dict(arguments.settings)}
+        open_device = open_null if arguments.no_model else open_executor
+        engine = Engine(EngineConfig.of(settings), checkpoint, open_device)
     ready = engine.loop.ready
     workloads = load_workloads(arguments, ready.vocab_size, ready.max_prompt_and_answer)
     about = {
-        "model": None if arguments.no_model else "small" if arguments.small else LABELS[arguments.model],
-        "speculative_config": str(settings["speculative_config"]),
+        "model": None if arguments.no_model else LABELS.get(model, model),
+        "speculative_config": str(config),
         "settings": dict(arguments.settings),
         **({} if arguments.output_file is None else gpu_provenance(arguments.device, arguments.commit)),
     }
@@ -333,6 +328,14 @@ def main() -> None:
     engine.loop.close()
 
 
+def find_checkpoint(model: str, folder: Path, *, has_weights: bool) -> Checkpoint:
+    """Returns the embedded model, or writes one; without weights it is small, with the vocabulary of the other."""
+    if model == "tiny":
+        return resolve(model, load_format="dummy")
+    shape = SHAPES[model] if has_weights else SMALL | {"vocab_size": SHAPES[model]["vocab_size"]}
+    return resolve(write_model(shape, folder), load_format="dummy")
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = script_parser(__doc__)
     parser.add_argument("--tokens", type=Path, metavar="FILE", help="conversations that tokenize has written")
@@ -340,11 +343,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=_numbers, metavar="NUMBERS", help="how many conversations at a time")
     parser.add_argument("--pairs", type=int, choices=range(2, 11), default=5)
     parser.add_argument("--seconds", type=float, default=5.0, help="of the arm without drafts")
-    parser.add_argument(
-        "--model", choices=("tiny", *MODELS), default="llama-8b", help="the shape of the dummy weights"
-    )
+    parser.add_argument("--model", choices=("tiny", *SHAPES), help="shape of the dummy weights (default: llama-8b)")
     parser.add_argument("--no-model", action="store_true", help="steps compute nothing; with --device cpu")
-    parser.add_argument("--small", action="store_true", help="a small model and small random workloads")
+    parser.add_argument("--small", action="store_true", help="small random workloads, and by default a small model")
     parser.add_argument("--speculative-config", default='{"method": "ngram"}', metavar="JSON")
     add_gpu_flags(parser)
     add_setting_flag(parser)
