@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from time import perf_counter
 from typing import NamedTuple
 
@@ -104,7 +104,8 @@ class TextDrafts(Drafts):
         counts, rate = self._choose(chances, len(requests), n_most)
         if self._overlaps and rate < self._margin * self._rate_without(len(requests)):
             counts = [0] * len(requests)
-        self._look_ahead(chances, len(requests))
+        if not any(counts):
+            self._look_ahead(chances, len(requests))
         return [drafts[: n * TOKEN_BYTES] for drafts, n in zip(tokens, counts, strict=True)]
 
     def verified(self, request: Request, n_drafts: int, n_accepted: int) -> None:
@@ -187,15 +188,14 @@ class TextDrafts(Drafts):
             n_most: most drafts.
         """
         order = sorted(((chance, row) for row, of_row in enumerate(chances) for chance in of_row), reverse=True)
-        best, best_rate = 0, n_rows / self._costs.seconds(n_rows, waits=True)
-        n_tokens = float(n_rows)
-        last = min(n_most, len(order))
-        for n_drafts, (chance, _) in enumerate(order[:last], 1):
-            n_tokens += chance
-            if n_drafts == last or bucket(n_rows + n_drafts) != bucket(n_rows + n_drafts + 1):
-                rate = n_tokens / self._costs.seconds(n_rows + n_drafts, waits=True)
-                if rate > best_rate:
-                    best, best_rate = n_drafts, rate
+        del order[n_most:]
+        n_tokens = list(accumulate((chance for chance, _ in order), initial=float(n_rows)))
+        best, best_rate, n_drafts = 0, n_rows / self._costs.seconds(n_rows, waits=True), 0
+        while n_drafts < len(order):  # up to the most rows that cost the same
+            n_drafts = min(bucket(n_rows + n_drafts + 1) - n_rows, len(order))
+            rate = n_tokens[n_drafts] / self._costs.seconds(n_rows + n_drafts, waits=True)
+            if rate > best_rate:
+                best, best_rate = n_drafts, rate
         counts = [0] * len(chances)
         for _, row in order[:best]:
             counts[row] += 1
