@@ -371,8 +371,8 @@ class SchedulerConfig:
 
     speculative_config: SpeculativeConfig | None = setting(
         None,
-        "guess tokens of answers from the request's own text, and check several in a step (CPU only); fields as in "
-        'vLLM, such as \'{"method": "ngram", "num_speculative_tokens": 8}\' (default: no guesses)',
+        "guess tokens of answers from the cache, the request's own text and recent answers, and check several in a "
+        'step; fields as in vLLM: \'{"method": "tree", "num_speculative_tokens": 16}\' (default: no guesses)',
         Kind(convert=as_speculative),
         "JSON",
     )
