@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.pre_tokenizers import ByteLevel
 
 from support.paths import ROOT
 
@@ -81,3 +82,25 @@ def test_the_structure_of_the_product_is_counted(tmp_path: Path) -> None:
     assert set(line["chat"]["folders"]) >= {"frontend/api/", "runtime/scheduler/", "tree/"}
     assert "runtime/open_loop.py" in line["reach"]["tiers"]["imported by"]
     assert line["calls_a_turn"]["radixkv"] > line["calls_a_turn"]["radixkv without the device"] > 0
+
+
+def test_each_source_of_drafts_is_replayed(tmp_path: Path) -> None:
+    alphabet = sorted(ByteLevel.alphabet())
+    (tmp_path / "vocab.json").write_text(json.dumps({letter: n for n, letter in enumerate(alphabet)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    call = {"function": {"name": "find", "arguments": '{"city": "Paris", "day": "Monday"}'}}
+    messages = [
+        {"role": "user", "content": "A hotel."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "None."},
+        {"role": "assistant", "content": "There is no hotel in Paris on Monday."},
+    ]
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("\n".join(json.dumps({"trial": trial, "messages": messages}) for trial in (0, 1)))
+    lines = run("draft_sources.py", tmp_path, "--chats", str(chats), "--tokenizer", str(tmp_path), "--calls", "3")
+    means = {(line["runs"], line["source"]): line["tokens_a_step"] for line in lines if "tokens_a_step" in line}
+    assert means["all", "tree"] > means["first trials", "tree"] == 1
+    assert means["all", "all"] == means["all", "longest of tree, prompt, answers"] > means["all", "prompt"] > 1
+    assert means["all", "best in hindsight"] == max(means.values())
+    assert {line["source"] for line in lines if line["case"] == "acceptance"} == {"tree", "prompt", "answers"}
+    assert all(0 < line["us"] <= line["max_us"] for line in lines if "us" in line)
