@@ -181,7 +181,7 @@ def _open_drafts(
         return TextDrafts(own_text, config.num_speculative_tokens, overlaps=overlaps), ()
     from radixkv.runtime.drafts.recent_answers import RecentAnswers
 
-    answers = RecentAnswers(cache.tree.roots, sizes)
+    answers = RecentAnswers(cache, sizes)
     source = LongestMatch((CachedSequences(cache.tree, sizes[-1]), own_text, answers), sizes[-1])
     drafts = TextDrafts(source, config.num_speculative_tokens, overlaps=overlaps)
     return drafts, (RequestBranch(lambda message: True, answers.follow),)

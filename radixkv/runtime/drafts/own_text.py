@@ -26,8 +26,8 @@ class Continuation(NamedTuple):
 def continue_text(tokens: bytearray, sizes: tuple[int, ...], n_tokens: int) -> Continuation | None:
     """Returns what followed the newest earlier place of the text's ending; None if the ending is new.
 
-    A text that repeats itself is continued round after round. O(tokens): 4 µs for a short text and 13 µs for 32,000
-    tokens, 27 µs if the text repeats short endings only.
+    A text that repeats itself is continued round after round. O(tokens): 5 µs for a short text, 14 µs for 32,000
+    tokens, and 22 µs if these were made to be slow.
 
     Args:
         tokens: prompt and answer, little-endian int32.
@@ -42,20 +42,17 @@ def continue_text(tokens: bytearray, sizes: tuple[int, ...], n_tokens: int) -> C
     for n_before in range(1, n_compared):
         is_alike &= ids[n_compared - 1 - n_before : -1 - n_before] == ids[-1 - n_before]
     places = is_alike.tobytes()  # a search in bytes is faster than one in an array
-    endings = [(size, tokens[-size * TOKEN_BYTES :]) for size in sizes]
-    place, n_matched, last = len(places), 0, 0
+    endings = [tokens[-size * TOKEN_BYTES :] for size in sizes]
+    place, n_found, last = len(places), 0, 0
     for _ in range(_MAX_PLACES):
         place = places.rfind(b"\1", 0, place)
-        if place < 0 or n_matched == sizes[-1]:
+        if place < 0 or n_found == len(endings):
             break
         end = (place + n_compared) * TOKEN_BYTES
-        for size, ending in endings:
-            if size > n_matched:
-                if tokens[max(0, end - len(ending)) : end] != ending:
-                    break
-                n_matched, last = size, end
-    if not n_matched:
+        while n_found < len(endings) and tokens.endswith(endings[n_found], 0, end):
+            n_found, last = n_found + 1, end
+    if not n_found:
         return None
     followers = bytes(tokens[last : last + n_tokens * TOKEN_BYTES])
     n_rounds = -(-n_tokens * TOKEN_BYTES // len(followers))
-    return Continuation(n_matched, (followers * n_rounds)[: n_tokens * TOKEN_BYTES])
+    return Continuation(sizes[n_found - 1], (followers * n_rounds)[: n_tokens * TOKEN_BYTES])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from struct import unpack_from
 
 import numpy as np
 
+from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.drafts.sources import Guess, Source
 from radixkv.runtime.protocols import Observer
 from radixkv.runtime.request import Request
@@ -16,12 +17,12 @@ from radixkv.tree.node import TOKEN_BYTES, Namespace, Node
 from radixkv.wire.messages import Submit
 
 MAX_NAMESPACE_TOKENS = 1 << 18
-"""Tokens that are remembered of the answers of one namespace, in 13 MiB."""
+"""Tokens that are remembered of the answers of one namespace, in 7 MiB."""
 MAX_TOKENS = 1 << 20
-"""Tokens of all namespaces together, in 52 MiB."""
+"""Tokens of all namespaces together, in 28 MiB."""
 _FIRST_TOKENS = 1 << 12
 """Tokens for which a namespace has memory at first; it doubles when that is full."""
-_SLOTS_PER_TOKEN = 4
+_SLOTS_PER_TOKEN = 2
 """An ending is forgotten when another one takes its slot: with more slots that is rarer."""
 _SEPARATOR = b"\xff" * TOKEN_BYTES
 """Follows each answer. No id is negative, so no byte of one looks like it, wherever a search begins."""
@@ -36,7 +37,7 @@ class RecentAnswers(Source, Observer):
     It guesses nothing in a namespace of which no page is left in the cache, and then forgets what it has of it.
 
     Args:
-        roots: the namespaces with cached pages; one of which all pages were dropped has another root then.
+        cache: the page cache of the requests.
         sizes: lengths of endings to look for, ascending; the longest one that is found decides.
         max_namespace_tokens: most tokens of one namespace, answers and what separates them.
         max_tokens: most tokens of all namespaces together; the one that got an answer least recently goes first.
@@ -44,13 +45,15 @@ class RecentAnswers(Source, Observer):
 
     def __init__(
         self,
-        roots: Mapping[Namespace, Node],
+        cache: PageCache,
         sizes: tuple[int, ...],
         *,
         max_namespace_tokens: int = MAX_NAMESPACE_TOKENS,
         max_tokens: int = MAX_TOKENS,
     ) -> None:
-        self._roots = roots
+        self._cache = cache
+        self._roots = cache.tree.roots
+        """A namespace of which all pages were dropped has no root, and another one after that."""
         self._sizes = sizes
         self._max_namespace_tokens = max_namespace_tokens
         self._max_tokens = max_tokens
@@ -68,10 +71,16 @@ class RecentAnswers(Source, Observer):
         return None if is_apart or message.sampling.use_beam_search else self
 
     def released(self, request: Request) -> None:
-        """Takes the answer of a request. O(tokens of the answer), and of all answers when the memory doubles."""
-        namespace = request.namespace
+        """Takes the answer of a request if the cache has it: not if that was flushed meanwhile, for instance.
+
+        O(tokens of the request), and of all answers when the memory doubles.
+        """
+        namespace, page_size = request.namespace, self._cache.page_size
         root = self._roots.get(namespace)
         if root is None or not request.n_outputs or request.recovery.bypasses_tree:
+            return
+        n_pages = (request.n_known - 1) // page_size  # the last token needs no KV
+        if self._cache.tree.match(namespace, bytes(request.tokens)) < n_pages * page_size:
             return
         n_tokens = min(request.n_outputs, self._max_namespace_tokens - 1)
         answer = bytes(request.tokens[len(request.tokens) - n_tokens * TOKEN_BYTES :])
@@ -130,8 +139,9 @@ class _Ring:
     def enlarged(self, n_tokens: int) -> _Ring:
         """Returns a larger ring with the same answers, none of which was overwritten. O(tokens)."""
         ring = _Ring(self.root, self._sizes, n_tokens)
-        for answer in bytes(self._bytes[: self.n_used * TOKEN_BYTES]).split(_SEPARATOR)[:-1]:
-            ring.add(answer)
+        ring.n_used = self.n_used
+        ring._bytes[: self.n_used * TOKEN_BYTES] = self._bytes[: self.n_used * TOKEN_BYTES]
+        ring._note_endings(0, self.n_used)
         return ring
 
     def add(self, answer: bytes) -> None:
@@ -140,12 +150,17 @@ class _Ring:
         start = self.n_used if self.n_used + n_ids < self.n_tokens else 0
         self.n_used = start + n_ids + 1
         self._bytes[start * TOKEN_BYTES : self.n_used * TOKEN_BYTES] = answer + _SEPARATOR
-        ids = self._ids[start : start + max(0, n_ids - 1)].astype(np.uint64)  # nothing follows the last one
+        self._note_endings(start, self.n_used)
+
+    def _note_endings(self, start: int, stop: int) -> None:
+        """Notes the places after all endings in a part of the ring that another token of the answer follows."""
+        ids = self._ids[start:stop].astype(np.uint64)
         hashes = np.zeros_like(ids)
-        for n_before in range(min(len(ids), self._sizes[-1])):
+        for n_before in range(min(len(ids) - 1, self._sizes[-1])):
             hashes[n_before:] += ids[: len(ids) - n_before] * np.uint64(_POWERS[n_before])
             if (size := n_before + 1) in self._ends:
-                self._ends[size][hashes[n_before:] >> self._shift] = np.arange(start + size, start + n_ids)
+                ends = start + size + np.flatnonzero(self._ids[start + size : stop] >= 0)
+                self._ends[size][hashes[ends - start - 1] >> self._shift] = ends
 
     def guess(self, tokens: bytearray, n_tokens: int) -> Guess | None:
         """Returns what followed the longest ending of ``tokens`` when that came last. O(sizes)."""
