@@ -37,7 +37,7 @@ class SpeculativeConfig:
     """Most guesses that a step checks for a request; None takes that of ``DEFAULT_DRAFTS``."""
     prompt_lookup_max: int = 8
     """Length of the longest ending that is looked for in the text before it."""
-    prompt_lookup_min: int = 3
+    prompt_lookup_min: int = 2
     """Length of the shortest ending."""
 
     @property
