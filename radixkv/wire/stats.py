@@ -72,6 +72,17 @@ class DraftStats(msgspec.Struct, frozen=True):
     draft_tokens_total: int
     accepted_tokens_total: int
     """Drafts that were what was sampled."""
+    steps_without_overlap_total: int = 0
+    """Steps that were planned when the results of all steps before them were known, as rows with drafts must be."""
+    by_source: dict[str, SourceStats] = {}
+    """By what guessed the drafts, once it has: ``tree``, ``prompt`` or ``answers``."""
+
+
+class SourceStats(msgspec.Struct, frozen=True):
+    """Counters of the drafts of one source."""
+
+    draft_tokens_total: int
+    accepted_tokens_total: int
 
 
 class TenantStats(msgspec.Struct, frozen=True):

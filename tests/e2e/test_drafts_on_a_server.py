@@ -59,4 +59,8 @@ def test_streams_are_equal_and_metrics_count_drafts(tmp_path: Path) -> None:
     assert drafted == plain
     assert set(before) == {"steps"}
     assert 0 < after["spec_decode_num_accepted_tokens"] < after["spec_decode_num_draft_tokens"]
-    assert after["steps"] < before["steps"]
+    for name in ("num_draft_tokens", "num_accepted_tokens"):
+        assert after[f"spec_decode_{name}_by_source"] == after[f"spec_decode_{name}"], "the method has one source"
+    assert after["spec_decode_num_steps_without_overlap"] == after["steps"] < before["steps"], (
+        "a CPU never overlaps"
+    )

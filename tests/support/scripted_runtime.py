@@ -56,7 +56,7 @@ from radixkv.wire.messages import (
     Tokens,
     pack_tokens,
 )
-from radixkv.wire.stats import DiskStats, DraftStats, HostStats, SharedStoreStats, Stats, TenantStats
+from radixkv.wire.stats import DiskStats, DraftStats, HostStats, SharedStoreStats, SourceStats, Stats, TenantStats
 
 HOST = HostStats(
     n_slots=200,
@@ -86,7 +86,7 @@ DISK = DiskStats(
     fetch_seconds_per_token=0.002,
 )
 """Counters of a disk tier."""
-DRAFTS = DraftStats(10, 60, 25)
+DRAFTS = DraftStats(10, 60, 25, 9, {"prompt": SourceStats(40, 20), "answers": SourceStats(20, 5)})
 """Counters of drafts."""
 TENANTS = {"search": TenantStats(2, 1, 500, 20), "batch": TenantStats(1, 6, 250)}
 """Counters of tenants, of which the second has no share of pages."""

@@ -236,8 +236,19 @@ def _draft_families(drafts: DraftStats) -> Iterator[Metric]:
         "spec_decode_num_drafts": (drafts.drafts_total, "Rows of answers with drafts."),
         "spec_decode_num_draft_tokens": (drafts.draft_tokens_total, "Tokens that were guessed."),
         "spec_decode_num_accepted_tokens": (drafts.accepted_tokens_total, "Guesses that were what was sampled."),
+        "spec_decode_num_steps_without_overlap": (
+            drafts.steps_without_overlap_total,
+            "Steps planned after all results before them: the host did not work beside the device.",
+        ),
     }
     yield from _numbers({}, counters)
+    drafted = {source: one.draft_tokens_total for source, one in drafts.by_source.items()}
+    accepted = {source: one.accepted_tokens_total for source, one in drafts.by_source.items()}
+    for name, values, text in (
+        ("draft_tokens", drafted, "Part of spec_decode_num_draft_tokens by what guessed them."),
+        ("accepted_tokens", accepted, "Part of spec_decode_num_accepted_tokens by what guessed them."),
+    ):
+        yield _labelled(CounterMetricFamily, f"spec_decode_num_{name}_by_source", text, "source", values)
 
 
 def _host_families(host: HostStats, cache_use: CacheUse) -> Iterator[Metric]:

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from radixkv.runtime.drafts.acceptance import Acceptance
+from radixkv.runtime.drafts.counts import DraftCounts
 from radixkv.runtime.drafts.sources import Guess, Source
 from radixkv.runtime.drafts.step_costs import StepCosts, bucket
 from radixkv.runtime.protocols import Drafts
@@ -83,7 +84,7 @@ class TextDrafts(Drafts):
         self._tried_s, self._without_s = 0.0, 0.0
         """Decayed times of steps that waited, and of steps without drafts for as many tokens."""
         self._ended_at, self._was_measurable = 0.0, False
-        self._n_rows, self._n_drafted, self._n_accepted = 0, 0, 0
+        self._counts = DraftCounts()
         self._n_accepted_before = 0
 
     @property
@@ -99,6 +100,8 @@ class TextDrafts(Drafts):
         chances: list[list[float]] = []
         for request, max_of_row in zip(requests, max_drafts, strict=True):
             guess = self._guess(request) if max_of_row > 0 else None
+            if guess is not None:
+                self._counts.guessed(request, guess.source)
             tokens.append(b"" if guess is None else guess.tokens)
             chances.append([] if guess is None else self._chances(guess)[:max_of_row])
         counts, rate = self._choose(chances, len(requests), n_most)
@@ -110,9 +113,7 @@ class TextDrafts(Drafts):
 
     def verified(self, request: Request, n_drafts: int, n_accepted: int) -> None:
         """Counts a row. O(1)."""
-        self._n_rows += 1
-        self._n_drafted += n_drafts
-        self._n_accepted += n_accepted
+        self._counts.verified(request, n_drafts, n_accepted)
 
     def step_done(self, plan: StepPlan, requests: Sequence[Request], *, has_waited: bool) -> None:
         """Measures the step; after one without drafts, looks what the next one could have.
@@ -122,7 +123,9 @@ class TextDrafts(Drafts):
         now = self._clock()
         seconds, self._ended_at = now - self._ended_at, now
         n_rows = len(plan.rows)
-        n_accepted, self._n_accepted_before = self._n_accepted - self._n_accepted_before, self._n_accepted
+        n_accepted = self._counts.n_accepted - self._n_accepted_before
+        self._n_accepted_before += n_accepted
+        self._counts.step_done(has_waited=has_waited)
         is_measurable = plan.n_decode == n_rows and not plan.is_masked
         is_measured, self._was_measurable = is_measurable and self._was_measurable, is_measurable
         if is_measured:
@@ -145,7 +148,7 @@ class TextDrafts(Drafts):
 
     def stats(self) -> DraftStats:
         """Returns the counters."""
-        return DraftStats(self._n_rows, self._n_drafted, self._n_accepted)
+        return self._counts.stats()
 
     def _guess(self, request: Request) -> Guess | None:
         """Makes a guess for a request, and compares an earlier one with what came. Costs what the source costs."""

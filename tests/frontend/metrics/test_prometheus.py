@@ -11,7 +11,7 @@ from radixkv.frontend.miss_counts import MissCounts
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import CacheMiss, Done, GetStats
 from radixkv.wire.stats import DiskStats, HostStats, Stats
-from support.scripted_runtime import DISK, HOST, SHARED_STORE, TENANTS, ScriptedLoop
+from support.scripted_runtime import DISK, DRAFTS, HOST, SHARED_STORE, TENANTS, ScriptedLoop
 
 
 def scripted(**changes: Any) -> Stats:
@@ -66,6 +66,21 @@ def test_each_stage_of_the_start_has_its_seconds() -> None:
     assert b'radixkv:start_seconds{stage="imports"} 2.5\nradixkv:start_seconds{stage="weights"} 1.0\n' in (
         Metrics().render(scripted(start_seconds={"imports": 2.5, "weights": 1.0}))
     )
+
+
+def test_drafts_are_counted_by_source() -> None:
+    rendered = Metrics().render(scripted(drafts=DRAFTS)).decode()
+    for name, value in (
+        ("num_drafts_total", 10),
+        ("num_draft_tokens_total", 60),
+        ("num_accepted_tokens_total", 25),
+        ("num_steps_without_overlap_total", 9),
+        ('num_draft_tokens_by_source_total{source="prompt"}', 40),
+        ('num_draft_tokens_by_source_total{source="answers"}', 20),
+        ('num_accepted_tokens_by_source_total{source="prompt"}', 20),
+        ('num_accepted_tokens_by_source_total{source="answers"}', 5),
+    ):
+        assert f"\nradixkv:spec_decode_{name} {value}.0\n" in rendered
 
 
 def test_misses_are_counted_by_reason() -> None:

@@ -15,6 +15,7 @@ from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.messages import pack_tokens, unpack_tokens
+from radixkv.wire.stats import SourceStats
 
 Text = Callable[[Random, int], list[int]]
 
@@ -53,6 +54,7 @@ class Simulation:
     now: float = 0.0
     rng: Random = field(default_factory=lambda: Random(5))
     n_tokens: int = 0
+    n_steps: int = 0
     waits: bool = False
     """Whether the next plan waits for the results before it."""
 
@@ -80,6 +82,7 @@ class Simulation:
 
     def _step(self) -> None:
         waits = self.waits
+        self.n_steps += 1
         found = [b""] * self.n_rows
         if waits:
             found = self.drafts.draft(self.requests, [request.max_drafts for request in self.requests], 512)
@@ -190,3 +193,12 @@ def test_drafts_end_when_steps_without_them_have_become_faster() -> None:
     simulation.step_s = lambda n_rows: 4e-4 * n_rows
     simulation.run(30.0)
     assert simulation.run(30.0) > 0.985 / 4e-4
+
+
+def test_drafts_are_counted_by_source_and_steps_by_overlap() -> None:
+    simulation = Simulation(repeated, 2, flat, wait_s=1e-3)
+    simulation.run(10.0)
+    stats = simulation.drafts.stats()
+    assert stats.by_source == {"prompt": SourceStats(stats.draft_tokens_total, stats.accepted_tokens_total)}
+    assert 0 < stats.accepted_tokens_total < stats.draft_tokens_total
+    assert stats.drafts_total / 2 <= stats.steps_without_overlap_total < simulation.n_steps

@@ -1,0 +1,53 @@
+"""``DraftCounts``: what became of drafts."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from radixkv.runtime.request import Request
+from radixkv.wire.stats import DraftStats, SourceStats
+
+
+class DraftCounts:
+    """Counts drafts, by the source that guessed them. O(sources)."""
+
+    def __init__(self) -> None:
+        self._sources: dict[int, str] = {}
+        """The source of each row's last guess, by batch slot."""
+        self._n_drafted: Counter[str] = Counter()
+        self._n_accepted: Counter[str] = Counter()
+        self._n_rows = 0
+        self._n_waited = 0
+
+    @property
+    def n_accepted(self) -> int:
+        """Accepted drafts of all sources."""
+        return self._n_accepted.total()
+
+    def guessed(self, request: Request, source: str) -> None:
+        """Takes note that the drafts of a request's next row, if it gets some, are a guess of ``source``."""
+        self._sources[request.batch_slot] = source
+
+    def verified(self, request: Request, n_drafts: int, n_accepted: int) -> None:
+        """Counts the drafts of a row."""
+        source = self._sources[request.batch_slot]
+        self._n_rows += 1
+        self._n_drafted[source] += n_drafts
+        self._n_accepted[source] += n_accepted
+
+    def step_done(self, *, has_waited: bool) -> None:
+        """Counts a step if its plan was made when the results of all steps before it were known."""
+        self._n_waited += has_waited
+
+    def stats(self) -> DraftStats:
+        """Returns the counters since the start."""
+        return DraftStats(
+            drafts_total=self._n_rows,
+            draft_tokens_total=self._n_drafted.total(),
+            accepted_tokens_total=self.n_accepted,
+            steps_without_overlap_total=self._n_waited,
+            by_source={
+                source: SourceStats(n_drafted, self._n_accepted[source])
+                for source, n_drafted in self._n_drafted.items()
+            },
+        )
