@@ -21,7 +21,7 @@ def without_contents(done: Done) -> Done:
     if miss is not None:
         reason = "never_seen" if miss.reason == "other_namespace" else miss.reason
         miss = CacheMiss(reason, miss.n_matched, miss.place, is_new=miss.is_new)
-    return msgspec.structs.replace(done, cache_use=done.cache_use.in_whole_pages, miss=miss)
+    return msgspec.structs.replace(done, cache_use=done.cache_use.in_whole_pages, miss=miss, drafts=None)
 
 
 def without_copies(computed: ComputedPrompt) -> ComputedPrompt:

@@ -27,6 +27,7 @@ from radixkv.wire.messages import (
     Cancel,
     ComputedPrompt,
     Done,
+    DraftUse,
     Drain,
     Failed,
     FromRuntime,
@@ -390,8 +391,9 @@ class Loop:
         self._counters.prompt_tokens += request.n_prompt
         self._counters.cache_use += live.cache_use
 
-    def _forget(self, live: _LiveRequest) -> tuple[float, float] | None:
-        """Forgets a request, and aborts the choices that have not ended; returns what ``Tiers.ended`` does.
+    def _forget(self, live: _LiveRequest) -> tuple[tuple[float, float] | None, DraftUse | None]:
+        """Forgets a request, and aborts the choices that have not ended; returns what ``Tiers.ended`` and
+        ``Drafts.ended`` do.
 
         The last choice goes first: an aborted leader would hand its prompt over to the next choice.
         """
@@ -405,10 +407,10 @@ class Loop:
             if choice.phase is not Phase.FINISHED:
                 self.scheduler.abort(choice)
             choice.continuation = None  # it refers to the choice, and the cyclic garbage collector is off
-        return self.scheduler.tiers.ended(live.choices)
+        return self.scheduler.tiers.ended(live.choices), self.scheduler.drafts.ended(live.choices)
 
     def _finish(self, live: _LiveRequest, finish_reason: str) -> Done:
-        waited = self._forget(live)
+        waited, drafts = self._forget(live)
         now, first = self._clock(), live.choices[0]
         for observer in first.observers:
             observer.ended(live.choices, is_prompt_computed=live.is_counted)
@@ -423,4 +425,5 @@ class Loop:
             queue_time_s=scheduled_at - first.received_at,
             load_interval_s=waited and (waited[0] - first.received_at, waited[1] - first.received_at),
             miss=next((row.miss for row in first_rows if row.miss is not None), None),
+            drafts=drafts,
         )

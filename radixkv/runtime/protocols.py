@@ -22,7 +22,7 @@ from radixkv.tree.changes import Change, StoredPages
 from radixkv.tree.node import Namespace
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.cache_messages import Tier
-from radixkv.wire.messages import Submit, TokenLogprobs
+from radixkv.wire.messages import DraftUse, Submit, TokenLogprobs
 from radixkv.wire.stats import DiskStats, DraftStats, HostStats, TenantStats
 
 if TYPE_CHECKING:
@@ -303,6 +303,11 @@ class Drafts:
             requests: [rows].
             has_waited: whether its plan was made when the results of all steps before it were known.
         """
+
+    def ended(self, choices: Sequence[Request]) -> DraftUse | None:
+        """Takes note that a request has ended, also one that has failed; returns what became of its drafts, or None
+        if there are none in any request."""
+        return None
 
     def stats(self) -> DraftStats | None:
         """Returns counters; None if there are no drafts."""

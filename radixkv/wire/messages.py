@@ -256,6 +256,18 @@ class CacheMiss(msgspec.Struct, frozen=True, array_like=True):
     text in common with the cache behind the place where its match ends."""
 
 
+class DraftUse(msgspec.Struct, frozen=True, array_like=True):
+    """What became of a request's drafts, in tokens."""
+
+    n_accepted: int = 0
+    """The part of the answers that was guessed before it was sampled."""
+    n_rejected: int = 0
+    """Guesses that are no part of the answers."""
+
+    def __add__(self, other: DraftUse) -> DraftUse:
+        return DraftUse(self.n_accepted + other.n_accepted, self.n_rejected + other.n_rejected)
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """Terminal: the request is finished, or was cancelled. All its tokens came before."""
 
@@ -272,6 +284,8 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """None if less than a page of the prompt was not cached, or if requests share no pages."""
     load_interval_s: tuple[float, float] | None = None
     """From when to when, since receipt, the request waited for pages from other tiers; None if it did not."""
+    drafts: DraftUse | None = None
+    """Sum over all choices; None without speculative decoding."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

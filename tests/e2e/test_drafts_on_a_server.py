@@ -20,16 +20,20 @@ BODIES: list[dict[str, Any]] = [
 ]
 
 
-def streamed(client: httpx.Client, body: dict[str, Any]) -> list[Any]:
-    """Returns the joined text, the tokens, their logprobs and the finish reason of each choice."""
+def streamed(client: httpx.Client, body: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Returns the joined text, the tokens, their logprobs and the finish reason of each choice, and the usage."""
     choices: dict[int, list[Any]] = {}
-    with client.stream("POST", "/v1/completions", json={**body, "model": "tiny", "stream": True}) as reply:
+    usage: dict[str, Any] = {}
+    body = {**body, "model": "tiny", "stream": True, "stream_options": {"include_usage": True}}
+    with client.stream("POST", "/v1/completions", json=body) as reply:
         assert reply.status_code == 200
         for line in reply.iter_lines():
             data = line.removeprefix("data: ")
             if not data or data == "[DONE]":
                 continue
-            for choice in json.loads(data)["choices"]:
+            chunk = json.loads(data)
+            usage = chunk["usage"] or usage
+            for choice in chunk["choices"]:
                 text, tokens, logprobs, _ = choices.get(choice["index"], ["", [], [], None])
                 found = choice.get("logprobs") or {}
                 choices[choice["index"]] = [
@@ -38,7 +42,7 @@ def streamed(client: httpx.Client, body: dict[str, Any]) -> list[Any]:
                     [*logprobs, *found.get("token_logprobs", ())],
                     choice["finish_reason"],
                 ]
-    return [choices[index] for index in sorted(choices)]
+    return [choices[index] for index in sorted(choices)], usage
 
 
 def test_streams_are_equal_and_metrics_count_drafts(tmp_path: Path) -> None:
@@ -49,16 +53,26 @@ def test_streams_are_equal_and_metrics_count_drafts(tmp_path: Path) -> None:
             httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client,
         ):
             answers: list[Any] = []
+            usages: list[dict[str, Any]] = []
             for body in BODIES:
                 whole = client.post("/v1/completions", json={**body, "model": "tiny"}).json()
-                answers += [streamed(client, body), [(one["text"], one["logprobs"]) for one in whole["choices"]]]
+                in_chunks, usage = streamed(client, body)
+                answers += [in_chunks, [(one["text"], one["logprobs"]) for one in whole["choices"]]]
+                usages += [whole["usage"], usage]
             metrics = client.get("/metrics").text
             numbers = dict(re.findall(r"^radixkv:(spec_decode\w+|steps)_total\S* (\S+)$", metrics, re.MULTILINE))
-            seen.append([answers, {name: float(value) for name, value in numbers.items()}])
-    (plain, before), (drafted, after) = seen
+            seen.append([answers, {name: float(value) for name, value in numbers.items()}, usages])
+    (plain, before, usages_before), (drafted, after, usages_after) = seen
     assert drafted == plain
     assert set(before) == {"steps"}
     assert 0 < after["spec_decode_num_accepted_tokens"] < after["spec_decode_num_draft_tokens"]
+    assert all("completion_tokens_details" not in usage for usage in usages_before)
+    accepted, rejected = (
+        sum(usage["completion_tokens_details"][f"{name}_prediction_tokens"] for usage in usages_after)
+        for name in ("accepted", "rejected")
+    )
+    assert accepted == after["spec_decode_num_accepted_tokens"]
+    assert accepted + rejected == after["spec_decode_num_draft_tokens"]
     for name in ("num_draft_tokens", "num_accepted_tokens"):
         assert after[f"spec_decode_{name}_by_source"] == after[f"spec_decode_{name}"], "the method has one source"
     assert after["spec_decode_num_steps_without_overlap"] == after["steps"] < before["steps"], (

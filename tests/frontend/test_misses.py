@@ -16,7 +16,7 @@ from radixkv.frontend.miss_counts import MAX_PLACES, MissCounts
 from radixkv.frontend.miss_report import without_contents
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.cache_use import CacheUse
-from radixkv.wire.messages import CacheMiss, Done, pack_tokens
+from radixkv.wire.messages import CacheMiss, Done, DraftUse, pack_tokens
 
 
 def done(
@@ -54,6 +54,11 @@ def test_the_place_of_most_lost_tokens_is_named_first(tokenizer: Tokenizer) -> N
         "lost_tokens_per_request": 1000,
     }
     assert (second["reason"], second["requests"], second["lost_tokens"]) == ("never_seen", 2, 2000)
+
+
+def test_without_contents_nobody_is_told_which_tokens_were_guessed() -> None:
+    """Drafts may come from other clients' answers, token by token."""
+    assert without_contents(replace(done(None, 500), drafts=DraftUse(3, 2))).drafts is None
 
 
 def test_a_first_visit_is_new_though_the_cache_goes_on_with_other_tokens(tokenizer: Tokenizer) -> None:

@@ -44,6 +44,7 @@ from radixkv.wire.messages import (
     Cancel,
     ComputedPrompt,
     Done,
+    DraftUse,
     Drain,
     Failed,
     FromRuntime,
@@ -175,6 +176,8 @@ class ScriptedLoop:
     """The tree of device and host tier together."""
     drafts: DraftStats | None = None
     """Counters of drafts."""
+    draft_use: DraftUse | None = None
+    """What becomes of the drafts of each request."""
     tenants: dict[str, TenantStats] = field(default_factory=dict)
     """Counters of tenants."""
     is_waiting: bool = False
@@ -365,6 +368,7 @@ class ScriptedLoop:
             CacheUse(n_prompt // 2, n_loaded=n_loaded, n_fetched=n_fetched),
             0.25,
             load_interval_s=(0.05, 0.2) if n_loaded else None,
+            drafts=self.draft_use,
         )
 
     def _stats(self, stats_id: str) -> Stats:

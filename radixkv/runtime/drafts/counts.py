@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections import Counter
 
 from radixkv.runtime.request import Request
+from radixkv.wire.messages import DraftUse
 from radixkv.wire.stats import DraftStats, SourceStats
 
 
 class DraftCounts:
-    """Counts drafts, by the source that guessed them. O(sources)."""
+    """Counts drafts, by the source that guessed them, and by request until it has ended. O(sources)."""
 
     def __init__(self) -> None:
         self._sources: dict[int, str] = {}
         """The source of each row's last guess, by batch slot."""
         self._n_drafted: Counter[str] = Counter()
         self._n_accepted: Counter[str] = Counter()
+        self._by_request: dict[str, DraftUse] = {}
+        """The drafts of each running request that had some, by its id."""
         self._n_rows = 0
         self._n_waited = 0
 
@@ -34,10 +37,16 @@ class DraftCounts:
         self._n_rows += 1
         self._n_drafted[source] += n_drafts
         self._n_accepted[source] += n_accepted
+        before = self._by_request.get(request.id, DraftUse())
+        self._by_request[request.id] = before + DraftUse(n_accepted, n_drafts - n_accepted)
 
     def step_done(self, *, has_waited: bool) -> None:
         """Counts a step if its plan was made when the results of all steps before it were known."""
         self._n_waited += has_waited
+
+    def ended(self, request_id: str) -> DraftUse:
+        """Forgets a request; returns what became of its drafts."""
+        return self._by_request.pop(request_id, DraftUse())
 
     def stats(self) -> DraftStats:
         """Returns the counters since the start."""

@@ -15,6 +15,7 @@ from radixkv.runtime.protocols import Drafts
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.tree.node import TOKEN_BYTES
+from radixkv.wire.messages import DraftUse
 from radixkv.wire.stats import DraftStats
 
 _MIN_CHANCE = 0.05
@@ -145,6 +146,10 @@ class TextDrafts(Drafts):
             self._n_waited, self._n_paused, self._wants_results = 0, _N_PAUSED, False
         elif not (plan.n_drafts or self._wants_results or self._n_paused):
             self._look(requests[: plan.n_decode])
+
+    def ended(self, choices: Sequence[Request]) -> DraftUse:
+        """Forgets the counts of a request; returns them. O(1)."""
+        return self._counts.ended(choices[0].id)
 
     def stats(self) -> DraftStats:
         """Returns the counters."""

@@ -25,7 +25,7 @@ from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import OutputDelta
 from radixkv.wire.cache_use import CacheUse
-from radixkv.wire.messages import CacheMiss, Done, Submit
+from radixkv.wire.messages import CacheMiss, Done, DraftUse, Submit
 
 _REPEATED_TOKENS_PER_TOKEN = 16
 """Tokens of a repeated prompt that take as long to render as one token of an answer."""
@@ -86,6 +86,8 @@ class ResponseWriter:
         self._n = request.n_choices
         self._n_prompt = sum(len(prompt.tokens) // 4 for prompt in prompts)
         self._cache_use, self._n_done = CacheUse(), 0
+        self._drafts: DraftUse | None = None
+        """Sum over all prompts; None without speculative decoding."""
         self._n_lost = 0
         self._miss: CacheMiss | None = None
         """The miss of the prompt with the most computed tokens, of which there were ``_n_lost``."""
@@ -178,22 +180,29 @@ class ResponseWriter:
 
     def _count(self, done: Done) -> None:
         self._cache_use += done.cache_use
+        if done.drafts is not None:
+            self._drafts = done.drafts + (self._drafts or DraftUse())
         self._n_done += 1
         n_lost = done.n_prompt_tokens - done.cache_use.n_cached
         if done.miss is not None and n_lost > self._n_lost:
             self._n_lost, self._miss = n_lost, done.miss
 
     def _usage(self) -> dict[str, Any]:
-        """Returns the usage so far; the number of cached tokens is known only when all prompts are done."""
+        """Returns the usage so far; cached tokens and drafts are known only when all prompts are done."""
         n_answer = sum(choice.n_tokens for choice in self._choices)
         usage: dict[str, Any] = {
             "prompt_tokens": self._n_prompt,
             "completion_tokens": n_answer,
             "total_tokens": self._n_prompt + n_answer,
         }
+        details: dict[str, int] = {}
         if isinstance(self._request, ChatRequest):
-            n_reasoning = sum(choice.n_reasoning_tokens for choice in self._choices)
-            usage["completion_tokens_details"] = {"reasoning_tokens": n_reasoning}
+            details["reasoning_tokens"] = sum(choice.n_reasoning_tokens for choice in self._choices)
+        if self._drafts is not None and self._n_done == len(self._prompts):
+            details["accepted_prediction_tokens"] = self._drafts.n_accepted
+            details["rejected_prediction_tokens"] = self._drafts.n_rejected
+        if details:
+            usage["completion_tokens_details"] = details
         if self._n_done == len(self._prompts):
             miss = self._miss if self._request.explain_cache else None
             usage["prompt_tokens_details"] = cached_fields(
