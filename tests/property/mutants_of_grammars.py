@@ -31,11 +31,11 @@ def change_masks(patch: Patch, change: Callable[[TokenMasks], TokenMasks]) -> No
 
 
 def swap_the_masks_of_two_rows(patch: Patch) -> None:
-    change_masks(patch, lambda masks: TokenMasks(masks.rows, np.ascontiguousarray(masks.bits[::-1])))
+    change_masks(patch, lambda masks: TokenMasks(masks.positions, np.ascontiguousarray(masks.bits[::-1])))
 
 
 def leave_the_last_mask_out(patch: Patch) -> None:
-    change_masks(patch, lambda masks: TokenMasks(masks.rows[:-1], masks.bits[:-1]))
+    change_masks(patch, lambda masks: TokenMasks(masks.positions[:-1], masks.bits[:-1]))
 
 
 def forget_what_min_tokens_bans(patch: Patch) -> None:

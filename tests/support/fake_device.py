@@ -183,19 +183,20 @@ class FakeStep:
     """How long it takes."""
     is_sampled: bool = False
     masks: dict[int, NDArray[np.int32]] = field(default_factory=dict)
-    """By row of the plan."""
+    """By sampled position of the plan."""
     outcome: StepResult | DeviceError | None = None
 
     def sample(self, masks: TokenMasks | None) -> FakeStep:
         assert not self.is_sampled, "a step is sampled twice"
         self.is_sampled = True
         if masks is not None:
-            assert list(masks.rows) == sorted(set(masks.rows)), "masks are of ascending rows"
-            for row, bits in zip(masks.rows, masks.bits, strict=True):
-                sampling = self.plan.rows[row].sampling
+            samplings = self.plan.samplings()
+            for position, bits in zip(masks.positions, masks.bits, strict=True):
+                sampling = samplings[position]
                 assert sampling is not None, "a mask for a row that does not sample"
                 assert sampling.is_masked, "a mask for a row without one"
-                self.masks[row] = bits.copy()
+                assert position not in self.masks, "two masks for one position"
+                self.masks[position] = bits.copy()
         return self
 
     @property
@@ -338,8 +339,8 @@ class FakeDevice:
             ends_of_row = [None if links is None else links[first + n] for n in range(1 + row.n_drafts)]
             rows += [(row, one) for one in ends_of_row]
             chosen = [
-                -1 if sampling is None else self._choose(row.batch_slot, sampling, one, masks.get(index))
-                for sampling, one in zip(row.samplings(), ends_of_row, strict=True)
+                -1 if sampling is None else self._choose(row.batch_slot, sampling, one, masks.get(len(tokens) + n))
+                for n, (sampling, one) in enumerate(zip(row.samplings(), ends_of_row, strict=True))
             ]
             self._reject(row, chosen)
             tokens += chosen

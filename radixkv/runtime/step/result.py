@@ -33,14 +33,14 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class TokenMasks(NamedTuple):
-    """Which tokens the masked rows of a step may sample."""
+    """Which tokens may be sampled at positions of a step's masked rows."""
 
-    rows: tuple[int, ...]
-    """Indices of rows of the plan, ascending. A row whose ``RowSampling.is_masked`` is set and that is not listed
-    samples from all tokens; its result is dropped."""
+    positions: tuple[int, ...]
+    """Sampled positions of the plan, in any order. At one that is not listed although its ``RowSampling.is_masked``
+    is set, all tokens may be sampled; that token is dropped."""
     bits: NDArray[np.int32]
-    """[rows, ceil(vocab / 32)], C-contiguous: bit ``i`` of word ``w`` allows token ``32 * w + i``. Each row allows
-    at least one token."""
+    """[positions, ceil(vocab / 32)], C-contiguous: bit ``i`` of word ``w`` allows token ``32 * w + i``. Each mask
+    allows at least one token."""
 
 
 class LaunchedStep(Protocol):

@@ -34,11 +34,13 @@ def fill_masks(rows_of: Sequence[tuple[Row, Request]], grammars: Grammars, vocab
         vocab_size: token ids are below it.
     """
     masked: list[tuple[int, Request]] = []
-    for index, (row, request) in enumerate(rows_of):
+    position = 0
+    for row, request in rows_of:
         is_dropped = request.phase is Phase.FINISHED or request.recovery.discards_results
         if row.sampling is not None and row.sampling.is_masked and not is_dropped:
             assert row.sampling.index == request.n_outputs, "the tokens before a mask are known"
-            masked.append((index, request))
+            masked.append((position, request))
+        position += 1 + row.n_drafts
     if not masked:
         return None
     bits = np.empty((len(masked), -(-vocab_size // _WORD_BITS)), dtype=np.int32)
@@ -47,7 +49,7 @@ def fill_masks(rows_of: Sequence[tuple[Row, Request]], grammars: Grammars, vocab
     for (_, request), row_bits in zip(masked, bits, strict=True):
         if request.n_outputs < request.min_tokens:
             _ban(row_bits, request.sampling.banned)
-    return TokenMasks(tuple(index for index, _ in masked), bits)
+    return TokenMasks(tuple(position for position, _ in masked), bits)
 
 
 def _ban(bits: NDArray[np.int32], tokens: tuple[int, ...]) -> None:

@@ -197,7 +197,7 @@ class CpuExecutor:
             Token by sampled position; None if the logits are not finite.
         """
         sampled_positions = [(n, row, one) for n, (row, one) in enumerate(positions) if one is not None]
-        bits = {} if masks is None else dict(zip(masks.rows, masks.bits, strict=True))
+        bits = {} if masks is None else dict(zip(masks.positions, masks.bits, strict=True))
         sampled: dict[int, SampledToken | None] = {}
         for start in range(0, len(sampled_positions), _MAX_LOGIT_ROWS):
             indices, rows, sampling = zip(*sampled_positions[start : start + _MAX_LOGIT_ROWS], strict=True)
@@ -206,7 +206,7 @@ class CpuExecutor:
                 self.model.logits(last[list(indices)]).float(),
                 slots,
                 sampling,
-                [bits.get(row) for row in rows] if bits else None,
+                [bits.get(index) for index in indices] if bits else None,
             )
             # A step that is already queued needs some token to continue with, even after a failed row.
             tokens = [0 if choice is None else choice.token for choice in choices]

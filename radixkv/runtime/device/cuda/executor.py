@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -162,7 +162,7 @@ class CudaExecutor:
         greedy, finite = outputs.argmax_result[:, : step.n_rows]
         if len(sampled_rows) < step.n_rows:
             logits, greedy, finite = (values.index_select(0, row_indices) for values in (logits, greedy, finite))
-        masked = None if masks is None else _in_order_of(rows, masks, step.plan.first_positions())
+        masked = None if masks is None else _in_order_of(rows, masks)
         sampled = self._sampler.sample(
             logits, step.rows.batch_slots[rows].tolist(), sampling, greedy, finite, masked
         )
@@ -292,10 +292,10 @@ class SampledCudaStep:
         return tuple(found.get(position) if finite[position] else None for position in range(len(finite)))
 
 
-def _in_order_of(positions: list[int], masks: TokenMasks, first_positions: Sequence[int]) -> TokenMasks:
-    """Returns the masks with indices into ``positions``, which are ascending and contain all masked ones."""
+def _in_order_of(positions: list[int], masks: TokenMasks) -> TokenMasks:
+    """Returns the masks with indices into ``positions``, which contain all masked ones."""
     indices = {position: index for index, position in enumerate(positions)}
-    return TokenMasks(tuple(indices[first_positions[row]] for row in masks.rows), masks.bits)
+    return TokenMasks(tuple(indices[position] for position in masks.positions), masks.bits)
 
 
 def _needs_sampler(sampling: RowSampling) -> bool:

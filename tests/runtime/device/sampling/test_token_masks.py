@@ -40,7 +40,7 @@ def test_a_mask_is_a_ban_of_all_other_tokens(data: st.DataObject) -> None:
         others = () if tokens is None else tuple(sorted(set(range(vocab_size)) - tokens))
         banned.append(replace(row, banned=others))
     masks = masks_of(allowed, vocab_size)
-    by_row = dict(zip(masks.rows, masks.bits, strict=True))
+    by_row = dict(zip(masks.positions, masks.bits, strict=True))
     got = Sampler(*logits.shape).sample(
         logits.clone(), range(len(kinds)), masked, [by_row.get(row) for row in range(len(kinds))]
     )

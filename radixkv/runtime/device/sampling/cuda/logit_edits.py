@@ -56,7 +56,7 @@ class SentMasks:
     @classmethod
     def send(cls, masks: TokenMasks, device: torch.device) -> SentMasks:
         """Enqueues the copy of the masks."""
-        return cls({row: index for index, row in enumerate(masks.rows)}, to_device(masks.bits, device))
+        return cls({row: index for index, row in enumerate(masks.positions)}, to_device(masks.bits, device))
 
 
 class LogitEdits:
