@@ -34,6 +34,8 @@ class Matcher:
     def __init__(self, matcher: xgrammar.GrammarMatcher) -> None:
         self.xgrammar_matcher = matcher
         """For ``MaskFiller``."""
+        self.n_tokens = 0
+        """Tokens of the answer."""
         self.has_ended: bool = matcher.is_terminated()
         """Whether a token that ends the answer was accepted. No other token is accepted then."""
 
@@ -44,8 +46,16 @@ class Matcher:
         """
         if self.has_ended or not self.xgrammar_matcher.accept_token(token_id):
             return False
+        self.n_tokens += 1
         self.has_ended = self.xgrammar_matcher.is_terminated()
         return True
+
+    def truncate(self, n_tokens: int) -> None:
+        """Takes back all tokens after the first ``n_tokens``, as if they had not been accepted. O(tokens taken)."""
+        if n_tokens < self.n_tokens:
+            self.xgrammar_matcher.rollback(self.n_tokens - n_tokens)
+            self.n_tokens = n_tokens
+            self.has_ended = self.xgrammar_matcher.is_terminated()
 
     def rejection(self, token_id: int) -> GrammarFailure:
         """Returns the error of a request whose sampled token ``accept`` has rejected."""
