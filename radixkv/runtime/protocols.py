@@ -10,7 +10,7 @@ branch, and no branch another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from radixkv.errors import RequestError
@@ -69,6 +69,10 @@ class Constraint(Protocol):
     def has_ended(self) -> bool:
         """Whether the output is complete, so that no token may follow."""
 
+    @property
+    def end_tokens(self) -> Collection[int]:
+        """The tokens that end the output, where they are allowed."""
+
     def accept(self, token: int) -> bool:
         """Appends a token to the output; False, without any change, if it is not allowed. O(1) mostly."""
 
@@ -120,7 +124,8 @@ class Gate(Protocol):
         """Returns descriptors, one of which is readable when ``take`` has something to return."""
 
     def masks(self, rows: Sequence[tuple[Row, Request]], vocab_size: int) -> TokenMasks | None:
-        """Returns which tokens the masked rows of a step may sample; None if no row needs a mask any more."""
+        """Returns which tokens may be sampled at positions of a step's masked rows; None if no row needs a mask any
+        more."""
 
     def close(self) -> None:
         """Frees what it has opened."""

@@ -259,12 +259,11 @@ class Request:
         """How many drafts its next row may have at most, if all its tokens are known.
 
         The row's sampling holds for all its positions, so drafts end where ``min_tokens`` do. A request has none if
-        its next token depends on more than the KV before it, or if a failure has set it apart.
+        its logits depend on more than the KV before them, or if a failure has set it apart.
         """
         recovery = self.recovery
         if (
             self.continuation is not None
-            or self.constraint is not None
             or self.is_canary
             or self.sampling.has_penalties
             or recovery.is_retried

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from radixkv import LLM, SamplingParams
+from radixkv import LLM, SamplingParams, StructuredOutputs
 from radixkv.errors import ConfigError
+from support.json_schemas import closed
 
 LINES = "".join(f"- item {n}: pears, plums, and {n} figs;\n" for n in range(6))
 PROMPTS = [
@@ -64,6 +65,40 @@ def test_answers_are_equal_to_the_bit(engines: tuple[LLM, LLM], params: Sampling
             assert answers(drafting, one, PROMPTS) == answers(plain, one, PROMPTS)
     n_drafted, n_accepted = (now - then for now, then in zip(count_drafts(drafting), before, strict=True))
     if params.max_tokens > 1 and not params.frequency_penalty:
+        assert 0 < n_accepted < n_drafted
+
+
+ITEM = closed(item={"enum": ["pears", "plums", "figs"]}, n={"type": "integer", "maximum": 99, "minimum": 0})
+LIST = {"type": "array", "items": ITEM, "minItems": 3, "maxItems": 6}
+JSON_PROMPTS = [
+    'Items: [{"item": "pears", "n": 7}, {"item": "plums", "n": 7}, {"item": "figs", "n": 7}]\nItems: ',
+    "Say abcabcabcabc, and then abc: abc",
+    [7, 8, 9] * 12,
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "params"),
+    [
+        ({"json": LIST}, SamplingParams(temperature=0.0, max_tokens=40, logprobs=3)),
+        ({"json": LIST}, SamplingParams(temperature=0.9, seed=5, n=3, max_tokens=40, logprobs=0)),
+        ({"json_object": True}, SamplingParams(temperature=0.0, max_tokens=40, min_tokens=20, stop=["figs", "}}"])),
+        ({"choice": ["abcabcabc", "abc", "figs"]}, SamplingParams(temperature=0.7, seed=6, ignore_eos=True)),
+        ({"regex": "([a-c ]{3}){4,20}"}, SamplingParams(temperature=1.0, top_k=8, seed=7, n=3, max_tokens=40)),
+    ],
+)
+def test_answers_that_obey_a_grammar_are_equal_to_the_bit(
+    engines: tuple[LLM, LLM], wanted: dict[str, Any], params: SamplingParams
+) -> None:
+    plain, drafting = engines
+    for engine in engines:
+        engine.flush_cache()
+    before = count_drafts(drafting)
+    for bias in ({}, NARROW, {}):  # the last time with hits
+        one = replace(params, structured_outputs=StructuredOutputs(**wanted), logit_bias=bias)
+        assert answers(drafting, one, JSON_PROMPTS) == answers(plain, one, JSON_PROMPTS)
+    n_drafted, n_accepted = (now - then for now, then in zip(count_drafts(drafting), before, strict=True))
+    if "json" in wanted:
         assert 0 < n_accepted < n_drafted
 
 

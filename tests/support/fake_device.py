@@ -74,6 +74,19 @@ def next_token(
     return token
 
 
+def next_output_token(
+    end: int, output: Sequence[int], seed: int, banned: Sequence[int], grammar: FakeGrammar | None
+) -> int:
+    """Returns the token that is sampled after a chain and an output, of those that a grammar allows.
+
+    What is banned is sampled if the grammar allows nothing else.
+    """
+    if grammar is None:
+        return next_token(end, seed, banned)
+    allowed = grammar.allowed(output)
+    return next_token(end, seed, is_allowed=(allowed - set(banned) or allowed).__contains__)
+
+
 def logprobs_of(end: int, token: int) -> TokenLogprobs:
     """Returns the logprobs of a token after a chain."""
     return TokenLogprobs(-float(link(end, token) % 10_007), 1, b"", b"")
@@ -150,14 +163,9 @@ def expected_output(
     tokens: list[int] = []
     while len(tokens) < n_tokens and not (tokens and tokens[-1] in stop):
         banned_now = banned if len(tokens) < min_tokens else ()
-        if grammar is None:
-            tokens.append(next_token(end, seed, banned_now))
-        else:
-            allowed = grammar.allowed(tokens)
-            allowed = allowed - set(banned_now) or allowed
-            tokens.append(next_token(end, seed, is_allowed=allowed.__contains__))
-            if tokens[-1] == END:
-                break
+        tokens.append(next_output_token(end, tokens, seed, banned_now, grammar))
+        if grammar is not None and tokens[-1] == END:
+            break
         end = link(end, tokens[-1])
     return tokens
 

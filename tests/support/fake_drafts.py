@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from radixkv.runtime.protocols import Drafts
 from radixkv.runtime.request import Request
 from radixkv.tree.node import TOKEN_BYTES
-from support.fake_device import VOCAB_SIZE, chain, link, next_token, unpack
+from support.fake_device import VOCAB_SIZE, chain, link, next_output_token, unpack
+from support.fake_grammars import END, FakeGrammar
 
 MAX_DRAFTS = 7
 
 
 @dataclass
 class FakeDrafts(Drafts):
-    """Drafts tokens of the request's expected answer; a number that depends on its state says which are wrong."""
+    """Drafts tokens of the request's expected answer; a number that depends on its state says which are wrong.
+
+    With a grammar most wrong ones are allowed, and drafts go on behind the end that it demands.
+    """
 
     is_on: bool = False
     n_drafted: int = 0
@@ -39,16 +44,26 @@ class FakeDrafts(Drafts):
         choice = abs(end) // 64
         n_drafts = min(max_drafts, choice % (MAX_DRAFTS + 1))
         first_wrong = choice // 8 % (2 * MAX_DRAFTS)
-        sampling, drafts = request.sampling, bytearray()
+        sampling, output = request.sampling, tokens[request.n_prompt :]
+        seed = sampling.seed if sampling.temperature else 0
+        grammar = None if request.constraint is None else request.constraint.grammar
         for n in range(n_drafts):
-            banned = sampling.banned if request.n_outputs + n < request.min_tokens else ()
-            token = next_token(end, sampling.seed if sampling.temperature else 0, banned)
+            banned = sampling.banned if len(output) < request.min_tokens else ()
+            if grammar is not None and END in output:
+                grammar, banned = None, ()  # what is sampled behind the end, without a mask
+            token = next_output_token(end, output, seed, banned, grammar)
             if n == first_wrong:
-                token = (token + 1) % VOCAB_SIZE
-            drafts += token.to_bytes(4, "little")
+                token = _other_token(token, output, grammar if choice % 5 else None)
+            output.append(token)
             end = link(end, token)
-        return bytes(drafts)
+        return array("i", output[request.n_outputs :]).tobytes()
 
     def verified(self, request: Request, n_drafts: int, n_accepted: int) -> None:
         self.n_drafted += n_drafts
         self.n_accepted += n_accepted
+
+
+def _other_token(token: int, output: Sequence[int], grammar: FakeGrammar | None) -> int:
+    """Returns another token: one that the grammar allows if it can, and without one mostly one that it does not."""
+    allowed = set() if grammar is None else grammar.allowed(output) - {token}
+    return min(allowed, default=(token + 1) % VOCAB_SIZE)

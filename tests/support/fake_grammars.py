@@ -53,12 +53,24 @@ class FakeMatcher:
         self.output.append(token)
         return True
 
+    def truncate(self, n_tokens: int) -> None:
+        assert n_tokens <= self.n_tokens, "tokens are taken back that never came"
+        del self.output[n_tokens:]
+
     def rejection(self, token: int) -> GrammarFailure:
         return GrammarFailure(f"the grammar has no {token} here")
 
     @property
     def has_ended(self) -> bool:
         return self.output[-1:] == [END]
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.output)
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        return (END,)
 
 
 @dataclass

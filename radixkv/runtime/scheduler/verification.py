@@ -38,9 +38,11 @@ def verify(
             and not (request.phase is Phase.FINISHED or request.recovery.discards_results)
         ):
             assert row.tokens is not None, "drafts follow known tokens"
+            end_tokens = request.constraint.end_tokens if request.constraint is not None else ()
             for token in result.tokens[first : first + row.n_drafts]:
                 draft = row.tokens[(1 + n) * TOKEN_BYTES : (2 + n) * TOKEN_BYTES]
-                if draft != token.to_bytes(TOKEN_BYTES, "little") or token in request.stop_token_ids:
+                ends = token in request.stop_token_ids or token in end_tokens
+                if ends or draft != token.to_bytes(TOKEN_BYTES, "little"):
                     break
                 n += 1
             drafts.verified(request, row.n_drafts, n)

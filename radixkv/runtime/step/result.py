@@ -37,7 +37,7 @@ class TokenMasks(NamedTuple):
 
     positions: tuple[int, ...]
     """Sampled positions of the plan, in any order. At one that is not listed although its ``RowSampling.is_masked``
-    is set, all tokens may be sampled; that token is dropped."""
+    is set, all tokens may be sampled; what is sampled counts for nothing."""
     bits: NDArray[np.int32]
     """[positions, ceil(vocab / 32)], C-contiguous: bit ``i`` of word ``w`` allows token ``32 * w + i``. Each mask
     allows at least one token."""

@@ -34,6 +34,8 @@ class Matcher:
     def __init__(self, matcher: xgrammar.GrammarMatcher) -> None:
         self.xgrammar_matcher = matcher
         """For ``MaskFiller``."""
+        self.end_tokens = frozenset(matcher.stop_token_ids)
+        """The tokens that end the answer, where it is complete."""
         self.n_tokens = 0
         """Tokens of the answer."""
         self.has_ended: bool = matcher.is_terminated()
