@@ -127,7 +127,7 @@ class TextDrafts(Drafts):
         n_accepted = self._counts.n_accepted - self._n_accepted_before
         self._n_accepted_before += n_accepted
         self._counts.step_done(has_waited=has_waited)
-        is_measurable = plan.n_decode == n_rows and not plan.is_masked
+        is_measurable = plan.n_decode == n_rows
         is_measured, self._was_measurable = is_measurable and self._was_measurable, is_measurable
         if is_measured:
             self._costs.record(n_rows + plan.n_drafts, seconds, waits=has_waited or not self._overlaps)
