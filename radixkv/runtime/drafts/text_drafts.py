@@ -144,7 +144,9 @@ class TextDrafts(Drafts):
             self._n_waited = 0
         if self._n_waited >= _PAUSE_EVERY:
             self._n_waited, self._n_paused, self._wants_results = 0, _N_PAUSED, False
-        elif not (plan.n_drafts or self._wants_results or self._n_paused):
+        elif plan.n_drafts or self._wants_results:  # the next plan waits, and was or will be asked for its drafts
+            self._wants_results = False
+        elif not self._n_paused:
             self._look(requests[: plan.n_decode])
 
     def ended(self, choices: Sequence[Request]) -> DraftUse:

@@ -136,7 +136,10 @@ class Scheduler:
     def wants_results(self) -> bool:
         """Whether the results of all launched plans are to be taken before the next ``schedule``: a row with drafts
         is in flight, whose length is not known, or rows of the next plan are to have some. O(1)."""
-        return bool(self._launched) and (bool(self._launched[-1].plan.n_drafts) or self.drafts.wants_results)
+        if not self._launched:
+            return False
+        last = self._launched[-1].plan
+        return bool(last.n_drafts) or (self.drafts.wants_results and self._n_most_drafts(last.n_decode) > 0)
 
     @property
     def n_preemptions(self) -> int:
@@ -428,15 +431,7 @@ class Scheduler:
         Drafts take pages from the free list only, so that they evict and preempt nothing, and rows that no request
         will need.
         """
-        limits, page_size = self.limits, self.cache.page_size
-        n_most = min(
-            limits.max_num_batched_tokens // _MAX_DRAFT_SHARE,
-            limits.max_num_batched_tokens - len(decoding) - page_size,
-        )
-        if limits.splits_drafts:
-            n_rows = len(self.running) + len(self.tiers) + len(self.waiting)
-            n_most = min(n_most, limits.max_num_seqs - n_rows)
-        if n_most <= 0:
+        if (n_most := self._n_most_drafts(len(decoding))) <= 0:
             return [b""] * len(decoding)
         found = self.drafts.draft(decoding, [request.max_drafts for request in decoding], n_most)
         n_promised = self.tiers.n_promised
@@ -445,9 +440,20 @@ class Scheduler:
                 n_tokens = request.n_scheduled + 1 + len(drafts) // TOKEN_BYTES
                 n_pages = self.cache.pages_for(n_tokens)
                 if not self.cache.reserve(request.blocks, n_pages, n_left_free=n_promised):
-                    n_room = len(request.blocks.pages) * page_size - request.n_scheduled - 1
+                    n_room = len(request.blocks.pages) * self.cache.page_size - request.n_scheduled - 1
                     found[index] = drafts[: n_room * TOKEN_BYTES]
         return found
+
+    def _n_most_drafts(self, n_decoding: int) -> int:
+        """Returns how many drafts a step with so many decode rows may have; 0 or less: none. O(1)."""
+        limits = self.limits
+        n_most = min(
+            limits.max_num_batched_tokens // _MAX_DRAFT_SHARE,
+            limits.max_num_batched_tokens - n_decoding - self.cache.page_size,
+        )
+        if limits.splits_drafts:
+            n_most = min(n_most, limits.max_num_seqs - len(self.running) - len(self.tiers) - len(self.waiting))
+        return n_most
 
     def _row_done(self, request: Request, row: Row) -> None:
         """Notes that a launched row is done or has failed, and with it the page copies before it."""
