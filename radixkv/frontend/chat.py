@@ -82,6 +82,8 @@ class Chat:
     cache_salt: str = ""
     session_id: str = ""
     priority: int = 0
+    prediction: str = ""
+    """What the client expects the answer to be, or to be like."""
 
     def tool_use(self) -> ToolUse:
         """Checks and returns the tools. Raises ``InvalidRequest``."""
@@ -143,6 +145,7 @@ async def chat_prompt(chat: Chat, served_model: ServedModel, tenant: str) -> Cha
         priority=chat.priority,
         pins=await _pins(chat, text, encoded.tokens, encoder),
         session_id=chat.session_id,
+        prediction=await _prediction(chat, served_model, tenant),
     )
     ends_with_context = sampling.max_tokens == room != chat.max_tokens
     return ChatPrompt(submit, text, tools, chat.splits_reasoning, ends_with_context, encoded.open_keeper())
@@ -239,6 +242,19 @@ def _encoder(chat: Chat, served_model: ServedModel, tenant: str) -> PromptEncode
         field=chat.field_name("messages"),
         adds_special_tokens=chat.adds_special_tokens,
     )
+
+
+async def _prediction(chat: Chat, served_model: ServedModel, tenant: str) -> bytes:
+    """Returns the tokens of the expected answer; none where drafts are off. Raises ``InvalidRequest``."""
+    if not (chat.prediction and served_model.ready.has_drafts):
+        return b""
+    encoder = PromptEncoder(served_model=served_model, tenant=tenant, field="prediction", adds_special_tokens=False)
+    try:
+        (tokens,) = await encoder.texts([chat.prediction])
+    except ContextLengthExceeded as error:
+        what = "the prediction alone is longer"
+        raise context_length_exceeded(what, error.limit, param="prediction") from None
+    return tokens
 
 
 async def _pins(chat: Chat, text: str, tokens: bytes, encoder: PromptEncoder) -> tuple[PromptPin, ...]:

@@ -121,7 +121,7 @@ def open_loop(
         )
         drafts, draft_branches = None, tuple[RequestBranch, ...]()
         if (speculative := config.scheduler.speculative_config) is not None:
-            drafts, draft_branches = _open_drafts(speculative, cache, overlaps=executor.is_asynchronous)
+            drafts, draft_branches = _open_drafts(speculative, cache, executor)
         scheduler = open_scheduler(
             cache,
             limits,
@@ -166,25 +166,29 @@ def check_shared_store(url: str | None) -> None:
 
 
 def _open_drafts(
-    config: SpeculativeConfig, cache: PageCache, *, overlaps: bool
+    config: SpeculativeConfig, cache: PageCache, executor: Executor
 ) -> tuple[Drafts, tuple[RequestBranch, ...]]:
     """Returns what drafts, and the branches by which that follows requests.
 
     ``bench/draft_sources.py`` has measured in which order the sources are asked.
     """
-    from radixkv.runtime.drafts.sources import CachedSequences, LongestMatch, OwnText
+    from radixkv.runtime.drafts.predictions import Predictions
+    from radixkv.runtime.drafts.sources import CachedSequences, LongestMatch, OwnText, Source
     from radixkv.runtime.drafts.text_drafts import TextDrafts
 
     sizes = config.lookup_sizes
-    own_text = OwnText(sizes)
-    if config.method == "ngram":
-        return TextDrafts(own_text, config.num_speculative_tokens, overlaps=overlaps), ()
-    from radixkv.runtime.drafts.recent_answers import RecentAnswers
+    predictions = Predictions((sizes[0], sizes[-1]), executor.vocab_size)
+    sources: tuple[Source, ...] = predictions, OwnText(sizes)
+    branches = [RequestBranch(lambda message: bool(message.prediction), predictions.follow)]
+    if config.method == "tree":
+        from radixkv.runtime.drafts.recent_answers import RecentAnswers
 
-    answers = RecentAnswers(cache, sizes)
-    source = LongestMatch((CachedSequences(cache.tree, sizes[-1]), own_text, answers), sizes[-1])
-    drafts = TextDrafts(source, config.num_speculative_tokens, overlaps=overlaps)
-    return drafts, (RequestBranch(lambda message: True, answers.follow),)
+        answers = RecentAnswers(cache, sizes)
+        sources = CachedSequences(cache.tree, sizes[-1]), *sources, answers
+        branches.append(RequestBranch(lambda message: True, answers.follow))
+    source = LongestMatch(sources, sizes[-1])
+    drafts = TextDrafts(source, config.num_speculative_tokens, overlaps=executor.is_asynchronous)
+    return drafts, tuple(branches)
 
 
 def _open_grammars(checkpoint: Checkpoint, tokenizer_folder: Path, *, is_off: bool) -> Grammars:

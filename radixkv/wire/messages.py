@@ -110,6 +110,9 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     without the tree: on pages of its own, which no tier gets."""
     tenant: str = ""
     """Who sent it; empty for the operator, and without tenants."""
+    prediction: bytes = b""
+    """What the client expects the answer to be like, as little-endian int32 ids: a source of drafts, which changes
+    no answer."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -158,6 +161,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     holds_whole_requests: bool = True
     """Whether the pool must hold all tokens of a request. False if a request frees its pages behind every layer's
     window while it runs, and the pool holds the others."""
+    has_drafts: bool = False
+    """Whether answers are computed with speculative decoding, so that predictions are of use."""
 
     @property
     def max_prompt_and_answer(self) -> int:

@@ -75,7 +75,7 @@ class DraftStats(msgspec.Struct, frozen=True):
     steps_without_overlap_total: int = 0
     """Steps that were planned when the results of all steps before them were known, as rows with drafts must be."""
     by_source: dict[str, SourceStats] = {}
-    """By what guessed the drafts, once it has: ``tree``, ``prompt`` or ``answers``."""
+    """By what guessed the drafts, once it has: ``tree``, ``prediction``, ``prompt`` or ``answers``."""
 
 
 class SourceStats(msgspec.Struct, frozen=True):

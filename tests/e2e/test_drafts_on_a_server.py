@@ -78,3 +78,22 @@ def test_streams_are_equal_and_metrics_count_drafts(tmp_path: Path) -> None:
     assert after["spec_decode_num_steps_without_overlap"] == after["steps"] < before["steps"], (
         "a CPU never overlaps"
     )
+
+
+def test_a_prediction_changes_no_answer(tmp_path: Path) -> None:
+    def ask(**body: Any) -> tuple[str, dict[str, int]]:
+        asked = {"model": "tiny", "messages": [{"role": "user", "content": "Tell me"}], "max_tokens": 60}
+        body = asked | {"temperature": 0.9, "seed": 7, "ignore_eos": True} | body
+        reply = client.post("/v1/chat/completions", json=body).json()
+        return reply["choices"][0]["message"]["content"], reply["usage"]["completion_tokens_details"]
+
+    with (
+        serving(Path("tiny"), tmp_path / "errors", "--speculative-config", CONFIG) as server,
+        httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client,
+    ):
+        answer, _ = ask()
+        for content in (answer, answer[:20] + "something else" + answer[30:], "Nothing of this comes."):
+            again, details = ask(prediction={"type": "content", "content": content})
+            assert again == answer
+            assert details["accepted_prediction_tokens"] < 60
+        assert 'by_source_total{source="prediction"}' in client.get("/metrics").text

@@ -194,7 +194,8 @@ class ScriptedLoop:
     def ready(self) -> Ready:
         sizes = WIRE_VERSION, VOCAB_SIZE, MAX_MODEL_LEN, 16, 64, 256, 8192
         n_host_slots = None if self.host is None else self.host.n_slots
-        return Ready(*sizes, "NVIDIA H200", "bfloat16", n_host_slots, self.disk is not None)
+        has_drafts = self.drafts is not None
+        return Ready(*sizes, "NVIDIA H200", "bfloat16", n_host_slots, self.disk is not None, has_drafts=has_drafts)
 
     @property
     def has_work(self) -> bool:

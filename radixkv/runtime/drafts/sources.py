@@ -15,7 +15,7 @@ class Guess(NamedTuple):
     """What may follow the tokens of a request."""
 
     source: str
-    """``tree``, ``prompt`` or ``answers``."""
+    """``tree``, ``prediction``, ``prompt`` or ``answers``."""
     n_matched: int
     """How many of the request's last tokens it follows, at most the longest ending that is looked for."""
     tokens: bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -15,6 +15,7 @@ from radixkv.frontend.http.body_decoder import (
     check_messages,
     check_prompt,
     check_tools,
+    check_values,
 )
 from radixkv.frontend.shared_fields import PromptCacheOptions, SharedSampling
 from radixkv.generation.chat_rendering import effort_variables
@@ -27,6 +28,25 @@ class StreamOptions(msgspec.Struct):
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
+
+
+class PredictionPart(msgspec.Struct):
+    """A part of OpenAI's ``prediction``."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(msgspec.Struct):
+    """OpenAI's ``prediction``: what the client expects the answer to be, or to be like."""
+
+    type: Literal["content"]
+    content: str | list[PredictionPart]
+
+    @property
+    def text(self) -> str:
+        """All of it as one text."""
+        return self.content if isinstance(self.content, str) else "".join([part.text for part in self.content])
 
 
 class GenerationRequest(SharedSampling, kw_only=True):
@@ -124,6 +144,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
 
     @property
     def n_logprobs(self) -> int | None:
@@ -146,7 +167,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
 _completions = BodyDecoder(
     CompletionRequest, {"prompt": check_prompt}, refusals(Place.COMPLETIONS), ids_field="prompt"
 )
-_chats = BodyDecoder(ChatRequest, {"messages": check_messages, "tools": check_tools}, refusals(Place.CHATS))
+_chats = BodyDecoder(
+    ChatRequest,
+    {"messages": check_messages, "tools": check_tools, "prediction": check_values("prediction")},
+    refusals(Place.CHATS),
+)
 
 
 def parse_completion(
