@@ -45,6 +45,7 @@ class EngineMachine(RuleBasedStateMachine):
         write_policy=st.sampled_from(("through", "through", "selective")),
         eviction_policy=st.sampled_from(("lru", "lfuda", "adaptive")),
         splits_drafts=st.booleans(),
+        has_drafts=st.booleans(),
     )
     def start(
         self,
@@ -56,6 +57,7 @@ class EngineMachine(RuleBasedStateMachine):
         write_policy: WritePolicy,
         eviction_policy: EvictionPolicyName,
         splits_drafts: bool,
+        has_drafts: bool,
     ) -> None:
         self.actions = Actions(
             n_pages,
@@ -67,6 +69,7 @@ class EngineMachine(RuleBasedStateMachine):
             eviction_policy=eviction_policy,
             splits_drafts=splits_drafts,
         )
+        self.actions.engine.drafts.is_on = has_drafts
 
     @rule(
         base=small,

@@ -5,7 +5,9 @@ from __future__ import annotations
 _WEIGHT = 1 / 4
 """Weight of a new measurement in a moving average."""
 _MAX_RATIO = 2.0
-"""A measurement counts as so many times the average at most: others are pauses of the machine."""
+"""A measurement counts as so many times what was expected at most: others are pauses of the machine."""
+_FORGET = 0.9998
+"""By which the time of steps that wait falls with each other step: what was slow once is tried again later."""
 _ROW_SHARE = 0.01
 """Guess of what a row more costs, as a share of the step, where nothing was measured."""
 _WAIT_S = 1e-3
@@ -29,9 +31,14 @@ class StepCosts:
 
     def record(self, n_rows: int, seconds: float, *, waits: bool) -> None:
         """Takes a measured step into account."""
-        averages = self._seconds[waits]
-        average = averages.setdefault(bucket(n_rows), seconds)
-        averages[bucket(n_rows)] = average + _WEIGHT * (min(seconds, _MAX_RATIO * average) - average)
+        waiting = self._seconds[True]
+        for size in waiting:
+            waiting[size] *= _FORGET
+        averages, size = self._seconds[waits], bucket(n_rows)
+        if averages:
+            seconds = min(seconds, _MAX_RATIO * self.seconds(n_rows, waits=waits))
+        average = averages.setdefault(size, seconds)
+        averages[size] = average + _WEIGHT * (seconds - average)
 
     def seconds(self, n_rows: int, *, waits: bool) -> float:
         """Returns how long a step of so many rows takes, a draft counting as a row."""

@@ -143,7 +143,7 @@ def test_drafts_that_do_not_pay_cost_nothing(
     text: Text, step_s: Callable[[int], float], wait_s: float, n_rows: int
 ) -> None:
     simulation = Simulation(text, n_rows, step_s, wait_s)
-    assert simulation.run(12.0) > 0.985 * n_rows / step_s(n_rows)
+    assert simulation.run(12.0) > 0.98 * n_rows / step_s(n_rows)
 
 
 def test_right_drafts_that_cost_too_much_are_left() -> None:
@@ -189,7 +189,7 @@ def test_few_rows_of_a_step_without_drafts_are_searched(monkeypatch: pytest.Monk
 def test_drafts_end_when_steps_without_them_have_become_faster() -> None:
     simulation = Simulation(repeated, 8, lambda n_rows: 3 * flat(n_rows), wait_s=2e-3)
     simulation.run(10.0)
-    assert simulation.drafts.wants_results
+    assert simulation.waits
     simulation.step_s = lambda n_rows: 4e-4 * n_rows
     simulation.run(30.0)
     assert simulation.run(30.0) > 0.985 / 4e-4

@@ -32,6 +32,7 @@ def test_usage_counts_drafts(site: Site, path: str) -> None:
     site.loop.draft_use = DraftUse(5, 2)
     body = asks("hello")[path]
     assert details(post(site, path, **body)["usage"]) == reasoning(path) | counts()
+    site.loop.step_s = 0.02
     first, *_, last = events(site, path, **body, **STREAMED)
     assert details(last["usage"]) == reasoning(path) | counts()
     assert details(first["usage"]) == reasoning(path), "they are known at the end"
