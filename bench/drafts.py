@@ -10,8 +10,7 @@ cache, as in a server that has run for long. A run ends after a number of answer
 ``--seconds`` bring without drafts. Each pair begins at other conversations, and the arm that runs first alternates.
 
 Prints a JSON line for each workload and number of rows. The ratio is that of answer tokens a second, with drafts
-to XX Every answer is checked to be the
-recorded one as far as it has come.
+to without. Every answer is checked to be the recorded one as far as it has come.
 
 | workload | answers |
 |---|---|

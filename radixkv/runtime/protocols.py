@@ -300,12 +300,13 @@ class Drafts:
     def verified(self, request: Request, n_drafts: int, n_accepted: int) -> None:
         """Takes note of how many of a row's drafts were right, the first ones."""
 
-    def step_done(self, plan: StepPlan, requests: Sequence[Request], *, has_waited: bool) -> None:
+    def step_done(self, plan: StepPlan, requests: Sequence[Request], n_most: int, *, has_waited: bool) -> None:
         """Takes note of a step whose tokens are appended.
 
         Args:
             plan: of the step.
             requests: [rows].
+            n_most: most drafts of a plan with as many decode rows; 0 or less: none.
             has_waited: whether its plan was made when the results of all steps before it were known.
         """
 

@@ -106,7 +106,7 @@ def test_answers_with_drafts(sensitive_folder: Path, settings: dict[str, Any]) -
 
 
 def test_drafts_beside_rows_without(sensitive_folder: Path) -> None:
-    """Sampled rows, greedy rows, biases, penalties and prompt logprobs in one step with drafts."""
+    """Greedy rows with biases, penalties, ``min_tokens`` and prompt logprobs beside rows with drafts."""
     prompts = family(12, seed=4)
     params = [
         [

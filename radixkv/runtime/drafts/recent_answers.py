@@ -34,7 +34,8 @@ _POWERS = [pow(0x9E3779B97F4A7C15, exponent, 1 << _HASH_BITS) for exponent in ra
 class RecentAnswers(Source, Observer):
     """Guesses what followed in recent answers of the same namespace when a request's last tokens came there.
 
-    It guesses nothing in a namespace of which no page is left in the cache, and then forgets what it has of it.
+    It guesses nothing in a namespace of which no page is left in the cache. What it has of it is forgotten when an
+    answer of another new namespace comes.
 
     Args:
         cache: the page cache of the requests.
@@ -100,7 +101,7 @@ class RecentAnswers(Source, Observer):
     def guess(self, request: Request, n_tokens: int) -> Guess | None:
         """Returns what followed the longest ending when that came last. O(sizes)."""
         ring = self._rings.get(request.namespace)
-        if ring is None or not request.reads_cache or ring.root is not self._roots.get(request.namespace):
+        if ring is None or ring.root is not self._roots.get(request.namespace):
             return None
         return ring.guess(request.tokens, n_tokens)
 

@@ -65,7 +65,7 @@ class CachedSequences(Source):
     def guess(self, request: Request, n_tokens: int) -> Guess | None:
         """Returns what follows in computed pages of the request's namespace. O(edges after its lease + tokens)."""
         lease = request.blocks.lease
-        if lease is None or not request.reads_cache:
+        if lease is None:
             return None
         tail = bytes(request.tokens[lease.n_tokens * TOKEN_BYTES :])
         tokens = self._tree.continuation(lease, tail, n_tokens)

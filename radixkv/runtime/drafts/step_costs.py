@@ -6,7 +6,7 @@ _WEIGHT = 1 / 4
 """Weight of a new measurement in a moving average."""
 _MAX_RATIO = 2.0
 """A measurement counts as so many times what was expected at most: others are pauses of the machine."""
-_FORGET = 0.9998
+_FORGET = 0.9999
 """By which the time of steps that wait falls with each other step: what was slow once is tried again later."""
 _ROW_SHARE = 0.01
 """Guess of what a row more costs, as a share of the step, where nothing was measured."""
@@ -29,8 +29,8 @@ class StepCosts:
         self._seconds: dict[bool, dict[int, float]] = {False: {}, True: {}}
         """Moving averages by whether the step waits, and by ``bucket``."""
 
-    def record(self, n_rows: int, seconds: float, *, waits: bool) -> None:
-        """Takes a measured step into account."""
+    def record(self, n_rows: int, seconds: float, *, waits: bool) -> float:
+        """Takes a measured step into account; returns its seconds, without those of a pause."""
         waiting = self._seconds[True]
         for size in waiting:
             waiting[size] *= _FORGET
@@ -39,6 +39,7 @@ class StepCosts:
             seconds = min(seconds, _MAX_RATIO * self.seconds(n_rows, waits=waits))
         average = averages.setdefault(size, seconds)
         averages[size] = average + _WEIGHT * (seconds - average)
+        return seconds
 
     def seconds(self, n_rows: int, *, waits: bool) -> float:
         """Returns how long a step of so many rows takes, a draft counting as a row."""

@@ -109,14 +109,14 @@ class TextDrafts(Drafts):
         if self._overlaps and rate < self._margin * self._rate_without(len(requests)):
             counts = [0] * len(requests)
         if not any(counts):
-            self._look_ahead(chances, len(requests))
+            self._look_ahead(chances, len(requests), n_most)
         return [drafts[: n * TOKEN_BYTES] for drafts, n in zip(tokens, counts, strict=True)]
 
     def verified(self, request: Request, n_drafts: int, n_accepted: int) -> None:
         """Counts a row. O(1)."""
         self._counts.verified(request, n_drafts, n_accepted)
 
-    def step_done(self, plan: StepPlan, requests: Sequence[Request], *, has_waited: bool) -> None:
+    def step_done(self, plan: StepPlan, requests: Sequence[Request], n_most: int, *, has_waited: bool) -> None:
         """Measures the step; after one without drafts, looks what the next one could have.
 
         O(1), and what the source costs for ``_N_LOOKED_AT`` requests.
@@ -127,10 +127,11 @@ class TextDrafts(Drafts):
         n_accepted = self._counts.n_accepted - self._n_accepted_before
         self._n_accepted_before += n_accepted
         self._counts.step_done(has_waited=has_waited)
-        is_measurable = plan.n_decode == n_rows
+        # The first request is the oldest: if this token is its first, the device may have been idle before.
+        is_measurable = plan.n_decode == n_rows and requests[0].n_outputs > 1
         is_measured, self._was_measurable = is_measurable and self._was_measurable, is_measurable
         if is_measured:
-            self._costs.record(n_rows + plan.n_drafts, seconds, waits=has_waited or not self._overlaps)
+            seconds = self._costs.record(n_rows + plan.n_drafts, seconds, waits=has_waited or not self._overlaps)
         if not self._overlaps:
             return
         if self._n_paused:
@@ -147,10 +148,12 @@ class TextDrafts(Drafts):
         elif plan.n_drafts or self._wants_results:  # the next plan waits, and was or will be asked for its drafts
             self._wants_results = False
         elif not self._n_paused:
-            self._look(requests[: plan.n_decode])
+            self._look(requests[: plan.n_decode], n_most)
 
     def ended(self, choices: Sequence[Request]) -> DraftUse:
-        """Forgets the counts of a request; returns them. O(1)."""
+        """Forgets a request; returns what became of its drafts. O(batch slots)."""
+        for slot in [slot for slot, one in self._guesses.items() if one.request in choices]:
+            del self._guesses[slot]
         return self._counts.ended(choices[0].id)
 
     def stats(self) -> DraftStats:
@@ -211,7 +214,7 @@ class TextDrafts(Drafts):
             counts[row] += 1
         return counts, best_rate
 
-    def _look(self, requests: Sequence[Request]) -> None:
+    def _look(self, requests: Sequence[Request], n_most: int) -> None:
         """Looks what drafts some of the requests could have after the step that is launched already."""
         n_rows = len(requests)
         first = self._n_looked_at
@@ -223,21 +226,22 @@ class TextDrafts(Drafts):
         ]
         chances = [[] if guess is None else self._chances(guess) for guess in guesses]
         n_copies = -(-n_rows // len(looked_at)) if looked_at else 0
-        self._look_ahead(list(chain.from_iterable([chances] * n_copies))[:n_rows], n_rows)
+        self._look_ahead(list(chain.from_iterable([chances] * n_copies))[:n_rows], n_rows, n_most)
 
-    def _look_ahead(self, chances: Sequence[Sequence[float]], n_rows: int) -> None:
+    def _look_ahead(self, chances: Sequence[Sequence[float]], n_rows: int, n_most: int) -> None:
         """Decides whether the plan after the next one waits.
 
         Args:
             chances: [rows] of guesses whose first token the next step computes, so that drafts begin after it.
             n_rows: of the step.
+            n_most: most drafts.
         """
         if not self._overlaps:
             return
-        if not any(chances):
+        if n_most <= 0 or not any(chances):
             self._wants_results = False
             return
-        _, rate = self._choose([of_row[1:] for of_row in chances], n_rows, self._max_drafts * n_rows)
+        _, rate = self._choose([of_row[1:] for of_row in chances], n_rows, n_most)
         self._wants_results = rate > _MIN_GAIN * self._margin * self._rate_without(n_rows)
 
     def _rate_without(self, n_rows: int) -> float:

@@ -310,7 +310,8 @@ class Scheduler:
         self.running.release()
         for continuation in continued:
             updates += continuation.advance()
-        self.drafts.step_done(plan, launched.requests, has_waited=launched.has_waited)
+        n_most = self._n_most_drafts(plan.n_decode)
+        self.drafts.step_done(plan, launched.requests, n_most, has_waited=launched.has_waited)
         return updates
 
     def fail(self) -> list[Update]:

@@ -46,7 +46,6 @@ def test_a_cached_sequence_that_begins_with_all_tokens_goes_on() -> None:
     reading = request([1, 2, 3], block_table=cache.open(Namespace(), ids(1, 2)))
     assert source.guess(reading, 2) == Guess("tree", 8, ids(4, 5))
     assert source.guess(request([1, 2, 4], block_table=reading.block_table), 2) is None
-    assert source.guess(request([1, 2, 3], block_table=reading.block_table, reads_cache=False), 2) is None
     apart = cache.open(Namespace(), ids(1, 2), bypasses_tree=True)
     assert source.guess(request([1, 2, 3], block_table=apart), 2) is None
 

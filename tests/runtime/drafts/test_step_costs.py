@@ -38,7 +38,7 @@ def test_what_was_slow_once_is_tried_again() -> None:
     costs = StepCosts(overlaps=True)
     costs.record(8, 1.0, waits=True)
     costs.record(1, 4e-3, waits=False)
-    for _ in range(30_000):
+    for _ in range(60_000):
         costs.record(1, 4e-3, waits=False)
     assert costs.seconds(8, waits=True) < 6e-3
 

@@ -55,6 +55,8 @@ class Simulation:
     rng: Random = field(default_factory=lambda: Random(5))
     n_tokens: int = 0
     n_steps: int = 0
+    room: int = 512
+    """Most drafts of a step."""
     waits: bool = False
     """Whether the next plan waits for the results before it."""
 
@@ -84,8 +86,8 @@ class Simulation:
         waits = self.waits
         self.n_steps += 1
         found = [b""] * self.n_rows
-        if waits:
-            found = self.drafts.draft(self.requests, [request.max_drafts for request in self.requests], 512)
+        if waits and self.room > 0:
+            found = self.drafts.draft(self.requests, [request.max_drafts for request in self.requests], self.room)
         rows = [
             Row(slot, 0, 1 + len(drafts) // TOKEN_BYTES, b"", 0, 0, (), None, n_drafts=len(drafts) // TOKEN_BYTES)
             for slot, drafts in enumerate(found)
@@ -115,7 +117,7 @@ class Simulation:
             if len(request.tokens) // TOKEN_BYTES >= len(truth):
                 request.phase = Phase.FINISHED
                 self._restart(slot)
-        self.drafts.step_done(plan, requests, has_waited=waits)
+        self.drafts.step_done(plan, requests, self.room, has_waited=waits)
 
 
 def flat(n_rows: int) -> float:
@@ -149,6 +151,7 @@ def test_drafts_that_do_not_pay_cost_nothing(
 def test_right_drafts_that_cost_too_much_are_left() -> None:
     """Each draft takes as long as a row, so that nothing is gained even if all are right."""
     simulation = Simulation(repeated, 32, lambda n_rows: 4e-4 * n_rows, wait_s=2e-3)
+    simulation.run(10.0)
     assert simulation.run(30.0) > 0.985 * 32 / (4e-4 * 32)
 
 
@@ -202,3 +205,21 @@ def test_drafts_are_counted_by_source_and_steps_by_overlap() -> None:
     assert stats.by_source == {"prompt": SourceStats(stats.draft_tokens_total, stats.accepted_tokens_total)}
     assert 0 < stats.accepted_tokens_total < stats.draft_tokens_total
     assert stats.drafts_total / 2 <= stats.steps_without_overlap_total < simulation.n_steps
+
+
+@pytest.mark.parametrize("room", [0, 2])
+def test_no_step_waits_for_drafts_that_have_no_room(room: int) -> None:
+    simulation = Simulation(repeated, 32, flat, wait_s=1e-3)
+    simulation.run(5.0)
+    simulation.room = room
+    simulation.run(1.0)
+    assert simulation.run(5.0) > 0.99 * 32 / flat(32)
+
+
+def test_idle_time_is_no_cost_of_steps() -> None:
+    simulation = Simulation(repeated, 1, flat, wait_s=1e-3)
+    for _ in range(20):
+        simulation.now += 60.0
+        simulation._restart(0)
+        simulation.run(0.2)
+    assert simulation.run(5.0) > 2 / flat(1)
