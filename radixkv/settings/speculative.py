@@ -54,7 +54,7 @@ class SpeculativeConfig:
         if self.method not in tuple(DEFAULT_DRAFTS):
             needed = next((what for what, methods in _NEEDS.items() if self.method in methods), None)
             why = "there is no such method" if needed is None else f"this release has no method with {needed}"
-            raise ConfigError(f"speculative_config has method {shortened(self.method)}; {why}: {_USE}")
+            raise ConfigError(f"method {shortened(self.method)}: {why}; {_USE}")
         if cast("int | None", self.num_speculative_tokens) is None:
             object.__setattr__(self, "num_speculative_tokens", DEFAULT_DRAFTS[self.method])
         check_at_least(1, "num_speculative_tokens", self.num_speculative_tokens, MAX_DRAFTS)

@@ -24,13 +24,13 @@ def test_vllms_fields_as_json_and_as_a_mapping() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"method": "eagle"}, "speculative_config has method 'eagle'.*a draft head.*use tree"),
+        ({"method": "eagle"}, "method 'eagle': .*a draft head.*use tree"),
         ({"method": "eagle3"}, "method 'eagle3'.*a draft head.*use tree"),
         ({"method": "medusa"}, "method 'medusa'.*a draft head.*use tree"),
         ({"method": "mtp"}, "method 'mtp'.*a draft head.*use tree"),
         ({"method": "draft_model"}, "method 'draft_model'.*a second model.*use tree"),
         ({"method": "suffix"}, "method 'suffix'.*suffix trees.*use tree"),
-        ({"method": "trie"}, "method 'trie'; there is no such method.*use tree.*or ngram"),
+        ({"method": "trie"}, "method 'trie': there is no such method.*use tree.*or ngram"),
         ({"method": 3}, "method 3"),
         ({"method": ["tree"]}, "method .*tree"),
         ({"num_speculative_tokens": 5}, "no method"),
@@ -66,7 +66,7 @@ def test_a_length_that_is_not_given_gives_way() -> None:
 def test_a_flag_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("--speculative-config", '{"method": "eagle"}')
-    assert "speculative_config has method 'eagle'" in capsys.readouterr().err
+    assert "method 'eagle': this release has no method with a draft head" in capsys.readouterr().err
 
 
 SGLANG = [
