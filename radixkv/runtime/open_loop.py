@@ -17,13 +17,12 @@ from radixkv.runtime.device.factory import look_at_machine, open_executor, resol
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.protocols import Drafts, RequestBranch
+from radixkv.runtime.protocols import RequestBranch
 from radixkv.runtime.scheduler.scheduler import SchedulerLimits
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
 from radixkv.runtime.structured.vocabulary import read_vocabulary
 from radixkv.settings.config import EngineConfig
-from radixkv.settings.speculative import SpeculativeConfig
 from radixkv.tree.eviction_policies import open_eviction_policy
 
 logger = logging.getLogger(__name__)
@@ -121,7 +120,9 @@ def open_loop(
         )
         drafts, draft_branches = None, tuple[RequestBranch, ...]()
         if (speculative := config.scheduler.speculative_config) is not None:
-            drafts, draft_branches = _open_drafts(speculative, cache, executor)
+            from radixkv.runtime.drafts.open import open_drafts
+
+            drafts, draft_branches = open_drafts(speculative, cache, executor)
         scheduler = open_scheduler(
             cache,
             limits,
@@ -163,32 +164,6 @@ def check_shared_store(url: str | None) -> None:
         from radixkv.runtime.tiers.open import open_objects
 
         open_objects(url).close()
-
-
-def _open_drafts(
-    config: SpeculativeConfig, cache: PageCache, executor: Executor
-) -> tuple[Drafts, tuple[RequestBranch, ...]]:
-    """Returns what drafts, and the branches by which that follows requests.
-
-    ``bench/draft_sources.py`` has measured in which order the sources are asked.
-    """
-    from radixkv.runtime.drafts.predictions import Predictions
-    from radixkv.runtime.drafts.sources import CachedSequences, LongestMatch, OwnText, Source
-    from radixkv.runtime.drafts.text_drafts import TextDrafts
-
-    sizes = config.lookup_sizes
-    predictions = Predictions((sizes[0], sizes[-1]), executor.vocab_size)
-    sources: tuple[Source, ...] = predictions, OwnText(sizes)
-    branches = [RequestBranch(lambda message: bool(message.prediction), predictions.follow)]
-    if config.method == "tree":
-        from radixkv.runtime.drafts.recent_answers import RecentAnswers
-
-        answers = RecentAnswers(cache, sizes)
-        sources = CachedSequences(cache.tree, sizes[-1]), *sources, answers
-        branches.append(RequestBranch(lambda message: True, answers.follow))
-    source = LongestMatch(sources, sizes[-1])
-    drafts = TextDrafts(source, config.num_speculative_tokens, overlaps=executor.is_asynchronous)
-    return drafts, tuple(branches)
 
 
 def _open_grammars(checkpoint: Checkpoint, tokenizer_folder: Path, *, is_off: bool) -> Grammars:
