@@ -38,6 +38,7 @@ from radixkv.runtime.device.factory import look_at_machine, open_executor, resol
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.result import SampledStep
 from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from radixkv.settings.speculative import SpeculativeConfig
 
 
 def main() -> None:
@@ -80,7 +81,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def open_device(arguments: argparse.Namespace, folder: Path) -> Executor:
-    """Opens the device as ``LLM`` would, with all its memory for the pool."""
+    """Opens the device as ``LLM`` with drafts would, with all its memory for the pool."""
     config = EngineConfig(
         ModelConfig(
             str(folder),
@@ -91,7 +92,7 @@ def open_device(arguments: argparse.Namespace, folder: Path) -> Executor:
             max_model_len=MAX_MODEL_LEN,
         ),
         CacheConfig(page_size=PAGE_SIZE),
-        SchedulerConfig(max_num_seqs=arguments.max_num_seqs),
+        SchedulerConfig(max_num_seqs=arguments.max_num_seqs, speculative_config=SpeculativeConfig(method="tree")),
     )
     checkpoint = resolve(config.model.model, load_format="dummy")
     resolved = resolve_config(config, checkpoint, look_at_machine(arguments.device))

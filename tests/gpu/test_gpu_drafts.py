@@ -28,6 +28,8 @@ from radixkv.wire.messages import pack_tokens, unpack_tokens
 
 N_NEW = 48
 N_DRAFTS = 5
+DRAFTS: dict[str, Any] = {"speculative_config": {"method": "ngram"}}
+"""Opens the device for drafts; the tests put their own in place of these."""
 
 
 @dataclass
@@ -86,7 +88,7 @@ def test_answers_with_drafts(sensitive_folder: Path, settings: dict[str, Any]) -
     """Few rows and many, with shared prefixes and long contexts, cold and then with hits."""
     prompts = [*family(6, seed=1), random_ids(3500, seed=2), random_ids(900, seed=3)]
     tolerance = 2 * NEAR_TIE if "kv_cache_dtype" in settings else NEAR_TIE
-    with opened(sensitive_folder, **settings) as llm:
+    with opened(sensitive_folder, **DRAFTS, **settings) as llm:
         plans = record(llm)
         expected = llm.generate(prompts, greedy(N_NEW, logprobs=20), use_tqdm=False)
         n_steps = len(plans)
@@ -117,7 +119,7 @@ def test_drafts_beside_rows_without(sensitive_folder: Path) -> None:
         ][index % 4]
         for index in range(len(prompts))
     ]
-    with opened(sensitive_folder) as llm:
+    with opened(sensitive_folder, **DRAFTS) as llm:
         expected = llm.generate(prompts, params, use_tqdm=False)
         drafts = drafting(llm, expected)
         found = llm.generate(prompts, params, use_tqdm=False)
@@ -132,7 +134,7 @@ def test_draws_are_those_of_one_token_a_step(sensitive_folder: Path) -> None:
     """
     prompts = family(32, seed=5)
     params = [SamplingParams(temperature=0.2, max_tokens=N_NEW, seed=n, logprobs=1) for n in range(32)]
-    with opened(sensitive_folder, enable_prefix_caching=False) as llm:
+    with opened(sensitive_folder, **DRAFTS, enable_prefix_caching=False) as llm:
         together = llm.generate(prompts, params, use_tqdm=False)
         one_by_one = zip(prompts, params, strict=True)
         alone = [llm.generate([prompt], one, use_tqdm=False)[0] for prompt, one in one_by_one]
@@ -147,7 +149,7 @@ def test_draws_are_those_of_one_token_a_step(sensitive_folder: Path) -> None:
 def test_logprobs_differ_no_more_than_those_of_another_batch_do(sensitive_folder: Path) -> None:
     prompts = family(24, seed=6)
     sampling = greedy(12, logprobs=20)
-    with opened(sensitive_folder, enable_prefix_caching=False) as llm:
+    with opened(sensitive_folder, **DRAFTS, enable_prefix_caching=False) as llm:
         expected = llm.generate(prompts, sampling, use_tqdm=False)
         alone = [llm.generate([prompt], sampling, use_tqdm=False)[0] for prompt in prompts]
         drafts = drafting(llm, expected)

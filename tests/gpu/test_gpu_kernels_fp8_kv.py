@@ -142,7 +142,7 @@ def test_decode_rows(head_dim: int, tile_config: TileConfig, kv_dtype: torch.dty
     k, v = (quantize(pool, scale) if kv_dtype == FP8 else pool for pool, scale in zip(pools, scales, strict=True))
     q = normal(n_rows, n_kv_heads * group, head_dim, dtype=dtype)
     columns = [
-        (row, 1, row * width, begin, end, result)
+        (row, 1, row * width, begin, end, 0, result)
         for row, begin, end, result in [
             (3, 0, 64, 0),
             (3, 64, 100, 1),
@@ -150,7 +150,7 @@ def test_decode_rows(head_dim: int, tile_config: TileConfig, kv_dtype: torch.dty
             (1, 0, 16, -1),
             (2, 0, 45, -1),
         ]
-    ] + [(0, 0, 0, 0, 0, 0)]
+    ] + [(0,) * 7]
     items = integers([list(column) for column in zip(*columns, strict=True)])
     out, values = (poisoned(4, n_kv_heads * group, head_dim, dtype=dtype) for _ in range(2))
     lse = poisoned(4, n_kv_heads * group, dtype=torch.float32)
@@ -167,6 +167,57 @@ def test_decode_rows(head_dim: int, tile_config: TileConfig, kv_dtype: torch.dty
             for cache, factor in zip((k, v), scales, strict=True)
         )
         weights = (torch.einsum("hd,thd->ht", q[row].float(), keys) * scale).softmax(-1)
+        check_close(out[row], torch.einsum("ht,thd->hd", weights, vals), n_roundings=3, slack=1.0)
+
+
+@pytest.mark.parametrize("kv_dtype", [FP8, torch.float16])
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_queries_see_no_more_than_their_limits(has_sinks: bool, is_ahead: bool, kv_dtype: torch.dtype) -> None:
+    """A token and its drafts: an item that writes their outputs, and three parts, the last unseen by most."""
+    dtype, n_kv_heads, group, page, head_dim = torch.float16, 2, 3, 16, 64
+    scales = SCALES if kv_dtype == FP8 else LayerScales()
+    tables = integers(torch.randperm(20).view(2, 10).tolist())
+    k, v = (normal(21, page, n_kv_heads, head_dim, dtype=dtype) for _ in range(2))
+    if kv_dtype == FP8:
+        k, v = (quantize(pool, scale) for pool, scale in zip((k, v), scales, strict=True))
+    sinks = normal(n_kv_heads * group, dtype=torch.float32) if has_sinks else None
+    lengths = [40, 41, 42, *range(126, 131)]
+    q = normal(len(lengths), n_kv_heads * group, head_dim, dtype=dtype)
+    columns = [(0, 3, 0, 0, 42, 40, -1)] + [
+        (3, 5, 10, begin, end, 126, result) for begin, end, result in ((0, 64, 0), (64, 128, 5), (128, 130, 10))
+    ]
+    items = integers([list(column) for column in zip(*columns, strict=True)])
+    out = poisoned(len(lengths), n_kv_heads * group, head_dim, dtype=dtype)
+    values = poisoned(15, n_kv_heads * group, head_dim, dtype=dtype)
+    lse = poisoned(15, n_kv_heads * group, dtype=torch.float32)
+    order, scale = integers([*range(len(lengths))]), head_dim**-0.5
+    layer = LayerTensors(q, k, v, out, scales, None if sinks is None else sinks * math.log2(math.e))
+    results = PartialResults(values, values, lse, (group, 1))
+    attend_decode(
+        layer,
+        tables,
+        items,
+        order,
+        results,
+        scale=scale,
+        n_items=len(columns),
+        tile=64,
+        tile_config=TileConfig(32, 3, 2, is_ahead=is_ahead, token_ns=1.0),
+        has_limits=True,
+    )
+    indices = [first + query for query in range(5) for first in (0, 5, 10)]
+    merge_results(layer, results, integers([0, 0, 0, *range(0, 16, 3)]), integers(indices), order)
+    for row, length in enumerate(lengths):
+        pages = tables[int(row >= 3)].long()
+        keys, vals = (
+            (cache[pages].float() * factor).flatten(0, 1)[:length].repeat_interleave(group, 1)
+            for cache, factor in zip((k, v), scales, strict=True)
+        )
+        scores = torch.einsum("hd,thd->ht", q[row].float(), keys) * scale
+        if sinks is not None:
+            scores = torch.cat([scores, sinks[:, None]], 1)
+        weights = scores.softmax(-1)[:, :length]
         check_close(out[row], torch.einsum("ht,thd->hd", weights, vals), n_roundings=3, slack=1.0)
 
 

@@ -122,7 +122,7 @@ class World:
                 results=results,
                 scale=SCALE,
                 n_items=step.n_items,
-                tile=geometry.small_tile,
+                tile=step.tile,
                 tile_config=step.tile_config,
             )
             merge = partial(

@@ -247,11 +247,17 @@ def tile_configs_of(head_dim: int, target: int, *, has_8_bits: bool) -> set[Tile
 
 @pytest.mark.parametrize(("target", "kv"), [*product(SHARED_BYTES, ["*bf16"]), *product(FP8_TARGETS, ["*i16"])])
 @pytest.mark.parametrize(
-    ("head_dim", "max_group", "has_sinks"),
-    [*((*sizes, False) for sizes in MAX_HEADS_PER_KV_HEAD.items()), (64, MAX_HEADS_PER_KV_HEAD[64], True)],
+    ("head_dim", "max_group", "has_sinks", "has_limits"),
+    [
+        *((*sizes, False, False) for sizes in MAX_HEADS_PER_KV_HEAD.items()),
+        (64, MAX_HEADS_PER_KV_HEAD[64], True, False),
+        (64, 64, True, True),
+        (128, 64, False, True),
+        (256, 32, False, True),
+    ],
 )
 def test_attention_of_decode_rows_fits(
-    head_dim: int, max_group: int, has_sinks: bool, target: int, kv: str
+    head_dim: int, max_group: int, has_sinks: bool, has_limits: bool, target: int, kv: str
 ) -> None:
     kinds = dict.fromkeys(("q", "out", "values"), "*bf16") | dict.fromkeys(("k_cache", "v_cache"), kv)
     kinds |= dict.fromkeys(("tables", "items", "order"), "*i32") | dict.fromkeys(("lse", "sinks"), "*fp32")
@@ -272,6 +278,7 @@ def test_attention_of_decode_rows_fits(
             "KV_STEP": max_group,
             "MEMBER_STEP": 1,
             "HAS_SINKS": has_sinks,
+            "HAS_LIMITS": has_limits,
         }
         taken = shared_bytes(
             decode_kernel._attend_decode,

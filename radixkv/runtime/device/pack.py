@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
@@ -12,13 +11,11 @@ from numpy.typing import NDArray
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.step.plan import Row, Scoring, SharedRun, StepPlan
+from radixkv.runtime.step.plan import Row, Scoring, StepPlan
 
 Ints = NDArray[np.int32]
 ArrayT = TypeVar("ArrayT")
 
-_MIN_SHARED_TOKENS = 64
-"""Fewer tokens are not worth reading once for a token and its drafts."""
 _LAST_TOKEN = np.int32(-1).tobytes()
 """The id -1, which stands for the token that the batch slot sampled last."""
 
@@ -59,10 +56,8 @@ class PackedStep:
     """Leading rows of one token and its drafts, which attention computes as decode rows."""
     n_drafts: Ints | None = None
     """[rows]: drafts of each row; None if no row has any."""
-    shared_runs: Sequence[SharedRun] = ()
-    """Pages that rows share, as in ``StepPlan.shared_runs``."""
-    runs_id: int | None = None
-    """Number of ``shared_runs``, as in ``StepPlan.runs_id``; None: they have none."""
+    counts: Ints | None = None
+    """[rows of the plan]: rows of each, after ``split_drafts``; None: one each."""
 
     @property
     def n_rows(self) -> int:
@@ -82,14 +77,11 @@ class PackedStep:
         """[rows]: positions that each row's last token attends to, its own included."""
         return self.rows.starts + self.rows.n_tokens
 
-    def split_drafts(self, page_size: int) -> PackedStep:
+    def split_drafts(self) -> PackedStep:
         """Returns a step with drafts that has a row of one token for each draft and for the token before them.
 
-        Such rows have the same batch slot, and share the pages before them. Every row of the result has one sampled
-        position. O(rows + drafts + shared runs).
-
-        Args:
-            page_size: tokens per page.
+        Such rows follow each other, with the same batch slot. Every row of the result has one sampled position.
+        O(rows + drafts).
         """
         assert self.n_drafts is not None
         rows, counts = self.rows, 1 + self.n_drafts
@@ -102,9 +94,9 @@ class PackedStep:
             firsts=rows.firsts[sources] + offsets,
             update_counts=np.where(offsets, 0, rows.update_counts[sources]),
         )
-        runs = _split_runs(self.plan, begins.tolist(), counts.tolist(), rows.starts // page_size, page_size)
-        n_decode = self.n_decode + self.plan.n_drafts
-        return PackedStep(self.plan, split, self.ids, self.updates, n_decode, shared_runs=runs)
+        return PackedStep(
+            self.plan, split, self.ids, self.updates, self.n_decode + self.plan.n_drafts, counts=counts
+        )
 
 
 class Packer:
@@ -150,9 +142,9 @@ class Packer:
         )
         packed_ids = np.frombuffer(ids, dtype="<i4") if len(ids) % 4 == 0 else np.empty(0, np.int32)
         n_drafts = np.array([row.n_drafts for row in plan.rows], np.int32) if plan.n_drafts else None
-        step = PackedStep(plan, rows, packed_ids, updates, plan.n_decode, n_drafts, plan.shared_runs, plan.runs_id)
+        step = PackedStep(plan, rows, packed_ids, updates, plan.n_decode, n_drafts)
         self._check(step, n_ids)
-        return step if n_drafts is None or not self._splits_drafts else step.split_drafts(self._settings.page_size)
+        return step if n_drafts is None or not self._splits_drafts else step.split_drafts()
 
     def _check(self, step: PackedStep, n_id_bytes: Ints) -> None:
         rows, n_rows, n_decode, n_ids = step.rows, step.n_rows, step.n_decode, len(step.ids)
@@ -199,31 +191,6 @@ def _row_values(row: Row) -> tuple[int, int, int, int, int, int, int]:
         len(row.table_pages),
         n_id_bytes,
     )
-
-
-def _split_runs(
-    plan: StepPlan, begins: Sequence[int], counts: Sequence[int], n_pages_before: Ints, page_size: int
-) -> list[SharedRun]:
-    """Returns the plan's shared runs, and those of each row's drafts after them, by the indices of split rows.
-
-    Args:
-        plan: with drafts.
-        begins, counts: [rows of the plan], the first split row of each, and how many there are.
-        n_pages_before: [rows of the plan], whole pages before the row's first token.
-        page_size: tokens per page.
-    """
-    runs = []
-    shared_ends = [0] * len(counts)
-    for run in plan.shared_runs:
-        rows = chain.from_iterable(range(begins[row], begins[row] + counts[row]) for row in run.rows)
-        runs.append(SharedRun(tuple(rows), run.first_page, run.n_pages))
-        for row in run.rows:
-            shared_ends[row] = run.first_page + run.n_pages
-    for row, n_pages in enumerate(n_pages_before.tolist()):
-        n_own = n_pages - shared_ends[row]
-        if counts[row] > 1 and n_own * page_size >= _MIN_SHARED_TOKENS:
-            runs.append(SharedRun(tuple(range(begins[row], begins[row] + counts[row])), shared_ends[row], n_own))
-    return runs
 
 
 def _firsts(counts: Ints) -> Ints:

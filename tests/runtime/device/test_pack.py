@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.pack import Packer
-from radixkv.runtime.step.plan import Row, Scoring, SharedRun, StepPlan
+from radixkv.runtime.step.plan import Row, Scoring, StepPlan
 from radixkv.wire.messages import pack_tokens
 
 
@@ -55,7 +55,7 @@ def test_rows_become_arrays() -> None:
     assert step.lengths.tolist() == [6, 5]
 
 
-def test_drafts_become_rows_that_share_what_is_before_them() -> None:
+def test_drafts_become_rows() -> None:
     packer = make_packer(max_num_seqs=8, max_model_len=400, splits_drafts=True)
     pages = tuple(range(100))
     drafting = row(2, start=73, n_tokens=3, tokens=pack_tokens([5, 6, 7]), write_start=73, n_drafts=2)
@@ -64,8 +64,7 @@ def test_drafts_become_rows_that_share_what_is_before_them() -> None:
     late = row(
         0, start=82, n_tokens=2, tokens=pack_tokens([8, 9]), write_start=82, table_pages=pages[:22], n_drafts=1
     )
-    runs = (SharedRun((0, 1), 0, 2), SharedRun((0, 2), 2, 1))
-    plan = StepPlan(0, (drafting, plain, late, row(3)), shared_runs=runs, runs_id=7, n_decode=3, n_drafts=3)
+    plan = StepPlan(0, (drafting, plain, late, row(3)), n_decode=3, n_drafts=3)
     step = packer.pack(plan)
     assert step.n_decode == 6
     found = step.rows._asdict() | {"ids": step.ids}
@@ -81,12 +80,8 @@ def test_drafts_become_rows_that_share_what_is_before_them() -> None:
         "ids": [5, 6, 7, -1, 8, 9, 7, 8, 9, 10, 11],
     }
     assert step.sampled.tolist() == [0, 1, 2, 3, 4, 5, 10]
-    assert step.runs_id is None
-    assert list(step.shared_runs) == [
-        SharedRun((0, 1, 2, 3), 0, 2),
-        SharedRun((0, 1, 2, 4, 5), 2, 1),
-        SharedRun((4, 5), 3, 17),  # the other row has only 60 tokens of its own
-    ]
+    assert step.counts is not None
+    assert step.counts.tolist() == [3, 1, 2, 1]
 
 
 def test_drafts_that_need_more_rows_than_there_are_are_refused() -> None:

@@ -113,6 +113,7 @@ def open_cuda_executor(
             kv_scales=kv_scales,
             sinks=decoder.sinks,
             prefill_kernel="triton" if backend == "triton" else None,
+            has_drafts=settings.has_drafts,
         )
         runner = ModelRunner(decoder, attention, layout, settings, stream)
         sampler = CudaSampler(settings.max_num_seqs, config.vocab_size, device)

@@ -172,8 +172,7 @@ class ModelRunner:
     def _replay(self, step: PackedStep, bucket: int) -> StepOutputs:
         staged = self._staging.stage()
         self._row_fields.fill_decode(staged, step, bucket)
-        rows = DecodeRows(step.rows.batch_slots, step.lengths, step.shared_runs, step.runs_id)
-        decode = self._attention.plan_decode(staged, rows, bucket)
+        decode = self._attention.plan_decode(staged, _decode_rows(step), bucket)
         self._staging.send(staged)
         self._graphs.replay(bucket, decode.variant)
         return self._outputs(bucket)
@@ -184,9 +183,7 @@ class ModelRunner:
         self._row_fields.fill(staged, step, step.n_rows)
         decode = prompts = None
         if n_decode:
-            batch_slots, lengths = step.rows.batch_slots[:n_decode], step.lengths[:n_decode]
-            rows = DecodeRows(batch_slots, lengths, step.shared_runs, step.runs_id)
-            decode = self._attention.plan_decode(staged, rows)
+            decode = self._attention.plan_decode(staged, _decode_rows(step))
         self._staging.send(staged)
         if len(step.updates):
             self._batch.update(step.n_rows, to_device(step.updates, self._device))
@@ -272,3 +269,9 @@ class ModelRunner:
 
     def _outputs(self, n_rows: int, hidden: Tensor | None = None) -> StepOutputs:
         return StepOutputs(self._logits[:n_rows], self._argmax_results[: 2 * n_rows].view(2, -1), hidden)
+
+
+def _decode_rows(step: PackedStep) -> DecodeRows:
+    n, plan = step.n_decode, step.plan
+    counts = None if step.counts is None else step.counts[: plan.n_decode]
+    return DecodeRows(step.rows.batch_slots[:n], step.lengths[:n], plan.shared_runs, plan.runs_id, counts)

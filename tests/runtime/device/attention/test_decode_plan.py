@@ -18,7 +18,7 @@ from radixkv.runtime.device.attention.cuda.fa3_prefill import Fa3Schedule, balan
 from radixkv.runtime.device.attention.cuda.fa3_shared import Fa3Fields, choose_part_tokens
 from radixkv.runtime.device.attention.cuda.prefill import PrefillBatch, causal_tiles
 from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, SharedRunSelector, SharingCosts
-from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, WorkItems
+from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, UNLIMITED, WorkItems
 from radixkv.runtime.device.memory.cuda.staging import StagingBuffer, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
 from support.cases import rest_nightly
@@ -39,8 +39,8 @@ class SimulatedPlanner:
 
         rows: list[int]
         """Rows of the step."""
-        kv_slots: list[tuple[int, int]]
-        """(page, offset) of each position that the rows read."""
+        kv_slots: list[list[tuple[int, int]]]
+        """(page, offset) of each position that a row attends to, by row."""
         result: int
         """Index of the first row's result; below 0, the rows' outputs are written directly."""
 
@@ -49,6 +49,7 @@ class SimulatedPlanner:
         geometry: Geometry = H200,
         windows: Sequence[int | None] = (None,),
         shared_kernel: SharedKernel | None = "fa3",
+        has_drafts: bool = False,
     ) -> None:
         self.geometry = geometry = geometry if shared_kernel else replace(geometry, large_tile=0)
         self.layout = StagingLayout()
@@ -59,6 +60,7 @@ class SimulatedPlanner:
             layout=self.layout,
             costs=SharingCosts.for_kernel(shared_kernel),
             shared_kernel=shared_kernel,
+            has_drafts=has_drafts,
         )
         self.tables = np.full((MAX_ROWS + 1, WIDTH), ZERO_PAGE, np.int32)
 
@@ -69,9 +71,11 @@ class SimulatedPlanner:
         shared: Sequence[SharedRun] = (),
         bucket: int | None = None,
         variant: Variant | None = None,
+        counts: Ints | None = None,
     ) -> DecodeStep:
         self.staged = StagingBuffer(torch.full((self.layout.size,), -77, dtype=torch.int32))
-        return self.planner.plan(self.staged, DecodeRows(batch_slots, lengths, shared), WIDTH, bucket, variant)
+        rows = DecodeRows(batch_slots, lengths, shared, counts=counts)
+        return self.planner.plan(self.staged, rows, WIDTH, bucket, variant)
 
     def items(self, step: DecodeStep, window: int | None = None) -> list[SimulatedPlanner.Item]:
         """Simulates ``attend_decode`` for each small item."""
@@ -79,9 +83,15 @@ class SimulatedPlanner:
         columns = self.staged[fields.field].reshape(N_COLUMNS, fields.capacity)[:, : step.n_items].T.tolist()
         order = self.staged[self.planner.order][: step.n_rows].tolist()
         entries, found = self.tables.ravel(), []
-        for first, n_queries, first_entry, begin, end, result in columns:
-            assert n_queries * self.geometry.shape.group <= self.geometry.small_tile
-            kv_slots = [(int(entries[first_entry + at // PAGE]), at % PAGE) for at in range(begin, end)]
+        for first, n_queries, first_entry, begin, end, limit, result in columns:
+            assert n_queries * self.geometry.shape.group <= step.tile
+            kv_slots = [
+                [
+                    (int(entries[first_entry + at // PAGE]), at % PAGE)
+                    for at in range(begin, min(end, limit + query) if step.variant == "drafts" else end)
+                ]
+                for query in range(n_queries)
+            ]
             if n_queries:
                 found.append(SimulatedPlanner.Item(order[first : first + n_queries], kv_slots, result))
         return found
@@ -110,7 +120,9 @@ class SimulatedPlanner:
             length = (end - begin - 1) * PAGE + int(staged_values[fields.last_page_lens + request])
             kv_slots = [(int(entries[begin + at // PAGE]), at % PAGE) for at in range(length)]
             found.append(
-                SimulatedPlanner.Item(order[first:last], kv_slots, int(staged_values[fields.results + request]))
+                SimulatedPlanner.Item(
+                    order[first:last], [kv_slots] * (last - first), int(staged_values[fields.results + request])
+                )
             )
         return found
 
@@ -143,7 +155,7 @@ class SimulatedPlanner:
         return [
             SimulatedPlanner.Item(
                 [copied[result] for result in range(query // group, (query + n_queries) // group)],
-                [(int(entries[entry + at // PAGE]), at % PAGE) for at in range(length)],
+                [[(int(entries[entry + at // PAGE]), at % PAGE) for at in range(length)]] * (n_queries // group),
                 query // group,
             )
             for query, n_queries, entry, length in found
@@ -158,12 +170,12 @@ class SimulatedPlanner:
             for offset, row in enumerate(item.rows):
                 if item.result < 0:
                     assert not rows[row], "two items write one output"
-                    rows[row] += item.kv_slots
+                    rows[row] += item.kv_slots[offset]
                 else:
                     assert step.variant != "whole", "whole rows are not merged"
                     assert item.result + offset not in results
                     assert item.result + offset < self.planner.n_results
-                    results[item.result + offset] = row, item.kv_slots
+                    results[item.result + offset] = row, item.kv_slots[offset]
         if step.variant == "whole":
             return rows
         fields = self.planner.fields[window]
@@ -257,6 +269,45 @@ def test_nested_runs(seed: int) -> None:
     planner_sim.check(planner_sim.plan(batch_slots, lengths, runs, bucket), batch_slots, lengths)
 
 
+@pytest.mark.parametrize("seed", rest_nightly(range(40), kept=range(12)))
+def test_a_token_and_its_drafts_each_see_one_position_more(seed: int) -> None:
+    """With and without runs that other rows share, which the plan lists by its own rows."""
+    random = np.random.default_rng(seed)
+    n_heads, n_kv_heads = [(32, 8), (28, 4), (64, 1), (16, 16)][seed % 4]
+    geometry = replace(H200, shape=replace(SHAPE, n_heads=n_heads, n_kv_heads=n_kv_heads))
+    windows: list[int | None] = [[None], [None, 64], [700]][seed % 3]
+    kernels: list[SharedKernel | None] = ["fa3", "fa2", None]
+    planner_sim = SimulatedPlanner(geometry, windows, kernels[seed % 3], has_drafts=True)
+    n_rows = int(random.integers(1, 40))
+    batch_slots, lengths = ragged(planner_sim, seed, n_rows, [4000, 40][seed % 2])
+    counts = random.integers(1, 1 + MAX_ROWS // n_rows, n_rows).clip(1, 33).astype(np.int32)
+    rows = random.permutation(n_rows).tolist()
+    half = int(random.integers(1, n_rows + 1))
+    runs = share(planner_sim, batch_slots, lengths, seed, 0, rows[:half]) if seed % 5 else []
+    of_row = np.repeat(np.arange(n_rows), counts)
+    batch_slots, lengths = batch_slots[of_row], lengths[of_row]
+    lengths += np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
+    bucket = None if seed % 2 else min(len(of_row) + 16, MAX_ROWS)
+    step = planner_sim.plan(batch_slots, lengths, runs, bucket, counts=counts)
+    assert step.variant == "drafts"
+    for window in windows:
+        planner_sim.check(step, batch_slots, lengths, window)
+
+
+def test_a_token_and_its_drafts_are_read_together() -> None:
+    """Eight rows of 16 tokens are eight items before they are split, with all tokens of a prefix read once more."""
+    planner_sim = SimulatedPlanner(has_drafts=True)
+    slots = np.repeat(np.arange(8, dtype=np.int32), 16)
+    lengths = 2000 + np.tile(np.arange(16, dtype=np.int32), 8)
+    counts = np.full(8, 16, np.int32)
+    for runs, n_read in (((), 8 * 2015), ((SharedRun(tuple(range(8)), 0, 125),), 8 * 2000 + 8 * 15)):
+        step = planner_sim.plan(slots, lengths, runs, counts=counts)
+        fields = planner_sim.planner.fields[None].items
+        columns = planner_sim.staged[fields.field].reshape(N_COLUMNS, fields.capacity)[:, : step.n_items]
+        assert int((columns[4] - columns[3]).sum()) == n_read
+        assert step.n_items < 300
+
+
 @pytest.mark.parametrize("n_processors", [2, 58, 132])
 @pytest.mark.parametrize(("n_heads", "n_kv_heads", "small_tile"), [(32, 8, 16), (64, 2, 32), (16, 16, 16)])
 def test_rows_of_any_lengths_fit_the_staging_fields(
@@ -301,7 +352,7 @@ def test_a_large_prefix_is_read_once_per_tile(shared_kernel: SharedKernel | None
     planner_sim.tables[:256, :192] = planner_sim.tables[0, :192]
     step = planner_sim.plan(batch_slots, lengths, [SharedRun(tuple(range(256)), 0, 192)], 256)
     assert step.variant == "shared"
-    n_read = sum(len(item.kv_slots) for item in planner_sim.items(step) + planner_sim.large_items(step))
+    n_read = sum(len(item.kv_slots[-1]) for item in planner_sim.items(step) + planner_sim.large_items(step))
     assert n_read == 256 * (3300 - 3072) + 3072 * 256 * 4 // tile
 
 
@@ -320,7 +371,7 @@ def test_one_long_row_among_short_ones_is_split() -> None:
     lengths[101:] = 100
     step = planner_sim.plan(batch_slots, lengths, bucket=256)
     assert step.variant == "split"
-    assert max(len(item.kv_slots) for item in planner_sim.items(step)) < 1500
+    assert max(len(item.kv_slots[-1]) for item in planner_sim.items(step)) < 1500
 
 
 @pytest.mark.parametrize("variant", ["whole", "split", None])
@@ -385,7 +436,7 @@ def test_an_fa3_schedule_has_every_tile_once_and_is_balanced() -> None:
 
 @pytest.mark.parametrize(("n_tiles", "length"), [(8, 1536), (4, 8064), (1, 3072), (20, 4000)])
 def test_tiles_of_shared_pages_leave_few_processors_idle(n_tiles: int, length: int) -> None:
-    items = WorkItems(*(np.full(n_tiles, value, np.int32) for value in (0, 32, 0, 0, length)))
+    items = WorkItems(*(np.full(n_tiles, value, np.int32) for value in (0, 32, 0, 0, length, UNLIMITED)))
     part = choose_part_tokens(items, H200, max_items=n_tiles + 66, minimum=192)
     lengths = items.split(part).ends - items.split(part).begins
     loads = np.zeros(132)

@@ -69,7 +69,7 @@ def plan_step(lengths: list[int]) -> tuple[DecodeStep, list[list[int]]]:
     fields = planner.fields[None].items
     columns = staged[fields.field].reshape(N_COLUMNS, fields.capacity)[:, : step.n_items]
     parts: list[list[int]] = [[] for _ in lengths]
-    for first_query, n_queries, _, begin, end, _ in columns.T:
+    for first_query, n_queries, _, begin, end, _, _ in columns.T:
         if n_queries:
             parts[first_query].append(int(end - begin))
     return step, parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -58,11 +58,17 @@ class Geometry:
     """Multiprocessors of the GPU."""
     shared_bytes: int
     """Shared memory per multiprocessor."""
+    min_small_tile: int = 16
+    """Fewest pairs that fit a small tile: 16, 32 or 64."""
 
     @cached_property
     def small_tile(self) -> int:
         """(Query, head) pairs of one KV head that fit a small tile, which the decode kernel computes."""
-        return next(tile for tile in (16, 32, 64) if tile >= self.shape.group)
+        return next(tile for tile in (16, 32, 64) if tile >= max(self.shape.group, self.min_small_tile))
+
+    def for_drafts(self) -> Geometry:
+        """Returns the geometry of steps with drafts: small tiles are wide, and there are no large ones."""
+        return replace(self, large_tile=0, min_small_tile=64 if self.shape.head_dim <= 128 else 32)
 
     @cached_property
     def small_rows(self) -> int:
@@ -100,16 +106,18 @@ LayerLaunch = Callable[[LayerTensors], None]
 
 
 class DecodeRows(NamedTuple):
-    """The decode rows of a step."""
+    """The decode rows of a step: one for each token, also for each draft."""
 
     batch_slots: Ints
     """[rows]."""
     lengths: Ints
     """[rows], positions that each row attends to, its own included."""
     shared: Sequence[SharedRun] = ()
-    """Runs of shared pages, see ``StepPlan.shared_runs``."""
+    """Runs of shared pages by the rows of the plan, see ``StepPlan.shared_runs``."""
     runs_id: int | None = None
     """Number of ``shared``, see ``StepPlan.runs_id``; None: it has none."""
+    counts: Ints | None = None
+    """[rows of the plan]: consecutive rows of each, its token's and its drafts'; None: one each."""
 
 
 class AttentionPlanner(Protocol[DecodeT, PromptT]):

@@ -34,6 +34,7 @@ def attend_decode(
     n_items: int,
     tile: int,
     tile_config: TileConfig,
+    has_limits: bool = False,
 ) -> None:
     """Enqueues work items.
 
@@ -48,6 +49,8 @@ def attend_decode(
         n_items: items to launch, padding included.
         tile: most (query, head) pairs of an item: 16, 32 or 64.
         tile_config: from ``decode_tiles.choose_tile_config``.
+        has_limits: whether queries attend only to the positions below their items' limits. Otherwise they attend to
+            all that their items read.
     """
     q, k_cache, v_cache, out, scales, sinks = layer
     n_heads, head_dim = q.shape[1:]
@@ -84,6 +87,7 @@ def attend_decode(
         KV_STEP=results.head_steps[0],
         MEMBER_STEP=results.head_steps[1],
         HAS_SINKS=sinks is not None,
+        HAS_LIMITS=has_limits,
         num_warps=tile_config.n_warps,
         **overlapping(q),
     )
@@ -120,6 +124,7 @@ def _attend_decode(
     KV_STEP: tl.constexpr,
     MEMBER_STEP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_LIMITS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     # Items and order are written by a copy, which no kernel overlaps: they may be read before the wait.
@@ -130,7 +135,8 @@ def _attend_decode(
     first_entry = tl.load(item + 2 * column)
     begin = tl.load(item + 3 * column)
     end = tl.load(item + 4 * column)
-    result = tl.load(item + 5 * column)
+    limit = tl.load(item + 5 * column)
+    result = tl.load(item + 6 * column)
     if n_queries == 0:  # padding; items of real rows wait, so that no later kernel overtakes this one
         return
     pair = tl.arange(0, TILE)
@@ -170,8 +176,13 @@ def _attend_decode(
         if HAS_PAIRS:
             score = tl.dot(odd_queries, tl.trans(odd_key), score)
         score *= scale
-        score = tl.where(is_token[None, :], score, float("-inf"))
+        is_seen = is_token[None, :]
+        if HAS_LIMITS:
+            is_seen = is_seen & (token[None, :] < (limit + query)[:, None])
+        score = tl.where(is_seen, score, float("-inf"))
         higher = tl.maximum(highest, tl.max(score, 1))
+        if HAS_LIMITS:  # a query may see none of these tokens
+            higher = tl.maximum(higher, -1e30)
         rescale = tl.exp2(highest - higher)
         weight = tl.exp2(score - higher[:, None])
         total = total * rescale + tl.sum(weight, 1)
@@ -189,7 +200,10 @@ def _attend_decode(
     if HAS_SINKS:
         sink = tl.load(sinks + head, is_pair & (result < 0), float("-inf"))
         total += tl.exp2(sink - highest)
-    attended = summed / total[:, None]
+    divisor = total
+    if HAS_LIMITS:
+        divisor = tl.where(total > 0, total, 1.0)
+    attended = summed / divisor[:, None]
     attended = attended.to(out.dtype.element_ty)
     dim = tl.arange(0, DIM)
     n_heads: tl.constexpr = GROUP * KV_HEADS

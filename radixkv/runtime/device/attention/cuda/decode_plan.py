@@ -18,7 +18,14 @@ from radixkv.runtime.device.attention.cuda.run_selection import (
     SharingCosts,
     SharingPlan,
 )
-from radixkv.runtime.device.attention.cuda.work_items import Fa2Fields, Ints, ItemFields, MergePlan, WorkItems
+from radixkv.runtime.device.attention.cuda.work_items import (
+    UNLIMITED,
+    Fa2Fields,
+    Ints,
+    ItemFields,
+    MergePlan,
+    WorkItems,
+)
 from radixkv.runtime.device.memory.cuda.staging import StagingBuffer, StagingField, StagingLayout
 
 _MIN_PART = 64
@@ -50,6 +57,8 @@ class DecodeStep:
     n_rows: int
     """Rows, padding included."""
     variant: Variant
+    tile: int
+    """(Query, head) pairs that fit a small item."""
     tile_config: TileConfig
     """Tile of the kernel of the small items."""
     n_items: int
@@ -75,6 +84,9 @@ class DecodePlanner:
     rows share them, small tiles in the launch of the rows' own pages read them; if many do, large tiles in a launch
     of their own, where there are large tiles.
 
+    The rows of a token and its drafts see the same pages, but for the last ones. In steps with drafts each small
+    tile reads them once for as many of these rows as fit. Small tiles are wide then, and there are no large ones.
+
     Args:
         geometry: sizes of model and GPU.
         windows: sliding windows of all layers, None for all positions.
@@ -82,6 +94,7 @@ class DecodePlanner:
         layout: the staging fields are added to it.
         costs: decide which shared pages are read once.
         shared_kernel: the FlashInfer kernel of large tiles; None: there are no large tiles.
+        has_drafts: whether steps may have drafts.
     """
 
     def __init__(
@@ -93,6 +106,7 @@ class DecodePlanner:
         layout: StagingLayout,
         costs: SharingCosts,
         shared_kernel: SharedKernel | None,
+        has_drafts: bool = False,
     ) -> None:
         assert (shared_kernel is None) == (geometry.large_tile == 0)
         self._geometry = geometry
@@ -100,13 +114,19 @@ class DecodePlanner:
         longest = longest_window(windows)
         self._reads_all = longest is None
         self._longest = _WHOLE_ROW if longest is None else longest
+        self._has_drafts = has_drafts
+        self._draft_geometry = geometry.for_drafts()
         self._shared_run_selector = SharedRunSelector(costs, geometry)
+        self._draft_run_selector = SharedRunSelector(costs, self._draft_geometry)
         split_variants: list[Variant] = ["split", "shared"]
         n_small = max(
             self._n_items(n_rows, variant) for n_rows in range(1, max_rows + 1) for variant in split_variants
         )
         n_large = self._n_large_items(max_rows)
         self.n_results = n_small * geometry.small_rows + n_large * geometry.large_rows
+        if has_drafts:  # before they are split, items have each row once, and shared tiles
+            n_more = max(self._n_items(n_rows, "drafts") - n_rows for n_rows in range(1, max_rows + 1))
+            self.n_results = max(self.n_results, max_rows + n_more * self._draft_geometry.small_rows)
         """Most partial results of a layer."""
         self.fields = {
             window: WindowFields(
@@ -127,7 +147,11 @@ class DecodePlanner:
 
     def variants(self, bucket: int) -> list[Variant]:
         """Returns the variants to capture for a bucket."""
-        return ["whole", "split", "shared"] if self._reads_all and bucket > 1 else ["whole", "split"]
+        variants: list[Variant] = ["whole", "split"]
+        if bucket > 1:
+            variants += ["shared"] * self._reads_all
+            variants += ["drafts"] * self._has_drafts
+        return variants
 
     def plan(
         self,
@@ -151,13 +175,21 @@ class DecodePlanner:
         padding = n_rows - len(rows.batch_slots)
         batch_slots = np.concatenate([rows.batch_slots, np.full(padding, self._max_rows, np.int32)])
         lengths = np.concatenate([rows.lengths, np.ones(padding, np.int32)])
-        sharing = None
-        if variant is None:
-            sharing = (
-                self._shared_run_selector.select(rows.shared, rows.runs_id, n_rows, *self._max_tiles(n_rows))
-                if self._reads_all
-                else None
-            )
+        sharing, counts = None, np.ones(n_rows, np.int32)
+        if rows.counts is not None:
+            assert self._has_drafts, "the device was opened for steps without drafts"
+            variant, counts = "drafts", np.concatenate([rows.counts, np.ones(padding, np.int32)])
+            if self._reads_all:
+                sharing = self._draft_run_selector.select(
+                    rows.shared, None, len(counts), self._max_tiles(n_rows)[0], 0, counts
+                )
+            if sharing is not None:
+                counts, sharing = counts[sharing.order], sharing.expanded(counts)
+        elif variant is None:
+            if self._reads_all:
+                sharing = self._shared_run_selector.select(
+                    rows.shared, rows.runs_id, n_rows, *self._max_tiles(n_rows)
+                )
             variant = "shared" if sharing is not None else "split" if self._pays_to_split(lengths) else "whole"
         order = np.arange(n_rows, dtype=np.int32) if sharing is None else sharing.order
         staged[self.order][:n_rows] = order
@@ -165,7 +197,7 @@ class DecodePlanner:
         n_items, n_large_items = self._n_items(n_rows, variant), 0
         for window, fields in self.fields.items():
             small, large = self._unsplit_items(
-                batch_slots, lengths, width, window, sharing if window is None else None
+                batch_slots, lengths, counts, width, window, sharing if window is None else None
             )
             if variant == "whole":
                 fields.items.fill(staged, small.split(_WHOLE_ROW), np.full(n_rows, -1, np.int32), n_items)
@@ -179,7 +211,11 @@ class DecodePlanner:
             if window is None and variant == "shared":
                 n_large_items = self._n_large_items(n_rows) if bucket is not None else len(large)
                 self._fill_large(staged, large, merge.results[: len(large)], n_large_items, width)
-        return DecodeStep(n_rows, variant, self._tile_config(n_rows, variant), n_items, n_large_items)
+        tile = self._geometry_of(variant).small_tile
+        return DecodeStep(n_rows, variant, tile, self._tile_config(n_rows, variant), n_items, n_large_items)
+
+    def _geometry_of(self, variant: Variant) -> Geometry:
+        return self._draft_geometry if variant == "drafts" else self._geometry
 
     def _fill_large(
         self, staged: StagingBuffer, items: WorkItems, results: Ints, n_padded: int, width: int
@@ -226,7 +262,7 @@ class DecodePlanner:
         pages, all blocks run at the same time where twice the rows are at most 8 blocks per multiprocessor.
         """
         few, wave = self._geometry.items_at_once(1), self._geometry.items_at_once(8)
-        if variant == "shared":
+        if variant in ("shared", "drafts"):
             return wave - n_rows if 2 * n_rows <= wave else wave
         return few if n_rows <= few else max(2 * wave - n_rows, wave)
 
@@ -234,7 +270,7 @@ class DecodePlanner:
         """Returns how many small items to launch: one per row and shared tile, and what splitting may add."""
         if variant == "whole":
             return n_rows
-        n_shared = self._max_tiles(n_rows)[0] if variant == "shared" else 0
+        n_shared = self._max_tiles(n_rows)[0] if variant in ("shared", "drafts") else 0
         return n_rows + n_shared + self._n_splits(n_rows, variant)
 
     def _n_large_items(self, n_rows: int) -> int:
@@ -266,27 +302,48 @@ class DecodePlanner:
         return items.split(part, _MIN_FA2_PART)
 
     def _unsplit_items(
-        self, batch_slots: Ints, lengths: Ints, width: int, window: int | None, sharing: SharingPlan | None
+        self,
+        batch_slots: Ints,
+        lengths: Ints,
+        counts: Ints,
+        width: int,
+        window: int | None,
+        sharing: SharingPlan | None,
     ) -> tuple[WorkItems, WorkItems]:
         """Returns items of small tiles and of large tiles, before splitting.
 
         Small tiles read the rows' own pages, and pages that few rows share.
         """
         page_size = self._geometry.shape.page_size
-        rows = np.arange(len(batch_slots), dtype=np.int32)
+        has_drafts = len(counts) < len(lengths)
+        geometry = self._geometry_of("drafts") if has_drafts else self._geometry
         begins = np.zeros_like(lengths) if window is None else np.maximum(lengths - np.int32(window), 0)
         if sharing is not None:
             begins = sharing.covered_pages * np.int32(page_size)
-        own = WorkItems(rows, np.ones_like(rows), batch_slots * np.int32(width), begins, lengths)
-        tiles: dict[bool, list[tuple[int, int, int, int, int]]] = {False: [], True: []}
+        rows, n_queries = np.arange(len(lengths), dtype=np.int32), np.ones_like(lengths)
+        if has_drafts and window is None:
+            rows, n_queries = _tiles(counts, geometry.small_rows)
+        ends, limits = lengths[rows + n_queries - 1], lengths[rows]
+        own = WorkItems(rows, n_queries, batch_slots[rows] * np.int32(width), begins[rows], ends, limits)
+        tiles: dict[bool, list[tuple[int, int, int, int, int, int]]] = {False: [], True: []}
         for run in () if sharing is None else sharing.runs:
-            size = self._geometry.large_rows if run.is_large else self._geometry.small_rows
+            size = geometry.large_rows if run.is_large else geometry.small_rows
             first_entry = int(batch_slots[run.first_row]) * width
             begin, end = run.first_page * page_size, (run.first_page + run.n_pages) * page_size
             last_row = run.first_row + run.n_rows
             tiles[run.is_large] += [
-                (first, min(size, last_row - first), first_entry, begin, end)
+                (first, min(size, last_row - first), first_entry, begin, end, UNLIMITED)
                 for first in range(run.first_row, last_row, size)
             ]
-        small, large = (np.array(tiles[is_large], dtype=np.int32).reshape(-1, 5).T for is_large in (False, True))
+        small, large = (np.array(tiles[is_large], dtype=np.int32).reshape(-1, 6).T for is_large in (False, True))
         return WorkItems.joined(own, WorkItems(*small)) if tiles[False] else own, WorkItems(*large)
+
+
+def _tiles(counts: Ints, size: int) -> tuple[Ints, Ints]:
+    """Cuts groups of ``counts`` consecutive rows into tiles of at most ``size``. Returns each tile's first row, and
+    its number of rows."""
+    n_tiles = -(-counts // size)
+    group = np.repeat(np.arange(len(counts)), n_tiles)
+    offsets = (np.arange(len(group)) - (np.cumsum(n_tiles) - n_tiles)[group]) * size
+    firsts = (np.cumsum(counts) - counts)[group] + offsets
+    return firsts.astype(np.int32), np.minimum(counts[group] - offsets, size).astype(np.int32)

@@ -62,6 +62,7 @@ class PagedAttention:
         shared_kernel: kernel for pages that many rows share; None for that of ``backend_of``, too. With the prompt
             kernel ``triton``, None is for no such kernel: FlashInfer is not imported, and the decode kernel reads
             these pages too.
+        has_drafts: whether steps may have drafts.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class PagedAttention:
         costs: SharingCosts | None = None,
         prefill_kernel: PrefillKernel | None = None,
         shared_kernel: SharedKernel | None = None,
+        has_drafts: bool = False,
     ) -> None:
         properties = torch.cuda.get_device_properties(device)
         self._shape = shape
@@ -117,6 +119,7 @@ class PagedAttention:
             layout=layout,
             costs=costs or SharingCosts.for_kernel(shared_kernel),
             shared_kernel=shared_kernel,
+            has_drafts=has_drafts,
         )
 
     def connect(self, staging: Staging, tables: Tensor) -> None:
@@ -205,8 +208,9 @@ class PagedAttention:
             results=self._results,
             scale=self._shape.scale,
             n_items=step.n_items,
-            tile=self._geometry.small_tile,
+            tile=step.tile,
             tile_config=step.tile_config,
+            has_limits=step.variant == "drafts",
         )
         launches.append(attend)
         if step.variant != "whole":

@@ -103,5 +103,6 @@ def causal_tiles(rows: PrefillBatch, tile: int) -> WorkItems:
     n_queries = np.minimum(rows.n_tokens[row] - begins, tile)
     ends = rows.lengths[row] - rows.n_tokens[row] + begins + n_queries
     order = np.argsort(-ends, kind="stable")
-    columns = (rows.firsts[row] + begins, n_queries, rows.first_entries[row], np.zeros_like(ends), ends)
+    limits = ends - n_queries + 1
+    columns = (rows.firsts[row] + begins, n_queries, rows.first_entries[row], np.zeros_like(ends), ends, limits)
     return WorkItems(*(column[order].astype(np.int32) for column in columns))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -45,10 +45,10 @@ class SharingCosts:
         """Returns the costs with ``kernel`` for large tiles; None: there are none."""
         return cls() if kernel != "fa2" else cls(large_tile_token_ns=1.7, large_ns=16_000.0)
 
-    def saved_ns(self, n_rows: int, n_tokens: float, n_tiles: int, is_large: bool) -> float:
+    def saved_ns(self, n_readers: int, n_tokens: float, n_tiles: int, is_large: bool) -> float:
         """Returns the nanoseconds that reading a run in ``n_tiles`` tiles saves, without ``launches_ns`` and
-        ``large_ns``."""
-        unshared_ns = self.token_ns + (n_rows - 1) * self.cached_token_ns
+        ``large_ns``. Otherwise ``n_readers`` items of the rows read it."""
+        unshared_ns = self.token_ns + (n_readers - 1) * self.cached_token_ns
         if is_large:
             tiled_ns = max(self.token_ns, n_tiles * self.large_tile_token_ns)
         else:
@@ -79,6 +79,18 @@ class SharingPlan:
     """[rows], in the order of ``order``: leading pages of each row that used runs read."""
     runs: tuple[UsedRun, ...]
 
+    def expanded(self, counts: Ints) -> SharingPlan:
+        """Returns the plan of a step with ``counts[row]`` consecutive rows for each row of this one. O(rows)."""
+        ordered = counts[self.order]
+        ends = np.concatenate([[0], np.cumsum(ordered)])
+        row = np.repeat(np.arange(len(ordered)), ordered)
+        order = (np.cumsum(counts) - counts)[self.order][row] + np.arange(len(row)) - ends[row]
+        runs = []
+        for run in self.runs:
+            first, end = int(ends[run.first_row]), int(ends[run.first_row + run.n_rows])
+            runs.append(replace(run, first_row=first, n_rows=end - first))
+        return SharingPlan(order.astype(np.int32), self.covered_pages[row], tuple(runs))
+
 
 class SharedRunSelector:
     """Selects the runs that are read once per tile.
@@ -102,30 +114,42 @@ class SharedRunSelector:
         n_rows: int,
         max_small_tiles: int,
         max_large_tiles: int,
+        counts: Ints | None = None,
     ) -> SharingPlan | None:
         """Returns the runs to use; None if no run saves time.
 
         The pages of an unused run go to the runs nested in it, so that the used runs of a row cover its leading
-        pages without a gap. O(rows of all runs), or O(1) for the same ``runs_id`` as in the last call.
+        pages without a gap. O(rows of all runs), or O(1) for the same ``runs_id`` as in the last call, if there are
+        no ``counts``.
 
         Args:
             shared: the step's runs, see ``StepPlan.shared_runs``.
             runs_id: their number, see ``StepPlan.runs_id``; None: they have none.
             n_rows: decode rows, which come first in the plan.
             max_small_tiles, max_large_tiles: most tiles that used runs may fill; functions of ``n_rows``.
+            counts: [rows], queries of each row; None: one each.
         """
         if not shared:  # as in the plan of the last layer; the plan of the step's decode rows stays cached
             return None
-        call = None if runs_id is None else (runs_id, n_rows)
+        call = None if runs_id is None or counts is not None else (runs_id, n_rows)
         if call is None or call != self._last_call:
             self._last_call = call
-            self._last_plan = self._select(shared, n_rows, max_small_tiles, max_large_tiles)
+            self._last_plan = self._select(shared, n_rows, max_small_tiles, max_large_tiles, counts)
         return self._last_plan
 
     def _select(
-        self, shared: Sequence[SharedRun], n_rows: int, max_small_tiles: int, max_large_tiles: int
+        self,
+        shared: Sequence[SharedRun],
+        n_rows: int,
+        max_small_tiles: int,
+        max_large_tiles: int,
+        counts: Ints | None,
     ) -> SharingPlan | None:
         nodes, owners = _forest(shared, n_rows)
+        if counts is not None:
+            n_items = -(-counts // self._geometry.small_rows)
+            for node in nodes:
+                node.n_queries, node.n_readers = (int(of_rows[node.rows].sum()) for of_rows in (counts, n_items))
         saved_by_small_ns = self._use(nodes, max_small_tiles, 0)
         saved_ns = self._use(nodes, max_small_tiles, max_large_tiles)
         if max(saved_ns, saved_by_small_ns) <= 0:
@@ -162,10 +186,9 @@ class SharedRunSelector:
         n_tokens = (node.end - node.first_page) * self._page_tokens
         options = []
         for is_large in (False, True) if has_large else (False,):
-            n_tiles = -(-node.n_rows // (self._geometry.large_rows if is_large else self._geometry.small_rows))
-            options.append(
-                _TileOption(self._costs.saved_ns(node.n_rows, n_tokens, n_tiles, is_large), n_tiles, is_large)
-            )
+            n_tiles = -(-node.n_queries // (self._geometry.large_rows if is_large else self._geometry.small_rows))
+            saved_ns = self._costs.saved_ns(node.n_readers, n_tokens, n_tiles, is_large)
+            options.append(_TileOption(saved_ns, n_tiles, is_large))
         return sorted(options, key=lambda option: -option.saved_ns)
 
 
@@ -181,7 +204,8 @@ class _Node:
     """A run in the forest of nested runs."""
 
     def __init__(self, run: SharedRun, parent: _Node | None) -> None:
-        self.n_rows = len(run.rows)
+        self.rows = list(run.rows)
+        self.n_rows = self.n_queries = self.n_readers = len(run.rows)
         self.first_page = run.first_page
         self.end = run.first_page + run.n_pages
         self.parent = parent

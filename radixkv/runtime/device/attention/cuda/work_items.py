@@ -15,8 +15,10 @@ from radixkv.runtime.device.memory.cuda.staging import StagingBuffer, StagingFie
 
 Ints = NDArray[np.int32]
 
-N_COLUMNS = 6
-"""Values per item in ``ItemFields``: first query, number of queries, first entry, begin, end, result."""
+N_COLUMNS = 7
+"""Values per item in ``ItemFields``: first query, number of queries, first entry, begin, end, limit, result."""
+UNLIMITED = 1 << 30
+"""Limit of an item whose queries attend to all positions that it reads."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,9 @@ class WorkItems:
     """First position that the item reads."""
     ends: Ints
     """Position after the last one that the item reads."""
+    limits: Ints
+    """Position after the last one that the first query attends to. Each further query attends to one more, if the
+    item reads it."""
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -40,7 +45,7 @@ class WorkItems:
     @property
     def columns(self) -> tuple[Ints, ...]:
         """All arrays, in their order."""
-        return self.first_queries, self.n_queries, self.first_entries, self.begins, self.ends
+        return self.first_queries, self.n_queries, self.first_entries, self.begins, self.ends, self.limits
 
     def split(self, n_tokens: int, multiple: int = 1) -> WorkItems:
         """Splits items into parts of at most ``n_tokens`` tokens, the longest first.
@@ -67,6 +72,7 @@ class WorkItems:
             self.first_entries[item],
             begins[order].astype(np.int32),
             ends[order].astype(np.int32),
+            self.limits[item],
         )
 
     @classmethod
@@ -81,7 +87,7 @@ class MergePlan:
 
     results: Ints
     """[items]: index of the item's first result, which the results of its other queries follow; -1 for the
-    single item of a query."""
+    single item of its queries."""
     indptr: Ints
     """[queries + 1]: offsets into ``indices``."""
     indices: Ints
@@ -91,7 +97,7 @@ class MergePlan:
     def from_items(cls, n_queries: int, items: WorkItems) -> MergePlan:
         """Assigns indices to the results of ``items``.
 
-        Every query must have an item, and the single item of a query must have no other queries.
+        Every query must have an item, and the single item of a query must be that of all its queries.
         """
         counts = items.n_queries
         query = np.repeat(items.first_queries, counts)
