@@ -31,13 +31,11 @@ from result_lines import report, script_parser
 from tokenizers import ByteLevelBPETokenizer
 
 from radixkv.lab.bench.environment import provenance
-from radixkv.runtime.cache.block_table import ComputedRow
-from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.drafts.recent_answers import RecentAnswers
-from radixkv.runtime.drafts.sources import CachedSequences, LongestMatch, OwnText, Source
+from radixkv.lab.simulator.draft_replay import DraftReplay, n_right
+from radixkv.runtime.drafts.sources import LongestMatch
 from radixkv.runtime.request import Request
 from radixkv.settings.speculative import SpeculativeConfig
-from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire.messages import pack_tokens
 
 PAGE_SIZE = 16
@@ -105,74 +103,42 @@ def text_of(message: dict[str, Any]) -> str:
     return "\n".join(filter(None, [message.get("content"), *calls]))
 
 
-class Replay:
-    """Runs answers one after another, and asks all sources at each position.
+class TimedReplay(DraftReplay):
+    """Asks all sources at each position, and measures how long they take.
 
     Args:
-        n_drafts: most tokens of a guess.
-        sizes: lengths of endings to look for, ascending.
+        config: the sources, and lengths of drafts and of matches.
     """
 
-    def __init__(self, n_drafts: int, sizes: tuple[int, ...]) -> None:
-        self._n_drafts = n_drafts
-        self._cache = PageCache(N_PAGES, PAGE_SIZE)
-        self._answers = RecentAnswers(self._cache, sizes)
-        self.sources: dict[str, Source] = {
-            "tree": CachedSequences(self._cache.tree, sizes[-1]),
-            "prompt": OwnText(sizes),
-            "answers": self._answers,
-        }
-        self.sources["all"] = LongestMatch(tuple(self.sources.values()), sizes[-1])
+    def __init__(self, config: SpeculativeConfig) -> None:
+        super().__init__(config, N_PAGES, PAGE_SIZE)
+        self._max_tokens = config.num_speculative_tokens
+        self.sources["all"] = LongestMatch(tuple(self.sources.values()), config.lookup_sizes[-1])
         self.remembered_ns: list[int] = []
         """Time to take each answer."""
 
     def run(self, turn: Turn) -> list[Place]:
         """Answers a request with the recorded tokens; returns what each source guesses at each position."""
-        request = self.begin(turn.prompt)
-        answer, places = pack_tokens(turn.answer), []
-        for end in range(TOKEN_BYTES, len(answer), TOKEN_BYTES):
-            request.tokens += answer[end - TOKEN_BYTES : end]
-            # The last token of an answer ends it: it is sampled, never accepted.
-            following = answer[end : min(end + self._n_drafts * TOKEN_BYTES, len(answer) - TOKEN_BYTES)]
-            places.append({name: self.ask(name, request, following) for name in self.sources})
-            self._compute(request)
-        request.tokens += answer[-TOKEN_BYTES:]
-        self.end(request)
-        return places
+        return [
+            {name: self.ask(name, request, following) for name in self.sources}
+            for request, following in self.places(pack_tokens(turn.prompt), pack_tokens(turn.answer))
+        ]
 
-    def begin(self, prompt: Sequence[int]) -> Request:
-        """Returns a request whose prompt is computed."""
-        request = Request("a", Namespace(), bytearray(pack_tokens(prompt)), len(prompt), 1 << 20)
-        request.block_table = self._cache.open(Namespace(), bytes(request.tokens[:-TOKEN_BYTES]))
-        self._compute(request)
-        return request
-
-    def end(self, request: Request) -> None:
-        """Ends a request, as the engine does."""
-        self._cache.close(request.blocks)
+    def released(self, request: Request) -> None:
+        """Tells the sources of an answer."""
         started = perf_counter_ns()
-        self._answers.released(request)
+        super().released(request)
         self.remembered_ns.append(perf_counter_ns() - started)
 
     def ask(self, name: str, request: Request, following: bytes) -> Guessed:
         """Returns what a source guesses, of which ``following`` is right."""
         started = perf_counter_ns()
-        guess = self.sources[name].guess(request, self._n_drafts)
+        guess = self.sources[name].guess(request, self._max_tokens)
         elapsed = perf_counter_ns() - started
         if guess is None:
             return Guessed(0, 0, 0, elapsed)
-        n_right = 0
-        n_compared = min(len(following), len(guess.tokens)) // TOKEN_BYTES
-        while n_right < n_compared and following.startswith(guess.tokens[: (n_right + 1) * TOKEN_BYTES]):
-            n_right += 1
-        return Guessed(guess.n_matched, len(guess.tokens) // TOKEN_BYTES, n_right, elapsed)
-
-    def _compute(self, request: Request) -> None:
-        """Computes all known tokens, as the rows of a step do."""
-        blocks, n_tokens = request.blocks, request.n_known
-        assert self._cache.reserve(blocks, self._cache.pages_for(n_tokens)), "the pool is too small"
-        self._cache.commit_computed([ComputedRow(blocks, request.tokens, n_tokens, 0)], 0)
-        self._cache.free_replaced(blocks, 0)
+        n_tokens = len(guess.tokens) // TOKEN_BYTES
+        return Guessed(guess.n_matched, n_tokens, n_right(guess.tokens, following), elapsed)
 
 
 def choice(kind: str, order: Sequence[str]) -> Choose:
@@ -234,10 +200,6 @@ def long_texts(turns: Sequence[Turn]) -> dict[str, list[int]]:
     }
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(sorted(map(int, text.split(","))))
-
-
 def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--chats", type=Path, required=True, metavar="FILE", help="messages, a chat a line")
@@ -246,21 +208,24 @@ def main() -> None:
     )
     parser.add_argument("--drafts", type=int, default=16, help="tokens of a guess (default: %(default)s)")
     parser.add_argument(
-        "--sizes", type=_sizes, default=SpeculativeConfig("tree").lookup_sizes, help="of endings (default: 3,5,8)"
+        "--lookup", type=int, nargs=2, default=(2, 8), metavar=("MIN", "MAX"), help="of a match (default: 2 8)"
     )
     parser.add_argument("--calls", type=int, default=1000, help="of a long guess (default: %(default)s)")
     arguments = parser.parse_args()
     gc.disable()  # as in the runtime's loop
     folder: Path = arguments.tokenizer
     tokenizer = ByteLevelBPETokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
-    about = {"chats": arguments.chats.name, "drafts": arguments.drafts, "sizes": arguments.sizes, **provenance()}
+    shortest, longest = arguments.lookup
+    config = SpeculativeConfig("tree", arguments.drafts, longest, shortest)
+    sizes = {"drafts": config.num_speculative_tokens, "sizes": config.lookup_sizes}
+    about = {"chats": arguments.chats.name, **sizes, **provenance()}
 
     def write(case: str, **line: object) -> None:
         report(arguments.output_file, {"case": case, **line}, about)
 
     for runs, only_first in (("first trials", True), ("all", False)):
         turns = read_turns(arguments.chats, tokenizer, only_first_trials=only_first)
-        replay = Replay(arguments.drafts, arguments.sizes)
+        replay = TimedReplay(config)
         names = list(replay.sources)
         answers = [replay.run(turn) for turn in turns]
         counts = {"answers": len(turns), "tokens": sum(map(len, answers))}
@@ -274,8 +239,8 @@ def main() -> None:
         write("guess", source=name, **times([place[name].nanoseconds for places in answers for place in places]))
     write("remember", tokens=round(mean(len(turn.answer) for turn in turns)), **times(replay.remembered_ns))
     for text, tokens in long_texts(turns).items():
-        replay.end(replay.begin(tokens))  # so that the tree has what follows
-        request = replay.begin(tokens[:-20])
+        replay.end(replay.begin(pack_tokens(tokens)))  # so that the tree has what follows
+        request = replay.begin(pack_tokens(tokens[:-20]))
         request.tokens += pack_tokens(tokens[-20:] if text.startswith("one token,") else tokens[-20:-12])
         for name in names:
             guesses = [replay.ask(name, request, b"") for _ in range(arguments.calls)]

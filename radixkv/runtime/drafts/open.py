@@ -17,21 +17,34 @@ def open_drafts(
 ) -> tuple[TextDrafts, tuple[RequestBranch, ...]]:
     """Returns what drafts, and the branches by which its sources follow requests.
 
-    ``bench/draft_sources.py`` has measured in which order the sources are asked.
-
     Args:
         config: the sources, and lengths of drafts and of matches.
         cache: the page cache of the requests.
         executor: the device.
     """
+    sources, branches = open_sources(config, cache, executor.vocab_size)
+    source = LongestMatch(tuple(sources.values()), config.lookup_sizes[-1])
+    return TextDrafts(source, config.num_speculative_tokens, overlaps=executor.is_asynchronous), branches
+
+
+def open_sources(
+    config: SpeculativeConfig, cache: PageCache, vocab_size: int
+) -> tuple[dict[str, Source], tuple[RequestBranch, ...]]:
+    """Returns the sources by the name that their guesses have, and the branches by which they follow requests.
+
+    They are in the order in which they are asked, which ``bench/draft_sources.py`` has measured.
+
+    Args:
+        config: the sources, and lengths of matches.
+        cache: the page cache of the requests.
+        vocab_size: ids are below it.
+    """
     sizes = config.lookup_sizes
-    predictions = Predictions((sizes[0], sizes[-1]), executor.vocab_size)
-    sources: tuple[Source, ...] = predictions, OwnText(sizes)
+    predictions = Predictions((sizes[0], sizes[-1]), vocab_size)
+    sources: dict[str, Source] = {"prediction": predictions, "prompt": OwnText(sizes)}
     branches = [RequestBranch(lambda message: bool(message.prediction), predictions.follow)]
     if config.method == "tree":
         answers = RecentAnswers(cache, sizes)
-        sources = CachedSequences(cache.tree, sizes[-1]), *sources, answers
+        sources = {"tree": CachedSequences(cache.tree, sizes[-1]), **sources, "answers": answers}
         branches.append(RequestBranch(lambda message: True, answers.follow))
-    source = LongestMatch(sources, sizes[-1])
-    drafts = TextDrafts(source, config.num_speculative_tokens, overlaps=executor.is_asynchronous)
-    return drafts, tuple(branches)
+    return sources, tuple(branches)

@@ -1,0 +1,103 @@
+"""A replay of recorded answers that asks the engine's sources of drafts for guesses, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from radixkv.runtime.cache.block_table import ComputedRow
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.drafts.open import open_sources
+from radixkv.runtime.drafts.sources import Source
+from radixkv.runtime.request import Request
+from radixkv.settings.speculative import SpeculativeConfig
+from radixkv.tree.node import TOKEN_BYTES, Namespace
+from radixkv.wire.messages import Submit
+from radixkv.wire.sampling import SamplingParams
+
+_MAX_IDS = 1 << 31
+"""Ids are below it, whatever the model."""
+
+
+class Place(NamedTuple):
+    """A place in an answer at which a step would sample a token."""
+
+    request: Request
+    """All tokens before the place are known."""
+    following: bytes
+    """The tokens that drafts may guess there, little-endian int32: as many as a row has, and not the answer's last
+    one, which ends it and is sampled."""
+
+
+class DraftReplay:
+    """Answers requests one after another with recorded tokens, in a page cache that has room for all of them.
+
+    The recorded tokens are what a model would sample. The first one of an answer comes with its prompt.
+
+    Args:
+        config: the sources, and lengths of drafts and of matches.
+        n_pages: of the cache; enough for all prompts and answers.
+        page_size: tokens per page.
+    """
+
+    def __init__(self, config: SpeculativeConfig, n_pages: int, page_size: int) -> None:
+        self._n_drafts = config.num_speculative_tokens
+        self._cache = PageCache(n_pages, page_size)
+        sources, self._branches = open_sources(config, self._cache, _MAX_IDS)
+        self.sources: dict[str, Source] = {
+            name: source
+            for name, source in sources.items()
+            if name != "prediction"  # no recording has any
+        }
+        """The sources by name, in the order in which the engine asks them."""
+
+    def places(self, prompt: bytes, answer: bytes) -> Iterator[Place]:
+        """Answers a request; yields each place after the answer's first token.
+
+        Args:
+            prompt: its tokens, at least one, little-endian int32.
+            answer: its tokens, the same.
+        """
+        request = self.begin(prompt)
+        for end in range(TOKEN_BYTES, len(answer), TOKEN_BYTES):
+            request.tokens += answer[end - TOKEN_BYTES : end]
+            yield Place(request, answer[end : min(end + self._n_drafts * TOKEN_BYTES, len(answer) - TOKEN_BYTES)])
+            self._compute(request)
+        request.tokens += answer[-TOKEN_BYTES:]
+        self.end(request)
+
+    def begin(self, prompt: bytes) -> Request:
+        """Returns a request whose prompt is computed."""
+        message = Submit("a", prompt, SamplingParams())
+        request = Request(message.id, Namespace(), bytearray(prompt), len(prompt) // TOKEN_BYTES, _MAX_IDS)
+        observers = [branch.follow(message, (request,)) for branch in self._branches if branch.is_chosen(message)]
+        request.observers = tuple(observer for observer in observers if observer is not None)
+        request.block_table = self._cache.open(request.namespace, bytes(request.tokens[:-TOKEN_BYTES]))
+        self._compute(request)
+        return request
+
+    def end(self, request: Request) -> None:
+        """Ends a request, as the engine does."""
+        self._cache.close(request.blocks)
+        self.released(request)
+
+    def released(self, request: Request) -> None:
+        """Tells the sources that a request has ended."""
+        for observer in request.observers:
+            observer.released(request)
+
+    def _compute(self, request: Request) -> None:
+        """Computes all known tokens, as the rows of a step do."""
+        blocks, n_tokens = request.blocks, request.n_known
+        assert self._cache.reserve(blocks, self._cache.pages_for(n_tokens)), "the pool is too small"
+        self._cache.commit_computed([ComputedRow(blocks, request.tokens, n_tokens, 0)], 0)
+        self._cache.free_replaced(blocks, 0)
+
+
+def n_right(tokens: bytes, following: bytes) -> int:
+    """Returns how many of the first guessed tokens are what follows. O(tokens)."""
+    n_tokens = 0
+    n_compared = min(len(following), len(tokens)) // TOKEN_BYTES
+    while n_tokens < n_compared and following.startswith(tokens[: (n_tokens + 1) * TOKEN_BYTES]):
+        n_tokens += 1
+    return n_tokens
