@@ -1,4 +1,4 @@
-"""``radixkv simulate``: cache hit rates of recorded traffic by cache capacity."""
+"""``radixkv simulate``: cache hit rates of recorded traffic by cache capacity, and what drafts would bring."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from radixkv.lab.bench.flags import add_output_flags
-from radixkv.settings.arguments import Parser, byte_size, count, number, whole_number
+from radixkv.settings.arguments import Parser, add_flags, byte_size, count, number, whole_number
+from radixkv.settings.config import SchedulerConfig
+from radixkv.settings.setting import settings_of
 from radixkv.terminal import Progress, Table, wrapped
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ examples:
   radixkv simulate --trace mooncake.jsonl --capacity 1.5M --servers 4,16 --routing round-robin,prefix
   radixkv simulate --trace requests.jsonl --tokenizer ./my-model --capacity 100k,1M --eviction-policy lru
   radixkv simulate --trace token_ids.jsonl --capacity 1M --model ./my-model --plot pictures
+  radixkv simulate --trace chats.jsonl --tokenizer ./my-model --speculative-config '{"method": "tree"}'
 """
 
 
@@ -51,7 +54,8 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         "simulate",
         help=summary,
         description="Replay recorded requests through the production scheduler, page pool and radix tree,\n"
-        "without a model, and print hit rate and evictions by cache capacity.",
+        "without a model, and print hit rate and evictions by cache capacity. With --speculative-config\n"
+        "also print how many steps drafts would have saved the recorded answers.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -84,7 +88,7 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
     cache.add_argument(
         "--capacity",
         type=_capacities,
-        required=True,
+        default=[],
         metavar="TOKENS,...",
         help="cache capacities in tokens, such as 0.5M,5M,15M or 512k, in powers of 1,000 also with a "
         "capital (Ki and Mi: of 1,024); an infinite one is always added. "
@@ -185,6 +189,8 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         help="requests that --routing events sends on before it learns what the events of one say (default: 0, as "
         "if the router asked all servers)",
     )
+    flag = "speculative_config"
+    add_flags(parser.add_argument_group("drafts"), {flag: settings_of(SchedulerConfig)[flag]})
     size = cache.add_mutually_exclusive_group()
     size.add_argument(
         "--model", metavar="MODEL", help="also show capacities in bytes, for the 16-bit KV pages of this model"
@@ -207,6 +213,10 @@ def run(args: argparse.Namespace) -> int:
         value = vars(args)[name]
         if value is not None and value < 1:
             parser.error(f"{name} {value} must be at least 1")
+    if not args.capacity and args.speculative_config is None:
+        parser.error("the following arguments are required: --capacity")
+    if not args.capacity and args.plot is not None:
+        parser.error("--plot draws hit rate by capacity; give --capacity, or leave it out")
     is_serial = args.concurrency == 1
     if is_serial and args.max_num_batched_tokens is not None:
         parser.error(
@@ -246,6 +256,7 @@ def run(args: argparse.Namespace) -> int:
             conversations=args.conversations,
             skip_bad_lines=args.skip_bad_lines,
             compact_pages=is_serial,
+            reads_answers=args.speculative_config is not None,
         )
     answers = None if is_serial else recorded_answers(recording, args.output_len)
     replays = Simulation(
@@ -291,6 +302,14 @@ def run(args: argparse.Namespace) -> int:
         with Progress("drawing the plot"):
             plot(results, recording, table.titles, rows, args.plot)
         print(f"plots: {args.plot / 'index.html'}")
+    if args.speculative_config is not None:
+        from radixkv.lab.simulator.draft_simulation import draft_remarks, draft_table, draft_title, simulate_drafts
+
+        drafted = simulate_drafts(recording, args.speculative_config)
+        open_saver(args.output_file, "simulate-drafts")([msgspec.structs.asdict(one) for one in drafted])
+        print(f"\n{wrapped(draft_title(drafted))}\n{draft_table(drafted)}")
+        for remark in draft_remarks(drafted):
+            print(wrapped(remark))
     return 0
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -22,7 +22,8 @@ from radixkv.settings.config import CacheConfig
 from radixkv.text.chat_messages import normalize_messages
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire.messages import pack_tokens
+from radixkv.tree.node import TOKEN_BYTES
+from radixkv.wire.messages import pack_tokens, unpack_tokens
 
 _HEAD_BYTES = 1 << 20
 """Bytes at the start of a file that are searched for a known field."""
@@ -46,6 +47,8 @@ TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
 
 class _TokenRequest(msgspec.Struct, frozen=True):
     prompt_token_ids: TokenIds
+    token_ids: list[TokenId] | None = None
+    """Those of the answer, as in the server's replies."""
 
 
 class _LoggedRequest(Line, frozen=True):
@@ -80,6 +83,17 @@ class Recording:
     """Name of the tokenizer that encoded the texts, without its folder; None if the file has no texts."""
     answer_tokens: Sequence[int] | None = None
     """Tokens of each request's answer; None if the file does not say."""
+    answers: Sequence[bytes] = ()
+    """Token ids of each request's answer, little-endian int32, empty where the file has none; there are none unless
+    they are asked for."""
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """A prompt and its answer, little-endian int32."""
+
+    prompt: bytes
+    answer: bytes = b""
 
 
 def read_recording(
@@ -91,6 +105,7 @@ def read_recording(
     conversations: bool = False,
     skip_bad_lines: bool = False,
     compact_pages: bool = True,
+    reads_answers: bool = False,
 ) -> Recording:
     """Reads a Mooncake trace, lines of token ids, or a log of requests or conversations.
 
@@ -105,10 +120,12 @@ def read_recording(
         conversations: take every line as a conversation, also if its last message has no answer.
         skip_bad_lines: skip and count malformed lines instead of refusing them.
         compact_pages: see ``BlockTraffic``.
+        reads_answers: whether ``Recording.answers`` is wanted. The answer to a request that is a line is that in
+            the messages of a later line.
 
     Raises:
-        ConfigError: the file cannot be read or has an unknown format, a line is malformed, or a setting does not
-            apply to this kind of file.
+        ConfigError: the file cannot be read or has an unknown format, a line is malformed, a setting does not
+            apply to this kind of file, or answers are wanted and there are none.
         CheckpointError: the tokenizer does not exist.
     """
     key = _find_first_key(path)
@@ -121,6 +138,8 @@ def read_recording(
         raise ConfigError(f"rule blocks is only for traces of blocks, not for {path}; use engine, or leave it out")
     if page_size is not None and page_size < 1:
         raise ConfigError(f"page_size {page_size} must be at least 1")
+    if is_trace and reads_answers:
+        raise ConfigError(f"{path} is a trace of blocks, which has no tokens of answers; give recorded texts")
     if is_trace:
         trace = read_trace(path, skip_bad_lines=skip_bad_lines)
         rule = "blocks" if rule is None else rule
@@ -129,15 +148,23 @@ def read_recording(
         answer_tokens = [request.output_length for request in trace.items]
         return Recording(path.name, block_traffic, trace.n_bad_lines, None, answer_tokens)
     if is_text:
-        decode = _LogDecoder(path, tokenizer, conversations=conversations).decode
+        decode = _LogDecoder(path, tokenizer, conversations=conversations, reads_answers=reads_answers).decode
         lines = read_lines(path, decode, expected=REQUESTS, skip_bad_lines=skip_bad_lines)
     else:
         lines = read_lines(path, _decode_token_ids, expected=TOKEN_IDS, skip_bad_lines=skip_bad_lines)
-    prompts = [prompt for line in lines.items for prompt in line]
-    if not prompts:
+    exchanges = [exchange for line in lines.items for exchange in line]
+    if not exchanges:
         raise ConfigError(f"no conversation of {path} has an answer to a message; give another file")
-    traffic = TokenTraffic(prompts, page_size or CacheConfig.page_size)
-    return Recording(path.name, traffic, lines.n_bad_lines, None if tokenizer is None else Path(tokenizer).name)
+    traffic = TokenTraffic([one.prompt for one in exchanges], page_size or CacheConfig.page_size)
+    name = None if tokenizer is None else Path(tokenizer).name
+    answers = [one.answer for one in exchanges] if reads_answers else ()
+    if reads_answers and not any(answers):
+        raise ConfigError(
+            f"{path} has no answers with which to compare drafts; give conversations that have the assistant's "
+            "messages (--conversations takes every line as one), several turns of a chat, or prompt_token_ids with "
+            "token_ids"
+        )
+    return Recording(path.name, traffic, lines.n_bad_lines, name, answers=answers)
 
 
 def _find_first_key(path: Path) -> str:
@@ -161,26 +188,42 @@ def _find_first_key(path: Path) -> str:
     return match[1].decode()
 
 
-def _decode_token_ids(line: bytes) -> list[bytes]:
-    return [pack_tokens(msgspec.json.decode(line, type=_TokenRequest).prompt_token_ids)]
+def _decode_token_ids(line: bytes) -> list[_Exchange]:
+    request = msgspec.json.decode(line, type=_TokenRequest)
+    return [_Exchange(pack_tokens(request.prompt_token_ids), pack_tokens(request.token_ids or ()))]
+
+
+class _Unanswered(NamedTuple):
+    """A chat whose answer is not known yet."""
+
+    exchange: _Exchange
+    text: str
+    """The prompt."""
+    messages: list[dict[str, Any]]
+    variables: Mapping[str, Any]
+    """Of the chat template."""
 
 
 class _LogDecoder:
-    """Decodes the lines of a log to the token ids of their prompts.
+    """Decodes the lines of a log to the token ids of their prompts, and of the answers to chats.
 
     Args:
         path: the file, for error texts.
         tokenizer: a folder, a hub name or ``tiny``; None: only token ids can be decoded.
         conversations: take every line as a conversation.
+        reads_answers: whether answers are wanted.
 
     Raises:
         CheckpointError: the tokenizer does not exist.
     """
 
-    def __init__(self, path: Path, tokenizer: str | None, *, conversations: bool) -> None:
+    def __init__(self, path: Path, tokenizer: str | None, *, conversations: bool, reads_answers: bool) -> None:
         self._path = path
         self._name = tokenizer
         self._conversations = conversations
+        self._reads_answers = reads_answers
+        self._unanswered: dict[bytes, list[_Unanswered]] = {}
+        """Requests whose answers a later line may have, by a digest of their messages."""
         self._decoder = msgspec.json.Decoder(_LoggedRequest)
         self._tokenizer: Tokenizer | None = None
         self._template: ChatTemplate | None = None
@@ -188,8 +231,10 @@ class _LogDecoder:
             folder = resolve_tokenizer(tokenizer)
             self._tokenizer, self._template = Tokenizer.load(folder), ChatTemplate.load(folder, None)
 
-    def decode(self, line: bytes) -> list[bytes]:
-        """Returns the prompts of a line, int32; none for a conversation without an answer.
+    def decode(self, line: bytes) -> list[_Exchange]:
+        """Returns the prompts of a line; none for a conversation without an answer.
+
+        Adds the answers that the line has to those of earlier requests.
 
         Raises:
             ValueError: the line is no request, or the chat template refuses it.
@@ -202,14 +247,17 @@ class _LogDecoder:
                 raise ValueError("it must have one of prompt and messages")
             if self._conversations:
                 raise ValueError("it is a prompt, not a conversation")
-            return self._encode_prompt(request.prompt, adds_special_tokens=request.add_special_tokens is not False)
+            prompts = self._encode_prompt(
+                request.prompt, adds_special_tokens=request.add_special_tokens is not False
+            )
+            return list(map(_Exchange, prompts))
         if request.messages == []:
             raise ValueError("messages is empty")
         messages = normalize_messages(request.conversation().messages)
         try:
             if not self._conversations and request.is_one_request():
                 return [self._encode_request(request, messages)]
-            return [self._encode_messages(messages[:end]) for end in answer_indices(messages)]
+            return [self._encode_turn(messages[:end], messages[end]) for end in answer_indices(messages)]
         except RequestError as error:
             raise ValueError(str(error)) from None
 
@@ -227,40 +275,66 @@ class _LogDecoder:
             raise ValueError("prompt is empty")
         return prompts
 
-    def _encode_request(self, request: _LoggedRequest, messages: list[dict[str, Any]]) -> bytes:
+    def _encode_request(self, request: _LoggedRequest, messages: list[dict[str, Any]]) -> _Exchange:
         check_template_variables(request.chat_template_kwargs)
         continues = bool(request.continue_final_message)
         begins = request.add_generation_prompt
         effort = effort_variables(request.reasoning_effort)
-        return self._encode_messages(
+        variables = {"tools": request.tools, **effort, **(request.chat_template_kwargs or {})}
+        text = self._loaded_template().render(
             messages,
-            adds_special_tokens=bool(request.add_special_tokens),
+            **variables,
             add_generation_prompt=not continues if begins is None else begins,
             continue_final_message=continues,
-            variables={"tools": request.tools, **effort, **(request.chat_template_kwargs or {})},
         )
+        exchange = _Exchange(
+            self._loaded_tokenizer().encode(text, adds_special_tokens=bool(request.add_special_tokens))
+        )
+        if self._reads_answers:
+            self._match_answers(_Unanswered(exchange, text, messages, variables))
+        return exchange
 
-    def _encode_messages(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        adds_special_tokens: bool = False,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] = MappingProxyType({}),
-    ) -> bytes:
+    def _encode_turn(self, messages: list[dict[str, Any]], answer: dict[str, Any]) -> _Exchange:
+        text = self._loaded_template().render(messages)
+        exchange = _Exchange(self._loaded_tokenizer().encode(text, adds_special_tokens=False))
+        if self._reads_answers:
+            exchange.answer = self._encode_answer(_Unanswered(exchange, text, messages, {}), answer)
+        return exchange
+
+    def _match_answers(self, asked: _Unanswered) -> None:
+        """Answers the earlier requests that a request's messages continue, and notes the request itself."""
+        digest, answers = b"", answer_indices(asked.messages)
+        for index, message in enumerate(asked.messages):
+            if index in answers:
+                for earlier in self._unanswered.pop(digest, ()):
+                    earlier.exchange.answer = self._encode_answer(earlier, message)
+            digest = sha256(digest + msgspec.json.encode(message, order="sorted")).digest()
+        self._unanswered.setdefault(digest, []).append(asked)
+
+    def _encode_answer(self, asked: _Unanswered, answer: dict[str, Any]) -> bytes:
+        """Returns the tokens of an answer; none if the template renders it otherwise than it begins it."""
+        try:
+            text = self._loaded_template().render(
+                [*asked.messages, answer], **asked.variables, add_generation_prompt=False
+            )
+        except RequestError:
+            return b""
+        if not text.startswith(asked.text):
+            return b""
         tokenizer = self._loaded_tokenizer()
+        tokens = tokenizer.encode(text[len(asked.text) :], adds_special_tokens=False)
+        ids = unpack_tokens(tokens)
+        # A special token ends an answer, and a template may write a line break after it.
+        end = max((place for place, token_id in enumerate(ids, 1) if tokenizer.token(token_id) is None), default=0)
+        return tokens[: end * TOKEN_BYTES] if end and not tokenizer.decode(ids[end:]).strip() else tokens
+
+    def _loaded_template(self) -> ChatTemplate:
+        self._loaded_tokenizer()
         if self._template is None:
             raise CheckpointError(
                 f"tokenizer {self._name!r} has no chat template; give one that has a chat template"
             )
-        text = self._template.render(
-            messages,
-            **variables,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        )
-        return tokenizer.encode(text, adds_special_tokens=adds_special_tokens)
+        return self._template
 
     def _loaded_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:

@@ -1,0 +1,165 @@
+"""What drafts would bring on a recording: the steps that its answers take, by source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import msgspec
+
+from radixkv.lab.bench.formatting import format_tokens, plural
+from radixkv.lab.simulator.draft_replay import DraftReplay, n_right
+from radixkv.lab.simulator.recording import Recording
+from radixkv.runtime.drafts.sources import LongestMatch, Source
+from radixkv.settings.speculative import SpeculativeConfig
+from radixkv.terminal import Progress, Table
+from radixkv.tree.node import TOKEN_BYTES
+
+ALL = "all"
+"""The name of what the engine drafts: of the sources' guesses the one with the longest match."""
+
+
+class DraftResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one source alone, or all, would bring: a row of the table and a JSON line."""
+
+    trace: str
+    tokenizer: str | None
+    """Name of the tokenizer that encoded the recording; None if it has no texts."""
+    method: str
+    num_speculative_tokens: int
+    source: str
+    """``tree``, ``prompt`` or ``answers`` as in ``/metrics``, or ``all``."""
+    n_requests: int
+    n_answers: int
+    """Requests whose answers are known."""
+    n_answer_tokens: int
+    """Tokens after the first one of each answer, which take as many steps without drafts."""
+    n_steps: int
+    """Steps that these take with drafts."""
+    tokens_a_step: float | None
+    """None if no answer has a second token."""
+    n_draft_tokens: int
+    n_accepted_tokens: int
+    seconds: float
+    """Wall-clock time of the replay of all sources."""
+
+
+@dataclass(slots=True)
+class _Steps:
+    """The steps of all answers with the drafts of one source."""
+
+    source: Source
+    n_steps: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
+    next_place: int = 0
+    """Place in the answer at which the next step begins."""
+
+
+def simulate_drafts(recording: Recording, config: SpeculativeConfig) -> list[DraftResult]:
+    """Returns what each source would bring alone, and if there are several, what all together would, which is last.
+
+    Each step checks all that is guessed for it. Shows its progress on standard error. Some 50 µs for a token of an
+    answer, and O(tokens of its prompt) for many of them.
+
+    Args:
+        recording: has answers.
+        config: the sources, and lengths of drafts and of matches.
+    """
+    started = perf_counter()
+    traffic, answers = recording.traffic, recording.answers
+    n_answers = sum(map(bool, answers))
+    n_pages = traffic.n_distinct_pages + sum(len(one) // TOKEN_BYTES // traffic.page_size + 2 for one in answers)
+    replay = DraftReplay(config, n_pages, traffic.page_size)
+    sources = dict(replay.sources)
+    if len(sources) > 1:
+        sources[ALL] = LongestMatch(tuple(sources.values()), config.lookup_sizes[-1])
+    steps = {name: _Steps(source) for name, source in sources.items()}
+    with Progress(f"replaying the answers of {recording.name}", enabled=True) as progress:
+        for index, answer in enumerate(answers):
+            progress.show(f"{index}/{len(answers)} requests")
+            _replay(replay, traffic.symbols(index), answer, steps, config.num_speculative_tokens)
+    n_tokens = sum(max(len(answer) // TOKEN_BYTES - 1, 0) for answer in answers)
+    return [
+        DraftResult(
+            trace=recording.name,
+            tokenizer=recording.tokenizer,
+            method=config.method,
+            num_speculative_tokens=config.num_speculative_tokens,
+            source=name,
+            n_requests=len(answers),
+            n_answers=n_answers,
+            n_answer_tokens=n_tokens,
+            n_steps=one.n_steps,
+            tokens_a_step=round(n_tokens / one.n_steps, 3) if one.n_steps else None,
+            n_draft_tokens=one.n_drafted,
+            n_accepted_tokens=one.n_accepted,
+            seconds=round(perf_counter() - started, 3),
+        )
+        for name, one in steps.items()
+    ]
+
+
+def _replay(
+    replay: DraftReplay, prompt: bytes, answer: bytes, steps: Mapping[str, _Steps], max_drafts: int
+) -> None:
+    """Answers one request, and counts the steps that it would take."""
+    for one in steps.values():
+        one.next_place = 0
+    for index, (request, following) in enumerate(replay.places(prompt, answer)):
+        for one in steps.values():
+            if one.next_place == index:
+                guess = one.source.guess(request, max_drafts)
+                tokens = b"" if guess is None else guess.tokens
+                n_accepted = n_right(tokens, following)
+                one.n_steps += 1
+                one.n_drafted += len(tokens) // TOKEN_BYTES
+                one.n_accepted += n_accepted
+                one.next_place = index + 1 + n_accepted
+
+
+def draft_table(results: Sequence[DraftResult]) -> str:
+    """Returns the table of a recording's results."""
+    titles = ("source", "tokens a step", "steps", "steps saved", "drafted tokens", "accepted tokens", "accepted")
+    table = Table(titles, (8, 6, 6, 6, 6, 6, 6))
+    return table.text(
+        [
+            (
+                one.source,
+                "n/a" if one.tokens_a_step is None else f"{one.tokens_a_step:.2f}",
+                format_tokens(one.n_steps),
+                _percent(one.n_answer_tokens - one.n_steps, one.n_answer_tokens),
+                format_tokens(one.n_draft_tokens),
+                format_tokens(one.n_accepted_tokens),
+                _percent(one.n_accepted_tokens, one.n_draft_tokens),
+            )
+            for one in results
+        ]
+    )
+
+
+def draft_title(results: Sequence[DraftResult]) -> str:
+    """Returns a line that says what was replayed."""
+    one = results[-1]
+    drafts = plural(one.num_speculative_tokens, "token")
+    return (
+        f"drafts of at most {drafts}, method {one.method}: {plural(one.n_answers, 'answer')} with "
+        f"{plural(one.n_answer_tokens, 'token')} after the first, one answer after another"
+    )
+
+
+def draft_remarks(results: Sequence[DraftResult]) -> list[str]:
+    """Returns the remarks below the table."""
+    one = results[-1]
+    remarks = [
+        "a step here checks every draft of one answer. The time that drafts gain depends on the batch size and is "
+        "not simulated: a server checks only those that it expects to gain some"
+    ]
+    if one.n_answers < one.n_requests:
+        remarks.append(f"{plural(one.n_requests - one.n_answers, 'request')} without a known answer in the file")
+    return remarks
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}%" if whole else "n/a"

@@ -1,0 +1,149 @@
+"""``radixkv simulate --speculative-config``: what drafts would bring on recorded answers."""
+
+import pytest
+
+from radixkv.checkpoints import resolve_tokenizer
+from radixkv.cli import main
+from radixkv.lab.simulator.recording import read_recording
+from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire.messages import unpack_tokens
+from support.json_lines import read_lines, write_lines
+
+TREE = ("--speculative-config", '{"method": "tree"}')
+ANSWER = "The dress of Kenji is green, and the cafe in Mill Street opens at ten."
+
+
+def simulate(*flags):
+    return main(["simulate", *map(str, flags)])
+
+
+@pytest.fixture
+def drafted(tmp_path):
+    """Runs a command that succeeds; returns its lines of drafts by source."""
+
+    def run(*flags):
+        file = tmp_path / "simulated.jsonl"
+        assert simulate(*flags, "--output-file", file) == 0
+        rows = [row for row in read_lines(file) if row["bench"] == "simulate-drafts"]
+        file.unlink()
+        return {row["source"]: row for row in rows}
+
+    return run
+
+
+def test_steps_are_counted_for_each_source_and_for_all(tmp_path, drafted, capsys):
+    line = {"prompt_token_ids": list(range(20)), "token_ids": list(range(100, 140))}
+    rows = drafted("--trace", write_lines(tmp_path / "ids.jsonl", line, line), *TREE)
+    # Each answer has 39 tokens after the first. The tree has the whole pages of the first line, so 48 of 60 tokens.
+    # The newest answers are found by two tokens. The last token is sampled. A step has 17 tokens at most.
+    steps = {"prompt": 78, "tree": 39 + 2 + 11, "answers": 39 + 1 + 3, "all": 39 + 3}
+    assert {source: row["n_steps"] for source, row in rows.items()} == steps
+    for row in rows.values():
+        assert (row["n_requests"], row["n_answers"], row["n_answer_tokens"]) == (2, 2, 78)
+        assert row["n_accepted_tokens"] == 78 - row["n_steps"] <= row["n_draft_tokens"]
+        assert row["tokens_a_step"] == round(78 / row["n_steps"], 3)
+        assert (row["method"], row["num_speculative_tokens"], row["tokenizer"]) == ("tree", 16, None)
+    printed = capsys.readouterr().out
+    assert "method tree: 2 answers with 78 tokens after the first" in printed
+    last = next(line.split() for line in printed.splitlines() if line.startswith("all"))
+    assert last == ["all", "1.86", "42", "46.2%", "37", "36", "97.3%"]
+    assert "depends on the batch size and is not simulated" in " ".join(printed.split())
+    assert "infinite" in printed, "the hit rate of an infinite cache needs no capacity"
+
+
+def test_ngram_looks_at_the_requests_own_text(tmp_path, drafted):
+    line = {"prompt_token_ids": [1, 2, 3, 4, 5, 6, 7], "token_ids": [2, 3, 4, 5, 6, 9]}
+    rows = drafted(
+        "--trace",
+        write_lines(tmp_path / "ids.jsonl", line),
+        "--speculative-config",
+        '{"method": "ngram", "num_speculative_tokens": 2}',
+    )
+    assert rows.keys() == {"prompt"}
+    # After 2 nothing is known by two tokens. After 2 3: 4 5 and then 6. After that 7 is wrong.
+    assert (rows["prompt"]["n_steps"], rows["prompt"]["n_accepted_tokens"]) == (3, 2)
+
+
+CHAT = [
+    {"role": "user", "content": "What is green?"},
+    {"role": "assistant", "content": ANSWER},
+    {"role": "user", "content": "Again."},
+    {"role": "assistant", "content": ANSWER},
+    {"role": "user", "content": "Once more."},
+]
+
+
+def answers_of(path, **settings):
+    tokenizer = Tokenizer.load(resolve_tokenizer("tiny"))
+    recording = read_recording(path, tokenizer="tiny", reads_answers=True, **settings)
+    return [tokenizer.decode(unpack_tokens(answer), skip_special_tokens=False) for answer in recording.answers]
+
+
+def test_answers_are_those_of_conversations_and_of_later_turns(tmp_path, drafted, capsys):
+    whole = ANSWER + "<|eot_id|>"
+    chats = write_lines(tmp_path / "chats.jsonl", {"messages": CHAT[:4]})
+    assert answers_of(chats) == [whole, whole]
+    turns = [{"messages": CHAT[:end]} for end in (1, 3, 5)]
+    log = write_lines(tmp_path / "log.jsonl", *turns)
+    assert answers_of(log) == [whole, whole, ""]
+    assert answers_of(write_lines(tmp_path / "one.jsonl", turns[-1]), conversations=True) == [whole, whole]
+
+    of_chats, of_log = (drafted("--trace", file, "--tokenizer", "tiny", *TREE) for file in (chats, log))
+    assert of_chats["prompt"]["tokens_a_step"] > 1.5, "the second answer repeats the first"
+    assert "without a known answer" not in capsys.readouterr().out.partition("log.jsonl")[0]
+    for source, row in of_log.items():
+        assert (row["n_requests"], row["n_answers"], row["tokenizer"]) == (3, 2, "tiny")
+        assert row["n_steps"] == of_chats[source]["n_steps"]
+
+
+def test_the_answer_to_a_request_with_tools_is_rendered_with_them(tmp_path):
+    tools = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
+    call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"city": "Oslo"}'}}
+    said = [CHAT[0], {"role": "assistant", "content": None, "tool_calls": [call]}]
+    found = [*said, {"role": "tool", "tool_call_id": "1", "content": "None."}]
+    lines = [{"messages": messages, "tools": tools} for messages in (said[:1], found)]
+    first, last = answers_of(write_lines(tmp_path / "log.jsonl", *lines))
+    assert '{"name": "find", "arguments": {"city": "Oslo"}}' in first
+    assert first.endswith("</tool_call><|eot_id|>")
+    assert last == ""
+
+
+def test_requests_without_a_known_answer_are_named(tmp_path, capsys):
+    lines = [{"prompt_token_ids": [1, 2, 3], "token_ids": [4, 5]}, {"prompt_token_ids": [1, 2, 3]}]
+    assert simulate("--trace", write_lines(tmp_path / "ids.jsonl", *lines), *TREE) == 0
+    assert "1 request without a known answer in the file" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "flags", "message"),
+    [
+        ({"prompt_token_ids": [1, 2]}, [], "has no answers with which to compare drafts"),
+        ({"messages": CHAT}, ["--tokenizer", "tiny"], "--conversations takes every line as one"),
+        ({"prompt": "hi"}, ["--tokenizer", "tiny"], "has no answers"),
+        (
+            {"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": [1]},
+            [],
+            "a trace of blocks, which has no tokens of answers",
+        ),
+        ({"prompt_token_ids": [1, 2], "token_ids": ["x"]}, [], "line 1 of "),
+    ],
+)
+def test_what_a_file_lacks_is_named(tmp_path, line, flags, message, capsys):
+    assert simulate("--trace", write_lines(tmp_path / "file.jsonl", line), *flags, *TREE) == 1
+    printed = capsys.readouterr()
+    assert (message in printed.err, printed.out) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--speculative-config", '{"method": "eagle"}'], "this release has no method with a draft head"),
+        (["--speculative-config", "tree"], "'tree' is not a JSON object"),
+        ([*TREE, "--plot", "pictures"], "--plot draws hit rate by capacity"),
+    ],
+)
+def test_wrong_use_is_refused(tmp_path, flags, message, capsys):
+    path = write_lines(tmp_path / "ids.jsonl", {"prompt_token_ids": [1], "token_ids": [2, 3]})
+    with pytest.raises(SystemExit, match="2"):
+        simulate("--trace", path, *flags)
+    assert message in capsys.readouterr().err
