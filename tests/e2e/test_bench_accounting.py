@@ -5,11 +5,12 @@ import math
 
 import pytest
 
-from radixkv.lab.bench.load.accounting import accounting, server_token_counts
+from radixkv.lab.bench.load.accounting import accounting
 from radixkv.lab.bench.load.arrivals import Load
 from radixkv.lab.bench.load.client import OpenAIClient
 from radixkv.lab.bench.load.generator import LoadGenerator
 from radixkv.lab.bench.load.requests import PromptEncoder
+from radixkv.lab.bench.load.server_counters import server_counts
 from radixkv.lab.bench.session import BenchRequest, Session, single_request_session
 
 SHARED = "Question: Ann has 3 apples and buys 4. How many has she?\nAnswer: 7.\n\n" * 8
@@ -53,9 +54,9 @@ def test_client_usage_and_metrics_agree_exactly(server, sensitive, form, load):
         async with OpenAIClient(server.base_url) as client:
             settings = Load(await client.model(), **{"request_rate": math.inf} | load)
             assert await client.flush() == "/flush_cache"
-            before = server_token_counts(await client.metrics())
+            before = server_counts(await client.metrics())
             measurement = await LoadGenerator(client, encoder).run(mixed(), settings)
-            return measurement.records, server_token_counts(await client.metrics()) - before
+            return measurement.records, (server_counts(await client.metrics()) - before).tokens
 
     records, metrics = asyncio.run(go())
     assert [record.error for record in records] == [None] * 15

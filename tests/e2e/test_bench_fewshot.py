@@ -63,6 +63,23 @@ def test_cache_off_and_on_give_the_same_tokens_and_nearly_the_optimum(tmp_path):
     assert 0.95 * report["optimum_pct"] <= report["cache_hit_rate_pct"] <= report["optimum_pct"]
 
 
+def test_a_server_with_drafts_gives_the_same_tokens_and_says_what_became_of_them(tmp_path):
+    off, on = tmp_path / "off.jsonl", tmp_path / "on.jsonl"
+    flags = ("bench", "--num-prompts", 4, "--num-shots", 3, "--output-len", 60, "--max-concurrency", 1, *POOL)
+    assert run(*flags, "--output-file", off).returncode == 0
+    done = run(*flags, "--output-file", on, "--speculative-config", '{"method": "tree"}')
+    assert (done.returncode, complaints(done.stderr)) == (0, "")
+    assert "Accepted drafts (%):" in done.stdout
+    plain, drafted = (json.loads(path.read_text()) for path in (off, on))
+    assert drafted["outputs_sha256"] == plain["outputs_sha256"] is not None
+    assert plain["draft_report"] is None
+    report = drafted["draft_report"]
+    assert 0 < report["accepted_tokens"] <= report["draft_tokens"]
+    assert 1 < report["tokens_a_step"] <= 17
+    assert sum(one["draft_tokens"] for one in report["by_source"].values()) == report["draft_tokens"]
+    assert "outputs are equal" in run("bench", "compare", off, on).stdout
+
+
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)]
 )

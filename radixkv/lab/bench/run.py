@@ -14,12 +14,13 @@ import msgspec
 from radixkv.client.http import SILENCE_LIMIT_S
 from radixkv.errors import ConfigError, RadixKVError, shortened
 from radixkv.lab.bench.environment import environment
-from radixkv.lab.bench.load.accounting import TokenCounts, accounting, server_token_counts
+from radixkv.lab.bench.load.accounting import accounting
 from radixkv.lab.bench.load.arrivals import Load, is_open_loop
 from radixkv.lab.bench.load.client import OpenAIClient
 from radixkv.lab.bench.load.generator import LoadGenerator, RunInterrupted
 from radixkv.lab.bench.load.record import Measurement
 from radixkv.lab.bench.load.requests import PromptEncoder
+from radixkv.lab.bench.load.server_counters import DraftCounts, ServerCounts, server_counts
 from radixkv.lab.bench.report.run_metrics import Metrics, run_metrics
 from radixkv.lab.bench.session import Session, single_request_session
 from radixkv.lab.bench.workloads.base import MAX_COUNT, Source
@@ -158,11 +159,11 @@ class Benchmark:
             flushed = await client.flush()
             before = await _read_server_counts(client)
             measurement, is_interrupted = await self._measure(generator, load, cache)
-            counts = await _accounting(client, measurement, before)
+            counts, drafts = await _accounting(client, measurement, before)
         line = self._settings(load)
         line["server"] = None if server is None else [_encodable(flag) for flag in server]
         line |= {"cache": cache, "cache_flushed": flushed is not None}
-        line |= run_metrics(measurement, self.goodput, counts_repeats=self.workload.repeats_chunks)
+        line |= run_metrics(measurement, self.goodput, counts_repeats=self.workload.repeats_chunks, drafts=drafts)
         line["left_out"] = dict(self.left_out)
         line["accounting"] = counts
         line["environment"] = environment()
@@ -238,20 +239,30 @@ def _as_chat(session: Session) -> Session:
     return single_request_session(replace(request, prompt=[{"role": "user", "content": request.prompt}]))
 
 
-async def _accounting(client: OpenAIClient, measurement: Measurement, before: TokenCounts | None) -> Metrics:
-    """Counts the run's tokens; ``before`` has the server's counters from before the run."""
-    counts = accounting(measurement.records, None)
+async def _accounting(
+    client: OpenAIClient, measurement: Measurement, before: ServerCounts | None
+) -> tuple[Metrics, DraftCounts | None]:
+    """Returns the counts of the run's tokens, and the server's of its drafts.
+
+    Args:
+        client: of the server.
+        measurement: of the run.
+        before: the server's counters from before the run.
+    """
+    counts, drafts = accounting(measurement.records, None), None
     if before is None or measurement.aborted is not None:
-        return counts
+        return counts, drafts
     for pause_s in (0.0, METRICS_DELAY_S):
         await asyncio.sleep(pause_s)
         after = await _read_server_counts(client)
-        counts = accounting(measurement.records, None if after is None else after - before)
+        increase = None if after is None else after - before
+        counts = accounting(measurement.records, None if increase is None else increase.tokens)
+        drafts = None if increase is None else increase.drafts
         if counts["agree"] is not False:
             break
-    return counts
+    return counts, drafts
 
 
-async def _read_server_counts(client: OpenAIClient) -> TokenCounts | None:
+async def _read_server_counts(client: OpenAIClient) -> ServerCounts | None:
     text = await client.metrics()
-    return None if text is None else server_token_counts(text)
+    return None if text is None else server_counts(text)

@@ -105,11 +105,81 @@ def test_the_line_has_the_flags_of_the_started_server(fake, tmp_path, inside, st
     assert started[:2] == [["--page-size=32", "--no-enable-prefix-caching"], ["--page-size=32"]]
 
 
-def test_every_key_of_a_line_is_in_the_docs(completed):
+class DraftMetrics:
+    """``/metrics`` of a server in which every third token was a draft, and as many were not right."""
+
+    def format(self, prompt, generated, cached):
+        numbers = {
+            "prompt_tokens_total": prompt,
+            "generation_tokens_total": generated,
+            "prefix_cache_hits_total": cached,
+            "spec_decode_num_draft_tokens_total": 2 * generated // 3,
+            "spec_decode_num_accepted_tokens_total": generated // 3,
+            "spec_decode_num_steps_without_overlap_total": generated,
+            'spec_decode_num_draft_tokens_by_source_total{source="tree"}': 2 * generated // 3,
+            'spec_decode_num_accepted_tokens_by_source_total{source="tree"}': generated // 3,
+        }
+        lines = [
+            f"# TYPE radixkv:{name.partition('{')[0]} counter\nradixkv:{name} {n}\n" for name, n in numbers.items()
+        ]
+        return "".join(lines)
+
+
+def test_what_became_of_drafts_is_in_table_line_and_page(fake, tmp_path, completed):
+    output, line = completed(*SMALL)
+    assert line["draft_report"] is None
+    assert "Speculative Decoding" not in output
+    fake.metrics = DraftMetrics()
+    output, line = completed(*SMALL, "--plot", tmp_path / "page")
+    assert line["accounting"]["agree"] is True
+    assert line["draft_report"] == {  # 5 answers of 3 tokens; the first token of each comes with its prompt
+        "draft_tokens": 10,
+        "accepted_tokens": 5,
+        "acceptance_pct": 50.0,
+        "tokens_a_step": 2.0,
+        "steps_without_overlap": 15,
+        "by_source": {"tree": {"draft_tokens": 10, "accepted_tokens": 5}},
+    }
+    rows = {
+        "Drafted tokens": "10",
+        "Accepted tokens": "5",
+        "Accepted drafts (%)": "50.00",
+        "  tree, 10 drafted (%)": "50.00",
+        "Tokens a step of an answer": "2.00",
+        "Steps without overlap": "15",
+    }
+    page = (tmp_path / "page" / "index.html").read_text("utf-8")
+    for label, value in rows.items():
+        assert re.search(rf"^{re.escape(label)}: +{value}$", output, re.MULTILINE), label
+        assert re.search(rf"{re.escape(label)}</t[hd]>\s*<td>{value}</td>", page), label
+
+
+def test_runs_with_drafts_are_compared_with_those_without(fake, tmp_path, inside, started, capsys):
+    off, on = tmp_path / "off.jsonl", tmp_path / "on.jsonl"
+    config = '{"method":"tree","num_speculative_tokens":4,"prompt_lookup_max":8,"prompt_lookup_min":2}'
+    assert inside(*SMALL, "--output-file", off)[0] == 0
+    fake.metrics = DraftMetrics()
+    given = '{"method": "tree", "num_speculative_tokens": 4}'
+    assert inside(*SMALL, "--output-file", on, "--speculative-config", given)[0] == 0
+    assert started == [[], [f"--speculative-config={config}"]]
+    code, output, _ = inside("compare", off, on)
+    assert code == 0
+    assert re.search(r"^Accepted drafts \(%\) +n/a +50.00 ", output, re.MULTILINE)
+    assert re.search(r"^Tokens a step of an answer +n/a +2.00 ", output, re.MULTILINE)
+    assert f"the servers differ: one with no flags, and one with --speculative-config={config}" in output
+    assert "outputs are equal" in output
+
+
+def test_every_key_of_a_line_is_in_the_docs(fake, completed):
+    fake.metrics = DraftMetrics()
     _, line = completed(*SMALL)
     documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "benchmarks.md").read_text("utf-8")))
     parameters = set(load_workload("fewshot").__struct_fields__)  # see docs/workloads.md
-    for key in {*line, *line["cache_report"], *line["accounting"], *line["environment"]} - parameters - {"agree"}:
+    for key in (
+        {*line, *line["cache_report"], *line["accounting"], *line["environment"], *line["draft_report"]}
+        - parameters
+        - {"agree"}
+    ):
         word, _, name = key.partition("_")
         is_latency = {f"{word}_", name} <= documented
         assert key in documented or is_latency, key

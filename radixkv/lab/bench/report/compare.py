@@ -312,6 +312,11 @@ class _CacheReport(msgspec.Struct):
     cache_hit_rate_pct: float | None = None
 
 
+class _DraftReport(msgspec.Struct):
+    acceptance_pct: float | None = None
+    tokens_a_step: float | None = None
+
+
 class _Environment(msgspec.Struct):
     processor: str | None = None
     cores: int | None = None
@@ -329,8 +334,9 @@ _LineSchema = msgspec.defstruct(
         ("total_input_tokens", int | None, None),
         ("outputs_sha256", str | None, None),
         ("cache_report", _CacheReport | None, None),
+        ("draft_report", _DraftReport | None, None),
         ("environment", _Environment | None, None),
-        *((metric.key, float | None, None) for metric in METRICS if not metric.of_cache),
+        *((metric.key, float | None, None) for metric in METRICS if metric.report is None),
     ],
 )
 """Types of the keys of a line that are used here."""

@@ -45,7 +45,7 @@ Rows = list[tuple[str, str]]
 
 
 def result_table(metrics: Metrics) -> str:
-    """Returns the table of one run: the rows of other engines' benchmarks, and a section on the prefix cache."""
+    """Returns the table of one run: rows of other engines' benchmarks, then the prefix cache and drafts, if any."""
     lines: list[str] = []
     for heading, rows in table_sections(metrics):
         lines.append(heading.center(WIDTH, "-") if lines else f" {heading} ".center(WIDTH, "="))
@@ -73,7 +73,13 @@ def table_sections(metrics: Metrics) -> list[tuple[str, Rows]]:
         cache.append(_row("Repeated behind other tokens (%):", elsewhere))
     if metrics["outputs_sha256"] is not None:
         cache.append(_row("Outputs, SHA-256:", metrics["outputs_sha256"][:16]))
-    return [("Serving Benchmark Result", _counts(metrics)), *times, ("Prefix Cache", cache)]
+    drafts = metrics["draft_report"]
+    return [
+        ("Serving Benchmark Result", _counts(metrics)),
+        *times,
+        ("Prefix Cache", cache),
+        *([] if drafts is None else [("Speculative Decoding", _drafts(drafts))]),
+    ]
 
 
 def remarks(metrics: Metrics) -> list[str]:
@@ -158,6 +164,21 @@ def _counts(metrics: Metrics) -> Rows:
     if metrics["n_checked"]:
         rows.append(_row("Answers checked:", metrics["n_checked"]))
         rows.append(_row("Accuracy (%):", metrics["accuracy_pct"]))
+    return rows
+
+
+def _drafts(report: Metrics) -> Rows:
+    rows = [
+        _row("Drafted tokens:", report["draft_tokens"]),
+        _row("Accepted tokens:", report["accepted_tokens"]),
+        _row("Accepted drafts (%):", report["acceptance_pct"]),
+    ]
+    for source, counts in report["by_source"].items():
+        share = 100 * counts["accepted_tokens"] / counts["draft_tokens"]
+        rows.append(_row(f"  {source}, {counts['draft_tokens']} drafted (%):", share))
+    rows.append(_row("Tokens a step of an answer:", report["tokens_a_step"]))
+    if report["steps_without_overlap"] is not None:
+        rows.append(_row("Steps without overlap:", report["steps_without_overlap"]))
     return rows
 
 

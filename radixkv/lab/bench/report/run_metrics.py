@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from radixkv.lab.bench.load.record import Measurement, Record
+from radixkv.lab.bench.load.server_counters import DraftCounts
 
 WINDOW = 16
 """Shortest run of tokens that counts as repeated: a page of the engine's default size."""
@@ -23,9 +24,13 @@ Metrics = dict[str, Any]
 
 
 def run_metrics(
-    measurement: Measurement, goodput: Mapping[str, float] | None = None, *, counts_repeats: bool = False
+    measurement: Measurement,
+    goodput: Mapping[str, float] | None = None,
+    *,
+    counts_repeats: bool = False,
+    drafts: DraftCounts | None = None,
 ) -> Metrics:
-    """Returns counts, throughput, latencies in milliseconds, accuracy, cache report and output digest of a run.
+    """Returns counts, throughput, latencies in milliseconds, accuracy, cache and draft report, and output digest.
 
     Failed requests, including those that were never sent, count only in ``failed`` and, by kind, in ``errors``. If
     the run ended early, ``aborted`` has the reason and the other metrics cover the requests until then.
@@ -38,6 +43,7 @@ def run_metrics(
         goodput: limits in milliseconds for ``ttft``, ``tpot`` and ``e2el``. ``request_goodput`` counts the requests
             within all limits.
         counts_repeats: as in ``cache_report``.
+        drafts: the server's counters of the run; None without drafts.
     """
     records, duration = measurement.records, measurement.duration
     good = [record for record in records if record.error is None]
@@ -69,6 +75,7 @@ def run_metrics(
     result |= summary("e2e_latency", [record.latency for record in good])
     result |= summary("lateness", [record.lateness for record in good if record.scheduled is not None])
     result["cache_report"] = cache_report(records, counts_repeats=counts_repeats)
+    result["draft_report"] = None if drafts is None else draft_report(records, drafts)
     result["outputs_sha256"] = outputs_sha256(records)
     return result
 
@@ -132,6 +139,32 @@ def cache_report(records: Sequence[Record], *, counts_repeats: bool = False) -> 
     if counts_repeats:
         report["repeated_pct"] = None if optimum is None else _share(sum(_repeated(optimum)), total)
     return report
+
+
+def draft_report(records: Sequence[Record], drafts: DraftCounts) -> Metrics:
+    """Returns what became of a run's drafts.
+
+    ``tokens_a_step`` are the tokens of an answer after its first by the steps that had a row for them. It is None
+    if there are none, or a request failed, whose drafts count too.
+
+    Args:
+        records: of all requests.
+        drafts: the server's counters of the run.
+    """
+    n_tokens = sum(record.n_output_tokens - len(record.choices) for record in records)
+    n_steps = n_tokens - drafts.accepted_tokens
+    is_known = n_steps > 0 and all(record.error is None for record in records)
+    return {
+        "draft_tokens": drafts.draft_tokens,
+        "accepted_tokens": drafts.accepted_tokens,
+        "acceptance_pct": _share(drafts.accepted_tokens, drafts.draft_tokens),
+        "tokens_a_step": n_tokens / n_steps if is_known else None,
+        "steps_without_overlap": drafts.steps_without_overlap,
+        "by_source": {
+            source: {"draft_tokens": n_drafted, "accepted_tokens": n_accepted}
+            for source, (n_drafted, n_accepted) in drafts.by_source.items()
+        },
+    }
 
 
 def _repeated(optimum: Sequence[tuple[Record, int]]) -> list[int]:
@@ -260,14 +293,14 @@ class Metric:
     label: str
     key: str
     more_is_better: bool
-    of_cache: bool = False
-    """Whether the key is in the line's ``cache_report``."""
+    report: str | None = None
+    """The key of the line's table that has the metric; None: it is in the line itself."""
     is_main: bool = False
     """Whether ``--compare-cache`` shows the metric."""
 
     def of(self, run: Metrics) -> float | None:
         """Returns the run's value; None: it is missing or was not measured."""
-        table = run.get("cache_report") or {} if self.of_cache else run
+        table = run if self.report is None else run.get(self.report) or {}
         value: float | None = table.get(self.key)
         return value
 
@@ -293,6 +326,8 @@ METRICS = (
     Metric("P99 ITL (ms)", "p99_itl_ms", False),
     Metric("Mean E2E (ms)", "mean_e2e_latency_ms", False, is_main=True),
     Metric("P99 E2E (ms)", "p99_e2e_latency_ms", False),
-    Metric("Cache hit rate (%)", "cache_hit_rate_pct", True, of_cache=True),
+    Metric("Cache hit rate (%)", "cache_hit_rate_pct", True, report="cache_report"),
+    Metric("Accepted drafts (%)", "acceptance_pct", True, report="draft_report"),
+    Metric("Tokens a step of an answer", "tokens_a_step", True, report="draft_report"),
     Metric("Accuracy (%)", "accuracy_pct", True, is_main=True),
 )

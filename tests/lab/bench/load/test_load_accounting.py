@@ -6,9 +6,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from radixkv.errors import CheckpointError
-from radixkv.lab.bench.load.accounting import TokenCounts, accounting, server_token_counts
+from radixkv.lab.bench.load.accounting import accounting
 from radixkv.lab.bench.load.client import OpenAIClient
 from radixkv.lab.bench.load.requests import PromptEncoder
+from radixkv.lab.bench.load.server_counters import DraftCounts, TokenCounts, server_counts
 from radixkv.lab.bench.session import BenchRequest
 from support.loads import OUTPUT_LEN, ask, send
 
@@ -39,16 +40,16 @@ sglang:cached_tokens_total{{cache_source="device",model_name="m"}} {cached}.0
 """
 
 
-def metrics_counts(address):
-    return server_token_counts(ask(address, OpenAIClient.metrics))
+def token_counts(address):
+    return server_counts(ask(address, OpenAIClient.metrics)).tokens
 
 
 @pytest.mark.parametrize("metrics", [RADIXKV, VLLM, SGLANG], ids=["radixkv", "vllm", "sglang"])
 def test_counts_agree_with_the_metrics_of_each_engine(fake, metrics):
     fake.metrics = metrics
-    before = metrics_counts(fake.address)
+    before = token_counts(fake.address)
     records = send(fake.address, ["same start, one", BenchRequest("same start, two", OUTPUT_LEN, n=2)]).records
-    reported = accounting(records, metrics_counts(fake.address) - before)
+    reported = accounting(records, token_counts(fake.address) - before)
     assert (
         reported["usage"] == reported["metrics"] == {"prompt": 30, "generated": 12, "cached": len("same start, ")}
     )
@@ -75,14 +76,53 @@ def test_counts_that_the_server_does_not_report_are_none(fake):
         "metrics": None,
         "agree": True,
     }
-    assert server_token_counts("# TYPE other:tokens counter\nother:tokens_total 3\n") is None
-    assert server_token_counts("<html>no metrics</html>") is None
+    assert server_counts("# TYPE other:tokens counter\nother:tokens_total 3\n") is None
+    assert server_counts("<html>no metrics</html>") is None
 
 
 def test_counts_of_a_run_with_failures_are_not_compared(fake):
     fake.fault = "http_500"
     reported = accounting(send(fake.address, ["one", "FAULT"]).records, TokenCounts(3, 4, 0))
     assert (reported["usage"]["prompt"], reported["agree"]) == (3, None)
+
+
+DRAFTS = """# TYPE vllm:spec_decode_num_draft_tokens_total counter
+vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {0}.0
+vllm:spec_decode_num_draft_tokens_total{{engine="1"}} 2.0
+# TYPE vllm:spec_decode_num_draft_tokens_created gauge
+vllm:spec_decode_num_draft_tokens_created{{engine="0"}} 1.7e+09
+# TYPE vllm:spec_decode_num_accepted_tokens_total counter
+vllm:spec_decode_num_accepted_tokens_total{{engine="0"}} {1}.0
+"""
+BY_SOURCE = """# TYPE radixkv:spec_decode_num_steps_without_overlap_total counter
+radixkv:spec_decode_num_steps_without_overlap_total {0}.0
+# TYPE radixkv:spec_decode_num_draft_tokens_by_source_total counter
+radixkv:spec_decode_num_draft_tokens_by_source_total{{source="tree"}} {1}.0
+radixkv:spec_decode_num_draft_tokens_by_source_total{{source="prompt"}} 5.0
+# TYPE radixkv:spec_decode_num_accepted_tokens_by_source_total counter
+radixkv:spec_decode_num_accepted_tokens_by_source_total{{source="tree"}} {2}.0
+radixkv:spec_decode_num_accepted_tokens_by_source_total{{source="prompt"}} 1.0
+"""
+
+
+def test_drafts_of_vllm_and_radixkv_are_counted():
+    counts = {"prompt": 3, "generated": 9, "cached": 0}
+    texts = [VLLM.format(**counts) + DRAFTS.format(*numbers) for numbers in ((10, 4), (30, 9))]
+    before, after = map(server_counts, texts)
+    assert (after - before).drafts == DraftCounts(20, 5)
+    assert before.drafts == DraftCounts(12, 4)
+    texts = [
+        RADIXKV.format(**counts) + (DRAFTS.format(*drafts) + BY_SOURCE.format(*sources)).replace("vllm", "radixkv")
+        for drafts, sources in (((5, 1), (7, 0, 0)), ((25, 9), (8, 20, 8)))
+    ]
+    before, after = map(server_counts, texts)
+    assert (after - before).drafts == DraftCounts(20, 8, 1, {"tree": (20, 8)}), "prompt has guessed nothing since"
+
+
+@pytest.mark.parametrize("metrics", [RADIXKV, VLLM, SGLANG], ids=["radixkv", "vllm", "sglang"])
+def test_a_server_without_drafts_has_no_counts_of_them(metrics):
+    counts = server_counts(metrics.format(prompt=3, generated=4, cached=0))
+    assert (counts.drafts, (counts - counts).drafts) == (None, None)
 
 
 @pytest.fixture
@@ -125,5 +165,5 @@ def test_chats_without_a_template_cannot_be_encoded(fake, folder):
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "1e400"])
 def test_a_counter_that_is_no_finite_number_is_unknown(value):
     text = "# TYPE vllm:{0}_total counter\nvllm:{0}_total {1}\n"
-    tokens = server_token_counts(text.format("prompt_tokens", 7) + text.format("generation_tokens", value))
+    tokens = server_counts(text.format("prompt_tokens", 7) + text.format("generation_tokens", value)).tokens
     assert (tokens.prompt, tokens.generated) == (7, None)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from radixkv.lab.bench.load.server_counters import DraftCounts
 from radixkv.lab.bench.report.result_table import MAX_REASONS, comparison, failures, result_table
-from radixkv.lab.bench.report.run_metrics import cache_report, outputs_sha256, run_metrics, summary
+from radixkv.lab.bench.report.run_metrics import cache_report, draft_report, outputs_sha256, run_metrics, summary
 from support.cases import examples
 from support.report_records import failed, line, measured, record
 
@@ -135,6 +136,21 @@ def test_goodput_counts_the_requests_within_every_limit():
     assert run_metrics(measurement, {"ttft": 200, "tpot": 500})["request_goodput"] == 2.0
     assert run_metrics(measurement, {"ttft": 400, "e2el": 1000})["request_goodput"] == 6.0
     assert run_metrics(measurement)["request_goodput"] is None
+
+
+def test_the_steps_of_answers_are_not_known_if_a_request_failed():
+    drafts = DraftCounts(9, 2)
+    answers = [record([1], output=(7, 8, 9, 10), more=[([1], (1, 2))]), record([1], output=(7, 8))]
+    assert draft_report(answers, drafts)["tokens_a_step"] == 5 / 3
+    assert draft_report([*answers, failed("timeout")], drafts)["tokens_a_step"] is None
+    assert draft_report([record([1], output=(7,))], DraftCounts(0, 0)) == {
+        "draft_tokens": 0,
+        "accepted_tokens": 0,
+        "acceptance_pct": None,
+        "tokens_a_step": None,
+        "steps_without_overlap": None,
+        "by_source": {},
+    }
 
 
 def test_the_cache_report_is_in_shares_of_prompt_tokens():
