@@ -12,7 +12,7 @@ import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -51,14 +51,34 @@ class Load(msgspec.Struct):
     max_running: int
 
 
+class Share(NamedTuple):
+    """A number of tokens, and of those of which they are a part."""
+
+    part: int
+    whole: int
+
+
 class Totals(msgspec.Struct):
-    """Counters since the start; the first two in tokens."""
+    """Counters since the start; the first two and the last two in tokens."""
 
     prefix_queries: int
     prefix_hits: int
     generation_tokens: int
     pages_evicted: int
     preemptions: int
+    draft_tokens: int | None = None
+    """None without drafts."""
+    accepted_tokens: int = 0
+
+    @property
+    def hits(self) -> Share:
+        """Cached prompt tokens of all."""
+        return Share(self.prefix_hits, self.prefix_queries)
+
+    @property
+    def drafts(self) -> Share | None:
+        """Accepted drafts of all; None without drafts."""
+        return None if self.draft_tokens is None else Share(self.accepted_tokens, self.draft_tokens)
 
 
 class Node(msgspec.Struct):
@@ -254,18 +274,29 @@ def picture(
 
 
 def load_lines(tree: TreeResponse, before: TreeResponse | None) -> list[str]:
-    """Returns hit rate and requests and, given an earlier state of the same server, the rates between the two."""
+    """Returns hit rate, accepted drafts if there are any, and requests.
+
+    Given an earlier state of the same server, they have the rates between the two.
+    """
     load, totals = tree.load, tree.totals
-    rate = f"Hit rate {_percent(totals.prefix_hits, totals.prefix_queries)} since start"
+    earlier = None if before is None or tree.time <= before.time else before.totals
+    shares = [_share("Hit rate", totals.hits, None if earlier is None else earlier.hits)]
+    if totals.drafts is not None:
+        shares.append(_share("Drafts accepted", totals.drafts, None if earlier is None else earlier.drafts))
     requests = f"Running {load.running:,} of at most {load.max_running:,}, waiting {load.waiting:,}"
-    if before is not None and tree.time > before.time:
-        n_queries = totals.prefix_queries - before.totals.prefix_queries
-        if n_queries > 0:
-            rate += f", {_percent(totals.prefix_hits - before.totals.prefix_hits, n_queries)} now"
-        n_tokens = totals.generation_tokens - before.totals.generation_tokens
+    if before is not None and earlier is not None:
+        n_tokens = totals.generation_tokens - earlier.generation_tokens
         if n_tokens >= 0:
             requests += f", answers {n_tokens / (tree.time - before.time):,.0f} tokens/s"
-    return [rate, requests, f"{totals.pages_evicted:,} pages evicted, {totals.preemptions:,} preemptions"]
+    return [*shares, requests, f"{totals.pages_evicted:,} pages evicted, {totals.preemptions:,} preemptions"]
+
+
+def _share(title: str, now: Share, before: Share | None) -> str:
+    """Returns a line with a share since the start, and since an earlier state."""
+    line = f"{title} {_percent(*now)} since start"
+    if before is not None and (n_whole := now.whole - before.whole) > 0:
+        line += f", {_percent(now.part - before.part, n_whole)} now"
+    return line
 
 
 def tier_lines(tiers: Tiers, width: int) -> list[str]:

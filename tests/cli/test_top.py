@@ -133,6 +133,19 @@ def test_rates_are_those_since_the_state_before() -> None:
     assert requests.endswith(", answers 300 tokens/s")
 
 
+def test_accepted_drafts_are_beside_the_hit_rate_of_a_server_with_drafts() -> None:
+    drafted = TREE | {"totals": TREE["totals"] | {"draft_tokens": 60, "accepted_tokens": 24}}
+    later = TREE | {"time": 102.0, "totals": TREE["totals"] | {"draft_tokens": 80, "accepted_tokens": 40}}
+    before = msgspec.convert(drafted, TreeResponse)
+    assert load_lines(before, None)[1] == "Drafts accepted 40.0% since start"
+    assert (
+        load_lines(msgspec.convert(later, TreeResponse), before)[1]
+        == "Drafts accepted 50.0% since start, 80.0% now"
+    )
+    nothing = TREE | {"totals": TREE["totals"] | {"draft_tokens": 0, "accepted_tokens": 0}}
+    assert load_lines(msgspec.convert(nothing, TreeResponse), None)[1] == "Drafts accepted - since start"
+
+
 def test_rates_of_a_server_that_was_started_again_are_left_out() -> None:
     totals = dict.fromkeys(TREE["totals"], 0)
     before = msgspec.convert(TREE, TreeResponse)

@@ -79,6 +79,25 @@ def test_the_page_shows_the_tree_and_follows_it(tab: Tab, server: LiveServer) ->
     )
 
 
+def test_accepted_drafts_are_beside_the_hit_rate(tab: Tab, server: LiveServer, tmp_path: Path) -> None:
+    open_page(tab, server)
+    tab.wait(HAS_TREE)
+    assert "Drafts" not in text(tab, "#tiles")
+    config = '{"method": "tree", "num_speculative_tokens": 4}'
+    with serving(TINY, tmp_path / "errors", "--speculative-config", config) as drafting:
+        open_page(tab, drafting)
+        tab.wait("document.querySelectorAll('#tiles .tile').length > 1")
+        second = "#tiles .tile:nth-child(2)"
+        assert text(tab, second).splitlines()[0] == "Drafts accepted, last 10 s"
+        list_of_items = "".join(f"- item {n}: pears, plums, and {n} figs;\n" for n in range(6))
+        drafting.complete(prompt=list_of_items * 2, max_tokens=80, temperature=0, ignore_eos=True)
+        tab.wait("latest.totals.accepted_tokens > 0")
+        counts = tab.value("latest.totals")
+        tab.wait(f"document.querySelector('{second}').innerText.includes('%')")
+        share = f"{100 * counts['accepted_tokens'] / counts['draft_tokens']:.1f}%"
+        assert text(tab, second).splitlines()[1:] == [share, f"{share} since start"]
+
+
 def test_device_and_host_are_one_tree_and_marks_tell_the_tiers(tab: Tab, server: LiveServer) -> None:
     open_page(tab, server)
     tab.wait(HAS_TREE)

@@ -23,7 +23,7 @@ from radixkv.settings.server_config import ServerConfig
 from radixkv.wire.cache_messages import TierOutline, TreeNode
 from support.live import wait_for
 from support.running_site import running_site, site_fixture
-from support.scripted_runtime import DISK, HOST, ScriptedLoop, Site
+from support.scripted_runtime import DISK, DRAFTS, HOST, ScriptedLoop, Site
 
 KEY = "the-key"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -74,6 +74,14 @@ def test_the_tree_has_what_the_runtime_outlines(site: Site) -> None:
     assert device == {"pages": 30, "pages_not_visited": 4, "more": 0, "more_pages": 0, **counts}
     assert shown["load"] == {"running": 0, "waiting": 7, "max_running": 256}
     assert (shown["totals"]["prefix_queries"], shown["totals"]["prefix_hits"]) == (100, 40)
+    assert "draft_tokens" not in shown["totals"]
+
+
+def test_drafts_are_counted_where_they_are_on(served_model: ServedModel, tmp_path: Path) -> None:
+    with running_site(replace(served_model, ready=ScriptedLoop(drafts=DRAFTS).ready), tmp_path) as site:
+        site.loop.drafts = DRAFTS
+        totals = site.http.get("/cache/tree").json()["totals"]
+    assert (totals["draft_tokens"], totals["accepted_tokens"]) == (60, 25)
 
 
 def test_each_tier_that_there_is_is_shown(served_model: ServedModel, tmp_path: Path) -> None:

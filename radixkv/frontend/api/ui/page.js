@@ -158,16 +158,23 @@ function growth(name, end = history.length - 1) {
   return { grown, perSecond: seconds > 0 && grown >= 0 ? grown / seconds : 0 };
 }
 
-function hitRate(end) {
-  const queries = growth("prefix_queries", end).grown;
-  return queries > 0 ? growth("prefix_hits", end).grown / queries : null;
+/** Returns a counter's part of another in the last RATE_S before a place in the history; null if there was nothing. */
+function share(part, whole, end) {
+  const grown = growth(whole, end).grown;
+  return grown > 0 ? growth(part, end).grown / grown : null;
 }
+
+const hitRate = (end) => share("prefix_hits", "prefix_queries", end);
 
 function showTiles({ load, totals, tiers }) {
   const { device, host, storage } = tiers;
-  const recent = hitRate();
+  const shares = (name, part, whole) => {
+    const recent = share(part, whole);
+    return [`${name}, last 10 s`, recent === null ? "–" : percent(recent, 1), `${percent(totals[part], totals[whole])} since start`];
+  };
   const tiles = [
-    ["Hit rate, last 10 s", recent === null ? "–" : percent(recent, 1), `${percent(totals.prefix_hits, totals.prefix_queries)} since start`],
+    shares("Hit rate", "prefix_hits", "prefix_queries"),
+    ...("draft_tokens" in totals ? [shares("Drafts accepted", "accepted_tokens", "draft_tokens")] : []),
     ["Running", number.format(load.running), `of at most ${number.format(load.max_running)}`],
     ["Waiting", number.format(load.waiting), `${number.format(totals.preemptions)} preemptions`],
     ["Answers, tokens/s", number.format(Math.round(growth("generation_tokens").perSecond)), `${number.format(totals.generation_tokens)} in all`],

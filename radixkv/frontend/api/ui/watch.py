@@ -95,6 +95,10 @@ class CacheWatch:
                 "free": stats.host.n_slots_free,
                 "pinned": stats.host.n_slots_pinned,
             }
+        drafts = stats.drafts and {
+            "draft_tokens": stats.drafts.draft_tokens_total,
+            "accepted_tokens": stats.drafts.accepted_tokens_total,
+        }
         if stats.disk is not None:
             tiers["storage"] = {"pages": stats.disk.n_pages, "bytes": stats.disk.n_bytes}
         return {
@@ -109,6 +113,7 @@ class CacheWatch:
                 "generation_tokens": stats.generation_tokens_total,
                 "pages_evicted": stats.pages_evicted_total,
                 "preemptions": stats.preemptions_total,
+                **(drafts or {}),
             },
             "tiers": tiers,
         } | ({} if outlined.joint is None else {"joint": _tree_fields(outlined.joint, tokenizer)})
