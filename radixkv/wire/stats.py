@@ -76,6 +76,8 @@ class DraftStats(msgspec.Struct, frozen=True):
     """Steps that were planned when the results of all steps before them were known, as rows with drafts must be."""
     by_source: dict[str, SourceStats] = {}
     """By what guessed the drafts, once it has: ``tree``, ``prediction``, ``prompt`` or ``answers``."""
+    accepted_by_position: tuple[int, ...] = ()
+    """Part of ``accepted_tokens_total`` by the place of the draft in its row, as many as a row has at most."""
 
 
 class SourceStats(msgspec.Struct, frozen=True):

@@ -87,7 +87,7 @@ DISK = DiskStats(
     fetch_seconds_per_token=0.002,
 )
 """Counters of a disk tier."""
-DRAFTS = DraftStats(10, 60, 25, 9, {"prompt": SourceStats(40, 20), "answers": SourceStats(20, 5)})
+DRAFTS = DraftStats(10, 60, 25, 9, {"prompt": SourceStats(40, 20), "answers": SourceStats(20, 5)}, (10, 8, 7, 0))
 """Counters of drafts."""
 TENANTS = {"search": TenantStats(2, 1, 500, 20), "batch": TenantStats(1, 6, 250)}
 """Counters of tenants, of which the second has no share of pages."""

@@ -23,6 +23,7 @@ _VLLM: Mapping[str, tuple[str, ...]] = {
     "spec_decode_num_drafts": ("spec_decode_num_drafts",),
     "spec_decode_num_draft_tokens": ("spec_decode_num_draft_tokens",),
     "spec_decode_num_accepted_tokens": ("spec_decode_num_accepted_tokens",),
+    "spec_decode_num_accepted_tokens_per_pos": ("spec_decode_num_accepted_tokens_per_pos",),
     "requests": ("request_success",),
     "time_to_first_token_seconds": ("time_to_first_token_seconds",),
     "inter_token_latency_seconds": ("inter_token_latency_seconds", "time_per_output_token_seconds"),

@@ -249,6 +249,9 @@ def _draft_families(drafts: DraftStats) -> Iterator[Metric]:
         ("accepted_tokens", accepted, "Part of spec_decode_num_accepted_tokens by what guessed them."),
     ):
         yield _labelled(CounterMetricFamily, f"spec_decode_num_{name}_by_source", text, "source", values)
+    text = "Part of spec_decode_num_accepted_tokens by the place of the draft in its row, the first is 0."
+    places = {str(place): count for place, count in enumerate(drafts.accepted_by_position)}
+    yield _labelled(CounterMetricFamily, "spec_decode_num_accepted_tokens_per_pos", text, "position", places)
 
 
 def _host_families(host: HostStats, cache_use: CacheUse) -> Iterator[Metric]:

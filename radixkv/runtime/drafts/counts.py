@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
 
 from radixkv.runtime.request import Request
 from radixkv.wire.messages import DraftUse
@@ -10,16 +11,23 @@ from radixkv.wire.stats import DraftStats, SourceStats
 
 
 class DraftCounts:
-    """Counts drafts, by the source that guessed them, and by request until it has ended. O(sources)."""
+    """Counts drafts, by the source that guessed them, by their places, and by request until it has ended.
 
-    def __init__(self) -> None:
+    O(sources), and O(places) for ``stats``.
+
+    Args:
+        n_tokens: most drafts of a row.
+    """
+
+    def __init__(self, n_tokens: int) -> None:
         self._sources: dict[int, str] = {}
         """The source of each row's last guess, by batch slot."""
         self._n_drafted: Counter[str] = Counter()
         self._n_accepted: Counter[str] = Counter()
         self._by_request: dict[str, DraftUse] = {}
         """The drafts of each running request that had some, by its id."""
-        self._n_rows = 0
+        self._n_rows = [0] * (n_tokens + 1)
+        """Rows by how many of their drafts were accepted."""
         self._n_waited = 0
 
     @property
@@ -34,7 +42,7 @@ class DraftCounts:
     def verified(self, request: Request, n_drafts: int, n_accepted: int) -> None:
         """Counts the drafts of a row."""
         source = self._sources[request.batch_slot]
-        self._n_rows += 1
+        self._n_rows[n_accepted] += 1
         self._n_drafted[source] += n_drafts
         self._n_accepted[source] += n_accepted
         before = self._by_request.get(request.id, DraftUse())
@@ -51,7 +59,7 @@ class DraftCounts:
     def stats(self) -> DraftStats:
         """Returns the counters since the start."""
         return DraftStats(
-            drafts_total=self._n_rows,
+            drafts_total=sum(self._n_rows),
             draft_tokens_total=self._n_drafted.total(),
             accepted_tokens_total=self.n_accepted,
             steps_without_overlap_total=self._n_waited,
@@ -59,4 +67,5 @@ class DraftCounts:
                 source: SourceStats(n_drafted, self._n_accepted[source])
                 for source, n_drafted in self._n_drafted.items()
             },
+            accepted_by_position=tuple(accumulate(self._n_rows[:0:-1]))[::-1],
         )

@@ -85,7 +85,7 @@ class TextDrafts(Drafts):
         self._tried_s, self._without_s = 0.0, 0.0
         """Decayed times of steps that waited, and of steps without drafts for as many tokens."""
         self._ended_at, self._was_measurable = 0.0, False
-        self._counts = DraftCounts()
+        self._counts = DraftCounts(n_tokens)
         self._n_accepted_before = 0
 
     @property

@@ -15,7 +15,7 @@ from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import GetStats
 from radixkv.wire.stats import Stats
-from support.scripted_runtime import DISK, HOST, ScriptedLoop
+from support.scripted_runtime import DISK, DRAFTS, HOST, ScriptedLoop
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -118,6 +118,17 @@ def test_sglang(metrics: Metrics, stats: Stats) -> None:
     }
     for name, value in expected.items():
         assert read(values, f"sglang:{name}", model_name="some/model") == pytest.approx(value), name
+
+
+def test_vllm_with_drafts(metrics: Metrics, stats: Stats) -> None:
+    drafting = msgspec.structs.replace(stats, drafts=DRAFTS)
+    values = samples(metrics.render(drafting, MetricAliases("vllm", "m", 16)), "vllm:")
+    labels = {"engine": "0", "model_name": "m"}
+    for name, count in (("drafts", 10), ("draft_tokens", 60), ("accepted_tokens", 25)):
+        assert read(values, f"vllm:spec_decode_num_{name}_total", **labels) == count
+    for position, count in enumerate(DRAFTS.accepted_by_position):
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+        assert read(values, name, position=str(position), **labels) == count
 
 
 def test_vllm_with_a_host_tier(metrics: Metrics, stats: Stats) -> None:

@@ -68,7 +68,7 @@ def test_each_stage_of_the_start_has_its_seconds() -> None:
     )
 
 
-def test_drafts_are_counted_by_source() -> None:
+def test_drafts_are_counted_by_source_and_by_position() -> None:
     rendered = Metrics().render(scripted(drafts=DRAFTS)).decode()
     for name, value in (
         ("num_drafts_total", 10),
@@ -79,6 +79,9 @@ def test_drafts_are_counted_by_source() -> None:
         ('num_draft_tokens_by_source_total{source="answers"}', 20),
         ('num_accepted_tokens_by_source_total{source="prompt"}', 20),
         ('num_accepted_tokens_by_source_total{source="answers"}', 5),
+        ('num_accepted_tokens_per_pos_total{position="0"}', 10),
+        ('num_accepted_tokens_per_pos_total{position="2"}', 7),
+        ('num_accepted_tokens_per_pos_total{position="3"}', 0),
     ):
         assert f"\nradixkv:spec_decode_{name} {value}.0\n" in rendered
 

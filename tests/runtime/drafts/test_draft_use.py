@@ -57,6 +57,10 @@ def test_done_has_the_drafts_of_all_choices() -> None:
         assert 0 < use.n_rejected < use.n_accepted <= 19 * n
         total += use
     assert total == drafts.use
+    by_position = drafts.stats().accepted_by_position
+    assert len(by_position) == MAX_DRAFTS
+    assert sum(by_position) == drafts.n_accepted
+    assert by_position[0] >= by_position[1] > by_position[2] == 0, "the last of three drafts is wrong"
 
 
 def test_without_drafts_there_is_no_use() -> None:
