@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from radixkv import LLM, SamplingParams, StructuredOutputs
 from radixkv.errors import ConfigError
+from support.cases import rest_nightly
 from support.json_schemas import closed
 
 LINES = "".join(f"- item {n}: pears, plums, and {n} figs;\n" for n in range(6))
@@ -20,9 +22,11 @@ PROMPTS = [
     "Something that does not repeat itself, to be short.",
     [7, 8, 9] * 12,
 ]
+ENGINES = ["sensitive-ngram", "tiny-tree", "tiny-ngram"]
+"""Model and method; answers of the first model depend on every KV page."""
 
 
-@pytest.fixture(scope="module", params=["tiny-ngram", "sensitive-ngram", "tiny-tree"])
+@pytest.fixture(scope="module")
 def engines(request: pytest.FixtureRequest, sensitive: Path) -> Iterator[tuple[LLM, LLM]]:
     """An engine without drafts, and one with them."""
     name, method = request.param.split("-")
@@ -41,18 +45,23 @@ def answers(llm: LLM, params: SamplingParams, prompts: list[Any]) -> list[Any]:
     return [output.outputs for output in llm.generate(prompts, params, use_tqdm=False)]
 
 
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=3),
+    SamplingParams(temperature=0.7, seed=5, max_tokens=24, logprobs=0),
+    SamplingParams(temperature=1.0, top_p=0.9, top_k=20, seed=6, n=3, max_tokens=24),
+    SamplingParams(temperature=0.0, max_tokens=24, min_tokens=16, stop=["figs", "\n\n"]),
+    SamplingParams(temperature=0.0, max_tokens=24, logit_bias={7: 3.0, 8: -2.0}),
+    SamplingParams(temperature=0.0, max_tokens=24, frequency_penalty=0.5),
+    SamplingParams(temperature=0.0, max_tokens=24, prompt_logprobs=1),
+    SamplingParams(temperature=0.0, max_tokens=1),
+]
+
+
 @pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=3),
-        SamplingParams(temperature=0.7, seed=5, max_tokens=40, logprobs=0),
-        SamplingParams(temperature=1.0, top_p=0.9, top_k=20, seed=6, n=3, max_tokens=40),
-        SamplingParams(temperature=0.0, max_tokens=40, min_tokens=30, stop=["figs", "\n\n"]),
-        SamplingParams(temperature=0.0, max_tokens=40, logit_bias={7: 3.0, 8: -2.0}),
-        SamplingParams(temperature=0.0, max_tokens=40, frequency_penalty=0.5),
-        SamplingParams(temperature=0.0, max_tokens=40, prompt_logprobs=1),
-        SamplingParams(temperature=0.0, max_tokens=1),
-    ],
+    ("engines", "params"),
+    rest_nightly(product(ENGINES, PARAMS), kept=range(len(PARAMS) + 2)),
+    indirect=["engines"],
+    scope="module",
 )
 def test_answers_are_equal_to_the_bit(engines: tuple[LLM, LLM], params: SamplingParams) -> None:
     plain, drafting = engines
@@ -77,20 +86,26 @@ JSON_PROMPTS = [
 ]
 
 
+CONSTRAINED = [
+    ({"json": LIST}, SamplingParams(temperature=0.0, max_tokens=24, logprobs=3)),
+    ({"json": LIST}, SamplingParams(temperature=0.9, seed=5, n=3, max_tokens=24, logprobs=0)),
+    ({"json_object": True}, SamplingParams(temperature=0.0, max_tokens=24, min_tokens=12, stop=["figs", "}}"])),
+    ({"choice": ["abcabcabc", "abc", "figs"]}, SamplingParams(temperature=0.7, seed=6, ignore_eos=True)),
+    ({"regex": "([a-c ]{3}){4,20}"}, SamplingParams(temperature=1.0, top_k=8, seed=7, n=3, max_tokens=24)),
+]
+
+
 @pytest.mark.parametrize(
-    ("wanted", "params"),
-    [
-        ({"json": LIST}, SamplingParams(temperature=0.0, max_tokens=40, logprobs=3)),
-        ({"json": LIST}, SamplingParams(temperature=0.9, seed=5, n=3, max_tokens=40, logprobs=0)),
-        ({"json_object": True}, SamplingParams(temperature=0.0, max_tokens=40, min_tokens=20, stop=["figs", "}}"])),
-        ({"choice": ["abcabcabc", "abc", "figs"]}, SamplingParams(temperature=0.7, seed=6, ignore_eos=True)),
-        ({"regex": "([a-c ]{3}){4,20}"}, SamplingParams(temperature=1.0, top_k=8, seed=7, n=3, max_tokens=40)),
-    ],
+    ("engines", "constrained"),
+    rest_nightly(product(ENGINES, CONSTRAINED), kept=range(len(CONSTRAINED))),
+    indirect=["engines"],
+    scope="module",
 )
 def test_answers_that_obey_a_grammar_are_equal_to_the_bit(
-    engines: tuple[LLM, LLM], wanted: dict[str, Any], params: SamplingParams
+    engines: tuple[LLM, LLM], constrained: tuple[dict[str, Any], SamplingParams]
 ) -> None:
     plain, drafting = engines
+    wanted, params = constrained
     for engine in engines:
         engine.flush_cache()
     before = count_drafts(drafting)
@@ -108,6 +123,7 @@ def count_drafts(llm: LLM) -> tuple[int, int]:
     return drafts.draft_tokens_total, drafts.accepted_tokens_total
 
 
+@pytest.mark.parametrize("engines", rest_nightly(ENGINES, kept=(0, 1)), indirect=True)
 def test_a_text_that_repeats_itself_takes_fewer_steps(engines: tuple[LLM, LLM]) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True, logit_bias={7: 90.0})
     n_steps = []

@@ -16,6 +16,7 @@ from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.messages import pack_tokens, unpack_tokens
 from radixkv.wire.stats import SourceStats
+from support.cases import covering
 
 Text = Callable[[Random, int], list[int]]
 
@@ -138,12 +139,14 @@ def test_drafts_that_pay_are_used(n_rows: int) -> None:
     assert simulation.run(10.0) > (2.0 if n_rows < 32 else 1.7) * without
 
 
-@pytest.mark.parametrize("text", [unrelated, misleading])
-@pytest.mark.parametrize(("step_s", "wait_s"), [(flat, 1e-3), (steep, 1e-3), (flat, 4e-3)])
-@pytest.mark.parametrize("n_rows", [1, 32])
+@pytest.mark.parametrize(
+    ("text", "times", "n_rows"),
+    covering([misleading, unrelated], [(flat, 1e-3), (steep, 1e-3), (flat, 4e-3)], [32, 1]),
+)
 def test_drafts_that_do_not_pay_cost_nothing(
-    text: Text, step_s: Callable[[int], float], wait_s: float, n_rows: int
+    text: Text, times: tuple[Callable[[int], float], float], n_rows: int
 ) -> None:
+    step_s, wait_s = times
     simulation = Simulation(text, n_rows, step_s, wait_s)
     assert simulation.run(12.0) > 0.98 * n_rows / step_s(n_rows)
 
