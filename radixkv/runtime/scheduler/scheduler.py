@@ -21,6 +21,7 @@ from radixkv.runtime.protocols import Continuation, Drafts, Queue, Shares, Tiers
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.prefill import PlannedRow, PrefillRows
 from radixkv.runtime.scheduler.recovery import RetryQueue, recompute_without_tree, undo_steps
+from radixkv.runtime.scheduler.row_drafts import RowDrafts
 from radixkv.runtime.scheduler.running import RunningRequests
 from radixkv.runtime.scheduler.shared_prefixes import SharedPrefixes
 from radixkv.runtime.scheduler.verification import verify
@@ -31,9 +32,6 @@ from radixkv.settings.config import SchedulerConfig
 from radixkv.tree.node import TOKEN_BYTES, Lease
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.messages import TokenLogprobs
-
-_MAX_DRAFT_SHARE = 4
-"""Drafts take one part in so many of a step's tokens at most: the rest is for prompts."""
 
 
 class LaunchedPlan(NamedTuple):
@@ -124,6 +122,8 @@ class Scheduler:
         self._launched: deque[LaunchedPlan] = deque()
         self._retried = RetryQueue()
         self._prompts = PrefillRows(cache, queue, tiers, self.running, shares, clock)
+        max_rows = limits.max_num_seqs if limits.splits_drafts else None
+        self._row_drafts = RowDrafts(cache, queue, tiers, self.running, limits.max_num_batched_tokens, max_rows)
         self._n_requests = 0
         self._n_steps = 0
 
@@ -139,7 +139,7 @@ class Scheduler:
         if not self._launched:
             return False
         last = self._launched[-1].plan
-        return bool(last.n_drafts) or (self.drafts.wants_results and self._n_most_drafts(last.n_decode) > 0)
+        return bool(last.n_drafts) or (self.drafts.wants_results and self._row_drafts.n_most(last.n_decode) > 0)
 
     @property
     def n_preemptions(self) -> int:
@@ -310,7 +310,7 @@ class Scheduler:
         self.running.release()
         for continuation in continued:
             updates += continuation.advance()
-        n_most = self._n_most_drafts(plan.n_decode)
+        n_most = self._row_drafts.n_most(plan.n_decode)
         self.drafts.step_done(plan, launched.requests, n_most, has_waited=launched.has_waited)
         return updates
 
@@ -417,7 +417,8 @@ class Scheduler:
         has_pages = self.cache.append_pages(full)  # one call for all, if no request must be preempted
         requests: list[Request] = []
         rows: list[Row] = []
-        drafts = repeat(b"", len(decoding)) if self._launched or not has_pages else self._draft(decoding)
+        has_drafts = has_pages and not self._launched
+        drafts = self._row_drafts.draft(self.drafts, decoding) if has_drafts else repeat(b"", len(decoding))
         for request, drafts_of_row in zip(decoding, drafts, strict=True):
             start = request.n_scheduled
             if has_pages or (request.phase is Phase.RUNNING and self.running.grow(request, start + 1)):
@@ -425,36 +426,6 @@ class Scheduler:
                 rows.append(request.make_row(start, start + 1, start, self._n_steps, drafts_of_row))
         self.waiting.charge(requests, 1)
         return requests, rows
-
-    def _draft(self, decoding: list[Request]) -> list[bytes]:
-        """Returns the drafts of each decoding request's next row, with pages for them.
-
-        Drafts take pages from the free list only, so that they evict and preempt nothing, and rows that no request
-        will need.
-        """
-        if (n_most := self._n_most_drafts(len(decoding))) <= 0:
-            return [b""] * len(decoding)
-        found = self.drafts.draft(decoding, [request.max_drafts for request in decoding], n_most)
-        n_promised = self.tiers.n_promised
-        for index, (request, drafts) in enumerate(zip(decoding, found, strict=True)):
-            if drafts:
-                n_tokens = request.n_scheduled + 1 + len(drafts) // TOKEN_BYTES
-                n_pages = self.cache.pages_for(n_tokens)
-                if not self.cache.reserve(request.blocks, n_pages, n_left_free=n_promised):
-                    n_room = len(request.blocks.pages) * self.cache.page_size - request.n_scheduled - 1
-                    found[index] = drafts[: n_room * TOKEN_BYTES]
-        return found
-
-    def _n_most_drafts(self, n_decoding: int) -> int:
-        """Returns how many drafts a step with so many decode rows may have; 0 or less: none. O(1)."""
-        limits = self.limits
-        n_most = min(
-            limits.max_num_batched_tokens // _MAX_DRAFT_SHARE,
-            limits.max_num_batched_tokens - n_decoding - self.cache.page_size,
-        )
-        if limits.splits_drafts:
-            n_most = min(n_most, limits.max_num_seqs - len(self.running) - len(self.tiers) - len(self.waiting))
-        return n_most
 
     def _row_done(self, request: Request, row: Row) -> None:
         """Notes that a launched row is done or has failed, and with it the page copies before it."""
