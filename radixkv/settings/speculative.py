@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from itertools import count, takewhile
 from typing import Any, cast
 
 import msgspec
@@ -42,9 +43,9 @@ class SpeculativeConfig:
 
     @property
     def lookup_sizes(self) -> tuple[int, ...]:
-        """The lengths of endings that are looked for, ascending."""
+        """The lengths of endings that are looked for: from the shortest on doubled, and the longest."""
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
-        return tuple(sorted({low, (low + high) // 2, high}))
+        return *takewhile(lambda size: size < high, (low << n for n in count())), high
 
     def __str__(self) -> str:
         """Returns the JSON that a flag takes."""

@@ -74,7 +74,7 @@ def simulate_drafts(recording: Recording, config: SpeculativeConfig) -> list[Dra
     replay = DraftReplay(config, n_pages, traffic.page_size)
     sources = dict(replay.sources)
     if len(sources) > 1:
-        sources[ALL] = LongestMatch(tuple(sources.values()), config.lookup_sizes[-1])
+        sources[ALL] = LongestMatch(tuple(sources.values()), config.lookup_sizes)
     steps = {name: _Steps(source) for name, source in sources.items()}
     with Progress(f"replaying the answers of {recording.name}", enabled=True) as progress:
         for index, answer in enumerate(answers):

@@ -23,7 +23,7 @@ def open_drafts(
         executor: the device.
     """
     sources, branches = open_sources(config, cache, executor.vocab_size)
-    source = LongestMatch(tuple(sources.values()), config.lookup_sizes[-1])
+    source = LongestMatch(tuple(sources.values()), config.lookup_sizes)
     return TextDrafts(source, config.num_speculative_tokens, overlaps=executor.is_asynchronous), branches
 
 
@@ -41,10 +41,10 @@ def open_sources(
     """
     sizes = config.lookup_sizes
     predictions = Predictions((sizes[0], sizes[-1]), vocab_size)
-    sources: dict[str, Source] = {"prediction": predictions, "prompt": OwnText(sizes)}
+    sources: dict[str, Source] = {"prediction": predictions}
     branches = [RequestBranch(lambda message: bool(message.prediction), predictions.follow)]
     if config.method == "tree":
         answers = RecentAnswers(cache, sizes)
         sources = {"tree": CachedSequences(cache.tree, sizes[-1]), **sources, "answers": answers}
         branches.append(RequestBranch(lambda message: True, answers.follow))
-    return sources, tuple(branches)
+    return {**sources, "prompt": OwnText(sizes)}, tuple(branches)

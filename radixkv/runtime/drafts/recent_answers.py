@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from struct import unpack_from
 
 import numpy as np
@@ -167,13 +169,13 @@ class _Ring:
         """Returns what followed the longest ending of ``tokens`` when that came last. O(sizes)."""
         n_ids = min(len(tokens) // TOKEN_BYTES, self._sizes[-1])
         last_ids = unpack_from(f"<{n_ids}i", tokens, len(tokens) - n_ids * TOKEN_BYTES)
-        found, total = None, 0
-        for n_before, token in enumerate(reversed(last_ids)):
-            total += token * _POWERS[n_before]
-            if (size := n_before + 1) in self._ends:
-                end = TOKEN_BYTES * self._ends[size].item(total % (1 << _HASH_BITS) >> self._shift)
+        hashes = list(accumulate(map(mul, reversed(last_ids), _POWERS)))
+        for size in reversed(self._sizes):
+            if size <= n_ids:
+                slot = hashes[size - 1] % (1 << _HASH_BITS) >> self._shift
+                end = TOKEN_BYTES * self._ends[size].item(slot)
                 if self._bytes[end - size * TOKEN_BYTES : end] == tokens[-size * TOKEN_BYTES :]:
                     followers = bytes(self._bytes[end : end + n_tokens * TOKEN_BYTES])
                     if followers := followers.partition(_SEPARATOR)[0]:
-                        found = Guess("answers", size, followers)
-        return found
+                        return Guess("answers", size, followers)
+        return None

@@ -73,16 +73,16 @@ class CachedSequences(Source):
 
 
 class LongestMatch(Source):
-    """Takes the guess with the longest match; of equally long ones, that of the first source.
+    """Asks sources in order until one has a long match; takes the longest, the first of equally long ones.
 
     Args:
         sources: in order.
-        n_enough: length of a match after which no further source is asked.
+        sizes: lengths of endings that are looked for, ascending; a match of the middle one is long.
     """
 
-    def __init__(self, sources: Sequence[Source], n_enough: int) -> None:
+    def __init__(self, sources: Sequence[Source], sizes: tuple[int, ...]) -> None:
         self._sources = sources
-        self._n_enough = n_enough
+        self._n_enough = sizes[len(sizes) // 2]
 
     def guess(self, request: Request, n_tokens: int) -> Guess | None:
         """Returns the guess with the longest match. Costs what the sources asked cost."""

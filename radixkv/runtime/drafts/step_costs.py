@@ -8,8 +8,9 @@ _MAX_RATIO = 2.0
 """A measurement counts as so many times what was expected at most: others are pauses of the machine."""
 _FORGET = 0.9999
 """By which the time of steps that wait falls with each other step: what was slow once is tried again later."""
-_ROW_SHARE = 0.01
-"""Guess of what a row more costs, as a share of the step, where nothing was measured."""
+_ROW_SHARE = 0.006
+"""Guess of what a row more costs, as a share of the step, where nothing was measured. It is rather too little: more
+rows than were measured are tried then."""
 _WAIT_S = 1e-3
 """Guess of what it costs to wait for a result before the next launch, where nothing was measured."""
 
@@ -18,7 +19,7 @@ class StepCosts:
     """Learns the seconds from one step's result to the next one's.
 
     A step that *waits* is planned when the result before it is known; other steps overlap with the host's work.
-    What was not measured is guessed from the nearest number of rows that was. O(numbers of rows).
+    What was not measured is guessed from fewer rows that were, as a line goes on. O(numbers of rows).
 
     Args:
         overlaps: whether the device computes beside the host, so that waiting costs time.
@@ -48,8 +49,14 @@ class StepCosts:
         if wanted in averages:
             return averages[wanted]
         if averages:
-            nearest = max((size for size in averages if size < wanted), default=min(averages))
-            return averages[nearest] * (1 + _ROW_SHARE * max(0, wanted - nearest))
+            below = sorted(size for size in averages if size < wanted)
+            if not below:
+                return averages[min(averages)]
+            nearest = averages[below[-1]]
+            row_s = _ROW_SHARE * nearest
+            if len(below) > 1:
+                row_s = max(row_s, (nearest - averages[below[-2]]) / (below[-1] - below[-2]))
+            return nearest + row_s * (wanted - below[-1])
         if waits and self._seconds[False]:
             return self.seconds(n_rows, waits=False) + self._wait_s
         return 1 + _ROW_SHARE * wanted

@@ -29,13 +29,13 @@ def request(text: list[int], **fields: object) -> Request:
 def test_the_longest_match_wins_and_then_the_first_source() -> None:
     for lengths, winner in [((None, 3, 5), 2), ((5, 3), 0), ((3, 3), 0), ((None, None), None)]:
         sources = [Fixed(length) for length in lengths]
-        found = LongestMatch(sources, 8).guess(request([1]), 1)
+        found = LongestMatch(sources, (2, 8, 9)).guess(request([1]), 1)
         assert found is (None if winner is None else sources[winner].found)
 
 
 def test_no_source_is_asked_after_a_match_that_is_long_enough() -> None:
-    sources = [Fixed(3), Fixed(8), Fixed(8)]
-    LongestMatch(sources, 8).guess(request([1]), 1)
+    sources = [Fixed(3), Fixed(8), Fixed(9)]
+    LongestMatch(sources, (2, 8, 9)).guess(request([1]), 1)
     assert [source.n_asked for source in sources] == [1, 1, 0]
 
 
