@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from itertools import chain
+from operator import and_
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -84,19 +86,16 @@ class PackedStep:
         O(rows + drafts).
         """
         assert self.n_drafts is not None
-        rows, counts = self.rows, 1 + self.n_drafts
-        begins = _firsts(counts)
-        sources = np.repeat(np.arange(self.n_rows), counts)
-        offsets = np.arange(len(sources), dtype=np.int32) - begins[sources]
-        split = RowArrays(*(array[sources] for array in rows))._replace(
-            starts=rows.starts[sources] + offsets,
-            n_tokens=(rows.n_tokens + 1 - counts)[sources],
-            firsts=rows.firsts[sources] + offsets,
-            update_counts=np.where(offsets, 0, rows.update_counts[sources]),
-        )
-        return PackedStep(
-            self.plan, split, self.ids, self.updates, self.n_decode + self.plan.n_drafts, counts=counts
-        )
+        counts = 1 + self.n_drafts
+        sources = np.arange(self.n_rows).repeat(counts)
+        offsets = np.arange(len(sources), dtype=np.int32) - _firsts(counts)[sources]
+        rows: RowArrays[Ints] = RowArrays(*np.array(self.rows)[:, sources])
+        np.add(rows.starts, offsets, out=rows.starts)
+        np.add(rows.firsts, offsets, out=rows.firsts)
+        np.subtract(rows.n_tokens, self.n_drafts[sources], out=rows.n_tokens)
+        rows.update_counts[offsets > 0] = 0
+        n_decode = self.n_decode + self.plan.n_drafts
+        return PackedStep(self.plan, rows, self.ids, self.updates, n_decode, counts=counts)
 
 
 class Packer:
@@ -130,10 +129,8 @@ class Packer:
                 f"step {plan.step} has {len(plan.rows)} rows and {plan.n_drafts} drafts, each a row to the device, "
                 f"which takes {self._settings.max_num_seqs}"
             )
-        row_values = np.array([_row_values(row) for row in plan.rows], dtype=np.int32).T
-        batch_slots, starts, n_tokens, write_starts, table_starts, update_counts, n_ids = np.ascontiguousarray(
-            row_values
-        )
+        row_values = np.array([_row_values(row) for row in plan.rows], dtype=np.int32).T.copy()
+        batch_slots, starts, n_tokens, write_starts, table_starts, update_counts, n_ids, n_drafts = row_values
         updates = np.fromiter(chain.from_iterable(row.table_pages for row in plan.rows), dtype=np.int32)
         ids = b"".join([_LAST_TOKEN if row.tokens is None else row.tokens for row in plan.rows])
         firsts, update_firsts = _firsts(n_tokens), _firsts(update_counts)
@@ -141,16 +138,15 @@ class Packer:
             batch_slots, starts, n_tokens, firsts, write_starts, table_starts, update_firsts, update_counts
         )
         packed_ids = np.frombuffer(ids, dtype="<i4") if len(ids) % 4 == 0 else np.empty(0, np.int32)
-        n_drafts = np.array([row.n_drafts for row in plan.rows], np.int32) if plan.n_drafts else None
-        step = PackedStep(plan, rows, packed_ids, updates, plan.n_decode, n_drafts)
+        step = PackedStep(plan, rows, packed_ids, updates, plan.n_decode, n_drafts if plan.n_drafts else None)
         self._check(step, n_ids)
-        return step if n_drafts is None or not self._splits_drafts else step.split_drafts()
+        return step.split_drafts() if plan.n_drafts and self._splits_drafts else step
 
     def _check(self, step: PackedStep, n_id_bytes: Ints) -> None:
         rows, n_rows, n_decode, n_ids = step.rows, step.n_rows, step.n_decode, len(step.ids)
         page_size, max_model_len = self._settings.page_size, self._settings.max_model_len
         ends, table_ends = step.lengths, rows.table_starts + rows.update_counts
-        is_page = (step.updates >= 0) & (step.updates < self._n_pages)
+        outside = step.updates[(step.updates < 0) | (step.updates >= self._n_pages)]
         known = self._table_ends[rows.batch_slots]
         replaces = rows.update_counts > 0
         new_known = np.where(replaces, table_ends, known)
@@ -158,10 +154,11 @@ class Packer:
             ((rows.n_tokens >= 1) & (rows.starts >= 0), "a row has no tokens, or a start below 0"),
             (0 <= n_decode <= n_rows, f"{n_decode} decode rows of {n_rows} rows"),
             (
-                (rows.n_tokens if step.n_drafts is None else rows.n_tokens - step.n_drafts)[:n_decode] == 1,
+                (rows.n_tokens - (0 if step.n_drafts is None else step.n_drafts) == 1)
+                | (np.arange(n_rows) >= n_decode),
                 "a decode row computes one token, and its drafts",
             ),
-            (step.n_drafts is None or not np.any(step.n_drafts[n_decode:]), "a row of a prompt has drafts"),
+            (step.n_drafts is None or not step.n_drafts[n_decode:].any(), "a row of a prompt has drafts"),
             (n_id_bytes == 4 * rows.n_tokens, "a row needs as many ids as it has tokens"),
             (
                 self._max_tokens is None or n_ids <= self._max_tokens,
@@ -169,18 +166,18 @@ class Packer:
             ),
             (ends <= max_model_len, f"a position beyond max_model_len {max_model_len}"),
             ((rows.table_starts >= 0) & (table_ends <= self._width), f"table entries beyond {self._width}"),
-            (bool(is_page.all()), f"pages {step.updates[~is_page].tolist()} of a pool of {self._n_pages}"),
+            (not len(outside), f"pages {outside.tolist()} of a pool of {self._n_pages}"),
             (~replaces | (rows.table_starts <= known), "an update leaves a hole in the block table"),
             (-(-ends // page_size) <= new_known, "no page is known for some positions"),
         ]
-        for holds, problem in conditions:
-            if not np.all(holds):
-                where = f", row {np.flatnonzero(~np.asarray(holds))[0]}" if np.ndim(holds) else ""
-                raise DeviceError(f"step {step.plan.step}{where}: {problem}")
+        if not np.all(reduce(and_, [holds for holds, _ in conditions])):  # quicker than one after another
+            holds, problem = next(condition for condition in conditions if not np.all(condition[0]))
+            where = f", row {np.flatnonzero(~np.asarray(holds))[0]}" if np.ndim(holds) else ""
+            raise DeviceError(f"step {step.plan.step}{where}: {problem}")
         self._table_ends[rows.batch_slots] = new_known
 
 
-def _row_values(row: Row) -> tuple[int, int, int, int, int, int, int]:
+def _row_values(row: Row) -> tuple[int, int, int, int, int, int, int, int]:
     n_id_bytes = 4 * row.n_tokens if row.tokens is None and row.n_tokens == 1 else len(row.tokens or b"")
     return (
         row.batch_slot,
@@ -190,6 +187,7 @@ def _row_values(row: Row) -> tuple[int, int, int, int, int, int, int]:
         row.table_start,
         len(row.table_pages),
         n_id_bytes,
+        row.n_drafts,
     )
 
 

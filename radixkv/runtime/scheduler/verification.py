@@ -9,6 +9,7 @@ from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.tree.node import TOKEN_BYTES
+from radixkv.wire.messages import unpack_tokens
 
 
 def verify(
@@ -39,10 +40,9 @@ def verify(
         ):
             assert row.tokens is not None, "drafts follow known tokens"
             end_tokens = request.constraint.end_tokens if request.constraint is not None else ()
-            for token in result.tokens[first : first + row.n_drafts]:
-                draft = row.tokens[(1 + n) * TOKEN_BYTES : (2 + n) * TOKEN_BYTES]
-                ends = token in request.stop_token_ids or token in end_tokens
-                if ends or draft != token.to_bytes(TOKEN_BYTES, "little"):
+            guessed = unpack_tokens(row.tokens[TOKEN_BYTES:])
+            for token, draft in zip(result.tokens[first : first + row.n_drafts], guessed, strict=True):
+                if token != draft or token in request.stop_token_ids or token in end_tokens:
                     break
                 n += 1
             drafts.verified(request, row.n_drafts, n)

@@ -257,10 +257,14 @@ class SampledCudaStep:
             self._errors.release(self._memory)
             raise
         self._errors.release(self._memory)
-        rows, firsts = self._plan.rows, self._plan.first_positions()
+        rows = self._plan.rows
         n_positions = len(rows) + self._plan.n_drafts
         tokens, are_finite = self._argmax_result.numpy()[:, :n_positions]
         finite = are_finite.astype(np.bool_)
+        if finite.all() and not self._prompt_logprobs and all(row.sampling is not None for row in rows):
+            all_finite = (True,) * len(rows)
+            return StepResult(tuple(tokens.tolist()), all_finite, self._logprobs(finite), (), device_seconds)
+        firsts = self._plan.first_positions()
         if self._plan.n_drafts:
             finite = np.logical_and.reduceat(finite, firsts)
         prompt: dict[int, list[TokenLogprobs]] = {i: [] for i, row in enumerate(rows) if row.scoring is not None}

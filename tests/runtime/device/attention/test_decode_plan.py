@@ -436,7 +436,7 @@ def test_an_fa3_schedule_has_every_tile_once_and_is_balanced() -> None:
 
 @pytest.mark.parametrize(("n_tiles", "length"), [(8, 1536), (4, 8064), (1, 3072), (20, 4000)])
 def test_tiles_of_shared_pages_leave_few_processors_idle(n_tiles: int, length: int) -> None:
-    items = WorkItems(*(np.full(n_tiles, value, np.int32) for value in (0, 32, 0, 0, length, UNLIMITED)))
+    items = WorkItems.of(*(np.full(n_tiles, value, np.int32) for value in (0, 32, 0, 0, length, UNLIMITED)))
     part = choose_part_tokens(items, H200, max_items=n_tiles + 66, minimum=192)
     lengths = items.split(part).ends - items.split(part).begins
     loads = np.zeros(132)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cuda.base import DecodeRows, Geometry
@@ -191,9 +192,9 @@ class DecodePlanner:
                     rows.shared, rows.runs_id, n_rows, *self._max_tiles(n_rows)
                 )
             variant = "shared" if sharing is not None else "split" if self._pays_to_split(lengths) else "whole"
-        order = np.arange(n_rows, dtype=np.int32) if sharing is None else sharing.order
-        staged[self.order][:n_rows] = order
-        batch_slots, lengths = batch_slots[order], lengths[order]
+        staged[self.order][:n_rows] = np.arange(n_rows) if sharing is None else sharing.order
+        if sharing is not None:
+            batch_slots, lengths = batch_slots[sharing.order], lengths[sharing.order]
         n_items, n_large_items = self._n_items(n_rows, variant), 0
         for window, fields in self.fields.items():
             small, large = self._unsplit_items(
@@ -203,7 +204,7 @@ class DecodePlanner:
                 fields.items.fill(staged, small.split(_WHOLE_ROW), np.full(n_rows, -1, np.int32), n_items)
                 continue
             small = small.split(self._part_tokens(small.ends - small.begins, n_rows, variant), _PART_MULTIPLE)
-            large = self._split_large(large, n_rows)
+            large = self._split_large(large, n_rows) if len(large) else large
             merge = MergePlan.from_items(n_rows, WorkItems.joined(large, small))
             fields.items.fill(staged, small, merge.results[len(large) :], n_items)
             staged[fields.merge_indptr][: n_rows + 1] = merge.indptr
@@ -324,7 +325,7 @@ class DecodePlanner:
         if has_drafts and window is None:
             rows, n_queries = _tiles(counts, geometry.small_rows)
         ends, limits = lengths[rows + n_queries - 1], lengths[rows]
-        own = WorkItems(rows, n_queries, batch_slots[rows] * np.int32(width), begins[rows], ends, limits)
+        own = WorkItems.of(rows, n_queries, batch_slots[rows] * np.int32(width), begins[rows], ends, limits)
         tiles: dict[bool, list[tuple[int, int, int, int, int, int]]] = {False: [], True: []}
         for run in () if sharing is None else sharing.runs:
             size = geometry.large_rows if run.is_large else geometry.small_rows
@@ -335,15 +336,17 @@ class DecodePlanner:
                 (first, min(size, last_row - first), first_entry, begin, end, UNLIMITED)
                 for first in range(run.first_row, last_row, size)
             ]
-        small, large = (np.array(tiles[is_large], dtype=np.int32).reshape(-1, 6).T for is_large in (False, True))
-        return WorkItems.joined(own, WorkItems(*small)) if tiles[False] else own, WorkItems(*large)
+        small, large = (WorkItems(np.array(of_size, np.int32).reshape(-1, 6).T) for of_size in tiles.values())
+        return WorkItems.joined(own, small), large
 
 
-def _tiles(counts: Ints, size: int) -> tuple[Ints, Ints]:
+def _tiles(counts: Ints, size: int) -> tuple[NDArray[np.signedinteger], NDArray[np.signedinteger]]:
     """Cuts groups of ``counts`` consecutive rows into tiles of at most ``size``. Returns each tile's first row, and
     its number of rows."""
+    firsts = counts.cumsum() - counts
+    if int(counts.max()) <= size:
+        return firsts, counts
     n_tiles = -(-counts // size)
-    group = np.repeat(np.arange(len(counts)), n_tiles)
-    offsets = (np.arange(len(group)) - (np.cumsum(n_tiles) - n_tiles)[group]) * size
-    firsts = (np.cumsum(counts) - counts)[group] + offsets
-    return firsts.astype(np.int32), np.minimum(counts[group] - offsets, size).astype(np.int32)
+    group = np.arange(len(counts)).repeat(n_tiles)
+    offsets = (np.arange(len(group)) - (n_tiles.cumsum() - n_tiles)[group]) * size
+    return firsts[group] + offsets, np.minimum(counts[group] - offsets, size)

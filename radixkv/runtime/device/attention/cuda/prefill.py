@@ -105,4 +105,4 @@ def causal_tiles(rows: PrefillBatch, tile: int) -> WorkItems:
     order = np.argsort(-ends, kind="stable")
     limits = ends - n_queries + 1
     columns = (rows.firsts[row] + begins, n_queries, rows.first_entries[row], np.zeros_like(ends), ends, limits)
-    return WorkItems(*(column[order].astype(np.int32) for column in columns))
+    return WorkItems(np.array(columns, np.int32)[:, order])

@@ -23,29 +23,44 @@ UNLIMITED = 1 << 30
 
 @dataclass(frozen=True)
 class WorkItems:
-    """Work items as int32 arrays with one element per item."""
+    """Work items as one int32 array with a column per item, because every call of NumPy costs a microsecond."""
 
-    first_queries: Ints
-    """Index of the first query."""
-    n_queries: Ints
-    """Consecutive queries of the item; times the heads that share a KV head, they fit one tile."""
-    first_entries: Ints
-    """Index of the block table's first entry in the flattened block tables."""
-    begins: Ints
-    """First position that the item reads."""
-    ends: Ints
-    """Position after the last one that the item reads."""
-    limits: Ints
-    """Position after the last one that the first query attends to. Each further query attends to one more, if the
-    item reads it."""
+    columns: Ints
+    """[6, items]: the properties below."""
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return int(self.columns.shape[1])
 
     @property
-    def columns(self) -> tuple[Ints, ...]:
-        """All arrays, in their order."""
-        return self.first_queries, self.n_queries, self.first_entries, self.begins, self.ends, self.limits
+    def first_queries(self) -> Ints:
+        """Index of the first query."""
+        return self._column(0)
+
+    @property
+    def n_queries(self) -> Ints:
+        """Consecutive queries of the item; times the heads that share a KV head, they fit one tile."""
+        return self._column(1)
+
+    @property
+    def first_entries(self) -> Ints:
+        """Index of the block table's first entry in the flattened block tables."""
+        return self._column(2)
+
+    @property
+    def begins(self) -> Ints:
+        """First position that the item reads."""
+        return self._column(3)
+
+    @property
+    def ends(self) -> Ints:
+        """Position after the last one that the item reads."""
+        return self._column(4)
+
+    @property
+    def limits(self) -> Ints:
+        """Position after the last one that the first query attends to. Each further query attends to one more, if
+        the item reads it."""
+        return self._column(5)
 
     def split(self, n_tokens: int, multiple: int = 1) -> WorkItems:
         """Splits items into parts of at most ``n_tokens`` tokens, the longest first.
@@ -58,39 +73,41 @@ class WorkItems:
         """
         lengths = self.ends - self.begins
         n_parts = np.maximum(-(-lengths // n_tokens), 1)
-        sizes = -(-lengths // (n_parts * multiple)) * multiple
-        n_parts = -(-lengths // np.maximum(sizes, 1))
-        item = np.repeat(np.arange(len(self)), n_parts)
-        part = np.arange(len(item)) - np.repeat(np.cumsum(n_parts) - n_parts, n_parts)
-        begins = self.begins[item] + part * sizes[item]
-        ends = np.minimum(begins + sizes[item], self.ends[item])
-        order = np.argsort(begins - ends, kind="stable")
-        item = item[order]
-        return WorkItems(
-            self.first_queries[item],
-            self.n_queries[item],
-            self.first_entries[item],
-            begins[order].astype(np.int32),
-            ends[order].astype(np.int32),
-            self.limits[item],
-        )
+        sizes = np.maximum(-(-lengths // (n_parts * multiple)) * multiple, 1)
+        n_parts = -(-lengths // sizes)
+        item = np.arange(len(self)).repeat(n_parts)
+        part = np.arange(len(item)) - (n_parts.cumsum() - n_parts)[item]
+        columns, sizes = self.columns[:, item], sizes[item]
+        begins, ends = columns[3], columns[4]
+        begins += part * sizes
+        np.minimum(ends, begins + sizes, out=ends)
+        return WorkItems(columns[:, np.argsort(begins - ends, kind="stable")])
+
+    def _column(self, index: int) -> Ints:
+        column: Ints = self.columns[index]
+        return column
+
+    @classmethod
+    def of(cls, *columns: Ints) -> WorkItems:
+        """Returns items of these columns, in their order."""
+        return cls(np.array(columns, np.int32))
 
     @classmethod
     def joined(cls, a: WorkItems, b: WorkItems) -> WorkItems:
         """Concatenates items."""
-        return cls(*(np.concatenate(pair) for pair in zip(a.columns, b.columns, strict=True)))
+        return cls(np.concatenate([a.columns, b.columns], axis=1)) if len(a) and len(b) else a if len(a) else b
 
 
 @dataclass(frozen=True)
 class MergePlan:
     """Which partial results are merged into which query, in CSR form."""
 
-    results: Ints
+    results: NDArray[np.signedinteger]
     """[items]: index of the item's first result, which the results of its other queries follow; -1 for the
     single item of its queries."""
     indptr: Ints
     """[queries + 1]: offsets into ``indices``."""
-    indices: Ints
+    indices: NDArray[np.signedinteger]
     """The results of query i are ``indices[indptr[i] : indptr[i + 1]]``: none if it has a single item."""
 
     @classmethod
@@ -100,15 +117,19 @@ class MergePlan:
         Every query must have an item, and the single item of a query must be that of all its queries.
         """
         counts = items.n_queries
-        query = np.repeat(items.first_queries, counts)
-        query += np.arange(len(query), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
-        is_single = np.bincount(query, minlength=n_queries)[items.first_queries] == 1
-        counts = np.where(is_single, 0, counts)
-        results = np.where(is_single, -1, np.cumsum(counts) - counts).astype(np.int32)
-        merged = query[np.repeat(~is_single, items.n_queries)]
+        results = counts.cumsum() - counts
+        query = (items.first_queries - results).repeat(counts)
+        query += np.arange(len(query))
+        n_items = np.bincount(query, minlength=n_queries)
+        is_single = n_items[items.first_queries] == 1
+        if is_single.any():
+            query = query[~is_single.repeat(counts)]
+            counts = np.where(is_single, 0, counts)
+            results = np.where(is_single, -1, counts.cumsum() - counts)
+            n_items[n_items == 1] = 0
         indptr = np.zeros(n_queries + 1, dtype=np.int32)
-        np.cumsum(np.bincount(merged, minlength=n_queries), out=indptr[1:])
-        return cls(results, indptr, np.argsort(merged, kind="stable").astype(np.int32))
+        n_items.cumsum(out=indptr[1:])
+        return cls(results, indptr, np.argsort(query, kind="stable"))
 
 
 @dataclass(frozen=True)
@@ -127,7 +148,8 @@ class ItemFields:
         """Stages the items, and then padding items up to ``n_padded``."""
         n, columns = len(items), staged[self.field].reshape(N_COLUMNS, self.capacity)
         assert n <= n_padded <= self.capacity
-        columns[:, :n] = *items.columns, results
+        columns[:-1, :n] = items.columns
+        columns[-1, :n] = results
         columns[:, n:n_padded] = 0
 
 
