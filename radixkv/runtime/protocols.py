@@ -76,6 +76,10 @@ class Constraint(Protocol):
     def accept(self, token: int) -> bool:
         """Appends a token to the output; False, without any change, if it is not allowed. O(1) mostly."""
 
+    def n_allowed(self, tokens: bytes) -> int:
+        """Returns how many of these tokens may come next, one after another, without those that end the output.
+        Changes nothing. O(tokens)."""
+
     def rejection(self, token: int) -> RequestError:
         """Returns the error that ends a choice when ``accept`` has refused its sampled token."""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.errors import GrammarFailure, InvalidRequest
+from radixkv.wire.messages import unpack_tokens
 from radixkv.wire.structured_outputs import StructuredOutputs
 
 END = 977
@@ -52,6 +54,12 @@ class FakeMatcher:
             return False
         self.output.append(token)
         return True
+
+    def n_allowed(self, tokens: bytes) -> int:
+        following = FakeMatcher(self.grammar, list(self.output))
+        return sum(
+            1 for _ in takewhile(lambda token: token != END and following.accept(token), unpack_tokens(tokens))
+        )
 
     def truncate(self, n_tokens: int) -> None:
         assert n_tokens <= self.n_tokens, "tokens are taken back that never came"

@@ -75,6 +75,9 @@ class CachedSequences(Source):
 class LongestMatch(Source):
     """Asks sources in order until one has a long match; takes the longest, the first of equally long ones.
 
+    A guess is cut before the first token that the request's constraint forbids, or that would end the output. If
+    nothing is left of it, another one is taken.
+
     Args:
         sources: in order.
         sizes: lengths of endings that are looked for, ascending; a match of the middle one is long.
@@ -85,12 +88,23 @@ class LongestMatch(Source):
         self._n_enough = sizes[len(sizes) // 2]
 
     def guess(self, request: Request, n_tokens: int) -> Guess | None:
-        """Returns the guess with the longest match. Costs what the sources asked cost."""
-        found, n_matched = None, 0
+        """Returns the guess with the longest match. Costs what the sources asked cost, and mostly ``n_allowed``."""
+        shorter: list[Guess] = []
         for source in self._sources:
             guess = source.guess(request, n_tokens)
-            if guess is not None and guess.n_matched > n_matched:
-                found, n_matched = guess, guess.n_matched
-                if n_matched >= self._n_enough:
-                    break
-        return found
+            if guess is None:
+                continue
+            if guess.n_matched < self._n_enough:
+                shorter.append(guess)
+            elif allowed := _allowed(guess, request):
+                return allowed
+        shorter.sort(key=lambda guess: guess.n_matched, reverse=True)
+        return next(filter(None, (_allowed(guess, request) for guess in shorter)), None)
+
+
+def _allowed(guess: Guess, request: Request) -> Guess | None:
+    """Returns the tokens of a guess that the request's constraint allows; None if it forbids the first one."""
+    if request.constraint is None:
+        return guess
+    n_bytes = request.constraint.n_allowed(guess.tokens) * TOKEN_BYTES
+    return guess._replace(tokens=guess.tokens[:n_bytes]) if n_bytes else None

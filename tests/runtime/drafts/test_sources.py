@@ -7,14 +7,15 @@ from radixkv.runtime.drafts.sources import CachedSequences, Guess, LongestMatch,
 from radixkv.runtime.request import Request
 from radixkv.tree.node import Namespace
 from support.engine import token_bytes
+from support.fake_grammars import END, FakeGrammar
 from support.trees import ids, insert
 
 
 class Fixed(Source):
     """Has one guess, and counts how often it is asked."""
 
-    def __init__(self, n_matched: int | None) -> None:
-        self.found = None if n_matched is None else Guess(f"of {n_matched}", n_matched, ids(1))
+    def __init__(self, n_matched: int | None, *tokens: int) -> None:
+        self.found = None if n_matched is None else Guess(f"of {n_matched}", n_matched, ids(*tokens or (1,)))
         self.n_asked = 0
 
     def guess(self, request: Request, n_tokens: int) -> Guess | None:
@@ -53,3 +54,28 @@ def test_a_cached_sequence_that_begins_with_all_tokens_goes_on() -> None:
 def test_own_text_goes_on_as_before() -> None:
     assert OwnText((2,)).guess(request([1, 2, 3, 4, 1, 2]), 2) == Guess("prompt", 2, ids(3, 4))
     assert OwnText((2,)).guess(request([1, 2, 3, 4]), 2) is None
+
+
+def test_a_guess_ends_before_the_first_token_that_the_constraint_forbids() -> None:
+    matcher = FakeGrammar(3, 9).new_matcher()  # tokens of which each is, modulo 3, the sum of all before
+    obeying = request([1], constraint=matcher)
+    long, short = Fixed(5, 300, 303, 304, 306), Fixed(3, 300)
+    assert LongestMatch((long, short), (2, 8)).guess(obeying, 4) == Guess("of 5", 5, ids(300, 303))
+    assert matcher.output == []
+    assert LongestMatch((long, short), (2, 8)).guess(request([1]), 4) is long.found
+
+
+def test_a_guess_that_is_forbidden_at_once_leaves_the_place_to_others() -> None:
+    obeying = request([1], constraint=FakeGrammar(3, 9).new_matcher())
+    for forbidden in (Fixed(8, 301), Fixed(5, 301)):
+        shortest, short = Fixed(2, 300, 303), Fixed(3, 300)
+        for sources in ((forbidden, shortest, short), (shortest, short, forbidden)):
+            assert LongestMatch(sources, (2, 8)).guess(obeying, 4) == short.found
+        assert LongestMatch((forbidden,), (2, 8)).guess(obeying, 4) is None
+
+
+def test_a_guess_ends_before_the_token_that_ends_the_output() -> None:
+    grammar = FakeGrammar(3, 2)
+    matcher = grammar.new_matcher()
+    guess = LongestMatch((Fixed(5, 300, 303, END, 5),), (2, 8)).guess(request([1], constraint=matcher), 4)
+    assert guess == Guess("of 5", 5, ids(300, 303))

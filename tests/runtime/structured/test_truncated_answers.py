@@ -1,9 +1,10 @@
-"""A matcher that tokens are taken back from goes on like one that never had them."""
+"""A matcher that has lost tokens, or was asked about others, goes on like one that never had them."""
 
 from __future__ import annotations
 
 import json
 import random
+from itertools import takewhile
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from radixkv.runtime.structured.compiler import Compiler
 from radixkv.runtime.structured.matcher import Grammar, MaskFiller, Matcher
 from radixkv.runtime.structured.source import prepare_source
+from radixkv.wire.messages import pack_tokens
 from radixkv.wire.structured_outputs import StructuredOutputs
 from support.grammar_walks import Walker, tiny_vocabulary
 from support.json_schemas import MadeSchema, closed
@@ -67,6 +69,46 @@ def test_it_goes_on_as_if_it_never_had_them(compiler: Compiler, name: str) -> No
             assert all(map(matcher.accept, walk.ids[n_left : n_left + n_more]))
             assert state(matcher) == state(follow(grammar, walk.ids[: n_left + n_more]))
     assert n_ended, "some of the answers have ended before"
+
+
+def n_followed(matcher: Matcher, ids: list[int]) -> int:
+    """Returns how many of the tokens a matcher accepts before its end."""
+    return sum(1 for _ in takewhile(lambda one: matcher.accept(one) and not matcher.has_ended, ids))
+
+
+@pytest.mark.parametrize("name", SPECIFICATIONS)
+def test_what_is_asked_between_tokens_changes_nothing(compiler: Compiler, name: str) -> None:
+    """After questions, tokens and steps back in any order, all is as in a matcher that was asked nothing."""
+    grammar = Grammar(compiler.compile(prepare_source(SPECIFICATIONS[name])))
+    walker, choices = Walker(VOCABULARY), random.Random(name)
+    ends = VOCABULARY.eos_token_ids
+    for _ in range(12):
+        ids = walker.walk(grammar, choices, 40).ids
+        matcher = grammar.new_matcher()
+        for _ in range(30):
+            n = matcher.n_tokens
+            match choices.randrange(4):
+                case 0:
+                    matcher.truncate(choices.randint(0, n))
+                case 1:
+                    assert all(map(matcher.accept, ids[n : n + choices.randint(0, 5)]))
+                case 2:
+                    right = [one for one in ids[n : n + choices.randint(0, 12)] if one not in ends]
+                    assert matcher.n_allowed(pack_tokens(right)) == len(right)
+                case 3:
+                    mixed = ids[n : n + choices.randint(0, 6)] + choices.choices(range(len(VOCABULARY.tokens)), k=3)
+                    assert matcher.n_allowed(pack_tokens(mixed)) == n_followed(follow(grammar, ids[:n]), mixed)
+            assert state(matcher) == state(follow(grammar, ids[: matcher.n_tokens]))
+
+
+def test_nothing_comes_after_the_end(compiler: Compiler) -> None:
+    grammar = Grammar(compiler.compile(prepare_source(StructuredOutputs(choice=("a",)))))
+    a, eos = VOCABULARY.tokens.index(b"a"), VOCABULARY.eos_token_ids[0]
+    matcher = follow(grammar, [a])
+    assert matcher.n_allowed(pack_tokens([eos])) == 0, "the end is no draft"
+    assert matcher.accept(eos)
+    assert matcher.n_allowed(pack_tokens([a])) == 0
+    assert state(matcher) == state(follow(grammar, [a, eos]))
 
 
 def test_a_refused_token_takes_nothing_away(compiler: Compiler) -> None:
