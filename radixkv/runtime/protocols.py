@@ -76,6 +76,10 @@ class Constraint(Protocol):
     def accept(self, token: int) -> bool:
         """Appends a token to the output; False, without any change, if it is not allowed. O(1) mostly."""
 
+    def forced(self, n_tokens: int) -> bytes:
+        """Returns up to ``n_tokens`` tokens, little-endian int32, whose text must come next; none if nothing must
+        or that is not known. Others may write the same text. Changes nothing."""
+
     def n_allowed(self, tokens: bytes) -> int:
         """Returns how many of these tokens may come next, one after another, without those that end the output.
         Changes nothing. O(tokens)."""

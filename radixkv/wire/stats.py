@@ -75,7 +75,8 @@ class DraftStats(msgspec.Struct, frozen=True):
     steps_without_overlap_total: int = 0
     """Steps that were planned when the results of all steps before them were known, as rows with drafts must be."""
     by_source: dict[str, SourceStats] = {}
-    """By what guessed the drafts, once it has: ``tree``, ``prediction``, ``prompt`` or ``answers``."""
+    """By what guessed the drafts, once it has: ``tree``, ``prediction``, ``prompt``, ``answers`` or
+    ``grammar``."""
     accepted_by_position: tuple[int, ...] = ()
     """Part of ``accepted_tokens_total`` by the place of the draft in its row, as many as a row has at most."""
 

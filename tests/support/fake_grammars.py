@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.errors import GrammarFailure, InvalidRequest
-from radixkv.wire.messages import unpack_tokens
+from radixkv.wire.messages import pack_tokens, unpack_tokens
 from radixkv.wire.structured_outputs import StructuredOutputs
 
 END = 977
@@ -54,6 +54,14 @@ class FakeMatcher:
             return False
         self.output.append(token)
         return True
+
+    def forced(self, n_tokens: int) -> bytes:
+        output = list(self.output)
+        while len(output) < self.n_tokens + n_tokens and len(allowed := self.grammar.allowed(output)) == 1:
+            if allowed == {END}:
+                break
+            output += allowed
+        return pack_tokens(output[self.n_tokens :])
 
     def n_allowed(self, tokens: bytes) -> int:
         following = FakeMatcher(self.grammar, list(self.output))

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 _DECAY = 31 / 32
 """Weight of what was learned before, each time that a guess of the kind is compared."""
+PRIOR = 0.5, 0.8
+"""Chances, before any comparison, that a guess's first token is right, and that a later one is after right ones."""
 _PRIOR_WEIGHT = 2.0
 """The prior counts as much as so many comparisons."""
 
@@ -31,11 +33,17 @@ class Acceptance:
     def __init__(self) -> None:
         self._kinds: dict[Hashable, _Kind] = {}
 
-    def chances(self, kind: Hashable, n_tokens: int) -> list[float]:
-        """Returns for each of a guess's first tokens the chance that it and all before it are right."""
+    def chances(self, kind: Hashable, n_tokens: int, prior: tuple[float, float] = PRIOR) -> list[float]:
+        """Returns for each of a guess's first tokens the chance that it and all before it are right.
+
+        Args:
+            kind: of the guess.
+            n_tokens: of the guess.
+            prior: what ``PRIOR`` is of most kinds.
+        """
         counts = self._kinds.get(kind) or _Kind()
-        first = (counts.n_first_right + 0.5 * _PRIOR_WEIGHT) / (counts.n_first + _PRIOR_WEIGHT)
-        later = (counts.n_later_right + 0.8 * _PRIOR_WEIGHT) / (counts.n_later + _PRIOR_WEIGHT)
+        first = (counts.n_first_right + prior[0] * _PRIOR_WEIGHT) / (counts.n_first + _PRIOR_WEIGHT)
+        later = (counts.n_later_right + prior[1] * _PRIOR_WEIGHT) / (counts.n_later + _PRIOR_WEIGHT)
         return [first * later**index for index in range(n_tokens)]
 
     def learn(self, kind: Hashable, n_right: int, n_compared: int) -> None:

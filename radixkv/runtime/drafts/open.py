@@ -5,7 +5,7 @@ from __future__ import annotations
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.drafts.predictions import Predictions
 from radixkv.runtime.drafts.recent_answers import RecentAnswers
-from radixkv.runtime.drafts.sources import CachedSequences, LongestMatch, OwnText, Source
+from radixkv.runtime.drafts.sources import CachedSequences, ForcedText, LongestMatch, OwnText, Source
 from radixkv.runtime.drafts.text_drafts import TextDrafts
 from radixkv.runtime.protocols import RequestBranch
 from radixkv.runtime.step.executor import Executor
@@ -23,7 +23,9 @@ def open_drafts(
         executor: the device.
     """
     sources, branches = open_sources(config, cache, executor.vocab_size)
-    source = LongestMatch(tuple(sources.values()), config.lookup_sizes)
+    source: Source = LongestMatch(tuple(sources.values()), config.lookup_sizes)
+    if config.method == "tree":
+        source = ForcedText(source, config.lookup_sizes[-1])
     return TextDrafts(source, config.num_speculative_tokens, overlaps=executor.is_asynchronous), branches
 
 

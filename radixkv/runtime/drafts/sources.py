@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from radixkv.runtime.drafts.acceptance import PRIOR
 from radixkv.runtime.drafts.own_text import continue_text
 from radixkv.runtime.request import Request
 from radixkv.tree.node import TOKEN_BYTES
@@ -15,11 +16,13 @@ class Guess(NamedTuple):
     """What may follow the tokens of a request."""
 
     source: str
-    """``tree``, ``prediction``, ``prompt`` or ``answers``."""
+    """``tree``, ``prediction``, ``prompt``, ``answers`` or ``grammar``."""
     n_matched: int
     """How many of the request's last tokens it follows, at most the longest ending that is looked for."""
     tokens: bytes
     """The guess, little-endian int32; at least one token."""
+    prior: tuple[float, float] = PRIOR
+    """The chances of its kind that are assumed before any was compared, see ``Acceptance``."""
 
 
 class Source(Protocol):
@@ -100,6 +103,36 @@ class LongestMatch(Source):
                 return allowed
         shorter.sort(key=lambda guess: guess.n_matched, reverse=True)
         return next(filter(None, (_allowed(guess, request) for guess in shorter)), None)
+
+
+class ForcedText(Source):
+    """Guesses the text that a request's constraint forces, or what another source guesses if that has more tokens.
+
+    Each guess of the other source begins with the forced text, too, because the constraint allows it; it may know
+    better which tokens a model takes.
+
+    Args:
+        source: guesses only what constraints allow.
+        n_matched: what to say of the length of a match.
+    """
+
+    def __init__(self, source: Source, n_matched: int) -> None:
+        self._source = source
+        self._n_matched = n_matched
+
+    def guess(self, request: Request, n_tokens: int) -> Guess | None:
+        """Returns the forced text or the longer guess. Costs what the other source costs, and ``forced``."""
+        guess = self._source.guess(request, n_tokens)
+        if request.constraint is None:
+            return guess
+        forced = request.constraint.forced(n_tokens)
+        if not forced or (guess is not None and len(guess.tokens) > len(forced)):
+            return guess
+        return Guess("grammar", self._n_matched, forced, _FORCED_PRIOR)
+
+
+_FORCED_PRIOR = 0.98, 0.95
+"""The text is certain, but a model may write it with other tokens, the last one above all."""
 
 
 def _allowed(guess: Guess, request: Request) -> Guess | None:

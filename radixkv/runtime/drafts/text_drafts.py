@@ -189,7 +189,7 @@ class TextDrafts(Drafts):
 
     def _chances(self, guess: Guess) -> list[float]:
         kind = guess.source, guess.n_matched
-        chances = self._acceptance.chances(kind, len(guess.tokens) // TOKEN_BYTES)
+        chances = self._acceptance.chances(kind, len(guess.tokens) // TOKEN_BYTES, guess.prior)
         return [chance for chance in chances if chance >= _MIN_CHANCE]
 
     def _choose(self, chances: Sequence[Sequence[float]], n_rows: int, n_most: int) -> tuple[list[int], float]:

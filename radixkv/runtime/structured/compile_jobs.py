@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from radixkv.errors import RequestError
 from radixkv.runtime.finished import Finished
 from radixkv.runtime.structured.fair_slots import FairSlots
+from radixkv.runtime.structured.forced_texts import forces_short_texts
 from radixkv.runtime.structured.messages import TrialLimits
 from radixkv.runtime.structured.source import Source
 from radixkv.runtime.structured.trials import Trials, TrialsDied, TrialTooSlow
@@ -242,7 +243,8 @@ class CompileJobs:
         from radixkv.runtime.structured.matcher import Grammar
 
         assert self._compiler is not None
-        return Grammar(self._compiler.compile(source))
+        spelling = self._compiler.spelling if forces_short_texts(source) else None
+        return Grammar(self._compiler.compile(source), spelling)
 
     async def _open_compiler(self, vocabulary: Task[Vocabulary]) -> Compiler:
         read = await vocabulary

@@ -11,6 +11,7 @@ import xgrammar
 
 from radixkv.errors import InvalidRequest, shortened
 from radixkv.runtime.structured.source import ANY_OBJECT, Source, one_line_schemas
+from radixkv.runtime.structured.spelling import Spelling
 from radixkv.runtime.structured.vocabulary import Vocabulary
 
 _CONTROL_CHARACTER = re.compile(rb"[\x00-\x1f]")
@@ -34,6 +35,7 @@ class Compiler:
             cache_bytes: size of the cache of masks that similar rules of several grammars share.
         """
         self.vocabulary = vocabulary
+        self.spelling = Spelling(vocabulary)
         self._compiler = _open(vocabulary.tokens, vocabulary.eos_token_ids, n_threads, cache_bytes)
         # JSON on one line has no control characters, but xgrammar allows them in strings with a length.
         printable = [b"" if _CONTROL_CHARACTER.search(token) else token for token in vocabulary.tokens]

@@ -10,30 +10,39 @@ import xgrammar
 from numpy.typing import NDArray
 
 from radixkv.errors import GrammarFailure
+from radixkv.runtime.structured.spelling import MAX_BYTES, Spelling
+from radixkv.tree.node import TOKEN_BYTES
 
 MIN_THREADED_S = 1e-3
 """Time from which masks are filled by several threads. Starting them takes 0.05 to 0.1 ms."""
 
 
 class Grammar:
-    """A compiled grammar, which any number of answers may follow."""
+    """A compiled grammar, which any number of answers may follow.
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar) -> None:
+    Args:
+        compiled: the grammar.
+        spelling: of the texts that it forces; None if they may be too long to be looked for.
+    """
+
+    def __init__(self, compiled: xgrammar.CompiledGrammar, spelling: Spelling | None = None) -> None:
         self._compiled = compiled
+        self._spelling = spelling
         self.n_bytes: int = compiled.memory_size_bytes
         """Memory that it takes, about."""
 
     def new_matcher(self) -> Matcher:
         """Returns a matcher of an answer without tokens. Costs less than a millisecond."""
-        return Matcher(xgrammar.GrammarMatcher(self._compiled))
+        return Matcher(xgrammar.GrammarMatcher(self._compiled), self._spelling)
 
 
 class Matcher:
     """One answer's way through its grammar."""
 
-    def __init__(self, matcher: xgrammar.GrammarMatcher) -> None:
+    def __init__(self, matcher: xgrammar.GrammarMatcher, spelling: Spelling | None) -> None:
         self.xgrammar_matcher = matcher
         """For ``MaskFiller``."""
+        self._spelling = spelling
         self.end_tokens = frozenset(matcher.stop_token_ids)
         """The tokens that end the answer, where it is complete."""
         self.n_tokens = 0
@@ -58,6 +67,22 @@ class Matcher:
             self.xgrammar_matcher.rollback(self.n_tokens - n_tokens)
             self.n_tokens = n_tokens
             self.has_ended = self.xgrammar_matcher.is_terminated()
+
+    def forced(self, n_tokens: int) -> bytes:
+        """Returns the first tokens of the text that must come next, as a model would most likely write it.
+
+        Takes 2 µs, 15 more if the text is new, and up to 5 ms if it has ``forced_texts.MAX_CHARACTERS``.
+
+        Args:
+            n_tokens: most tokens to return.
+        """
+        if self._spelling is None or self.has_ended:
+            return b""
+        try:
+            text = self.xgrammar_matcher.find_jump_forward_string().encode()
+        except UnicodeDecodeError as error:  # it begins or ends within a character
+            text = error.object
+        return self._spelling.spell(text[:MAX_BYTES])[: n_tokens * TOKEN_BYTES]
 
     def n_allowed(self, tokens: bytes) -> int:
         """Returns how many of these tokens may come next, one after another, without those that end the answer.

@@ -35,6 +35,14 @@ def test_kinds_are_apart() -> None:
     assert acceptance.chances("new", 2) == pytest.approx([0.5, 0.4])
 
 
+def test_a_kind_may_be_trusted_before_it_is_known() -> None:
+    acceptance = Acceptance()
+    assert acceptance.chances("trusted", 2, (0.98, 0.95)) == pytest.approx([0.98, 0.98 * 0.95])
+    for _ in range(50):
+        acceptance.learn("trusted", 0, 1)
+    assert acceptance.chances("trusted", 1, (0.98, 0.95))[0] < 0.1
+
+
 def test_a_change_is_learned_within_a_hundred_guesses() -> None:
     acceptance = Acceptance()
     for _ in range(1000):

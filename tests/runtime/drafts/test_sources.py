@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.drafts.sources import CachedSequences, Guess, LongestMatch, OwnText, Source
+from radixkv.runtime.drafts.sources import CachedSequences, ForcedText, Guess, LongestMatch, OwnText, Source
 from radixkv.runtime.request import Request
 from radixkv.tree.node import Namespace
+from radixkv.wire.messages import unpack_tokens
 from support.engine import token_bytes
 from support.fake_grammars import END, FakeGrammar
 from support.trees import ids, insert
@@ -79,3 +80,25 @@ def test_a_guess_ends_before_the_token_that_ends_the_output() -> None:
     matcher = grammar.new_matcher()
     guess = LongestMatch((Fixed(5, 300, 303, END, 5),), (2, 8)).guess(request([1], constraint=matcher), 4)
     assert guess == Guess("of 5", 5, ids(300, 303))
+
+
+FORCED = FakeGrammar(900, 9)  # allows one token after another
+
+
+def test_a_forced_text_is_guessed_unless_another_guess_has_more_tokens() -> None:
+    forced = FORCED.new_matcher().forced(3)
+    assert len(unpack_tokens(forced)) == 3
+    obeying = request([1], constraint=FORCED.new_matcher())
+    for found, is_kept in [((), False), ((1,), False), ((1, 2, 3), False), ((1, 2, 3, 4), True)]:
+        other = Fixed(2, *found) if found else Fixed(None)
+        guess = ForcedText(other, 8).guess(obeying, 3)
+        assert guess is not None
+        assert guess is other.found if is_kept else guess[:3] == ("grammar", 8, forced)
+    assert len(ForcedText(Fixed(None), 8).guess(obeying, 2).tokens) == 8  # type: ignore[union-attr]
+
+
+def test_without_a_forced_text_another_guess_is_kept() -> None:
+    other = Fixed(2, 300)
+    assert ForcedText(other, 8).guess(request([1], constraint=FakeGrammar(3, 9).new_matcher()), 3) is other.found
+    assert ForcedText(other, 8).guess(request([1]), 3) is other.found
+    assert ForcedText(Fixed(None), 8).guess(request([1]), 3) is None

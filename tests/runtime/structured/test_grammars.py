@@ -151,6 +151,18 @@ HOSTILE: list[Mapping[str, Any]] = [
 ]
 
 
+def test_forced_texts_are_looked_for_where_they_are_short(grammars: Grammars) -> None:
+    """The rules of the second one, each of which has the next one twice, force 2 GiB of text."""
+    rules = "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(30))
+    for spec, is_found in [
+        (StructuredOutputs(json=json.dumps(closed(a={"type": "integer"}))), True),
+        (StructuredOutputs(grammar=f'root ::= r0\n{rules}r30 ::= "ab"'), False),
+    ]:
+        grammar = compiled(grammars, spec)
+        assert isinstance(grammar, Grammar)
+        assert bool(grammar.new_matcher().forced(4)) == is_found
+
+
 @pytest.mark.parametrize("fields", VALID)
 def test_each_kind_is_compiled_once_and_kept(grammars: Grammars, fields: Mapping[str, Any]) -> None:
     spec = StructuredOutputs(**fields)

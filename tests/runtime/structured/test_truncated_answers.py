@@ -12,6 +12,7 @@ import pytest
 from radixkv.runtime.structured.compiler import Compiler
 from radixkv.runtime.structured.matcher import Grammar, MaskFiller, Matcher
 from radixkv.runtime.structured.source import prepare_source
+from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire.messages import pack_tokens
 from radixkv.wire.structured_outputs import StructuredOutputs
 from support.grammar_walks import Walker, tiny_vocabulary
@@ -79,7 +80,7 @@ def n_followed(matcher: Matcher, ids: list[int]) -> int:
 @pytest.mark.parametrize("name", SPECIFICATIONS)
 def test_what_is_asked_between_tokens_changes_nothing(compiler: Compiler, name: str) -> None:
     """After questions, tokens and steps back in any order, all is as in a matcher that was asked nothing."""
-    grammar = Grammar(compiler.compile(prepare_source(SPECIFICATIONS[name])))
+    grammar = Grammar(compiler.compile(prepare_source(SPECIFICATIONS[name])), compiler.spelling)
     walker, choices = Walker(VOCABULARY), random.Random(name)
     ends = VOCABULARY.eos_token_ids
     for _ in range(12):
@@ -87,26 +88,31 @@ def test_what_is_asked_between_tokens_changes_nothing(compiler: Compiler, name: 
         matcher = grammar.new_matcher()
         for _ in range(30):
             n = matcher.n_tokens
-            match choices.randrange(4):
+            match choices.randrange(5):
                 case 0:
                     matcher.truncate(choices.randint(0, n))
                 case 1:
                     assert all(map(matcher.accept, ids[n : n + choices.randint(0, 5)]))
                 case 2:
+                    forced = matcher.forced(16)
+                    assert matcher.n_allowed(forced) == len(forced) // TOKEN_BYTES
+                case 3:
                     right = [one for one in ids[n : n + choices.randint(0, 12)] if one not in ends]
                     assert matcher.n_allowed(pack_tokens(right)) == len(right)
-                case 3:
+                case 4:
                     mixed = ids[n : n + choices.randint(0, 6)] + choices.choices(range(len(VOCABULARY.tokens)), k=3)
                     assert matcher.n_allowed(pack_tokens(mixed)) == n_followed(follow(grammar, ids[:n]), mixed)
             assert state(matcher) == state(follow(grammar, ids[: matcher.n_tokens]))
 
 
 def test_nothing_comes_after_the_end(compiler: Compiler) -> None:
-    grammar = Grammar(compiler.compile(prepare_source(StructuredOutputs(choice=("a",)))))
+    grammar = Grammar(compiler.compile(prepare_source(StructuredOutputs(choice=("a",)))), compiler.spelling)
     a, eos = VOCABULARY.tokens.index(b"a"), VOCABULARY.eos_token_ids[0]
     matcher = follow(grammar, [a])
+    assert matcher.forced(4) == b""
     assert matcher.n_allowed(pack_tokens([eos])) == 0, "the end is no draft"
     assert matcher.accept(eos)
+    assert matcher.forced(4) == b""
     assert matcher.n_allowed(pack_tokens([a])) == 0
     assert state(matcher) == state(follow(grammar, [a, eos]))
 
