@@ -314,7 +314,7 @@ class Drafts:
         Args:
             plan: of the step.
             requests: [rows].
-            n_most: most drafts of a plan with as many decode rows; 0 or less: none.
+            n_most: most drafts that a plan with these decode rows has room for; 0 or less: none.
             has_waited: whether its plan was made when the results of all steps before it were known.
         """
 

@@ -25,7 +25,6 @@ class RowDrafts:
         waiting: the waiting requests.
         tiers: the memory tiers behind the pool.
         running: the requests with pages.
-        max_tokens: maximum tokens of a step.
         max_rows: maximum rows of a step, of which each draft takes one; None: drafts take none.
     """
 
@@ -35,24 +34,38 @@ class RowDrafts:
         waiting: Queue,
         tiers: Tiers,
         running: RunningRequests,
-        max_tokens: int,
         max_rows: int | None,
     ) -> None:
         self._cache = cache
         self._waiting = waiting
         self._tiers = tiers
         self._running = running
-        self._max_tokens = max_tokens
         self._max_rows = max_rows
 
-    def n_most(self, n_decoding: int) -> int:
-        """Returns how many drafts a step with so many decode rows may have; 0 or less: none. O(1)."""
-        n_most = min(self._max_tokens // _MAX_SHARE, self._max_tokens - n_decoding - self._cache.page_size)
+    def n_most(self, decoding: Sequence[Request], max_tokens: int) -> int:
+        """Returns how many drafts a step with rows of these requests may have; 0 or less: none.
+
+        A request that has not ended has room in the page of its next token, and all together in the pages that are
+        free. O(requests) if these are few, else O(1).
+
+        Args:
+            decoding: the requests of all decode rows of the step.
+            max_tokens: maximum tokens of the step.
+        """
+        page_size = self._cache.page_size
+        n_most = min(max_tokens // _MAX_SHARE, max_tokens - len(decoding) - page_size)
         if self._max_rows is not None:
             n_most = min(n_most, self._max_rows - len(self._running) - len(self._tiers) - len(self._waiting))
-        return n_most
+        n_room = max(0, self._cache.n_free - self._tiers.n_promised) * page_size
+        for request in decoding:
+            if n_room >= n_most:
+                return n_most
+            if request.block_table is not None:
+                n_pages = max(len(request.block_table.pages), request.n_scheduled // page_size + 1)
+                n_room += n_pages * page_size - request.n_scheduled - 1
+        return min(n_most, n_room)
 
-    def draft(self, drafts: Drafts, decoding: Sequence[Request]) -> list[bytes]:
+    def draft(self, drafts: Drafts, decoding: Sequence[Request], max_tokens: int) -> list[bytes]:
         """Returns the drafts of each decoding request's next row, with pages for them.
 
         Costs what ``Drafts.draft`` does, and O(rows + drafts).
@@ -60,8 +73,9 @@ class RowDrafts:
         Args:
             drafts: guesses the tokens that follow.
             decoding: the requests of all decode rows of the step, with a page for their next token.
+            max_tokens: maximum tokens of the step.
         """
-        if (n_most := self.n_most(len(decoding))) <= 0:
+        if (n_most := self.n_most(decoding, max_tokens)) <= 0:
             return [b""] * len(decoding)
         found = drafts.draft(decoding, [request.max_drafts for request in decoding], n_most)
         n_promised = self._tiers.n_promised

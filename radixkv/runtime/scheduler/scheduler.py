@@ -8,7 +8,7 @@ on the device.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from time import monotonic
@@ -123,7 +123,7 @@ class Scheduler:
         self._retried = RetryQueue()
         self._prompts = PrefillRows(cache, queue, tiers, self.running, shares, clock)
         max_rows = limits.max_num_seqs if limits.splits_drafts else None
-        self._row_drafts = RowDrafts(cache, queue, tiers, self.running, limits.max_num_batched_tokens, max_rows)
+        self._row_drafts = RowDrafts(cache, queue, tiers, self.running, max_rows)
         self._n_requests = 0
         self._n_steps = 0
 
@@ -135,11 +135,12 @@ class Scheduler:
     @property
     def wants_results(self) -> bool:
         """Whether the results of all launched plans are to be taken before the next ``schedule``: a row with drafts
-        is in flight, whose length is not known, or rows of the next plan are to have some. O(1)."""
+        is in flight, whose length is not known, or rows of the next plan are to have some. Costs what
+        ``RowDrafts.n_most`` does."""
         if not self._launched:
             return False
-        last = self._launched[-1].plan
-        return bool(last.n_drafts) or (self.drafts.wants_results and self._row_drafts.n_most(last.n_decode) > 0)
+        last = self._launched[-1]
+        return bool(last.plan.n_drafts) or (self.drafts.wants_results and self._n_most_drafts(last) > 0)
 
     @property
     def n_preemptions(self) -> int:
@@ -310,7 +311,7 @@ class Scheduler:
         self.running.release()
         for continuation in continued:
             updates += continuation.advance()
-        n_most = self._row_drafts.n_most(plan.n_decode)
+        n_most = self._n_most_drafts(launched)
         self.drafts.step_done(plan, launched.requests, n_most, has_waited=launched.has_waited)
         return updates
 
@@ -417,8 +418,9 @@ class Scheduler:
         has_pages = self.cache.append_pages(full)  # one call for all, if no request must be preempted
         requests: list[Request] = []
         rows: list[Row] = []
-        has_drafts = has_pages and not self._launched
-        drafts = self._row_drafts.draft(self.drafts, decoding) if has_drafts else repeat(b"", len(decoding))
+        drafts: Iterable[bytes] = repeat(b"", len(decoding))
+        if has_pages and not self._launched:
+            drafts = self._row_drafts.draft(self.drafts, decoding, self.limits.max_num_batched_tokens)
         for request, drafts_of_row in zip(decoding, drafts, strict=True):
             start = request.n_scheduled
             if has_pages or (request.phase is Phase.RUNNING and self.running.grow(request, start + 1)):
@@ -426,6 +428,11 @@ class Scheduler:
                 rows.append(request.make_row(start, start + 1, start, self._n_steps, drafts_of_row))
         self.waiting.charge(requests, 1)
         return requests, rows
+
+    def _n_most_drafts(self, last: LaunchedPlan) -> int:
+        """Returns how many drafts the plan after this one may have, if it has as many decode rows."""
+        decoding = last.requests[: last.plan.n_decode]
+        return self._row_drafts.n_most(decoding, self.limits.max_num_batched_tokens)
 
     def _row_done(self, request: Request, row: Row) -> None:
         """Notes that a launched row is done or has failed, and with it the page copies before it."""

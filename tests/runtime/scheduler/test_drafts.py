@@ -102,6 +102,22 @@ def test_drafts_evict_nothing_and_take_no_promised_page() -> None:
     assert engine.cache.n_free <= n_free
 
 
+@pytest.mark.parametrize(("page_size", "n_most"), [(1, 0), (4, 3)])
+def test_no_step_waits_for_drafts_that_get_no_page(page_size: int, n_most: int) -> None:
+    """Each page that is evicted is for the next token."""
+    engine = Engine(24, page_size, drafts=OneGuess(is_on=True, guess=[7] * 10))
+    engine.serve(range(1, 24 * page_size - 2), 4)
+    request = engine.add([1000, 1001], 12)
+    n_drafts, n_waited = [], 0
+    while name_of(request) not in engine.ended:
+        plan = engine.launch()
+        n_drafts.append(plan.n_drafts if plan else 0)
+        n_waited += engine.scheduler.wants_results
+        engine.collect()
+    assert max(n_drafts) == n_most
+    assert (n_waited > 0) == (n_most > 0)
+
+
 def test_an_abort_frees_the_pages_of_drafts_in_flight() -> None:
     engine = Engine(64, 4)
     engine.drafts.is_on = True
