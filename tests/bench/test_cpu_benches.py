@@ -76,6 +76,7 @@ def test_the_sampler_writes_a_line_for_each_case_and_distribution(tmp_path: Path
     assert len({(line["logits"], line["case"]) for line in lines}) == len(lines) == 3 * 10
 
 
+@pytest.mark.nightly
 def test_the_structure_of_the_product_is_counted(tmp_path: Path) -> None:
     (line,) = run("structure.py", tmp_path)
     assert line["lines"]["all"]["files"] == len(list((ROOT / "radixkv").rglob("*.py")))
