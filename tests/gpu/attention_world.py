@@ -32,6 +32,7 @@ class World:
 
     Args:
         has_sinks: whether all layers have attention sinks.
+        has_drafts: whether rows may have drafts.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class World:
         shared_kernel: SharedKernel | None = None,
         costs: SharingCosts | None = None,
         has_sinks: bool = False,
+        has_drafts: bool = False,
     ) -> None:
         self.shape = shape
         self.windows = windows
@@ -79,6 +81,7 @@ class World:
             prefill_kernel=prefill_kernel,
             shared_kernel=shared_kernel,
             costs=costs,
+            has_drafts=has_drafts,
         )
         self.staging = Staging(layout, self.device)
         self.attention.connect(self.staging, self.tables)
@@ -121,10 +124,12 @@ class World:
         *,
         layer: int = 0,
         variant: Variant | None = None,
+        counts: Ints | None = None,
     ) -> Tensor:
         """Computes decode rows without a graph."""
         staged = self.staging.stage()
-        step = self.attention.plan_decode(staged, DecodeRows(batch_slots, lengths, shared), variant=variant)
+        rows = DecodeRows(batch_slots, lengths, shared, counts=counts)
+        step = self.attention.plan_decode(staged, rows, variant=variant)
         self.staging.send(staged)
         out = torch.full_like(q, math.nan)
         self.attention.step(step, None).run(layer, q, self.k, self.v, out)

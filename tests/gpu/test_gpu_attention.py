@@ -275,8 +275,46 @@ def test_a_mixed_step():
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "page_size", "has_sinks"),
+    [((32, 8, 128), 16, False), ((28, 4, 128), 1, False), ((64, 8, 64), 64, True), ((16, 8, 256), 16, False)],
+)
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_token_and_its_drafts(shares, heads, page_size, has_sinks, kv_dtype):
+    """Rows of 1 to 33 tokens in one step, with and without pages that others share, in layers of two windows."""
+    skip_without(kv_dtype)
+    shape = AttentionShape(*heads, page_size, torch.bfloat16, heads[2] ** -0.5, kv_dtype)
+    world = World(
+        shape,
+        (None, 128),
+        max_rows=128,
+        width=4096 // page_size,
+        n_pages=40_000 // page_size,
+        costs=SharingCosts(launches_ns=0, large_ns=0),
+        has_sinks=has_sinks,
+        has_drafts=True,
+    )
+    counts, ends = ints([1, 5, 16, 17, 33, 2, 1, 8]), [900, 1500, 40, 3000, 2100, 1024, 7, 1800]
+    n_shared = 512
+    readers = [1, 3, 4, 7] if shares else []
+    pages: list[int] = []
+    for batch_slot, end in enumerate(ends):
+        found = world.fill(batch_slot, end, pages if batch_slot in readers else ())
+        if batch_slot in readers:
+            pages = found[: n_shared // page_size]
+    runs = [SharedRun(tuple(readers), 0, n_shared // page_size)] if shares else []
+    of_row = np.repeat(np.arange(len(counts)), counts)
+    batch_slots = ints(of_row)
+    lengths = ints([ends[row] - int(counts[row]) + 1 + n for row in range(len(counts)) for n in range(counts[row])])
+    q = world.queries(len(of_row))
+    for layer in (0, 1):
+        out = world.decode(batch_slots, lengths, q, runs, layer=layer, counts=counts)
+        assert_close(out, world.expected(ints(range(len(counts))), ints(ends), counts, q, layer=layer))
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_a_graph_gives_what_eager_does_as_lengths_change(kv_dtype):
-    world = World(shape_of(kv_dtype=kv_dtype), width=256, max_rows=16, n_pages=8192)
+    world = World(shape_of(kv_dtype=kv_dtype), width=256, max_rows=16, n_pages=8192, has_drafts=True)
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
