@@ -89,6 +89,9 @@ NULL_PAGES = 25_000
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Of 97.5%, by degrees of freedom from 1 on."""
 
+WARM_UP_S = 3.0
+IsOver = Callable[[int, float, int], bool]
+"""Says whether a run ends, by answer tokens, seconds and unfinished conversations so far."""
 Answers = dict[int, Sequence[int]]
 """Recorded answers by the seed of their request."""
 
@@ -203,16 +206,14 @@ class Engine:
         self.loop = open_loop(resolved, checkpoint, open_device=partial(open_replayed, open_device, self._answers))
         self._drafts = self.loop.scheduler.drafts
 
-    def run(
-        self, start: Start, n_rows: int, *, has_drafts: bool, is_over: Callable[[int, float, int], bool]
-    ) -> Arm:
+    def run(self, start: Start, n_rows: int, *, has_drafts: bool, is_over: IsOver) -> Arm:
         """Answers conversations from an empty cache.
 
         Args:
             start: what to answer; conversations at the end may be left out.
             n_rows: how many to answer at a time.
             has_drafts: whether rows may have drafts.
-            is_over: says whether the run ends, by answer tokens, seconds and unfinished conversations so far.
+            is_over: says whether the run ends.
         """
         loop, answers = self.loop, self._answers
         loop.scheduler.drafts = self._drafts if has_drafts else Drafts()
@@ -370,12 +371,12 @@ def load_workloads(arguments: argparse.Namespace, vocab_size: int, max_length: i
 def measure(engine: Engine, workload: Workload, n_rows: int, *, n_pairs: int, seconds: float) -> dict[str, Any]:
     """Runs the pairs of a workload and number of rows, after two runs that warm up and find out how long one is."""
 
-    def is_over(n_done: int, passed_s: float, n_live: int) -> bool:
-        return passed_s >= seconds or n_live < n_rows
+    def after(limit_s: float) -> IsOver:
+        return lambda n_done, passed_s, n_live: passed_s >= limit_s or n_live < n_rows
 
     first = start_at(workload, n_rows, 0)
-    engine.run(first, n_rows, has_drafts=True, is_over=is_over)
-    n_tokens = engine.run(first, n_rows, has_drafts=False, is_over=is_over).n_tokens
+    engine.run(first, n_rows, has_drafts=True, is_over=after(min(seconds, WARM_UP_S)))
+    n_tokens = engine.run(first, n_rows, has_drafts=False, is_over=after(seconds)).n_tokens
     arms: dict[bool, list[Arm]] = {False: [], True: []}
     for pair in range(n_pairs):
         start = start_at(workload, n_rows, pair * len(workload) // n_pairs)
