@@ -30,6 +30,11 @@ class StepCosts:
         self._seconds: dict[bool, dict[int, float]] = {False: {}, True: {}}
         """Moving averages by whether the step waits, and by ``bucket``."""
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether any step that does not wait was measured."""
+        return bool(self._seconds[False])
+
     def record(self, n_rows: int, seconds: float, *, waits: bool) -> float:
         """Takes a measured step into account; returns its seconds, without those of a pause."""
         waiting = self._seconds[True]

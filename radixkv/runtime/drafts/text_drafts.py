@@ -238,7 +238,7 @@ class TextDrafts(Drafts):
         """
         if not self._overlaps:
             return
-        if n_most <= 0 or not any(chances):
+        if n_most <= 0 or not self._costs.is_measured or not any(chances):
             self._wants_results = False
             return
         _, rate = self._choose([of_row[1:] for of_row in chances], n_rows, n_most)

@@ -168,6 +168,16 @@ def test_drafts_begin_again_when_texts_change() -> None:
     assert simulation.run(5.0) > 1.8 * 4 / flat(4)
 
 
+def test_nothing_waits_before_a_step_was_measured() -> None:
+    """A gain over steps of unknown time is none: the engine would never learn how long they take."""
+    simulation = Simulation(repeated, 4, flat, wait_s=1e-3)
+    waiting = []
+    for _ in range(4):
+        simulation._step()
+        waiting.append(simulation.waits)
+    assert waiting == [False, False, False, True]
+
+
 def test_a_device_without_overlap_always_has_drafts() -> None:
     simulation = Simulation(repeated, 2, flat, wait_s=0.0, overlaps=False)
     assert simulation.drafts.wants_results
