@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from operator import eq
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
-from gpu_drive import loop_of, record
+from gpu_drive import executor_of, loop_of, record
 from gpu_support import (
     NEAR_TIE,
+    VOCAB,
     check_same_answers,
     common_difference,
     engine_scores,
@@ -27,6 +28,8 @@ from test_gpu_not_finite import poison_between_steps, pool_of
 from radixkv import LLM, RequestOutput, SamplingParams
 from radixkv.runtime.protocols import Drafts
 from radixkv.runtime.request import Request
+from radixkv.runtime.step.plan import Row, RowSampling, StepPlan
+from radixkv.runtime.step.result import TokenMasks
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire.messages import pack_tokens, unpack_tokens
 
@@ -195,30 +198,38 @@ def test_texts_that_repeat_themselves_are_drafted(sensitive_folder: Path) -> Non
         loop_of(llm).check()
 
 
-def test_grammars_with_drafts() -> None:
-    """The embedded model writes the same valid JSON in fewer steps, with masks at each of a row's positions."""
-    schema = {
-        "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 12}, "numbers": {"type": "array", "maxItems": 4}},
-        "required": ["name", "numbers"],
-        "additionalProperties": False,
-    }
-    schema["properties"]["numbers"]["items"] = {"enum": [1, 22, 333]}  # type: ignore[index]
-    params = SamplingParams(temperature=0.0, max_tokens=80, structured_outputs={"json": schema})
-    prompts = [f"Write an object with a name and numbers: {n}" for n in range(6)]
-    texts, steps = [], []
-    for settings in ({}, {"speculative_config": {"method": "tree"}}):
-        with opened("tiny", max_model_len=512, **settings) as llm:
-            outputs = llm.generate(prompts, params, use_tqdm=False)
-            texts.append([output.outputs[0].text for output in outputs])
-            steps.append(llm.get_metrics().steps_total)
-            loop_of(llm).check()
-    for text in chain(*texts):
-        found = json.loads(text)
-        assert set(found) == {"name", "numbers"}
-        assert set(found["numbers"]) <= {1, 22, 333}
-    assert sum(map(eq, *texts)) >= 4
-    assert steps[1] < 0.8 * steps[0]
+def test_each_position_has_its_mask(sensitive_folder: Path) -> None:
+    """A masked row with drafts beside one without masks and a masked one without drafts."""
+    rng = Random(7)
+    prompts = [random_ids(40, seed=n) for n in range(3)]
+    allowed = [[rng.randrange(VOCAB) for _ in range(3)] for _ in range(4 + 1)]
+    free = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=0)
+    masked = msgspec.structs.replace(free, is_masked=True)
+    bits = np.zeros((len(allowed), -(-VOCAB // 32)), np.int32)
+    for mask, tokens in zip(bits.view(np.uint32), allowed, strict=True):
+        for token in tokens:
+            mask[token // 32] |= np.uint32(1 << token % 32)
+    with opened(sensitive_folder, **DRAFTS) as llm:
+        executor = executor_of(llm)
+
+        def row(slot: int, start: int, tokens: list[int], sampling: RowSampling | None, **more: Any) -> Row:
+            pages = tuple(range(10 * slot, 10 * slot + 10)) if start == 0 else ()
+            return Row(slot, start, len(tokens), pack_tokens(tokens), start, 0, pages, sampling, **more)
+
+        prefill = tuple(row(slot, 0, prompt, None) for slot, prompt in enumerate(prompts))
+        executor.launch(StepPlan(0, prefill)).sample(None).result()
+        drafting = [
+            row(0, 40, [5, 6, 7], free, n_drafts=2),
+            row(1, 40, [5, 6, 7, 8], masked, n_drafts=3),
+            row(2, 40, [5], masked),
+        ]
+        plan = StepPlan(1, tuple(drafting), is_masked=True, n_decode=3, n_drafts=5)
+        result = executor.launch(plan).sample(TokenMasks((3, 4, 5, 6, 7), bits)).result()
+        unmasked = msgspec.structs.replace(drafting[0])
+        alone = executor.launch(StepPlan(2, (unmasked,), n_decode=1, n_drafts=2)).sample(None).result()
+    assert all(result.finite)
+    assert all(token in tokens for token, tokens in zip(result.tokens[3:], allowed, strict=True))
+    assert result.tokens[:3] == alone.tokens
 
 
 def test_a_page_with_nan_changes_no_answer_with_drafts(sensitive_folder: Path) -> None:
