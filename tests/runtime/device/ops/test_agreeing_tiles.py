@@ -22,7 +22,7 @@ def test_a_product_that_depends_on_the_position_in_the_tile_gets_single_row_tile
 
 
 @pytest.mark.parametrize(
-    ("n", "tiles"), [(1, (4,)), (4, (4,)), (5, (4, 4)), (8, (8,)), (43, (16, 16, 8, 4)), (44, (16, 16, 8, 4))]
+    ("n", "tiles"), [(1, (4,)), (4, (4,)), (5, (8,)), (8, (8,)), (43, (16, 16, 8, 4)), (44, (16, 16, 8, 4))]
 )
 def test_cover(n: int, tiles: tuple[int, ...]) -> None:
     assert cover(n, (4, 8, 16)) == tiles

@@ -46,11 +46,9 @@ def cover(n: int, tiles: tuple[int, ...]) -> tuple[int, ...]:
         tiles: available sizes, ascending, each a multiple of the first.
     """
     chosen = []
-    left = n
+    left = -(-n // tiles[0]) * tiles[0]
     for tile in reversed(tiles):
         while left >= tile:
             chosen.append(tile)
             left -= tile
-    if left > 0:
-        chosen.append(tiles[0])
     return tuple(chosen)
