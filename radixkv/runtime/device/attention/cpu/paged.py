@@ -19,6 +19,8 @@ _MIN_PRODUCT_ROWS = 8
 """Minimum rows (tokens * query heads per key-value head) of a matrix product."""
 _MAX_PRODUCT_ROWS = 256
 """Maximum rows of a matrix product."""
+_MAX_SHORT_TOKENS = 32
+"""Maximum tokens of a short row: one with drafts shares blocks with others, as one without them does."""
 _MAX_SCORES = 1 << 21
 """Maximum scores of one tile of a long row, so that they take a bounded amount of memory."""
 _MAX_GATHERED_VALUES = 1 << 23
@@ -96,7 +98,7 @@ class PagedAttention:
         parts: list[LongRow | ShortRows] = []
         short: list[RowSpan] = []
         for span in spans:
-            if span.n_tokens <= self._tiles[0]:
+            if span.n_tokens <= _MAX_SHORT_TOKENS:
                 short.append(span)
             else:
                 parts.append(LongRow(span, layout, self._tiles, _MAX_SCORES))
