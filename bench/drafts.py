@@ -24,6 +24,10 @@ to without. Every answer is checked to be the recorded one as far as it has come
 The first four are in the file of ``--tokens``, which ``tokenize`` makes. With ``--no-model`` steps compute nothing:
 tokens a step of whole workloads are known soon, and the ratios are those of the host's time.
 
+With ``--own-answers`` the model has its weights and answers workloads of ``radixkv bench``, first without drafts.
+No token is replaced then: every answer is checked to be the one without drafts. With ``--cpu-time``, seconds are
+those in which this process computes, for a machine that has other work.
+
     python bench/drafts.py tokenize --messages taubench_airline.jsonl --questions gsm8k_test.jsonl \\
         --tokenizer gpt2_tokenizer --output tokens.npz
     python bench/drafts.py --tokens tokens.npz --output-file bench/results/drafts.jsonl
@@ -31,6 +35,8 @@ tokens a step of whole workloads are known soon, and the ratios are those of the
     python bench/drafts.py --small --device cpu --seconds 1 --pairs 2 --rows 1,4      # tries the code
     python bench/drafts.py --model tiny --device cpu --tokens tokens.npz --rows 1     # the embedded model's shape
     python bench/drafts.py --no-model --device cpu --tokens tokens.npz --seconds 60 --pairs 2
+    python bench/drafts.py --own-answers agents,fewshot --model tiny --device cpu --rows 1,8 --seconds 60 \\
+        --speculative-config '{"method": "tree"}'
 """
 
 from __future__ import annotations
@@ -51,6 +57,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import recorded
+from own_answers import own_answers
 from recorded import Turn, Workload
 from result_lines import add_gpu_flags, add_setting_flag, report, script_parser
 from schedule import NullDevice
@@ -197,13 +204,26 @@ class Engine:
     Args:
         config: its settings, with drafts.
         checkpoint: the model.
-        open_device: opens the device whose tokens are replaced.
+        open_device: opens the device.
+        replaces: whether sampled tokens are replaced by recorded ones.
+        clock: seconds.
     """
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, open_device: OpenDevice) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        open_device: OpenDevice,
+        *,
+        replaces: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._answers: Answers = {}
+        self._clock = clock
         resolved = resolve_config(config, checkpoint, look_at_machine(config.model.device))
-        self.loop = open_loop(resolved, checkpoint, open_device=partial(open_replayed, open_device, self._answers))
+        if replaces:
+            open_device = partial(open_replayed, open_device, self._answers)
+        self.loop = open_loop(resolved, checkpoint, open_device=open_device)
         self._drafts = self.loop.scheduler.drafts
 
     def run(self, start: Start, n_rows: int, *, has_drafts: bool, is_over: IsOver) -> Arm:
@@ -241,7 +261,7 @@ class Engine:
         before, drafted_before = stats_of(loop), self._drafts.stats()
         n_done, seconds = 0, 0.0
         with paused_collector():
-            begun = time.perf_counter()
+            begun = self._clock()
             for _ in range(n_rows):
                 go_on(next(waiting))
             while live and not is_over(n_done, seconds, len(live)):
@@ -253,7 +273,7 @@ class Engine:
                     else:
                         assert isinstance(message, Done), message
                         go_on(live.pop(message.id))
-                seconds = time.perf_counter() - begun
+                seconds = self._clock() - begun
         after, drafted = stats_of(loop), self._drafts.stats()
         assert drafted_before is not None
         assert drafted is not None
@@ -302,20 +322,30 @@ def main() -> None:
         recorded.tokenize(sys.argv[2:])
         return
     arguments = parse_arguments()
-    model = arguments.model or ("small" if arguments.small else "llama-8b")
+    has_own = arguments.own_answers is not None
+    model = arguments.model or ("tiny" if has_own else "small" if arguments.small else "llama-8b")
     config = SpeculativeConfig(**json.loads(arguments.speculative_config))
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = find_checkpoint(model, Path(folder), has_weights=not arguments.no_model)
+        if has_own:
+            checkpoint = resolve(model)
+        else:
+            checkpoint = find_checkpoint(model, Path(folder), has_weights=not arguments.no_model)
         settings = {"device": arguments.device, "grammar_backend": "none", "speculative_config": config}
-        settings |= {"model": str(checkpoint.folder), "load_format": "dummy", **dict(arguments.settings)}
-        open_device = open_null if arguments.no_model else open_executor
-        engine = Engine(EngineConfig.of(settings), checkpoint, open_device)
+        settings |= {"model": str(checkpoint.folder), "load_format": "auto" if has_own else "dummy"}
+        engine = Engine(
+            EngineConfig.of(settings | dict(arguments.settings)),
+            checkpoint,
+            open_null if arguments.no_model else open_executor,
+            replaces=not has_own,
+            clock=time.process_time if arguments.cpu_time else time.perf_counter,
+        )
     ready = engine.loop.ready
-    workloads = load_workloads(arguments, ready.vocab_size, ready.max_prompt_and_answer)
+    workloads = load_workloads(arguments, model, ready.vocab_size, ready.max_prompt_and_answer)
     about = {
         "model": None if arguments.no_model else LABELS.get(model, model),
         "speculative_config": str(config),
         "settings": dict(arguments.settings),
+        "seconds_are": "CPU time" if arguments.cpu_time else "wall time",
         **({} if arguments.output_file is None else gpu_provenance(arguments.device, arguments.commit)),
     }
     for name, workload in workloads.items():
@@ -340,6 +370,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = script_parser(__doc__)
     parser.add_argument("--tokens", type=Path, metavar="FILE", help="conversations that tokenize has written")
     parser.add_argument("--workloads", metavar="NAMES", help="default: all that there are")
+    parser.add_argument("--own-answers", metavar="NAMES", help="workloads of radixkv bench, or their TOML files")
+    parser.add_argument("--dataset-path", type=Path, metavar="FILE", help="the data set of --own-answers")
+    parser.add_argument("--cpu-time", action="store_true", help="seconds are those of this process on the CPU")
     parser.add_argument("--rows", type=_numbers, metavar="NUMBERS", help="how many conversations at a time")
     parser.add_argument("--pairs", type=int, choices=range(2, 11), default=5)
     parser.add_argument("--seconds", type=float, default=5.0, help="of the arm without drafts")
@@ -356,8 +389,13 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
-def load_workloads(arguments: argparse.Namespace, vocab_size: int, max_length: int) -> dict[str, Workload]:
+def load_workloads(
+    arguments: argparse.Namespace, model: str, vocab_size: int, max_length: int
+) -> dict[str, Workload]:
     """Returns the chosen workloads by name, as far as model and pool can hold them."""
+    if arguments.own_answers is not None:
+        names = arguments.own_answers.split(",")
+        return own_answers(names, arguments.dataset_path, model, arguments.device)
     sizes = SMALL_SIZES if arguments.small else {"random": {}, "agents": {}}
     workloads: dict[str, Workload] = {} if arguments.tokens is None else recorded.load(arguments.tokens)
     workloads["random"] = recorded.random_answers(**sizes["random"])

@@ -70,6 +70,17 @@ def test_drafts_are_replayed_without_a_model(tmp_path: Path) -> None:
         assert line["on"]["drafted"] >= line["on"]["accepted"]  # whether drafts pay depends on the machine's times
 
 
+@pytest.mark.nightly
+def test_drafts_of_the_models_own_answers_are_measured(tmp_path: Path) -> None:
+    workload = tmp_path / "short.toml"
+    workload.write_text('kind = "fewshot"\nnum_prompts = 2\nnum_shots = 1\noutput_len = 12\nmax_concurrency = 2\n')
+    once = ("--device", "cpu", "--rows", "2", "--pairs", "2", "--seconds", "9", "--cpu-time")
+    (line,) = run("drafts.py", tmp_path, "--own-answers", str(workload), *once)
+    assert (line["workload"], line["model"], line["seconds_are"]) == ("short", "tiny", "CPU time")
+    assert line["outputs_equal"]
+    assert line["off"]["drafted"] == 0 < line["off"]["tokens_per_s"]
+
+
 def test_the_sampler_writes_a_line_for_each_case_and_distribution(tmp_path: Path) -> None:
     lines = run("sampling.py", tmp_path, "--rows", "2", "--vocab", "1000", "--history", "20", "--rounds", "1")
     assert {line["logits"] for line in lines} == {"peaked", "spread", "flat"}
