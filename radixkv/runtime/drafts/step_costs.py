@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 _WEIGHT = 1 / 4
 """Weight of a new measurement in a moving average."""
-_MAX_RATIO = 2.0
-"""A measurement counts as so many times what was expected at most: others are pauses of the machine."""
+_MAX_RATIO = 1.15
+"""A measurement counts as so many times the average at most: more is a pause of the machine, and they are many."""
+_MAX_FIRST_RATIO = 2.0
+"""The same of the first measurements of a number of rows, which may be far from the guess."""
+_N_FIRST = 5
 _FORGET = 0.9999
 """By which the time of steps that wait falls with each other step: what was slow once is tried again later."""
 _ROW_SHARE = 0.006
@@ -29,6 +34,8 @@ class StepCosts:
         self._wait_s = _WAIT_S if overlaps else 0.0
         self._seconds: dict[bool, dict[int, float]] = {False: {}, True: {}}
         """Moving averages by whether the step waits, and by ``bucket``."""
+        self._counts: Counter[tuple[bool, int]] = Counter()
+        """Measurements by the same."""
 
     @property
     def is_measured(self) -> bool:
@@ -42,7 +49,9 @@ class StepCosts:
             waiting[size] *= _FORGET
         averages, size = self._seconds[waits], bucket(n_rows)
         if averages:
-            seconds = min(seconds, _MAX_RATIO * self.seconds(n_rows, waits=waits))
+            max_ratio = _MAX_RATIO if self._counts[waits, size] >= _N_FIRST else _MAX_FIRST_RATIO
+            seconds = min(seconds, max_ratio * self.seconds(n_rows, waits=waits))
+        self._counts[waits, size] += 1
         average = averages.setdefault(size, seconds)
         averages[size] = average + _WEIGHT * (seconds - average)
         return seconds
