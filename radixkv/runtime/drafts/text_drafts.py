@@ -33,6 +33,8 @@ _MARGIN_DECAY = 0.9997
 """By which the margin falls with each step that does not wait."""
 _N_LOOKED_AT = 16
 """Rows that a step without drafts looks at."""
+_LOOKS_A_STEP = 2
+"""Rows that are looked at for each step on average, as long as that finds nothing."""
 _N_PAUSED = 4
 """Steps that do not wait, after many that do; the first one does."""
 _PAUSE_EVERY = 256
@@ -79,6 +81,8 @@ class TextDrafts(Drafts):
         self._n_waited = 0
         """Steps that have waited, without a pause."""
         self._n_paused = 0
+        self._n_unlooked = 0
+        """Steps without drafts that come before another look."""
         self._margin = 1.0
         """Factor of the gain that must be expected."""
         self._n_looked_at, self._n_judged = 0, 0
@@ -147,8 +151,12 @@ class TextDrafts(Drafts):
             self._n_waited, self._n_paused, self._wants_results = 0, _N_PAUSED, False
         elif plan.n_drafts or self._wants_results:  # the next plan waits, and was or will be asked for its drafts
             self._wants_results = False
+        elif self._n_unlooked:
+            self._n_unlooked -= 1
         elif not self._n_paused:
             self._look(requests[: plan.n_decode], n_most)
+            if not self._wants_results:
+                self._n_unlooked = min(plan.n_decode, _N_LOOKED_AT) // _LOOKS_A_STEP
 
     def ended(self, choices: Sequence[Request]) -> DraftUse:
         """Forgets a request; returns what became of its drafts. O(batch slots)."""
