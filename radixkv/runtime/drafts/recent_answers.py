@@ -24,6 +24,8 @@ MAX_TOKENS = 1 << 20
 """Tokens of all namespaces together, in 28 MiB."""
 _FIRST_TOKENS = 1 << 12
 """Tokens for which a namespace has memory at first; it doubles when that is full."""
+_MAX_UNNOTED = 1 << 12
+"""Tokens of new answers whose endings are noted at once, if there is no guess before."""
 _SLOTS_PER_TOKEN = 2
 """An ending is forgotten when another one takes its slot: with more slots that is rarer."""
 _SEPARATOR = b"\xff" * TOKEN_BYTES
@@ -101,7 +103,7 @@ class RecentAnswers(Source, Observer):
             self._rings.popitem(last=False)
 
     def guess(self, request: Request, n_tokens: int) -> Guess | None:
-        """Returns what followed the longest ending when that came last. O(sizes)."""
+        """Returns what followed the longest ending when that came last. O(sizes), and of new answers O(tokens)."""
         ring = self._rings.get(request.namespace)
         if ring is None or ring.root is not self._roots.get(request.namespace):
             return None
@@ -131,6 +133,8 @@ class _Ring:
         self.n_tokens = n_tokens
         self.n_used = 0
         """Where the next answer is written."""
+        self._n_noted = 0
+        """Where the answers begin whose endings are not noted yet."""
         self._sizes = sizes
         self._bytes = bytearray(n_tokens * TOKEN_BYTES)
         self._ids = np.frombuffer(self._bytes, np.int32)
@@ -144,16 +148,25 @@ class _Ring:
         ring = _Ring(self.root, self._sizes, n_tokens)
         ring.n_used = self.n_used
         ring._bytes[: self.n_used * TOKEN_BYTES] = self._bytes[: self.n_used * TOKEN_BYTES]
-        ring._note_endings(0, self.n_used)
         return ring
 
     def add(self, answer: bytes) -> None:
-        """Adds an answer, over the oldest ones if there is no room. O(tokens)."""
+        """Adds an answer, over the oldest ones if there is no room. O(tokens), a copy for most answers."""
         n_ids = len(answer) // TOKEN_BYTES
         start = self.n_used if self.n_used + n_ids < self.n_tokens else 0
+        if start == 0:
+            self._note_new_endings()
+            self._n_noted = 0
         self.n_used = start + n_ids + 1
         self._bytes[start * TOKEN_BYTES : self.n_used * TOKEN_BYTES] = answer + _SEPARATOR
-        self._note_endings(start, self.n_used)
+        if self.n_used - self._n_noted >= _MAX_UNNOTED:
+            self._note_new_endings()
+
+    def _note_new_endings(self) -> None:
+        """Notes the endings of the answers that came since: of several at once, as each call takes 50 µs."""
+        if self._n_noted < self.n_used:
+            self._note_endings(self._n_noted, self.n_used)
+            self._n_noted = self.n_used
 
     def _note_endings(self, start: int, stop: int) -> None:
         """Notes the places after all endings in a part of the ring that another token of the answer follows."""
@@ -166,7 +179,9 @@ class _Ring:
                 self._ends[size][hashes[ends - start - 1] >> self._shift] = ends
 
     def guess(self, tokens: bytearray, n_tokens: int) -> Guess | None:
-        """Returns what followed the longest ending of ``tokens`` when that came last. O(sizes)."""
+        """Returns what followed the longest ending of ``tokens`` when that came last. O(sizes), and of new answers
+        O(tokens)."""
+        self._note_new_endings()
         n_ids = min(len(tokens) // TOKEN_BYTES, self._sizes[-1])
         last_ids = unpack_from(f"<{n_ids}i", tokens, len(tokens) - n_ids * TOKEN_BYTES)
         hashes = list(accumulate(map(mul, reversed(last_ids), _POWERS)))
