@@ -150,8 +150,9 @@ class SharedRunSelector:
             n_items = -(-counts // self._geometry.small_rows)
             for node in nodes:
                 node.n_queries, node.n_readers = (int(of_rows[node.rows].sum()) for of_rows in (counts, n_items))
-        saved_by_small_ns = self._use(nodes, max_small_tiles, 0)
-        saved_ns = self._use(nodes, max_small_tiles, max_large_tiles)
+        saved_ns = saved_by_small_ns = self._use(nodes, max_small_tiles, 0)
+        if max_large_tiles:
+            saved_ns = self._use(nodes, max_small_tiles, max_large_tiles)
         if max(saved_ns, saved_by_small_ns) <= 0:
             return None
         if saved_by_small_ns > saved_ns:
