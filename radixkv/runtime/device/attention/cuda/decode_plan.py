@@ -124,10 +124,11 @@ class DecodePlanner:
             self._n_items(n_rows, variant) for n_rows in range(1, max_rows + 1) for variant in split_variants
         )
         n_large = self._n_large_items(max_rows)
-        self.n_results = n_small * geometry.small_rows + n_large * geometry.large_rows
+        n_results = n_small * geometry.small_rows + n_large * geometry.large_rows
         if has_drafts:  # before they are split, items have each row once, and shared tiles
             n_more = max(self._n_items(n_rows, "drafts") - n_rows for n_rows in range(1, max_rows + 1))
-            self.n_results = max(self.n_results, max_rows + n_more * self._draft_geometry.small_rows)
+            n_results = max(n_results, max_rows + n_more * self._draft_geometry.small_rows)
+        self.n_results = n_results
         """Most partial results of a layer."""
         self.fields = {
             window: WindowFields(
@@ -198,7 +199,7 @@ class DecodePlanner:
         n_items, n_large_items = self._n_items(n_rows, variant), 0
         for window, fields in self.fields.items():
             small, large = self._unsplit_items(
-                batch_slots, lengths, counts, width, window, sharing if window is None else None
+                batch_slots, lengths, counts, width, window, sharing if window is None else None, variant
             )
             if variant == "whole":
                 fields.items.fill(staged, small.split(_WHOLE_ROW), np.full(n_rows, -1, np.int32), n_items)
@@ -310,19 +311,19 @@ class DecodePlanner:
         width: int,
         window: int | None,
         sharing: SharingPlan | None,
+        variant: Variant,
     ) -> tuple[WorkItems, WorkItems]:
         """Returns items of small tiles and of large tiles, before splitting.
 
         Small tiles read the rows' own pages, and pages that few rows share.
         """
-        page_size = self._geometry.shape.page_size
-        has_drafts = len(counts) < len(lengths)
-        geometry = self._geometry_of("drafts") if has_drafts else self._geometry
+        geometry = self._geometry_of(variant)
+        page_size = geometry.shape.page_size
         begins = np.zeros_like(lengths) if window is None else np.maximum(lengths - np.int32(window), 0)
         if sharing is not None:
             begins = sharing.covered_pages * np.int32(page_size)
         rows, n_queries = np.arange(len(lengths), dtype=np.int32), np.ones_like(lengths)
-        if has_drafts and window is None:
+        if variant == "drafts" and window is None:
             rows, n_queries = _tiles(counts, geometry.small_rows)
         ends, limits = lengths[rows + n_queries - 1], lengths[rows]
         own = WorkItems.of(rows, n_queries, batch_slots[rows] * np.int32(width), begins[rows], ends, limits)
