@@ -308,6 +308,17 @@ def test_a_token_and_its_drafts_are_read_together() -> None:
         assert step.n_items < 300
 
 
+def test_partial_results_of_rows_with_drafts_fit_their_buffer() -> None:
+    """They are more than in any step without drafts, whose small tiles have fewer rows."""
+    planner_sim = SimulatedPlanner(shared_kernel=None, has_drafts=True)
+    slots, _ = ragged(planner_sim, 0, 16, 1)
+    slots, lengths = slots.repeat(16), 4000 + np.tile(np.arange(16, dtype=np.int32), 16)
+    step = planner_sim.plan(slots, lengths, counts=np.full(16, 16, np.int32))
+    planner_sim.check(step, slots, lengths)
+    n_results = max(item.result + len(item.rows) for item in planner_sim.items(step))
+    assert SimulatedPlanner(shared_kernel=None).planner.n_results < n_results <= planner_sim.planner.n_results
+
+
 @pytest.mark.parametrize("n_processors", [2, 58, 132])
 @pytest.mark.parametrize(("n_heads", "n_kv_heads", "small_tile"), [(32, 8, 16), (64, 2, 32), (16, 16, 16)])
 def test_rows_of_any_lengths_fit_the_staging_fields(
@@ -343,6 +354,56 @@ def test_rows_of_any_lengths_fit_the_staging_fields(
                     pairs, reads = (staged_values[start // 4 :][:n_tiles].astype(np.int64) for start in starts[3:5])
                     n_read += int((pairs * reads).sum()) // n_heads
                 assert n_read == int(lengths.sum()) + step.n_rows - n_rows
+
+
+@pytest.mark.parametrize("n_processors", [2, 58, 132])
+@pytest.mark.parametrize("shared_kernel", ["fa3", None])
+@pytest.mark.parametrize(("n_heads", "n_kv_heads", "small_rows"), [(32, 8, 16), (32, 2, 4), (16, 16, 64)])
+def test_rows_with_drafts_of_any_lengths_fit_the_staging_fields(
+    n_processors: int, n_heads: int, n_kv_heads: int, small_rows: int, shared_kernel: SharedKernel | None
+) -> None:
+    """Runs are nested; the staged items read as many tokens as the rows have."""
+    shape = replace(SHAPE, n_heads=n_heads, n_kv_heads=n_kv_heads)
+    geometry = replace(H200, shape=shape, n_processors=n_processors, large_tile=128 if shared_kernel else 0)
+    assert geometry.for_drafts().small_rows == small_rows
+    layout, costs, max_rows, width = StagingLayout(), SharingCosts(launches_ns=0, large_ns=0), 1024, 1 << 14
+    planner = DecodePlanner(
+        geometry,
+        [None],
+        max_rows=max_rows,
+        layout=layout,
+        costs=costs,
+        shared_kernel=shared_kernel,
+        has_drafts=True,
+    )
+    random = np.random.default_rng(n_processors + n_heads)
+    for n_rows, most in ((1, 16), (7, 16), (16, 16), (60, 17), (300, 3), (31, 33), (1024, 1)):
+        slots = random.permutation(max_rows)[:n_rows].astype(np.int32)
+        for longest in (33, 5000, (width - 3) * PAGE):
+            counts = random.integers(1, most + 1, n_rows).astype(np.int32)
+            starts = random.integers(1, longest, n_rows).astype(np.int32)
+            starts[: n_rows // 50] = longest
+            runs, outer, inner = [], int(random.integers(2, 80)), int(random.integers(2, 20))
+            for first in range(0, n_rows, outer):
+                rows = range(first, min(first + outer, n_rows))
+                end = (int(starts[rows].min()) - 1) // PAGE
+                runs.append(SharedRun(tuple(rows), 0, end))
+                for nested in (rows[at : at + inner] for at in range(0, len(rows), inner)):
+                    runs.append(SharedRun(tuple(nested), end, (int(starts[nested].min()) - 1) // PAGE - end))
+            runs = [run for run in runs if run.n_pages]
+            offsets = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
+            batch_slots, lengths = slots.repeat(counts), starts.repeat(counts) + offsets
+            for bucket in (None, min(len(lengths) + 9, max_rows)):
+                staged = StagingBuffer(torch.zeros(layout.size, dtype=torch.int32))
+                rows_of_step = DecodeRows(batch_slots, lengths, runs, counts=counts)
+                step = planner.plan(staged, rows_of_step, width, bucket)
+                items = planner.fields[None].items
+                columns = staged[items.field].reshape(N_COLUMNS, items.capacity)[:, : step.n_items]
+                item = np.arange(step.n_items).repeat(columns[1])
+                query = np.arange(len(item)) - (columns[1].cumsum() - columns[1])[item]
+                ends = np.minimum(columns[4][item], columns[5][item] + query)
+                n_read = int(np.maximum(ends - columns[3][item], 0).astype(np.int64).sum())
+                assert n_read == int(lengths.sum()) + step.n_rows - len(lengths)
 
 
 @pytest.mark.parametrize(("shared_kernel", "tile"), [("fa2", 128), ("fa3", 128), (None, 16)])

@@ -57,6 +57,60 @@ def test_groups_that_do_not_fit_into_large_tiles_use_small_ones() -> None:
     assert (sizes.count(True), sizes.count(False)) == (32, 32)
 
 
+@pytest.mark.parametrize(("count", "n_tiles"), [(1, 1), (4, 4), (5, 5), (20, 10)])
+def test_a_run_of_rows_with_drafts_is_used_if_its_tiles_are_fewer_than_the_items_that_read_it(
+    count: int, n_tiles: int
+) -> None:
+    """Small tiles have 16 rows then, and a row with 20 tokens is two items."""
+    selector, n_rows = SharedRunSelector(SharingCosts(), H200.for_drafts()), 8 if count == 20 else 16
+    runs, counts = [SharedRun(tuple(range(n_rows)), 0, 1000)], np.full(n_rows, count, np.int32)
+    sharing = selector.select(runs, None, n_rows, n_tiles, 0, counts)
+    assert sharing is not None
+    assert [(run.first_row, run.n_rows) for run in sharing.runs] == [(0, n_rows)]
+    assert selector.select(runs, None, n_rows, n_tiles - 1, 0, counts) is None
+
+
+@pytest.mark.parametrize("count", [16, 32])
+def test_a_run_of_rows_that_each_fill_tiles_with_their_drafts_is_not_used(count: int) -> None:
+    selector, counts = SharedRunSelector(SharingCosts(), H200.for_drafts()), np.full(8, count, np.int32)
+    assert selector.select([SharedRun(tuple(range(8)), 0, 10_000)], None, 8, 1000, 0, counts) is None
+
+
+def test_nested_runs_of_rows_with_drafts_are_used_by_their_numbers_of_tokens() -> None:
+    """The run of the rows whose drafts fill tiles is not used, and the run around it is."""
+    selector, counts = SharedRunSelector(SharingCosts(), H200.for_drafts()), np.repeat(np.int32([16, 2]), [4, 16])
+    runs = [SharedRun(tuple(range(20)), 0, 1000), SharedRun((0, 1, 2, 3), 1000, 1000)]
+    inner = SharedRun(tuple(range(4, 20)), 1000, 1000)
+    for shared, n_pages in ((runs, [1000]), ([*runs, inner], [1000, 1000])):
+        sharing = selector.select(shared, None, 20, 1000, 0, counts)
+        assert sharing is not None
+        assert [run.n_pages for run in sharing.runs] == n_pages
+        assert sharing.runs[0].n_rows == 20
+    assert sharing.runs[1].n_rows == 16
+
+
+@pytest.mark.parametrize(("n_rows", "count"), [(64, 1), (16, 4)])
+def test_pages_that_rows_with_drafts_share_are_read_once_for_16_tokens(n_rows: int, count: int) -> None:
+    layout = StagingLayout()
+    planner = DecodePlanner(
+        H200,
+        [None],
+        max_rows=MAX_ROWS,
+        layout=layout,
+        costs=SharingCosts(),
+        shared_kernel="fa3",
+        has_drafts=True,
+    )
+    staged = StagingBuffer(torch.zeros(layout.size, dtype=torch.int32))
+    batch_slots = np.arange(n_rows, dtype=np.int32).repeat(count)
+    lengths = 4000 + np.tile(np.arange(count, dtype=np.int32), n_rows)
+    shared, counts = [SharedRun(tuple(range(n_rows)), 0, 3200 // PAGE)], np.full(n_rows, count, np.int32)
+    step = planner.plan(staged, DecodeRows(batch_slots, lengths, shared, counts=counts), 4096)
+    fields = planner.fields[None].items
+    columns = staged[fields.field].reshape(N_COLUMNS, fields.capacity)[:, : step.n_items]
+    assert int((columns[4] - columns[3]).sum()) == 64 // 16 * 3200 + n_rows * (800 + count - 1)
+
+
 def plan_step(lengths: list[int]) -> tuple[DecodeStep, list[list[int]]]:
     """Returns the step, and the tokens of each row's work items."""
     layout = StagingLayout()
