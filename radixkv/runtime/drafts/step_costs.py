@@ -24,7 +24,8 @@ class StepCosts:
     """Learns the seconds from one step's result to the next one's.
 
     A step that *waits* is planned when the result before it is known; other steps overlap with the host's work.
-    What was not measured is guessed from fewer rows that were, as a line goes on. O(numbers of rows).
+    What was not measured is guessed from fewer rows that were, as a line goes on: not more than what the next more
+    rows took, and not less than what the next fewer took. O(numbers of rows).
 
     Args:
         overlaps: whether the device computes beside the host, so that waiting costs time.
@@ -70,7 +71,9 @@ class StepCosts:
             row_s = _ROW_SHARE * nearest
             if len(below) > 1:
                 row_s = max(row_s, (nearest - averages[below[-2]]) / (below[-1] - below[-2]))
-            return nearest + row_s * (wanted - below[-1])
+            guess = nearest + row_s * (wanted - below[-1])
+            above = min((size for size in averages if size > wanted), default=None)
+            return guess if above is None else max(nearest, min(guess, averages[above]))
         if waits and self._seconds[False]:
             return self.seconds(n_rows, waits=False) + self._wait_s
         return 1 + _ROW_SHARE * wanted

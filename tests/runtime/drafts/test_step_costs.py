@@ -53,3 +53,23 @@ def test_other_times_are_guessed() -> None:
     assert costs.seconds(1, waits=True) == 7e-3
     assert 7e-3 < costs.seconds(12, waits=True) < 8e-3
     assert StepCosts(overlaps=False).seconds(1, waits=True) == StepCosts(overlaps=False).seconds(1, waits=False)
+
+
+def test_no_guess_is_above_what_more_rows_took() -> None:
+    """Such a number of rows would not be chosen, and not be measured."""
+    costs = StepCosts(overlaps=False)
+    for n_rows, seconds in ((1, 5e-3), (64, 9e-3), (2, 5.5e-3)):
+        costs.record(n_rows, seconds, waits=False)
+    assert [costs.seconds(n, waits=False) for n in (4, 32, 64)] == pytest.approx([6.5e-3, 9e-3, 9e-3])
+    assert costs.seconds(96, waits=False) > 9e-3
+
+
+def test_a_time_of_many_rows_that_was_forgotten_makes_fewer_rows_no_faster() -> None:
+    costs = StepCosts(overlaps=True)
+    for n_rows, seconds in ((1, 5e-3), (8, 6e-3), (64, 9e-3)):
+        costs.record(n_rows, seconds, waits=True)
+    for _ in range(10_000):
+        costs.record(1, 5e-3, waits=True)
+        costs.record(8, 6e-3, waits=True)
+    assert costs.seconds(64, waits=True) < 2e-3
+    assert [costs.seconds(n, waits=True) for n in (1, 8, 32)] == pytest.approx([5e-3, 6e-3, 6e-3], rel=2e-3)
