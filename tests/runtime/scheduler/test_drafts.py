@@ -118,6 +118,18 @@ def test_no_step_waits_for_drafts_that_get_no_page(page_size: int, n_most: int) 
     assert (n_waited > 0) == (n_most > 0)
 
 
+def test_no_step_waits_for_drafts_while_all_free_pages_are_promised() -> None:
+    """A page of one token has no room for a draft, so that a draft needs another page."""
+    engine = Engine(24, 1, drafts=OneGuess(is_on=True, guess=[7] * 10))
+    engine.add([1000, 1001], 12)
+    engine.launch()
+    waits = []
+    for n_promised in (0, engine.cache.n_free - 1, engine.cache.n_free, engine.cache.n_free + 1):
+        engine.scheduler.tiers.n_promised = n_promised
+        waits.append(engine.scheduler.wants_results)
+    assert waits == [True, True, False, False]
+
+
 def test_an_abort_frees_the_pages_of_drafts_in_flight() -> None:
     engine = Engine(64, 4)
     engine.drafts.is_on = True
