@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.cuda.errors import CudaErrorConverter
 from radixkv.runtime.device.cuda.model_runner import ModelRunner, StepOutputs
+from radixkv.runtime.device.cuda.results import step_result
 from radixkv.runtime.device.kv_dtype import kv_dtype_name
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
 from radixkv.runtime.device.memory.cuda.host_slots import CudaHostSlots
@@ -257,43 +257,19 @@ class SampledCudaStep:
             self._errors.release(self._memory)
             raise
         self._errors.release(self._memory)
-        rows = self._plan.rows
-        n_positions = len(rows) + self._plan.n_drafts
-        tokens, are_finite = self._argmax_result.numpy()[:, :n_positions]
-        finite = are_finite.astype(np.bool_)
-        if finite.all() and not self._prompt_logprobs and all(row.sampling is not None for row in rows):
-            all_finite = (True,) * len(rows)
-            return StepResult(tuple(tokens.tolist()), all_finite, self._logprobs(finite), (), device_seconds)
-        firsts = self._plan.first_positions()
-        if self._plan.n_drafts:
-            finite = np.logical_and.reduceat(finite, firsts)
-        prompt: dict[int, list[TokenLogprobs]] = {i: [] for i, row in enumerate(rows) if row.scoring is not None}
-        for row, chunk in self._prompt_logprobs:
-            logprobs = chunk.collect()
-            finite[row] &= logprobs is not None
-            prompt[row] += logprobs or ()
-        samples = finite & np.array([row.sampling is not None for row in rows])
-        if self._plan.n_drafts:
-            counts = np.diff([*firsts, n_positions])
-            samples, finite_positions = np.repeat(samples, counts), np.repeat(finite, counts)
-        else:
-            finite_positions = finite
-        return StepResult(
-            tokens=tuple(np.where(samples, tokens, -1).tolist()),
-            finite=tuple(finite.tolist()),
-            logprobs=self._logprobs(finite_positions),
-            prompt_logprobs=tuple(tuple(prompt[i]) if i in prompt and finite[i] else None for i in range(len(rows)))
-            if prompt
-            else (),
-            device_seconds=device_seconds,
+        return step_result(
+            self._plan,
+            self._argmax_result.numpy(),
+            self._logprobs(),
+            [(row, chunk.collect()) for row, chunk in self._prompt_logprobs],
+            device_seconds,
         )
 
-    def _logprobs(self, finite: NDArray[np.bool_]) -> tuple[TokenLogprobs | None, ...]:
-        """Returns the logprobs of each sampled position; ``finite`` says by position whether its row is."""
+    def _logprobs(self) -> dict[int, TokenLogprobs | None]:
+        """Returns the logprobs by sampled position; empty if no row reports them."""
         if self._sampled is None or self._sampled.logprobs is None:
-            return ()
-        found = dict(zip(self._sampled.positions, self._sampled.logprobs.collect(), strict=True))
-        return tuple(found.get(position) if finite[position] else None for position in range(len(finite)))
+            return {}
+        return dict(zip(self._sampled.positions, self._sampled.logprobs.collect(), strict=True))
 
 
 def _in_order_of(positions: list[int], masks: TokenMasks) -> TokenMasks:
