@@ -14,10 +14,10 @@ MAX_CHARACTERS = 1 << 14
 of one, and cannot be told to stop: twenty rules, each of which has the next one twice, force a million."""
 _REPEATS = ("minItems", "minProperties", "minLength", "min")
 """Keywords of schemas and structural tags that say how often something comes at least."""
-_REPEATED = re.compile(r"\{(\d{1,9})")
+_REPEATED = re.compile(r"\{\s*0*(\d{1,9})")
 """The same in patterns."""
 _SCALAR_CHARACTERS = 20
-"""Numbers are hardly longer."""
+"""Whole numbers are hardly longer."""
 
 
 def forces_short_texts(source: Source) -> bool:
@@ -29,51 +29,73 @@ def forces_short_texts(source: Source) -> bool:
     try:
         match source.language:
             case "json":
-                size = _of_tree(json.loads(source.text), {}, {})
+                size = _of_schema(json.loads(source.text))
             case "structural_tag":
                 size = sum(_of_tree(json.loads(text), {}, {}) for text in (source.text, source.before) if text)
             case "regex":
                 size = _of_text(source.text)
             case "grammar":
                 size = _of_grammar(source.text)
-    except RecursionError:
+    except (RecursionError, OverflowError):
         return False
     return size <= MAX_CHARACTERS
 
 
+def _of_schema(schema: Any) -> float:
+    """Returns the characters of a whole JSON schema that is written out; its references are to its ``$defs``."""
+    definitions: dict[str, Any] = {}
+    if isinstance(schema, dict) and isinstance(own := schema.get("$defs"), dict):
+        definitions = {f"#/$defs/{name}": one for name, one in own.items()}
+        schema = {keyword: one for keyword, one in schema.items() if keyword != "$defs"}
+    return _of_tree(schema, definitions, {})
+
+
 def _of_tree(node: Any, definitions: dict[str, Any], sizes: dict[str, float]) -> float:
-    """Returns the characters of a JSON schema or structural tag that is written out.
+    """Returns the characters of a part of a JSON schema or structural tag that is written out.
 
     Args:
-        node: a part of it.
+        node: the part.
         definitions: what its references refer to.
         sizes: of the definitions that were met; infinite while it is being computed.
     """
-    if isinstance(node, dict) and isinstance(own := node.get("$defs"), dict):
-        definitions, sizes = {f"#/$defs/{name}": one for name, one in own.items()}, {}
     match node:
-        case {"$ref": str(name)}:
-            if name not in sizes:
-                sizes[name] = math.inf
-                sizes[name] = _of_tree(definitions[name], definitions, sizes) if name in definitions else math.inf
-            return sizes[name]
         case {"type": "grammar", "grammar": str(text)}:
             return _of_grammar(text)
         case dict():
             size = sum(
-                _of_text(name) + _of_tree(one, definitions, sizes) for name, one in node.items() if name != "$defs"
+                len(keyword) + _of_keyword(keyword, one, definitions, sizes) for keyword, one in node.items()
             )
             return size * math.prod([max(1, n) for name in _REPEATS if isinstance(n := node.get(name), int)])
         case list():
             return sum(1 + _of_tree(one, definitions, sizes) for one in node)
         case str():
             return _of_text(node)
+        case float():
+            return _SCALAR_CHARACTERS + len(f"{node:.0f}")
     return _SCALAR_CHARACTERS
 
 
+def _of_keyword(keyword: str, value: Any, definitions: dict[str, Any], sizes: dict[str, float]) -> float:
+    """Returns the characters of what a keyword has. See ``_of_tree``."""
+    match keyword, value:
+        case "$ref", str():
+            if value not in sizes:
+                sizes[value] = math.inf
+                if value in definitions:
+                    sizes[value] = _of_tree(definitions[value], definitions, sizes)
+            return sizes[value]
+        case "const" | "enum", _:
+            return len(json.dumps(value))
+        case "properties" | "patternProperties", dict():
+            return sum(_of_text(name) + _of_tree(one, definitions, sizes) for name, one in value.items())
+        case "json_schema" | "schema", _:
+            return _of_schema(value)
+    return _of_tree(value, definitions, sizes)
+
+
 def _of_text(text: str) -> int:
-    """Returns the characters of a text or pattern, in which repeats may be nested."""
-    return len(text) * math.prod([max(1, int(n)) for n in _REPEATED.findall(text)])
+    """Returns the characters of a text in JSON, or of a pattern, in which repeats may be nested."""
+    return len(json.dumps(text)) * math.prod([max(1, int(n)) for n in _REPEATED.findall(text)])
 
 
 def _of_grammar(text: str) -> float:

@@ -51,6 +51,13 @@ def tagged(content: dict[str, Any]) -> StructuredOutputs:
     return StructuredOutputs(structural_tag=json.dumps({"type": "structural_tag", "format": tags}))
 
 
+def after(text: str) -> StructuredOutputs:
+    """Returns a structural tag that comes after a text."""
+    before, tag = {"type": "const_string", "value": text}, {"type": "const_string", "value": "a"}
+    return StructuredOutputs(structural_tag=json.dumps({"type": "structural_tag", "format": tag, "before": before}))
+
+
+SAME_NAME_OFTEN = {"type": "object", "patternProperties": {"^ab$": {"const": "ab"}}, "minProperties": 1 << 20}
 DOUBLED_RULES = "root ::= r0 r0\n" + "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(30)) + 'r30 ::= "ab"'
 NODE = {"$ref": "#/$defs/node", "$defs": {"node": closed(next={"anyOf": [{"$ref": "#/$defs/node"}, STRING]})}}
 
@@ -67,6 +74,10 @@ NODE = {"$ref": "#/$defs/node", "$defs": {"node": closed(next={"anyOf": [{"$ref"
         StructuredOutputs(regex="[0-9]{3}-[a-z]{4}"),
         tagged({"type": "json_schema", "json_schema": closed(name=STRING)}),
         tagged({"type": "grammar", "grammar": 'root ::= "a" | "b"'}),
+        json_of(closed(**{"$defs": STRING, "$ref": STRING, "enum": STRING, "minItems": {"const": 1 << 20}})),
+        json_of({"const": {"$ref": "#/$defs/nowhere", "minItems": 1 << 20}}),
+        json_of({"enum": ["{9000}", "b"]}),
+        after("xy"),
     ],
 )
 def test_these_force_short_texts(spec: StructuredOutputs) -> None:
@@ -91,6 +102,20 @@ def test_these_force_short_texts(spec: StructuredOutputs) -> None:
             {"type": "repeat", "min": 1 << 20, "max": 1 << 20, "content": {"type": "const_string", "value": "a"}}
         ),
         tagged({"type": "const_string", "value": {"$ref": "#/$defs/nowhere"}}),
+        json_of(closed(a={"pattern": "(" * 99 + "a" + "){9999}" * 99}, b={"anyOf": [{"$ref": "#"}, STRING]})),
+        StructuredOutputs(regex=r"^\.{128}(\.{128}){128}$"),
+        StructuredOutputs(regex="((ab){0000000000128}){0000000000128}"),
+        json_of({"const": {"$defs": "x" * 200_000}}),
+        json_of(closed(a=STRING, b={"enum": [{"$defs": {"c": "x" * 200_000}}]})),
+        json_of(closed(**{"$defs": repeated({"const": "ab"}, 20_000)})),
+        json_of(closed(**{"$ref": {"const": "x" * 200_000}, "enum": repeated({"const": "ab"}, 20_000)})),
+        json_of({"const": "\u0001" * 16_000}),
+        json_of({"const": {"\u0001" * 16_000: 1}}),
+        json_of(closed(**{"\u0001" * 16_000: STRING})),
+        tagged({"type": "qwen_xml_parameter", "json_schema": SAME_NAME_OFTEN}),
+        json_of(repeated({"type": "number", "minimum": 1e300, "maximum": 1e300}, 100)),
+        tagged({"type": "json_schema", "json_schema": {"const": {"$defs": "x" * 200_000}}}),
+        after("x" * (MAX_CHARACTERS + 1)),
     ],
 )
 def test_these_might_force_long_ones(spec: StructuredOutputs) -> None:
