@@ -78,6 +78,7 @@ NODE = {"$ref": "#/$defs/node", "$defs": {"node": closed(next={"anyOf": [{"$ref"
         json_of({"const": {"$ref": "#/$defs/nowhere", "minItems": 1 << 20}}),
         json_of({"enum": ["{9000}", "b"]}),
         after("xy"),
+        StructuredOutputs(choice=("{9000}", 'a "b" | \\', "größe")),
     ],
 )
 def test_these_force_short_texts(spec: StructuredOutputs) -> None:
@@ -102,6 +103,10 @@ def test_these_force_short_texts(spec: StructuredOutputs) -> None:
             {"type": "repeat", "min": 1 << 20, "max": 1 << 20, "content": {"type": "const_string", "value": "a"}}
         ),
         tagged({"type": "const_string", "value": {"$ref": "#/$defs/nowhere"}}),
+        StructuredOutputs(grammar='root ::= ("ab"{ 9000 }){ 9000 }'),
+        StructuredOutputs(grammar='root ::= ("ab"{ # often\n9000}){9000}'),
+        StructuredOutputs(grammar=r'root ::= Regex("((ab)\u007b9000})\u007b9000}")'),
+        tagged({"type": "grammar", "grammar": 'root ::= ("ab"{ 9000 }){ 9000 }'}),
         json_of(closed(a={"pattern": "(" * 99 + "a" + "){9999}" * 99}, b={"anyOf": [{"$ref": "#"}, STRING]})),
         StructuredOutputs(regex=r"^\.{128}(\.{128}){128}$"),
         StructuredOutputs(regex="((ab){0000000000128}){0000000000128}"),
