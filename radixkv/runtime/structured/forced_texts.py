@@ -12,10 +12,10 @@ from radixkv.runtime.structured.source import Source
 MAX_CHARACTERS = 1 << 14
 """Most characters of a specification whose forced texts are looked for. xgrammar takes 0.25 µs for each character
 of one, and cannot be told to stop: twenty rules, each of which has the next one twice, force a million."""
-_REPEATS = ("minItems", "minProperties", "minLength", "min")
+_REPEATS = ("minItems", "minProperties", "min")
 """Keywords of schemas and structural tags that say how often something comes at least."""
-_REPEATED = re.compile(r"\{\s*0*(\d{1,9})")
-"""The same in patterns."""
+_REPEATED = re.compile(r"(?<!\^\.)\{\s*0*(\d{1,9})")
+"""The same in patterns, but not of any characters, as which lengths of strings are prepared."""
 _SCALAR_CHARACTERS = 20
 """Whole numbers are hardly longer."""
 _LITERAL = r'"(?:[^"\\]|\\.)*+"'

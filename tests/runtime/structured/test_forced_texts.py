@@ -74,6 +74,8 @@ NODE = {"$ref": "#/$defs/node", "$defs": {"node": closed(next={"anyOf": [{"$ref"
         StructuredOutputs(regex="[0-9]{3}-[a-z]{4}"),
         tagged({"type": "json_schema", "json_schema": closed(name=STRING)}),
         tagged({"type": "grammar", "grammar": 'root ::= "a" | "b"'}),
+        json_of(closed(**{f"field_{index}": {"type": "string", "minLength": 128} for index in range(50)})),
+        json_of(closed(name={"type": "string", "minLength": 500}, code={"type": "string", "minLength": 1 << 20})),
         json_of(closed(**{"$defs": STRING, "$ref": STRING, "enum": STRING, "minItems": {"const": 1 << 20}})),
         json_of({"const": {"$ref": "#/$defs/nowhere", "minItems": 1 << 20}}),
         json_of({"enum": ["{9000}", "b"]}),
