@@ -82,7 +82,8 @@ class Recording:
     tokenizer: str | None
     """Name of the tokenizer that encoded the texts, without its folder; None if the file has no texts."""
     answer_tokens: Sequence[int] | None = None
-    """Tokens of each request's answer; None if the file does not say."""
+    """Tokens of each request's answer, at least the one that ends it; None if the file does not say, or its answers
+    were not read."""
     answers: Sequence[bytes] = ()
     """Token ids of each request's answer, little-endian int32, empty where the file has none; there are none unless
     they are asked for."""
@@ -164,7 +165,8 @@ def read_recording(
             "messages (--conversations takes every line as one), several turns of a chat, or prompt_token_ids with "
             "token_ids"
         )
-    return Recording(path.name, traffic, lines.n_bad_lines, name, answers=answers)
+    lengths = [max(len(answer) // TOKEN_BYTES, 1) for answer in answers]
+    return Recording(path.name, traffic, lines.n_bad_lines, name, lengths or None, answers)
 
 
 def _find_first_key(path: Path) -> str:

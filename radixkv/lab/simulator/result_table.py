@@ -86,7 +86,7 @@ def remarks(results: Sequence[Result], recording: Recording) -> list[str]:
     last = results[-1]
     if last.concurrency > 1 and last.n_answer_tokens is None:
         remarks.append(
-            "answers are left out, because the file does not say how long they are (--output-len): in a server "
+            "answers are left out, because no lengths of them are known (--output-len): in a server "
             "they take pages from prompts, which lowers the hit rate, and later turns of chats find them, which "
             "raises it"
         )

@@ -18,15 +18,25 @@ def simulate(*flags):
 
 
 @pytest.fixture
-def drafted(tmp_path):
-    """Runs a command that succeeds; returns its lines of drafts by source."""
+def simulated(tmp_path):
+    """Runs a command that succeeds; returns its result lines."""
 
     def run(*flags):
         file = tmp_path / "simulated.jsonl"
         assert simulate(*flags, "--output-file", file) == 0
-        rows = [row for row in read_lines(file) if row["bench"] == "simulate-drafts"]
+        rows = read_lines(file)
         file.unlink()
-        return {row["source"]: row for row in rows}
+        return rows
+
+    return run
+
+
+@pytest.fixture
+def drafted(simulated):
+    """Runs a command that succeeds; returns its lines of drafts by source."""
+
+    def run(*flags):
+        return {row["source"]: row for row in simulated(*flags) if row["bench"] == "simulate-drafts"}
 
     return run
 
@@ -112,6 +122,25 @@ def test_requests_without_a_known_answer_are_named(tmp_path, capsys):
     lines = [{"prompt_token_ids": [1, 2, 3], "token_ids": [4, 5]}, {"prompt_token_ids": [1, 2, 3]}]
     assert simulate("--trace", write_lines(tmp_path / "ids.jsonl", *lines), *TREE) == 0
     assert "1 request without a known answer in the file" in capsys.readouterr().out
+
+
+def test_known_answers_take_steps_and_pages_with_several_requests_in_flight(tmp_path, simulated):
+    lines = [{"prompt_token_ids": [*range(20), turn], "token_ids": list(range(100, 140))} for turn in range(3)]
+    file = write_lines(tmp_path / "ids.jsonl", *lines, {"prompt_token_ids": [7]})
+    flags = ("--trace", file, "--capacity", "1k", "--concurrency", 2)
+    assert {row["n_answer_tokens"] for row in simulated(*flags)} == {None}
+    rows = [row for row in simulated(*flags, *TREE) if row["bench"] == "simulate"]
+    # The first token ends a request without a known answer.
+    assert {row["n_answer_tokens"] for row in rows} == {3 * 40 + 1}
+
+
+def test_answers_are_left_out_of_no_replay_that_knows_them(tmp_path, capsys):
+    line = {"prompt_token_ids": [1, 2, 3], "token_ids": [4, 5]}
+    flags = ("--trace", write_lines(tmp_path / "ids.jsonl", line), "--capacity", "1k", "--concurrency", 2)
+    assert simulate(*flags, *TREE) == 0
+    assert "answers are left out" not in " ".join(capsys.readouterr().out.split())
+    assert simulate(*flags, *TREE, "--output-len", 5) == 1
+    assert "says how long its answers are; leave output_len 5 out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
