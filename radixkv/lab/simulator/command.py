@@ -29,6 +29,12 @@ MAX_SERVERS = 10_000
 BYTES_PER_VALUE = 2
 """Size of a bfloat16 or float16 value."""
 
+_FINITE = (
+    *("eviction_policy", "ghost_capacity", "ends_known", "load_us_per_token", "fetch_us_per_token"),
+    *("compute_us_per_token", "concurrency", "max_num_batched_tokens", "output_len"),
+    *("servers", "routing", "events_delay"),
+)
+"""Flags that need ``--capacity``."""
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _CAPACITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)((?:[kmg]i?)?)")
 _TIER_SIZE = re.compile(r"\s*(?:(\w+)\s*=)?(.*)", re.DOTALL)
@@ -215,8 +221,8 @@ def run(args: argparse.Namespace) -> int:
             parser.error(f"{name} {value} must be at least 1")
     if not args.capacity and args.speculative_config is None:
         parser.error("the following arguments are required: --capacity")
-    if not args.capacity and args.plot is not None:
-        parser.error("--plot draws hit rate by capacity; give --capacity, or leave it out")
+    if not args.capacity:
+        _check_flags_without_capacity(parser, args)
     is_serial = args.concurrency == 1
     if is_serial and args.max_num_batched_tokens is not None:
         parser.error(
@@ -325,6 +331,15 @@ def _kv_bytes_per_token(model: str) -> int:
 
 def _has_tier(args: argparse.Namespace, tier: Literal["host", "disk"]) -> bool:
     return any(capacity._asdict()[tier] is not None for capacity in args.capacity)
+
+
+def _check_flags_without_capacity(parser: Parser, args: argparse.Namespace) -> None:
+    """Refuses flags that change nothing in an infinite cache."""
+    if args.plot is not None:
+        parser.error("--plot draws hit rate by capacity; give --capacity, or leave it out")
+    for name in _FINITE:
+        if vars(args)[name] != parser.get_default(name):
+            parser.error(f"--{name.replace('_', '-')} is for finite caches; give --capacity, or leave it out")
 
 
 def _check_tier_flags(parser: Parser, args: argparse.Namespace, policies: Sequence[Policy]) -> None:

@@ -169,6 +169,23 @@ def test_what_a_file_lacks_is_named(tmp_path, line, flags, message, capsys):
         (["--speculative-config", '{"method": "eagle"}'], "this release has no method with a draft head"),
         (["--speculative-config", "tree"], "'tree' is not a JSON object"),
         ([*TREE, "--plot", "pictures"], "--plot draws hit rate by capacity"),
+        *(
+            ([*TREE, *flag.split()], f"{flag.split()[0]} is for finite caches; give --capacity, or leave it out")
+            for flag in (
+                "--servers 2 --routing prefix",
+                "--routing prefix",
+                "--events-delay 1",
+                "--concurrency 4",
+                "--max-num-batched-tokens 64",
+                "--output-len 5",
+                "--eviction-policy lru",
+                "--ghost-capacity 2",
+                "--ends-known 0.5",
+                "--load-us-per-token 2",
+                "--fetch-us-per-token 2",
+                "--compute-us-per-token 2",
+            )
+        ),
     ],
 )
 def test_wrong_use_is_refused(tmp_path, flags, message, capsys):
