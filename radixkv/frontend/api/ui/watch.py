@@ -95,26 +95,25 @@ class CacheWatch:
                 "free": stats.host.n_slots_free,
                 "pinned": stats.host.n_slots_pinned,
             }
-        drafts = stats.drafts and {
-            "draft_tokens": stats.drafts.draft_tokens_total,
-            "accepted_tokens": stats.drafts.accepted_tokens_total,
-        }
         if stats.disk is not None:
             tiers["storage"] = {"pages": stats.disk.n_pages, "bytes": stats.disk.n_bytes}
+        totals = {
+            "prefix_queries": stats.prefix_queries_total,
+            "prefix_hits": stats.cache_use.n_cached,
+            "generation_tokens": stats.generation_tokens_total,
+            "pages_evicted": stats.pages_evicted_total,
+            "preemptions": stats.preemptions_total,
+        }
+        if stats.drafts is not None:
+            totals["draft_tokens"] = stats.drafts.draft_tokens_total
+            totals["accepted_tokens"] = stats.drafts.accepted_tokens_total
         return {
             "model": self._served_model.name,
             "time": time.time(),
             "page_size": ready.page_size,
             "has_contents": self._contents,
             "load": {"running": stats.n_running, "waiting": stats.n_waiting, "max_running": ready.max_num_seqs},
-            "totals": {
-                "prefix_queries": stats.prefix_queries_total,
-                "prefix_hits": stats.cache_use.n_cached,
-                "generation_tokens": stats.generation_tokens_total,
-                "pages_evicted": stats.pages_evicted_total,
-                "preemptions": stats.preemptions_total,
-                **(drafts or {}),
-            },
+            "totals": totals,
             "tiers": tiers,
         } | ({} if outlined.joint is None else {"joint": _tree_fields(outlined.joint, tokenizer)})
 
