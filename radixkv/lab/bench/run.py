@@ -20,7 +20,7 @@ from radixkv.lab.bench.load.client import OpenAIClient
 from radixkv.lab.bench.load.generator import LoadGenerator, RunInterrupted
 from radixkv.lab.bench.load.record import Measurement
 from radixkv.lab.bench.load.requests import PromptEncoder
-from radixkv.lab.bench.load.server_counters import DraftCounts, ServerCounts, server_counts
+from radixkv.lab.bench.load.server_counters import DraftTokenCounts, ServerCounts, server_counts
 from radixkv.lab.bench.report.run_metrics import Metrics, run_metrics
 from radixkv.lab.bench.session import Session, single_request_session
 from radixkv.lab.bench.workloads.base import MAX_COUNT, Source
@@ -241,7 +241,7 @@ def _as_chat(session: Session) -> Session:
 
 async def _accounting(
     client: OpenAIClient, measurement: Measurement, before: ServerCounts | None
-) -> tuple[Metrics, DraftCounts | None]:
+) -> tuple[Metrics, DraftTokenCounts | None]:
     """Returns the counts of the run's tokens, and the server's of its drafts.
 
     Args:

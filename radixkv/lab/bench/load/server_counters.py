@@ -34,7 +34,7 @@ class TokenCounts(msgspec.Struct, frozen=True):
         return TokenCounts(*map(_increase, msgspec.structs.astuple(self), msgspec.structs.astuple(earlier)))
 
 
-class DraftCounts(msgspec.Struct, frozen=True):
+class DraftTokenCounts(msgspec.Struct, frozen=True):
     """What became of the guesses of speculative decoding."""
 
     draft_tokens: int
@@ -44,14 +44,14 @@ class DraftCounts(msgspec.Struct, frozen=True):
     by_source: dict[str, tuple[int, int]] = {}
     """Drafted and accepted tokens by what guessed them; empty if it is not known, or nothing was guessed."""
 
-    def __sub__(self, earlier: DraftCounts) -> DraftCounts:
+    def __sub__(self, earlier: DraftTokenCounts) -> DraftTokenCounts:
         """Returns the increase since ``earlier``."""
         by_source: dict[str, tuple[int, int]] = {}
         for source, (n_drafted, n_accepted) in self.by_source.items():
             before = earlier.by_source.get(source, (0, 0))
             if n_drafted > before[0]:
                 by_source[source] = (n_drafted - before[0], n_accepted - before[1])
-        return DraftCounts(
+        return DraftTokenCounts(
             self.draft_tokens - earlier.draft_tokens,
             self.accepted_tokens - earlier.accepted_tokens,
             _increase(self.steps_without_overlap, earlier.steps_without_overlap),
@@ -63,7 +63,7 @@ class ServerCounts(msgspec.Struct, frozen=True):
     """The counters of a server."""
 
     tokens: TokenCounts
-    drafts: DraftCounts | None
+    drafts: DraftTokenCounts | None
     """None: the server does no speculative decoding, or has no counters of it."""
 
     def __sub__(self, earlier: ServerCounts) -> ServerCounts:
@@ -101,7 +101,7 @@ def server_counts(text: str) -> ServerCounts | None:
     return None
 
 
-def _draft_counts(prefix: str, counts: Mapping[str, int], families: Mapping[str, Any]) -> DraftCounts | None:
+def _draft_counts(prefix: str, counts: Mapping[str, int], families: Mapping[str, Any]) -> DraftTokenCounts | None:
     n_drafted = counts.get(f"{prefix}_draft_tokens")
     n_accepted = counts.get(f"{prefix}_accepted_tokens")
     if n_drafted is None or n_accepted is None:
@@ -111,7 +111,7 @@ def _draft_counts(prefix: str, counts: Mapping[str, int], families: Mapping[str,
         for name in ("draft_tokens_by_source", "accepted_tokens_by_source")
     )
     by_source = {source: (n_tokens, accepted.get(source, 0)) for source, n_tokens in drafted.items()}
-    return DraftCounts(n_drafted, n_accepted, counts.get(f"{prefix}_steps_without_overlap"), by_source)
+    return DraftTokenCounts(n_drafted, n_accepted, counts.get(f"{prefix}_steps_without_overlap"), by_source)
 
 
 def _samples(family: Any) -> list[Any]:

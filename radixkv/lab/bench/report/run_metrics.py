@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from radixkv.lab.bench.load.record import Measurement, Record
-from radixkv.lab.bench.load.server_counters import DraftCounts
+from radixkv.lab.bench.load.server_counters import DraftTokenCounts
 
 WINDOW = 16
 """Shortest run of tokens that counts as repeated: a page of the engine's default size."""
@@ -28,7 +28,7 @@ def run_metrics(
     goodput: Mapping[str, float] | None = None,
     *,
     counts_repeats: bool = False,
-    drafts: DraftCounts | None = None,
+    drafts: DraftTokenCounts | None = None,
 ) -> Metrics:
     """Returns counts, throughput, latencies in milliseconds, accuracy, cache and draft report, and output digest.
 
@@ -141,7 +141,7 @@ def cache_report(records: Sequence[Record], *, counts_repeats: bool = False) -> 
     return report
 
 
-def draft_report(records: Sequence[Record], drafts: DraftCounts) -> Metrics:
+def draft_report(records: Sequence[Record], drafts: DraftTokenCounts) -> Metrics:
     """Returns what became of a run's drafts.
 
     ``tokens_a_step`` are the tokens of an answer after its first by the steps that had a row for them. It is None

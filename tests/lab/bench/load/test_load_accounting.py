@@ -9,7 +9,7 @@ from radixkv.errors import CheckpointError
 from radixkv.lab.bench.load.accounting import accounting
 from radixkv.lab.bench.load.client import OpenAIClient
 from radixkv.lab.bench.load.requests import PromptEncoder
-from radixkv.lab.bench.load.server_counters import DraftCounts, TokenCounts, server_counts
+from radixkv.lab.bench.load.server_counters import DraftTokenCounts, TokenCounts, server_counts
 from radixkv.lab.bench.session import BenchRequest
 from support.loads import OUTPUT_LEN, ask, send
 
@@ -109,14 +109,16 @@ def test_drafts_of_vllm_and_radixkv_are_counted():
     counts = {"prompt": 3, "generated": 9, "cached": 0}
     texts = [VLLM.format(**counts) + DRAFTS.format(*numbers) for numbers in ((10, 4), (30, 9))]
     before, after = map(server_counts, texts)
-    assert (after - before).drafts == DraftCounts(20, 5)
-    assert before.drafts == DraftCounts(12, 4)
+    assert (after - before).drafts == DraftTokenCounts(20, 5)
+    assert before.drafts == DraftTokenCounts(12, 4)
     texts = [
         RADIXKV.format(**counts) + (DRAFTS.format(*drafts) + BY_SOURCE.format(*sources)).replace("vllm", "radixkv")
         for drafts, sources in (((5, 1), (7, 0, 0)), ((25, 9), (8, 20, 8)))
     ]
     before, after = map(server_counts, texts)
-    assert (after - before).drafts == DraftCounts(20, 8, 1, {"tree": (20, 8)}), "prompt has guessed nothing since"
+    assert (after - before).drafts == DraftTokenCounts(20, 8, 1, {"tree": (20, 8)}), (
+        "prompt has guessed nothing since"
+    )
 
 
 @pytest.mark.parametrize("metrics", [RADIXKV, VLLM, SGLANG], ids=["radixkv", "vllm", "sglang"])

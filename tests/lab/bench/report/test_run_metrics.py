@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.lab.bench.load.server_counters import DraftCounts
+from radixkv.lab.bench.load.server_counters import DraftTokenCounts
 from radixkv.lab.bench.report.result_table import MAX_REASONS, comparison, failures, result_table
 from radixkv.lab.bench.report.run_metrics import cache_report, draft_report, outputs_sha256, run_metrics, summary
 from support.cases import examples
@@ -139,11 +139,11 @@ def test_goodput_counts_the_requests_within_every_limit():
 
 
 def test_the_steps_of_answers_are_not_known_if_a_request_failed():
-    drafts = DraftCounts(9, 2)
+    drafts = DraftTokenCounts(9, 2)
     answers = [record([1], output=(7, 8, 9, 10), more=[([1], (1, 2))]), record([1], output=(7, 8))]
     assert draft_report(answers, drafts)["tokens_a_step"] == 5 / 3
     assert draft_report([*answers, failed("timeout")], drafts)["tokens_a_step"] is None
-    assert draft_report([record([1], output=(7,))], DraftCounts(0, 0)) == {
+    assert draft_report([record([1], output=(7,))], DraftTokenCounts(0, 0)) == {
         "draft_tokens": 0,
         "accepted_tokens": 0,
         "acceptance_pct": None,
