@@ -141,7 +141,8 @@ class RuntimeClient:
     Args:
         metrics: records latencies and finish reasons.
         shows_contents: False hides what other clients have sent. Misses then tell only of whole pages with the
-            request's own salt, and counts of cached tokens leave out tokens copied from a part of a page.
+            request's own salt, counts of cached tokens leave out tokens copied from a part of a page, and those of
+            drafts are rounded down to multiples of a page's tokens.
         max_pending_bytes: the most output that a reader may leave unread; more ends its request.
         query_timeout_s: the longest wait for the answer to a query.
     """
@@ -162,6 +163,8 @@ class RuntimeClient:
         """What ended requests did not find in the cache, since the start."""
         self._recent_misses = MissCounts()
         self._shows_contents = shows_contents
+        self._page_size = 1
+        """Tokens per page of the present runtime."""
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
         """The socket to the present runtime."""
@@ -213,6 +216,7 @@ class RuntimeClient:
                 f"the runtime speaks wire version {message.version} and the frontend {WIRE_VERSION}; "
                 "both must come from the same installation"
             )
+        self._page_size = message.page_size
         self._receiving = asyncio.create_task(self._receive(self._socket))
         return message
 
@@ -313,8 +317,11 @@ class RuntimeClient:
         """Returns the runtime's counters as of now; dropped frames are summed over both processes."""
         stats = await self._query(GetStats(id=uuid.uuid4().hex), Stats)
         n_dropped = stats.frames_dropped_total + self._n_frames_dropped
-        cache_use = stats.cache_use if self._shows_contents else stats.cache_use.in_whole_pages
-        return msgspec.structs.replace(stats, frames_dropped_total=n_dropped, cache_use=cache_use)
+        cache_use, drafts = stats.cache_use, stats.drafts
+        if not self._shows_contents:
+            cache_use = cache_use.in_whole_pages
+            drafts = None if drafts is None else drafts.rounded_down(self._page_size)
+        return msgspec.structs.replace(stats, frames_dropped_total=n_dropped, cache_use=cache_use, drafts=drafts)
 
     def fail(self, error: RequestError, refusal: RequestError | None = None) -> None:
         """Ends everything in flight with ``error``; ``refusal``, or the same error, refuses what comes later."""

@@ -80,6 +80,21 @@ class DraftStats(msgspec.Struct, frozen=True):
     accepted_by_position: tuple[int, ...] = ()
     """Part of ``accepted_tokens_total`` by the place of the draft in its row, as many as a row has at most."""
 
+    def rounded_down(self, unit: int) -> DraftStats:
+        """Returns the same with all counts of rows and tokens rounded down to multiples of ``unit``."""
+        by_source = {
+            name: SourceStats(one.draft_tokens_total // unit * unit, one.accepted_tokens_total // unit * unit)
+            for name, one in self.by_source.items()
+        }
+        return msgspec.structs.replace(
+            self,
+            drafts_total=self.drafts_total // unit * unit,
+            draft_tokens_total=self.draft_tokens_total // unit * unit,
+            accepted_tokens_total=self.accepted_tokens_total // unit * unit,
+            by_source=by_source,
+            accepted_by_position=tuple(count // unit * unit for count in self.accepted_by_position),
+        )
+
 
 class SourceStats(msgspec.Struct, frozen=True):
     """Counters of the drafts of one source."""

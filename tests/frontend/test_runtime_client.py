@@ -34,9 +34,9 @@ from radixkv.wire.messages import (
     unpack_tokens,
 )
 from radixkv.wire.sampling import SamplingParams
-from radixkv.wire.stats import Stats
+from radixkv.wire.stats import DraftStats, SourceStats, Stats
 from support.live import LIMIT_S
-from support.scripted_runtime import ScriptedLoop
+from support.scripted_runtime import DRAFTS, ScriptedLoop
 from support.threaded_runtime import run
 
 
@@ -98,6 +98,32 @@ def test_parts_of_pages_are_counted_only_if_clients_may_know(
         assert done.cache_use.n_copied == stats.cache_use.n_copied / 10 == n_cached - 4
 
     run(tmp_path, CopiesPartialPages(), test, shows_contents=shows_contents)
+
+
+@pytest.mark.parametrize(
+    ("shows_contents", "expected"),
+    [
+        (True, DRAFTS),
+        (
+            False,
+            DraftStats(0, 48, 16, 9, {"prompt": SourceStats(32, 16), "answers": SourceStats(16, 0)}, (0, 0, 0, 0)),
+        ),
+    ],
+)
+def test_drafts_are_counted_to_the_token_only_if_clients_may_know(
+    tmp_path: Path, shows_contents: bool, expected: DraftStats
+) -> None:
+    async def test(client: RuntimeClient, server: RuntimeServer) -> None:
+        assert (await client.stats()).drafts == expected
+
+    run(tmp_path, ScriptedLoop(drafts=DRAFTS), test, shows_contents=shows_contents)
+
+
+def test_no_drafts_are_counted_where_they_are_off(tmp_path: Path) -> None:
+    async def test(client: RuntimeClient, server: RuntimeServer) -> None:
+        assert (await client.stats()).drafts is None
+
+    run(tmp_path, ScriptedLoop(), test, shows_contents=False)
 
 
 def test_a_reader_that_is_too_slow_gets_an_error(tmp_path: Path) -> None:
