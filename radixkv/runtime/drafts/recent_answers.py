@@ -19,9 +19,9 @@ from radixkv.tree.node import TOKEN_BYTES, Namespace, Node
 from radixkv.wire.messages import Submit
 
 MAX_NAMESPACE_TOKENS = 1 << 18
-"""Tokens that are remembered of the answers of one namespace, in 7 MiB."""
+"""Tokens that are remembered of the answers of one namespace, in 7 MiB with three lengths of endings."""
 MAX_TOKENS = 1 << 20
-"""Tokens of all namespaces together, in 28 MiB."""
+"""Tokens of all namespaces together, in 28 MiB with three lengths: a token takes 4 bytes, and 8 for each length."""
 _FIRST_TOKENS = 1 << 12
 """Tokens for which a namespace has memory at first; it doubles when that is full."""
 _MAX_UNNOTED = 1 << 12
