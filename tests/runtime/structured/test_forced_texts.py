@@ -204,6 +204,14 @@ def test_a_text_is_spelled_up_to_what_no_token_has() -> None:
     assert unpack_tokens(spelling.spell(b"")) == []
 
 
+def test_a_compiler_reads_all_tokens_before_the_first_text_is_spelled() -> None:
+    """Requests would wait while it reads them."""
+    vocabulary = Vocabulary([b"a", b"b", b"ab", b""], (3,))
+    spelling = Compiler(vocabulary, n_threads=1, cache_bytes=1 << 20).spelling
+    vocabulary.tokens.clear()
+    assert unpack_tokens(spelling.spell(b"aba")) == [2, 0]
+
+
 def test_few_tokens_of_a_long_text_are_returned(compiler: Compiler) -> None:
     source = prepare_source(StructuredOutputs(choice=("x" * 1000,)))
     matcher = Grammar(compiler.compile(source), compiler.spelling).new_matcher()
