@@ -82,6 +82,17 @@ def test_a_guess_ends_before_the_token_that_ends_the_output() -> None:
     assert guess == Guess("of 5", 5, ids(300, 303))
 
 
+def test_a_guess_ends_before_the_first_token_that_stops_the_request() -> None:
+    stopping = request([1], stop_token_ids=frozenset({END, 9}))
+    found = LongestMatch((Fixed(8, 5, END, 7, 9), Fixed(3, 6)), (2, 8)).guess(stopping, 4)
+    assert found == Guess("of 8", 8, ids(5))
+    short = Fixed(3, 6)
+    assert LongestMatch((Fixed(8, 9, 5), short), (2, 8)).guess(stopping, 4) is short.found
+    assert LongestMatch((Fixed(8, 9, 5),), (2, 8)).guess(stopping, 4) is None
+    whole = Fixed(8, END << 8, 5)
+    assert LongestMatch((whole,), (2, 8)).guess(stopping, 4) is whole.found
+
+
 FORCED = FakeGrammar(900, 9)  # allows one token after another
 
 
@@ -95,6 +106,14 @@ def test_a_forced_text_is_guessed_unless_another_guess_has_more_tokens() -> None
         assert guess is not None
         assert guess is other.found if is_kept else guess[:3] == ("grammar", 8, forced)
     assert len(ForcedText(Fixed(None), 8).guess(obeying, 2).tokens) == 8  # type: ignore[union-attr]
+
+
+def test_a_forced_text_ends_before_the_first_token_that_stops_the_request() -> None:
+    forced = FORCED.new_matcher().forced(3)
+    for stop, left in [(unpack_tokens(forced)[0], None), (1, forced)]:
+        obeying = request([1], constraint=FORCED.new_matcher(), stop_token_ids=frozenset({stop}))
+        guess = ForcedText(Fixed(None), 8).guess(obeying, 3)
+        assert (guess and guess.tokens) == left
 
 
 def test_without_a_forced_text_another_guess_is_kept() -> None:
