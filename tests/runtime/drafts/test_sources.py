@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.drafts.acceptance import Acceptance
+from radixkv.runtime.drafts.open import open_sources
 from radixkv.runtime.drafts.sources import CachedSequences, ForcedText, Guess, LongestMatch, OwnText, Source
 from radixkv.runtime.request import Request
+from radixkv.settings.speculative import SpeculativeConfig
 from radixkv.tree.node import Namespace
 from radixkv.wire.messages import unpack_tokens
 from support.engine import token_bytes
@@ -114,6 +117,23 @@ def test_a_forced_text_ends_before_the_first_token_that_stops_the_request() -> N
         obeying = request([1], constraint=FORCED.new_matcher(), stop_token_ids=frozenset({stop}))
         guess = ForcedText(Fixed(None), 8).guess(obeying, 3)
         assert (guess and guess.tokens) == left
+
+
+def test_what_is_forced_is_likely_right_before_any_was_compared() -> None:
+    obeying = request([1], constraint=FORCED.new_matcher())
+    guess = ForcedText(Fixed(None), 8).guess(obeying, 3)
+    assert guess is not None
+    assert Acceptance().chances("grammar", 2, guess.prior) == [0.98, 0.98 * 0.95]
+
+
+def test_sources_are_asked_in_the_order_that_was_measured() -> None:
+    """The first of equally long matches is taken."""
+    for method, names in [
+        ("ngram", ["prediction", "prompt"]),
+        ("tree", ["tree", "prediction", "answers", "prompt"]),
+    ]:
+        sources, _ = open_sources(SpeculativeConfig(method=method), PageCache(8, 2), 1000)
+        assert list(sources) == names
 
 
 def test_without_a_forced_text_another_guess_is_kept() -> None:
