@@ -13,6 +13,9 @@ from radixkv.errors import GrammarFailure
 from radixkv.runtime.structured.spelling import MAX_BYTES, Spelling
 from radixkv.tree.node import TOKEN_BYTES
 
+MAX_SEARCH_S = 0.01
+"""Processor time of a search for a forced text after which its grammar has no more searches. Where a grammar is
+ambiguous, a search may take the square of the text's length, or more."""
 MIN_THREADED_S = 1e-3
 """Time from which masks are filled by several threads. Starting them takes 0.05 to 0.1 ms."""
 
@@ -27,22 +30,23 @@ class Grammar:
 
     def __init__(self, compiled: xgrammar.CompiledGrammar, spelling: Spelling | None = None) -> None:
         self._compiled = compiled
-        self._spelling = spelling
+        self.spelling = spelling
+        """For matchers. None if forced texts are not looked for, from the first slow search on."""
         self.n_bytes: int = compiled.memory_size_bytes
         """Memory that it takes, about."""
 
     def new_matcher(self) -> Matcher:
         """Returns a matcher of an answer without tokens. Costs less than a millisecond."""
-        return Matcher(xgrammar.GrammarMatcher(self._compiled), self._spelling)
+        return Matcher(xgrammar.GrammarMatcher(self._compiled), self)
 
 
 class Matcher:
     """One answer's way through its grammar."""
 
-    def __init__(self, matcher: xgrammar.GrammarMatcher, spelling: Spelling | None) -> None:
+    def __init__(self, matcher: xgrammar.GrammarMatcher, grammar: Grammar) -> None:
         self.xgrammar_matcher = matcher
         """For ``MaskFiller``."""
-        self._spelling = spelling
+        self._grammar = grammar
         self.end_tokens = frozenset(matcher.stop_token_ids)
         """The tokens that end the answer, where it is complete."""
         self.n_tokens = 0
@@ -71,18 +75,23 @@ class Matcher:
     def forced(self, n_tokens: int) -> bytes:
         """Returns the first tokens of the text that must come next, as a model would most likely write it.
 
-        Takes 2 µs, 15 more if the text is new, and up to 5 ms if it has ``forced_texts.MAX_CHARACTERS``.
+        Takes 2 µs, 15 more if the text is new, and up to 5 ms if it has ``forced_texts.MAX_CHARACTERS``. A search
+        that takes more than ``MAX_SEARCH_S`` is the last one of its grammar.
 
         Args:
             n_tokens: most tokens to return.
         """
-        if self._spelling is None or self.has_ended:
+        spelling = self._grammar.spelling
+        if spelling is None or self.has_ended:
             return b""
+        began = time.thread_time()
         try:
             text = self.xgrammar_matcher.find_jump_forward_string().encode()
         except UnicodeDecodeError as error:  # it begins or ends within a character
             text = error.object
-        return self._spelling.spell(text[:MAX_BYTES])[: n_tokens * TOKEN_BYTES]
+        if time.thread_time() - began > MAX_SEARCH_S:
+            self._grammar.spelling = None
+        return spelling.spell(text[:MAX_BYTES])[: n_tokens * TOKEN_BYTES]
 
     def n_allowed(self, tokens: bytes) -> int:
         """Returns how many of these tokens may come next, one after another, without those that end the answer.

@@ -13,7 +13,7 @@ from radixkv.checkpoints import resolve
 from radixkv.runtime.structured.compiler import Compiler
 from radixkv.runtime.structured.forced_texts import MAX_CHARACTERS, forces_short_texts
 from radixkv.runtime.structured.matcher import Grammar, MaskFiller, Matcher
-from radixkv.runtime.structured.source import prepare_source
+from radixkv.runtime.structured.source import Source, prepare_source
 from radixkv.runtime.structured.spelling import MAX_BYTES, Spelling
 from radixkv.runtime.structured.vocabulary import Vocabulary
 from radixkv.text.tokenizer import Tokenizer
@@ -210,6 +210,14 @@ def test_a_compiler_reads_all_tokens_before_the_first_text_is_spelled() -> None:
     spelling = Compiler(vocabulary, n_threads=1, cache_bytes=1 << 20).spelling
     vocabulary.tokens.clear()
     assert unpack_tokens(spelling.spell(b"aba")) == [2, 0]
+
+
+def test_a_slow_search_is_the_last_one_of_its_grammar(compiler: Compiler) -> None:
+    """An ambiguous pattern of 1,200 characters takes 80 ms a search."""
+    slow = Grammar(compiler.compile(Source("regex", "x?" * 400 + "x" * 400)), compiler.spelling)
+    first, second = slow.new_matcher(), slow.new_matcher()
+    assert text_of(unpack_tokens(first.forced(16)))[:1] == b"x"
+    assert first.forced(16) == second.forced(16) == slow.new_matcher().forced(16) == b""
 
 
 def test_few_tokens_of_a_long_text_are_returned(compiler: Compiler) -> None:
