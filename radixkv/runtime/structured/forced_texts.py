@@ -14,8 +14,16 @@ MAX_CHARACTERS = 1 << 14
 of one, and cannot be told to stop: twenty rules, each of which has the next one twice, force a million."""
 _REPEATS = ("minItems", "minProperties", "min")
 """Keywords of schemas and structural tags that say how often something comes at least."""
-_REPEATED = re.compile(r"(?<!\^\.)\{\s*0*(\d{1,9})")
-"""The same in patterns, but not of any characters, as which lengths of strings are prepared."""
+_REPEATED = re.compile(r"\{\s*0*(\d{1,9})")
+"""The same in patterns."""
+_FREE = re.compile(
+    r"(?:\\[dDwWS]|\.|\[(?!\^)[^\[\]\\]{0,40}?([0-9A-Za-z])-(?!\1)[0-9A-Za-z][^\[\]\\]{0,40}\]|\[\^[^\[\]\\-]{1,40}\])"
+    r"(?:[*+?]|\{\d{1,9}(?:,\d{0,9})?\})*|(\\.)",
+    re.DOTALL,
+)
+"""Any of several characters in patterns, however often, which force nothing; or an escape, which is kept."""
+_VARIABLE = re.compile(r"[*+?|]|\{\s*\d+\s*,")
+"""What a pattern may have in several ways."""
 _SCALAR_CHARACTERS = 20
 """Whole numbers are hardly longer."""
 _LITERAL = r'"(?:[^"\\]|\\.)*+"'
@@ -35,7 +43,7 @@ def forces_short_texts(source: Source) -> bool:
             case "structural_tag":
                 size = sum(_of_tree(json.loads(text), {}, {}) for text in (source.text, source.before) if text)
             case "regex":
-                size = _of_text(source.text)
+                size = _of_pattern(source.text)
             case "grammar":
                 size = _of_grammar(source.text)
     except (RecursionError, OverflowError):
@@ -88,16 +96,34 @@ def _of_keyword(keyword: str, value: Any, definitions: dict[str, Any], sizes: di
             return sizes[value]
         case "const" | "enum", _:
             return len(json.dumps(value))
-        case "properties" | "patternProperties", dict():
+        case "properties", dict():
             return sum(_of_text(name) + _of_tree(one, definitions, sizes) for name, one in value.items())
+        case "patternProperties", dict():
+            return sum(_of_pattern(name) + _of_tree(one, definitions, sizes) for name, one in value.items())
+        case "pattern", str():
+            return _of_pattern(value)
         case "json_schema" | "schema", _:
             return _of_schema(value)
     return _of_tree(value, definitions, sizes)
 
 
 def _of_text(text: str) -> int:
-    """Returns the characters of a text in JSON, or of a pattern, in which repeats may be nested."""
-    return len(json.dumps(text)) * math.prod([max(1, int(n)) for n in _REPEATED.findall(text)])
+    """Returns the characters of a text in JSON."""
+    return len(json.dumps(text))
+
+
+def _of_pattern(text: str) -> int:
+    """Returns how many characters a pattern is worth, in which repeats may be nested.
+
+    A search follows all ways at once, so each part that can be had in several ways multiplies its time.
+    """
+    if len(text) > MAX_CHARACTERS:
+        return len(text)
+    fixed = _FREE.sub(r"\2", text)
+    repeats = math.prod([max(1, int(n)) for n in _REPEATED.findall(fixed)])
+    n_variable = len(_VARIABLE.findall(fixed)) * repeats
+    n_characters = min(len(json.dumps(fixed)) * repeats, MAX_CHARACTERS + 1)
+    return math.prod([n_characters] * min(1 + n_variable, 4))
 
 
 def _of_grammar(text: str) -> float:

@@ -72,6 +72,10 @@ NODE = {"$ref": "#/$defs/node", "$defs": {"node": closed(next={"anyOf": [{"$ref"
         StructuredOutputs(json_object=True),
         StructuredOutputs(choice=("yes", "no")),
         StructuredOutputs(regex="[0-9]{3}-[a-z]{4}"),
+        StructuredOutputs(regex=r"[a-z0-9._%+-]+@[a-z0-9.-]+\.[a-z]{2,}"),
+        json_of(
+            closed(a={"type": "string", "pattern": r"^v?\d+(\.\d+){0,2}$"}, b={"pattern": "^(red|green|blue)$"})
+        ),
         tagged({"type": "json_schema", "json_schema": closed(name=STRING)}),
         tagged({"type": "grammar", "grammar": 'root ::= "a" | "b"'}),
         json_of(closed(**{f"field_{index}": {"type": "string", "minLength": 128} for index in range(50)})),
@@ -110,6 +114,11 @@ def test_these_force_short_texts(spec: StructuredOutputs) -> None:
         StructuredOutputs(grammar=r'root ::= Regex("((ab)\u007b9000})\u007b9000}")'),
         tagged({"type": "grammar", "grammar": 'root ::= ("ab"{ 9000 }){ 9000 }'}),
         json_of(closed(a={"pattern": "(" * 99 + "a" + "){9999}" * 99}, b={"anyOf": [{"$ref": "#"}, STRING]})),
+        StructuredOutputs(regex="x?" * 200 + "x" * 200),
+        StructuredOutputs(regex="(x*x*)*" + "x" * 100),
+        StructuredOutputs(regex="(x?){100}x{100}"),
+        StructuredOutputs(regex="([x]*[x]*)*[x]{100}"),
+        json_of({"type": "string", "pattern": "(x*x*)*" + "x" * 100}),
         StructuredOutputs(regex=r"^\.{128}(\.{128}){128}$"),
         StructuredOutputs(regex="((ab){0000000000128}){0000000000128}"),
         json_of({"const": {"$defs": "x" * 200_000}}),
