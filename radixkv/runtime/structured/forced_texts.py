@@ -24,6 +24,10 @@ _FREE = re.compile(
 """Any of several characters in patterns, however often, which force nothing; or an escape, which is kept."""
 _VARIABLE = re.compile(r"[*+?|]|\{\s*\d+\s*,")
 """What a pattern may have in several ways."""
+_SCHEMAS = ("json_schema", "schema")
+"""Keywords of structural tags that have a JSON schema."""
+_WAYS = frozenset(("or", "optional", "star", "plus", "repeat", "regex", "tags_with_separator"))
+"""Types of parts of a structural tag that can be had in several ways."""
 _SCALAR_CHARACTERS = 20
 """Whole numbers are hardly longer."""
 _LITERAL = r'"(?:[^"\\]|\\.)*+"'
@@ -41,7 +45,7 @@ def forces_short_texts(source: Source) -> bool:
             case "json":
                 size = _of_schema(json.loads(source.text))
             case "structural_tag":
-                size = sum(_of_tree(json.loads(text), {}, {}) for text in (source.text, source.before) if text)
+                size = sum(_of_tag(json.loads(text)) for text in (source.text, source.before) if text)
             case "regex":
                 size = _of_pattern(source.text)
             case "grammar":
@@ -102,9 +106,42 @@ def _of_keyword(keyword: str, value: Any, definitions: dict[str, Any], sizes: di
             return sum(_of_pattern(name) + _of_tree(one, definitions, sizes) for name, one in value.items())
         case "pattern", str():
             return _of_pattern(value)
-        case "json_schema" | "schema", _:
+        case _ if keyword in _SCHEMAS:
             return _of_schema(value)
     return _of_tree(value, definitions, sizes)
+
+
+def _of_tag(tag: Any) -> float:
+    """Returns how many characters a structural tag is worth.
+
+    If parts of it can be had in several ways, xgrammar takes up to 60 ns times the square of the texts around them.
+    """
+    size = _of_tree(tag, {}, {})
+    return max(size, _texts_of_tag(tag) ** 2 / 10) if _has_ways(tag) else size
+
+
+def _texts_of_tag(node: Any) -> float:
+    """Returns the characters of a structural tag's texts, without those in schemas."""
+    match node:
+        case str():
+            return len(node)
+        case list():
+            return sum(map(_texts_of_tag, node))
+        case dict():
+            n_least = node.get("min")
+            size = sum(_texts_of_tag(one) for keyword, one in node.items() if keyword not in _SCHEMAS)
+            return size * max(1, n_least) if isinstance(n_least, int) else size
+    return 0
+
+
+def _has_ways(node: Any) -> bool:
+    match node:
+        case list():
+            return any(map(_has_ways, node))
+        case dict():
+            parts = (one for keyword, one in node.items() if keyword not in _SCHEMAS)
+            return node.get("type") in _WAYS or any(map(_has_ways, parts))
+    return False
 
 
 def _of_text(text: str) -> int:

@@ -57,6 +57,7 @@ def after(text: str) -> StructuredOutputs:
     return StructuredOutputs(structural_tag=json.dumps({"type": "structural_tag", "format": tag, "before": before}))
 
 
+TEXT = {"type": "const_string", "value": "x"}
 SAME_NAME_OFTEN = {"type": "object", "patternProperties": {"^ab$": {"const": "ab"}}, "minProperties": 1 << 20}
 DOUBLED_RULES = "root ::= r0 r0\n" + "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(30)) + 'r30 ::= "ab"'
 NODE = {"$ref": "#/$defs/node", "$defs": {"node": closed(next={"anyOf": [{"$ref": "#/$defs/node"}, STRING]})}}
@@ -84,6 +85,7 @@ NODE = {"$ref": "#/$defs/node", "$defs": {"node": closed(next={"anyOf": [{"$ref"
         json_of({"const": {"$ref": "#/$defs/nowhere", "minItems": 1 << 20}}),
         json_of({"enum": ["{9000}", "b"]}),
         after("xy"),
+        tagged({"type": "sequence", "elements": [{"type": "star", "content": TEXT}, {**TEXT, "value": "y" * 200}]}),
         StructuredOutputs(choice=("{9000}", 'a "b" | \\', "größe")),
     ],
 )
@@ -132,6 +134,9 @@ def test_these_force_short_texts(spec: StructuredOutputs) -> None:
         json_of(repeated({"type": "number", "minimum": 1e300, "maximum": 1e300}, 100)),
         tagged({"type": "json_schema", "json_schema": {"const": {"$defs": "x" * 200_000}}}),
         after("x" * (MAX_CHARACTERS + 1)),
+        tagged(
+            {"type": "sequence", "elements": [{"type": "star", "content": TEXT}, {**TEXT, "value": "x" * 2000}]}
+        ),
     ],
 )
 def test_these_might_force_long_ones(spec: StructuredOutputs) -> None:
