@@ -7,7 +7,8 @@ from collections import Counter
 _WEIGHT = 1 / 4
 """Weight of a new measurement in a moving average."""
 _MAX_RATIO = 1.15
-"""A measurement counts as so many times the average at most: more is a pause of the machine, and they are many."""
+"""A measurement counts as so many times the average at most: more is a pause of the machine, or the launch of a
+prompt, behind which the result was taken."""
 _MAX_FIRST_RATIO = 2.0
 """The same of the first measurements of a number of rows, which may be far from the guess."""
 _N_FIRST = 5
