@@ -9,7 +9,6 @@ from random import Random
 import pytest
 
 from radixkv.checkpoints import resolve, resolve_tokenizer
-from radixkv.cli import main
 from radixkv.errors import ConfigError
 from radixkv.lab.bench.formatting import format_tokens
 from radixkv.lab.simulator import simulation
@@ -17,6 +16,7 @@ from radixkv.lab.simulator.caches import Capacity
 from radixkv.lab.simulator.recording import read_recording
 from radixkv.lab.simulator.replay import Replay
 from support.json_lines import read_lines, write_lines
+from support.simulate_command import simulate
 
 BLOCK = 512
 
@@ -34,24 +34,6 @@ def trace(tmp_path):
     chats = [[0, *range(10 * chat + 1, 10 * chat + random.randrange(3, 8))] for chat in range(8)]
     file.write_text("".join(mooncake(n, BLOCK * len(c) - 9, c) for n, c in enumerate(random.choices(chats, k=80))))
     return file
-
-
-def simulate(*flags):
-    return main(["simulate", *map(str, flags)])
-
-
-@pytest.fixture
-def simulated(tmp_path):
-    """Runs a command that succeeds; returns its result lines."""
-
-    def run(*flags):
-        file = tmp_path / "simulated.jsonl"
-        assert simulate(*flags, "--output-file", file) == 0
-        rows = read_lines(file)
-        file.unlink()
-        return rows
-
-    return run
 
 
 def test_table_json_lines_and_plots_agree(trace, tmp_path, capsys):

@@ -3,32 +3,14 @@
 import pytest
 
 from radixkv.checkpoints import resolve_tokenizer
-from radixkv.cli import main
 from radixkv.lab.simulator.recording import read_recording
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import unpack_tokens
-from support.json_lines import read_lines, write_lines
+from support.json_lines import write_lines
+from support.simulate_command import simulate
 
 TREE = ("--speculative-config", '{"method": "tree"}')
 ANSWER = "The dress of Kenji is green, and the cafe in Mill Street opens at ten."
-
-
-def simulate(*flags):
-    return main(["simulate", *map(str, flags)])
-
-
-@pytest.fixture
-def simulated(tmp_path):
-    """Runs a command that succeeds; returns its result lines."""
-
-    def run(*flags):
-        file = tmp_path / "simulated.jsonl"
-        assert simulate(*flags, "--output-file", file) == 0
-        rows = read_lines(file)
-        file.unlink()
-        return rows
-
-    return run
 
 
 @pytest.fixture
