@@ -34,7 +34,7 @@ def open_sources(
 ) -> tuple[dict[str, Source], tuple[RequestBranch, ...]]:
     """Returns the sources by the name that their guesses have, and the branches by which they follow requests.
 
-    They are in the order in which they are asked, which ``bench/draft_sources.py`` has measured.
+    They are in the order in which they are asked: see docs/decisions/0062-when-drafts-pay.md.
 
     Args:
         config: the sources, and lengths of matches.

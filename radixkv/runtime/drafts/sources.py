@@ -11,6 +11,9 @@ from radixkv.runtime.request import Request
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.tree.radix_tree import RadixTree
 
+_FORCED_PRIOR = 0.98, 0.95
+"""A forced text is certain, but a model may write it with other tokens, the last one above all."""
+
 
 class Guess(NamedTuple):
     """What may follow the tokens of a request."""
@@ -129,10 +132,6 @@ class ForcedText(Source):
         if not forced or (guess is not None and len(guess.tokens) > len(forced)):
             return guess
         return Guess("grammar", self._n_matched, forced, _FORCED_PRIOR)
-
-
-_FORCED_PRIOR = 0.98, 0.95
-"""The text is certain, but a model may write it with other tokens, the last one above all."""
 
 
 def _allowed(guess: Guess, request: Request) -> Guess | None:

@@ -43,10 +43,10 @@ class RowDrafts:
         self._max_rows = max_rows
 
     def n_most(self, decoding: Sequence[Request], max_tokens: int) -> int:
-        """Returns how many drafts a step with rows of these requests may have; 0 or less: none.
+        """Returns how many drafts a step with rows of these requests has room for; 0 or less: none.
 
-        A request that has not ended has room in the page of its next token, and all together in the pages that are
-        free. O(requests) if these are few, else O(1).
+        There is room in free pages that are not promised, and in what the requests' own last pages have left.
+        O(1) if the free pages are enough, else O(requests).
 
         Args:
             decoding: the requests of all decode rows of the step.

@@ -430,7 +430,7 @@ class Scheduler:
         return requests, rows
 
     def _n_most_drafts(self, last: LaunchedPlan) -> int:
-        """Returns how many drafts the plan after this one may have, if it has as many decode rows."""
+        """Returns how many drafts the next plan has room for, if the same requests have its decode rows."""
         decoding = last.requests[: last.plan.n_decode]
         return self._row_drafts.n_most(decoding, self.limits.max_num_batched_tokens)
 
