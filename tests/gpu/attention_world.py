@@ -32,7 +32,6 @@ class World:
 
     Args:
         has_sinks: whether all layers have attention sinks.
-        has_drafts: whether rows may have drafts.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class World:
         shared_kernel: SharedKernel | None = None,
         costs: SharingCosts | None = None,
         has_sinks: bool = False,
-        has_drafts: bool = False,
     ) -> None:
         self.shape = shape
         self.windows = windows
@@ -81,7 +79,6 @@ class World:
             prefill_kernel=prefill_kernel,
             shared_kernel=shared_kernel,
             costs=costs,
-            has_drafts=has_drafts,
         )
         self.staging = Staging(layout, self.device)
         self.attention.connect(self.staging, self.tables)

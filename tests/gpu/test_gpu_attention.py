@@ -292,7 +292,6 @@ def test_a_token_and_its_drafts(shares, heads, page_size, has_sinks, kv_dtype):
         n_pages=40_000 // page_size,
         costs=SharingCosts(launches_ns=0, large_ns=0),
         has_sinks=has_sinks,
-        has_drafts=True,
     )
     counts, ends = ints([1, 5, 16, 17, 33, 2, 1, 8]), [900, 1500, 40, 3000, 2100, 1024, 7, 1800]
     n_shared = 512
@@ -314,7 +313,7 @@ def test_a_token_and_its_drafts(shares, heads, page_size, has_sinks, kv_dtype):
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_a_graph_gives_what_eager_does_as_lengths_change(kv_dtype):
-    world = World(shape_of(kv_dtype=kv_dtype), width=256, max_rows=16, n_pages=8192, has_drafts=True)
+    world = World(shape_of(kv_dtype=kv_dtype), width=256, max_rows=16, n_pages=8192)
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):

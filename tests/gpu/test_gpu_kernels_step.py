@@ -32,7 +32,7 @@ def test_update_tables(n_rows: int, width: int) -> None:
         updates += [rng.randrange(2000, 3000) for _ in range(count)]
         expected[batch_slot, start : start + count] = integers(updates[firsts[-1] :])
     unused = [0] * n_rows
-    rows = RowArrays(*map(integers, (batch_slots, *[unused] * 4, starts, firsts, counts)))
+    rows = RowArrays(*map(integers, (batch_slots, *[unused] * 4, starts, firsts, counts, unused)))
     update_tables(tables, rows, integers(updates))
     assert torch.equal(tables, expected)
 
@@ -80,4 +80,4 @@ def test_prepare_token_inputs_in_place() -> None:
 
 def _rows(*arrays: list[int]) -> RowArrays[Tensor]:
     """Returns rows whose tables do not change."""
-    return RowArrays(*map(integers, arrays), *[integers([0] * len(arrays[0]))] * 3)
+    return RowArrays(*map(integers, arrays), *[integers([0] * len(arrays[0]))] * 4)

@@ -64,6 +64,10 @@ class ReferenceAttention:
         """Returns no variants: the launches depend on the rows' lengths."""
         return []
 
+    def fits_prompts(self, starts: Ints, n_tokens: Ints) -> bool:
+        """Returns that no prompt rows can be computed as decode rows: there are no graphs."""
+        return False
+
     def plan_decode(
         self, staged: StagingBuffer, rows: DecodeRows, bucket: int | None = None, variant: Variant | None = None
     ) -> Ints:

@@ -37,5 +37,3 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels of prefill on CUDA; ``auto`` is FlashInfer where it can be had."""
     enforce_eager: bool = False
     """Whether CUDA runs without graphs."""
-    has_drafts: bool = False
-    """Whether rows may have drafts, for which CUDA has graphs of their own. The CPU always computes them."""

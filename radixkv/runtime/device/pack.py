@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
 from operator import and_
@@ -39,13 +40,15 @@ class RowArrays(NamedTuple, Generic[ArrayT]):
     """Index in the step's updates at which each row's pages begin."""
     update_counts: ArrayT
     """Block table entries that each row replaces."""
+    sampled_slots: ArrayT
+    """Batch slot whose last sampled token becomes each row's; the padding's for a row that samples none."""
 
 
 @dataclass(frozen=True)
 class PackedStep:
     """One step as int32 arrays.
 
-    Its rows are those of the plan, or one for each sampled position of the plan: see ``split_drafts``.
+    Its rows are those of the plan, or one for each token of some: see ``split``.
     """
 
     plan: StepPlan
@@ -55,11 +58,13 @@ class PackedStep:
     updates: Ints
     """[all entries to replace]: page ids, row after row."""
     n_decode: int = 0
-    """Leading rows of one token and its drafts, which attention computes as decode rows."""
+    """Leading rows that attention computes as decode rows: of one token, or of one and its drafts."""
     n_drafts: Ints | None = None
     """[rows]: drafts of each row; None if no row has any."""
     counts: Ints | None = None
-    """[rows of the plan]: rows of each, after ``split_drafts``; None: one each."""
+    """[rows of the plan that were split]: rows of each; None: one each."""
+    results: Ints | None = None
+    """[sampled positions]: the row of each; None: each row has one."""
 
     @property
     def n_rows(self) -> int:
@@ -79,23 +84,34 @@ class PackedStep:
         """[rows]: positions that each row's last token attends to, its own included."""
         return self.rows.starts + self.rows.n_tokens
 
-    def split_drafts(self) -> PackedStep:
-        """Returns a step with drafts that has a row of one token for each draft and for the token before them.
+    def split(self, n_split: int, padding_slot: int) -> PackedStep:
+        """Returns the step with a row of one token for each token of its first ``n_split`` rows, the decode rows at
+        least.
 
-        Such rows follow each other, with the same batch slot. Every row of the result has one sampled position.
-        O(rows + drafts).
+        Rows of one token follow each other, with the same batch slot. O(rows of the result).
+
+        Args:
+            n_split: rows to split.
+            padding_slot: batch slot of no request.
         """
-        assert self.n_drafts is not None
-        counts = 1 + self.n_drafts
+        counts = np.where(np.arange(self.n_rows) < n_split, self.rows.n_tokens, 1)
+        firsts, n_rows = _firsts(counts), int(counts.sum())
         sources = np.arange(self.n_rows).repeat(counts)
-        offsets = np.arange(len(sources), dtype=np.int32) - _firsts(counts)[sources]
+        offsets = np.arange(n_rows, dtype=np.int32) - firsts[sources]
         rows: RowArrays[Ints] = RowArrays(*np.array(self.rows)[:, sources])
         np.add(rows.starts, offsets, out=rows.starts)
         np.add(rows.firsts, offsets, out=rows.firsts)
-        np.subtract(rows.n_tokens, self.n_drafts[sources], out=rows.n_tokens)
+        rows.n_tokens[counts[sources] > 1] = 1
         rows.update_counts[offsets > 0] = 0
-        n_decode = self.n_decode + self.plan.n_drafts
-        return PackedStep(self.plan, rows, self.ids, self.updates, n_decode, counts=counts)
+        n_decode = int(counts[:n_split].sum())
+        split_counts = counts[:n_split] if n_decode > n_split else None
+        step = PackedStep(self.plan, rows, self.ids, self.updates, n_decode, counts=split_counts)
+        n_unsampled = counts - 1 - (0 if self.n_drafts is None else self.n_drafts)
+        is_sampled = offsets >= n_unsampled[sources]
+        if is_sampled.all():
+            return step
+        rows.sampled_slots[~is_sampled] = padding_slot
+        return replace(step, results=np.flatnonzero(is_sampled).astype(np.int32))
 
 
 class Packer:
@@ -108,14 +124,20 @@ class Packer:
         settings: sizes of pages, rows and sequences.
         n_pages: pages of the pool.
         max_tokens: most tokens of a step; None: any number.
-        splits_drafts: whether packed steps have a row for each draft.
+        count_split: returns how many leading rows of a step are split into rows of one token, its decode rows at
+            least; None: rows are not split.
     """
 
     def __init__(
-        self, settings: DeviceSettings, n_pages: int, max_tokens: int | None, *, splits_drafts: bool = False
+        self,
+        settings: DeviceSettings,
+        n_pages: int,
+        max_tokens: int | None,
+        *,
+        count_split: Callable[[PackedStep], int] | None = None,
     ) -> None:
         self._settings = settings
-        self._splits_drafts = splits_drafts
+        self._count_split = count_split
         self._n_pages = n_pages
         self._max_tokens = max_tokens
         self._width = -(-settings.max_model_len // settings.page_size)
@@ -124,7 +146,7 @@ class Packer:
     def pack(self, plan: StepPlan) -> PackedStep:
         """Returns the plan as arrays. Raises ``DeviceError`` and changes nothing if the plan does not fit."""
         _check_plan(plan, self._settings.max_num_seqs, self._n_pages)
-        if self._splits_drafts and len(plan.rows) + plan.n_drafts > self._settings.max_num_seqs:
+        if self._count_split is not None and len(plan.rows) + plan.n_drafts > self._settings.max_num_seqs:
             raise DeviceError(
                 f"step {plan.step} has {len(plan.rows)} rows and {plan.n_drafts} drafts, each a row to the device, "
                 f"which takes {self._settings.max_num_seqs}"
@@ -135,12 +157,25 @@ class Packer:
         ids = b"".join([_LAST_TOKEN if row.tokens is None else row.tokens for row in plan.rows])
         firsts, update_firsts = _firsts(n_tokens), _firsts(update_counts)
         rows = RowArrays(
-            batch_slots, starts, n_tokens, firsts, write_starts, table_starts, update_firsts, update_counts
+            batch_slots,
+            starts,
+            n_tokens,
+            firsts,
+            write_starts,
+            table_starts,
+            update_firsts,
+            update_counts,
+            batch_slots,
         )
         packed_ids = np.frombuffer(ids, dtype="<i4") if len(ids) % 4 == 0 else np.empty(0, np.int32)
         step = PackedStep(plan, rows, packed_ids, updates, plan.n_decode, n_drafts if plan.n_drafts else None)
         self._check(step, n_ids)
-        return step.split_drafts() if plan.n_drafts and self._splits_drafts else step
+        if self._count_split is None:
+            return step
+        n_split = self._count_split(step)
+        if not plan.n_drafts and n_split == plan.n_decode:
+            return step
+        return step.split(n_split, self._settings.max_num_seqs)
 
     def _check(self, step: PackedStep, n_id_bytes: Ints) -> None:
         rows, n_rows, n_decode, n_ids = step.rows, step.n_rows, step.n_decode, len(step.ids)

@@ -71,7 +71,6 @@ def with_defaults(
             load_format=model.load_format,
             attention_backend=model.attention_backend,
             enforce_eager=model.enforce_eager,
-            has_drafts=scheduler.speculative_config is not None,
         ),
         cache_dir_bytes=_CACHE_DIR_BYTES if cache.cache_dir_bytes is None else cache.cache_dir_bytes,
         config=config,

@@ -49,6 +49,16 @@ class _OpenGuess(NamedTuple):
     guess: Guess
 
 
+class _Measured(NamedTuple):
+    """A step that took ``seconds`` from the result before it."""
+
+    n_rows: int
+    n_drafts: int
+    n_accepted: int
+    seconds: float
+    has_waited: bool
+
+
 class TextDrafts(Drafts):
     """Drafts what a source guesses.
 
@@ -89,6 +99,8 @@ class TextDrafts(Drafts):
         self._tried_s, self._without_s = 0.0, 0.0
         """Decayed times of steps that waited, and of steps without drafts for as many tokens."""
         self._ended_at, self._was_measurable = 0.0, False
+        self._measured: _Measured | None = None
+        """The last step, which counts if the launch after it was quick."""
         self._counts = DraftCounts(n_tokens)
         self._n_accepted_before = 0
 
@@ -131,19 +143,22 @@ class TextDrafts(Drafts):
         n_accepted = self._counts.n_accepted - self._n_accepted_before
         self._n_accepted_before += n_accepted
         self._counts.step_done(has_waited=has_waited)
+        is_decode = plan.n_decode == n_rows
+        if self._measured is not None and (is_decode or has_waited):
+            # Else its result was taken behind the launch of this step, which takes long with prompts.
+            self._learn_costs(self._measured)
         # The first request is the oldest: if this token is its first, the device may have been idle before.
-        is_measurable = plan.n_decode == n_rows and requests[0].n_outputs > 1
-        is_measured, self._was_measurable = is_measurable and self._was_measurable, is_measurable
-        if is_measured:
-            seconds = self._costs.record(n_rows + plan.n_drafts, seconds, waits=has_waited or not self._overlaps)
+        is_measurable = is_decode and requests[0].n_outputs > 1
+        self._measured = None
+        if is_measurable and self._was_measurable:
+            self._measured = _Measured(n_rows, plan.n_drafts, n_accepted, seconds, has_waited)
+        self._was_measurable = is_measurable
         if not self._overlaps:
             return
         if self._n_paused:
             self._n_paused -= 1
         elif has_waited:
             self._n_waited += 1
-            if is_measured:
-                self._judge(seconds, self._costs.seconds(n_rows, waits=False) * (n_rows + n_accepted) / n_rows)
         else:
             self._margin = max(1.0, self._margin * _MARGIN_DECAY)
             self._n_waited = 0
@@ -255,6 +270,14 @@ class TextDrafts(Drafts):
     def _rate_without(self, n_rows: int) -> float:
         """Returns the tokens a second of steps that do not wait."""
         return n_rows / self._costs.seconds(n_rows, waits=False)
+
+    def _learn_costs(self, step: _Measured) -> None:
+        """Learns what a step has cost, and if it waited, what that has brought."""
+        n_rows, waits = step.n_rows, step.has_waited or not self._overlaps
+        seconds = self._costs.record(n_rows + step.n_drafts, step.seconds, waits=waits)
+        if step.has_waited and self._overlaps and not self._n_paused:
+            without_s = self._costs.seconds(n_rows, waits=False) * (n_rows + step.n_accepted) / n_rows
+            self._judge(seconds, without_s)
 
     def _judge(self, seconds: float, without_s: float) -> None:
         """Changes the margin by what steps that waited have brought.

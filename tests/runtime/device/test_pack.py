@@ -12,11 +12,13 @@ from radixkv.runtime.step.plan import Row, Scoring, StepPlan
 from radixkv.wire.messages import pack_tokens
 
 
-def make_packer(*, max_num_seqs: int = 4, max_model_len: int = 32, splits_drafts: bool = False) -> Packer:
+def make_packer(*, max_num_seqs: int = 4, max_model_len: int = 32, n_split: int | None = None) -> Packer:
+    """Returns a packer that splits the decode rows, or the first ``n_split`` rows if these are more."""
     settings = DeviceSettings(
         page_size=4, max_num_seqs=max_num_seqs, max_num_batched_tokens=16, max_model_len=max_model_len
     )
-    return Packer(settings, 200, settings.max_num_batched_tokens, splits_drafts=splits_drafts)
+    count_split = None if n_split is None else lambda step: max(step.n_decode, n_split)
+    return Packer(settings, 200, settings.max_num_batched_tokens, count_split=count_split)
 
 
 def row(batch_slot: int = 0, **changes: object) -> Row:
@@ -49,6 +51,7 @@ def test_rows_become_arrays() -> None:
         "table_starts": [2, 0],
         "update_firsts": [0, 0],
         "update_counts": [0, 2],
+        "sampled_slots": [2, 1],
         "ids": [-1, 7, 8, 9, 10, 11],
         "updates": [9, 8],
     }
@@ -56,7 +59,7 @@ def test_rows_become_arrays() -> None:
 
 
 def test_drafts_become_rows() -> None:
-    packer = make_packer(max_num_seqs=8, max_model_len=400, splits_drafts=True)
+    packer = make_packer(max_num_seqs=8, max_model_len=400, n_split=0)
     pages = tuple(range(100))
     drafting = row(2, start=73, n_tokens=3, tokens=pack_tokens([5, 6, 7]), write_start=73, n_drafts=2)
     drafting = replace(drafting, table_pages=pages[:20])
@@ -77,17 +80,50 @@ def test_drafts_become_rows() -> None:
         "table_starts": [0] * 7,
         "update_firsts": [0, 0, 0, 20, 120, 120, 142],
         "update_counts": [20, 0, 0, 100, 22, 0, 2],
+        "sampled_slots": [2, 2, 2, 1, 0, 0, 3],
         "ids": [5, 6, 7, -1, 8, 9, 7, 8, 9, 10, 11],
     }
     assert step.sampled.tolist() == [0, 1, 2, 3, 4, 5, 10]
     assert step.counts is not None
-    assert step.counts.tolist() == [3, 1, 2, 1]
+    assert step.counts.tolist() == [3, 1, 2]
+    assert step.results is None
+
+
+def test_a_short_prompt_becomes_rows_of_which_the_last_one_samples() -> None:
+    packer = make_packer(max_num_seqs=16, n_split=3)
+    packer.pack(StepPlan(0, (row(2, table_pages=(5, 6)),)))
+    drafting = row(2, start=5, n_tokens=2, tokens=pack_tokens([5, 6]), write_start=5, table_pages=(), n_drafts=1)
+    cached = row(1, start=4, n_tokens=1, tokens=pack_tokens([12]), write_start=5)
+    prompt = row(3, start=2, n_tokens=3, tokens=pack_tokens([7, 8, 9]), write_start=4)
+    step = packer.pack(StepPlan(1, (drafting, cached, prompt), n_decode=1, n_drafts=1))
+    assert step.n_decode == step.n_rows == 6
+    found = step.rows._asdict() | {"ids": step.ids, "counts": step.counts, "results": step.results}
+    assert {name: None if values is None else values.tolist() for name, values in found.items()} == {
+        "batch_slots": [2, 2, 1, 3, 3, 3],
+        "starts": [5, 6, 4, 2, 3, 4],
+        "n_tokens": [1] * 6,
+        "firsts": [0, 1, 2, 3, 4, 5],
+        "write_starts": [5, 5, 5, 4, 4, 4],
+        "table_starts": [0] * 6,
+        "update_firsts": [0, 0, 0, 2, 2, 2],
+        "update_counts": [0, 0, 2, 2, 0, 0],
+        "sampled_slots": [2, 2, 1, 16, 16, 3],
+        "ids": [5, 6, 12, 7, 8, 9],
+        "counts": [2, 1, 3],
+        "results": [0, 1, 2, 5],
+    }
+
+
+def test_prompts_of_one_token_become_decode_rows() -> None:
+    cached = row(1, start=4, n_tokens=1, tokens=pack_tokens([12]), write_start=5)
+    step = make_packer(n_split=1).pack(StepPlan(1, (cached,)))
+    assert (step.n_decode, step.counts, step.results) == (1, None, None)
 
 
 def test_drafts_that_need_more_rows_than_there_are_are_refused() -> None:
     drafting = row(start=0, n_tokens=5, n_drafts=4)
     with pytest.raises(DeviceError, match="1 rows and 4 drafts, each a row to the device, which takes 4"):
-        make_packer(splits_drafts=True).pack(StepPlan(0, (drafting,), n_decode=1, n_drafts=4))
+        make_packer(n_split=0).pack(StepPlan(0, (drafting,), n_decode=1, n_drafts=4))
     assert make_packer().pack(StepPlan(0, (drafting,), n_decode=1, n_drafts=4)).sampled.tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(DeviceError, match="a row of a prompt has drafts"):
         make_packer().pack(StepPlan(0, (drafting,), n_drafts=4))

@@ -156,20 +156,21 @@ class CudaExecutor:
         ]
         if not sampled_rows:
             return None
-        rows, sampling = [i for i, _ in sampled_rows], [row_sampling for _, row_sampling in sampled_rows]
+        positions, sampling = [i for i, _ in sampled_rows], [row_sampling for _, row_sampling in sampled_rows]
+        rows = positions if step.results is None else step.results[positions].tolist()
         row_indices = torch.tensor(rows, pin_memory=True).to(self._stream.device, non_blocking=True)
         logits = outputs.logits[: step.n_rows]
         greedy, finite = outputs.argmax_result[:, : step.n_rows]
         if len(sampled_rows) < step.n_rows:
             logits, greedy, finite = (values.index_select(0, row_indices) for values in (logits, greedy, finite))
-        masked = None if masks is None else _in_order_of(rows, masks)
+        masked = None if masks is None else _in_order_of(positions, masks)
         sampled = self._sampler.sample(
             logits, step.rows.batch_slots[rows].tolist(), sampling, greedy, finite, masked
         )
         outputs.argmax_result[0].index_copy_(0, row_indices, sampled.tokens)
         self._runner.set_last_tokens(row_indices, sampled.tokens)
         has_logprobs = any(row_sampling.n_logprobs is not None for row_sampling in sampling)
-        return _SamplerRows(rows, sampled if has_logprobs else None)
+        return _SamplerRows(positions, sampled if has_logprobs else None)
 
     def _prompt_logprobs(self, scoring: Scoring, first: int, hidden: Tensor | None) -> Iterator[PromptLogprobs]:
         """Yields the prompt logprobs of one row in chunks of ``_MAX_PROMPT_LOGPROB_ROWS`` tokens.
@@ -225,7 +226,7 @@ class SampledCudaStep:
         stream: torch.cuda.Stream,
         errors: CudaErrorConverter,
     ) -> None:
-        self._plan = launched.step.plan
+        self._step = launched.step
         self._begun = launched.begun
         self._errors = errors
         self._sampled = sampled
@@ -250,16 +251,17 @@ class SampledCudaStep:
     def result(self) -> StepResult:
         """Waits for this step; may be called again. Raises ``DeviceError`` or ``DeviceLost``."""
         try:
-            with self._errors.convert(self._plan.step):
+            with self._errors.convert(self._step.plan.step):
                 self.done.synchronize()
                 device_seconds = self._begun.elapsed_time(self.done) / 1e3
         except DeviceError:
             self._errors.release(self._memory)
             raise
         self._errors.release(self._memory)
+        sampled, results = self._argmax_result.numpy(), self._step.results
         return step_result(
-            self._plan,
-            self._argmax_result.numpy(),
+            self._step.plan,
+            sampled if results is None else sampled[:, results],
             self._logprobs(),
             [(row, chunk.collect()) for row, chunk in self._prompt_logprobs],
             device_seconds,

@@ -113,7 +113,6 @@ def open_cuda_executor(
             kv_scales=kv_scales,
             sinks=decoder.sinks,
             prefill_kernel="triton" if backend == "triton" else None,
-            has_drafts=settings.has_drafts,
         )
         runner = ModelRunner(decoder, attention, layout, settings, stream)
         sampler = CudaSampler(settings.max_num_seqs, config.vocab_size, device)
@@ -135,7 +134,7 @@ def open_cuda_executor(
         times.end("graphs")
     return CudaExecutor(
         runner,
-        Packer(settings, n_pages, settings.max_num_batched_tokens, splits_drafts=True),
+        Packer(settings, n_pages, settings.max_num_batched_tokens, count_split=runner.count_split),
         sampler,
         vocab_size=config.vocab_size,
         stream=stream,

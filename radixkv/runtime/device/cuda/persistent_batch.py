@@ -49,14 +49,18 @@ class RowFields:
         arrays: RowArrays[Ints] = RowArrays(*staged[self._rows].reshape(_N_ARRAYS, -1)[:, first:end])
         for array in arrays:
             array[:] = 0
-        arrays.batch_slots[:] = self.max_rows
+        arrays.batch_slots[:] = arrays.sampled_slots[:] = self.max_rows
         arrays.n_tokens[:] = arrays.write_starts[:] = 1
         arrays.firsts[:] = np.arange(first, end)
         staged[self.ids][first:end] = 0
 
+    def fits_updates(self, step: PackedStep) -> bool:
+        """Whether the step has few enough table updates for their staging field."""
+        return len(step.updates) <= self.updates.size
+
     def fits_decode_graph(self, step: PackedStep) -> bool:
         """Whether the step has one token per row, and few enough table updates for their staging field."""
-        return step.n_decode == step.n_rows and len(step.updates) <= self.updates.size
+        return step.n_decode == step.n_rows and self.fits_updates(step)
 
     def fill_decode(self, staged: StagingBuffer, step: PackedStep, n_padded: int) -> None:
         """Fills in everything of a step for which ``fits_decode_graph`` holds."""
@@ -102,9 +106,9 @@ class PersistentBatch:
         )
         self._static_inputs.slot_mapping.fill_(-1)
 
-    def batch_slots(self, n_rows: int) -> Tensor:
-        """[n_rows] int32: batch slots of the staged rows."""
-        return self._staged_rows.batch_slots[:n_rows]
+    def sampled_slots(self, n_rows: int) -> Tensor:
+        """[n_rows] int32: batch slots whose last sampled tokens the staged rows sample."""
+        return self._staged_rows.sampled_slots[:n_rows]
 
     def update(self, n_rows: int, updates: Tensor | None = None) -> None:
         """Applies table updates of the staged rows; ``updates`` is [n] int32 page ids, None for the staged ones."""
@@ -154,4 +158,4 @@ class PersistentBatch:
 
     def _rows(self, n_rows: int) -> RowArrays[Tensor]:
         # A view takes a microsecond, and kernels read the number of rows from the first array only.
-        return self._staged_rows._replace(batch_slots=self.batch_slots(n_rows))
+        return self._staged_rows._replace(batch_slots=self._staged_rows.batch_slots[:n_rows])

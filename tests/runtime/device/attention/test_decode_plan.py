@@ -49,7 +49,6 @@ class SimulatedPlanner:
         geometry: Geometry = H200,
         windows: Sequence[int | None] = (None,),
         shared_kernel: SharedKernel | None = "fa3",
-        has_drafts: bool = False,
     ) -> None:
         self.geometry = geometry = geometry if shared_kernel else replace(geometry, large_tile=0)
         self.layout = StagingLayout()
@@ -60,7 +59,6 @@ class SimulatedPlanner:
             layout=self.layout,
             costs=SharingCosts.for_kernel(shared_kernel),
             shared_kernel=shared_kernel,
-            has_drafts=has_drafts,
         )
         self.tables = np.full((MAX_ROWS + 1, WIDTH), ZERO_PAGE, np.int32)
 
@@ -88,7 +86,7 @@ class SimulatedPlanner:
             kv_slots = [
                 [
                     (int(entries[first_entry + at // PAGE]), at % PAGE)
-                    for at in range(begin, min(end, limit + query) if step.variant == "drafts" else end)
+                    for at in range(begin, min(end, limit + query) if step.variant == "extend" else end)
                 ]
                 for query in range(n_queries)
             ]
@@ -277,7 +275,7 @@ def test_a_token_and_its_drafts_each_see_one_position_more(seed: int) -> None:
     geometry = replace(H200, shape=replace(SHAPE, n_heads=n_heads, n_kv_heads=n_kv_heads))
     windows: list[int | None] = [[None], [None, 64], [700]][seed % 3]
     kernels: list[SharedKernel | None] = ["fa3", "fa2", None]
-    planner_sim = SimulatedPlanner(geometry, windows, kernels[seed % 3], has_drafts=True)
+    planner_sim = SimulatedPlanner(geometry, windows, kernels[seed % 3])
     n_rows = int(random.integers(1, 40))
     batch_slots, lengths = ragged(planner_sim, seed, n_rows, [4000, 40][seed % 2])
     counts = random.integers(1, 1 + MAX_ROWS // n_rows, n_rows).clip(1, 33).astype(np.int32)
@@ -289,14 +287,14 @@ def test_a_token_and_its_drafts_each_see_one_position_more(seed: int) -> None:
     lengths += np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
     bucket = None if seed % 2 else min(len(of_row) + 16, MAX_ROWS)
     step = planner_sim.plan(batch_slots, lengths, runs, bucket, counts=counts)
-    assert step.variant == "drafts"
+    assert step.variant == "extend"
     for window in windows:
         planner_sim.check(step, batch_slots, lengths, window)
 
 
 def test_a_token_and_its_drafts_are_read_together() -> None:
     """Eight rows of 16 tokens are eight items before they are split, with all tokens of a prefix read once more."""
-    planner_sim = SimulatedPlanner(has_drafts=True)
+    planner_sim = SimulatedPlanner()
     slots = np.repeat(np.arange(8, dtype=np.int32), 16)
     lengths = 2000 + np.tile(np.arange(16, dtype=np.int32), 8)
     counts = np.full(8, 16, np.int32)
@@ -309,14 +307,14 @@ def test_a_token_and_its_drafts_are_read_together() -> None:
 
 
 def test_partial_results_of_rows_with_drafts_fit_their_buffer() -> None:
-    """They are more than in any step without drafts, whose small tiles have fewer rows."""
-    planner_sim = SimulatedPlanner(shared_kernel=None, has_drafts=True)
+    """They are more than in any other step, whose small tiles have fewer rows."""
+    planner_sim = SimulatedPlanner(shared_kernel=None)
     slots, _ = ragged(planner_sim, 0, 16, 1)
     slots, lengths = slots.repeat(16), 4000 + np.tile(np.arange(16, dtype=np.int32), 16)
     step = planner_sim.plan(slots, lengths, counts=np.full(16, 16, np.int32))
     planner_sim.check(step, slots, lengths)
     n_results = max(item.result + len(item.rows) for item in planner_sim.items(step))
-    assert SimulatedPlanner(shared_kernel=None).planner.n_results < n_results <= planner_sim.planner.n_results
+    assert n_results <= planner_sim.planner.n_results
 
 
 @pytest.mark.parametrize("n_processors", [2, 58, 132])
@@ -365,7 +363,7 @@ def test_rows_with_drafts_of_any_lengths_fit_the_staging_fields(
     """Runs are nested; the staged items read as many tokens as the rows have."""
     shape = replace(SHAPE, n_heads=n_heads, n_kv_heads=n_kv_heads)
     geometry = replace(H200, shape=shape, n_processors=n_processors, large_tile=128 if shared_kernel else 0)
-    assert geometry.for_drafts().small_rows == small_rows
+    assert geometry.for_extend().small_rows == small_rows
     layout, costs, max_rows, width = StagingLayout(), SharingCosts(launches_ns=0, large_ns=0), 1024, 1 << 14
     planner = DecodePlanner(
         geometry,
@@ -374,7 +372,6 @@ def test_rows_with_drafts_of_any_lengths_fit_the_staging_fields(
         layout=layout,
         costs=costs,
         shared_kernel=shared_kernel,
-        has_drafts=True,
     )
     random = np.random.default_rng(n_processors + n_heads)
     for n_rows, most in ((1, 16), (7, 16), (16, 16), (60, 17), (300, 3), (31, 33), (1024, 1)):

@@ -62,7 +62,7 @@ def test_a_run_of_rows_with_drafts_is_used_if_its_tiles_are_fewer_than_the_items
     count: int, n_tiles: int
 ) -> None:
     """Small tiles have 16 rows then, and a row with 20 tokens is two items."""
-    selector, n_rows = SharedRunSelector(SharingCosts(), H200.for_drafts()), 8 if count == 20 else 16
+    selector, n_rows = SharedRunSelector(SharingCosts(), H200.for_extend()), 8 if count == 20 else 16
     runs, counts = [SharedRun(tuple(range(n_rows)), 0, 1000)], np.full(n_rows, count, np.int32)
     sharing = selector.select(runs, None, n_rows, n_tiles, 0, counts)
     assert sharing is not None
@@ -72,13 +72,13 @@ def test_a_run_of_rows_with_drafts_is_used_if_its_tiles_are_fewer_than_the_items
 
 @pytest.mark.parametrize("count", [16, 32])
 def test_a_run_of_rows_that_each_fill_tiles_with_their_drafts_is_not_used(count: int) -> None:
-    selector, counts = SharedRunSelector(SharingCosts(), H200.for_drafts()), np.full(8, count, np.int32)
+    selector, counts = SharedRunSelector(SharingCosts(), H200.for_extend()), np.full(8, count, np.int32)
     assert selector.select([SharedRun(tuple(range(8)), 0, 10_000)], None, 8, 1000, 0, counts) is None
 
 
 def test_nested_runs_of_rows_with_drafts_are_used_by_their_numbers_of_tokens() -> None:
     """The run of the rows whose drafts fill tiles is not used, and the run around it is."""
-    selector, counts = SharedRunSelector(SharingCosts(), H200.for_drafts()), np.repeat(np.int32([16, 2]), [4, 16])
+    selector, counts = SharedRunSelector(SharingCosts(), H200.for_extend()), np.repeat(np.int32([16, 2]), [4, 16])
     runs = [SharedRun(tuple(range(20)), 0, 1000), SharedRun((0, 1, 2, 3), 1000, 1000)]
     inner = SharedRun(tuple(range(4, 20)), 1000, 1000)
     for shared, n_pages in ((runs, [1000]), ([*runs, inner], [1000, 1000])):
@@ -99,7 +99,6 @@ def test_pages_that_rows_with_drafts_share_are_read_once_for_16_tokens(n_rows: i
         layout=layout,
         costs=SharingCosts(),
         shared_kernel="fa3",
-        has_drafts=True,
     )
     staged = StagingBuffer(torch.zeros(layout.size, dtype=torch.int32))
     batch_slots = np.arange(n_rows, dtype=np.int32).repeat(count)

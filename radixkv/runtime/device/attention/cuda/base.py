@@ -66,8 +66,8 @@ class Geometry:
         """(Query, head) pairs of one KV head that fit a small tile, which the decode kernel computes."""
         return next(tile for tile in (16, 32, 64) if tile >= max(self.shape.group, self.min_small_tile))
 
-    def for_drafts(self) -> Geometry:
-        """Returns the geometry of steps with drafts: small tiles are wide, and there are no large ones."""
+    def for_extend(self) -> Geometry:
+        """Returns the geometry of rows with several tokens: small tiles are wide, and there are no large ones."""
         return replace(self, large_tile=0, min_small_tile=64 if self.shape.head_dim <= 128 else 32)
 
     @cached_property
@@ -106,7 +106,7 @@ LayerLaunch = Callable[[LayerTensors], None]
 
 
 class DecodeRows(NamedTuple):
-    """The decode rows of a step: one for each token, also for each draft."""
+    """The decode rows of a step: one for each token, also for each draft and each token of a short prompt."""
 
     batch_slots: Ints
     """[rows]."""
@@ -117,7 +117,7 @@ class DecodeRows(NamedTuple):
     runs_id: int | None = None
     """Number of ``shared``, see ``StepPlan.runs_id``; None: it has none."""
     counts: Ints | None = None
-    """[rows of the plan]: consecutive rows of each, its token's and its drafts'; None: one each."""
+    """[rows of the plan]: consecutive rows of each, its tokens; None: one each."""
 
 
 class AttentionPlanner(Protocol[DecodeT, PromptT]):
@@ -138,6 +138,15 @@ class AttentionPlanner(Protocol[DecodeT, PromptT]):
 
     def variants(self, bucket: int) -> Sequence[Variant]:
         """Returns the variants to capture for a bucket; none if attention does not support graphs."""
+        ...
+
+    def fits_prompts(self, starts: Ints, n_tokens: Ints) -> bool:
+        """Whether prompt rows can be computed as decode rows, token by token, without slowing the device down.
+
+        Args:
+            starts: [rows], position of each row's first token.
+            n_tokens: [rows].
+        """
         ...
 
     def plan_decode(

@@ -43,6 +43,8 @@ _MIN_FA3_PART = 192
 at most 64 tokens."""
 _WHOLE_ROW = 1 << 30
 """Part size that leaves every row whole."""
+_MAX_PROMPT_READS = 1 << 18
+"""Most positions that small tiles read in a layer for prompts whose tokens are a row each."""
 _READ_TOKEN_NS = 1.0
 """Nanoseconds to read one token of 4 KiB at an H200's bandwidth."""
 _SPLIT_FEW_ROWS_NS = 4900.0
@@ -85,8 +87,9 @@ class DecodePlanner:
     rows share them, small tiles in the launch of the rows' own pages read them; if many do, large tiles in a launch
     of their own, where there are large tiles.
 
-    The rows of a token and its drafts see the same pages, but for the last ones. In steps with drafts each small
-    tile reads them once for as many of these rows as fit. Small tiles are wide then, and there are no large ones.
+    Consecutive tokens of one request are a row each: a token and its drafts, or a short prompt. They see the same
+    pages, but for the last ones. In steps with such rows each small tile reads these pages once for as many of them
+    as fit. Small tiles are wide then, and there are no large ones.
 
     Args:
         geometry: sizes of model and GPU.
@@ -95,7 +98,6 @@ class DecodePlanner:
         layout: the staging fields are added to it.
         costs: decide which shared pages are read once.
         shared_kernel: the FlashInfer kernel of large tiles; None: there are no large tiles.
-        has_drafts: whether steps may have drafts.
     """
 
     def __init__(
@@ -107,7 +109,6 @@ class DecodePlanner:
         layout: StagingLayout,
         costs: SharingCosts,
         shared_kernel: SharedKernel | None,
-        has_drafts: bool = False,
     ) -> None:
         assert (shared_kernel is None) == (geometry.large_tile == 0)
         self._geometry = geometry
@@ -115,19 +116,18 @@ class DecodePlanner:
         longest = longest_window(windows)
         self._reads_all = longest is None
         self._longest = _WHOLE_ROW if longest is None else longest
-        self._has_drafts = has_drafts
-        self._draft_geometry = geometry.for_drafts()
+        self._extend_geometry = geometry.for_extend()
         self._shared_run_selector = SharedRunSelector(costs, geometry)
-        self._draft_run_selector = SharedRunSelector(costs, self._draft_geometry)
+        self._extend_run_selector = SharedRunSelector(costs, self._extend_geometry)
         split_variants: list[Variant] = ["split", "shared"]
         n_small = max(
             self._n_items(n_rows, variant) for n_rows in range(1, max_rows + 1) for variant in split_variants
         )
         n_large = self._n_large_items(max_rows)
         n_results = n_small * geometry.small_rows + n_large * geometry.large_rows
-        if has_drafts:  # before they are split, items have each row once, and shared tiles
-            n_more = max(self._n_items(n_rows, "drafts") - n_rows for n_rows in range(1, max_rows + 1))
-            n_results = max(n_results, max_rows + n_more * self._draft_geometry.small_rows)
+        # Items of the variant ``extend`` have each row once before they are split, and shared tiles.
+        n_more = max(self._n_items(n_rows, "extend") - n_rows for n_rows in range(1, max_rows + 1))
+        n_results = max(n_results, max_rows + n_more * self._extend_geometry.small_rows)
         self.n_results = n_results
         """Most partial results of a layer."""
         self.fields = {
@@ -152,8 +152,17 @@ class DecodePlanner:
         variants: list[Variant] = ["whole", "split"]
         if bucket > 1:
             variants += ["shared"] * self._reads_all
-            variants += ["drafts"] * self._has_drafts
+            variants.append("extend")
         return variants
+
+    def fits_prompts(self, starts: Ints, n_tokens: Ints) -> bool:
+        """Whether small tiles read what these prompt rows attend to about as fast as the kernel of prompts."""
+        lengths, n_tiles = starts + n_tokens, -(-n_tokens // self._extend_geometry.small_rows)
+        n_read = [
+            n_tiles * lengths if window is None else n_tokens * np.minimum(lengths, window)
+            for window in self.fields
+        ]
+        return max(int(of_rows.sum()) for of_rows in n_read) <= _MAX_PROMPT_READS
 
     def plan(
         self,
@@ -179,10 +188,9 @@ class DecodePlanner:
         lengths = np.concatenate([rows.lengths, np.ones(padding, np.int32)])
         sharing, counts = None, np.ones(n_rows, np.int32)
         if rows.counts is not None:
-            assert self._has_drafts, "the device was opened for steps without drafts"
-            variant, counts = "drafts", np.concatenate([rows.counts, np.ones(padding, np.int32)])
+            variant, counts = "extend", np.concatenate([rows.counts, np.ones(padding, np.int32)])
             if self._reads_all:
-                sharing = self._draft_run_selector.select(
+                sharing = self._extend_run_selector.select(
                     rows.shared, None, len(counts), self._max_tiles(n_rows)[0], 0, counts
                 )
             if sharing is not None:
@@ -217,7 +225,7 @@ class DecodePlanner:
         return DecodeStep(n_rows, variant, tile, self._tile_config(n_rows, variant), n_items, n_large_items)
 
     def _geometry_of(self, variant: Variant) -> Geometry:
-        return self._draft_geometry if variant == "drafts" else self._geometry
+        return self._extend_geometry if variant == "extend" else self._geometry
 
     def _fill_large(
         self, staged: StagingBuffer, items: WorkItems, results: Ints, n_padded: int, width: int
@@ -264,7 +272,7 @@ class DecodePlanner:
         pages, all blocks run at the same time where twice the rows are at most 8 blocks per multiprocessor.
         """
         few, wave = self._geometry.items_at_once(1), self._geometry.items_at_once(8)
-        if variant in ("shared", "drafts"):
+        if variant in ("shared", "extend"):
             return wave - n_rows if 2 * n_rows <= wave else wave
         return few if n_rows <= few else max(2 * wave - n_rows, wave)
 
@@ -272,7 +280,7 @@ class DecodePlanner:
         """Returns how many small items to launch: one per row and shared tile, and what splitting may add."""
         if variant == "whole":
             return n_rows
-        n_shared = self._max_tiles(n_rows)[0] if variant in ("shared", "drafts") else 0
+        n_shared = self._max_tiles(n_rows)[0] if variant in ("shared", "extend") else 0
         return n_rows + n_shared + self._n_splits(n_rows, variant)
 
     def _n_large_items(self, n_rows: int) -> int:
@@ -323,7 +331,7 @@ class DecodePlanner:
         if sharing is not None:
             begins = sharing.covered_pages * np.int32(page_size)
         rows, n_queries = np.arange(len(lengths), dtype=np.int32), np.ones_like(lengths)
-        if variant == "drafts" and window is None:
+        if variant == "extend" and window is None:
             rows, n_queries = _tiles(counts, geometry.small_rows)
         ends, limits = lengths[rows + n_queries - 1], lengths[rows]
         own = WorkItems.of(rows, n_queries, batch_slots[rows] * np.int32(width), begins[rows], ends, limits)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Variant = Literal["whole", "split", "shared", "drafts"]
+Variant = Literal["whole", "split", "shared", "extend"]
 """How decode rows are computed: ``whole``, one work item per row; ``split``, long rows as several items that are
-merged; ``shared``, shared pages read once for many rows; ``drafts``, also those of a token and its drafts."""
+merged; ``shared``, shared pages read once for many rows; ``extend``, pages also read once for consecutive tokens of
+a request, which are drafts or a short prompt."""
 
 _MIN_SHARED_BYTES_AHEAD = 200_000
 """Shared memory per multiprocessor from which configurations that load ahead fit: they take up to 213,000 bytes;

@@ -62,7 +62,6 @@ class PagedAttention:
         shared_kernel: kernel for pages that many rows share; None for that of ``backend_of``, too. With the prompt
             kernel ``triton``, None is for no such kernel: FlashInfer is not imported, and the decode kernel reads
             these pages too.
-        has_drafts: whether steps may have drafts.
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class PagedAttention:
         costs: SharingCosts | None = None,
         prefill_kernel: PrefillKernel | None = None,
         shared_kernel: SharedKernel | None = None,
-        has_drafts: bool = False,
     ) -> None:
         properties = torch.cuda.get_device_properties(device)
         self._shape = shape
@@ -119,7 +117,6 @@ class PagedAttention:
             layout=layout,
             costs=costs or SharingCosts.for_kernel(shared_kernel),
             shared_kernel=shared_kernel,
-            has_drafts=has_drafts,
         )
 
     def connect(self, staging: Staging, tables: Tensor) -> None:
@@ -151,6 +148,10 @@ class PagedAttention:
     def variants(self, bucket: int) -> list[Variant]:
         """Returns the variants to capture for a bucket."""
         return self._decode.variants(bucket)
+
+    def fits_prompts(self, starts: Ints, n_tokens: Ints) -> bool:
+        """Whether prompt rows can be computed as decode rows, token by token, without slowing the device down."""
+        return self._decode.fits_prompts(starts, n_tokens)
 
     def plan_decode(
         self,
@@ -210,7 +211,7 @@ class PagedAttention:
             n_items=step.n_items,
             tile=step.tile,
             tile_config=step.tile_config,
-            has_limits=step.variant == "drafts",
+            has_limits=step.variant == "extend",
         )
         launches.append(attend)
         if step.variant != "whole":
