@@ -99,13 +99,7 @@ class CudaExecutor:
             begun = torch.cuda.Event(enable_timing=True)
             begun.record(self._stream)
             outputs = self._runner.enqueue(step)
-            prompt_logprobs = [
-                (index, logprobs)
-                for index, (row, first) in enumerate(zip(plan.rows, plan.first_positions(), strict=True))
-                if row.scoring is not None
-                for logprobs in self._prompt_logprobs(row.scoring, int(step.rows.firsts[first]), outputs.hidden)
-            ]
-            launched = LaunchedCudaStep(self, step, begun, outputs, prompt_logprobs)
+            launched = LaunchedCudaStep(self, step, begun, outputs, list(self._score_prompts(step, outputs.hidden)))
             if not plan.is_masked:
                 launched.sampled = self._sample_step(launched, None)
             return launched
@@ -149,13 +143,13 @@ class CudaExecutor:
 
     def _sample(self, step: PackedStep, outputs: StepOutputs, masks: TokenMasks | None) -> _SamplerRows | None:
         """Samples the rows of the packed step that need more than their argmax token; None if there are none."""
+        if not any(row.sampling is not None and _needs_sampler(row.sampling) for row in step.plan.rows):
+            return None
         sampled_rows = [
             (i, sampling)
             for i, sampling in enumerate(step.plan.samplings())
             if sampling is not None and _needs_sampler(sampling)
         ]
-        if not sampled_rows:
-            return None
         positions, sampling = [i for i, _ in sampled_rows], [row_sampling for _, row_sampling in sampled_rows]
         rows = positions if step.results is None else step.results[positions].tolist()
         row_indices = torch.tensor(rows, pin_memory=True).to(self._stream.device, non_blocking=True)
@@ -171,6 +165,15 @@ class CudaExecutor:
         self._runner.set_last_tokens(row_indices, sampled.tokens)
         has_logprobs = any(row_sampling.n_logprobs is not None for row_sampling in sampling)
         return _SamplerRows(positions, sampled if has_logprobs else None)
+
+    def _score_prompts(self, step: PackedStep, hidden: Tensor | None) -> Iterator[tuple[int, PromptLogprobs]]:
+        """Yields the index of each row of the plan that scores its prompt, with each chunk of its logprobs."""
+        if not any(row.scoring for row in step.plan.rows):
+            return
+        for index, (row, first) in enumerate(zip(step.plan.rows, step.plan.first_positions(), strict=True)):
+            if row.scoring is not None:
+                for logprobs in self._prompt_logprobs(row.scoring, int(step.rows.firsts[first]), hidden):
+                    yield index, logprobs
 
     def _prompt_logprobs(self, scoring: Scoring, first: int, hidden: Tensor | None) -> Iterator[PromptLogprobs]:
         """Yields the prompt logprobs of one row in chunks of ``_MAX_PROMPT_LOGPROB_ROWS`` tokens.
