@@ -202,9 +202,10 @@ class Loop:
         if self._alarms.next_at <= begun:
             self._alarms.ring(begun)
         messages = [*self._admit_gated(), *self._expire()] if self._gated else self._expire()
+        updates: list[Update] = []
         if self._steps and self.scheduler.wants_results:
             while self._steps:
-                messages += self._collect_result()
+                updates += self._take_result()
             begun = self._clock()
         planned = perf_counter()
         plan = self.scheduler.schedule()
@@ -215,12 +216,13 @@ class Loop:
                 self._steps.launch(plan)
             except DeviceError:
                 while self._steps:
-                    messages += self._collect_result()
-                messages += self._to_messages(self.scheduler.fail())
+                    updates += self._take_result()
+                updates += self.scheduler.fail()
             self._launch_s = max(self._clock() - begun, _LAUNCH_DECAY * self._launch_s)
+        messages += self._to_messages(updates)  # while the device computes
         self.is_waiting = False
         if len(self._steps) > LOOKAHEAD or (plan is None and self._steps):
-            messages += self._collect_result()
+            messages += self._to_messages(self._take_result())
         elif plan is None and self.has_work:
             if not (self.scheduler.is_idle or self.scheduler.tiers.is_busy):
                 raise InvariantError(
@@ -336,19 +338,19 @@ class Loop:
             return self._to_messages(self.scheduler.fail())
         return []
 
-    def _collect_result(self) -> list[FromRuntime]:
+    def _take_result(self) -> list[Update]:
         """Takes the oldest launched step's result. If it failed, so have all steps launched after it."""
         try:
             plan, result = self._steps.take_result()
         except DeviceError:
-            return self._to_messages(self.scheduler.fail())
+            return self.scheduler.fail()
         self.scheduler.tiers.step_done(plan, result.device_seconds)
         self._counters.device_busy_seconds += result.device_seconds
         started = perf_counter()
         updates = self.scheduler.complete(plan, result)
         self.scheduler.cache.check_counts()
         self._counters.schedule_seconds += perf_counter() - started
-        return self._to_messages(updates)
+        return updates
 
     def _to_messages(self, updates: list[Update]) -> list[FromRuntime]:
         items: list[NewTokens] = []
