@@ -22,7 +22,7 @@ from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring
 from radixkv.settings.tenants import OPERATOR
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.cache_use import CacheUse
-from radixkv.wire.messages import CacheMiss, NewTokens, PromptLogprobs, TokenLogprobs
+from radixkv.wire.messages import CacheMiss, NewTokens, PromptLogprobs, TokenLogprobs, pack_tokens
 
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=0)
 
@@ -395,7 +395,7 @@ class Update(msgspec.Struct, frozen=True):
         """Returns its part of a message about new tokens."""
         return NewTokens(
             id=self.request.id,
-            tokens=b"".join([token.to_bytes(TOKEN_BYTES, "little") for token in self.tokens]),
+            tokens=pack_tokens(self.tokens),
             choice=self.request.choice,
             finish_reason=self.finish_reason,
             stop_token_id=self.tokens[-1] if self.finish_reason == "stop" else None,

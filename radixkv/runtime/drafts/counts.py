@@ -24,8 +24,8 @@ class DraftCounts:
         """The source of each row's last guess, by batch slot."""
         self._n_drafted: Counter[str] = Counter()
         self._n_accepted: Counter[str] = Counter()
-        self._by_request: dict[str, DraftUse] = {}
-        """The drafts of each running request that had some, by its id."""
+        self._by_request: dict[str, list[int]] = {}
+        """How many drafts of each running request were accepted, and how many checked, by its id."""
         self._n_rows = [0] * (n_tokens + 1)
         """Rows by how many of their drafts were accepted."""
         self._n_waited = 0
@@ -45,8 +45,9 @@ class DraftCounts:
         self._n_rows[n_accepted] += 1
         self._n_drafted[source] += n_drafts
         self._n_accepted[source] += n_accepted
-        before = self._by_request.get(request.id, DraftUse())
-        self._by_request[request.id] = before + DraftUse(n_accepted, n_drafts - n_accepted)
+        of_request = self._by_request.setdefault(request.id, [0, 0])
+        of_request[0] += n_accepted
+        of_request[1] += n_drafts
 
     def step_done(self, *, has_waited: bool) -> None:
         """Counts a step if its plan was made when the results of all steps before it were known."""
@@ -54,7 +55,8 @@ class DraftCounts:
 
     def ended(self, request_id: str) -> DraftUse:
         """Forgets a request; returns what became of its drafts."""
-        return self._by_request.pop(request_id, DraftUse())
+        n_accepted, n_drafts = self._by_request.pop(request_id, (0, 0))
+        return DraftUse(n_accepted, n_drafts - n_accepted)
 
     def stats(self) -> DraftStats:
         """Returns the counters since the start."""

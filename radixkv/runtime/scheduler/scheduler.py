@@ -31,7 +31,7 @@ from radixkv.runtime.step.step_time import StepTimeForecast
 from radixkv.settings.config import SchedulerConfig
 from radixkv.tree.node import TOKEN_BYTES, Lease
 from radixkv.tree.spared import WaitingPrompt
-from radixkv.wire.messages import TokenLogprobs
+from radixkv.wire.messages import TokenLogprobs, pack_tokens
 
 
 class LaunchedPlan(NamedTuple):
@@ -263,11 +263,8 @@ class Scheduler:
         for row, request, _, n_more, finite in rows:
             self._row_done(request, row)
             if finite and not request.recovery.discards_results:
-                blocks, tokens, end = request.blocks, request.tokens, row.start + row.n_tokens - row.n_drafts
+                blocks, end = request.blocks, row.start + row.n_tokens - row.n_drafts + n_more
                 if n_more:
-                    assert row.tokens is not None
-                    tokens = tokens + row.tokens[TOKEN_BYTES : (1 + n_more) * TOKEN_BYTES]
-                    end += n_more
                     request.n_scheduled += n_more
                     self.waiting.charge([request], n_more)
                 fills_page = end >= (blocks.n_leased + 1) * self.cache.page_size and blocks.can_commit
@@ -276,6 +273,10 @@ class Scheduler:
                     self.cache.mark_computed(blocks, end, plan.step)
                 # A row that fills no page has nothing to commit, nor to mark if the leased pages are computed.
                 elif fills_page or not blocks.is_computed:
+                    tokens = request.tokens
+                    if n_more:
+                        assert row.tokens is not None
+                        tokens = tokens + row.tokens[TOKEN_BYTES : (1 + n_more) * TOKEN_BYTES]
                     computed.append(ComputedRow(blocks, tokens, end, request.last_step))
         self.cache.commit_computed(computed, plan.step)
         self.tiers.computed(plan, launched.requests)
@@ -448,18 +449,18 @@ class Scheduler:
         A request whose constraint rejects a token fails.
         """
         reason = None
-        n_appended = 0
+        n_appended, n_most = 0, request.max_tokens - request.n_outputs
         while reason is None and n_appended < len(tokens):
             token = tokens[n_appended]
             if request.constraint is not None and not request.constraint.accept(token):
                 self.running.finish(request)
                 return Update(request, error=request.constraint.rejection(token))
-            request.tokens += token.to_bytes(TOKEN_BYTES, "little")
             n_appended += 1
             if token in request.stop_token_ids or (request.constraint is not None and request.constraint.has_ended):
                 reason = "stop"
-            elif request.n_known == request.n_prompt + request.max_tokens:
+            elif n_appended == n_most:
                 reason = "length"
+        request.tokens += pack_tokens(tokens[:n_appended])
         if request.cache_use.counted is None:
             request.count_prompt()
         request.reads_cache = True
