@@ -31,8 +31,7 @@ BYTES_PER_VALUE = 2
 
 _FINITE = (
     *("eviction_policy", "ghost_capacity", "ends_known", "load_us_per_token", "fetch_us_per_token"),
-    *("compute_us_per_token", "concurrency", "max_num_batched_tokens", "output_len"),
-    *("servers", "routing", "events_delay"),
+    *("compute_us_per_token", "output_len", "servers", "routing", "events_delay"),
 )
 """Flags that need ``--capacity``."""
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -156,7 +155,8 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         type=count,
         default=1,
         metavar="REQUESTS",
-        help="number of requests in flight, scheduled as by the server (default: 1)",
+        help="number of requests in flight, scheduled as by the server; with --speculative-config also that of "
+        "answers in flight (default: 1)",
     )
     cache.add_argument(
         "--max-num-batched-tokens",
@@ -311,7 +311,7 @@ def run(args: argparse.Namespace) -> int:
     if args.speculative_config is not None:
         from radixkv.lab.simulator.draft_simulation import draft_remarks, draft_table, draft_title, simulate_drafts
 
-        drafted = simulate_drafts(recording, args.speculative_config)
+        drafted = simulate_drafts(recording, args.speculative_config, concurrency=args.concurrency)
         open_saver(args.output_file, "simulate-drafts")([msgspec.structs.asdict(one) for one in drafted])
         print(f"\n{wrapped(draft_title(drafted))}\n{draft_table(drafted)}")
         for remark in draft_remarks(drafted):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import zip_longest
 from typing import NamedTuple
 
 from radixkv.runtime.cache.block_table import ComputedRow
@@ -29,8 +31,17 @@ class Place(NamedTuple):
     one, which ends it and is sampled."""
 
 
+class Exchange(NamedTuple):
+    """A request with its answer, little-endian int32."""
+
+    prompt: bytes
+    """At least one token."""
+    answer: bytes
+    """Empty if it is not known."""
+
+
 class DraftReplay:
-    """Answers requests one after another with recorded tokens, in a page cache that has room for all of them.
+    """Answers requests with recorded tokens, in a page cache that has room for all of them.
 
     The recorded tokens are what a model would sample. The first one of an answer comes with its prompt.
 
@@ -50,6 +61,27 @@ class DraftReplay:
             if name != "prediction"  # no recording has any
         }
         """The sources by name, in the order in which the engine asks them."""
+
+    def rounds(self, exchanges: Sequence[Exchange], concurrency: int) -> Iterator[tuple[Place | None, ...]]:
+        """Answers requests of clients that each send the next one when their last one has ended.
+
+        Of a chat one request is in flight at a time. All answers go on by a token a round, as without drafts.
+        Yields the place of each client; None for those that are done.
+
+        Args:
+            exchanges: the requests, in order.
+            concurrency: number of clients.
+        """
+        ready = _chats(exchanges)
+
+        def client() -> Iterator[Place]:
+            while ready:  # once nothing is, each chat that goes on has a client
+                first, *later = heappop(ready)
+                yield from self.places(*exchanges[first])
+                if later:
+                    heappush(ready, later)
+
+        return zip_longest(*(client() for _ in range(concurrency)))
 
     def places(self, prompt: bytes, answer: bytes) -> Iterator[Place]:
         """Answers a request; yields each place after the answer's first token.
@@ -92,6 +124,35 @@ class DraftReplay:
         assert self._cache.reserve(blocks, self._cache.pages_for(n_tokens)), "the pool is too small"
         self._cache.commit_computed([ComputedRow(blocks, request.tokens, n_tokens, 0)], 0)
         self._cache.free_replaced(blocks, 0)
+
+
+def _chats(exchanges: Sequence[Exchange]) -> list[list[int]]:
+    """Returns the indices of each chat's requests, in order; the chats by their first ones.
+
+    A request continues an earlier one if its prompt begins with the prompt and the answer of that one, of several
+    the longest. The last token of an answer may be missing: it ends the answer, and prompts may have another one.
+    Costs a sort.
+    """
+    texts = [(one.prompt, True, index) for index, one in enumerate(exchanges)]
+    texts += [
+        (one.prompt + one.answer[:-TOKEN_BYTES], False, index)
+        for index, one in enumerate(exchanges)
+        if len(one.answer) > TOKEN_BYTES
+    ]
+    beginnings: list[tuple[bytes, int]] = []
+    continued: dict[int, int] = {}
+    for text, is_prompt, index in sorted(texts):
+        while beginnings and not text.startswith(beginnings[-1][0]):
+            beginnings.pop()
+        if not is_prompt:
+            beginnings.append((text, index))
+        elif (earlier := next((one for _, one in reversed(beginnings) if one < index), None)) is not None:
+            continued[index] = earlier
+    chats: dict[int, list[int]] = {}
+    for index in range(len(exchanges)):
+        chats[index] = chats[continued[index]] if index in continued else []
+        chats[index].append(index)
+    return [chat for index, chat in chats.items() if chat[0] == index]
 
 
 def n_right(tokens: bytes, following: bytes) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 import msgspec
 
 from radixkv.lab.bench.formatting import format_tokens, plural
-from radixkv.lab.simulator.draft_replay import DraftReplay, n_right
+from radixkv.lab.simulator.draft_replay import DraftReplay, Exchange, Place, n_right
 from radixkv.lab.simulator.recording import Recording
 from radixkv.runtime.drafts.sources import LongestMatch, Source
 from radixkv.settings.speculative import SpeculativeConfig
@@ -28,6 +28,8 @@ class DraftResult(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the tokenizer that encoded the recording; None if it has no texts."""
     method: str
     num_speculative_tokens: int
+    concurrency: int
+    """Most answers in flight."""
     source: str
     """``tree``, ``prompt`` or ``answers`` as in ``/metrics``, or ``all``."""
     n_requests: int
@@ -50,14 +52,27 @@ class _Steps:
     """The steps of all answers with the drafts of one source."""
 
     source: Source
+    next_rounds: list[int]
+    """The round in which each client's next step is. No step goes on behind an answer, whose last token is sampled,
+    so the next answer's first round has a step."""
     n_steps: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
-    next_place: int = 0
-    """Place in the answer at which the next step begins."""
+
+    def count(self, number: int, places: Sequence[Place | None], max_drafts: int) -> None:
+        """Counts the steps of a round."""
+        for client, place in enumerate(places):
+            if place is not None and self.next_rounds[client] == number:
+                guess = self.source.guess(place.request, max_drafts)
+                tokens = b"" if guess is None else guess.tokens
+                n_accepted = n_right(tokens, place.following)
+                self.n_steps += 1
+                self.n_drafted += len(tokens) // TOKEN_BYTES
+                self.n_accepted += n_accepted
+                self.next_rounds[client] = number + 1 + n_accepted
 
 
-def simulate_drafts(recording: Recording, config: SpeculativeConfig) -> list[DraftResult]:
+def simulate_drafts(recording: Recording, config: SpeculativeConfig, *, concurrency: int = 1) -> list[DraftResult]:
     """Returns what each source would bring alone, and if there are several, what all together would, which is last.
 
     Each step checks all that is guessed for it. Shows its progress on standard error. Some 50 µs for a token of an
@@ -66,6 +81,7 @@ def simulate_drafts(recording: Recording, config: SpeculativeConfig) -> list[Dra
     Args:
         recording: has answers.
         config: the sources, and lengths of drafts and of matches.
+        concurrency: most answers in flight, of a chat one at a time.
     """
     started = perf_counter()
     traffic, answers = recording.traffic, recording.answers
@@ -75,18 +91,24 @@ def simulate_drafts(recording: Recording, config: SpeculativeConfig) -> list[Dra
     sources = dict(replay.sources)
     if len(sources) > 1:
         sources[ALL] = LongestMatch(tuple(sources.values()), config.lookup_sizes)
-    steps = {name: _Steps(source) for name, source in sources.items()}
-    with Progress(f"replaying the answers of {recording.name}", enabled=True) as progress:
-        for index, answer in enumerate(answers):
-            progress.show(f"{index}/{len(answers)} requests")
-            _replay(replay, traffic.symbols(index), answer, steps, config.num_speculative_tokens)
+    n_clients = min(concurrency, len(answers))  # more stay idle
+    steps = {name: _Steps(source, [0] * n_clients) for name, source in sources.items()}
+    exchanges = [Exchange(traffic.symbols(index), answer) for index, answer in enumerate(answers)]
     n_tokens = sum(max(len(answer) // TOKEN_BYTES - 1, 0) for answer in answers)
+    n_replayed = 0
+    with Progress(f"replaying the answers of {recording.name}", enabled=True) as progress:
+        for number, places in enumerate(replay.rounds(exchanges, n_clients)):
+            progress.show(f"{n_replayed:,}/{n_tokens:,} tokens")
+            n_replayed += n_clients - places.count(None)
+            for one in steps.values():
+                one.count(number, places, config.num_speculative_tokens)
     return [
         DraftResult(
             trace=recording.name,
             tokenizer=recording.tokenizer,
             method=config.method,
             num_speculative_tokens=config.num_speculative_tokens,
+            concurrency=concurrency,
             source=name,
             n_requests=len(answers),
             n_answers=n_answers,
@@ -99,24 +121,6 @@ def simulate_drafts(recording: Recording, config: SpeculativeConfig) -> list[Dra
         )
         for name, one in steps.items()
     ]
-
-
-def _replay(
-    replay: DraftReplay, prompt: bytes, answer: bytes, steps: Mapping[str, _Steps], max_drafts: int
-) -> None:
-    """Answers one request, and counts the steps that it would take."""
-    for one in steps.values():
-        one.next_place = 0
-    for index, (request, following) in enumerate(replay.places(prompt, answer)):
-        for one in steps.values():
-            if one.next_place == index:
-                guess = one.source.guess(request, max_drafts)
-                tokens = b"" if guess is None else guess.tokens
-                n_accepted = n_right(tokens, following)
-                one.n_steps += 1
-                one.n_drafted += len(tokens) // TOKEN_BYTES
-                one.n_accepted += n_accepted
-                one.next_place = index + 1 + n_accepted
 
 
 def draft_table(results: Sequence[DraftResult]) -> str:
@@ -143,9 +147,10 @@ def draft_title(results: Sequence[DraftResult]) -> str:
     """Returns a line that says what was replayed."""
     one = results[-1]
     drafts = plural(one.num_speculative_tokens, "token")
+    order = "one answer after another" if one.concurrency == 1 else f"up to {one.concurrency} answers in flight"
     return (
         f"drafts of at most {drafts}, method {one.method}: {plural(one.n_answers, 'answer')} with "
-        f"{plural(one.n_answer_tokens, 'token')} after the first, one answer after another"
+        f"{plural(one.n_answer_tokens, 'token')} after the first, {order}"
     )
 
 

@@ -1,5 +1,7 @@
 """``radixkv simulate --speculative-config``: what drafts would bring on recorded answers."""
 
+from random import Random
+
 import pytest
 
 from radixkv.checkpoints import resolve_tokenizer
@@ -54,6 +56,71 @@ def test_ngram_looks_at_the_requests_own_text(tmp_path, drafted):
     assert rows.keys() == {"prompt"}
     # After 2 nothing is known by two tokens. After 2 3: 4 5 and then 6. After that 7 is wrong.
     assert (rows["prompt"]["n_steps"], rows["prompt"]["n_accepted_tokens"]) == (3, 2)
+
+
+def test_of_answers_in_flight_only_those_that_ended_are_recent(tmp_path, drafted, capsys):
+    line = {"prompt_token_ids": list(range(20)), "token_ids": list(range(100, 140))}
+    short = {"prompt_token_ids": list(range(30)), "token_ids": list(range(200, 203))}
+    file = write_lines(tmp_path / "ids.jsonl", line, line, {"prompt_token_ids": [7]}, line, short)
+    rows = drafted("--trace", file, *TREE, "--concurrency", 2)
+    # The first two answers take the same rounds, so neither knows the other. The third one knows them, see above.
+    steps = {"prompt": 2 * 39 + 39 + 2, "tree": 2 * 39 + 2 + 11 + 2, "answers": 2 * 39 + 1 + 3 + 2}
+    steps["all"] = 2 * 39 + 3 + 2
+    assert {source: row["n_steps"] for source, row in rows.items()} == steps
+    for row in rows.values():
+        assert (row["concurrency"], row["n_requests"], row["n_answers"]) == (2, 5, 4)
+        assert row["n_accepted_tokens"] == 3 * 39 + 2 - row["n_steps"]
+    assert "after the first, up to 2 answers in flight" in " ".join(capsys.readouterr().out.split())
+
+
+def test_pages_that_an_answer_in_flight_has_filled_are_known(tmp_path, drafted):
+    line = {"prompt_token_ids": list(range(16)), "token_ids": list(range(100, 140))}
+    other = {"prompt_token_ids": [7], "token_ids": list(range(200, 219))}
+    rows = drafted("--trace", write_lines(tmp_path / "ids.jsonl", line, other, line), *TREE, "--concurrency", 2)
+    # The third answer begins 18 tokens after the first one. That has filled a page then, and another one 16 tokens
+    # later: each gives 15 drafts. The first answer ends when the third one has 21 places, and is recent then.
+    steps = {"tree": 2 + 7, "answers": 21 + 2, "all": 2 + 1, "prompt": 39}
+    assert {source: row["n_steps"] - 39 - 18 for source, row in rows.items()} == steps
+
+
+@pytest.mark.parametrize("end", [[139], []], ids=["with its last token", "without it"])
+def test_turns_of_a_chat_wait_for_each_other(tmp_path, drafted, end):
+    answer = list(range(100, 140))
+    chat = [
+        {"prompt_token_ids": list(range(16)), "token_ids": answer},
+        {"prompt_token_ids": [*range(16), *answer[:-1], *end, 7], "token_ids": list(range(200, 220))},
+    ]
+    other = {"prompt_token_ids": [9], "token_ids": answer}
+    file = write_lines(tmp_path / "ids.jsonl", *chat, other)
+    # The second turn's prompt has the first one's answer, which nothing may know before it has ended. The other
+    # chat does not wait: it begins with the first turn, and knows nothing of it.
+    rows = drafted("--trace", file, *TREE, "--concurrency", 2)
+    assert {row["n_steps"] for row in rows.values()} == {39 + 39 + 19}
+    rows = drafted("--trace", file, *TREE)
+    assert rows["answers"]["n_steps"] == 39 + 19 + 1 + 3
+
+
+def test_what_a_request_has_itself_does_not_depend_on_others_in_flight(tmp_path, drafted):
+    random = Random(7)
+    lines = [
+        {
+            "prompt_token_ids": random.choices(range(4), k=random.randint(1, 40)),
+            "token_ids": random.choices(range(4), k=random.randint(0, 50)),
+        }
+        for _ in range(20)
+    ]
+    flags = ("--trace", write_lines(tmp_path / "ids.jsonl", *lines), "--speculative-config", '{"method": "ngram"}')
+    rows = [drafted(*flags, "--concurrency", n)["prompt"] for n in (1, 3, 20, 1000)]
+    assert len({(row["n_steps"], row["n_draft_tokens"], row["n_accepted_tokens"]) for row in rows}) == 1
+    assert [row["concurrency"] for row in rows] == [1, 3, 20, 1000]
+
+
+def test_steps_of_an_infinite_cache_have_the_size_that_is_asked_for(tmp_path, drafted, capsys):
+    line = {"prompt_token_ids": list(range(50)), "token_ids": [1, 2, 3]}
+    flags = ("--trace", write_lines(tmp_path / "ids.jsonl", line, line), *TREE, "--concurrency", 2)
+    assert simulate(*flags, "--page-size", 24) == 1
+    assert "max_num_batched_tokens 8192 is not one or more pages of 24" in capsys.readouterr().err
+    assert drafted(*flags, "--page-size", 24, "--max-num-batched-tokens", 48)["all"]["n_answer_tokens"] == 4
 
 
 CHAT = [
@@ -151,14 +218,15 @@ def test_what_a_file_lacks_is_named(tmp_path, line, flags, message, capsys):
         (["--speculative-config", '{"method": "eagle"}'], "this release has no method with a draft head"),
         (["--speculative-config", "tree"], "'tree' is not a JSON object"),
         ([*TREE, "--plot", "pictures"], "--plot draws hit rate by capacity"),
+        ([*TREE, "--concurrency", "0"], "concurrency 0 must be at least 1"),
+        ([*TREE, "--concurrency", "2.5"], "argument --concurrency/--max-concurrency"),
+        ([*TREE, "--max-num-batched-tokens", "64"], "--max-num-batched-tokens needs several requests in flight"),
         *(
             ([*TREE, *flag.split()], f"{flag.split()[0]} is for finite caches; give --capacity, or leave it out")
             for flag in (
                 "--servers 2 --routing prefix",
                 "--routing prefix",
                 "--events-delay 1",
-                "--concurrency 4",
-                "--max-num-batched-tokens 64",
                 "--output-len 5",
                 "--eviction-policy lru",
                 "--ghost-capacity 2",
