@@ -113,6 +113,7 @@ class TimedReplay(DraftReplay):
     def __init__(self, config: SpeculativeConfig) -> None:
         super().__init__(config, N_PAGES, PAGE_SIZE)
         self._max_tokens = config.num_speculative_tokens
+        del self.sources["prediction"]  # the chats have none
         self.sources["all"] = LongestMatch(tuple(self.sources.values()), config.lookup_sizes)
         self.remembered_ns: list[int] = []
         """Time to take each answer."""

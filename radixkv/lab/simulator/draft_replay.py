@@ -38,6 +38,8 @@ class Exchange(NamedTuple):
     """At least one token."""
     answer: bytes
     """Empty if it is not known."""
+    prediction: bytes = b""
+    """What the client expects the answer to be like; empty for none."""
 
 
 class DraftReplay:
@@ -54,12 +56,8 @@ class DraftReplay:
     def __init__(self, config: SpeculativeConfig, n_pages: int, page_size: int) -> None:
         self._n_drafts = config.num_speculative_tokens
         self._cache = PageCache(n_pages, page_size)
-        sources, self._branches = open_sources(config, self._cache, _MAX_IDS)
-        self.sources: dict[str, Source] = {
-            name: source
-            for name, source in sources.items()
-            if name != "prediction"  # no recording has any
-        }
+        self.sources: dict[str, Source]
+        self.sources, self._branches = open_sources(config, self._cache, _MAX_IDS)
         """The sources by name, in the order in which the engine asks them."""
 
     def rounds(self, exchanges: Sequence[Exchange], concurrency: int) -> Iterator[tuple[Place | None, ...]]:
@@ -83,14 +81,15 @@ class DraftReplay:
 
         return zip_longest(*(client() for _ in range(concurrency)))
 
-    def places(self, prompt: bytes, answer: bytes) -> Iterator[Place]:
+    def places(self, prompt: bytes, answer: bytes, prediction: bytes = b"") -> Iterator[Place]:
         """Answers a request; yields each place after the answer's first token.
 
         Args:
             prompt: its tokens, at least one, little-endian int32.
             answer: its tokens, the same.
+            prediction: those that the client expects, the same.
         """
-        request = self.begin(prompt)
+        request = self.begin(prompt, prediction)
         for end in range(TOKEN_BYTES, len(answer), TOKEN_BYTES):
             request.tokens += answer[end - TOKEN_BYTES : end]
             yield Place(request, answer[end : min(end + self._n_drafts * TOKEN_BYTES, len(answer) - TOKEN_BYTES)])
@@ -98,9 +97,9 @@ class DraftReplay:
         request.tokens += answer[-TOKEN_BYTES:]
         self.end(request)
 
-    def begin(self, prompt: bytes) -> Request:
+    def begin(self, prompt: bytes, prediction: bytes = b"") -> Request:
         """Returns a request whose prompt is computed."""
-        message = Submit("a", prompt, SamplingParams())
+        message = Submit("a", prompt, SamplingParams(), prediction=prediction)
         request = Request(message.id, Namespace(), bytearray(prompt), len(prompt) // TOKEN_BYTES, _MAX_IDS)
         observers = [branch.follow(message, (request,)) for branch in self._branches if branch.is_chosen(message)]
         request.observers = tuple(observer for observer in observers if observer is not None)

@@ -31,7 +31,7 @@ class DraftResult(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int
     """Most answers in flight."""
     source: str
-    """``tree``, ``prompt`` or ``answers`` as in ``/metrics``, or ``all``."""
+    """``tree``, ``prediction``, ``prompt`` or ``answers`` as in ``/metrics``, or ``all``."""
     n_requests: int
     n_answers: int
     """Requests whose answers are known."""
@@ -89,11 +89,16 @@ def simulate_drafts(recording: Recording, config: SpeculativeConfig, *, concurre
     n_pages = traffic.n_distinct_pages + sum(len(one) // TOKEN_BYTES // traffic.page_size + 2 for one in answers)
     replay = DraftReplay(config, n_pages, traffic.page_size)
     sources = dict(replay.sources)
+    if not any(recording.predictions):
+        del sources["prediction"]
     if len(sources) > 1:
         sources[ALL] = LongestMatch(tuple(sources.values()), config.lookup_sizes)
     n_clients = min(concurrency, len(answers))  # more stay idle
     steps = {name: _Steps(source, [0] * n_clients) for name, source in sources.items()}
-    exchanges = [Exchange(traffic.symbols(index), answer) for index, answer in enumerate(answers)]
+    exchanges = [
+        Exchange(traffic.symbols(index), answer, prediction)
+        for index, (answer, prediction) in enumerate(zip(answers, recording.predictions, strict=True))
+    ]
     n_tokens = sum(max(len(answer) // TOKEN_BYTES - 1, 0) for answer in answers)
     n_replayed = 0
     with Progress(f"replaying the answers of {recording.name}", enabled=True) as progress:

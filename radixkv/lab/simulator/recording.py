@@ -13,6 +13,7 @@ import msgspec
 
 from radixkv.checkpoints import resolve_tokenizer
 from radixkv.errors import CheckpointError, ConfigError, RequestError
+from radixkv.frontend.api.openai.schema import Prediction
 from radixkv.generation.chat_rendering import check_template_variables, effort_variables
 from radixkv.lab.bench.workloads.conversations import Line, answer_indices
 from radixkv.lab.bench.workloads.datasets import MESSAGES, Format, read_lines
@@ -61,6 +62,8 @@ class _LoggedRequest(Line, frozen=True):
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    prediction: Any = None
+    """OpenAI's; data sets of conversations may have something else under this name."""
 
     def is_one_request(self) -> bool:
         """Returns whether the line's messages were sent as they are, not recorded with their answers."""
@@ -87,14 +90,17 @@ class Recording:
     answers: Sequence[bytes] = ()
     """Token ids of each request's answer, little-endian int32, empty where the file has none; there are none unless
     they are asked for."""
+    predictions: Sequence[bytes] = ()
+    """What each client expected the answer to be like, as ``answers``."""
 
 
 @dataclass(slots=True)
 class _Exchange:
-    """A prompt and its answer, little-endian int32."""
+    """A prompt, its answer and its prediction, little-endian int32."""
 
     prompt: bytes
     answer: bytes = b""
+    prediction: bytes = b""
 
 
 def read_recording(
@@ -121,8 +127,8 @@ def read_recording(
         conversations: take every line as a conversation, also if its last message has no answer.
         skip_bad_lines: skip and count malformed lines instead of refusing them.
         compact_pages: see ``BlockTraffic``.
-        reads_answers: whether ``Recording.answers`` is wanted. The answer to a request that is a line is that in
-            the messages of a later line.
+        reads_answers: whether ``Recording.answers`` and ``predictions`` are wanted. The answer to a request that is
+            a line is that in the messages of a later line.
 
     Raises:
         ConfigError: the file cannot be read or has an unknown format, a line is malformed, a setting does not
@@ -166,7 +172,8 @@ def read_recording(
             "token_ids"
         )
     lengths = [max(len(answer) // TOKEN_BYTES, 1) for answer in answers]
-    return Recording(path.name, traffic, lines.n_bad_lines, name, lengths or None, answers)
+    predictions = [one.prediction for one in exchanges] if reads_answers else ()
+    return Recording(path.name, traffic, lines.n_bad_lines, name, lengths or None, answers, predictions)
 
 
 def _find_first_key(path: Path) -> str:
@@ -213,7 +220,7 @@ class _LogDecoder:
         path: the file, for error texts.
         tokenizer: a folder, a hub name or ``tiny``; None: only token ids can be decoded.
         conversations: take every line as a conversation.
-        reads_answers: whether answers are wanted.
+        reads_answers: whether answers and predictions are wanted.
 
     Raises:
         CheckpointError: the tokenizer does not exist.
@@ -293,8 +300,17 @@ class _LogDecoder:
             self._loaded_tokenizer().encode(text, adds_special_tokens=bool(request.add_special_tokens))
         )
         if self._reads_answers:
+            if request.prediction is not None:
+                exchange.prediction = self._encode_prediction(request.prediction)
             self._match_answers(_Unanswered(exchange, text, messages, variables))
         return exchange
+
+    def _encode_prediction(self, prediction: Any) -> bytes:
+        try:
+            text = msgspec.convert(prediction, Prediction).text
+        except msgspec.ValidationError as error:
+            raise ValueError(f"prediction: {error}") from None
+        return self._loaded_tokenizer().encode(text, adds_special_tokens=False)
 
     def _encode_turn(self, messages: list[dict[str, Any]], answer: dict[str, Any]) -> _Exchange:
         text = self._loaded_template().render(messages)

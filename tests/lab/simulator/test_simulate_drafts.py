@@ -1,5 +1,6 @@
 """``radixkv simulate --speculative-config``: what drafts would bring on recorded answers."""
 
+import json
 from random import Random
 
 import pytest
@@ -165,6 +166,58 @@ def test_the_answer_to_a_request_with_tools_is_rendered_with_them(tmp_path):
     assert '{"name": "find", "arguments": {"city": "Oslo"}}' in first
     assert first.endswith("</tool_call><|eot_id|>")
     assert last == ""
+
+
+def test_predictions_of_requests_are_a_source(tmp_path, drafted):
+    first, later = ({"messages": CHAT[:end]} for end in (1, 3))
+    parts = [{"type": "text", "text": ANSWER[:30]}, {"type": "text", "text": ANSWER[30:]}]
+    tokenizer = Tokenizer.load(resolve_tokenizer("tiny"))
+    n_tokens = len(unpack_tokens(tokenizer.encode(ANSWER, adds_special_tokens=False)))
+    for method in ("tree", "ngram"):
+        for content in (ANSWER, parts):
+            predicted = first | {"prediction": {"type": "content", "content": content}}
+            log = write_lines(tmp_path / "log.jsonl", predicted, later)
+            rows = drafted(
+                "--trace", log, "--tokenizer", "tiny", "--speculative-config", json.dumps({"method": method})
+            )
+            # The prediction guesses all tokens after the first, in steps of 16 or 8 and the sampled one. The token
+            # that ends the answer is sampled.
+            n_a_step = rows["prediction"]["num_speculative_tokens"] + 1
+            assert rows["prediction"]["n_steps"] == -(-n_tokens // n_a_step) == rows["all"]["n_steps"]
+            assert rows["prediction"]["n_accepted_tokens"] == n_tokens - rows["prediction"]["n_steps"]
+            assert rows["prompt"]["n_steps"] > 3 * rows["prediction"]["n_steps"]
+
+
+def test_recordings_without_predictions_have_no_such_source(tmp_path, drafted):
+    turns = [{"messages": CHAT[:end]} for end in (1, 3)]
+    nothing = [None, {"type": "content", "content": ""}, {"type": "content", "content": []}]
+    for prediction in nothing:
+        log = write_lines(tmp_path / "log.jsonl", *[turn | {"prediction": prediction} for turn in turns])
+        assert "prediction" not in drafted("--trace", log, "--tokenizer", "tiny", *TREE)
+    # A data set of conversations may have anything under that name.
+    chats = write_lines(tmp_path / "chats.jsonl", {"messages": CHAT[:4], "prediction": ANSWER})
+    assert drafted("--trace", chats, "--tokenizer", "tiny", *TREE).keys() == {"tree", "answers", "prompt", "all"}
+
+
+@pytest.mark.parametrize(
+    ("prediction", "message"),
+    [
+        ("text", "prediction: Expected `object`, got `str`"),
+        ({"type": "content"}, "prediction: Object missing required field `content`"),
+        ({"type": "text", "content": "x"}, "prediction: Invalid enum value 'text' - at `$.type`"),
+        ({"type": "content", "content": [{"type": "image"}]}, "at `$.content[0]"),
+    ],
+)
+def test_what_is_no_prediction_makes_a_bad_line(tmp_path, drafted, capsys, prediction, message):
+    turns = [{"messages": CHAT[:end]} for end in (1, 3, 5)]
+    log = write_lines(tmp_path / "log.jsonl", *turns, {"messages": CHAT[:1], "prediction": prediction})
+    assert simulate("--trace", log, "--tokenizer", "tiny", *TREE) == 1
+    error = capsys.readouterr().err
+    assert "line 4 of " in error
+    assert message in error
+    assert simulate("--trace", log, "--tokenizer", "tiny", "--capacity", "1k") == 0, "it counts for drafts alone"
+    rows = drafted("--trace", log, "--tokenizer", "tiny", "--skip-bad-lines", *TREE)
+    assert rows["all"]["n_requests"] == 3
 
 
 def test_requests_without_a_known_answer_are_named(tmp_path, capsys):
