@@ -157,3 +157,25 @@ def test_only_a_row_far_longer_than_the_others_is_split(index: int) -> None:
     assert len(parts[index]) <= 16
     lengths[index] = 340
     assert plan_step(lengths)[0].variant == "whole"
+
+
+@pytest.mark.parametrize(
+    ("window", "starts", "n_tokens", "fits"),
+    [
+        (None, [16_000], [256], True),
+        (None, [16_000], [272], False),
+        (None, [16_000, 16_000], [256, 1], False),
+        (None, [100_000], [16], True),
+        (1024, [16_000], [256], True),
+        (1024, [16_000], [257], False),
+        (1024, [0], [256], True),
+    ],
+)
+def test_short_prompts_fit_decode_rows_by_what_tiles_read(
+    window: int | None, starts: list[int], n_tokens: list[int], fits: bool
+) -> None:
+    """Tiles of 16 tokens read a row's whole context, and each token its own window."""
+    planner = DecodePlanner(
+        H200, [window], max_rows=MAX_ROWS, layout=StagingLayout(), costs=SharingCosts(), shared_kernel="fa3"
+    )
+    assert planner.fits_prompts(np.array(starts, np.int32), np.array(n_tokens, np.int32)) is fits
