@@ -44,8 +44,15 @@ class StepCosts:
         """Whether any step that does not wait was measured."""
         return bool(self._seconds[False])
 
-    def record(self, n_rows: int, seconds: float, *, waits: bool) -> float:
-        """Takes a measured step into account; returns its seconds, without those of a pause."""
+    def record(self, n_rows: int, seconds: float, *, waits: bool, is_late: bool = False) -> float:
+        """Takes a measured step into account; returns its seconds, without those of a pause.
+
+        Args:
+            n_rows: of the step, a draft counting as a row.
+            seconds: from the result before to its own.
+            waits: whether it was planned when the result before it was known.
+            is_late: whether its result may have been taken late; it never raises an average then.
+        """
         waiting = self._seconds[True]
         for size in waiting:
             waiting[size] *= _FORGET
@@ -53,6 +60,8 @@ class StepCosts:
         if averages:
             max_ratio = _MAX_RATIO if self._counts[waits, size] >= _N_FIRST else _MAX_FIRST_RATIO
             seconds = min(seconds, max_ratio * self.seconds(n_rows, waits=waits))
+        if is_late:
+            seconds = min(seconds, averages.get(size, seconds))
         self._counts[waits, size] += 1
         average = averages.setdefault(size, seconds)
         averages[size] = average + _WEIGHT * (seconds - average)

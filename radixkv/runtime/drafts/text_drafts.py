@@ -98,9 +98,9 @@ class TextDrafts(Drafts):
         self._n_looked_at, self._n_judged = 0, 0
         self._tried_s, self._without_s = 0.0, 0.0
         """Decayed times of steps that waited, and of steps without drafts for as many tokens."""
-        self._ended_at, self._was_measurable = 0.0, False
+        self._ended_at, self._was_busy = 0.0, False
         self._measured: _Measured | None = None
-        """The last step, which counts if the launch after it was quick."""
+        """The last step, until the one after it is known."""
         self._counts = DraftCounts(n_tokens)
         self._n_accepted_before = 0
 
@@ -144,15 +144,15 @@ class TextDrafts(Drafts):
         self._n_accepted_before += n_accepted
         self._counts.step_done(has_waited=has_waited)
         is_decode = plan.n_decode == n_rows
-        if self._measured is not None and (is_decode or has_waited):
-            # Else its result was taken behind the launch of this step, which takes long with prompts.
-            self._learn_costs(self._measured)
+        if self._measured is not None:
+            # If this step did not wait, that result was taken behind its launch, which may take long with prompts.
+            self._learn_costs(self._measured, is_late=not (is_decode or has_waited))
         # The first request is the oldest: if this token is its first, the device may have been idle before.
-        is_measurable = is_decode and requests[0].n_outputs > 1
+        is_busy = requests[0].n_outputs > 1
         self._measured = None
-        if is_measurable and self._was_measurable:
+        if is_decode and is_busy and self._was_busy:
             self._measured = _Measured(n_rows, plan.n_drafts, n_accepted, seconds, has_waited)
-        self._was_measurable = is_measurable
+        self._was_busy = is_busy
         if not self._overlaps:
             return
         if self._n_paused:
@@ -271,11 +271,16 @@ class TextDrafts(Drafts):
         """Returns the tokens a second of steps that do not wait."""
         return n_rows / self._costs.seconds(n_rows, waits=False)
 
-    def _learn_costs(self, step: _Measured) -> None:
-        """Learns what a step has cost, and if it waited, what that has brought."""
+    def _learn_costs(self, step: _Measured, *, is_late: bool) -> None:
+        """Learns what a step has cost, and what it has brought if it waited.
+
+        Args:
+            step: any but the last one.
+            is_late: whether its result may have been taken late.
+        """
         n_rows, waits = step.n_rows, step.has_waited or not self._overlaps
-        seconds = self._costs.record(n_rows + step.n_drafts, step.seconds, waits=waits)
-        if step.has_waited and self._overlaps and not self._n_paused:
+        seconds = self._costs.record(n_rows + step.n_drafts, step.seconds, waits=waits, is_late=is_late)
+        if step.has_waited and self._overlaps and not (self._n_paused or is_late):
             without_s = self._costs.seconds(n_rows, waits=False) * (n_rows + step.n_accepted) / n_rows
             self._judge(seconds, without_s)
 

@@ -34,6 +34,17 @@ def test_a_pause_of_the_machine_counts_little() -> None:
     assert costs.seconds(8, waits=False) <= 11.0
 
 
+def test_a_result_that_was_taken_late_raises_no_average() -> None:
+    costs = StepCosts(overlaps=True)
+    costs.record(8, 6.0, waits=False, is_late=True)
+    assert costs.seconds(8, waits=False) == 6.0, "it is better than a guess"
+    for _ in range(50):
+        costs.record(8, 4.0, waits=False)
+        for _ in range(5):
+            costs.record(8, 9.0, waits=False, is_late=True)
+    assert costs.seconds(8, waits=False) == pytest.approx(4.0, abs=0.01)
+
+
 def test_what_was_slow_once_is_tried_again() -> None:
     costs = StepCosts(overlaps=True)
     costs.record(8, 1.0, waits=True)

@@ -11,6 +11,7 @@ import pytest
 
 from radixkv.runtime.drafts.sources import OwnText
 from radixkv.runtime.drafts.text_drafts import TextDrafts
+from radixkv.runtime.protocols import Drafts
 from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.tree.node import TOKEN_BYTES, Namespace
@@ -60,9 +61,14 @@ class Simulation:
     """Most drafts of a step."""
     waits: bool = False
     """Whether the next plan waits for the results before it."""
+    prompt_every: int = 0
+    """Each so many steps one computes a prompt, too; 0: none does."""
+    launch_s: float = 0.0
+    """How long the launch of such a step takes, behind which the result before it may be taken. It takes twice
+    as long as its launch, and what its other rows take."""
 
     def __post_init__(self) -> None:
-        self.drafts = TextDrafts(OwnText((3, 5, 8)), 8, overlaps=self.overlaps, clock=lambda: self.now)
+        self.drafts: Drafts = TextDrafts(OwnText((3, 5, 8)), 8, overlaps=self.overlaps, clock=lambda: self.now)
         self.waits = self.drafts.wants_results
         self.requests: list[Request] = []
         self.truths: list[list[int]] = []
@@ -94,10 +100,12 @@ class Simulation:
             for slot, drafts in enumerate(found)
         ]
         n_drafts = sum(row.n_drafts for row in rows)
-        plan = StepPlan(0, tuple(rows), n_decode=self.n_rows, n_drafts=n_drafts)
+        has_prompt = self._has_prompt(self.n_steps)
+        plan = StepPlan(0, tuple(rows), n_decode=self.n_rows - has_prompt, n_drafts=n_drafts)
         self.now += self.step_s(self.n_rows + n_drafts) * self.rng.uniform(0.98, 1.02) + (
             self.wait_s if waits else 0
         )
+        self.now += 2 * self.launch_s * has_prompt
         accepted = []
         for request, truth, drafts in zip(self.requests, self.truths, found, strict=True):
             done, n = len(request.tokens) // TOKEN_BYTES, 0
@@ -118,7 +126,13 @@ class Simulation:
             if len(request.tokens) // TOKEN_BYTES >= len(truth):
                 request.phase = Phase.FINISHED
                 self._restart(slot)
+        is_late = self._has_prompt(self.n_steps + 1) and not self.waits
+        self.now += self.launch_s * is_late
         self.drafts.step_done(plan, requests, self.room, has_waited=waits)
+        self.now -= self.launch_s * is_late
+
+    def _has_prompt(self, step: int) -> bool:
+        return self.prompt_every > 0 and step % self.prompt_every == 0
 
 
 def flat(n_rows: int) -> float:
@@ -129,6 +143,11 @@ def flat(n_rows: int) -> float:
 def steep(n_rows: int) -> float:
     """A GPU whose time is that of the rows."""
     return 1e-3 * n_rows
+
+
+def steep_line(n_rows: int) -> float:
+    """A GPU whose time is that of both."""
+    return 4e-3 * (1 + 0.08 * n_rows)
 
 
 @pytest.mark.parametrize("n_rows", [1, 8, 32])
@@ -149,6 +168,19 @@ def test_drafts_that_do_not_pay_cost_nothing(
     step_s, wait_s = times
     simulation = Simulation(text, n_rows, step_s, wait_s)
     assert simulation.run(12.0) > 0.98 * n_rows / step_s(n_rows)
+
+
+@pytest.mark.parametrize("prompt_every", [2, 4])
+def test_steps_with_prompts_between_others_hide_nothing(prompt_every: int) -> None:
+    """Every second step, or every fourth, computes a prompt, too, and results are taken behind its slow launch."""
+    tokens_per_s = []
+    for drafts in (None, Drafts()):
+        simulation = Simulation(misleading, 8, steep_line, wait_s=1e-3, prompt_every=prompt_every, launch_s=6e-3)
+        if drafts is not None:
+            simulation.drafts, simulation.waits = drafts, False
+        simulation.run(4.0)
+        tokens_per_s.append(simulation.run(8.0))
+    assert tokens_per_s[0] > 1.1 * tokens_per_s[1]
 
 
 def test_right_drafts_that_cost_too_much_are_left() -> None:
