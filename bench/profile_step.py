@@ -14,6 +14,7 @@ microseconds by kind and name of kernel.
     mixed 256x1024 8x960     decode rows beside prompts
 
     python bench/profile_step.py --output-file profile.jsonl
+    python bench/profile_step.py --only "mixed 7x,mixed 28x" --prompt-kernels --output-file profile.jsonl
     python bench/profile_step.py --small --device cpu --no-profile        # tries the code
 """
 
@@ -26,6 +27,7 @@ from collections import deque
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from result_lines import add_gpu_flags, append, script_parser
 from shapes import LLAMA_8B, SMALL, write_model
@@ -46,7 +48,10 @@ def main() -> None:
     config = SMALL if arguments.small else LLAMA_8B
     with tempfile.TemporaryDirectory() as folder:
         executor = open_device(arguments, write_model(config, Path(folder)))
+    if arguments.prompt_kernels:
+        leave_prompts_whole()
     common = {
+        "prompt_kernels": arguments.prompt_kernels,
         "max_num_seqs": arguments.max_num_seqs,
         "enforce_eager": arguments.enforce_eager,
         **gpu_provenance(arguments.device, arguments.commit),
@@ -73,11 +78,23 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--no-profile", action="store_true")
     parser.add_argument("--kernels", type=int, default=12, metavar="COUNT", help="to print; the file has more")
     parser.add_argument("--enforce-eager", action="store_true", help="without CUDA graphs")
+    parser.add_argument(
+        "--prompt-kernels", action="store_true", help="no tokens of prompts as rows of decode graphs"
+    )
     parser.add_argument("--max-num-seqs", type=int, help="most rows a step (default: the device's)")
     arguments = parser.parse_args()
     if arguments.device != "cuda" and not arguments.no_profile:
         parser.error("the profiler records a GPU's work; with --device cpu use --no-profile")
+    if arguments.device != "cuda" and arguments.prompt_kernels:
+        parser.error("only a GPU has --prompt-kernels")
     return arguments
+
+
+def leave_prompts_whole() -> None:
+    """Lets kernels of prompts compute also those that are short enough for a decode graph."""
+    from radixkv.runtime.device.cuda.model_runner import ModelRunner
+
+    patch.object(ModelRunner, "count_split", lambda _, step: step.n_decode).start()
 
 
 def open_device(arguments: argparse.Namespace, folder: Path) -> Executor:

@@ -106,10 +106,12 @@ def test_shapes_of_models(tmp_path: Path, changes: dict[str, object]) -> None:
 
 
 def test_which_steps_are_captured(eager: LLM, captured: LLM) -> None:
-    """One replay per layer for a small prompt, one for a decode step; none for large steps or ``enforce_eager``."""
-    assert _n_replays(captured, n_prompt=64, n_new=1) == N_LAYERS
+    """One replay per layer for a small prompt; one for a decode step, or a prompt of as many tokens as the largest
+    has rows; none for large steps or ``enforce_eager``."""
+    assert _n_replays(captured, n_prompt=64, n_new=1) == 1
+    assert _n_replays(captured, n_prompt=65, n_new=1) == N_LAYERS
     assert _n_replays(captured, n_prompt=513, n_new=1) == 0
-    assert _n_replays(captured, n_prompt=64, n_new=3) >= N_LAYERS + 2
+    assert _n_replays(captured, n_prompt=65, n_new=3) >= N_LAYERS + 2
     assert _n_replays(eager, n_prompt=64, n_new=3) == 0
 
 
