@@ -92,7 +92,7 @@ class LruEviction(EvictionPolicy):
 class LfudaEviction(EvictionPolicy):
     """Evicts the leaf with the smallest priority: its uses plus the age of the cache at the last of them.
 
-    LFU with dynamic aging: the age is the priority of the leaf that was evicted last. So frequently used pages stay
+    LFU with dynamic aging: the age is the priority of the last leaf that it chose. So frequently used pages stay
     longer, and those that are not used any more go once the age has passed them. Of equal priorities, the least
     recently used goes first.
     """

@@ -82,11 +82,8 @@ class LfudaModel(LruModel):
 
     def check_choice(self, victim: PageUse, leaves: Sequence[PageUse]) -> None:
         assert (victim.priority, victim.used_at) == min((use.priority, use.used_at) for use in leaves)
-
-    def evicted(self, pages: Sequence[int], prefixes: Sequence[Any], n_cached: int) -> None:
-        use = self.pages[pages[0]]
-        if not use.is_demoted:
-            self.age = max(self.age, use.priority)
+        # Not that of a page which goes because waiting prompts need it last: no policy chooses that.
+        self.age = max(self.age, victim.priority)
 
 
 class AdaptiveModel(LruModel):
