@@ -25,6 +25,8 @@ PENALISED = replace(PLAIN, frequency_penalty=0.5, n_logprobs=1)
 QUEUE_TIMEOUT_S = 10.0
 STOP = tuple(range(107, 1000, 30))
 """Every 30th token ends an output, and is banned before ``min_tokens``."""
+MANY_STOPS = tuple(range(107, 1000, 3))
+"""Every third token ends an output with ``min_tokens``, so that most would end at that border."""
 BEAM_STOP = STOP[:2]
 """Two of the tokens with which beams continue."""
 NAMESPACES = (Namespace(), Namespace(salt="a"), Namespace(adapter="a"))
@@ -139,7 +141,7 @@ class Actions:
                     namespace=namespace,
                     tenant=tenant,
                     reads_cache=options.reads_cache,
-                    stop=STOP,
+                    stop=MANY_STOPS if options.min_tokens else STOP,
                     n=options.n,
                     sampling=options.sampling,
                     min_tokens=min(options.min_tokens, options.max_tokens),
