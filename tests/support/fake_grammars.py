@@ -24,13 +24,14 @@ class FakeGrammar:
     modulus: int = 3
     length: int = 4
     """Tokens before the end token must come; one less is allowed."""
-    rejects: bool = False
-    """Whether matchers reject the second token, although the mask allows it."""
+    n_accepted: int | None = None
+    """Matchers reject the token after so many, although the mask allows it; None: they reject none."""
 
     @property
     def specification(self) -> StructuredOutputs:
         """What ``FakeCompiler`` makes this grammar of."""
-        return StructuredOutputs(regex=f"{self.modulus} {self.length} {int(self.rejects)}")
+        n_accepted = -1 if self.n_accepted is None else self.n_accepted
+        return StructuredOutputs(regex=f"{self.modulus} {self.length} {n_accepted}")
 
     def allowed(self, output: Sequence[int]) -> set[int]:
         """Returns the tokens that may come after an output."""
@@ -50,7 +51,7 @@ class FakeMatcher:
 
     def accept(self, token: int) -> bool:
         assert not self.has_ended, "a token after the end"
-        if token not in self.grammar.allowed(self.output) or (self.grammar.rejects and self.output):
+        if token not in self.grammar.allowed(self.output) or len(self.output) == self.grammar.n_accepted:
             return False
         self.output.append(token)
         return True
@@ -113,9 +114,9 @@ class FakeCompiler:
         """Finishes one of the pending requests, if there are any."""
         if self.pending:
             ticket = list(self.pending)[which % len(self.pending)]
-            modulus, length, rejects = map(int, (self.pending.pop(ticket).regex or "").split())
+            modulus, length, n_accepted = map(int, (self.pending.pop(ticket).regex or "").split())
             refusal = InvalidRequest("the grammar is refused", param="structured_outputs")
-            grammar = FakeGrammar(modulus, length, bool(rejects))
+            grammar = FakeGrammar(modulus, length, None if n_accepted < 0 else n_accepted)
             self.compiled.append((ticket, refusal if refuses else grammar))
 
     def take_compiled(self) -> list[tuple[int, FakeGrammar | InvalidRequest]]:

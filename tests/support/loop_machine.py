@@ -55,7 +55,7 @@ class LoopMachine(RuleBasedStateMachine):
         prompt_logprobs=st.sampled_from((None, None, 0)),
         frequency_penalty=st.sampled_from((0.0, 1.0)),
         logprobs=st.sampled_from((None, 1)),
-        grammar=st.sampled_from((None, None, FakeGrammar(), FakeGrammar(7, 9), FakeGrammar(rejects=True))),
+        grammar=st.sampled_from((None, None, FakeGrammar(), FakeGrammar(7, 9), FakeGrammar(n_accepted=1))),
         ttl_s=st.sampled_from((0, 0, 30)),
         is_beam_search=st.sampled_from((False, False, True)),
     )

@@ -453,6 +453,7 @@ class Scheduler:
         while reason is None and n_appended < len(tokens):
             token = tokens[n_appended]
             if request.constraint is not None and not request.constraint.accept(token):
+                request.tokens += pack_tokens(tokens[:n_appended])
                 self.running.finish(request)
                 return Update(request, error=request.constraint.rejection(token))
             n_appended += 1

@@ -196,12 +196,16 @@ def test_nothing_is_accepted_behind_a_draft_that_the_grammar_forbids() -> None:
     assert drafts.n_drafted > drafts.n_accepted == 0
 
 
-def test_a_request_whose_grammar_rejects_what_its_mask_allows_fails_alone() -> None:
+@pytest.mark.parametrize("n_accepted", [1, 2, 3])
+def test_a_request_whose_grammar_rejects_what_its_mask_allows_fails_alone(n_accepted: int) -> None:
+    """Also at a draft behind accepted ones, whose tokens the request keeps."""
     engine = Engine(400, 4)
     engine.drafts.is_on = True
-    failing = [engine.add([n, 8, 9], 20, grammar=FakeGrammar(3, 12, rejects=True)) for n in range(6)]
+    grammar = FakeGrammar(3, 12, n_accepted=n_accepted)
+    failing = [engine.add([n, 8, 9], 20, grammar=grammar) for n in range(6)]
     other = engine.add(range(1, 12), 20, grammar=FakeGrammar(3, 12))
     engine.run()
     assert {engine.ended[name_of(one)].reason for one in failing} == {"grammar_error"}
+    assert {one.n_outputs for one in failing} == {n_accepted}
     assert engine.ended[name_of(other)].reason == "stop"
     engine.check_idle()

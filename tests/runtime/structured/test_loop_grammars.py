@@ -117,7 +117,7 @@ def test_one_choice_is_cancelled_while_the_grammar_is_compiled(choice: int) -> N
 
 def test_a_rejected_token_fails_one_request() -> None:
     front = Frontend()
-    submit(front, "a", FakeGrammar(rejects=True))
+    submit(front, "a", FakeGrammar(n_accepted=1))
     submit(front, "b", GRAMMAR)
     front.run()
     assert failed(front.received["a"]).code == "grammar_error"
