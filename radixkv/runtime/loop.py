@@ -190,9 +190,9 @@ class Loop:
     def turn(self) -> list[FromRuntime]:
         """Fails timed-out requests, launches the next step, then takes the oldest step's result.
 
-        All results are taken before the launch if the scheduler wants them. If not, the oldest one is taken after
-        it, if more than ``LOOKAHEAD`` steps are launched, or if nothing could be planned. A
-        launched step with masked rows is sampled after that, when all tokens before it are known.
+        All results are taken before the launch if the scheduler wants them; messages about them are made behind it.
+        If not, the oldest one is taken after it, if more than ``LOOKAHEAD`` steps are launched, or if nothing could
+        be planned. A launched step with masked rows is sampled after that, when all tokens before it are known.
 
         Raises:
             DeviceLost: the device cannot be used any more.

@@ -41,7 +41,7 @@ class RowArrays(NamedTuple, Generic[ArrayT]):
     update_counts: ArrayT
     """Block table entries that each row replaces."""
     sampled_slots: ArrayT
-    """Batch slot whose last sampled token becomes each row's; the padding's for a row that samples none."""
+    """Batch slot that keeps each row's sampled token; the padding's for a row without a sampled position."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class PackedStep:
     updates: Ints
     """[all entries to replace]: page ids, row after row."""
     n_decode: int = 0
-    """Leading rows that attention computes as decode rows: of one token, or of one and its drafts."""
+    """Leading rows that attention computes as decode rows: of one token, before ``split`` also its drafts."""
     n_drafts: Ints | None = None
     """[rows]: drafts of each row; None if no row has any."""
     counts: Ints | None = None
     """[rows of the plan that were split]: rows of each; None: one each."""
     results: Ints | None = None
-    """[sampled positions]: the row of each; None: each row has one."""
+    """[sampled positions]: the row of each; None: each row has one, or the step is not split."""
 
     @property
     def n_rows(self) -> int:

@@ -51,7 +51,8 @@ class StepCosts:
             n_rows: of the step, a draft counting as a row.
             seconds: from the result before to its own.
             waits: whether it was planned when the result before it was known.
-            is_late: whether its result may have been taken late; it never raises an average then.
+            is_late: whether its result may have been taken late. It never raises an average then, but begins one:
+                it is better than a guess.
         """
         waiting = self._seconds[True]
         for size in waiting:
@@ -62,7 +63,7 @@ class StepCosts:
             seconds = min(seconds, max_ratio * self.seconds(n_rows, waits=waits))
         if is_late:
             seconds = min(seconds, averages.get(size, seconds))
-        self._counts[waits, size] += 1
+        self._counts[waits, size] += not is_late
         average = averages.setdefault(size, seconds)
         averages[size] = average + _WEIGHT * (seconds - average)
         return seconds

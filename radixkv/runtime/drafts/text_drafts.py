@@ -57,6 +57,8 @@ class _Measured(NamedTuple):
     n_accepted: int
     seconds: float
     has_waited: bool
+    is_tried: bool
+    """Whether it waited for the sake of drafts."""
 
 
 class TextDrafts(Drafts):
@@ -145,13 +147,15 @@ class TextDrafts(Drafts):
         self._counts.step_done(has_waited=has_waited)
         is_decode = plan.n_decode == n_rows
         if self._measured is not None:
-            # If this step did not wait, that result was taken behind its launch, which may take long with prompts.
+            # A step that does not wait is launched before the result of the step before it is taken. That result is
+            # late then if the launch takes long, as it may with prompts.
             self._learn_costs(self._measured, is_late=not (is_decode or has_waited))
         # The first request is the oldest: if this token is its first, the device may have been idle before.
         is_busy = requests[0].n_outputs > 1
         self._measured = None
         if is_decode and is_busy and self._was_busy:
-            self._measured = _Measured(n_rows, plan.n_drafts, n_accepted, seconds, has_waited)
+            is_tried = has_waited and self._overlaps and not self._n_paused
+            self._measured = _Measured(n_rows, plan.n_drafts, n_accepted, seconds, has_waited, is_tried)
         self._was_busy = is_busy
         if not self._overlaps:
             return
@@ -280,7 +284,7 @@ class TextDrafts(Drafts):
         """
         n_rows, waits = step.n_rows, step.has_waited or not self._overlaps
         seconds = self._costs.record(n_rows + step.n_drafts, step.seconds, waits=waits, is_late=is_late)
-        if step.has_waited and self._overlaps and not (self._n_paused or is_late):
+        if step.is_tried and not is_late:
             without_s = self._costs.seconds(n_rows, waits=False) * (n_rows + step.n_accepted) / n_rows
             self._judge(seconds, without_s)
 

@@ -107,7 +107,7 @@ class PersistentBatch:
         self._static_inputs.slot_mapping.fill_(-1)
 
     def sampled_slots(self, n_rows: int) -> Tensor:
-        """[n_rows] int32: batch slots whose last sampled tokens the staged rows sample."""
+        """[n_rows] int32: the batch slot that keeps each staged row's sampled token."""
         return self._staged_rows.sampled_slots[:n_rows]
 
     def update(self, n_rows: int, updates: Tensor | None = None) -> None:
