@@ -141,7 +141,7 @@ class AttentionPlanner(Protocol[DecodeT, PromptT]):
         ...
 
     def fits_prompts(self, starts: Ints, n_tokens: Ints) -> bool:
-        """Whether prompt rows can be computed as decode rows, token by token, without slowing the device down.
+        """Whether prompt rows can be computed as decode rows, in about the time of the kernels of prompts.
 
         Args:
             starts: [rows], position of each row's first token.

@@ -150,7 +150,7 @@ class PagedAttention:
         return self._decode.variants(bucket)
 
     def fits_prompts(self, starts: Ints, n_tokens: Ints) -> bool:
-        """Whether prompt rows can be computed as decode rows, token by token, without slowing the device down."""
+        """Whether prompt rows can be computed as decode rows, in about the time of prompts' kernels."""
         return self._decode.fits_prompts(starts, n_tokens)
 
     def plan_decode(
