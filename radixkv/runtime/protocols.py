@@ -289,10 +289,13 @@ class Drafts:
     This class is the protocol and its default, which guesses nothing. O(1) each.
     """
 
-    @property
-    def wants_results(self) -> bool:
-        """Whether the next plan is to wait for the results of all launched steps: only then can its rows have
-        drafts."""
+    def wants_results(self, *, has_prompts: bool) -> bool:
+        """Returns whether the next plan is to wait for the results of all launched steps: only then can its rows
+        have drafts.
+
+        Args:
+            has_prompts: whether the plan is expected to compute prompts.
+        """
         return False
 
     def draft(self, requests: Sequence[Request], max_drafts: Sequence[int], n_most: int) -> list[bytes]:
@@ -308,7 +311,16 @@ class Drafts:
     def verified(self, request: Request, n_drafts: int, n_accepted: int) -> None:
         """Takes note of how many of a row's drafts were right, the first ones."""
 
-    def step_done(self, plan: StepPlan, requests: Sequence[Request], n_most: int, *, has_waited: bool) -> None:
+    def step_done(
+        self,
+        plan: StepPlan,
+        requests: Sequence[Request],
+        n_most: int,
+        *,
+        has_waited: bool,
+        is_last: bool,
+        device_seconds: float,
+    ) -> None:
         """Takes note of a step whose tokens are appended.
 
         Args:
@@ -316,6 +328,8 @@ class Drafts:
             requests: [rows].
             n_most: most drafts that a plan with these decode rows has room for; 0 or less: none.
             has_waited: whether its plan was made when the results of all steps before it were known.
+            is_last: whether no plan after it is launched yet, so that the next one may have drafts.
+            device_seconds: its time on the device.
         """
 
     def ended(self, choices: Sequence[Request]) -> DraftUse | None:

@@ -49,8 +49,7 @@ class KnownAnswers(Drafts):
     counts: list[int] = field(default_factory=list)
     """Accepted drafts of each row."""
 
-    @property
-    def wants_results(self) -> bool:
+    def wants_results(self, *, has_prompts: bool) -> bool:
         return self.is_on
 
     def draft(self, requests: Sequence[Request], max_drafts: Sequence[int], n_most: int) -> list[bytes]:

@@ -26,8 +26,7 @@ class FakeDrafts(Drafts):
     n_drafted: int = 0
     n_accepted: int = 0
 
-    @property
-    def wants_results(self) -> bool:
+    def wants_results(self, *, has_prompts: bool) -> bool:
         return self.is_on
 
     def draft(self, requests: Sequence[Request], max_drafts: Sequence[int], n_most: int) -> list[bytes]:

@@ -36,6 +36,9 @@ class StepCosts:
         self._wait_s = _WAIT_S if overlaps else 0.0
         self._seconds: dict[bool, dict[int, float]] = {False: {}, True: {}}
         """Moving averages by whether the step waits, and by ``bucket``."""
+        self._idle_s: dict[bool, dict[int, float]] = {False: {}, True: {}}
+        """Moving averages of the device's idle time before steps that waited, by whether they computed prompts, and
+        by ``bucket``."""
         self._counts: Counter[tuple[bool, int]] = Counter()
         """Measurements by the same."""
 
@@ -54,9 +57,9 @@ class StepCosts:
             is_late: whether its result may have been taken late. It never raises an average then, but begins one:
                 it is better than a guess.
         """
-        waiting = self._seconds[True]
-        for size in waiting:
-            waiting[size] *= _FORGET
+        for averages in (self._seconds[True], *self._idle_s.values()):
+            for size in averages:
+                averages[size] *= _FORGET
         averages, size = self._seconds[waits], bucket(n_rows)
         if averages:
             max_ratio = _MAX_RATIO if self._counts[waits, size] >= _N_FIRST else _MAX_FIRST_RATIO
@@ -67,6 +70,47 @@ class StepCosts:
         average = averages.setdefault(size, seconds)
         averages[size] = average + _WEIGHT * (seconds - average)
         return seconds
+
+    def record_idle(self, n_rows: int, seconds: float, *, has_prompts: bool, is_late: bool) -> None:
+        """Takes the idle time of the device before a step that waited into account.
+
+        Args:
+            n_rows: of the step, without drafts.
+            seconds: from the result before to its own, less the device's.
+            has_prompts: whether the step computed prompts.
+            is_late: whether its result may have been taken late.
+        """
+        averages, size = self._idle_s[has_prompts], bucket(n_rows)
+        average = averages.get(size)
+        if average is None:
+            averages[size] = seconds
+        elif not is_late or seconds < average:
+            averages[size] = average + _WEIGHT * (min(seconds, _MAX_FIRST_RATIO * average) - average)
+
+    def more_seconds(self, n_rows: int) -> float:
+        """Returns how much longer a step that waits takes if it computes prompts, too, than what they take.
+
+        Its launch takes the host longer, and the device is idle meanwhile.
+
+        Args:
+            n_rows: of the step, without drafts.
+        """
+        return max(0.0, self.idle_seconds(n_rows, has_prompts=True) - self.idle_seconds(n_rows, has_prompts=False))
+
+    def idle_seconds(self, n_rows: int, *, has_prompts: bool) -> float:
+        """Returns how long the device is idle before a step that waits.
+
+        What was not measured is that of the next fewer rows, or in proportion to the next more.
+
+        Args:
+            n_rows: of the step, without drafts.
+            has_prompts: whether it computes prompts.
+        """
+        averages, wanted = self._idle_s[has_prompts], bucket(n_rows)
+        if not averages:
+            return self._wait_s
+        size = max((size for size in averages if size <= wanted), default=min(averages))
+        return averages[size] if size <= wanted else averages[size] * wanted / size
 
     def seconds(self, n_rows: int, *, waits: bool) -> float:
         """Returns how long a step of so many rows takes, a draft counting as a row."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from radixkv.runtime.drafts.acceptance import Acceptance
 from radixkv.runtime.drafts.counts import DraftCounts
+from radixkv.runtime.drafts.prompt_share import PromptShare
 from radixkv.runtime.drafts.sources import Guess, Source
 from radixkv.runtime.drafts.step_costs import StepCosts, bucket
 from radixkv.runtime.protocols import Drafts
@@ -59,6 +60,8 @@ class _Measured(NamedTuple):
     has_waited: bool
     is_tried: bool
     """Whether it waited for the sake of drafts."""
+    has_prompts: bool
+    device_seconds: float
 
 
 class TextDrafts(Drafts):
@@ -69,7 +72,8 @@ class TextDrafts(Drafts):
 
     Where the device overlaps with the host, drafts cost that overlap: a plan with drafts waits for the results
     before it. So a step without drafts looks what the next one could have, and only an expected gain makes it wait.
-    Where less is gained than expected, more must be expected the next time.
+    The device is idle longer if the next step computes prompts, whose launch takes long, and more must be expected
+    then. Where less is gained than expected, more must be expected the next time.
 
     Args:
         source: guesses how the tokens of a request go on.
@@ -90,6 +94,9 @@ class TextDrafts(Drafts):
         self._guesses: dict[int, _OpenGuess] = {}
         """By batch slot."""
         self._wants_results = not overlaps
+        self._wants_beside_prompts = not overlaps
+        """Whether the next plan is to wait even if it computes prompts."""
+        self._prompt_share = PromptShare()
         self._n_waited = 0
         """Steps that have waited, without a pause."""
         self._n_paused = 0
@@ -106,10 +113,9 @@ class TextDrafts(Drafts):
         self._counts = DraftCounts(n_tokens)
         self._n_accepted_before = 0
 
-    @property
-    def wants_results(self) -> bool:
-        """Whether drafts of the next plan are expected to bring more than waiting costs."""
-        return self._wants_results
+    def wants_results(self, *, has_prompts: bool) -> bool:
+        """Returns whether drafts of the next plan are expected to bring more than waiting costs."""
+        return self._wants_beside_prompts if has_prompts else self._wants_results
 
     def draft(self, requests: Sequence[Request], max_drafts: Sequence[int], n_most: int) -> list[bytes]:
         """Returns what may follow the requests' tokens. Costs what the source does, and O(drafts log drafts)."""
@@ -123,7 +129,8 @@ class TextDrafts(Drafts):
                 self._counts.guessed(request, guess.source)
             tokens.append(b"" if guess is None else guess.tokens)
             chances.append([] if guess is None else self._chances(guess)[:max_of_row])
-        counts, rate = self._choose(chances, len(requests), n_most)
+        # This step has waited. With drafts the next one must wait, too.
+        counts, rate = self._choose(chances, len(requests), n_most, self._more_seconds_after_drafts(len(requests)))
         if self._overlaps and rate < self._margin * self._rate_without(len(requests)):
             counts = [0] * len(requests)
         if not any(counts):
@@ -134,7 +141,16 @@ class TextDrafts(Drafts):
         """Counts a row. O(1)."""
         self._counts.verified(request, n_drafts, n_accepted)
 
-    def step_done(self, plan: StepPlan, requests: Sequence[Request], n_most: int, *, has_waited: bool) -> None:
+    def step_done(
+        self,
+        plan: StepPlan,
+        requests: Sequence[Request],
+        n_most: int,
+        *,
+        has_waited: bool,
+        is_last: bool,
+        device_seconds: float,
+    ) -> None:
         """Measures the step; after one without drafts, looks what the next one could have.
 
         O(1), and what the source costs for ``_N_LOOKED_AT`` requests.
@@ -153,10 +169,13 @@ class TextDrafts(Drafts):
         # The first request is the oldest: if this token is its first, the device may have been idle before.
         is_busy = requests[0].n_outputs > 1
         self._measured = None
-        if is_decode and is_busy and self._was_busy:
+        if is_busy and self._was_busy:
             is_tried = has_waited and self._overlaps and not self._n_paused
-            self._measured = _Measured(n_rows, plan.n_drafts, n_accepted, seconds, has_waited, is_tried)
+            self._measured = _Measured(
+                n_rows, plan.n_drafts, n_accepted, seconds, has_waited, is_tried, not is_decode, device_seconds
+            )
         self._was_busy = is_busy
+        self._prompt_share.step_done(has_prompts=not is_decode, has_drafts=plan.n_drafts > 0)
         if not self._overlaps:
             return
         if self._n_paused:
@@ -167,14 +186,15 @@ class TextDrafts(Drafts):
             self._margin = max(1.0, self._margin * _MARGIN_DECAY)
             self._n_waited = 0
         if self._n_waited >= _PAUSE_EVERY:
-            self._n_waited, self._n_paused, self._wants_results = 0, _N_PAUSED, False
-        elif plan.n_drafts or self._wants_results:  # the next plan waits, and was or will be asked for its drafts
-            self._wants_results = False
+            self._n_waited, self._n_paused = 0, _N_PAUSED
+            self._wants_results = self._wants_beside_prompts = False
+        elif is_last:  # The next plan will be asked for its drafts
+            self._wants_results = self._wants_beside_prompts = False
         elif self._n_unlooked:
             self._n_unlooked -= 1
         elif not self._n_paused:
             self._look(requests[: plan.n_decode], n_most)
-            if not self._wants_results:
+            if not self.wants_results(has_prompts=not is_decode):
                 self._n_unlooked = min(plan.n_decode, _N_LOOKED_AT) // _LOOKS_A_STEP
 
     def ended(self, choices: Sequence[Request]) -> DraftUse:
@@ -219,21 +239,24 @@ class TextDrafts(Drafts):
         chances = self._acceptance.chances(kind, len(guess.tokens) // TOKEN_BYTES, guess.prior)
         return [chance for chance in chances if chance >= _MIN_CHANCE]
 
-    def _choose(self, chances: Sequence[Sequence[float]], n_rows: int, n_most: int) -> tuple[list[int], float]:
+    def _choose(
+        self, chances: Sequence[Sequence[float]], n_rows: int, n_most: int, more_s: float
+    ) -> tuple[list[int], float]:
         """Returns how many drafts of each row to check, and the expected tokens a second of the step.
 
         Args:
             chances: [rows] of those with guesses, each falling.
             n_rows: all rows of the step.
             n_most: most drafts.
+            more_s: what waiting costs more than before a step without prompts.
         """
         order = sorted(((chance, row) for row, of_row in enumerate(chances) for chance in of_row), reverse=True)
         del order[n_most:]
         n_tokens = list(accumulate((chance for chance, _ in order), initial=float(n_rows)))
-        best, best_rate, n_drafts = 0, n_rows / self._costs.seconds(n_rows, waits=True), 0
+        best, best_rate, n_drafts = 0, n_rows / (more_s + self._costs.seconds(n_rows, waits=True)), 0
         while n_drafts < len(order):  # up to the most rows that cost the same
             n_drafts = min(bucket(n_rows + n_drafts + 1) - n_rows, len(order))
-            rate = n_tokens[n_drafts] / self._costs.seconds(n_rows + n_drafts, waits=True)
+            rate = n_tokens[n_drafts] / (more_s + self._costs.seconds(n_rows + n_drafts, waits=True))
             if rate > best_rate:
                 best, best_rate = n_drafts, rate
         counts = [0] * len(chances)
@@ -266,10 +289,18 @@ class TextDrafts(Drafts):
         if not self._overlaps:
             return
         if n_most <= 0 or not self._costs.is_measured or not any(chances):
-            self._wants_results = False
+            self._wants_results = self._wants_beside_prompts = False
             return
-        _, rate = self._choose([of_row[1:] for of_row in chances], n_rows, n_most)
-        self._wants_results = rate > _MIN_GAIN * self._margin * self._rate_without(n_rows)
+        later = [of_row[1:] for of_row in chances]
+        wanted = _MIN_GAIN * self._margin * self._rate_without(n_rows)
+        more_s = self._more_seconds_after_drafts(n_rows)
+        self._wants_results = self._choose(later, n_rows, n_most, more_s)[1] > wanted
+        more_s += self._costs.more_seconds(n_rows)
+        self._wants_beside_prompts = self._wants_results and self._choose(later, n_rows, n_most, more_s)[1] > wanted
+
+    def _more_seconds_after_drafts(self, n_rows: int) -> float:
+        """Returns what waiting behind a step with drafts is expected to cost more because of prompts."""
+        return self._prompt_share.after_drafts * self._costs.more_seconds(n_rows)
 
     def _rate_without(self, n_rows: int) -> float:
         """Returns the tokens a second of steps that do not wait."""
@@ -283,7 +314,16 @@ class TextDrafts(Drafts):
             is_late: whether its result may have been taken late.
         """
         n_rows, waits = step.n_rows, step.has_waited or not self._overlaps
-        seconds = self._costs.record(n_rows + step.n_drafts, step.seconds, waits=waits, is_late=is_late)
+        if waits and self._overlaps:
+            idle_s = max(0.0, step.seconds - step.device_seconds)
+            self._costs.record_idle(n_rows, idle_s, has_prompts=step.has_prompts, is_late=is_late)
+        if step.has_prompts:
+            return
+        seconds = step.seconds
+        if is_late:
+            idle_s = self._costs.idle_seconds(n_rows, has_prompts=False) if waits else 0.0
+            seconds = min(seconds, step.device_seconds + idle_s)
+        seconds = self._costs.record(n_rows + step.n_drafts, seconds, waits=waits, is_late=is_late)
         if step.is_tried and not is_late:
             without_s = self._costs.seconds(n_rows, waits=False) * (n_rows + step.n_accepted) / n_rows
             self._judge(seconds, without_s)

@@ -135,12 +135,13 @@ class Scheduler:
     @property
     def wants_results(self) -> bool:
         """Whether the results of all launched plans are to be taken before the next ``schedule``: a row with drafts
-        is in flight, whose length is not known, or rows of the next plan are to have some. Costs what
-        ``RowDrafts.n_most`` does."""
+        is in flight, whose length is not known, or rows of the next plan are to have some. O(running)."""
         if not self._launched:
             return False
         last = self._launched[-1]
-        return bool(last.plan.n_drafts) or (self.drafts.wants_results and self._n_most_drafts(last) > 0)
+        return bool(last.plan.n_drafts) or (
+            self.drafts.wants_results(has_prompts=self._has_prompts) and self._n_most_drafts(last) > 0
+        )
 
     @property
     def n_preemptions(self) -> int:
@@ -233,6 +234,11 @@ class Scheduler:
         return chain(self.tiers.next_prompts(), self.waiting.next_prompts())
 
     @property
+    def _has_prompts(self) -> bool:
+        """Whether the next plan is expected to compute prompts. O(running)."""
+        return bool(self.waiting or self.tiers) or not all(request.is_decoding for request in self.running)
+
+    @property
     def _is_delayed(self) -> bool:
         """Whether there may be more to schedule once a launched step is done, or a copy in flight."""
         return bool(self._launched) or self.tiers.delays_requests
@@ -313,7 +319,14 @@ class Scheduler:
         for continuation in continued:
             updates += continuation.advance()
         n_most = self._n_most_drafts(launched)
-        self.drafts.step_done(plan, launched.requests, n_most, has_waited=launched.has_waited)
+        self.drafts.step_done(
+            plan,
+            launched.requests,
+            n_most,
+            has_waited=launched.has_waited,
+            is_last=not self._launched,
+            device_seconds=result.device_seconds,
+        )
         return updates
 
     def fail(self) -> list[Update]:

@@ -47,6 +47,25 @@ def test_a_result_that_was_taken_late_raises_no_average() -> None:
     assert costs.seconds(8, waits=False) == pytest.approx(4.0, abs=0.01)
 
 
+def test_waiting_before_prompts_costs_what_the_device_was_idle() -> None:
+    costs = StepCosts(overlaps=True)
+    assert costs.more_seconds(8) == 0.0, "it is not known yet"
+    costs.record_idle(8, 9e-3, has_prompts=True, is_late=True)
+    assert costs.more_seconds(8) == pytest.approx(8e-3), "it is better than a guess"
+    for _ in range(50):
+        costs.record_idle(8, 2e-3, has_prompts=False, is_late=False)
+        costs.record_idle(8, 6e-3, has_prompts=True, is_late=False)
+        costs.record_idle(8, 20e-3, has_prompts=True, is_late=True)
+    assert costs.more_seconds(8) == pytest.approx(4e-3, abs=1e-5), "a late result does not count"
+    assert costs.more_seconds(33) == costs.more_seconds(8)
+    assert costs.more_seconds(4) == pytest.approx(2e-3, abs=1e-5), "fewer rows are launched in less time"
+    costs.record_idle(8, 1.0, has_prompts=True, is_late=False)
+    assert costs.more_seconds(8) < 6e-3, "a pause of the machine counts little"
+    for _ in range(60_000):
+        costs.record(1, 4e-3, waits=False)
+    assert costs.more_seconds(8) < 0.5e-3, "it is tried again later"
+
+
 def test_what_was_slow_once_is_tried_again() -> None:
     costs = StepCosts(overlaps=True)
     costs.record(8, 1.0, waits=True)
