@@ -10,6 +10,7 @@ from typing import NamedTuple
 from radixkv.runtime.drafts.acceptance import Acceptance
 from radixkv.runtime.drafts.counts import DraftCounts
 from radixkv.runtime.drafts.prompt_share import PromptShare
+from radixkv.runtime.drafts.search_pauses import SearchPauses
 from radixkv.runtime.drafts.sources import Guess, Source
 from radixkv.runtime.drafts.step_costs import StepCosts, bucket
 from radixkv.runtime.protocols import Drafts
@@ -97,6 +98,7 @@ class TextDrafts(Drafts):
         self._wants_beside_prompts = not overlaps
         """Whether the next plan is to wait even if it computes prompts."""
         self._prompt_share = PromptShare()
+        self._search_pauses = SearchPauses()
         self._n_waited = 0
         """Steps that have waited, without a pause."""
         self._n_paused = 0
@@ -119,8 +121,9 @@ class TextDrafts(Drafts):
 
     def draft(self, requests: Sequence[Request], max_drafts: Sequence[int], n_most: int) -> list[bytes]:
         """Returns what may follow the requests' tokens. Costs what the source does, and O(drafts log drafts)."""
-        if self._n_paused:
+        if self._n_paused or self._search_pauses.takes_one():
             return [b""] * len(requests)
+        begun = self._clock()
         tokens: list[bytes] = []
         chances: list[list[float]] = []
         for request, max_of_row in zip(requests, max_drafts, strict=True):
@@ -134,7 +137,11 @@ class TextDrafts(Drafts):
         if self._overlaps and rate < self._margin * self._rate_without(len(requests)):
             counts = [0] * len(requests)
         if not any(counts):
-            self._look_ahead(chances, len(requests), n_most)
+            if self._overlaps:
+                self._look_ahead(chances, len(requests), n_most)
+            else:
+                step_s = self._costs.seconds(len(requests), waits=True)
+                self._search_pauses.search_failed(self._clock() - begun, step_s)
         return [drafts[: n * TOKEN_BYTES] for drafts, n in zip(tokens, counts, strict=True)]
 
     def verified(self, request: Request, n_drafts: int, n_accepted: int) -> None:
@@ -286,8 +293,6 @@ class TextDrafts(Drafts):
             n_rows: of the step.
             n_most: most drafts.
         """
-        if not self._overlaps:
-            return
         if n_most <= 0 or not self._costs.is_measured or not any(chances):
             self._wants_results = self._wants_beside_prompts = False
             return
@@ -320,7 +325,7 @@ class TextDrafts(Drafts):
         if step.has_prompts:
             return
         seconds = step.seconds
-        if is_late:
+        if is_late and step.device_seconds:
             idle_s = self._costs.idle_seconds(n_rows, has_prompts=False) if waits else 0.0
             seconds = min(seconds, step.device_seconds + idle_s)
         seconds = self._costs.record(n_rows + step.n_drafts, seconds, waits=waits, is_late=is_late)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import cycle
+from typing import Any
 
 from radixkv.runtime.drafts.sources import Guess, Source
 from radixkv.runtime.drafts.text_drafts import TextDrafts
@@ -25,10 +26,18 @@ class GoesWrong(Source):
 
 
 class Counting(TextDrafts):
-    """Also counts the drafts itself, of all requests together."""
+    """Also counts the drafts itself, of all requests together. Steps take a second, searches no time."""
 
     n_drafts = 0
     n_accepted = 0
+    now = 0.0
+
+    def __init__(self) -> None:
+        super().__init__(GoesWrong(), MAX_DRAFTS, overlaps=False, clock=lambda: self.now)
+
+    def step_done(self, *arguments: Any, **options: Any) -> None:
+        self.now += 1.0
+        super().step_done(*arguments, **options)
 
     def verified(self, request: Request, n_drafts: int, n_accepted: int) -> None:
         self.n_drafts += n_drafts
@@ -45,7 +54,7 @@ def frontend(drafts: Drafts) -> Frontend:
 
 
 def test_done_has_the_drafts_of_all_choices() -> None:
-    drafts = Counting(GoesWrong(), MAX_DRAFTS, overlaps=False)
+    drafts = Counting()
     front = frontend(drafts)
     total = DraftUse()
     for request_id, n in (("a", 1), ("b", 3), ("c", 1)):
@@ -65,7 +74,7 @@ def test_done_has_the_drafts_of_all_choices() -> None:
 
 def test_without_drafts_there_is_no_use() -> None:
     assert done(frontend(Drafts()).serve("a")).drafts is None
-    counting = Counting(GoesWrong(), MAX_DRAFTS, overlaps=False)
+    counting = Counting()
     assert done(frontend(counting).serve("a", max_tokens=1, temperature=0.0)).drafts == DraftUse()
 
 
@@ -79,7 +88,7 @@ def fail(front: Frontend, request_id: str) -> None:
 
 def test_nothing_is_left_of_requests_however_they_end() -> None:
     """An id that is used again has only the drafts of its new request."""
-    drafts = Counting(GoesWrong(), MAX_DRAFTS, overlaps=False)
+    drafts = Counting()
     front = frontend(drafts)
     ids = [f"r{index}" for index in range(200)]
     for request_id, end in zip(ids, cycle(("length", "cancel", "cancel a choice", "fail")), strict=False):

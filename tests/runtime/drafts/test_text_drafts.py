@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from radixkv.runtime.drafts.sources import OwnText
+from radixkv.runtime.drafts.sources import Guess, OwnText
 from radixkv.runtime.drafts.text_drafts import TextDrafts
 from radixkv.runtime.protocols import Drafts
 from radixkv.runtime.request import Phase, Request
@@ -53,6 +53,8 @@ class Simulation:
     step_s: Callable[[int], float]
     wait_s: float
     overlaps: bool = True
+    search_s: float = 0.0
+    """Of a guess, where device and host take turns."""
     now: float = 0.0
     rng: Random = field(default_factory=lambda: Random(5))
     n_tokens: int = 0
@@ -70,7 +72,14 @@ class Simulation:
     device is idle if the step waits. Each prompt takes the device as long, too."""
 
     def __post_init__(self) -> None:
-        self.drafts: Drafts = TextDrafts(OwnText((3, 5, 8)), 8, overlaps=self.overlaps, clock=lambda: self.now)
+        source = OwnText((3, 5, 8))
+
+        def guess(request: Request, n_tokens: int) -> Guess | None:
+            self.now += self.search_s
+            return OwnText.guess(source, request, n_tokens)
+
+        source.guess = guess  # type: ignore[method-assign]
+        self.drafts: Drafts = TextDrafts(source, 8, overlaps=self.overlaps, clock=lambda: self.now)
         self.waits = self.drafts.wants_results(has_prompts=False)
         self.requests: list[Request] = []
         self.truths: list[list[int]] = []
@@ -284,3 +293,16 @@ def test_idle_time_is_no_cost_of_steps() -> None:
         simulation._restart(0)
         simulation.run(0.2)
     assert simulation.run(5.0) > 2 / flat(1)
+
+
+@pytest.mark.parametrize("n_rows", [1, 8])
+def test_a_device_without_overlap_searches_little_where_nothing_is_found(n_rows: int) -> None:
+    """A search takes 2% of a step a row."""
+    simulation = Simulation(unrelated, n_rows, flat, wait_s=0.0, overlaps=False, search_s=8e-5)
+    simulation.run(2.0)
+    assert simulation.run(4.0) > 0.99 * n_rows / flat(n_rows)
+    simulation.text = repeated
+    for slot in range(n_rows):
+        simulation._restart(slot)
+    simulation.run(2.0)
+    assert simulation.run(4.0) > 2 * n_rows / flat(n_rows)
