@@ -28,7 +28,7 @@ def own_answers(names: Sequence[str], dataset: Path | None, model: str, device: 
         model: answers them.
         device: of the engine.
     """
-    with LLM(model, device=device) as llm:
+    with LLM(model, device=device, speculative_config="off") as llm:
         return {
             Path(name).stem: _answer(llm, load_workload(name).make(Source(dataset=dataset)).sessions)
             for name in names

@@ -160,7 +160,8 @@ CASES: dict[str, Callable[[int, int, int], Scheduler]] = {
 
 def generate(n_rows: int) -> tuple[list[float], float]:
     """Returns the milliseconds of each turn in which every row gained a token, and the total seconds."""
-    llm = LLM("tiny", device="cpu", max_num_seqs=n_rows, max_num_batched_tokens=8192, max_total_tokens=1024)
+    sizes = {"max_num_seqs": n_rows, "max_num_batched_tokens": 8192, "max_total_tokens": 1024}
+    llm = LLM("tiny", device="cpu", speculative_config="off", **sizes)
     vocab_size = llm._open_loop.ready.vocab_size
     device = NullDevice(n_rows * (N_PROMPT + N_OUTPUT) // PAGE_SIZE + 1, vocab_size)
     cache = PageCache(device.n_pages, PAGE_SIZE)

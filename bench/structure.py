@@ -318,8 +318,9 @@ def summary_of_chat(chat: Mapping[str, list[int]], sources: Mapping[str, str]) -
 
 
 def calls_of_a_turn() -> dict[str, float]:
-    """Returns the median number of Python calls in ``radixkv`` of a turn that decodes one plain request."""
-    llm = LLM("tiny", kv_cache_memory_bytes=64 << 20, grammar_backend="none")
+    """Returns the median number of Python calls in ``radixkv`` of a turn that decodes one plain request, without
+    drafts."""
+    llm = LLM("tiny", kv_cache_memory_bytes=64 << 20, grammar_backend="none", speculative_config="off")
     turns: list[Counter[str]] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:

@@ -39,7 +39,7 @@ from radixkv.settings.config import (
 )
 from radixkv.settings.server_config import ServerConfig
 from radixkv.settings.setting import settings_of
-from radixkv.settings.speculative import SpeculativeConfig
+from radixkv.settings.speculative import DEFAULT_SPECULATION, SpeculativeConfig
 from radixkv.terminal import Progress, shown_download
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
@@ -148,7 +148,7 @@ class LLM:
         target_itl_ms: float | Literal["off"] | None = None,
         lpm_window: Size = SchedulerConfig.lpm_window,
         lpm_max_passes: Size = SchedulerConfig.lpm_max_passes,
-        speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
+        speculative_config: SpeculativeConfig | Mapping[str, Any] | Literal["off"] | None = DEFAULT_SPECULATION,
         seed: int = 0,
         show_download: Callable[[str], None] | None = None,
         **settings: object,

@@ -13,6 +13,7 @@ from radixkv.settings.compat import ALWAYS_ON_FLAGS, UNITS, Place, Refusal, refu
 from radixkv.settings.compat.sglang_speculation import ALGORITHM, FIELDS, TWO_SPECULATIONS, speculation_of
 from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from radixkv.settings.setting import SWITCH, Kind, Setting, settings_of
+from radixkv.settings.speculative import DEFAULT_SPECULATION
 from radixkv.settings.values import as_bytes, parse_bytes, parse_count, parse_number, parse_whole_number
 
 ValueT = TypeVar("ValueT")
@@ -145,7 +146,7 @@ def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: i
     try:
         values = vars(args) | {"model": "tiny" if given is None else given, "seed": seed}
         if (speculation := speculation_of(values)) is not None:
-            if args.speculative_config is not None:
+            if args.speculative_config is not DEFAULT_SPECULATION:
                 raise ConfigError(TWO_SPECULATIONS)
             values["speculative_config"] = speculation
         return EngineConfig.of(values)

@@ -32,7 +32,7 @@ from radixkv.settings.setting import (
     text,
     whole_number,
 )
-from radixkv.settings.speculative import SpeculativeConfig, as_speculative
+from radixkv.settings.speculative import DEFAULT_SPECULATION, SpeculativeConfig, as_speculative
 from radixkv.settings.tenants import TenantConfig, check_rows, check_tenants
 from radixkv.settings.values import (
     as_count,
@@ -370,9 +370,9 @@ class SchedulerConfig:
     )
 
     speculative_config: SpeculativeConfig | None = setting(
-        None,
+        DEFAULT_SPECULATION,
         "guess tokens of answers from the cache, the request's own text and recent answers, and check several in a "
-        'step; fields as in vLLM: \'{"method": "tree", "num_speculative_tokens": 16}\' (default: no guesses)',
+        "step where that is measured to pay; fields as in vLLM; off: no guesses (default: %(default)s)",
         Kind(convert=as_speculative),
         "JSON",
     )

@@ -67,15 +67,25 @@ class SpeculativeConfig:
             )
 
 
+DEFAULT_SPECULATION = SpeculativeConfig("tree")
+"""What is guessed unless another configuration is given. A given one is another object, also where it is equal."""
+
+
 def as_speculative(value: object) -> SpeculativeConfig | None:
-    """Returns the configuration that a mapping or its JSON gives. Raises ``ConfigError``."""
-    if value is None or isinstance(value, SpeculativeConfig):
+    """Returns the configuration that a mapping or its JSON gives; None for ``off``, which guesses nothing.
+
+    Raises:
+        ConfigError: it is neither, or has a wrong field.
+    """
+    if isinstance(value, SpeculativeConfig):
         return value
+    if value is None or value in ("off", "null"):
+        return None
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value, type=dict[str, Any])
         except (msgspec.MsgspecError, UnicodeError):
-            raise ConfigError(f"{shortened(value)} is not a JSON object") from None
+            raise ConfigError(f"{shortened(value)} is neither a JSON object nor off") from None
     if not isinstance(value, Mapping):
         raise ConfigError(f"{shortened(value)} is no mapping; give one such as {{'method': 'tree'}}")
     if "method" not in value:

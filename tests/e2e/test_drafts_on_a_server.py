@@ -47,7 +47,7 @@ def streamed(client: httpx.Client, body: dict[str, Any]) -> tuple[list[Any], dic
 
 def test_streams_are_equal_and_metrics_count_drafts(tmp_path: Path) -> None:
     seen: list[list[Any]] = []
-    for flags in ([], ["--speculative-config", CONFIG]):
+    for flags in (["--speculative-config", "off"], ["--speculative-config", CONFIG]):
         with (
             serving(Path("tiny"), tmp_path / "errors", *flags) as server,
             httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client,

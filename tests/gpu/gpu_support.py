@@ -81,7 +81,7 @@ def save(folder: Path, **changes: Any) -> Path:
 
 @contextmanager
 def opened(model: Path | str, **settings: Any) -> Iterator[LLM]:
-    """An engine with a small pool of its own; its memory is free again afterwards."""
+    """An engine without drafts, with a small pool of its own; its memory is free again afterwards."""
     defaults: dict[str, Any] = {
         "device": DEVICE,
         "dtype": "bfloat16",
@@ -89,6 +89,7 @@ def opened(model: Path | str, **settings: Any) -> Iterator[LLM]:
         "max_total_tokens": 32_768,
         "max_num_seqs": 64,
         "max_num_batched_tokens": 2048,
+        "speculative_config": "off",
     }
     llm = LLM(model, **(defaults | settings))
     try:

@@ -33,7 +33,10 @@ def engines(request: pytest.FixtureRequest, sensitive: Path) -> Iterator[tuple[L
     model = "tiny" if name == "tiny" else sensitive
     sizes: Any = {"max_total_tokens": 4096, "max_model_len": 1024}
     config = {"method": method, "num_speculative_tokens": 6}
-    with LLM(model, **sizes) as plain, LLM(model, speculative_config=config, **sizes) as drafting:
+    with (
+        LLM(model, speculative_config="off", **sizes) as plain,
+        LLM(model, speculative_config=config, **sizes) as drafting,
+    ):
         yield plain, drafting
 
 
@@ -187,7 +190,7 @@ def test_a_part_of_an_answer_to_another_prompt_is_drafted_in_its_namespace(tree_
     other = "Hm. " + prompt + text[:60]
     _, n_elsewhere = answer_in_steps(tree_engine, {"prompt": other, "cache_salt": "b"})
     _, n_here = answer_in_steps(tree_engine, other)
-    assert n_here < 0.8 * n_elsewhere
+    assert n_here < 0.9 * n_elsewhere
 
 
 def test_a_first_answer_to_a_schema_takes_fewer_steps(tree_engine: LLM) -> None:
@@ -201,5 +204,5 @@ def test_a_first_answer_to_a_schema_takes_fewer_steps(tree_engine: LLM) -> None:
 
 
 def test_what_is_no_configuration_is_refused() -> None:
-    with pytest.raises(ConfigError, match="speculative_config 'x' is not a JSON object"):
+    with pytest.raises(ConfigError, match="speculative_config 'x' is neither a JSON object nor off"):
         LLM(speculative_config="x")  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ def test_vllms_fields_as_json_and_as_a_mapping() -> None:
     given = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
     text = '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
     assert as_speculative(given) == as_speculative(text) == as_speculative(expected) == expected
-    assert as_speculative(None) is None
+    assert as_speculative(None) is as_speculative("off") is as_speculative("null") is None
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_vllms_fields_as_json_and_as_a_mapping() -> None:
         ({"method": "ngram", "num_speculative_tokens": 1.5}, "num_speculative_tokens 1.5"),
         ({"method": "ngram", "prompt_lookup_min": 9, "prompt_lookup_max": 8}, "prompt_lookup_min 9 is above"),
         ({"method": "ngram", "prompt_lookup_min": 0}, "prompt_lookup_min 0"),
-        ("[]", "not a JSON object"),
-        ("{", "not a JSON object"),
+        ("[]", "neither a JSON object nor off"),
+        ("{", "neither a JSON object nor off"),
         (True, "no mapping"),
     ],
 )

@@ -6,6 +6,7 @@ import argparse
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -196,7 +197,13 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         "if the router asked all servers)",
     )
     flag = "speculative_config"
-    add_flags(parser.add_argument_group("drafts"), {flag: settings_of(SchedulerConfig)[flag]})
+    drafts = replace(
+        settings_of(SchedulerConfig)[flag],
+        default=None,
+        help="say how many steps drafts would save recorded answers; fields as for radixkv serve, such as "
+        '\'{"method": "tree"}\'',
+    )
+    add_flags(parser.add_argument_group("drafts"), {flag: drafts})
     size = cache.add_mutually_exclusive_group()
     size.add_argument(
         "--model", metavar="MODEL", help="also show capacities in bytes, for the 16-bit KV pages of this model"

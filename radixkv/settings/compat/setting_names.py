@@ -14,6 +14,7 @@ from radixkv.errors import ConfigError, RadixKVError, RequestError, UnsupportedF
 from radixkv.settings.compat.refusals import refusals
 from radixkv.settings.compat.sglang_speculation import FIELDS, TWO_SPECULATIONS, speculation_of
 from radixkv.settings.compat.table import ALIASES, UNITS, Place
+from radixkv.settings.speculative import DEFAULT_SPECULATION
 from radixkv.settings.values import as_bytes
 
 ParametersT = ParamSpec("ParametersT")
@@ -90,7 +91,7 @@ class SettingNames:
         if unknown:
             raise self._unknown(sorted(unknown), known)
         if self._joined and (speculation := speculation_of(settings)) is not None:
-            if resolved.get("speculative_config") is not None:
+            if resolved.get("speculative_config", DEFAULT_SPECULATION) is not DEFAULT_SPECULATION:
                 raise self._error(TWO_SPECULATIONS)
             resolved["speculative_config"] = speculation
         return resolved, {ours: name for ours, name in used.items() if name not in UNITS}

@@ -24,6 +24,8 @@ from support.cases import rest_nightly
 from support.json_lines import write_lines
 
 PAGE_SIZE = 16
+OVERLAPPING = {"speculative_config": "off"}
+"""Plans are made while a step is computed, as in the replay; with drafts the CPU takes turns with the host."""
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
@@ -42,7 +44,7 @@ def random_prompts(seed, n_prompts):
 @pytest.mark.parametrize("n_pages", rest_nightly([8, 13, 40, 2000], kept=(1, 3)))
 def test_cached_tokens_equal_those_of_the_engine(n_pages, tmp_path):
     prompts = random_prompts(seed=n_pages, n_prompts=60)
-    llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=n_pages * PAGE_SIZE)
+    llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=n_pages * PAGE_SIZE, **OVERLAPPING)
     reported = []
     for prompt in prompts:
         try:
@@ -63,7 +65,7 @@ def test_cached_tokens_equal_those_of_the_engine(n_pages, tmp_path):
 @pytest.mark.parametrize("n_pages", [22, 60, 400])
 def test_with_all_requests_in_flight_cached_tokens_equal_those_of_the_engine(n_pages):
     prompts = random_prompts(seed=100 + n_pages, n_prompts=90)
-    llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=n_pages * PAGE_SIZE)
+    llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=n_pages * PAGE_SIZE, **OVERLAPPING)
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], ONE_TOKEN, use_tqdm=False)
     reported = [output.num_cached_tokens for output in outputs]
     token_traffic = TokenTraffic([pack_tokens(prompt) for prompt in prompts], PAGE_SIZE)
@@ -79,7 +81,14 @@ def test_with_answers_cached_tokens_equal_those_of_the_engine(n_pages, n_sets):
 
     A replay that does not know their tokens is right in sum: in a small pool, one set of prompts is up to 4% off.
     """
-    llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=n_pages * PAGE_SIZE, max_num_seqs=64)
+    llm = LLM(
+        "tiny",
+        device="cpu",
+        page_size=PAGE_SIZE,
+        max_total_tokens=n_pages * PAGE_SIZE,
+        **OVERLAPPING,
+        max_num_seqs=64,
+    )
     n_reported = n_of_lengths = 0
     for seed in range(200 + n_pages, 200 + n_pages + n_sets):
         llm.flush_cache()
@@ -150,7 +159,7 @@ def test_conversations_become_the_prompts_of_the_chat_api(tmp_path):
         for messages in (first, second)
     ]
     sharegpt.write_text(json.dumps(spoken, indent=2))
-    llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=4096)
+    llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=4096, **OVERLAPPING)
     outputs = [llm.chat(messages, ONE_TOKEN, use_tqdm=False)[0] for messages in (first[:2], first[:4], second[:2])]
     answered = write_lines(tmp_path / "answered.jsonl", {"messages": first[:-1]}, {"messages": second})
     for file, conversations in ((openai, True), (answered, False), (sharegpt, False)):
@@ -180,7 +189,7 @@ def test_each_line_of_a_log_is_one_request(tmp_path):
     lines += [{"prompt": "41 plus 11 is"}, {"prompt": ids}, {"prompt": [ids, [5, 6]]}, {"messages": SAID[1:2]}]
     lines += [{"messages": SAID[:3], "continue_final_message": True}]
     log = write_lines(tmp_path / "requests.jsonl", *lines)
-    llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=4096)
+    llm = LLM("tiny", device="cpu", page_size=PAGE_SIZE, max_total_tokens=4096, **OVERLAPPING)
     prompts = [llm.chat_prompt(SAID[:end]) for end in (2, 4, 6, 8)]
     prompts += ["41 plus 11 is", ids, ids, [5, 6], llm.chat_prompt(SAID[1:2])]
     prompts += [llm.chat_prompt(SAID[:3], add_generation_prompt=False, continue_final_message=True)]

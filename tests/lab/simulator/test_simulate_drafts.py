@@ -269,7 +269,7 @@ def test_what_a_file_lacks_is_named(tmp_path, line, flags, message, capsys):
     ("flags", "message"),
     [
         (["--speculative-config", '{"method": "eagle"}'], "this release has no method with a draft head"),
-        (["--speculative-config", "tree"], "'tree' is not a JSON object"),
+        (["--speculative-config", "tree"], "'tree' is neither a JSON object nor off"),
         ([*TREE, "--plot", "pictures"], "--plot draws hit rate by capacity"),
         ([*TREE, "--concurrency", "0"], "concurrency 0 must be at least 1"),
         ([*TREE, "--concurrency", "2.5"], "argument --concurrency/--max-concurrency"),
