@@ -17,6 +17,8 @@ _FORGET = 0.9999
 _ROW_SHARE = 0.006
 """Guess of what a row more costs, as a share of the step, where nothing was measured. It is rather too little: more
 rows than were measured are tried then."""
+_SHARE_WEIGHT = 1 / 16
+_SHARE_DRIFT = 1 / 512
 _WAIT_S = 1e-3
 """Guess of what it costs to wait for a result before the next launch, where nothing was measured."""
 
@@ -40,7 +42,10 @@ class StepCosts:
         """Moving averages of the device's idle time before steps that waited, by whether they computed prompts, and
         by ``bucket``."""
         self._counts: Counter[tuple[bool, int]] = Counter()
-        """Measurements by the same."""
+        """Measurements of steps, by whether they wait and by ``bucket``."""
+        self._prompt_share, self._prompt_share_after_drafts = 0.0, 0.0
+        """Decayed shares of steps that compute prompts, of all, and of those behind a step with drafts."""
+        self._had_drafts = False
 
     @property
     def is_measured(self) -> bool:
@@ -71,6 +76,17 @@ class StepCosts:
         averages[size] = average + _WEIGHT * (seconds - average)
         return seconds
 
+    def step_done(self, *, has_prompts: bool, has_drafts: bool) -> None:
+        """Counts a step, so that it is known how often the one behind a step with drafts computes prompts. O(1).
+
+        With drafts answers end sooner and others begin, so that it does so more often than others. While there are
+        no drafts, its share drifts to that of all steps.
+        """
+        self._prompt_share += _SHARE_WEIGHT * (has_prompts - self._prompt_share)
+        share, weight = (has_prompts, _SHARE_WEIGHT) if self._had_drafts else (self._prompt_share, _SHARE_DRIFT)
+        self._prompt_share_after_drafts += weight * (share - self._prompt_share_after_drafts)
+        self._had_drafts = has_drafts
+
     def record_idle(self, n_rows: int, seconds: float, *, has_prompts: bool, is_late: bool) -> None:
         """Takes the idle time of the device before a step that waited into account.
 
@@ -87,10 +103,14 @@ class StepCosts:
         elif not is_late or seconds < average:
             averages[size] = average + _WEIGHT * (min(seconds, _MAX_FIRST_RATIO * average) - average)
 
-    def more_seconds(self, n_rows: int) -> float:
-        """Returns how much longer a step that waits takes if it computes prompts, too, than what they take.
+    def more_seconds_after_drafts(self, n_rows: int) -> float:
+        """Returns ``more_seconds`` of the step behind one with drafts, which waits, times the chance of prompts."""
+        return self._prompt_share_after_drafts * self.more_seconds(n_rows)
 
-        Its launch takes the host longer, and the device is idle meanwhile.
+    def more_seconds(self, n_rows: int) -> float:
+        """Returns how much longer the device is idle before a step that waits if it computes prompts, too.
+
+        Its launch takes the host longer.
 
         Args:
             n_rows: of the step, without drafts.

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from radixkv.runtime.drafts.acceptance import Acceptance
 from radixkv.runtime.drafts.counts import DraftCounts
-from radixkv.runtime.drafts.prompt_share import PromptShare
 from radixkv.runtime.drafts.search_pauses import SearchPauses
 from radixkv.runtime.drafts.sources import Guess, Source
 from radixkv.runtime.drafts.step_costs import StepCosts, bucket
@@ -97,7 +96,6 @@ class TextDrafts(Drafts):
         self._wants_results = not overlaps
         self._wants_beside_prompts = not overlaps
         """Whether the next plan is to wait even if it computes prompts."""
-        self._prompt_share = PromptShare()
         self._search_pauses = SearchPauses()
         self._n_waited = 0
         """Steps that have waited, without a pause."""
@@ -133,7 +131,9 @@ class TextDrafts(Drafts):
             tokens.append(b"" if guess is None else guess.tokens)
             chances.append([] if guess is None else self._chances(guess)[:max_of_row])
         # This step has waited. With drafts the next one must wait, too.
-        counts, rate = self._choose(chances, len(requests), n_most, self._more_seconds_after_drafts(len(requests)))
+        counts, rate = self._choose(
+            chances, len(requests), n_most, self._costs.more_seconds_after_drafts(len(requests))
+        )
         if self._overlaps and rate < self._margin * self._rate_without(len(requests)):
             counts = [0] * len(requests)
         if not any(counts):
@@ -182,7 +182,7 @@ class TextDrafts(Drafts):
                 n_rows, plan.n_drafts, n_accepted, seconds, has_waited, is_tried, not is_decode, device_seconds
             )
         self._was_busy = is_busy
-        self._prompt_share.step_done(has_prompts=not is_decode, has_drafts=plan.n_drafts > 0)
+        self._costs.step_done(has_prompts=not is_decode, has_drafts=plan.n_drafts > 0)
         if not self._overlaps:
             return
         if self._n_paused:
@@ -298,14 +298,10 @@ class TextDrafts(Drafts):
             return
         later = [of_row[1:] for of_row in chances]
         wanted = _MIN_GAIN * self._margin * self._rate_without(n_rows)
-        more_s = self._more_seconds_after_drafts(n_rows)
+        more_s = self._costs.more_seconds_after_drafts(n_rows)
         self._wants_results = self._choose(later, n_rows, n_most, more_s)[1] > wanted
         more_s += self._costs.more_seconds(n_rows)
         self._wants_beside_prompts = self._wants_results and self._choose(later, n_rows, n_most, more_s)[1] > wanted
-
-    def _more_seconds_after_drafts(self, n_rows: int) -> float:
-        """Returns what waiting behind a step with drafts is expected to cost more because of prompts."""
-        return self._prompt_share.after_drafts * self._costs.more_seconds(n_rows)
 
     def _rate_without(self, n_rows: int) -> float:
         """Returns the tokens a second of steps that do not wait."""
