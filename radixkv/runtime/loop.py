@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
+from typing import NamedTuple
 
 from radixkv.errors import DeviceError, Draining, InvariantError, RequestError, queue_timeout
 from radixkv.runtime.alarms import Alarms
@@ -65,6 +66,24 @@ class _LiveRequest:
     @property
     def n_outputs(self) -> int:
         return sum(choice.n_outputs for choice in self.choices if choice.tokens)  # none of one that never forked
+
+
+class _Outgoing(NamedTuple):
+    """What the frontend is to be told. Its messages can be made while the device computes."""
+
+    updates: list[Update]
+    """Those with new tokens."""
+    prompt_logprobs: list[PromptLogprobs]
+    computed: list[ComputedPrompt]
+    later: list[FromRuntime]
+    """What comes after these, in order: whole outputs, and terminal messages."""
+
+    def messages(self) -> list[FromRuntime]:
+        """Makes the messages. O(updates)."""
+        if self.updates or self.prompt_logprobs or self.computed:
+            items = [update.new_tokens() for update in self.updates]
+            return [Tokens(items, self.prompt_logprobs, self.computed), *self.later]
+        return self.later
 
 
 @dataclass(slots=True)
@@ -190,9 +209,10 @@ class Loop:
     def turn(self) -> list[FromRuntime]:
         """Fails timed-out requests, launches the next step, then takes the oldest step's result.
 
-        All results are taken before the launch if the scheduler wants them; messages about them are made behind it.
-        If not, the oldest one is taken after it, if more than ``LOOKAHEAD`` steps are launched, or if nothing could
-        be planned. A launched step with masked rows is sampled after that, when all tokens before it are known.
+        All results are taken before the plan if the scheduler wants them; messages about them are made behind the
+        launch. If not, the oldest one is taken after the launch, if more than ``LOOKAHEAD`` steps are launched, or
+        if nothing could be planned. Requests end when a result is taken, so that what follows them acts before the
+        next plan. A launched step with masked rows is sampled after that, when all tokens before it are known.
 
         Raises:
             DeviceLost: the device cannot be used any more.
@@ -202,10 +222,10 @@ class Loop:
         if self._alarms.next_at <= begun:
             self._alarms.ring(begun)
         messages = [*self._admit_gated(), *self._expire()] if self._gated else self._expire()
-        updates: list[Update] = []
+        outgoing: list[_Outgoing] = []
         if self._steps and self.scheduler.wants_results:
             while self._steps:
-                updates += self._take_result()
+                outgoing.append(self._take_result())
             begun = self._clock()
         planned = perf_counter()
         plan = self.scheduler.schedule()
@@ -216,13 +236,14 @@ class Loop:
                 self._steps.launch(plan)
             except DeviceError:
                 while self._steps:
-                    updates += self._take_result()
-                updates += self.scheduler.fail()
+                    outgoing.append(self._take_result())
+                outgoing.append(self._apply(self.scheduler.fail()))
             self._launch_s = max(self._clock() - begun, _LAUNCH_DECAY * self._launch_s)
-        messages += self._to_messages(updates)  # while the device computes
+        for one in outgoing:  # while the device computes
+            messages += one.messages()
         self.is_waiting = False
         if len(self._steps) > LOOKAHEAD or (plan is None and self._steps):
-            messages += self._to_messages(self._take_result())
+            messages += self._take_result().messages()
         elif plan is None and self.has_work:
             if not (self.scheduler.is_idle or self.scheduler.tiers.is_busy):
                 raise InvariantError(
@@ -294,7 +315,7 @@ class Loop:
 
     def _expire(self) -> list[FromRuntime]:
         """Fails the requests that have waited too long for their first step, also those that the gate holds."""
-        messages = self._to_messages(self.scheduler.expire())
+        messages = self._apply(self.scheduler.expire()).messages()
         if (limit_s := self.scheduler.limits.queue_timeout_s) is not None and self._gated:
             now = self._clock()
             for live in list(self._gated.values()):
@@ -335,25 +356,29 @@ class Loop:
         try:
             self._steps.sample(masks)
         except DeviceError:
-            return self._to_messages(self.scheduler.fail())
+            return self._apply(self.scheduler.fail()).messages()
         return []
 
-    def _take_result(self) -> list[Update]:
-        """Takes the oldest launched step's result. If it failed, so have all steps launched after it."""
+    def _take_result(self) -> _Outgoing:
+        """Takes the oldest launched step's result, and ends requests; returns what to tell of it.
+
+        If the step failed, so have all steps launched after it.
+        """
         try:
             plan, result = self._steps.take_result()
         except DeviceError:
-            return self.scheduler.fail()
+            return self._apply(self.scheduler.fail())
         self.scheduler.tiers.step_done(plan, result.device_seconds)
         self._counters.device_busy_seconds += result.device_seconds
         started = perf_counter()
         updates = self.scheduler.complete(plan, result)
         self.scheduler.cache.check_counts()
         self._counters.schedule_seconds += perf_counter() - started
-        return updates
+        return self._apply(updates)
 
-    def _to_messages(self, updates: list[Update]) -> list[FromRuntime]:
-        items: list[NewTokens] = []
+    def _apply(self, updates: list[Update]) -> _Outgoing:
+        """Counts new tokens, and ends the requests that are complete or have failed; returns what to tell of it."""
+        with_tokens: list[Update] = []
         prompt_logprobs: list[PromptLogprobs] = []
         computed: list[ComputedPrompt] = []
         later: list[FromRuntime] = []
@@ -371,7 +396,7 @@ class Loop:
                 self._forget(live)
                 later.append(Failed(request.id, update.error.code, str(update.error), update.error.param))
             elif update.tokens:
-                items.append(update.new_tokens())
+                with_tokens.append(update)
                 if not request.is_canary:
                     self._counters.generation_tokens += len(update.tokens)
             elif update.output is not None:
@@ -382,9 +407,7 @@ class Loop:
                 live.n_unfinished -= 1
                 if not live.n_unfinished:
                     later.append(self._finish(live, update.finish_reason))
-        if items or prompt_logprobs or computed:
-            return [Tokens(items, prompt_logprobs, computed), *later]
-        return later
+        return _Outgoing(with_tokens, prompt_logprobs, computed, later)
 
     def _count_prompt(self, live: _LiveRequest, request: Request) -> None:
         live.is_counted = True

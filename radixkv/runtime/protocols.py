@@ -37,7 +37,8 @@ class Observer:
     * ``prompt_counted`` comes first, when a step's result is taken, mostly after the turn's launch.
     * ``released`` comes for a finished choice that had pages and whose prompt was computed, once no launched step
       uses them: mostly when a result is taken, also before a launch that preempts, and with an abort between turns.
-    * ``ended`` comes before the terminal message of a request that has not failed, before or after the releases.
+    * ``ended`` comes when the last result of a request that has not failed is taken, or with its abort: before the
+      terminal message and the next plan, before or after the releases.
     """
 
     __slots__ = ()
