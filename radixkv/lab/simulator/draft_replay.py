@@ -64,13 +64,15 @@ class DraftReplay:
         """Answers requests of clients that each send the next one when their last one has ended.
 
         Of a chat one request is in flight at a time. All answers go on by a token a round, as without drafts.
-        Yields the place of each client; None for those that are done.
+        Yields the place of each client; None for those that are done. With several clients, costs a sort and a copy
+        of all requests first.
 
         Args:
             exchanges: the requests, in order.
             concurrency: number of clients.
         """
-        ready = _chats(exchanges)
+        # One client sends the requests in their order, whatever chats they are of.
+        ready = _chats(exchanges) if concurrency > 1 else [[index] for index in range(len(exchanges))]
 
         def client() -> Iterator[Place]:
             while ready:  # once nothing is, each chat that goes on has a client

@@ -1,14 +1,18 @@
 """``radixkv simulate --speculative-config``: what drafts would bring on recorded answers."""
 
 import json
+import tracemalloc
+from itertools import islice
 from random import Random
 
 import pytest
 
 from radixkv.checkpoints import resolve_tokenizer
+from radixkv.lab.simulator.draft_replay import DraftReplay, Exchange
 from radixkv.lab.simulator.recording import read_recording
+from radixkv.settings.speculative import SpeculativeConfig
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire.messages import unpack_tokens
+from radixkv.wire.messages import pack_tokens, unpack_tokens
 from support.json_lines import write_lines
 from support.simulate_command import simulate
 
@@ -99,6 +103,24 @@ def test_turns_of_a_chat_wait_for_each_other(tmp_path, drafted, end):
     assert {row["n_steps"] for row in rows.values()} == {39 + 39 + 19}
     rows = drafted("--trace", file, *TREE)
     assert rows["answers"]["n_steps"] == 39 + 19 + 1 + 3
+
+
+def test_one_client_sends_the_requests_in_order_without_a_copy_of_all():
+    answer = pack_tokens(range(3))
+    exchanges = [Exchange(pack_tokens(range(first, 10_000)), answer) for first in range(50)]
+    exchanges += [Exchange(one.prompt + answer, answer) for one in exchanges]
+    n_recorded = sum(len(one.prompt) for one in exchanges)
+    replay = DraftReplay(SpeculativeConfig(method="ngram"), 100_000, 16)
+    tracemalloc.start()
+    try:
+        places = replay.rounds(exchanges, 1)
+        sent = [bytes(next(places)[0].request.prompt)]
+        n_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert n_bytes < n_recorded / 4
+    sent += [bytes(place.request.prompt) for (place,) in islice(places, 1, None, 2)]  # each answer has two places
+    assert sent == [one.prompt for one in exchanges]
 
 
 def test_what_a_request_has_itself_does_not_depend_on_others_in_flight(tmp_path, drafted):
