@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from radixkv.errors import DeviceError
+from radixkv.runtime.device.cuda.results import step_result
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.pack import Packer
+from radixkv.runtime.request import GREEDY
 from radixkv.runtime.step.plan import Row, Scoring, StepPlan
 from radixkv.wire.messages import pack_tokens
 
@@ -112,6 +115,24 @@ def test_a_short_prompt_becomes_rows_of_which_the_last_one_samples() -> None:
         "counts": [2, 1, 3],
         "results": [0, 1, 2, 5],
     }
+
+
+def test_a_chunk_that_samples_nothing_has_its_position_between_drafts_and_others() -> None:
+    pages = (5, 6, 7)
+    drafting = row(2, start=7, n_tokens=3, tokens=pack_tokens([5, 6, 7]), table_pages=pages, sampling=GREEDY)
+    drafting = replace(drafting, n_drafts=2)
+    chunk = row(1, start=4, n_tokens=3, tokens=pack_tokens([7, 8, 9]), table_pages=pages, sampling=None)
+    last = row(3, start=2, n_tokens=2, tokens=pack_tokens([3, 4]), sampling=GREEDY)
+    step = make_packer(max_num_seqs=16, n_split=3).pack(
+        StepPlan(1, (drafting, chunk, last), n_decode=1, n_drafts=2)
+    )
+    assert step.n_decode == step.n_rows == 8
+    assert step.rows.sampled_slots.tolist() == [2, 2, 2, 16, 16, 1, 16, 3]
+    assert step.results is not None
+    assert step.results.tolist() == [0, 1, 2, 5, 7]
+    sampled = np.array([range(10, 18), [1] * 8], np.int32)[:, step.results]
+    result = step_result(step.plan, sampled, {}, [], 0.0)
+    assert (result.tokens, result.finite) == ((10, 11, 12, -1, 17), (True,) * 3)
 
 
 def test_prompts_of_one_token_become_decode_rows() -> None:
