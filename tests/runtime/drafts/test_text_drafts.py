@@ -215,6 +215,18 @@ def test_right_drafts_that_cost_too_much_are_left() -> None:
     assert simulation.run(30.0) > 0.985 * 32 / (4e-4 * 32)
 
 
+@pytest.mark.parametrize("n_rows", [1, 8])
+@pytest.mark.parametrize("launch_s", [3e-3, 12e-3])
+def test_results_that_are_taken_late_make_steps_without_drafts_no_slower(n_rows: int, launch_s: float) -> None:
+    """A draft takes as long as a row. Every second step computes a prompt, and the result before it is late."""
+    simulation = Simulation(repeated, n_rows, steep, wait_s=1e-3, prompt_every=2 * n_rows, launch_s=launch_s)
+    simulation.run(4.0)
+    n_waited, n_steps = simulation.drafts.stats().steps_without_overlap_total, simulation.n_steps
+    simulation.run(8.0)
+    n_waited = simulation.drafts.stats().steps_without_overlap_total - n_waited
+    assert n_waited < 0.01 * (simulation.n_steps - n_steps)
+
+
 def test_drafts_begin_again_when_texts_change() -> None:
     simulation = Simulation(unrelated, 4, flat, wait_s=1e-3)
     simulation.run(10.0)
