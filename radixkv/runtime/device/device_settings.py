@@ -35,5 +35,7 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``dummy`` creates random weights and reads no file except ``config.json``."""
     attention_backend: AttentionBackend = "auto"
     """Kernels of prefill on CUDA; ``auto`` is FlashInfer where it can be had."""
+    tensor_parallel_size: int = 1
+    """Ranks that compute the model together."""
     enforce_eager: bool = False
     """Whether CUDA runs without graphs."""

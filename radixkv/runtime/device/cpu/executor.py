@@ -17,6 +17,7 @@ from radixkv.processes.cores import n_cores
 from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cpu.base import Attention
 from radixkv.runtime.device.attention.cpu.paged import PagedAttention
+from radixkv.runtime.device.collectives import Collectives, OneRank
 from radixkv.runtime.device.cpu.persistent_batch import PersistentBatch
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name, scales_text
@@ -26,9 +27,12 @@ from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
 from radixkv.runtime.device.memory.page_shape import PageShape, count_pages
 from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder import Decoder
+from radixkv.runtime.device.ops.base import Operations
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
+from radixkv.runtime.device.ops.summed import SummedOperations
 from radixkv.runtime.device.pack import Ints, PackedStep, Packer
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
+from radixkv.runtime.device.weights.shards import Shard
 from radixkv.runtime.device.weights.weights import Weights, open_weights
 from radixkv.runtime.step.executor import PageOrigin
 from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
@@ -60,30 +64,39 @@ class CpuExecutor:
     uses_shared_runs = False
     """This attention finds shared pages by itself."""
 
-    def __init__(self, checkpoint: Checkpoint, settings: DeviceSettings) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, settings: DeviceSettings, collectives: Collectives | None = None
+    ) -> None:
         """Loads the model and allocates a zeroed KV pool.
 
-        Sets the number of torch threads of the whole process to half of the cores; see
+        Sets the number of torch threads of the whole process to half of the cores, divided by the ranks; see
         docs/decisions/0005-threads-on-the-cpu.md.
 
         Args:
             checkpoint: checkpoint to run.
             settings: all of the device. A ``dtype`` of ``auto`` is float32.
+            collectives: of this rank; None: it computes the model alone.
 
         Raises:
             CheckpointError: the checkpoint cannot be run.
             ConfigError: a size does not fit the checkpoint or the memory.
         """
         # Must come before any computation: which tile sizes give equal bits depends on the number of threads.
-        torch.set_num_threads(max(1, n_cores() // 2))
+        self._collectives = collectives = collectives or OneRank()
+        torch.set_num_threads(max(1, n_cores() // 2 // collectives.size))
         page_size, max_rows, max_model_len = settings.page_size, settings.max_num_seqs, settings.max_model_len
         if page_size < 1 or max_rows < 1:
             raise ConfigError(f"page_size {page_size} and max_num_seqs {max_rows} must be at least 1")
-        with open_weights(checkpoint, load_format=settings.load_format, dtype=_dtype(settings.dtype)) as weights:
+        shard = None if collectives.size == 1 else Shard(collectives.rank, collectives.size)
+        dtype = _dtype(settings.dtype)
+        with open_weights(checkpoint, load_format=settings.load_format, dtype=dtype, shard=shard) as weights:
             page, n_pages = _plan_pool(weights, settings)
             config = weights.config
             kv_scales = None if page.dtype == weights.dtype else weights.kv_scales()
-            self.model = Decoder(weights, CpuOperations(config, max_model_len), kv_scales)
+            operations: Operations = CpuOperations(config, max_model_len)
+            if shard is not None:
+                operations = SummedOperations(operations, collectives)
+            self.model = Decoder(weights, operations, kv_scales)
             self.dtype = str(weights.dtype).removeprefix("torch.")
         self.pool = KVPool(page, n_pages)
         windows = config.windows_within(max_model_len)
@@ -150,7 +163,12 @@ class CpuExecutor:
         hidden = self.model(self._batch.inputs(packed), self.pool, self.attention)
         last = hidden[torch.from_numpy(packed.sampled)]
         positions = [(index, one) for index, row in enumerate(packed.plan.rows) for one in row.samplings()]
-        sampled = self._sample(last, positions, packed.rows.batch_slots, masks)
+        sampled: dict[int, SampledToken | None] = {}
+        if self._collectives.rank == 0:
+            sampled = self._sample(last, positions, packed.rows.batch_slots, masks)
+        self._collectives.broadcast(self._batch.last_tokens)
+        if self._collectives.rank:
+            return StepResult((), ())
         prompt = {
             index: self._prompt_logprobs(hidden, row.scoring, int(packed.rows.firsts[index]))
             for index, row in enumerate(packed.plan.rows)
@@ -279,8 +297,13 @@ def check_for_cpu(checkpoint: Checkpoint, settings: DeviceSettings) -> None:
         CheckpointError: ``config.json`` is invalid or not supported.
         ConfigError: a size does not fit the checkpoint or the memory.
     """
+    n_ranks = settings.tensor_parallel_size
     with open_weights(
-        checkpoint, load_format="dummy", dtype=_dtype(settings.dtype), quantization=settings.quantization
+        checkpoint,
+        load_format="dummy",
+        dtype=_dtype(settings.dtype),
+        quantization=settings.quantization,
+        shard=None if n_ranks == 1 else Shard(0, n_ranks),
     ) as weights:
         _plan_pool(weights, settings)
 

@@ -251,7 +251,7 @@ class _Layer:
                 config.rope_of(index), weights.query_norm, weights.key_norm, scales
             ),
             sinks=weights.sinks,
-            output=operations.linear(weights.output),
+            output=operations.output(weights.output),
             mlp_norm=operations.norm(weights.mlp_norm, mlp),
             mlp=mlp,
             norms_after=None

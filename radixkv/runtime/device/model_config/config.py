@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from radixkv.errors import ConfigError
 from radixkv.runtime.device.model_config.config_reader import ConfigReader
 from radixkv.runtime.device.model_config.families import (
     ARCHITECTURES,
@@ -134,6 +135,34 @@ class DecoderConfig:
             has_query_key_norm=architecture.has_query_key_norm,
             windows=_windows(fields, architecture, n_layers),
             experts=_experts(fields, architecture.experts) if architecture.experts else None,
+        )
+
+    def shard(self, n_ranks: int) -> DecoderConfig:
+        """Returns the decoder that each of several ranks computes: it has some of the heads, and some of the values
+        inside each MLP. Where there are fewer KV heads than ranks, each has one, and several have the same.
+
+        Raises:
+            ConfigError: ``n_ranks`` does not divide them.
+        """
+        inner_sizes = {"intermediate_size": self.intermediate_size}
+        if self.experts is not None:
+            inner_sizes["the experts' intermediate size"] = self.experts.inner_size
+        n_kv_heads = max(1, self.n_kv_heads // n_ranks)
+        for what, n in {"num_attention_heads": self.n_heads, **inner_sizes}.items():
+            if n % n_ranks:
+                raise ConfigError(f"tensor_parallel_size {n_ranks} does not divide {what}, {n}; use one that does")
+        if self.n_kv_heads % n_ranks and n_ranks % self.n_kv_heads:
+            raise ConfigError(
+                f"tensor_parallel_size {n_ranks} and num_key_value_heads {self.n_kv_heads}: neither divides the "
+                "other; use another size"
+            )
+        experts = self.experts
+        return replace(
+            self,
+            n_heads=self.n_heads // n_ranks,
+            n_kv_heads=n_kv_heads,
+            intermediate_size=self.intermediate_size // n_ranks,
+            experts=None if experts is None else replace(experts, inner_size=experts.inner_size // n_ranks),
         )
 
     @property

@@ -155,6 +155,10 @@ class Operations(Protocol):
         """Returns a matrix product."""
         ...
 
+    def output(self, weights: LinearWeights) -> Linear:
+        """Returns attention's output projection."""
+        ...
+
     def norm(self, weights: NormWeights, reader: NormReader | None = None) -> Norm:
         """Returns a norm of the model's kind.
 

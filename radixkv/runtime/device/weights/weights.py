@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
+from radixkv.errors import ConfigError
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.weights.fp8_matrix import BLOCK, QUANTIZING_BYTES, Fp8Matrix, Fp8Scales, fp8_bytes
@@ -35,6 +36,7 @@ from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatric
 from radixkv.runtime.device.weights.quantization.parse import check_quantization, parse_scheme
 from radixkv.runtime.device.weights.safetensors import Header, RandomTensors, SafetensorsFiles, TensorSource
 from radixkv.runtime.device.weights.shapes import TensorShapes, layer_shapes, optional_tensors, tensor_shapes
+from radixkv.runtime.device.weights.shards import Shard, ShardedTensors
 from radixkv.runtime.device.weights.tied_head import check_tied_head
 from radixkv.settings.config import LoadFormat
 
@@ -306,6 +308,7 @@ def open_weights(
     device: torch.device = _CPU,
     quantization: str | None = None,
     products: Collection[WeightProducts] = (),
+    shard: Shard | None = None,
 ) -> Iterator[Weights]:
     """Opens the checkpoint's weights and checks the headers of all tensors.
 
@@ -324,15 +327,18 @@ def open_weights(
         quantization: ``fp8`` rounds the layers' matrices to FP8, with a scale for each output channel; the name of
             the checkpoint's own format, or None, changes nothing.
         products: formats that the device multiplies; weights in these formats are not dequantized.
+        shard: which part of the model to return; None: all of it.
 
     Raises:
         CheckpointError: ``config.json`` is invalid or not supported, or a file or tensor is missing, unexpected,
             corrupt, or of a wrong shape or dtype; or a scale is not finite.
-        ConfigError: ``quantization`` does not fit the checkpoint or the device.
+        ConfigError: ``quantization`` does not fit the checkpoint or the device, or the model cannot be divided.
     """
     path = checkpoint.folder / "config.json"
     config = DecoderConfig.parse(checkpoint.config, path)
     scheme = parse_scheme(checkpoint.config, path)
+    if shard is not None and (scheme is not None or quantization is not None):
+        raise ConfigError("this release divides no quantized weights among ranks; set tensor_parallel_size to 1")
     check_quantization(quantization, checkpoint.config, scheme, has_fp8_products="fp8" in products)
     kept: MatrixFormat | None = None
     if "fp8" in products:
@@ -345,7 +351,8 @@ def open_weights(
     with ExitStack() as stack:
         if load_format == "dummy":
             random = RandomTensors(tensor_shapes(config), dtype, device)
-            yield Weights(config, random, dtype, device, is_dequantized=is_dequantized, kept=kept)
+            part, tensors = _part(config, random, shard)
+            yield Weights(part, tensors, dtype, device, is_dequantized=is_dequantized, kept=kept)
             return
         files = SafetensorsFiles(checkpoint.folder, stack)
         files.add_missing_prefix(config.names.layers, config.names.head)
@@ -374,8 +381,9 @@ def open_weights(
                 )
 
         def weights(source: TensorSource) -> Weights:
+            part, tensors = _part(config, source, shard)
             return Weights(
-                config, source, dtype, device, quantized, kv_scales, is_dequantized=is_dequantized, kept=kept
+                part, tensors, dtype, device, quantized, kv_scales, is_dequantized=is_dequantized, kept=kept
             )
 
         if device.type == "cpu":
@@ -384,6 +392,13 @@ def open_weights(
         lanes = [PinnedLane(device) for _ in range(N_LANES)]
         with ParallelLoader(files, lanes, torch.cuda.Stream(device)) as reads:
             yield weights(reads)
+
+
+def _part(config: DecoderConfig, source: TensorSource, shard: Shard | None) -> tuple[DecoderConfig, TensorSource]:
+    """Returns the decoder and the tensors of a rank."""
+    if shard is None:
+        return config, source
+    return config.shard(shard.n_ranks), ShardedTensors(source, config, shard)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -47,6 +47,10 @@ class CpuOperations:
         """See ``Operations.linear``."""
         return Linear(weights, self._tiles)
 
+    def output(self, weights: LinearWeights) -> Linear:
+        """See ``Operations.output``."""
+        return self.linear(weights)
+
     def norm(self, weights: NormWeights, reader: base.NormReader | None = None) -> RMSNorm | LayerNorm:
         """See ``Operations.norm``."""
         if weights.bias is not None:

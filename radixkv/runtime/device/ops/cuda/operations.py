@@ -65,6 +65,10 @@ class CudaOperations:
             return Fp8Linear(weights.weight, weights.bias, rounds_input=self._has_fp8)
         return Linear(weights.weight, weights.bias)
 
+    def output(self, weights: LinearWeights) -> CudaLinear:
+        """See ``Operations.output``."""
+        return self.linear(weights)
+
     def norm(self, weights: NormWeights, reader: base.NormReader | None = None) -> RMSNorm | LayerNorm:
         """See ``Operations.norm``."""
         if weights.bias is not None:

@@ -1,0 +1,91 @@
+"""What the ranks of a model compute together: sums of partial products, and what one rank has chosen."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, distributed
+
+
+class Collectives(Protocol):
+    """One rank's part in what all ranks do together, each in the same order."""
+
+    rank: int
+    """Of this process; rank 0 samples."""
+    size: int
+    """Number of ranks."""
+
+    def sum(self, partial: Tensor) -> Tensor:
+        """Returns the sum of all ranks' tensors of one shape, added in the order of ranks: equal bits on each."""
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Replaces a tensor by rank 0's."""
+
+
+class OneRank:
+    """The ``Collectives`` of a model on one device, which do nothing."""
+
+    rank = 0
+    size = 1
+
+    def sum(self, partial: Tensor) -> Tensor:
+        """See ``Collectives.sum``."""
+        return partial
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """See ``Collectives.broadcast``."""
+
+
+class GlooCollectives:
+    """The ``Collectives`` of ranks on the CPUs of one host.
+
+    Gloo's own sum adds in an order that depends on the size of the tensor, so tensors are gathered and then added.
+    That makes a row's bits independent of the rows beside it. Sums are accumulated in float32.
+
+    Args:
+        rank: of this process.
+        size: number of ranks.
+        store: file by which the ranks find each other, in a folder that no other user can read; new for each group.
+    """
+
+    def __init__(self, rank: int, size: int, store: Path) -> None:
+        self.rank = rank
+        self.size = size
+        self._store = store
+        self._group: Any = None
+
+    def connect(self, timeout_s: float) -> None:
+        """Waits until all ranks do this; must come before all else.
+
+        Args:
+            timeout_s: how long a rank waits for the others, here and later.
+
+        Raises:
+            RuntimeError: a rank did not come in time. The other methods raise it, too, and at once where a rank has
+                ended.
+        """
+        # A group of its own, not the process's default one, which the user of ``LLM`` may have; torch types none.
+        gloo: Any = distributed.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        options._timeout = timedelta(seconds=timeout_s)
+        store: Any = distributed.FileStore(str(self._store), self.size)  # type: ignore[attr-defined]
+        self._group = gloo(store, self.rank, self.size, options)
+
+    def sum(self, partial: Tensor) -> Tensor:
+        """See ``Collectives.sum``."""
+        parts = [torch.empty_like(partial) for _ in range(self.size)]
+        self._group.allgather([parts], [partial]).wait()
+        total = parts[0].float()
+        for part in parts[1:]:
+            total.add_(part)
+        return total.to(partial.dtype)
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """See ``Collectives.broadcast``."""
+        options: Any = distributed.BroadcastOptions()
+        options.rootRank = 0
+        self._group.broadcast([tensor], options).wait()

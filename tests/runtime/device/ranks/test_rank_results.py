@@ -1,0 +1,108 @@
+"""What ranks compute together is what one device computes, for all architectures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from radixkv.checkpoints import Checkpoint
+from radixkv.errors import ConfigError
+from radixkv.runtime.device.cpu.executor import CpuExecutor, check_for_cpu
+from radixkv.runtime.device.device_settings import DeviceSettings
+from radixkv.runtime.step.plan import Row, RowSampling, StepPlan
+from radixkv.runtime.step.result import StepResult
+from radixkv.wire.messages import pack_tokens
+from support.device_support import CHECKPOINTS, random_ids
+from support.rank_threads import RankThreads
+
+Get = Callable[[str], Checkpoint]
+SETTINGS = DeviceSettings(
+    page_size=4, max_num_seqs=4, max_num_batched_tokens=256, max_model_len=256, kv_cache_memory_bytes=1 << 20
+)
+PROMPTS = [random_ids(45, seed=3), random_ids(31, seed=4)]
+N_NEW = 5
+UNDIVIDED = {("whole", 2), ("whole", 4), ("llama3", 4)}
+"""51 values inside the MLP, and 6 heads."""
+
+
+class Answer(NamedTuple):
+    tokens: list[int]
+    logprobs: list[float]
+
+
+def answers(execute: Callable[[StepPlan], StepResult], *, chunk: int) -> list[Answer]:
+    """Answers both prompts side by side, greedily, with prompts in chunks."""
+    found = [Answer([], []) for _ in PROMPTS]
+    tables = [tuple(range(20 * slot, 20 * slot + 20)) for slot in range(len(PROMPTS))]
+    step = 0
+    for start in range(0, max(map(len, PROMPTS)), chunk):
+        rows = [
+            row(slot, ids[start : start + chunk], start, tables[slot], is_last=start + chunk >= len(ids), index=0)
+            for slot, ids in enumerate(PROMPTS)
+            if start < len(ids)
+        ]
+        take(execute(StepPlan(step, tuple(rows))), rows, found)
+        step += 1
+    for index in range(1, N_NEW):
+        rows = [
+            row(slot, None, len(ids) + index - 1, tables[slot], is_last=True, index=index)
+            for slot, ids in enumerate(PROMPTS)
+        ]
+        take(execute(StepPlan(step, tuple(rows), n_decode=len(rows))), rows, found)
+        step += 1
+    return found
+
+
+def row(
+    slot: int, ids: Sequence[int] | None, start: int, table: tuple[int, ...], *, is_last: bool, index: int
+) -> Row:
+    sampling = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=index, n_logprobs=1)
+    n_tokens = 1 if ids is None else len(ids)
+    tokens = None if ids is None else pack_tokens(ids)
+    return Row(slot, start, n_tokens, tokens, start, 0, table, sampling if is_last else None)
+
+
+def take(result: StepResult, rows: Sequence[Row], found: Sequence[Answer]) -> None:
+    for one, token, logprobs in zip(rows, result.tokens, result.logprobs or [None] * len(rows), strict=True):
+        if one.sampling is not None:
+            found[one.batch_slot].tokens.append(token)
+            found[one.batch_slot].logprobs.append(logprobs.logprob)
+
+
+@pytest.mark.parametrize(
+    ("name", "n_ranks"), [(name, n) for name in CHECKPOINTS for n in (2, 4) if (name, n) not in UNDIVIDED]
+)
+def test_ranks_answer_as_one_device(checkpoint: Get, name: str, n_ranks: int) -> None:
+    one = checkpoint(name)
+    check_for_cpu(one, divided(n_ranks))
+    alone = CpuExecutor(one, SETTINGS)
+    expected = answers(lambda plan: alone.launch(plan).sample(None).result(), chunk=64)
+    with RankThreads(one, divided(n_ranks), n_ranks) as ranks:
+        found = answers(ranks.execute, chunk=64)
+        assert {one.n_sums for one in ranks.collectives} == {2 * alone.model.n_layers * N_NEW}
+    for before, after in zip(expected, found, strict=True):
+        assert after.tokens == before.tokens
+        assert after.logprobs == pytest.approx(before.logprobs, abs=1e-4)
+
+
+def divided(n_ranks: int) -> DeviceSettings:
+    """Returns the settings of each of several ranks."""
+    return msgspec.structs.replace(SETTINGS, tensor_parallel_size=n_ranks)
+
+
+@pytest.mark.parametrize("name", ["grouped", "biased", "gemma3", "gpt-oss"])
+def test_chunks_change_no_bit(checkpoint: Get, name: str) -> None:
+    with RankThreads(checkpoint(name), divided(2), 2) as ranks:
+        whole = answers(ranks.execute, chunk=64)
+        assert answers(ranks.execute, chunk=7) == whole
+
+
+def test_what_does_not_divide_is_refused(checkpoint: Get) -> None:
+    for n_ranks, message in ((3, "does not divide num_attention_heads, 4"), (8, "num_attention_heads")):
+        with pytest.raises(ConfigError, match=f"tensor_parallel_size {n_ranks} .*{message}"):
+            check_for_cpu(checkpoint("grouped"), divided(n_ranks))
+    with pytest.raises(ConfigError, match="tensor_parallel_size 2 does not divide intermediate_size, 51"):
+        check_for_cpu(checkpoint("whole"), divided(2))
