@@ -122,6 +122,7 @@ class LLM:
         attention_backend: AttentionBackend = "auto",
         chat_template: str | None = None,
         reasoning_parser: str | None = None,
+        tensor_parallel_size: int = 1,
         max_model_len: Size | None = None,
         max_num_seqs: Size | None = None,
         max_num_batched_tokens: Size | None = None,

@@ -13,7 +13,8 @@ from radixkv.errors import UnsupportedFeature
 from radixkv.processes.cores import n_cores
 from radixkv.runtime.assemble import assemble_loop, open_scheduler, page_quotas
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
+from radixkv.runtime.device.factory import look_at_machine, resolve_config
+from radixkv.runtime.device.ranks.open import open_device as open_ranks
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop
@@ -52,7 +53,7 @@ def open_loop(
     *,
     warms_grammars: bool = False,
     times: StartTimes | None = None,
-    open_device: OpenDevice = open_executor,
+    open_device: OpenDevice = open_ranks,
     make_cache: Callable[..., PageCache] = PageCache,
 ) -> Loop:
     """Loads the model, allocates the pool and makes a loop over them. Takes seconds, or minutes to compile kernels.

@@ -106,6 +106,13 @@ class ModelConfig:
         "cpu, cuda, or auto for CUDA if there is a GPU that can run the model (default: auto)",
         choice(("auto", "cpu", "cuda")),
     )
+    tensor_parallel_size: int = setting(
+        1,
+        "compute the model on so many devices together, each with a part of it (default: %(default)s)",
+        COUNT,
+        "RANKS",
+        aliases="tp_size tp -tp",
+    )
     max_model_len: int | None = setting(
         None,
         "maximum length of a prompt plus its answer, in tokens (default: the checkpoint's)",

@@ -182,7 +182,7 @@ def test_every_setting_has_a_flag():
     """
     engine = {"model", "cache", "scheduler", "seed", "kv_events", "tenants"}
     assert {field.name for field in fields(EngineConfig)} == engine
-    assert len(fields(ModelConfig)) == 11
+    assert len(fields(ModelConfig)) == 12
     assert len(fields(CacheConfig)) == 15
     assert len(fields(SchedulerConfig)) == 11
     assert len(fields(ServerConfig)) == 21
@@ -196,8 +196,9 @@ def test_every_setting_has_a_flag():
         (["--task", "embed"], "--task "),
         (["-O3"], "-O "),
         (["--lora-modules", "a=b"], "--lora-modules "),
-        (["--tensor-parallel-size", "2"], "--tensor-parallel-size is not supported: "),
-        (["-tp", "2"], "one device"),
+        (["--pipeline-parallel-size", "2"], "--pipeline-parallel-size is not supported: "),
+        (["-pp", "2"], "one device"),
+        (["-tp", "two"], "--tensor-parallel-size/--tp-size/--tp/-tp: 'two'"),
         (["--kv-cache-dtype", "fp8_e5m2"], "kv_cache_dtype 'fp8_e5m2'"),
         (["--calculate-kv-scales"], "--calculate-kv-scales is not supported: scales"),
         (["--generation-config", "vllm"], "--generation-config "),

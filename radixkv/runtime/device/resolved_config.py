@@ -70,6 +70,7 @@ def with_defaults(
             quantization=model.quantization,
             load_format=model.load_format,
             attention_backend=model.attention_backend,
+            tensor_parallel_size=model.tensor_parallel_size,
             enforce_eager=model.enforce_eager,
         ),
         cache_dir_bytes=_CACHE_DIR_BYTES if cache.cache_dir_bytes is None else cache.cache_dir_bytes,

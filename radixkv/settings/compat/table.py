@@ -97,7 +97,7 @@ REFUSED = (
     Refused(
         "this release computes on one device",
         {
-            ENGINE: "tensor_parallel_size=1 tp_size=1 tp=1 -tp=1 pipeline_parallel_size=1 pp_size=1 -pp=1 nnodes=1 "
+            ENGINE: "pipeline_parallel_size=1 pp_size=1 -pp=1 nnodes=1 "
             "data_parallel_size=1 dp_size=1 -dp=1 expert_parallel_size=1 ep_size=1 enable_expert_parallel=false",
             BODIES: "data_parallel_rank routed_dp_rank",
         },

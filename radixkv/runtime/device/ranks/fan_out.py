@@ -1,0 +1,95 @@
+"""``FanOut``: an executor whose plans all ranks execute."""
+
+from __future__ import annotations
+
+from radixkv.errors import DeviceError
+from radixkv.runtime.device.ranks.frames import encode
+from radixkv.runtime.device.ranks.processes import RankProcesses
+from radixkv.runtime.step.executor import Executor
+from radixkv.runtime.step.page_copier import HostMemoryCopier
+from radixkv.runtime.step.plan import StepPlan
+from radixkv.runtime.step.result import LaunchedStep, SampledStep, StepResult, TokenMasks
+
+
+class FanOut:
+    """An ``Executor`` of a model that several ranks compute together.
+
+    Each plan is encoded once, sent to the other ranks, and executed here by rank 0, which samples. A plan whose
+    device computes only when its result is asked for is sent then.
+
+    A step that fails on one rank leaves the others waiting in it, so it is lost with the device.
+
+    Args:
+        executor: of rank 0.
+        ranks: the others, ready.
+        n_pages: of the smallest pool.
+    """
+
+    def __init__(self, executor: Executor, ranks: RankProcesses, n_pages: int) -> None:
+        self.device = executor.device
+        self.dtype = executor.dtype
+        self.kv_dtype = executor.kv_dtype
+        self.n_pages = n_pages
+        self.vocab_size = executor.vocab_size
+        self.window = executor.window
+        self.uses_shared_runs = executor.uses_shared_runs
+        self.is_asynchronous = executor.is_asynchronous
+        self.splits_drafts = executor.splits_drafts
+        self.page_origin = executor.page_origin
+        self._executor = executor
+        self._ranks = ranks
+
+    def launch(self, plan: StepPlan) -> _Step:
+        """See ``Executor.launch``."""
+        launched = self._executor.launch(plan)  # it refuses an invalid plan before any rank gets it
+        frame = encode(plan)
+        if self.is_asynchronous:
+            self._ranks.send(frame)
+            return _Step(launched, self._ranks, None)
+        return _Step(launched, self._ranks, frame)
+
+    def open_copier(self, host_memory_bytes: int) -> HostMemoryCopier:
+        """See ``Executor.open_copier``."""
+        raise AssertionError("tiers are refused before the device is opened")
+
+    def close(self) -> None:
+        """Ends the other ranks and frees the device's memory."""
+        self._ranks.close()
+        self._executor.close()
+
+
+class _Step:
+    """A launched step: a ``LaunchedStep``, then a ``SampledStep``.
+
+    Args:
+        launched: rank 0's.
+        ranks: the others.
+        unsent: the plan's frame, if they do not have it yet.
+    """
+
+    def __init__(self, launched: LaunchedStep, ranks: RankProcesses, unsent: bytes | None) -> None:
+        self._launched = launched
+        self._ranks = ranks
+        self._unsent = unsent
+        self._sampled: SampledStep | None = None
+
+    def sample(self, masks: TokenMasks | None) -> _Step:
+        """See ``LaunchedStep.sample``."""
+        self._sampled = self._launched.sample(masks)
+        return self
+
+    @property
+    def is_done(self) -> bool:
+        """See ``SampledStep.is_done``."""
+        return self._sampled is not None and self._sampled.is_done
+
+    def result(self) -> StepResult:
+        """See ``SampledStep.result``."""
+        assert self._sampled is not None, "a step is sampled before its result is taken"
+        if self._unsent is not None:
+            self._ranks.send(self._unsent)
+            self._unsent = None
+        try:
+            return self._sampled.result()
+        except DeviceError as error:
+            raise self._ranks.lost(str(error)) from None

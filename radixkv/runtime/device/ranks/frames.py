@@ -1,0 +1,84 @@
+"""What rank 0 and another rank send each other, over a socket that both have inherited."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any
+
+import msgspec
+
+from radixkv.runtime.device.device_settings import DeviceSettings
+from radixkv.runtime.step.plan import StepPlan
+
+_LENGTH = struct.Struct("<I")
+
+
+class RankStart(msgspec.Struct, frozen=True, tag=True):
+    """The first frame to a rank: what it computes."""
+
+    rank: int
+    model: str
+    """Folder of the checkpoint."""
+    settings: DeviceSettings
+    store: str
+    """File by which the ranks find each other."""
+
+
+class RankReady(msgspec.Struct, frozen=True, tag=True):
+    """The answer of a rank that has loaded its part of the model."""
+
+    n_pages: int
+    """Pages of its pool."""
+
+
+class RankRefused(msgspec.Struct, frozen=True, tag=True):
+    """The answer of a rank that cannot compute."""
+
+    message: str
+
+
+class Frames:
+    """Frames over a stream socket: an end of the stream is the death of the other process.
+
+    Args:
+        connection: connected, blocking.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def send(self, frame: bytes) -> None:
+        """Sends a frame. Raises ``OSError`` if the other process has ended."""
+        self._connection.sendall(_LENGTH.pack(len(frame)) + frame)
+
+    def receive(self) -> bytes | None:
+        """Waits for the next frame; None if the other process has ended."""
+        header = self._read(_LENGTH.size)
+        return None if header is None else self._read(*_LENGTH.unpack(header))
+
+    def close(self) -> None:
+        """Ends the stream."""
+        self._connection.close()
+
+    def _read(self, n_bytes: int) -> bytes | None:
+        parts = bytearray()
+        while len(parts) < n_bytes:
+            try:
+                part = self._connection.recv(n_bytes - len(parts))
+            except ConnectionResetError:
+                return None
+            if not part:
+                return None
+            parts += part
+        return bytes(parts)
+
+
+def encode(message: RankStart | RankReady | RankRefused | StepPlan) -> bytes:
+    """Returns the frame of a message."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode(frame: bytes, kind: Any) -> Any:
+    """Returns the message of a frame, of a type or a union."""
+    return msgspec.msgpack.decode(frame, type=kind)

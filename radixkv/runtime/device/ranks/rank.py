@@ -1,0 +1,49 @@
+"""``python -m radixkv.runtime.device.ranks.rank DESCRIPTOR``: a rank that executes rank 0's plans.
+
+It ends when rank 0 ends or closes the socket, and when a step fails: the others cannot go on without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from radixkv.checkpoints import resolve
+from radixkv.errors import RadixKVError
+from radixkv.runtime.device.collectives import GlooCollectives
+from radixkv.runtime.device.cpu.executor import CpuExecutor
+from radixkv.runtime.device.ranks.frames import Frames, RankReady, RankRefused, RankStart, decode, encode
+from radixkv.runtime.step.plan import StepPlan
+
+COLLECTIVE_TIMEOUT_S = 10.0
+"""How long a rank waits for the others in a step: then one hangs, and none can go on."""
+
+
+def main() -> None:
+    """Loads this rank's part of the model, and executes plans until the socket ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of the terminal; rank 0 ends them
+    frames = Frames(socket.socket(fileno=int(sys.argv[1])))
+    first = frames.receive()
+    if first is None:
+        return
+    start: RankStart = decode(first, RankStart)
+    logging.basicConfig(format=f"rank {start.rank}: %(message)s")
+    settings = start.settings
+    try:
+        n_ranks = settings.tensor_parallel_size
+        collectives = GlooCollectives(start.rank, n_ranks, Path(start.store))
+        executor = CpuExecutor(resolve(start.model, load_format=settings.load_format), settings, collectives)
+    except RadixKVError as error:
+        frames.send(encode(RankRefused(str(error))))
+        return
+    frames.send(encode(RankReady(executor.n_pages)))
+    collectives.connect(COLLECTIVE_TIMEOUT_S)
+    while (frame := frames.receive()) is not None:
+        executor.launch(decode(frame, StepPlan)).sample(None).result()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Ranks in processes of their own: how they start, compute, end and die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from radixkv import LLM, SamplingParams
+from radixkv.errors import ConfigError, DeviceLost
+from support.processes import children, has_ended
+
+RANK = "radixkv.runtime.device.ranks.rank"
+PROMPTS = ["A story of a lighthouse keeper and", "Question: 3 plus 4?", "A story of a lighthouse in"]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, logprobs=1)
+SAMPLED = SamplingParams(temperature=0.9, max_tokens=24, seed=7, n=2, presence_penalty=0.5)
+
+
+def ranks() -> set[int]:
+    return set(children(os.getpid(), RANK))
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[LLM]:
+    before = ranks()
+    with LLM("tiny", device="cpu", tensor_parallel_size=2, max_total_tokens=4096) as llm:
+        (pid,) = ranks() - before
+        yield llm
+    assert has_ended(pid)
+
+
+def test_answers_are_those_of_one_device(two: LLM) -> None:
+    with LLM("tiny", device="cpu", max_total_tokens=4096) as one:
+        for params in (GREEDY, SAMPLED):
+            expected, found = (llm.generate(PROMPTS, params, use_tqdm=False) for llm in (one, two))
+            assert [[list(c.token_ids) for c in o.outputs] for o in found] == [
+                [list(c.token_ids) for c in o.outputs] for o in expected
+            ]
+
+
+def test_warm_answers_are_equal_to_the_bit(two: LLM) -> None:
+    two.flush_cache()
+    cold, warm = (two.generate(PROMPTS, GREEDY, use_tqdm=False) for _ in range(2))
+    assert [one.num_cached_tokens for one in cold] != [one.num_cached_tokens for one in warm]
+    for before, after in zip(cold, warm, strict=True):
+        assert before.outputs[0].token_ids == after.outputs[0].token_ids
+        assert before.outputs[0].logprobs == after.outputs[0].logprobs
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.nightly)])
+def test_a_rank_that_dies_or_hangs_ends_the_step(number: signal.Signals) -> None:
+    before = ranks()
+    llm = LLM("tiny", device="cpu", tensor_parallel_size=2, max_total_tokens=4096)
+    (pid,) = ranks() - before
+    try:
+        llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
+        os.kill(pid, number)
+        begun = time.monotonic()
+        cause = "rank 1 of the model was ended by SIGKILL" if number is signal.SIGKILL else "the other ranks wait"
+        with pytest.raises(DeviceLost, match=cause):
+            llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        assert time.monotonic() - begun < (5.0 if number is signal.SIGKILL else 30.0)
+    finally:
+        llm.shutdown()
+    assert has_ended(pid)
+
+
+def test_what_ranks_do_not_do_is_refused() -> None:
+    wrong: list[tuple[dict[str, object], str]] = [
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size 3 does not divide num_attention_heads, 4"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size 0 must be"),
+        ({"tensor_parallel_size": 2, "host_memory_bytes": "1GiB"}, "host_memory_bytes .* no tiers behind a pool"),
+        ({"tensor_parallel_size": 2, "quantization": "fp8"}, "no quantized weights among ranks"),
+    ]
+    before = ranks()
+    for settings, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            LLM("tiny", device="cpu", **settings)  # type: ignore[arg-type]
+    assert ranks() == before
