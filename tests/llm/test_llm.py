@@ -63,7 +63,7 @@ def test_a_stream_grows_to_what_generate_gives(llm: LLM) -> None:
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
     texts = [output.outputs[0].text for output in outputs]
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
-    assert len(set(texts)) > 6
+    assert len(set(texts)) > 2, "an event brings several tokens where drafts are right"
 
 
 @pytest.mark.parametrize(
