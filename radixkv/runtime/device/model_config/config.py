@@ -144,11 +144,13 @@ class DecoderConfig:
         Raises:
             ConfigError: ``n_ranks`` does not divide them.
         """
-        inner_sizes = {"intermediate_size": self.intermediate_size}
-        if self.experts is not None:
-            inner_sizes["the experts' intermediate size"] = self.experts.inner_size
-        n_kv_heads = max(1, self.n_kv_heads // n_ranks)
-        for what, n in {"num_attention_heads": self.n_heads, **inner_sizes}.items():
+        experts, n_kv_heads = self.experts, max(1, self.n_kv_heads // n_ranks)
+        divided = {"num_attention_heads": self.n_heads}
+        if any(self.experts_of(layer) is None for layer in range(self.n_layers)):
+            divided["intermediate_size"] = self.intermediate_size
+        if experts is not None:
+            divided["the experts' intermediate size"] = experts.inner_size
+        for what, n in divided.items():
             if n % n_ranks:
                 raise ConfigError(f"tensor_parallel_size {n_ranks} does not divide {what}, {n}; use one that does")
         if self.n_kv_heads % n_ranks and n_ranks % self.n_kv_heads:
@@ -156,7 +158,6 @@ class DecoderConfig:
                 f"tensor_parallel_size {n_ranks} and num_key_value_heads {self.n_kv_heads}: neither divides the "
                 "other; use another size"
             )
-        experts = self.experts
         return replace(
             self,
             n_heads=self.n_heads // n_ranks,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Self
 
 from radixkv.errors import ConfigError, DeviceLost
-from radixkv.processes import parent_death
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.ranks.frames import Frames, RankReady, RankRefused, RankStart, decode, encode
 
@@ -24,9 +22,10 @@ _MAX_REAP_S = 0.2
 
 
 class RankProcesses:
-    """The other ranks, each in a process that ends with this one. Use ``start`` to create them.
+    """The other ranks, each in a process. Use ``start`` to create them.
 
-    They are in this process's group, so that whoever kills it reaches them.
+    A rank ends when its socket does, so also when this process is killed. Ranks are in this process's group, so
+    that whoever kills the group reaches them.
     """
 
     def __init__(self, folder: tempfile.TemporaryDirectory[str]) -> None:
@@ -36,29 +35,28 @@ class RankProcesses:
 
     @classmethod
     def start(cls, model: Path, settings: DeviceSettings) -> Self:
-        """Starts the processes, which load their parts of the model meanwhile. Must be called in a thread that
-        lives as long as this process.
+        """Starts the processes, which load their parts of the model meanwhile.
 
         Args:
             model: folder of the checkpoint.
             settings: of each rank.
         """
         ranks = cls(tempfile.TemporaryDirectory(prefix="radixkv-ranks-"))
-        for rank in range(1, settings.tensor_parallel_size):
-            ours, theirs = socket.socketpair()
-            with theirs:
-                process = subprocess.Popen(
-                    [
-                        *(sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid())),
-                        *(sys.executable, "-m", "radixkv.runtime.device.ranks.rank", str(theirs.fileno())),
-                    ],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                )
-            ranks._processes.append(process)
-            ranks._frames.append(Frames(ours))
-            ranks._frames[-1].send(encode(RankStart(rank, str(model), settings, str(ranks.store))))
+        try:
+            for rank in range(1, settings.tensor_parallel_size):
+                ranks._start(RankStart(rank, str(model), settings, str(ranks.store)))
+        except BaseException:
+            ranks.close()
+            raise
         return ranks
+
+    def _start(self, start: RankStart) -> None:
+        ours, theirs = socket.socketpair()
+        self._frames.append(Frames(ours))
+        with theirs:
+            command = [sys.executable, "-m", "radixkv.runtime.device.ranks.rank", str(theirs.fileno())]
+            self._processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL))
+        self._frames[-1].send(encode(start))
 
     @property
     def store(self) -> Path:

@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from radixkv.checkpoints import resolve
@@ -39,8 +40,9 @@ def main() -> None:
     except RadixKVError as error:
         frames.send(encode(RankRefused(str(error))))
         return
-    frames.send(encode(RankReady(executor.n_pages)))
-    collectives.connect(COLLECTIVE_TIMEOUT_S)
+    with suppress(BrokenPipeError):  # rank 0 has ended: so does this process, by the end of its socket
+        frames.send(encode(RankReady(executor.n_pages)))
+        collectives.connect(COLLECTIVE_TIMEOUT_S)
     while (frame := frames.receive()) is not None:
         executor.launch(decode(frame, StepPlan)).sample(None).result()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -65,6 +67,26 @@ def test_a_rank_that_dies_or_hangs_ends_the_step(number: signal.Signals) -> None
         assert time.monotonic() - begun < (5.0 if number is signal.SIGKILL else 30.0)
     finally:
         llm.shutdown()
+    assert has_ended(pid)
+
+
+SLEEPER = """
+import time
+from radixkv import LLM
+llm = LLM("tiny", device="cpu", tensor_parallel_size=2, max_total_tokens=4096)
+print("open", flush=True)
+time.sleep(600)
+"""
+
+
+def test_ranks_end_with_a_process_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "open\n"
+            (pid,) = children(process.pid, RANK)
+        finally:
+            process.kill()
     assert has_ended(pid)
 
 
