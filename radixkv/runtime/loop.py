@@ -72,7 +72,7 @@ class _Outgoing(NamedTuple):
     """What the frontend is to be told. Its messages can be made while the device computes."""
 
     updates: list[Update]
-    """Those with new tokens."""
+    """Updates with new tokens."""
     prompt_logprobs: list[PromptLogprobs]
     computed: list[ComputedPrompt]
     later: list[FromRuntime]

@@ -5,7 +5,9 @@ from __future__ import annotations
 _MAX_SHARE = 0.005
 """Time of fruitless searches as a share of that of steps."""
 _MAX_STEPS = 16
+"""Most steps that are not searched after one that was."""
 _WEIGHT = 1 / 4
+"""Weight of a new search in the moving average of their times."""
 _MAX_RATIO = 2.0
 """A search counts as so many times the average at most: more is a pause of the machine."""
 
@@ -17,7 +19,7 @@ class SearchPauses:
         self._search_s = 0.0
         self._n_left = 0
 
-    def takes_one(self) -> bool:
+    def skips_step(self) -> bool:
         """Returns whether the next step is not to be searched for, and counts it."""
         self._n_left = max(0, self._n_left - 1)
         return self._n_left > 0

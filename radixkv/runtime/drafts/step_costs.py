@@ -18,7 +18,9 @@ _ROW_SHARE = 0.006
 """Guess of what a row more costs, as a share of the step, where nothing was measured. It is rather too little: more
 rows than were measured are tried then."""
 _SHARE_WEIGHT = 1 / 16
+"""Weight of a step in the shares of steps that compute prompts."""
 _SHARE_DRIFT = 1 / 512
+"""Weight of the share of all steps in that of steps after drafts, with each step that is not one."""
 _WAIT_S = 1e-3
 """Guess of what it costs to wait for a result before the next launch, where nothing was measured."""
 
@@ -104,7 +106,7 @@ class StepCosts:
             averages[size] = average + _WEIGHT * (min(seconds, _MAX_FIRST_RATIO * average) - average)
 
     def more_seconds_after_drafts(self, n_rows: int) -> float:
-        """Returns ``more_seconds`` of the step behind one with drafts, which waits, times the chance of prompts."""
+        """Returns the expected extra idle time before the step after one with drafts: that step always waits."""
         return self._prompt_share_after_drafts * self.more_seconds(n_rows)
 
     def more_seconds(self, n_rows: int) -> float:

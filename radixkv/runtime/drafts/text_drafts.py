@@ -119,7 +119,7 @@ class TextDrafts(Drafts):
 
     def draft(self, requests: Sequence[Request], max_drafts: Sequence[int], n_most: int) -> list[bytes]:
         """Returns what may follow the requests' tokens. Costs what the source does, and O(drafts log drafts)."""
-        if self._n_paused or self._search_pauses.takes_one():
+        if self._n_paused or self._search_pauses.skips_step():
             return [b""] * len(requests)
         begun = self._clock()
         tokens: list[bytes] = []
@@ -255,7 +255,7 @@ class TextDrafts(Drafts):
             chances: [rows] of those with guesses, each falling.
             n_rows: all rows of the step.
             n_most: most drafts.
-            more_s: what waiting costs more than before a step without prompts.
+            more_s: expected extra idle time of the device because of prompts.
         """
         order = sorted(((chance, row) for row, of_row in enumerate(chances) for chance in of_row), reverse=True)
         del order[n_most:]

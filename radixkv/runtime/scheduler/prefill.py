@@ -125,6 +125,11 @@ class PrefillRows:
                     self._blocked = None  # waiting requests with the same prompt need no pages for it any more
         return rows
 
+    @property
+    def admits(self) -> bool:
+        """Whether a waiting or loaded request may be admitted now: not where the queue is blocked. O(1)."""
+        return any(True for _ in self._tiers.loaded()) or (bool(self._waiting) and not self._is_blocked())
+
     def _candidates(self) -> Iterator[Request]:
         """Yields requests in the order in which to try to admit them.
 

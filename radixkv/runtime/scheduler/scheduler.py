@@ -236,7 +236,7 @@ class Scheduler:
     @property
     def _has_prompts(self) -> bool:
         """Whether the next plan is expected to compute prompts. O(running)."""
-        return bool(self.waiting or self.tiers) or not all(request.is_decoding for request in self.running)
+        return self._prompts.admits or not all(request.is_decoding for request in self.running)
 
     @property
     def _is_delayed(self) -> bool:

@@ -91,7 +91,8 @@ class SettingNames:
         if unknown:
             raise self._unknown(sorted(unknown), known)
         if self._joined and (speculation := speculation_of(settings)) is not None:
-            if resolved.get("speculative_config", DEFAULT_SPECULATION) is not DEFAULT_SPECULATION:
+            given = resolved.get("speculative_config")
+            if given is not None and given is not DEFAULT_SPECULATION:
                 raise self._error(TWO_SPECULATIONS)
             resolved["speculative_config"] = speculation
         return resolved, {ours: name for ours, name in used.items() if name not in UNITS}

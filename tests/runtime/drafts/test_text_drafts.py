@@ -54,7 +54,7 @@ class Simulation:
     wait_s: float
     overlaps: bool = True
     search_s: float = 0.0
-    """Of a guess, where device and host take turns."""
+    """How long a guess takes, where device and host take turns."""
     now: float = 0.0
     rng: Random = field(default_factory=lambda: Random(5))
     n_tokens: int = 0
