@@ -14,7 +14,7 @@ from radixkv.processes.cores import n_cores
 from radixkv.runtime.assemble import assemble_loop, open_scheduler, page_quotas
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.device.factory import look_at_machine, resolve_config
-from radixkv.runtime.device.ranks.open import open_device as open_ranks
+from radixkv.runtime.device.ranks.open import open_ranks
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop

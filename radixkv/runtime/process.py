@@ -182,8 +182,10 @@ def _serve(start: Start) -> None:
 
             log = open_event_log(loop, shows_salted_tokens=start.engine.kv_events.salted_token_ids)
             events = KVEvents(log, publisher)
-        RuntimeServer(socket, loop, events).run()
-        loop.close()
+        try:
+            RuntimeServer(socket, loop, events).run()
+        finally:  # a lost device may have other processes
+            loop.close()
 
 
 def _publisher(

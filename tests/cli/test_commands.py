@@ -85,7 +85,7 @@ def test_help_of_each_command_names_its_flags_and_none_that_is_refused(inside, c
         (["serve", "--port", "http"], "'http'", "radixkv serve"),
         (["serve", "--heartbeat-timeout", "nan"], "'nan'", "radixkv serve"),
         (["serve", "--heartbeat-timeout", "soon"], "'soon'", "radixkv serve"),
-        (["serve", "-pp", "2"], "one device", "radixkv serve"),
+        (["serve", "-pp", "2"], "by --tensor-parallel-size alone", "radixkv serve"),
         (["generate"], "PROMPT", "radixkv generate"),
         (["generate", b"caf\xe9"], "UTF-8", "radixkv generate"),
         (["generate", "text", "--temperature", "-1"], "temperature is -1.0", "radixkv generate"),
@@ -106,7 +106,7 @@ def test_help_of_each_command_names_its_flags_and_none_that_is_refused(inside, c
         (["explain", ""], "prompt", "radixkv explain"),
         (["explain", b"caf\xe9"], "UTF-8", "radixkv explain"),
         (["generate", "text", "--lpm-window", "3"], "--lpm-window", "radixkv generate"),
-        (["generate", "text", "--data-parallel-size", "2"], "one device", "radixkv generate"),
+        (["generate", "text", "--data-parallel-size", "2"], "by --tensor-parallel-size alone", "radixkv generate"),
         (["bench", "--enable-lora"], "--enable-lora", "radixkv bench"),
     ],
 )

@@ -216,7 +216,11 @@ def test_interrupted_calls_leave_nothing_to_the_next_one(llm: LLM, monkeypatch: 
             "gpu_memory_utilization .*mem_fraction_static",
         ),
         ({"tensor_parallel_size": True}, ConfigError, "^tensor_parallel_size True "),
-        ({"pipeline_parallel_size": 2}, UnsupportedFeature, "^pipeline_parallel_size 2 .*one device"),
+        (
+            {"pipeline_parallel_size": 2},
+            UnsupportedFeature,
+            "^pipeline_parallel_size 2 .*by --tensor-parallel-size alone",
+        ),
         ({"enable_lora": True}, UnsupportedFeature, "^enable_lora True "),
         ({"trust_remote_code": True}, UnsupportedFeature, "^trust_remote_code True "),
         ({"max_model_length": 256}, UnsupportedFeature, r"max_model_length.* max_model_len\b"),

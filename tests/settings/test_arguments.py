@@ -197,7 +197,7 @@ def test_every_setting_has_a_flag():
         (["-O3"], "-O "),
         (["--lora-modules", "a=b"], "--lora-modules "),
         (["--pipeline-parallel-size", "2"], "--pipeline-parallel-size is not supported: "),
-        (["-pp", "2"], "one device"),
+        (["-pp", "2"], "by --tensor-parallel-size alone"),
         (["-tp", "two"], "--tensor-parallel-size/--tp-size/--tp/-tp: 'two'"),
         (["--kv-cache-dtype", "fp8_e5m2"], "kv_cache_dtype 'fp8_e5m2'"),
         (["--calculate-kv-scales"], "--calculate-kv-scales is not supported: scales"),

@@ -95,7 +95,7 @@ ALWAYS_ON_FLAGS: Mapping[Place, str] = {
 
 REFUSED = (
     Refused(
-        "this release computes on one device",
+        "this release divides a model by --tensor-parallel-size alone, on one host",
         {
             ENGINE: "pipeline_parallel_size=1 pp_size=1 -pp=1 nnodes=1 "
             "data_parallel_size=1 dp_size=1 -dp=1 expert_parallel_size=1 ep_size=1 enable_expert_parallel=false",

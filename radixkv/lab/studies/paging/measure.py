@@ -42,7 +42,7 @@ from radixkv.lab.studies.paging.workloads import StudyWorkload
 from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.factory import look_at_machine, resolve_config
-from radixkv.runtime.device.ranks.open import open_device
+from radixkv.runtime.device.ranks.open import open_ranks
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop
@@ -326,7 +326,7 @@ class _Engine:
         return _Snapshot(stats, self._cache.seconds, None if self._attention is None else self._attention.seconds)
 
     def _open_device(self, resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTimes) -> Executor:
-        executor = open_device(resolved, checkpoint, times)
+        executor = open_ranks(resolved, checkpoint, times)
         if isinstance(executor, CpuExecutor):
             executor.attention = self._attention = TimedAttention(executor.attention)
         return executor

@@ -83,7 +83,8 @@ class CpuExecutor:
         """
         # Must come before any computation: which tile sizes give equal bits depends on the number of threads.
         self._collectives = collectives = collectives or OneRank()
-        torch.set_num_threads(max(1, n_cores() // 2 // collectives.size))
+        self._n_threads = max(1, n_cores() // 2 // collectives.size)
+        torch.set_num_threads(self._n_threads)
         page_size, max_rows, max_model_len = settings.page_size, settings.max_num_seqs, settings.max_model_len
         if page_size < 1 or max_rows < 1:
             raise ConfigError(f"page_size {page_size} and max_num_seqs {max_rows} must be at least 1")
@@ -91,6 +92,8 @@ class CpuExecutor:
         dtype = _dtype(settings.dtype)
         with open_weights(checkpoint, load_format=settings.load_format, dtype=dtype, shard=shard) as weights:
             page, n_pages = _plan_pool(weights, settings)
+            if shard is None:  # with ranks all of them were checked together, before any took memory
+                _check_memory(weights, page, n_pages)
             config = weights.config
             kv_scales = None if page.dtype == weights.dtype else weights.kv_scales()
             operations: Operations = CpuOperations(config, max_model_len)
@@ -142,6 +145,7 @@ class CpuExecutor:
 
     def compute_until(self, step: _Step) -> None:
         """Computes queued steps in order until ``step`` is done. If one fails, all queued after it fail too."""
+        torch.set_num_threads(self._n_threads)  # an engine with another number of ranks may have set it
         while not step.is_done:
             oldest = self._queue.popleft()
             try:
@@ -305,7 +309,7 @@ def check_for_cpu(checkpoint: Checkpoint, settings: DeviceSettings) -> None:
         quantization=settings.quantization,
         shard=None if n_ranks == 1 else Shard(0, n_ranks),
     ) as weights:
-        _plan_pool(weights, settings)
+        _check_memory(weights, *_plan_pool(weights, settings), n_ranks=n_ranks)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -315,29 +319,25 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _plan_pool(weights: Weights, settings: DeviceSettings) -> tuple[PageShape, int]:
-    """Returns the page shape and the number of pages.
-
-    Raises:
-        ConfigError: weights and pool together do not fit into memory.
-    """
+    """Returns the page shape and the number of pages. Raises ``ConfigError`` for a pool without a page."""
     config = weights.config
     assert settings.kv_cache_memory_bytes is not None, "the pool on the CPU has a size"
     dtype = choose_kv_dtype(settings.kv_cache_dtype, weights.dtype)
     page = PageShape.of(config, settings.page_size, dtype)
     n_pages = count_pages(page, settings.kv_cache_memory_bytes, settings.max_total_tokens)
-    _check_memory(weights, (n_pages + 1) * page.n_bytes)
     return page, n_pages
 
 
-def _check_memory(weights: Weights, pool_bytes: int) -> None:
-    """Raises ``ConfigError`` if weights and pool do not fit into memory; called before anything is loaded."""
+def _check_memory(weights: Weights, page: PageShape, n_pages: int, *, n_ranks: int = 1) -> None:
+    """Raises ``ConfigError`` if weights and pool of all ranks do not fit into memory; called before anything is
+    loaded."""
+    pool_bytes = n_ranks * (n_pages + 1) * page.n_bytes
+    weights_bytes = n_ranks * weights.peak_bytes
     is_float32 = weights.dtype == torch.float32
     model = f"a model in {'float32' if is_float32 else 'bfloat16'}"
+    require_memory(weights_bytes, model, f"use a smaller model{', or set dtype to bfloat16' if is_float32 else ''}")
     require_memory(
-        weights.peak_bytes, model, f"use a smaller model{', or set dtype to bfloat16' if is_float32 else ''}"
-    )
-    require_memory(
-        weights.peak_bytes + pool_bytes,
+        weights_bytes + pool_bytes,
         f"a KV pool of {pool_bytes} bytes beside {model}, a total",
         "set kv_cache_memory_bytes or max_total_tokens lower, or use a smaller model",
     )

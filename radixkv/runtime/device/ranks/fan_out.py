@@ -14,8 +14,8 @@ from radixkv.runtime.step.result import LaunchedStep, SampledStep, StepResult, T
 class FanOut:
     """An ``Executor`` of a model that several ranks compute together.
 
-    Each plan is encoded once, sent to the other ranks, and executed here by rank 0, which samples. A plan whose
-    device computes only when its result is asked for is sent then.
+    Each plan is encoded once, sent to the other ranks, and executed here by rank 0, which samples. It is sent when
+    its result is asked for, because only then the CPU computes it: other ranks would wait for rank 0 meanwhile.
 
     A step that fails on one rank leaves the others waiting in it, so it is lost with the device.
 
@@ -42,11 +42,7 @@ class FanOut:
     def launch(self, plan: StepPlan) -> _Step:
         """See ``Executor.launch``."""
         launched = self._executor.launch(plan)  # it refuses an invalid plan before any rank gets it
-        frame = encode(plan)
-        if self.is_asynchronous:
-            self._ranks.send(frame)
-            return _Step(launched, self._ranks, None)
-        return _Step(launched, self._ranks, frame)
+        return _Step(launched, self._ranks, encode(plan))
 
     def open_copier(self, host_memory_bytes: int) -> HostMemoryCopier:
         """See ``Executor.open_copier``."""
@@ -54,8 +50,10 @@ class FanOut:
 
     def close(self) -> None:
         """Ends the other ranks and frees the device's memory."""
-        self._ranks.close()
-        self._executor.close()
+        try:
+            self._ranks.close()
+        finally:
+            self._executor.close()
 
 
 class _Step:
@@ -64,13 +62,13 @@ class _Step:
     Args:
         launched: rank 0's.
         ranks: the others.
-        unsent: the plan's frame, if they do not have it yet.
+        frame: the plan's.
     """
 
-    def __init__(self, launched: LaunchedStep, ranks: RankProcesses, unsent: bytes | None) -> None:
+    def __init__(self, launched: LaunchedStep, ranks: RankProcesses, frame: bytes) -> None:
         self._launched = launched
         self._ranks = ranks
-        self._unsent = unsent
+        self._unsent: bytes | None = frame
         self._sampled: SampledStep | None = None
 
     def sample(self, masks: TokenMasks | None) -> _Step:

@@ -11,6 +11,8 @@ import msgspec
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.step.plan import StepPlan
 
+CONNECT = b""
+"""The second frame to a rank: all others are ready, and connect now. Plans follow."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -43,14 +45,18 @@ class Frames:
 
     Args:
         connection: connected, blocking.
+        max_send_s: how long the other process may take nothing of a frame; None: for ever.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, max_send_s: float | None = None) -> None:
         self._connection = connection
+        self._max_send_s = max_send_s
 
     def send(self, frame: bytes) -> None:
-        """Sends a frame. Raises ``OSError`` if the other process has ended."""
+        """Sends a frame. Raises ``OSError`` if the other process has ended, or does not take it."""
+        self._connection.settimeout(self._max_send_s)
         self._connection.sendall(_LENGTH.pack(len(frame)) + frame)
+        self._connection.settimeout(None)
 
     def receive(self) -> bytes | None:
         """Waits for the next frame; None if the other process has ended."""

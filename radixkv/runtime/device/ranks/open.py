@@ -14,8 +14,8 @@ from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.step.executor import Executor
 
 
-def open_device(resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTimes | None = None) -> Executor:
-    """Loads the model, on as many ranks as the settings say. Takes seconds.
+def open_ranks(resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTimes | None = None) -> Executor:
+    """Loads the model, on one device or on as many ranks as the settings say. Takes seconds.
 
     Args:
         resolved: as ``resolve_config`` returned it.
@@ -37,7 +37,7 @@ def open_device(resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTi
         executor = CpuExecutor(checkpoint, settings, collectives)
         times.end("weights and pool")
         n_pages = min([executor.n_pages, *ranks.wait_ready()])
-        collectives.connect(COLLECTIVE_TIMEOUT_S)
+        ranks.connect(collectives, COLLECTIVE_TIMEOUT_S)
         times.end("other ranks")
     except BaseException:
         ranks.close()

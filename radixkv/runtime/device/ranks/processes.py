@@ -8,17 +8,22 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from radixkv.errors import ConfigError, DeviceLost
+from radixkv.errors import ConfigError, DeviceError, DeviceLost
+from radixkv.runtime.device.collectives import GlooCollectives
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.ranks.frames import Frames, RankReady, RankRefused, RankStart, decode, encode
+from radixkv.runtime.device.ranks.frames import CONNECT, Frames, RankReady, RankRefused, RankStart, decode, encode
 
 _MAX_CLOSE_S = 5.0
-_MAX_REAP_S = 0.2
+"""How long ranks have to end by themselves."""
+_MAX_REAP_S = 1.0
 """How long the end of a process is waited for where its socket has ended."""
+_MAX_SEND_S = 10.0
+"""How long a rank may take no frame."""
 
 
 class RankProcesses:
@@ -52,7 +57,7 @@ class RankProcesses:
 
     def _start(self, start: RankStart) -> None:
         ours, theirs = socket.socketpair()
-        self._frames.append(Frames(ours))
+        self._frames.append(Frames(ours, max_send_s=_MAX_SEND_S))
         with theirs:
             command = [sys.executable, "-m", "radixkv.runtime.device.ranks.rank", str(theirs.fileno())]
             self._processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL))
@@ -83,8 +88,31 @@ class RankProcesses:
             n_pages.append(answer.n_pages)
         return n_pages
 
+    def connect(self, collectives: GlooCollectives, timeout_s: float) -> None:
+        """Connects all ranks, which are ready, and this one.
+
+        Args:
+            collectives: of rank 0.
+            timeout_s: how long a rank waits for the others, here and later.
+
+        Raises:
+            ConfigError: a rank has ended, or does not connect.
+        """
+        try:
+            self.send(CONNECT)
+            collectives.connect(timeout_s)
+        except (DeviceError, DeviceLost) as error:
+            raise ConfigError(
+                f"the ranks of the model cannot connect: {self._ended() or error}; the lines before say why"
+            ) from None
+        self._folder.cleanup()  # all have found each other
+
     def send(self, frame: bytes) -> None:
-        """Sends a frame to all ranks. Raises ``DeviceLost`` if one has ended."""
+        """Sends a frame to all ranks.
+
+        Raises:
+            DeviceLost: one has ended, or takes no frame.
+        """
         try:
             for frames in self._frames:
                 frames.send(frame)
@@ -93,24 +121,37 @@ class RankProcesses:
 
     def lost(self, error: str) -> DeviceLost:
         """Returns the error of a step that failed here with ``error``: that a rank has ended, if one has."""
-        return DeviceLost(self._ended() or f"a step failed, in which the other ranks wait: {error}")
+        return DeviceLost(self._ended() or f"a step failed for all ranks of the model: {error}")
 
     def close(self) -> None:
-        """Ends the processes. Takes up to 5 s if one hangs."""
-        for frames in self._frames:
-            frames.close()
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_MAX_CLOSE_S)
-            process.kill()
-            process.wait()
-        self._folder.cleanup()
+        """Ends the processes; kills those that have not ended after 5 s."""
+        deadline = time.monotonic() + _MAX_CLOSE_S
+        try:
+            for frames in self._frames:
+                frames.close()
+            for process in self._processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - time.monotonic()))
+        finally:
+            for process in self._processes:
+                process.kill()
+                process.wait()
+            self._folder.cleanup()
 
     def _ended(self) -> str | None:
-        """Returns which rank has ended, and how; None: none has. Takes up to 0.2 s a rank."""
-        for rank, process in enumerate(self._processes, 1):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(_MAX_REAP_S)
-                how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                return f"rank {rank} of the model {how}"
-        return None
+        """Returns which rank has ended, and how; None: none has. Takes up to ``_MAX_REAP_S``.
+
+        Where one is killed, others end with an exit code, because they cannot go on.
+        """
+        deadline = time.monotonic() + _MAX_REAP_S
+        while True:
+            codes = {rank: code for rank, one in enumerate(self._processes, 1) if (code := one.poll()) is not None}
+            if codes or time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        if not codes:
+            return None
+        rank = min(codes, key=lambda rank: (codes[rank] >= 0, rank))
+        code = codes[rank]
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"rank {rank} of the model {how}"

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from radixkv.checkpoints import resolve
-from radixkv.errors import RadixKVError
+from radixkv.errors import DeviceError, RadixKVError
 from radixkv.runtime.device.collectives import GlooCollectives
 from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.ranks.frames import Frames, RankReady, RankRefused, RankStart, decode, encode
@@ -25,26 +25,32 @@ COLLECTIVE_TIMEOUT_S = 10.0
 
 def main() -> None:
     """Loads this rank's part of the model, and executes plans until the socket ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of the terminal; rank 0 ends them
     frames = Frames(socket.socket(fileno=int(sys.argv[1])))
     first = frames.receive()
     if first is None:
         return
     start: RankStart = decode(first, RankStart)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     logging.basicConfig(format=f"rank {start.rank}: %(message)s")
     settings = start.settings
-    try:
-        n_ranks = settings.tensor_parallel_size
-        collectives = GlooCollectives(start.rank, n_ranks, Path(start.store))
-        executor = CpuExecutor(resolve(start.model, load_format=settings.load_format), settings, collectives)
-    except RadixKVError as error:
-        frames.send(encode(RankRefused(str(error))))
-        return
-    with suppress(BrokenPipeError):  # rank 0 has ended: so does this process, by the end of its socket
+    with suppress(BrokenPipeError):  # rank 0 has ended, and so has the socket
+        try:
+            collectives = GlooCollectives(start.rank, settings.tensor_parallel_size, Path(start.store))
+            executor = CpuExecutor(resolve(start.model, load_format=settings.load_format), settings, collectives)
+        except RadixKVError as error:
+            frames.send(encode(RankRefused(str(error))))
+            return
         frames.send(encode(RankReady(executor.n_pages)))
-        collectives.connect(COLLECTIVE_TIMEOUT_S)
+    if frames.receive() is None:
+        return
+    # Ctrl-C reaches all processes of a terminal. While they load it ends each; later rank 0 decides when they end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    collectives.connect(COLLECTIVE_TIMEOUT_S)
     while (frame := frames.receive()) is not None:
-        executor.launch(decode(frame, StepPlan)).sample(None).result()
+        try:
+            executor.launch(decode(frame, StepPlan)).sample(None).result()
+        except DeviceError:  # it is logged
+            sys.exit(1)
 
 
 if __name__ == "__main__":

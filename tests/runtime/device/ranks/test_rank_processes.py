@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from radixkv import LLM, SamplingParams
+from radixkv import LLM, BeamSearchParams, RequestOutput, SamplingParams, StructuredOutputs
 from radixkv.errors import ConfigError, DeviceLost
 from support.processes import children, has_ended
 
@@ -19,6 +19,11 @@ RANK = "radixkv.runtime.device.ranks.rank"
 PROMPTS = ["A story of a lighthouse keeper and", "Question: 3 plus 4?", "A story of a lighthouse in"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, logprobs=1)
 SAMPLED = SamplingParams(temperature=0.9, max_tokens=24, seed=7, n=2, presence_penalty=0.5)
+
+SCORED = SamplingParams(temperature=0.0, max_tokens=4, prompt_logprobs=1, logit_bias={7: 2.0})
+MASKED = SamplingParams(
+    temperature=0.0, max_tokens=40, structured_outputs=StructuredOutputs(json={"type": "boolean"})
+)
 
 
 def ranks() -> set[int]:
@@ -36,11 +41,25 @@ def two() -> Iterator[LLM]:
 
 def test_answers_are_those_of_one_device(two: LLM) -> None:
     with LLM("tiny", device="cpu", max_total_tokens=4096) as one:
-        for params in (GREEDY, SAMPLED):
+        for params in (GREEDY, SAMPLED, SCORED, MASKED):
             expected, found = (llm.generate(PROMPTS, params, use_tqdm=False) for llm in (one, two))
-            assert [[list(c.token_ids) for c in o.outputs] for o in found] == [
-                [list(c.token_ids) for c in o.outputs] for o in expected
-            ]
+            assert [tokens(output) for output in found] == [tokens(output) for output in expected]
+            for before, after in zip(expected, found, strict=True):
+                assert logprobs(after) == pytest.approx(logprobs(before), abs=1e-4)
+        beams = BeamSearchParams(beam_width=3, max_tokens=8)
+        (expected_beams,), (found_beams,) = (llm.beam_search(PROMPTS[:1], beams) for llm in (one, two))
+        assert [beam.tokens for beam in found_beams.sequences] == [beam.tokens for beam in expected_beams.sequences]
+
+
+def tokens(output: RequestOutput) -> list[list[int]]:
+    return [list(choice.token_ids) for choice in output.outputs]
+
+
+def logprobs(output: RequestOutput) -> list[float]:
+    """Returns those of the answer's tokens and of the prompt's."""
+    chosen = zip(output.outputs[0].token_ids, output.outputs[0].logprobs or (), strict=False)
+    prompt = zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=False)
+    return [of_token[token].logprob for token, of_token in (*chosen, *prompt) if of_token]
 
 
 def test_warm_answers_are_equal_to_the_bit(two: LLM) -> None:
@@ -61,7 +80,8 @@ def test_a_rank_that_dies_or_hangs_ends_the_step(number: signal.Signals) -> None
         llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
         os.kill(pid, number)
         begun = time.monotonic()
-        cause = "rank 1 of the model was ended by SIGKILL" if number is signal.SIGKILL else "the other ranks wait"
+        killed = "rank 1 of the model was ended by SIGKILL"
+        cause = killed if number is signal.SIGKILL else "for all ranks .*does not respond in time"
         with pytest.raises(DeviceLost, match=cause):
             llm.generate(PROMPTS, GREEDY, use_tqdm=False)
         assert time.monotonic() - begun < (5.0 if number is signal.SIGKILL else 30.0)
