@@ -71,9 +71,11 @@ class ChildProcess:
         return await self._process.wait()
 
     def send_line(self, line: bytes) -> None:
-        """Writes a line to standard input, which stays open."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + b"\n")
+        """Writes a line to standard input, which stays open; nothing if the process has closed it or has ended."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        if not stdin.is_closing():
+            stdin.write(line + b"\n")
 
     async def read_line(self) -> bytes:
         """Returns the next line of standard output; empty at its end."""

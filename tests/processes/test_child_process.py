@@ -8,7 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+import uvloop
 
 from radixkv.processes.child_process import ChildProcess
 
@@ -64,6 +68,26 @@ def test_the_output_and_the_exit_code_of_a_process_that_ends_are_kept() -> None:
         return code, output
 
     assert asyncio.run(run()) == (7, b"done\n")
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_line_to_a_process_that_has_been_killed_is_dropped(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def run() -> bytes:
+        process = await ChildProcess.start([sys.executable, "-c", "import time; time.sleep(600)"])
+        try:
+            process.kill()
+            await process.wait()
+            for _ in range(3):
+                process.send_line(b"one")
+                await asyncio.sleep(0.05)
+            return await process.read_line()
+        finally:
+            await process.close()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(run()) == b""
 
 
 def test_a_process_that_ignores_sigterm_is_killed_with_its_group() -> None:
