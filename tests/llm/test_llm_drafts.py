@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from radixkv import LLM, SamplingParams, StructuredOutputs
 from radixkv.errors import ConfigError
+from radixkv.runtime.drafts.search_pauses import SearchPauses
 from support.cases import rest_nightly
 from support.json_schemas import closed
 
@@ -184,13 +185,17 @@ def test_an_answer_that_was_given_before_takes_fewer_steps_in_its_namespace(tree
     assert n_flushed > 40
 
 
-def test_a_part_of_an_answer_to_another_prompt_is_drafted_in_its_namespace(tree_engine: LLM) -> None:
+def test_a_part_of_an_answer_to_another_prompt_is_drafted_in_its_namespace(
+    tree_engine: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # How many steps are searched depends on how long searches take.
+    monkeypatch.setattr(SearchPauses, "skips_step", lambda self: False)
     prompt = "A story of a lighthouse keeper and"
     text, _ = answer_in_steps(tree_engine, prompt)
     other = "Hm. " + prompt + text[:60]
     _, n_elsewhere = answer_in_steps(tree_engine, {"prompt": other, "cache_salt": "b"})
     _, n_here = answer_in_steps(tree_engine, other)
-    assert n_here < 0.9 * n_elsewhere
+    assert n_here < 0.8 * n_elsewhere
 
 
 def test_a_first_answer_to_a_schema_takes_fewer_steps(tree_engine: LLM) -> None:
