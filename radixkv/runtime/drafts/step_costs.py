@@ -79,10 +79,10 @@ class StepCosts:
         return seconds
 
     def step_done(self, *, has_prompts: bool, has_drafts: bool) -> None:
-        """Counts a step, so that it is known how often the one behind a step with drafts computes prompts. O(1).
+        """Learns how often the step after one with drafts computes prompts. O(1).
 
-        With drafts answers end sooner and others begin, so that it does so more often than others. While there are
-        no drafts, its share drifts to that of all steps.
+        Drafts let answers end sooner, and other requests begin then: such a step computes prompts more often than
+        others. While no step has drafts, the learned share drifts to that of all steps.
         """
         self._prompt_share += _SHARE_WEIGHT * (has_prompts - self._prompt_share)
         share, weight = (has_prompts, _SHARE_WEIGHT) if self._had_drafts else (self._prompt_share, _SHARE_DRIFT)

@@ -195,7 +195,7 @@ class TextDrafts(Drafts):
         if self._n_waited >= _PAUSE_EVERY:
             self._n_waited, self._n_paused = 0, _N_PAUSED
             self._wants_results = self._wants_beside_prompts = False
-        elif is_last:  # The next plan will be asked for its drafts
+        elif is_last:  # the next plan will be asked for its drafts
             self._wants_results = self._wants_beside_prompts = False
         elif self._n_unlooked:
             self._n_unlooked -= 1
