@@ -1,10 +1,11 @@
-"""Token workloads through the offline ``LLM`` of two source trees, in turn in one process each.
+"""Token workloads through the offline ``LLM`` of two source trees or settings, in turn in one process each.
 
 Each tree's engine is loaded once, on the same GPU. Each round runs every workload with both trees, one after the
 other; the order changes from round to round. The result is the median time of each tree, and the median, minimum
 and maximum of the ratios of the pairs. ``--output-file`` appends a JSON line for each workload.
 
     python bench/two_trees.py ../old . --commits 812d4ed,HEAD --rounds 10
+    python bench/two_trees.py . . --settings '{}' '{"tensor_parallel_size": 2}'
     python bench/two_trees.py ../old . --small --device cpu --rounds 2      # tries the code
 """
 
@@ -55,17 +56,16 @@ class Tree:
         self.close = process.close
 
     @classmethod
-    async def start(cls, path: Path, model: Path, arguments: argparse.Namespace, kv_cache_dtype: str) -> Tree:
+    async def start(cls, path: Path, model: Path, arguments: argparse.Namespace, more: dict[str, Any]) -> Tree:
         """Starts the worker and loads the engine."""
         from radixkv.processes.child_process import (
             ChildProcess,  # the worker imports this file too, and an older tree has none
         )
 
-        settings = {"device": arguments.device, "dtype": "bfloat16", "load_format": "dummy"}
+        settings: dict[str, Any] = {"device": arguments.device, "dtype": "bfloat16", "load_format": "dummy"}
         if arguments.device == "cuda":
             settings["kv_cache_memory_bytes"] = arguments.pool_gib << 30
-        if kv_cache_dtype != "auto":  # which an older tree refuses
-            settings["kv_cache_dtype"] = kv_cache_dtype
+        settings |= more
         inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
         paths = [str(path.resolve()), str(Path(__file__).parent), *inherited]
         tree = cls(
@@ -98,7 +98,14 @@ async def main() -> None:
     parser.add_argument("second", type=Path)
     parser.add_argument("--commits", default="first,second", metavar="FIRST,SECOND", help="named in the JSON lines")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--kv-cache-dtypes", default="auto,auto", metavar="FIRST,SECOND")
+    parser.add_argument(
+        "--settings",
+        nargs=2,
+        type=json.loads,
+        default=({}, {}),
+        metavar=("FIRST", "SECOND"),
+        help="more arguments of each engine's LLM, in JSON",
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
         "--model",
@@ -116,12 +123,11 @@ async def main() -> None:
 
     if arguments.model not in MODELS:
         parser.error(f"--model {arguments.model} is none of {', '.join(MODELS)}")
-    kv_cache_dtypes = arguments.kv_cache_dtypes.split(",")
     workloads = SMALL_WORKLOADS if arguments.small else WORKLOADS
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(SMALL if arguments.small else MODELS[arguments.model], Path(folder))
-        both = zip((arguments.first, arguments.second), kv_cache_dtypes, strict=True)
-        trees = [await Tree.start(path, model, arguments, kv_cache_dtype) for path, kv_cache_dtype in both]
+        both = zip((arguments.first, arguments.second), arguments.settings, strict=True)
+        trees = [await Tree.start(path, model, arguments, more) for path, more in both]
         for tree in trees:
             for workload, sizes in workloads.values():
                 await tree.run(workload, sizes)
@@ -144,7 +150,7 @@ async def main() -> None:
             "workload": name,
             "model": "small" if arguments.small else LABELS[arguments.model],
             "commits": arguments.commits.split(","),
-            "kv_cache_dtypes": kv_cache_dtypes,
+            "settings": arguments.settings,
             "first_s": round(statistics.median(first for first, _ in times), 4),
             "second_s": round(statistics.median(second for _, second in times), 4),
             **ratios(times),
