@@ -66,7 +66,8 @@ from shapes import LABELS, MODELS, SMALL, write_model
 from gpu import gpu_provenance
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.llm.offline_runner import paused_collector
-from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
+from radixkv.runtime.device.factory import look_at_machine, resolve_config
+from radixkv.runtime.device.ranks.open import open_ranks
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop
@@ -335,7 +336,7 @@ def main() -> None:
         engine = Engine(
             EngineConfig.of(settings | dict(arguments.settings)),
             checkpoint,
-            open_null if arguments.no_model else open_executor,
+            open_null if arguments.no_model else open_ranks,
             replaces=not has_own,
             clock=time.process_time if arguments.cpu_time else time.perf_counter,
         )

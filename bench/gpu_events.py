@@ -26,7 +26,8 @@ from shapes import LLAMA_8B, SMALL, write_model
 
 from gpu import gpu_provenance
 from radixkv.checkpoints import resolve
-from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
+from radixkv.runtime.device.factory import look_at_machine, resolve_config
+from radixkv.runtime.device.ranks.open import open_ranks
 from radixkv.runtime.step.executor import Executor
 from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 
@@ -86,7 +87,7 @@ def open_device(model: Path, device: Literal["cuda", "cpu"], n_rows: int, n_page
         SchedulerConfig(max_num_seqs=n_rows),
     )
     checkpoint = resolve(config.model.model, load_format="dummy")
-    return open_executor(resolve_config(config, checkpoint, look_at_machine(device)), checkpoint)
+    return open_ranks(resolve_config(config, checkpoint, look_at_machine(device)), checkpoint)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ from shapes import QWEN3, SMALL, write_model
 from gpu import gpu_provenance
 from radixkv.checkpoints import resolve
 from radixkv.lab.bench.report.html_page import COLOURS, MUTED_COLOUR, entitle, label_ends, new_figure, save, style
-from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
+from radixkv.runtime.device.factory import look_at_machine, resolve_config
+from radixkv.runtime.device.ranks.open import open_ranks
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.page_copier import PageCopier
 from radixkv.runtime.step.plan import Row, StepPlan
@@ -78,7 +79,7 @@ def open_device(folder: Path, device: str, max_tokens: int) -> Executor:
         SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=STEP_TOKENS),
     )
     checkpoint = resolve(model.model, load_format="dummy")
-    return open_executor(resolve_config(config, checkpoint, look_at_machine(device)), checkpoint)
+    return open_ranks(resolve_config(config, checkpoint, look_at_machine(device)), checkpoint)
 
 
 def measure(executor: Executor, lengths: Sequence[int], n_rounds: int) -> Iterator[dict[str, Any]]:

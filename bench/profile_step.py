@@ -36,7 +36,8 @@ from traces import record_trace, table
 
 from gpu import gpu_provenance
 from radixkv.checkpoints import resolve
-from radixkv.runtime.device.factory import look_at_machine, open_executor, resolve_config
+from radixkv.runtime.device.factory import look_at_machine, resolve_config
+from radixkv.runtime.device.ranks.open import open_ranks
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.result import SampledStep
 from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
@@ -113,7 +114,7 @@ def open_device(arguments: argparse.Namespace, folder: Path) -> Executor:
     )
     checkpoint = resolve(config.model.model, load_format="dummy")
     resolved = resolve_config(config, checkpoint, look_at_machine(arguments.device))
-    return open_executor(resolved, checkpoint)
+    return open_ranks(resolved, checkpoint)
 
 
 def time_steps(executor: Executor, plans: Plans, n_steps: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError
+from radixkv.runtime.device.collectives import COLLECTIVE_TIMEOUT_S, RankGroup
 from radixkv.runtime.device.cpu.executor import CpuExecutor, check_for_cpu
 from radixkv.runtime.device.cuda.errors import is_out_of_memory
 from radixkv.runtime.device.cuda.preflight import check_for_cuda
@@ -21,11 +22,13 @@ from radixkv.runtime.device.machine import (
     MIN_CAPABILITY,
     Machine,
     check_attention_backend,
+    check_gpus,
     check_machine,
     inspect_machine,
 )
 from radixkv.runtime.device.memory_check import require_host_memory
 from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.ops.cpu.collectives import GlooCollectives
 from radixkv.runtime.device.resolved_config import ResolvedConfig, with_defaults
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.step.executor import Executor
@@ -97,7 +100,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
         raise ConfigError(f"max_model_len {settings.max_model_len} must be between 1 and the checkpoint's {limit}")
     check_rows(config.tenants, settings.max_num_seqs)
     if settings.tensor_parallel_size > 1:
-        _check_ranks(config, device)
+        _check_ranks(config, device, machine)
     if config.cache.host_memory_bytes is not None:
         require_host_memory(config.cache.host_memory_bytes)
     if device == "cuda":
@@ -116,11 +119,12 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     return resolved
 
 
-def _check_ranks(config: EngineConfig, device: Device) -> None:
-    """Refuses what several ranks do not do yet."""
+def _check_ranks(config: EngineConfig, device: Device, machine: Machine | None) -> None:
+    """Refuses what several ranks do not do yet, and machines with too few GPUs."""
     n_ranks, n_bytes = config.model.tensor_parallel_size, config.cache.host_memory_bytes
     if device == "cuda":
-        raise ConfigError(f"tensor_parallel_size {n_ranks} is for the CPU in this release; set it to 1 on CUDA")
+        assert machine is not None
+        check_gpus(machine, n_ranks)
     if n_bytes is not None:
         raise ConfigError(
             f"host_memory_bytes {n_bytes} and tensor_parallel_size {n_ranks}: this release has no tiers behind a "
@@ -128,27 +132,37 @@ def _check_ranks(config: EngineConfig, device: Device) -> None:
         )
 
 
-def open_executor(resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTimes | None = None) -> Executor:
+def open_executor(
+    device: Device,
+    machine: Machine | None,
+    settings: DeviceSettings,
+    checkpoint: Checkpoint,
+    times: StartTimes,
+    group: RankGroup | None = None,
+) -> Executor:
     """Loads the model on its device and allocates the KV pool. Takes seconds.
 
     Args:
-        resolved: as ``resolve_config`` returned it.
+        device: which to open.
+        machine: with a usable GPU; not needed for the CPU.
+        settings: all of the device.
         checkpoint: checkpoint with its weights.
         times: gets the times of the stages.
+        group: of the ranks, of which this process is one; None: it computes the model alone.
 
     Raises:
         CheckpointError: the checkpoint cannot be run.
-        ConfigError: the settings do not fit the checkpoint or the machine.
+        ConfigError: the settings do not fit the checkpoint or the machine, or another rank cannot compute.
+        DeviceError: the devices of the ranks do not connect.
     """
-    times = times or StartTimes()
-    if resolved.device == "cuda":
-        assert resolved.machine is not None
+    if device == "cuda":
+        assert machine is not None
         # Imported here because it imports Triton, which may not be installed.
         from radixkv.runtime.device.cuda.factory import open_cuda_executor
 
         times.end("imports of kernels")
         try:
-            return open_cuda_executor(checkpoint, resolved.machine, resolved.device_settings, times)
+            return open_cuda_executor(checkpoint, machine, settings, times, group)
         except BaseException as error:
             out_of_memory = is_out_of_memory(error)
             _release_gpu_memory(error)
@@ -159,8 +173,15 @@ def open_executor(resolved: ResolvedConfig, checkpoint: Checkpoint, times: Start
                 "gpu_memory_utilization, max_num_seqs, max_num_batched_tokens or max_model_len lower, use a "
                 "smaller model, or stop other programs that use the GPU"
             ) from None
-    executor = CpuExecutor(checkpoint, resolved.device_settings)
+    if group is None:
+        executor = CpuExecutor(checkpoint, settings)
+        times.end("weights and pool")
+        return executor
+    collectives = GlooCollectives(group.rank, group.size, group.store)
+    executor = CpuExecutor(checkpoint, settings, collectives)
     times.end("weights and pool")
+    group.minimum(0)  # a rank that loads for long is not one that hangs
+    collectives.connect(COLLECTIVE_TIMEOUT_S)
     return executor
 
 

@@ -91,14 +91,19 @@ class Machine:
     """C compiler; Triton calls it once for each kernel."""
     has_python_headers: bool
     """Whether Python.h is installed; Triton includes it in what it compiles."""
+    gpu_names: Sequence[str] = ()
+    """Names of all GPUs that torch sees, in their order."""
+    gpu_index: int = 0
+    """Index of ``gpu`` among them."""
 
 
 def inspect_machine() -> Machine:
     """Collects the facts about this machine. The first call initialises CUDA, which takes a second."""
-    problem, gpu = "", None
+    problem, gpu, index, names = "", None, 0, []
     try:
         torch.cuda.init()
-        gpu = _gpu()
+        gpu, index = _gpu(), torch.cuda.current_device()
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     except (RuntimeError, AssertionError) as error:  # torch has no narrower ones for this
         problem = str(error).splitlines()[0].rstrip(".")
     return Machine(
@@ -113,6 +118,8 @@ def inspect_machine() -> Machine:
         c_compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
         has_python_headers=_has_python_headers(),
         cxx_compiler=shutil.which(_cxx_name()),
+        gpu_names=names,
+        gpu_index=index,
     )
 
 
@@ -150,6 +157,26 @@ def check_machine(machine: Machine) -> Gpu:
             f"say), or {_USE_CPU}"
         )
     return gpu
+
+
+def check_gpus(machine: Machine, n_ranks: int) -> None:
+    """Raises ``ConfigError`` if there are not enough equal GPUs for as many ranks; rank 0's is the first."""
+    names = machine.gpu_names
+    if len(names) < n_ranks:
+        raise ConfigError(
+            f"tensor_parallel_size {n_ranks} needs as many GPUs, and torch sees {len(names)}; set it lower, or "
+            "make more visible (CUDA_VISIBLE_DEVICES)"
+        )
+    if len(set(names[:n_ranks])) > 1:
+        raise ConfigError(
+            f"tensor_parallel_size {n_ranks} needs equal GPUs, and the first {n_ranks} are "
+            f"{', '.join(names[:n_ranks])}; make equal ones visible (CUDA_VISIBLE_DEVICES)"
+        )
+    if machine.gpu_index != 0:
+        raise ConfigError(
+            f"tensor_parallel_size {n_ranks} takes GPUs from the first on, and this process's current one is "
+            f"{machine.gpu_index}; choose GPUs with CUDA_VISIBLE_DEVICES"
+        )
 
 
 def check_attention_backend(setting: AttentionBackend, machine: Machine) -> None:

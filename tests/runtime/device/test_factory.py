@@ -20,8 +20,9 @@ from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.device import factory
 from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.factory import choose_device, open_executor, resolve_config
+from radixkv.runtime.device.factory import choose_device, resolve_config
 from radixkv.runtime.device.machine import PACKAGES, Gpu, Machine
+from radixkv.runtime.device.ranks.open import open_ranks
 from radixkv.runtime.device.resolved_config import with_defaults
 from radixkv.runtime.drafts.text_drafts import TextDrafts
 from radixkv.runtime.open_loop import build_loop
@@ -107,7 +108,7 @@ def test_auto_warns_of_what_cannot_be_used(
 
 def test_the_cpu_executor_is_opened_with_its_defaults(small: Checkpoint) -> None:
     config = EngineConfig(cache=CacheConfig(max_total_tokens=160))
-    opened = open_executor(with_defaults(config, "cpu", 64), small)
+    opened = open_ranks(with_defaults(config, "cpu", 64), small)
     assert isinstance(opened, CpuExecutor)
     assert (opened.n_pages, opened.pool.k.dtype) == (10, torch.float32)
 
@@ -249,7 +250,7 @@ def test_too_little_memory_at_start_is_a_one_line_error(
     use_machine(H100, full)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     with pytest.raises(ConfigError, match=message) as raised:
-        open_executor(with_defaults(EngineConfig(), "cuda", 64, H100), supported)
+        open_ranks(with_defaults(EngineConfig(), "cuda", 64, H100), supported)
     assert "\n" not in str(raised.value)
 
 
@@ -266,7 +267,7 @@ def test_settings_reach_the_cuda_executor(
     settings_used: list[DeviceSettings] = []
     use_machine(H100, lambda *arguments: settings_used.append(arguments[2]))
     config = EngineConfig(ModelConfig(**{setting: value}))  # type: ignore[arg-type]
-    open_executor(with_defaults(config, "cuda", 64, H100), supported)
+    open_ranks(with_defaults(config, "cuda", 64, H100), supported)
     assert getattr(settings_used[-1], setting) == value
 
 
@@ -327,6 +328,6 @@ def test_a_failed_start_frees_what_it_loaded(
 
     use_machine(H100, fail)
     with pytest.raises((ConfigError, KeyboardInterrupt)) as raised:
-        open_executor(with_defaults(EngineConfig(), "cuda", 64, H100), supported)
+        open_ranks(with_defaults(EngineConfig(), "cuda", 64, H100), supported)
     assert raised.value is not None, "the error is still referenced here"
     assert loaded[0]() is None

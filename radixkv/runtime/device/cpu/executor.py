@@ -17,7 +17,7 @@ from radixkv.processes.cores import n_cores
 from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cpu.base import Attention
 from radixkv.runtime.device.attention.cpu.paged import PagedAttention
-from radixkv.runtime.device.collectives import Collectives, OneRank
+from radixkv.runtime.device.collectives import Collectives, OneRank, SummingCollectives
 from radixkv.runtime.device.cpu.persistent_batch import PersistentBatch
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name, scales_text
@@ -29,7 +29,7 @@ from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.base import Operations
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
-from radixkv.runtime.device.ops.summed import SummedOperations
+from radixkv.runtime.device.ops.summed import Summed, SummedOperations
 from radixkv.runtime.device.pack import Ints, PackedStep, Packer
 from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
 from radixkv.runtime.device.weights.shards import Shard
@@ -65,7 +65,7 @@ class CpuExecutor:
     """This attention finds shared pages by itself."""
 
     def __init__(
-        self, checkpoint: Checkpoint, settings: DeviceSettings, collectives: Collectives | None = None
+        self, checkpoint: Checkpoint, settings: DeviceSettings, collectives: SummingCollectives | None = None
     ) -> None:
         """Loads the model and allocates a zeroed KV pool.
 
@@ -82,13 +82,13 @@ class CpuExecutor:
             ConfigError: a size does not fit the checkpoint or the memory.
         """
         # Must come before any computation: which tile sizes give equal bits depends on the number of threads.
-        self._collectives = collectives = collectives or OneRank()
-        self._n_threads = max(1, n_cores() // 2 // collectives.size)
+        self._collectives: Collectives = collectives or OneRank()
+        self._n_threads = max(1, n_cores() // 2 // self._collectives.size)
         torch.set_num_threads(self._n_threads)
         page_size, max_rows, max_model_len = settings.page_size, settings.max_num_seqs, settings.max_model_len
         if page_size < 1 or max_rows < 1:
             raise ConfigError(f"page_size {page_size} and max_num_seqs {max_rows} must be at least 1")
-        shard = None if collectives.size == 1 else Shard(collectives.rank, collectives.size)
+        shard = None if collectives is None else Shard(collectives.rank, collectives.size)
         dtype = _dtype(settings.dtype)
         with open_weights(checkpoint, load_format=settings.load_format, dtype=dtype, shard=shard) as weights:
             page, n_pages = _plan_pool(weights, settings)
@@ -97,8 +97,9 @@ class CpuExecutor:
             config = weights.config
             kv_scales = None if page.dtype == weights.dtype else weights.kv_scales()
             operations: Operations = CpuOperations(config, max_model_len)
-            if shard is not None:
-                operations = SummedOperations(operations, collectives)
+            if collectives is not None:
+                sum_parts = collectives.sum
+                operations = SummedOperations(operations, lambda part, _: Summed(part, sum_parts))
             self.model = Decoder(weights, operations, kv_scales)
             self.dtype = str(weights.dtype).removeprefix("torch.")
         self.pool = KVPool(page, n_pages)

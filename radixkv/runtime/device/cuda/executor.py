@@ -137,13 +137,16 @@ class CudaExecutor:
 
     def _sample_step(self, launched: LaunchedCudaStep, masks: TokenMasks | None) -> SampledCudaStep:
         sampled = self._sample(launched.step, launched.outputs, masks)
+        self._runner.broadcast_last_tokens()
         step = SampledCudaStep(launched, sampled, self._stream, self._errors)
         self._last_step = step.done
         return step
 
     def _sample(self, step: PackedStep, outputs: StepOutputs, masks: TokenMasks | None) -> _SamplerRows | None:
         """Samples the rows of the packed step that need more than their argmax token; None if there are none."""
-        if not any(row.sampling is not None and _needs_sampler(row.sampling) for row in step.plan.rows):
+        if not self._runner.samples or not any(
+            row.sampling is not None and _needs_sampler(row.sampling) for row in step.plan.rows
+        ):
             return None
         sampled_rows = [
             (i, sampling)
@@ -168,7 +171,7 @@ class CudaExecutor:
 
     def _score_prompts(self, step: PackedStep, hidden: Tensor | None) -> Iterator[tuple[int, PromptLogprobs]]:
         """Yields the index of each row of the plan that scores its prompt, with each chunk of its logprobs."""
-        if not any(row.scoring for row in step.plan.rows):
+        if not self._runner.samples or not any(row.scoring for row in step.plan.rows):
             return
         for index, (row, first) in enumerate(zip(step.plan.rows, step.plan.first_positions(), strict=True)):
             if row.scoring is not None:

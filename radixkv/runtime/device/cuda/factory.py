@@ -12,6 +12,7 @@ from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.flashinfer_modules import not_compiled
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention
+from radixkv.runtime.device.collectives import CONNECT_TIMEOUT_S, OneRank, RankGroup
 from radixkv.runtime.device.cuda.executor import CudaExecutor
 from radixkv.runtime.device.cuda.model_runner import ModelRunner
 from radixkv.runtime.device.device_settings import DeviceSettings
@@ -27,10 +28,15 @@ from radixkv.runtime.device.memory.cuda.pool_size import measure_memory, plan_pa
 from radixkv.runtime.device.memory.cuda.staging import StagingLayout
 from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.device.model.decoder import Decoder
+from radixkv.runtime.device.ops.base import Operations
+from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
+from radixkv.runtime.device.ops.cuda.summed import CudaSummed
+from radixkv.runtime.device.ops.summed import SummedOperations
 from radixkv.runtime.device.pack import Packer
 from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler
 from radixkv.runtime.device.start_times import StartTimes
+from radixkv.runtime.device.weights.shards import Shard
 from radixkv.runtime.device.weights.weights import open_weights
 
 logger = logging.getLogger(__name__)
@@ -47,6 +53,7 @@ def open_cuda_executor(
     machine: Machine,
     settings: DeviceSettings,
     times: StartTimes,
+    group: RankGroup | None = None,
 ) -> CudaExecutor:
     """Loads the model onto the current GPU, gives the remaining memory to the KV pool, and captures CUDA graphs.
 
@@ -55,10 +62,12 @@ def open_cuda_executor(
         machine: with a usable GPU.
         settings: all of the device.
         times: gets the times of the stages.
+        group: of the ranks, of which this process is one; None: it computes the model alone.
 
     Raises:
         CheckpointError: the checkpoint cannot be run.
-        ConfigError: a setting, the checkpoint or the machine is unsuitable.
+        ConfigError: a setting, the checkpoint or the machine is unsuitable, or another rank cannot compute.
+        DeviceError: the GPUs of the ranks do not connect.
     """
     gpu = check_machine(machine)
     device = torch.device("cuda", torch.cuda.current_device())
@@ -74,6 +83,7 @@ def open_cuda_executor(
             device=device,
             quantization=settings.quantization,
             products=("fp8", "int4"),
+            shard=None if group is None else Shard(group.rank, group.size),
         ) as weights:
             config = weights.config
             kv_scales = None if kv_dtype == torch_dtype else weights.kv_scales()
@@ -98,10 +108,16 @@ def open_cuda_executor(
                     gpu.name,
                     *gpu.capability,
                 )
-            decoder = Decoder(
-                weights, CudaOperations(config, settings.max_model_len, device, has_fp8=has_fp8), kv_scales
-            )
+            operations: Operations = CudaOperations(config, settings.max_model_len, device, has_fp8=has_fp8)
+            collectives = None
+            if group is not None:
+                collectives = CudaCollectives(group.rank, group.size, group.store)
+                operations = SummedOperations(operations, partial(CudaSummed, collectives))
+            decoder = Decoder(weights, operations, kv_scales)
         times.end("weights")
+        if collectives is not None and group is not None:
+            _connect(collectives, group, settings, config.hidden_size, torch_dtype)
+            times.end("other ranks")
         page = PageShape.of(config, settings.page_size, kv_dtype)
         layout = StagingLayout()
         attention = PagedAttention(
@@ -114,7 +130,7 @@ def open_cuda_executor(
             sinks=decoder.sinks,
             prefill_kernel="triton" if backend == "triton" else None,
         )
-        runner = ModelRunner(decoder, attention, layout, settings, stream)
+        runner = ModelRunner(decoder, attention, layout, settings, stream, collectives or OneRank())
         sampler = CudaSampler(settings.max_num_seqs, config.vocab_size, device)
         sampler.warm_up(torch_dtype)
         times.end("sampler")
@@ -126,6 +142,8 @@ def open_cuda_executor(
         runner.open_pool(page, 0)
         torch.cuda.empty_cache()
         n_pages = plan_pages(page, measure_memory(device, step_bytes + graph_bytes), settings)
+        if group is not None:
+            n_pages = group.minimum(n_pages)
         logger.info("the KV pool holds %d tokens", n_pages * settings.page_size)
         runner.open_pool(page, n_pages)
         times.end("pool")
@@ -141,6 +159,21 @@ def open_cuda_executor(
         kv_scales=scales_text(kv_dtype, kv_scales or ()),
         window=longest_window(windows),
     )
+
+
+def _connect(
+    collectives: CudaCollectives, group: RankGroup, settings: DeviceSettings, hidden_size: int, dtype: torch.dtype
+) -> None:
+    """Connects the ranks' GPUs. From then on kernels wait for those of other ranks."""
+    group.minimum(0)  # a rank that loads for long is not one that hangs
+    collectives.connect(
+        max_rows=max(settings.max_num_batched_tokens, settings.max_num_seqs),
+        hidden_size=hidden_size,
+        max_broadcast=settings.max_num_seqs + 1,
+        dtype=dtype,
+        timeout_s=CONNECT_TIMEOUT_S,
+    )
+    group.watch(collectives.give_up)
 
 
 def _graph_bytes(runner: ModelRunner, n_layers: int) -> int:

@@ -16,6 +16,7 @@ from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.attention.cuda.base import AttentionPlanner, DecodeRows
 from radixkv.runtime.device.attention.cuda.decode_plan import DecodeStep
 from radixkv.runtime.device.attention.cuda.decode_tiles import Variant
+from radixkv.runtime.device.collectives import Collectives
 from radixkv.runtime.device.cuda.persistent_batch import PersistentBatch, RowFields
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.graphs.decode import DecodeGraphs, decode_buckets
@@ -53,6 +54,7 @@ class ModelRunner:
         layout: the staging fields of a step's rows are added to it; none is added later.
         settings: sizes of pages, rows and steps, and whether there are graphs.
         stream: all work is enqueued here; it must be the current stream.
+        collectives: of this rank.
     """
 
     def __init__(
@@ -62,8 +64,10 @@ class ModelRunner:
         layout: StagingLayout,
         settings: DeviceSettings,
         stream: torch.cuda.Stream,
+        collectives: Collectives,
     ) -> None:
         self._decoder = decoder
+        self._collectives = collectives
         self._attention = attention
         self._settings = settings
         max_rows, has_graphs = settings.max_num_seqs, not settings.enforce_eager
@@ -81,6 +85,11 @@ class ModelRunner:
         self._pool: CudaPool | None = None
         self._graphs = DecodeGraphs(stream)
         self._piecewise = PiecewiseGraphs(decoder, stream)
+
+    @property
+    def samples(self) -> bool:
+        """Whether this rank samples."""
+        return self._collectives.rank == 0
 
     @property
     def pool(self) -> CudaPool:
@@ -186,6 +195,10 @@ class ModelRunner:
         """
         slots = self._batch.sampled_slots(self._row_fields.max_rows).index_select(0, rows)
         self._batch.last_tokens.index_copy_(0, slots.long(), tokens)
+
+    def broadcast_last_tokens(self) -> None:
+        """Gives all ranks the tokens that rank 0 has sampled; the end of each step."""
+        self._collectives.broadcast(self._batch.last_tokens)
 
     def _replay(self, step: PackedStep, bucket: int) -> StepOutputs:
         staged = self._staging.stage()

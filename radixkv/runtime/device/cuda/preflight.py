@@ -18,6 +18,7 @@ from radixkv.runtime.device.machine import (
 )
 from radixkv.runtime.device.memory.cuda.pool_size import MemoryUse, plan_pages
 from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.weights.shards import Shard
 from radixkv.runtime.device.weights.weights import open_weights
 
 
@@ -38,12 +39,14 @@ def check_for_cuda(checkpoint: Checkpoint, gpu: Gpu, settings: DeviceSettings) -
     check_max_num_seqs(settings.max_num_seqs)
     check_block_tables(settings.max_num_seqs, settings.max_model_len, settings.page_size)
     torch_dtype = choose_dtype(settings.dtype, checkpoint.config)
+    n_ranks = settings.tensor_parallel_size
     with open_weights(
         checkpoint,
         load_format="dummy",
         dtype=torch_dtype,
         quantization=settings.quantization,
         products=("fp8", "int4"),
+        shard=None if n_ranks == 1 else Shard(0, n_ranks),
     ) as weights:
         config, n_bytes, extra_bytes = weights.config, weights.n_bytes, weights.dequantizing_bytes
         has_fp8 = weights.has_fp8

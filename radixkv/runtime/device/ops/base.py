@@ -103,8 +103,8 @@ class NormReader(Protocol):
         """Scales of the rows that it reads in FP8; None if it reads tensors."""
         return None
 
-    def __call__(self, x: Rows) -> Tensor:
-        """Maps [rows, in], normed, to [rows, out]."""
+    def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
+        """Maps [rows, in] to [rows, out], in ``out`` if it is given. ``out`` may not be ``x``."""
         ...
 
     def add_and_norm(self, x: Rows, residual: Tensor, norm: Norm) -> Rows:
@@ -123,10 +123,6 @@ class NormReader(Protocol):
 
 class Linear(NormReader, Protocol):
     """A matrix product with an optional bias."""
-
-    def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
-        """Maps [rows, in] to [rows, out], in ``out`` if it is given. ``out`` may not be ``x``."""
-        ...
 
 
 class Mlp(NormReader, Protocol):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal, Protocol
+
 from torch import Tensor
 
-from radixkv.runtime.device.collectives import Collectives
 from radixkv.runtime.device.kv_dtype import LayerScales
 from radixkv.runtime.device.model_config.config import ExpertConfig
 from radixkv.runtime.device.model_config.rope import Rope
@@ -20,6 +22,9 @@ from radixkv.runtime.device.ops.base import (
 )
 from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
 
+HalfLayer = Literal[0, 1]
+"""What a sum ends: attention or the MLP. Both alternate."""
+
 
 class SummedOperations:
     """``Operations`` of a rank: those of its device, with sums after attention's output projection and after MLPs.
@@ -29,17 +34,17 @@ class SummedOperations:
 
     Args:
         operations: of the device.
-        collectives: of the rank.
+        summed: returns a product, or an MLP, whose outputs are summed over all ranks.
     """
 
-    def __init__(self, operations: Operations, collectives: Collectives) -> None:
+    def __init__(self, operations: Operations, summed: Callable[[NormReader, HalfLayer], SummedPart]) -> None:
         self._operations = operations
-        self._collectives = collectives
+        self._summed = summed
         self.linear = operations.linear
 
     def output(self, weights: LinearWeights) -> Linear:
         """See ``Operations.output``."""
-        return Summed(self._operations.output(weights), self._collectives)
+        return self._summed(self._operations.output(weights), 0)
 
     def norm(self, weights: NormWeights, reader: NormReader | None = None) -> Norm:
         """See ``Operations.norm``."""
@@ -47,11 +52,11 @@ class SummedOperations:
 
     def mlp(self, weights: MlpWeights) -> Mlp:
         """See ``Operations.mlp``."""
-        return Summed(self._operations.mlp(weights), self._collectives)
+        return self._summed(self._operations.mlp(weights), 1)
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Mlp:
         """See ``Operations.experts``."""
-        return Summed(self._operations.experts(weights, config), self._collectives)
+        return self._summed(self._operations.experts(weights, config), 1)
 
     def rotate_and_store(
         self, rope: Rope | None, query_norm: Tensor | None, key_norm: Tensor | None, scales: LayerScales
@@ -60,17 +65,21 @@ class SummedOperations:
         return self._operations.rotate_and_store(rope, query_norm, key_norm, scales)
 
 
-class Summed(Linear, Mlp):
-    """A product or an MLP whose outputs are summed over all ranks.
+class SummedPart(Linear, Mlp, Protocol):
+    """A product or an MLP whose outputs are summed over all ranks."""
+
+
+class Summed(SummedPart):
+    """A product or an MLP whose outputs are summed by a function.
 
     Args:
         part: computes this rank's part of each output.
-        collectives: of the rank.
+        sum_parts: returns the sum of all ranks' parts.
     """
 
-    def __init__(self, part: NormReader, collectives: Collectives) -> None:
+    def __init__(self, part: NormReader, sum_parts: Callable[[Tensor], Tensor]) -> None:
         self._part = part
-        self._collectives = collectives
+        self._sum_parts = sum_parts
 
     @property
     def input_scales(self) -> RowScales | None:
@@ -78,6 +87,6 @@ class Summed(Linear, Mlp):
         return self._part.input_scales
 
     def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
-        """See ``ops.base.Linear``."""
-        total = self._collectives.sum(self._part(x))
+        """See ``ops.base.NormReader``."""
+        total = self._sum_parts(self._part(x))
         return total if out is None else out.copy_(total)

@@ -14,22 +14,22 @@ from radixkv.runtime.step.result import LaunchedStep, SampledStep, StepResult, T
 class FanOut:
     """An ``Executor`` of a model that several ranks compute together.
 
-    Each plan is encoded once, sent to the other ranks, and executed here by rank 0, which samples. It is sent when
-    its result is asked for, because only then the CPU computes it: other ranks would wait for rank 0 meanwhile.
+    Each plan is encoded once, sent to the other ranks, and executed here by rank 0, which samples. A device that
+    computes only when a result is asked for, as the CPU does, sends it then: other ranks would wait for rank 0
+    meanwhile.
 
     A step that fails on one rank leaves the others waiting in it, so it is lost with the device.
 
     Args:
         executor: of rank 0.
         ranks: the others, ready.
-        n_pages: of the smallest pool.
     """
 
-    def __init__(self, executor: Executor, ranks: RankProcesses, n_pages: int) -> None:
-        self.device = executor.device
+    def __init__(self, executor: Executor, ranks: RankProcesses) -> None:
+        self.device = executor.device if executor.device == "cpu" else f"{ranks.size} x {executor.device}"
         self.dtype = executor.dtype
         self.kv_dtype = executor.kv_dtype
-        self.n_pages = n_pages
+        self.n_pages = executor.n_pages
         self.vocab_size = executor.vocab_size
         self.window = executor.window
         self.uses_shared_runs = executor.uses_shared_runs
@@ -41,8 +41,14 @@ class FanOut:
 
     def launch(self, plan: StepPlan) -> _Step:
         """See ``Executor.launch``."""
-        launched = self._executor.launch(plan)  # it refuses an invalid plan before any rank gets it
-        return _Step(launched, self._ranks, encode(plan))
+        if not self.is_asynchronous:
+            launched = self._executor.launch(plan)  # it refuses an invalid plan before any rank gets it
+            return _Step(launched, self._ranks, encode(plan))
+        self._ranks.send(encode(plan))
+        try:
+            return _Step(self._executor.launch(plan), self._ranks, None)
+        except DeviceError as error:
+            raise self._ranks.lost(str(error)) from None
 
     def open_copier(self, host_memory_bytes: int) -> HostMemoryCopier:
         """See ``Executor.open_copier``."""
@@ -62,18 +68,21 @@ class _Step:
     Args:
         launched: rank 0's.
         ranks: the others.
-        frame: the plan's.
+        frame: the plan's, to be sent when the result is asked for; None: it is sent.
     """
 
-    def __init__(self, launched: LaunchedStep, ranks: RankProcesses, frame: bytes) -> None:
+    def __init__(self, launched: LaunchedStep, ranks: RankProcesses, frame: bytes | None) -> None:
         self._launched = launched
         self._ranks = ranks
-        self._unsent: bytes | None = frame
+        self._unsent = frame
         self._sampled: SampledStep | None = None
 
     def sample(self, masks: TokenMasks | None) -> _Step:
         """See ``LaunchedStep.sample``."""
-        self._sampled = self._launched.sample(masks)
+        try:
+            self._sampled = self._launched.sample(masks)
+        except DeviceError as error:
+            raise self._ranks.lost(str(error)) from None
         return self
 
     @property
@@ -88,6 +97,7 @@ class _Step:
             self._ranks.send(self._unsent)
             self._unsent = None
         try:
-            return self._sampled.result()
+            with self._ranks.waiting():
+                return self._sampled.result()
         except DeviceError as error:
             raise self._ranks.lost(str(error)) from None

@@ -10,9 +10,8 @@ import msgspec
 
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.step.plan import StepPlan
+from radixkv.settings.config import Device
 
-CONNECT = b""
-"""The second frame to a rank: all others are ready, and connect now. Plans follow."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -22,16 +21,17 @@ class RankStart(msgspec.Struct, frozen=True, tag=True):
     rank: int
     model: str
     """Folder of the checkpoint."""
+    device: Device
+    """Kind of the ranks' devices."""
     settings: DeviceSettings
     store: str
     """File by which the ranks find each other."""
 
 
-class RankReady(msgspec.Struct, frozen=True, tag=True):
-    """The answer of a rank that has loaded its part of the model."""
+class RankValue(msgspec.Struct, frozen=True, tag=True):
+    """A rank's value of ``RankGroup.minimum``, and rank 0's answer to all."""
 
-    n_pages: int
-    """Pages of its pool."""
+    value: int
 
 
 class RankRefused(msgspec.Struct, frozen=True, tag=True):
@@ -80,7 +80,7 @@ class Frames:
         return bytes(parts)
 
 
-def encode(message: RankStart | RankReady | RankRefused | StepPlan) -> bytes:
+def encode(message: RankStart | RankValue | RankRefused | StepPlan) -> bytes:
     """Returns the frame of a message."""
     return msgspec.msgpack.encode(message)
 

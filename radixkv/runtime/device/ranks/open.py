@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.runtime.device.collectives import GlooCollectives
-from radixkv.runtime.device.cpu.executor import CpuExecutor
+from radixkv.errors import ConfigError, DeviceError
 from radixkv.runtime.device.factory import open_executor
 from radixkv.runtime.device.ranks.fan_out import FanOut
 from radixkv.runtime.device.ranks.processes import RankProcesses
-from radixkv.runtime.device.ranks.rank import COLLECTIVE_TIMEOUT_S
 from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.step.executor import Executor
@@ -26,20 +24,20 @@ def open_ranks(resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTim
         CheckpointError: the checkpoint cannot be run.
         ConfigError: the settings do not fit the checkpoint or the machine.
     """
-    settings = resolved.device_settings
-    n_ranks = settings.tensor_parallel_size
-    if n_ranks == 1:
-        return open_executor(resolved, checkpoint, times)
     times = times or StartTimes()
-    ranks = RankProcesses.start(checkpoint.folder, settings)
+    device, machine, settings = resolved.device, resolved.machine, resolved.device_settings
+    if settings.tensor_parallel_size == 1:
+        return open_executor(device, machine, settings, checkpoint, times)
+    ranks = RankProcesses.start(checkpoint.folder, device, settings)
     try:
-        collectives = GlooCollectives(0, n_ranks, ranks.store)
-        executor = CpuExecutor(checkpoint, settings, collectives)
-        times.end("weights and pool")
-        n_pages = min([executor.n_pages, *ranks.wait_ready()])
-        ranks.connect(collectives, COLLECTIVE_TIMEOUT_S)
+        executor = open_executor(device, machine, settings, checkpoint, times, ranks)
+        ranks.wait_ready()
         times.end("other ranks")
+    except DeviceError as error:
+        cause = ranks.end_of_one() or error
+        ranks.close()
+        raise ConfigError(f"the ranks of the model cannot start: {cause}; the lines before say why") from None
     except BaseException:
         ranks.close()
         raise
-    return FanOut(executor, ranks, n_pages)
+    return FanOut(executor, ranks)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
-from radixkv.errors import ConfigError, DeviceError, DeviceLost
-from radixkv.runtime.device.collectives import GlooCollectives
+from radixkv.errors import ConfigError, DeviceLost
+from radixkv.runtime.device.collectives import COLLECTIVE_TIMEOUT_S
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.ranks.frames import CONNECT, Frames, RankReady, RankRefused, RankStart, decode, encode
+from radixkv.runtime.device.ranks.frames import Frames, RankRefused, RankStart, RankValue, decode, encode
+from radixkv.settings.config import Device
 
 _MAX_CLOSE_S = 5.0
 """How long ranks have to end by themselves."""
@@ -24,32 +28,37 @@ _MAX_REAP_S = 1.0
 """How long the end of a process is waited for where its socket has ended."""
 _MAX_SEND_S = 10.0
 """How long a rank may take no frame."""
+_WATCH_INTERVAL_S = 0.5
 
 
 class RankProcesses:
-    """The other ranks, each in a process. Use ``start`` to create them.
+    """The other ranks, each in a process: the ``RankGroup`` of rank 0. Use ``start`` to create them.
 
     A rank ends when its socket does, so also when this process is killed. Ranks are in this process's group, so
     that whoever kills the group reaches them.
     """
 
+    rank = 0
+
     def __init__(self, folder: tempfile.TemporaryDirectory[str]) -> None:
         self._folder = folder
         self._processes: list[subprocess.Popen[bytes]] = []
         self._frames: list[Frames] = []
+        self._watch: _Watch | None = None
 
     @classmethod
-    def start(cls, model: Path, settings: DeviceSettings) -> Self:
+    def start(cls, model: Path, device: Device, settings: DeviceSettings) -> Self:
         """Starts the processes, which load their parts of the model meanwhile.
 
         Args:
             model: folder of the checkpoint.
+            device: kind of the ranks' devices.
             settings: of each rank.
         """
         ranks = cls(tempfile.TemporaryDirectory(prefix="radixkv-ranks-"))
         try:
             for rank in range(1, settings.tensor_parallel_size):
-                ranks._start(RankStart(rank, str(model), settings, str(ranks.store)))
+                ranks._start(RankStart(rank, str(model), device, settings, str(ranks.store)))
         except BaseException:
             ranks.close()
             raise
@@ -64,48 +73,59 @@ class RankProcesses:
         self._frames[-1].send(encode(start))
 
     @property
+    def size(self) -> int:
+        """See ``RankGroup.size``."""
+        return len(self._processes) + 1
+
+    @property
     def store(self) -> Path:
-        """File by which the ranks find each other."""
+        """See ``RankGroup.store``."""
         return Path(self._folder.name) / "store"
 
-    def wait_ready(self) -> Sequence[int]:
-        """Waits until all ranks have loaded their parts; returns the pages of their pools.
-
-        Raises:
-            ConfigError: a rank cannot compute, or has ended.
-        """
-        n_pages = []
+    def minimum(self, value: int) -> int:
+        """See ``RankGroup.minimum``."""
+        values = [value]
         for frames in self._frames:
             frame = frames.receive()
             if frame is None:
                 raise ConfigError(
-                    f"{self._ended() or 'a rank of the model closed its socket'} while it loaded its "
+                    f"{self.end_of_one() or 'a rank of the model closed its socket'} while it loaded its "
                     "part of the model; the lines before say why"
                 )
-            answer = decode(frame, RankReady | RankRefused)
+            answer = decode(frame, RankValue | RankRefused)
             if isinstance(answer, RankRefused):
                 raise ConfigError(answer.message)
-            n_pages.append(answer.n_pages)
-        return n_pages
+            values.append(answer.value)
+        self.send(encode(RankValue(min(values))))
+        return min(values)
 
-    def connect(self, collectives: GlooCollectives, timeout_s: float) -> None:
-        """Connects all ranks, which are ready, and this one.
-
-        Args:
-            collectives: of rank 0.
-            timeout_s: how long a rank waits for the others, here and later.
+    def wait_ready(self) -> None:
+        """Waits until all ranks can execute plans.
 
         Raises:
-            ConfigError: a rank has ended, or does not connect.
+            ConfigError: a rank cannot, or has ended.
         """
-        try:
-            self.send(CONNECT)
-            collectives.connect(timeout_s)
-        except (DeviceError, DeviceLost) as error:
-            raise ConfigError(
-                f"the ranks of the model cannot connect: {self._ended() or error}; the lines before say why"
-            ) from None
+        self.minimum(0)
         self._folder.cleanup()  # all have found each other
+
+    def watch(self, give_up: Callable[[], None]) -> None:
+        """See ``RankGroup.watch``."""
+        self._watch = _Watch([process.pid for process in self._processes], give_up)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Limits the time of a block that waits for a step, if ranks are watched.
+
+        Raises:
+            DeviceLost: a rank has ended, or the step has hung, so that what the block did means nothing.
+        """
+        if self._watch is None:
+            yield
+            return
+        self._watch.deadline = time.monotonic() + COLLECTIVE_TIMEOUT_S
+        yield
+        self._watch.deadline = None
+        self._check_watch()
 
     def send(self, frame: bytes) -> None:
         """Sends a frame to all ranks.
@@ -113,6 +133,7 @@ class RankProcesses:
         Raises:
             DeviceLost: one has ended, or takes no frame.
         """
+        self._check_watch()
         try:
             for frames in self._frames:
                 frames.send(frame)
@@ -120,12 +141,22 @@ class RankProcesses:
             raise self.lost(str(error)) from None
 
     def lost(self, error: str) -> DeviceLost:
-        """Returns the error of a step that failed here with ``error``: that a rank has ended, if one has."""
-        return DeviceLost(self._ended() or f"a step failed for all ranks of the model: {error}")
+        """Returns the error of a step that failed here with ``error``: that a rank has ended, if one has.
+
+        Ranks that are watched are killed, because they wait for this one in the step.
+        """
+        cause = self.end_of_one() or f"a step failed for all ranks of the model: {error}"
+        if self._watch is not None:
+            self._watch.give_up()
+            for process in self._processes:
+                process.kill()
+        return DeviceLost(cause)
 
     def close(self) -> None:
         """Ends the processes; kills those that have not ended after 5 s."""
         deadline = time.monotonic() + _MAX_CLOSE_S
+        if self._watch is not None:
+            self._watch.close()
         try:
             for frames in self._frames:
                 frames.close()
@@ -138,14 +169,15 @@ class RankProcesses:
                 process.wait()
             self._folder.cleanup()
 
-    def _ended(self) -> str | None:
+    def end_of_one(self) -> str | None:
         """Returns which rank has ended, and how; None: none has. Takes up to ``_MAX_REAP_S``.
 
-        Where one is killed, others end with an exit code, because they cannot go on.
+        Where one is killed, others end with an exit code, because they cannot go on. One that has refused
+        to compute ends with 0.
         """
         deadline = time.monotonic() + _MAX_REAP_S
         while True:
-            codes = {rank: code for rank, one in enumerate(self._processes, 1) if (code := one.poll()) is not None}
+            codes = {rank: code for rank, one in enumerate(self._processes, 1) if (code := one.poll())}
             if codes or time.monotonic() > deadline:
                 break
             time.sleep(0.01)
@@ -155,3 +187,47 @@ class RankProcesses:
         code = codes[rank]
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"rank {rank} of the model {how}"
+
+    def _check_watch(self) -> None:
+        if self._watch is not None and self._watch.has_given_up:
+            raise self.lost(f"another rank does not respond in {COLLECTIVE_TIMEOUT_S:.0f} s")
+
+
+class _Watch:
+    """A thread that gives up when a process ends, or when a deadline has passed.
+
+    Args:
+        pids: of the processes.
+        give_up: called once.
+    """
+
+    def __init__(self, pids: list[int], give_up: Callable[[], None]) -> None:
+        self.deadline: float | None = None
+        """When what is waited for has hung."""
+        self.has_given_up = False
+        self._give_up = give_up
+        self._closed = threading.Event()
+        self._processes = [os.pidfd_open(pid) for pid in pids]
+        threading.Thread(target=self._run, name="radixkv-ranks", daemon=True).start()
+
+    def give_up(self) -> None:
+        """Gives up. May be called again, in any thread."""
+        self.has_given_up = True
+        self._give_up()
+
+    def close(self) -> None:
+        """Ends the thread within half a second. Processes may end from now on."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                ended, _, _ = select.select(self._processes, [], [], _WATCH_INTERVAL_S)
+                deadline = self.deadline
+                is_late = deadline is not None and time.monotonic() > deadline
+                if (ended or is_late) and not self._closed.is_set():
+                    self.give_up()
+                    return
+        finally:
+            for process in self._processes:
+                os.close(process)

@@ -5,22 +5,28 @@ It ends when rank 0 ends or closes the socket, and when a step fails: the others
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
+import select
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import torch
+
 from radixkv.checkpoints import resolve
 from radixkv.errors import DeviceError, RadixKVError
-from radixkv.runtime.device.collectives import GlooCollectives
-from radixkv.runtime.device.cpu.executor import CpuExecutor
-from radixkv.runtime.device.ranks.frames import Frames, RankReady, RankRefused, RankStart, decode, encode
+from radixkv.runtime.device.factory import look_at_machine, open_executor
+from radixkv.runtime.device.ranks.frames import Frames, RankRefused, RankStart, RankValue, decode, encode
+from radixkv.runtime.device.start_times import StartTimes
+from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.plan import StepPlan
-
-COLLECTIVE_TIMEOUT_S = 10.0
-"""How long a rank waits for the others in a step: then one hangs, and none can go on."""
+from radixkv.runtime.step.result import SampledStep
 
 
 def main() -> None:
@@ -32,25 +38,85 @@ def main() -> None:
     start: RankStart = decode(first, RankStart)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     logging.basicConfig(format=f"rank {start.rank}: %(message)s")
-    settings = start.settings
     with suppress(BrokenPipeError):  # rank 0 has ended, and so has the socket
         try:
-            collectives = GlooCollectives(start.rank, settings.tensor_parallel_size, Path(start.store))
-            executor = CpuExecutor(resolve(start.model, load_format=settings.load_format), settings, collectives)
-        except RadixKVError as error:
+            executor = _open(start, frames)
+        except (RadixKVError, DeviceError) as error:
             frames.send(encode(RankRefused(str(error))))
             return
-        frames.send(encode(RankReady(executor.n_pages)))
-    if frames.receive() is None:
-        return
-    # Ctrl-C reaches all processes of a terminal. While they load it ends each; later rank 0 decides when they end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    collectives.connect(COLLECTIVE_TIMEOUT_S)
-    while (frame := frames.receive()) is not None:
+        # Ctrl-C reaches all processes of a terminal. While they load it ends each; later rank 0 ends them.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            executor.launch(decode(frame, StepPlan)).sample(None).result()
+            _execute(executor, frames)
         except DeviceError:  # it is logged
             sys.exit(1)
+
+
+def _open(start: RankStart, frames: Frames) -> Executor:
+    settings = start.settings
+    if start.device == "cuda":
+        torch.cuda.set_device(start.rank)
+    group = _Group(start, frames)
+    executor = open_executor(
+        start.device,
+        look_at_machine(start.device),
+        settings,
+        resolve(start.model, load_format=settings.load_format),
+        StartTimes(),
+        group,
+    )
+    group.minimum(0)
+    return executor
+
+
+def _execute(executor: Executor, frames: Frames) -> None:
+    """Executes plans until the socket ends. Raises ``DeviceError``."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    earlier: SampledStep | None = None
+    while (frame := frames.receive()) is not None:
+        step = executor.launch(decode(frame, StepPlan)).sample(None)
+        if not executor.is_asynchronous:
+            step.result()
+            continue
+        if earlier is not None:
+            earlier.result()
+        earlier = step
+
+
+class _Group:
+    """A ``RankGroup`` as another rank than rank 0 sees it.
+
+    Args:
+        start: of this rank.
+        frames: to and from rank 0.
+    """
+
+    def __init__(self, start: RankStart, frames: Frames) -> None:
+        self.rank = start.rank
+        self.size = start.settings.tensor_parallel_size
+        self.store = Path(start.store)
+        self._frames = frames
+
+    def minimum(self, value: int) -> int:
+        """See ``RankGroup.minimum``; ends this process if rank 0 has ended."""
+        self._frames.send(encode(RankValue(value)))
+        frame = self._frames.receive()
+        if frame is None:
+            sys.exit(0)
+        answer: RankValue = decode(frame, RankValue)
+        return answer.value
+
+    def watch(self, give_up: Callable[[], None]) -> None:
+        """See ``RankGroup.watch``; ends this process with rank 0, which ends it when another rank ends."""
+        rank_0 = os.pidfd_open(os.getppid())
+
+        def wait() -> None:
+            select.select([rank_0], [], [])
+            os._exit(1)
+
+        threading.Thread(target=wait, name="radixkv-rank-0", daemon=True).start()
 
 
 if __name__ == "__main__":

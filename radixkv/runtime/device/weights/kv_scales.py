@@ -7,8 +7,7 @@ import math
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.kv_dtype import LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig
-from radixkv.runtime.device.weights.parallel_load import TensorViews
-from radixkv.runtime.device.weights.safetensors import Header
+from radixkv.runtime.device.weights.safetensors import Header, TensorViews
 
 
 class KVScales:

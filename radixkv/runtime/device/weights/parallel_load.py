@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import cycle
 from queue import SimpleQueue
@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from radixkv.runtime.device.weights.safetensors import TensorViews
+
 logger = logging.getLogger(__name__)
 
 N_LANES = 8
@@ -25,19 +27,14 @@ LOG_INTERVAL_S = 2.0
 _GIB = 1 << 30
 
 
-class TensorViews(Protocol):
-    """Tensors in memory-mapped files."""
-
-    def view(self, name: str) -> Tensor:
-        """Returns the tensor as stored in its file. Thread-safe. Raises ``CheckpointError``."""
-        ...
-
-
 class Lane(Protocol):
     """Copies one tensor at a time."""
 
     def copy(self, source: Tensor, out: Tensor) -> None:
-        """Copies ``source`` into ``out``, which has the same shape and any strides, and waits for completion."""
+        """Copies ``source`` into ``out``, which has the same shape, and waits for completion.
+
+        Both may have any strides, but values of the last dimension of ``source`` are side by side.
+        """
         ...
 
     def read(self, source: Tensor) -> Tensor:
@@ -155,9 +152,8 @@ class PinnedLane:
                     target.copy_(dense)
             self._stream.synchronize()
             return
-        n_elements = _BUFFER_BYTES // source.itemsize
         with torch.cuda.stream(self._stream):
-            for part, target in zip(source.view(-1).split(n_elements), out.view(-1).split(n_elements), strict=True):
+            for part, target in in_pieces(source, out, _BUFFER_BYTES // source.itemsize):
                 self._send(part, target)
             self._stream.synchronize()
 
@@ -171,10 +167,23 @@ class PinnedLane:
     def _send(self, part: Tensor, target: Tensor) -> None:
         buffer, sent = next(self._buffers)
         sent.synchronize()
-        filled = buffer[: part.nbytes]
-        np.copyto(filled.numpy(), part.view(torch.uint8).numpy())  # unlike torch's copy it starts no threads
-        staged = filled.view(part.dtype)
+        filled = buffer[: part.nbytes].view(part.dtype).view(part.shape)
+        # Unlike torch's copy it starts no threads.
+        np.copyto(filled.view(torch.uint8).numpy(), part.view(torch.uint8).numpy())
+        staged = filled
         if part.dtype != target.dtype:  # copy_ alone would convert on the host
             staged = staged.to(target.device, non_blocking=True)
         target.copy_(staged, non_blocking=True)
         sent.record(self._stream)
+
+
+def in_pieces(source: Tensor, out: Tensor, n_elements: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields pieces of at most ``n_elements`` of both, which have one shape; ``out`` is contiguous."""
+    if source.is_contiguous():
+        source, out = source.view(-1), out.view(-1)
+    elif source[0].numel() > n_elements:
+        for one, target in zip(source, out, strict=True):
+            yield from in_pieces(one, target, n_elements)
+        return
+    n_rows = n_elements // source[0].numel()
+    yield from zip(source.split(n_rows), out.split(n_rows), strict=True)

@@ -57,6 +57,14 @@ class TensorSource(Protocol):
         ...
 
 
+class TensorViews(Protocol):
+    """Provides tensors as they are stored."""
+
+    def view(self, name: str) -> Tensor:
+        """Returns the tensor as stored in its file. Thread-safe. Raises ``CheckpointError``."""
+        ...
+
+
 class RandomTensors:
     """Synthetic weights: norms are 1, biases are 0, matrices are random and preserve the magnitude of their input.
 
@@ -64,7 +72,7 @@ class RandomTensors:
 
     Args:
         shapes: of all tensors, by name.
-        dtype: of tensors that ``compute`` reads.
+        dtype: of tensors that ``compute`` and ``view`` return.
         device: where they are generated.
     """
 
@@ -86,12 +94,13 @@ class RandomTensors:
 
     def compute(self, names: Sequence[str], use: Callable[[Sequence[Tensor]], None]) -> None:
         """See ``TensorSource.compute``."""
-        tensors = [
-            torch.empty(self._shapes[name], dtype=self._dtype, device=self._generator.device) for name in names
-        ]
-        for name, tensor in zip(names, tensors, strict=True):
-            self.fill(name, tensor)
-        use(tensors)
+        use([self.view(name) for name in names])
+
+    def view(self, name: str) -> Tensor:
+        """Returns a new tensor, in one thread only."""
+        tensor = torch.empty(self._shapes[name], dtype=self._dtype, device=self._generator.device)
+        self.fill(name, tensor)
+        return tensor
 
 
 class SafetensorsFiles:

@@ -351,7 +351,8 @@ def open_weights(
     with ExitStack() as stack:
         if load_format == "dummy":
             random = RandomTensors(tensor_shapes(config), dtype, device)
-            part, tensors = _part(config, random, shard)
+            part = config if shard is None else config.shard(shard.n_ranks)
+            tensors = random if shard is None else ShardedTensors(random, config, shard)
             yield Weights(part, tensors, dtype, device, is_dequantized=is_dequantized, kept=kept)
             return
         files = SafetensorsFiles(checkpoint.folder, stack)
@@ -380,25 +381,20 @@ def open_weights(
                     _name(dtype),
                 )
 
+        part = config if shard is None else config.shard(shard.n_ranks)
+        views = files if shard is None else ShardedTensors(files, config, shard)
+
         def weights(source: TensorSource) -> Weights:
-            part, tensors = _part(config, source, shard)
             return Weights(
-                part, tensors, dtype, device, quantized, kv_scales, is_dequantized=is_dequantized, kept=kept
+                part, source, dtype, device, quantized, kv_scales, is_dequantized=is_dequantized, kept=kept
             )
 
         if device.type == "cpu":
-            yield weights(files)
+            yield weights(views)
             return
         lanes = [PinnedLane(device) for _ in range(N_LANES)]
-        with ParallelLoader(files, lanes, torch.cuda.Stream(device)) as reads:
+        with ParallelLoader(views, lanes, torch.cuda.Stream(device)) as reads:
             yield weights(reads)
-
-
-def _part(config: DecoderConfig, source: TensorSource, shard: Shard | None) -> tuple[DecoderConfig, TensorSource]:
-    """Returns the decoder and the tensors of a rank."""
-    if shard is None:
-        return config, source
-    return config.shard(shard.n_ranks), ShardedTensors(source, config, shard)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.collectives import GlooCollectives
+from radixkv.runtime.device.ops.cpu.collectives import GlooCollectives
 
 N_RANKS = 3
 

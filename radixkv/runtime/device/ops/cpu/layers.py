@@ -194,13 +194,13 @@ class Mlp(base.Mlp):
         self._gate_up = Linear(weights.gate_up, tiles)
         self._down = Linear(weights.down, tiles)
 
-    def __call__(self, x: Rows) -> Tensor:
+    def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.Mlp``."""
         assert isinstance(x, Tensor), "norms write tensors on the CPU"
         chunks = []
         for rows in x.split(self._CHUNK_ROWS):
             chunks.append(self._down(activate(self._activation, self._gate_up(rows))))
-        return torch.cat(chunks)
+        return torch.cat(chunks, out=out)
 
 
 class Experts(base.Mlp):
@@ -221,11 +221,11 @@ class Experts(base.Mlp):
         self._router = Linear(weights.router, tiles)
         self._experts = [Mlp(expert, tiles, activation) for expert in weights.experts()]
 
-    def __call__(self, x: Rows) -> Tensor:
+    def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.Mlp``."""
         x = as_tensor(x)
         expert_weights, chosen = self._route(x)
-        total = torch.zeros_like(x)
+        total = torch.zeros_like(x) if out is None else out.zero_()
         for index in sorted(set(chosen.flatten().tolist())):
             rows, ranks = (chosen == index).nonzero(as_tuple=True)
             # Each row occurs at most once, so the order of additions is fixed.

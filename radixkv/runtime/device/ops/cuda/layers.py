@@ -193,9 +193,9 @@ class Mlp(base.Mlp):
         """See ``ops.base.Mlp``."""
         return self.gate_up.input_scales
 
-    def __call__(self, x: Rows) -> Tensor:
+    def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.Mlp``."""
-        return self.down(self._activated(x))
+        return self.down(self._activated(x), out)
 
     def add_and_norm(self, x: Rows, residual: Tensor, norm: Norm) -> Rows:
         """See ``ops.base.Mlp``."""

@@ -127,10 +127,10 @@ class Experts(base.Mlp):
     normalizes: bool
     chunk_tokens: int = CHUNK_TOKENS
 
-    def __call__(self, x: Rows) -> Tensor:
+    def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.Mlp``."""
         x = as_tensor(x)
-        out = torch.empty_like(x)
+        out = torch.empty_like(x) if out is None else out
         for rows, sums in zip(*(torch.split(each, self.chunk_tokens) for each in (x, out)), strict=True):
             sum_experts(*self._products(rows), sums)
         return out

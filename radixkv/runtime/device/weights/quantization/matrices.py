@@ -10,10 +10,9 @@ from torch import Tensor
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
 from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
-from radixkv.runtime.device.weights.parallel_load import TensorViews
 from radixkv.runtime.device.weights.quantization.int4 import Int4Scheme
 from radixkv.runtime.device.weights.quantization.scheme import WeightScheme
-from radixkv.runtime.device.weights.safetensors import Header
+from radixkv.runtime.device.weights.safetensors import Header, TensorViews
 
 _E8M0_NAN = 255
 

@@ -1,0 +1,146 @@
+"""What the ranks of a model on the GPUs of one host compute together, over memory that all of them can access."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from radixkv.errors import DeviceError
+from radixkv.runtime.device.ops.base import RmsFields, Rows
+from radixkv.runtime.device.ops.cuda.rank_sums import MAX_PROGRAMS, Meeting, broadcast, sum_parts
+from radixkv.runtime.device.ops.summed import HalfLayer
+
+_ALIGNMENT = 256
+
+
+class CudaCollectives:
+    """The ``Collectives`` of ranks on the GPUs of one host.
+
+    A GPU reads the memory of the others by itself (torch's symmetric memory): no process takes part, nothing
+    listens on a port, and CUDA graphs can contain it. Kernels wait for those of the other ranks until ``give_up``.
+
+    Memory: two parts of the largest step.
+
+    Args:
+        rank: of this process, whose current device is the GPU.
+        size: number of ranks.
+        store: file by which the ranks find each other, in a folder that no other user can read; new for each group.
+    """
+
+    def __init__(self, rank: int, size: int, store: Path) -> None:
+        self.rank = rank
+        self.size = size
+        self._store = store
+        self._gives_up = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._gives_up_now = self._gives_up.numpy()  # torch refuses to change a tensor of inference mode outside it
+
+    def connect(
+        self, max_rows: int, hidden_size: int, max_broadcast: int, dtype: torch.dtype, timeout_s: float
+    ) -> None:
+        """Waits until all ranks do this; must come before all else. Nobody needs the store afterwards.
+
+        Args:
+            max_rows: most rows of a part.
+            hidden_size: of each row.
+            max_broadcast: most values of a tensor that is broadcast.
+            dtype: of parts.
+            timeout_s: how long a rank waits for the others here.
+
+        Raises:
+            DeviceError: a rank did not come in time, or the GPUs cannot access each other's memory.
+        """
+        part_bytes = max_rows * hidden_size * dtype.itemsize
+        sizes = [part_bytes, part_bytes, 4 * self.size * MAX_PROGRAMS, 4 * max_broadcast]
+        ends = torch.tensor([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]).cumsum(0)
+        firsts = [0, *ends[:-1].tolist()]
+        device = torch.device("cuda", torch.cuda.current_device())
+        own, self._shared = _connect(int(ends[-1]), device, self.rank, self.size, self._store, timeout_s)
+        bases = list(self._shared.buffer_ptrs)
+        self._parts = [
+            own[first : first + part_bytes].view(dtype).view(max_rows, hidden_size) for first in firsts[:2]
+        ]
+        *self._addresses, flags, self._inboxes = (
+            torch.tensor([base + first for base in bases], device=device) for first in firsts
+        )
+        counts = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
+        self._meeting = Meeting(self.rank, flags, counts, self._gives_up)
+
+    def part(self, half: HalfLayer, n_rows: int) -> Tensor:
+        """[n_rows, hidden]: the memory for this rank's part of a sum."""
+        return self._parts[half][:n_rows]
+
+    def sum_parts(
+        self, half: HalfLayer, out: Rows, residual: Tensor | None = None, norm: RmsFields | None = None
+    ) -> None:
+        """Sums what all ranks have in ``part(half)``; see ``rank_sums.sum_parts``. Both halves must alternate."""
+        sum_parts(self._addresses[half], self._meeting, out, residual, norm)
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """See ``Collectives.broadcast``; [n] int32."""
+        broadcast(tensor, self._inboxes, self._meeting)
+
+    def give_up(self) -> None:
+        """Ends the waits of all kernels, now and later: results are undefined then. Safe in any thread."""
+        self._gives_up_now[0] = 1
+
+
+class RenumberedStore(distributed.Store):  # type: ignore[name-defined,misc]
+    """A store whose exchanges are numbered from 0.
+
+    Torch's symmetric memory numbers the exchanges of a process, in keys that end with this number and the rank. So
+    a process in which a model was open before would wait for keys that others never set.
+
+    Args:
+        store: of one group.
+    """
+
+    def __init__(self, store: Any) -> None:
+        super().__init__()
+        self._store = store
+        self._first: int | None = None
+
+    def set(self, key: str, value: bytes) -> None:
+        """See ``Store.set``."""
+        self._store.set(self._renumbered(key), value)
+
+    def get(self, key: str) -> bytes:
+        """See ``Store.get``."""
+        value: bytes = self._store.get(self._renumbered(key))
+        return value
+
+    def wait(self, keys: list[str], *timeout: timedelta) -> None:
+        """See ``Store.wait``."""
+        self._store.wait([self._renumbered(key) for key in keys], *timeout)
+
+    def _renumbered(self, key: str) -> str:
+        prefix, number, rank = key.rsplit("/", 2)
+        if self._first is None:
+            self._first = int(number)
+        return f"{prefix}/{int(number) - self._first}/{rank}"
+
+
+def _connect(
+    n_bytes: int, device: torch.device, rank: int, size: int, path: Path, timeout_s: float
+) -> tuple[Tensor, Any]:
+    """Allocates zeroed memory on each rank; returns it, and torch's access to that of all ranks, to be kept."""
+    from torch._C import _distributed_c10d as c10d  # public functions want the default group of the whole process
+
+    files: Any = distributed.FileStore(str(path), size)  # type: ignore[attr-defined]
+    files.set_timeout(timedelta(seconds=timeout_s))
+    store = RenumberedStore(files)
+    name: Any = f"radixkv {path}"
+    group = c10d.ProcessGroup(store, rank, size)  # the registry does not keep it
+    c10d._register_process_group(name, group)
+    try:
+        own = c10d._SymmetricMemory.empty_strided_p2p((n_bytes,), (1,), torch.uint8, device, name)
+        own.zero_()
+        torch.cuda.synchronize(device)
+        return own, c10d._SymmetricMemory.rendezvous(own, name)
+    except RuntimeError as error:
+        raise DeviceError(f"the GPUs of the ranks do not connect: {str(error).splitlines()[0]}") from error
+    finally:
+        c10d._unregister_process_group(name)

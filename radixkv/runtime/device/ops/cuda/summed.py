@@ -1,0 +1,51 @@
+"""Products and MLPs whose outputs several GPUs sum, in one kernel with the norm that follows."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from radixkv.runtime.device.ops.base import Fp8Rows, Norm, NormReader, Rows, RowScales
+from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
+from radixkv.runtime.device.ops.cuda.fp8_rows import new_rows
+from radixkv.runtime.device.ops.summed import HalfLayer, SummedPart
+
+
+class CudaSummed(SummedPart):
+    """A product or an MLP whose outputs are summed over all GPUs.
+
+    Args:
+        collectives: of the rank; connected before the first call.
+        part: computes this rank's part of each output.
+        half: which of the memories for parts is used.
+    """
+
+    def __init__(self, collectives: CudaCollectives, part: NormReader, half: HalfLayer) -> None:
+        self._part = part
+        self._collectives = collectives
+        self._half = half
+
+    @property
+    def input_scales(self) -> RowScales | None:
+        """See ``ops.base.NormReader``."""
+        return self._part.input_scales
+
+    def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
+        """See ``ops.base.NormReader``."""
+        part = self._compute(x, x.n_rows if isinstance(x, Fp8Rows) else len(x))
+        if out is None:
+            out = part.new_empty(part.shape)
+        self._collectives.sum_parts(self._half, out)
+        return out
+
+    def add_and_norm(self, x: Rows, residual: Tensor, norm: Norm) -> Rows:
+        """See ``ops.base.NormReader``."""
+        fields = norm.fused
+        if fields is None:
+            return norm.add(self(x), residual)
+        self._compute(x, len(residual))
+        out = new_rows(residual, fields.out_scales)
+        self._collectives.sum_parts(self._half, out, residual, fields)
+        return out
+
+    def _compute(self, x: Rows, n_rows: int) -> Tensor:
+        return self._part(x, self._collectives.part(self._half, n_rows))
