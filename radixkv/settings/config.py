@@ -108,7 +108,7 @@ class ModelConfig:
     )
     tensor_parallel_size: int = setting(
         1,
-        "compute the model on so many ranks, each with a part of it on a GPU or CPU of its own (default: %(default)s)",
+        "compute the model on so many ranks, each with a part of it on its own GPU or CPU (default: %(default)s)",
         COUNT,
         "RANKS",
         aliases="tp_size tp -tp",

@@ -27,6 +27,7 @@ from radixkv.runtime.device.machine import (
     Gpu,
     Machine,
     check_block_tables,
+    check_gpus,
     check_kv_cache_dtype,
     check_machine,
     check_max_num_seqs,
@@ -317,6 +318,20 @@ def test_weights_larger_than_the_free_memory() -> None:
         check_weights_fit(70 * GIB + GIB // 2, GPU)
 
 
+@pytest.mark.parametrize(
+    ("names", "index", "message"),
+    [
+        (["H100"], 0, "tensor_parallel_size 2 needs as many GPUs, and torch sees 1"),
+        (["H100", "H200", "H100"], 0, "needs equal GPUs, and the first 2 are H100, H200"),
+        (["H100", "H100"], 1, "takes GPUs from the first on, and this process's current one is 1"),
+    ],
+)
+def test_gpus_that_cannot_share_a_model_are_refused(names: list[str], index: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_gpus(replace(MACHINE, gpu_names=names, gpu_index=index), 2)
+    check_gpus(replace(MACHINE, gpu_names=["H100", "H100", "H200"]), 2)
+
+
 def test_this_machine_without_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def init() -> None:
         raise RuntimeError("No CUDA GPUs are available.\nAnd more")
@@ -336,9 +351,13 @@ def test_memory_cached_by_torch_is_freed_before_it_is_measured(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", cached.clear)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 * GIB - sum(cached), 80 * GIB))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: GPU.name)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=1: f"{GPU.name} {index}")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: GPU.capability)
-    assert inspect_machine().gpu == GPU
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    machine = inspect_machine()
+    assert machine.gpu == replace(GPU, name=f"{GPU.name} 1")
+    assert (machine.gpu_names, machine.gpu_index) == ([f"{GPU.name} 0", f"{GPU.name} 1"], 1)
 
 
 def test_rows_that_attention_cannot_be_launched_for() -> None:

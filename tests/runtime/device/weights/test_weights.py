@@ -10,13 +10,16 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.weights.layer_weights import MlpWeights
-from radixkv.runtime.device.weights.parallel_load import ParallelLoader
+from radixkv.runtime.device.weights.parallel_load import ParallelLoader, in_pieces
 from radixkv.runtime.device.weights.safetensors import SafetensorsFiles
+from radixkv.runtime.device.weights.shards import Shard, ShardedTensors
 from radixkv.runtime.device.weights.weights import Weights, open_weights
 from support.device_support import CHECKPOINTS, PlainLane
 
@@ -100,6 +103,48 @@ def test_experts_are_read_into_their_places_in_parallel(checkpoint: Get, name: s
         with ParallelLoader(views, [PlainLane() for _ in range(4)]) as reads:
             found = tensors_of(Weights(weights.config, reads, torch.float32, torch.device("cpu")))
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", ["grouped", "opt", "gemma3", "gpt-oss", "qwen3-moe"])
+def test_ranks_read_their_parts_in_parallel(checkpoint: Get, name: str) -> None:
+    """A GPU's loader reads parts whose rows are not side by side in their files."""
+    n_ranks = 2
+    for rank in range(n_ranks):
+        shard = Shard(rank, n_ranks)
+        with open_weights(checkpoint(name), load_format="auto", dtype=torch.float32, shard=shard) as weights:
+            expected = tensors_of(weights)
+        with open_weights(checkpoint(name), load_format="auto", dtype=torch.float32) as whole, ExitStack() as files:
+            parts = ShardedTensors(SafetensorsFiles(checkpoint(name).folder, files), whole.config, shard)
+            with ParallelLoader(parts, [PieceLane() for _ in range(4)]) as reads:
+                found = tensors_of(Weights(weights.config, reads, torch.float32, torch.device("cpu")))
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+class PieceLane(PlainLane):
+    """Copies in small pieces, as the lanes of a GPU copy through buffers."""
+
+    def copy(self, source: Tensor, out: Tensor) -> None:
+        if not out.is_contiguous():
+            super().copy(source, out)
+            return
+        for part, target in in_pieces(source, out, 24):
+            assert part.numel() <= 24
+            target.copy_(part)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 3), st.integers(1, 100), st.data())
+def test_pieces_are_small_and_make_up_the_whole(
+    n_rows: int, n_columns: int, n_layers: int, n_elements: int, data: st.DataObject
+) -> None:
+    whole = torch.arange(n_layers * n_rows * n_columns).view(n_layers, n_rows, n_columns)
+    dimension = data.draw(st.integers(0, 2))
+    first = data.draw(st.integers(0, whole.shape[dimension] - 1))
+    source = whole.narrow(dimension, first, data.draw(st.integers(1, whole.shape[dimension] - first)))
+    out = torch.full(source.shape, -1)
+    for part, target in in_pieces(source, out, n_elements):
+        assert part.numel() <= n_elements
+        target.copy_(part)
+    assert torch.equal(out, source)
 
 
 def test_a_read_error_is_raised_when_the_block_ends() -> None:

@@ -1,0 +1,91 @@
+"""The kernels of several GPUs on one: sums and norms against torch, where all other ranks have come already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from kernel_support import DEVICE, check_close, integers, normal, on_kernels, poisoned
+from torch import Tensor
+
+from radixkv.runtime.device.ops.base import RmsFields
+from radixkv.runtime.device.ops.cuda.collectives import RenumberedStore
+from radixkv.runtime.device.ops.cuda.rank_sums import MAX_PROGRAMS, Meeting, broadcast, sum_parts
+
+pytestmark = on_kernels
+
+PAST = 5
+"""Meetings before."""
+
+
+def meeting(rank: int, n_ranks: int, *, has_others: bool = True) -> tuple[Meeting, list[Tensor]]:
+    """Returns a meeting at which the others, or none of them, have come, and the flags of all ranks."""
+    flags = [torch.full((n_ranks, MAX_PROGRAMS), PAST, dtype=torch.int32, device=DEVICE) for _ in range(n_ranks)]
+    flags[rank] += has_others
+    counts = torch.full((MAX_PROGRAMS,), PAST, dtype=torch.int32, device=DEVICE)
+    return Meeting(rank, addresses(flags), counts, torch.zeros(1, dtype=torch.int32)), flags
+
+
+def addresses(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.tensor([one.data_ptr() for one in tensors], device=DEVICE)
+
+
+@pytest.mark.parametrize(("rank", "n_ranks"), [(0, 2), (3, 4)])
+@pytest.mark.parametrize("n_rows", [1, 5, MAX_PROGRAMS + 3])
+def test_sums(n_rows: int, rank: int, n_ranks: int) -> None:
+    size = 48
+    parts = [normal(n_rows, size, dtype=torch.bfloat16) for _ in range(n_ranks)]
+    total = torch.stack([one.float() for one in parts]).sum(0)
+    others, flags = meeting(rank, n_ranks)
+    found = poisoned(n_rows, size, dtype=torch.bfloat16)
+    sum_parts(addresses(parts), others, found)
+    check_close(found, total)
+    came = min(n_rows, MAX_PROGRAMS)
+    for other in set(range(n_ranks)) - {rank}:
+        assert flags[other][rank].tolist() == [PAST + 1] * came + [PAST] * (MAX_PROGRAMS - came)
+    assert others.counts.tolist() == [PAST + 1] * came + [PAST] * (MAX_PROGRAMS - came)
+
+
+@pytest.mark.parametrize("adds_one", [False, True])
+def test_sums_that_are_added_and_normed(adds_one: bool) -> None:
+    n_rows, size = 7, 48
+    parts = [normal(n_rows, size, dtype=torch.float16) for _ in range(2)]
+    residual, weight = normal(n_rows, size, dtype=torch.float16), normal(size, dtype=torch.float16)
+    expected = residual.float() + (parts[0].float() + parts[1].float()).half().float()
+    normed = expected * (expected.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * (weight.float() + adds_one)
+    found = poisoned(n_rows, size, dtype=torch.float16)
+    others, _ = meeting(1, 2)
+    sum_parts(addresses(parts), others, found, residual, RmsFields(weight, 1e-5, adds_one))
+    check_close(residual, expected)
+    check_close(found, normed, n_roundings=4)
+
+
+def test_a_wait_ends_when_the_host_gives_up() -> None:
+    parts = [normal(3, 48, dtype=torch.float16) for _ in range(2)]
+    alone, flags = meeting(0, 2, has_others=False)
+    alone.gives_up.fill_(1)
+    sum_parts(addresses(parts), alone, torch.empty_like(parts[0]))
+    assert flags[1][0, :4].tolist() == [PAST + 1] * 3 + [PAST]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_broadcasts(rank: int) -> None:
+    inboxes = [integers([index] * 1500) for index in range(2)]
+    values = integers(range(100 * rank, 100 * rank + 1500))
+    others, _ = meeting(rank, 2)
+    broadcast(values, addresses(inboxes), others)
+    assert inboxes[1].tolist() == ([1] * 1500 if rank else list(range(1500)))
+    assert values.tolist() == ([1] * 1500 if rank else list(range(1500)))
+
+
+def test_exchanges_are_numbered_from_0_in_each_store() -> None:
+    """One process has done seven exchanges before, another none."""
+    shared = torch.distributed.HashStore()
+    old, new = RenumberedStore(shared), RenumberedStore(shared)
+    for number in range(3):
+        old.set(f"CUDASymmetricMemory/{7 + number}/0", b"old %d" % number)
+        new.set(f"CUDASymmetricMemory/{number}/1", b"new %d" % number)
+        new.wait([f"CUDASymmetricMemory/{number}/0"])
+        assert new.get(f"CUDASymmetricMemory/{number}/0") == b"old %d" % number
+        assert old.get(f"CUDASymmetricMemory/{7 + number}/1") == b"new %d" % number

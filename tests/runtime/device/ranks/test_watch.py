@@ -1,0 +1,92 @@
+"""What rank 0 does when a rank ends, or a step hangs, on devices whose kernels wait for each other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from radixkv.checkpoints import resolve
+from radixkv.errors import DeviceError, DeviceLost
+from radixkv.runtime.device.device_settings import DeviceSettings
+from radixkv.runtime.device.ranks import processes
+from radixkv.runtime.device.ranks.fan_out import FanOut
+from radixkv.runtime.device.ranks.processes import RankProcesses
+from radixkv.runtime.step.executor import Executor
+from radixkv.runtime.step.plan import StepPlan
+from support.processes import children, has_ended
+
+RANK = "radixkv.runtime.device.ranks.rank"
+SETTINGS = DeviceSettings(
+    page_size=16,
+    max_num_seqs=4,
+    max_num_batched_tokens=64,
+    max_model_len=64,
+    kv_cache_memory_bytes=1 << 20,
+    tensor_parallel_size=3,
+)
+
+
+class Watched:
+    """Ranks 1 and 2, which wait for rank 0, and whether it has given up."""
+
+    def __init__(self) -> None:
+        before = set(children(os.getpid(), RANK))
+        self.ranks = RankProcesses.start(resolve("tiny").folder, "cpu", SETTINGS)
+        self.pids = sorted(set(children(os.getpid(), RANK)) - before)
+        self.gave_up = threading.Event()
+        self.ranks.watch(self.gave_up.set)
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    watched = Watched()
+    yield watched
+    watched.ranks.close()
+    assert all(map(has_ended, watched.pids))
+
+
+def test_the_end_of_a_rank_ends_all_waits(watched: Watched) -> None:
+    os.kill(watched.pids[0], signal.SIGKILL)
+    assert watched.gave_up.wait(10.0)
+    with pytest.raises(DeviceLost, match="rank 1 of the model was ended by SIGKILL"):
+        watched.ranks.send(b"a plan")
+    assert all(map(has_ended, watched.pids)), "the others wait in a step"
+
+
+def test_a_step_that_hangs_ends_all_waits(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "COLLECTIVE_TIMEOUT_S", 0.1)
+    with pytest.raises(DeviceLost, match="another rank does not respond in 0 s"), watched.ranks.waiting():
+        assert watched.gave_up.wait(10.0)
+    assert all(map(has_ended, watched.pids))
+
+
+def test_steps_that_end_in_time_and_the_end_of_the_engine_are_no_loss(watched: Watched) -> None:
+    with watched.ranks.waiting():
+        pass
+    watched.ranks.close()
+    assert all(map(has_ended, watched.pids))
+    assert not watched.gave_up.wait(1.5)
+
+
+class FailingExecutor(SimpleNamespace):
+    """A device that computes beside the host, whose steps fail when they are launched."""
+
+    def launch(self, plan: StepPlan) -> Any:
+        raise DeviceError(f"step {plan.step}: there is too little memory")
+
+
+def test_a_step_that_fails_here_is_lost_on_all_ranks(watched: Watched) -> None:
+    names = "dtype kv_dtype n_pages vocab_size window uses_shared_runs splits_drafts page_origin".split()
+    executor = FailingExecutor(**dict.fromkeys(names), device="a GPU", is_asynchronous=True)
+    fan_out = FanOut(cast(Executor, executor), watched.ranks)
+    assert fan_out.device == "3 x a GPU"
+    with pytest.raises(DeviceLost, match="a step failed for all ranks of the model: step 7: there is too little"):
+        fan_out.launch(StepPlan(7, ()))
+    assert watched.gave_up.is_set()
+    assert all(map(has_ended, watched.pids))
