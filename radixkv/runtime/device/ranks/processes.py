@@ -153,7 +153,7 @@ class RankProcesses:
         return DeviceLost(cause)
 
     def close(self) -> None:
-        """Ends the processes; kills those that have not ended after 5 s."""
+        """Ends the processes; kills those that have not ended after 5 s. May be called again."""
         deadline = time.monotonic() + _MAX_CLOSE_S
         if self._watch is not None:
             self._watch.close()
@@ -167,6 +167,8 @@ class RankProcesses:
             for process in self._processes:
                 process.kill()
                 process.wait()
+            if self._watch is not None:
+                self._watch.give_up()  # nobody comes any more
             self._folder.cleanup()
 
     def end_of_one(self) -> str | None:

@@ -83,6 +83,8 @@ def _execute(executor: Executor, frames: Frames) -> None:
         if earlier is not None:
             earlier.result()
         earlier = step
+    if earlier is not None:
+        earlier.result()  # rank 0's kernels may still wait for this rank's
 
 
 class _Group:
