@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.errors import ConfigError, DeviceError
+from radixkv.errors import ConfigError, DeviceError, DeviceLost
 from radixkv.runtime.device.factory import open_executor
 from radixkv.runtime.device.ranks.fan_out import FanOut
 from radixkv.runtime.device.ranks.processes import RankProcesses
@@ -33,7 +33,7 @@ def open_ranks(resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTim
         executor = open_executor(device, machine, settings, checkpoint, times, ranks)
         ranks.wait_ready()
         times.end("other ranks")
-    except DeviceError as error:
+    except (DeviceError, DeviceLost) as error:
         cause = ranks.end_of_one() or error
         ranks.close()
         raise ConfigError(f"the ranks of the model cannot start: {cause}; the lines before say why") from None

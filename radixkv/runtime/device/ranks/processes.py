@@ -123,8 +123,10 @@ class RankProcesses:
             yield
             return
         self._watch.deadline = time.monotonic() + COLLECTIVE_TIMEOUT_S
-        yield
-        self._watch.deadline = None
+        try:
+            yield
+        finally:
+            self._watch.deadline = None
         self._check_watch()
 
     def send(self, frame: bytes) -> None:

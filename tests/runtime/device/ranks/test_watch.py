@@ -12,13 +12,16 @@ from typing import Any, cast
 import pytest
 
 from radixkv.checkpoints import resolve
-from radixkv.errors import DeviceError, DeviceLost
+from radixkv.errors import ConfigError, DeviceError, DeviceLost
 from radixkv.runtime.device.device_settings import DeviceSettings
+from radixkv.runtime.device.ranks import open as open_module
 from radixkv.runtime.device.ranks import processes
 from radixkv.runtime.device.ranks.fan_out import FanOut
 from radixkv.runtime.device.ranks.processes import RankProcesses
+from radixkv.runtime.device.resolved_config import with_defaults
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.plan import StepPlan
+from radixkv.settings.config import EngineConfig, ModelConfig
 from support.processes import children, has_ended
 
 RANK = "radixkv.runtime.device.ranks.rank"
@@ -79,6 +82,24 @@ def test_kernels_that_wait_when_the_engine_is_closed_end(watched: Watched) -> No
     watched.ranks.close()
     assert watched.gave_up.is_set()
     assert all(map(has_ended, watched.pids))
+
+
+@pytest.mark.parametrize("kind", [DeviceError, DeviceLost])
+def test_a_rank_that_dies_while_the_model_is_opened_refuses_the_start(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(children(os.getpid(), RANK))
+
+    def open_executor(*_: object) -> Executor:
+        for pid in set(children(os.getpid(), RANK)) - before:
+            os.kill(pid, signal.SIGKILL)
+        raise kind("the devices of the ranks do not connect")
+
+    monkeypatch.setattr(open_module, "open_executor", open_executor)
+    resolved = with_defaults(EngineConfig(ModelConfig("tiny", tensor_parallel_size=2)), "cpu", 64)
+    with pytest.raises(ConfigError, match="cannot start: rank 1 of the model was ended by SIGKILL; the lines"):
+        open_module.open_ranks(resolved, resolve("tiny"))
+    assert set(children(os.getpid(), RANK)) == before
 
 
 class FailingExecutor(SimpleNamespace):
