@@ -75,13 +75,15 @@ def test_a_rank_that_dies_or_hangs_under_load_ends_the_step(
 ) -> None:
     """The process goes on, and can open the model again."""
     before = set(children(os.getpid(), RANK))
+    pids: list[int] = []
     for is_killed in (True, False):
         with opened(sensitive_folder, **TWO) as llm:
             (pid,) = set(children(os.getpid(), RANK)) - before
+            pids.append(pid)
             prompts = [random_ids(50, seed=n) for n in range(8)]
             llm.generate(prompts, greedy(8), use_tqdm=False)
             if not is_killed:
-                break
+                continue
             killed: list[float] = []
 
             def kill(pid: int = pid, killed: list[float] = killed) -> None:
@@ -89,10 +91,12 @@ def test_a_rank_that_dies_or_hangs_under_load_ends_the_step(
                 os.kill(pid, number)
 
             threading.Timer(0.5, kill).start()
-            with pytest.raises(DeviceLost, match="rank 1 of the model was ended|does not respond in 10 s"):
+            with pytest.raises(
+                DeviceLost, match="was ended by SIGKILL" if number is signal.SIGKILL else "not respond in 10 s"
+            ):
                 llm.generate(prompts, greedy(4000), use_tqdm=False)
             assert time.monotonic() - killed[0] < limit_s
-        assert has_ended(pid)
+    assert all(map(has_ended, pids))
 
 
 def test_wrong_numbers_of_gpus_are_refused(sensitive_folder: Path) -> None:

@@ -41,7 +41,10 @@ class RankGroup(Protocol):
         ...
 
     def watch(self, give_up: Callable[[], None]) -> None:
-        """Has ``give_up`` called in another thread when a rank ends or a step hangs: others wait in vain."""
+        """Lets nobody wait for a rank that has ended, or does not respond in a step.
+
+        Rank 0 calls ``give_up``, perhaps in another thread, and ends the other ranks. They end with rank 0.
+        """
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv.errors import DeviceError
+from radixkv.errors import DeviceError, DeviceLost
 from radixkv.runtime.device.ranks.frames import encode
 from radixkv.runtime.device.ranks.processes import RankProcesses
 from radixkv.runtime.step.executor import Executor
@@ -14,9 +14,9 @@ from radixkv.runtime.step.result import LaunchedStep, SampledStep, StepResult, T
 class FanOut:
     """An ``Executor`` of a model that several ranks compute together.
 
-    Each plan is encoded once, sent to the other ranks, and executed here by rank 0, which samples. A device that
-    computes only when a result is asked for, as the CPU does, sends it then: other ranks would wait for rank 0
-    meanwhile.
+    Each plan is encoded once, sent to the other ranks, and executed here by rank 0, which samples. Where the device
+    computes only when a result is asked for, as the CPU does, the plan is sent then: other ranks would wait for
+    rank 0 meanwhile.
 
     A step that fails on one rank leaves the others waiting in it, so it is lost with the device.
 
@@ -46,8 +46,9 @@ class FanOut:
             return _Step(launched, self._ranks, encode(plan))
         self._ranks.send(encode(plan))
         try:
-            return _Step(self._executor.launch(plan), self._ranks, None)
-        except DeviceError as error:
+            with self._ranks.waiting():
+                return _Step(self._executor.launch(plan), self._ranks, None)
+        except (DeviceError, DeviceLost) as error:
             raise self._ranks.lost(str(error)) from None
 
     def open_copier(self, host_memory_bytes: int) -> HostMemoryCopier:
@@ -80,8 +81,9 @@ class _Step:
     def sample(self, masks: TokenMasks | None) -> _Step:
         """See ``LaunchedStep.sample``."""
         try:
-            self._sampled = self._launched.sample(masks)
-        except DeviceError as error:
+            with self._ranks.waiting():
+                self._sampled = self._launched.sample(masks)
+        except (DeviceError, DeviceLost) as error:
             raise self._ranks.lost(str(error)) from None
         return self
 
@@ -99,5 +101,5 @@ class _Step:
         try:
             with self._ranks.waiting():
                 return self._sampled.result()
-        except DeviceError as error:
+        except (DeviceError, DeviceLost) as error:
             raise self._ranks.lost(str(error)) from None

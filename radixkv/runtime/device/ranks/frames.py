@@ -24,6 +24,8 @@ class RankStart(msgspec.Struct, frozen=True, tag=True):
     device: Device
     """Kind of the ranks' devices."""
     settings: DeviceSettings
+    parent_pid: int
+    """Process of rank 0."""
     store: str
     """File by which the ranks find each other."""
 
@@ -45,7 +47,7 @@ class Frames:
 
     Args:
         connection: connected, blocking.
-        max_send_s: how long the other process may take nothing of a frame; None: for ever.
+        max_send_s: how long the other process may take to receive a frame; None: for ever.
     """
 
     def __init__(self, connection: socket.socket, *, max_send_s: float | None = None) -> None:

@@ -27,8 +27,9 @@ _MAX_CLOSE_S = 5.0
 _MAX_REAP_S = 1.0
 """How long the end of a process is waited for where its socket has ended."""
 _MAX_SEND_S = 10.0
-"""How long a rank may take no frame."""
+"""How long a rank may take to receive a frame."""
 _WATCH_INTERVAL_S = 0.5
+_NO_RESPONSE = f"another rank does not respond in {COLLECTIVE_TIMEOUT_S:.0f} s"
 
 
 class RankProcesses:
@@ -45,6 +46,9 @@ class RankProcesses:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._frames: list[Frames] = []
         self._watch: _Watch | None = None
+        self._give_up: Callable[[], None] | None = None
+        self._cause: str | None = None
+        """Why the ranks cannot go on; None: they can."""
 
     @classmethod
     def start(cls, model: Path, device: Device, settings: DeviceSettings) -> Self:
@@ -58,7 +62,7 @@ class RankProcesses:
         ranks = cls(tempfile.TemporaryDirectory(prefix="radixkv-ranks-"))
         try:
             for rank in range(1, settings.tensor_parallel_size):
-                ranks._start(RankStart(rank, str(model), device, settings, str(ranks.store)))
+                ranks._start(RankStart(rank, str(model), device, settings, os.getpid(), str(ranks.store)))
         except BaseException:
             ranks.close()
             raise
@@ -84,18 +88,22 @@ class RankProcesses:
 
     def minimum(self, value: int) -> int:
         """See ``RankGroup.minimum``."""
-        values = [value]
-        for frames in self._frames:
-            frame = frames.receive()
-            if frame is None:
-                raise ConfigError(
-                    f"{self.end_of_one() or 'a rank of the model closed its socket'} while it loaded its "
-                    "part of the model; the lines before say why"
-                )
-            answer = decode(frame, RankValue | RankRefused)
-            if isinstance(answer, RankRefused):
-                raise ConfigError(answer.message)
-            values.append(answer.value)
+        values, n_ended = [value], 0
+        refusal: str | None = None
+        # All frames are read first: where a rank refuses, others may wait for it until they are killed.
+        for frame in [frames.receive() for frames in self._frames]:
+            answer = None if frame is None else decode(frame, RankValue | RankRefused)
+            if isinstance(answer, RankValue):
+                values.append(answer.value)
+            elif isinstance(answer, RankRefused):
+                refusal = refusal or answer.message
+            else:
+                n_ended += 1
+        if refusal is not None:
+            raise ConfigError(refusal)
+        if n_ended:
+            cause = self._cause or self.end_of_one() or "a rank of the model closed its socket"
+            raise ConfigError(f"{cause} while it loaded its part of the model; the lines before say why")
         self.send(encode(RankValue(min(values))))
         return min(values)
 
@@ -110,7 +118,8 @@ class RankProcesses:
 
     def watch(self, give_up: Callable[[], None]) -> None:
         """See ``RankGroup.watch``."""
-        self._watch = _Watch([process.pid for process in self._processes], give_up)
+        self._give_up = give_up
+        self._watch = _Watch([process.pid for process in self._processes], lambda: self.lost(_NO_RESPONSE))
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -145,14 +154,18 @@ class RankProcesses:
     def lost(self, error: str) -> DeviceLost:
         """Returns the error of a step that failed here with ``error``: that a rank has ended, if one has.
 
-        Ranks that are watched are killed, because they wait for this one in the step.
+        Ranks that are watched are killed, because they wait for this one in the step. The first cause stays. Safe
+        in any thread.
         """
-        cause = self.end_of_one() or f"a step failed for all ranks of the model: {error}"
-        if self._watch is not None:
-            self._watch.give_up()
+        if self._give_up is not None:
+            self._give_up()
+        if self._cause is None:
+            cause = self.end_of_one() or f"a step failed for all ranks of the model: {error}"
+            self._cause = self._cause or cause
+        if self._give_up is not None:
             for process in self._processes:
                 process.kill()
-        return DeviceLost(cause)
+        return DeviceLost(self._cause)
 
     def close(self) -> None:
         """Ends the processes; kills those that have not ended after 5 s. May be called again."""
@@ -169,8 +182,9 @@ class RankProcesses:
             for process in self._processes:
                 process.kill()
                 process.wait()
-            if self._watch is not None:
-                self._watch.give_up()  # nobody comes any more
+            if self._give_up is not None:
+                self._give_up()  # nobody comes any more
+                self._give_up = None
             self._folder.cleanup()
 
     def end_of_one(self) -> str | None:
@@ -193,44 +207,45 @@ class RankProcesses:
         return f"rank {rank} of the model {how}"
 
     def _check_watch(self) -> None:
-        if self._watch is not None and self._watch.has_given_up:
-            raise self.lost(f"another rank does not respond in {COLLECTIVE_TIMEOUT_S:.0f} s")
+        if self._watch is not None and self._watch.saw_loss:
+            raise self.lost(_NO_RESPONSE)
 
 
 class _Watch:
-    """A thread that gives up when a process ends, or when a deadline has passed.
+    """A thread that calls a function once a process ends, or a deadline has passed.
 
     Args:
         pids: of the processes.
-        give_up: called once.
+        on_loss: the function.
     """
 
-    def __init__(self, pids: list[int], give_up: Callable[[], None]) -> None:
+    def __init__(self, pids: list[int], on_loss: Callable[[], object]) -> None:
         self.deadline: float | None = None
         """When what is waited for has hung."""
-        self.has_given_up = False
-        self._give_up = give_up
+        self.saw_loss = False
+        self._on_loss = on_loss
         self._closed = threading.Event()
         self._processes = [os.pidfd_open(pid) for pid in pids]
         threading.Thread(target=self._run, name="radixkv-ranks", daemon=True).start()
-
-    def give_up(self) -> None:
-        """Gives up. May be called again, in any thread."""
-        self.has_given_up = True
-        self._give_up()
 
     def close(self) -> None:
         """Ends the thread within half a second. Processes may end from now on."""
         self._closed.set()
 
     def _run(self) -> None:
+        poll = select.poll()
+        for process in self._processes:
+            poll.register(process, select.POLLIN)
+        n_late = 0
         try:
             while not self._closed.is_set():
-                ended, _, _ = select.select(self._processes, [], [], _WATCH_INTERVAL_S)
+                ended = poll.poll(1000 * _WATCH_INTERVAL_S)
                 deadline = self.deadline
                 is_late = deadline is not None and time.monotonic() > deadline
-                if (ended or is_late) and not self._closed.is_set():
-                    self.give_up()
+                n_late = n_late + 1 if is_late else 0  # once may mean that this process was stopped, too
+                if (ended or n_late > 1) and not self._closed.is_set():
+                    self.saw_loss = True
+                    self._on_loss()
                     return
         finally:
             for process in self._processes:

@@ -20,13 +20,15 @@ from pathlib import Path
 import torch
 
 from radixkv.checkpoints import resolve
-from radixkv.errors import DeviceError, RadixKVError
+from radixkv.errors import DeviceError, DeviceLost, RadixKVError
 from radixkv.runtime.device.factory import look_at_machine, open_executor
 from radixkv.runtime.device.ranks.frames import Frames, RankRefused, RankStart, RankValue, decode, encode
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import SampledStep
+
+logger = logging.getLogger(__name__)
 
 
 def main() -> None:
@@ -41,15 +43,17 @@ def main() -> None:
     with suppress(BrokenPipeError):  # rank 0 has ended, and so has the socket
         try:
             executor = _open(start, frames)
-        except (RadixKVError, DeviceError) as error:
+        except RadixKVError as error:
             frames.send(encode(RankRefused(str(error))))
             return
         # Ctrl-C reaches all processes of a terminal. While they load it ends each; later rank 0 ends them.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             _execute(executor, frames)
-        except DeviceError:  # it is logged
-            sys.exit(1)
+        except (DeviceError, DeviceLost) as error:
+            logger.error("%s", error)
+            logging.shutdown()
+            os._exit(1)  # at its end Python could wait for kernels, which wait for other ranks
 
 
 def _open(start: RankStart, frames: Frames) -> Executor:
@@ -99,6 +103,7 @@ class _Group:
         self.rank = start.rank
         self.size = start.settings.tensor_parallel_size
         self.store = Path(start.store)
+        self._rank_0 = start.parent_pid
         self._frames = frames
 
     def minimum(self, value: int) -> int:
@@ -112,10 +117,11 @@ class _Group:
 
     def watch(self, give_up: Callable[[], None]) -> None:
         """See ``RankGroup.watch``; ends this process with rank 0, which ends it when another rank ends."""
-        rank_0 = os.pidfd_open(os.getppid())
+        poll = select.poll()
+        poll.register(os.pidfd_open(self._rank_0), select.POLLIN)
 
         def wait() -> None:
-            select.select([rank_0], [], [])
+            poll.poll()
             os._exit(1)
 
         threading.Thread(target=wait, name="radixkv-rank-0", daemon=True).start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.ranks import open as open_module
 from radixkv.runtime.device.ranks import processes
 from radixkv.runtime.device.ranks.fan_out import FanOut
+from radixkv.runtime.device.ranks.frames import Frames, RankRefused, encode
 from radixkv.runtime.device.ranks.processes import RankProcesses
 from radixkv.runtime.device.resolved_config import with_defaults
 from radixkv.runtime.step.executor import Executor
@@ -64,7 +66,7 @@ def test_the_end_of_a_rank_ends_all_waits(watched: Watched) -> None:
 
 def test_a_step_that_hangs_ends_all_waits(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "COLLECTIVE_TIMEOUT_S", 0.1)
-    with pytest.raises(DeviceLost, match="another rank does not respond in 0 s"), watched.ranks.waiting():
+    with pytest.raises(DeviceLost, match="another rank does not respond in 10 s"), watched.ranks.waiting():
         assert watched.gave_up.wait(10.0)
     assert all(map(has_ended, watched.pids))
 
@@ -118,3 +120,28 @@ def test_a_step_that_fails_here_is_lost_on_all_ranks(watched: Watched) -> None:
         fan_out.launch(StepPlan(7, ()))
     assert watched.gave_up.is_set()
     assert all(map(has_ended, watched.pids))
+
+
+def test_a_launch_that_hangs_is_lost(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device's queue is full of steps that wait for a rank."""
+    monkeypatch.setattr(processes, "COLLECTIVE_TIMEOUT_S", 0.1)
+    os.kill(watched.pids[0], signal.SIGSTOP)
+    names = "dtype kv_dtype n_pages vocab_size window uses_shared_runs splits_drafts page_origin".split()
+    executor = SimpleNamespace(**dict.fromkeys(names), device="a GPU", is_asynchronous=True)
+    executor.launch = lambda plan: watched.gave_up.wait(10.0)
+    with pytest.raises(DeviceLost, match="another rank does not respond in 10 s"):
+        FanOut(cast(Executor, executor), watched.ranks).launch(StepPlan(0, ()))
+    assert all(map(has_ended, watched.pids))
+
+
+def test_a_rank_that_refuses_is_heard_before_one_that_waits_for_it(watched: Watched) -> None:
+    """Rank 1 hangs; rank 2 cannot compute, says so and ends."""
+    os.kill(watched.pids[0], signal.SIGSTOP)
+    refused, waits = (Frames(one) for one in socket.socketpair())
+    watched.ranks._frames[1].close()
+    watched.ranks._frames[1] = waits
+    refused.send(encode(RankRefused("there is too little memory")))
+    os.kill(watched.pids[1], signal.SIGKILL)
+    with pytest.raises(ConfigError, match="there is too little memory"):
+        watched.ranks.minimum(0)
+    refused.close()

@@ -53,7 +53,7 @@ class GlooCollectives:
         self.sum(torch.zeros(1))  # the others may still read the store until they come here
 
     def sum(self, partial: Tensor) -> Tensor:
-        """See ``Collectives.sum``."""
+        """See ``SummingCollectives.sum``."""
         parts = [torch.empty_like(partial) for _ in range(self.size)]
         self._wait(self._group.allgather([parts], [partial]))
         total = parts[0].float()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ class CudaCollectives:
     A GPU reads the memory of the others by itself (torch's symmetric memory): no process takes part, nothing
     listens on a port, and CUDA graphs can contain it. Kernels wait for those of the other ranks until ``give_up``.
 
-    Memory: two parts of the largest step.
+    Memory: two parts, each of the bytes of a residual stream of the largest step, and some KB.
 
     Args:
         rank: of this process, whose current device is the GPU.
@@ -36,7 +38,9 @@ class CudaCollectives:
         self.size = size
         self._store = store
         self._gives_up = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        self._gives_up_now = self._gives_up.numpy()  # torch refuses to change a tensor of inference mode outside it
+        # Holds no memory of the GPU; torch would refuse to change a tensor of inference mode outside it.
+        self.give_up: Callable[[], None] = partial(self._gives_up.numpy().__setitem__, 0, 1)
+        """Ends the waits of all kernels, now and later: results are undefined then. Safe in any thread."""
 
     def connect(
         self, max_rows: int, hidden_size: int, max_broadcast: int, dtype: torch.dtype, timeout_s: float
@@ -53,6 +57,7 @@ class CudaCollectives:
         Raises:
             DeviceError: a rank did not come in time, or the GPUs cannot access each other's memory.
         """
+        self._max_broadcast = max_broadcast
         part_bytes = max_rows * hidden_size * dtype.itemsize
         sizes = [part_bytes, part_bytes, 4 * self.size * MAX_PROGRAMS, 4 * max_broadcast]
         ends = torch.tensor([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]).cumsum(0)
@@ -71,6 +76,7 @@ class CudaCollectives:
 
     def part(self, half: HalfLayer, n_rows: int) -> Tensor:
         """[n_rows, hidden]: the memory for this rank's part of a sum."""
+        assert n_rows <= len(self._parts[half]), "connect was told the most rows"
         return self._parts[half][:n_rows]
 
     def sum_parts(
@@ -81,11 +87,8 @@ class CudaCollectives:
 
     def broadcast(self, tensor: Tensor) -> None:
         """See ``Collectives.broadcast``; [n] int32."""
+        assert len(tensor) <= self._max_broadcast, "connect was told the most values"
         broadcast(tensor, self._inboxes, self._meeting)
-
-    def give_up(self) -> None:
-        """Ends the waits of all kernels, now and later: results are undefined then. Safe in any thread."""
-        self._gives_up_now[0] = 1
 
 
 class RenumberedStore(distributed.Store):  # type: ignore[name-defined,misc]
@@ -140,6 +143,8 @@ def _connect(
         own.zero_()
         torch.cuda.synchronize(device)
         return own, c10d._SymmetricMemory.rendezvous(own, name)
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         raise DeviceError(f"the GPUs of the ranks do not connect: {str(error).splitlines()[0]}") from error
     finally:

@@ -150,7 +150,7 @@ def _sum_parts(
         gdc_launch_dependents()
     _meet(flags, counts, gives_up, rank, N_RANKS, STRIDE)
     dtype = residual.dtype.element_ty
-    # Of 64 bits, as offsets are.
+    # Rows have 64 bits, because offsets do.
     for row in range(tl.program_id(0).to(tl.int64), n_rows.to(tl.int64), tl.num_programs(0).to(tl.int64)):
         offsets = row * SIZE + columns
         total = tl.zeros([BLOCK], tl.float32)
