@@ -16,7 +16,7 @@ from radixkv.runtime.device.ops.cuda.rank_sums import MAX_PROGRAMS, Meeting, bro
 pytestmark = on_kernels
 
 PAST = 5
-"""Meetings before."""
+"""Number of meetings before the test."""
 
 
 def meeting(rank: int, n_ranks: int, *, has_others: bool = True) -> tuple[Meeting, list[Tensor]]:
@@ -24,7 +24,8 @@ def meeting(rank: int, n_ranks: int, *, has_others: bool = True) -> tuple[Meetin
     flags = [torch.full((n_ranks, MAX_PROGRAMS), PAST, dtype=torch.int32, device=DEVICE) for _ in range(n_ranks)]
     flags[rank] += has_others
     counts = torch.full((MAX_PROGRAMS,), PAST, dtype=torch.int32, device=DEVICE)
-    return Meeting(rank, addresses(flags), counts, torch.zeros(1, dtype=torch.int32)), flags
+    gives_up = torch.zeros(1, dtype=torch.int32, pin_memory=DEVICE == "cuda")
+    return Meeting(rank, addresses(flags), counts, gives_up), flags
 
 
 def addresses(tensors: Sequence[Tensor]) -> Tensor:

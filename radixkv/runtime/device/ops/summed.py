@@ -23,7 +23,7 @@ from radixkv.runtime.device.ops.base import (
 from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
 
 HalfLayer = Literal[0, 1]
-"""What a sum ends: attention or the MLP. Both alternate."""
+"""0: the sum after attention; 1: the sum after the MLP. The two alternate."""
 
 
 class SummedOperations:
