@@ -12,11 +12,11 @@ from starlette.responses import Response
 
 from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.chat import Chat, ChatPrompt, chat_prompt
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.field_names import naming_answer_format
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.sse import DONE_EVENT, EventStream
 from radixkv.frontend.in_flight import TokenDelta, is_slow_to_render, without_output
-from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.logprobs import RenderedT, TokenRenderer
 from radixkv.generation.models import GenerationModel
@@ -91,7 +91,7 @@ class Answers(NamedTuple, Generic[RenderedT]):
     """The prompts of one request with what runs them. Iterate ``deltas_and_outputs`` once."""
 
     prompts: Sequence[PromptAnswers[RenderedT]]
-    client: RuntimeClient
+    client: EngineClient
     """Sends them to the runtime, all or none."""
     arrived: Arrival
     """When and where the request arrived, and whose it is."""
@@ -135,7 +135,7 @@ class SingleAnswer(PromptAnswers[None]):
     """
 
     def __init__(
-        self, chat: Chat, prompt: ChatPrompt, client: RuntimeClient, served_model: ServedModel, arrived: Arrival
+        self, chat: Chat, prompt: ChatPrompt, client: EngineClient, served_model: ServedModel, arrived: Arrival
     ) -> None:
         super().__init__(prompt.submit, served_model, chat=prompt)
         self.id = prompt.submit.id
@@ -189,7 +189,7 @@ class SingleAnswer(PromptAnswers[None]):
 
 
 async def open_answer(
-    request: Request, chat: Chat, client: RuntimeClient, served_model: ServedModel, arrived: Arrival
+    request: Request, chat: Chat, client: EngineClient, served_model: ServedModel, arrived: Arrival
 ) -> SingleAnswer:
     """Returns the answer to a chat, before anything is submitted. Raises ``InvalidRequest``."""
     encoding = chat_prompt(chat, served_model, arrived.tenant)

@@ -28,6 +28,7 @@ from radixkv.frontend.api.server_info import add_server_info_routes
 from radixkv.frontend.api.sglang.routes import add_generate_route
 from radixkv.frontend.api.tokenize import add_tokenize_routes
 from radixkv.frontend.api.ui.routes import add_ui_routes
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.auth import ApiKeyRequired, LocalOnly
 from radixkv.frontend.http.body import BodyReader, name_misspelt_fields
 from radixkv.frontend.http.disconnect import ClientDisconnected
@@ -37,7 +38,6 @@ from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.request_ids import REQUEST_ID_HEADER, RequestIds
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
-from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.compat import Place, refusals
 from radixkv.settings.server_config import MetricsCompat
@@ -50,7 +50,7 @@ _REFUSED_ROUTES = refusals(Place.ROUTE)
 
 
 def build_app(
-    client: RuntimeClient,
+    client: EngineClient,
     served_model: ServedModel,
     metrics: Metrics,
     body_reader: BodyReader,

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from radixkv.errors import ConfigError, RequestError
 from radixkv.frontend.arrival import Arrival
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.metrics.log import log_line
 from radixkv.frontend.metrics.prometheus import Metrics
-from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.checks import MAX_PRIORITY
 from radixkv.settings.tenants import OPERATOR
@@ -70,7 +70,7 @@ class Canary:
 
     def __init__(
         self,
-        client: RuntimeClient,
+        client: EngineClient,
         served_model: ServedModel,
         metrics: Metrics,
         interval_s: float,

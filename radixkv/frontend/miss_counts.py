@@ -120,6 +120,24 @@ class MissCounts:
         return place.n_lost + place.n_uncertain
 
 
+class MissRecord:
+    """Counts misses since the start, and those since they were last asked for."""
+
+    def __init__(self) -> None:
+        self.total = MissCounts()
+        self._recent = MissCounts()
+
+    def add(self, done: Done) -> None:
+        """Counts a request. Costs what ``MissCounts.add`` does."""
+        self.total.add(done)
+        self._recent.add(done)
+
+    def take_recent(self) -> MissCounts:
+        """Returns the counts of the requests since the last call."""
+        recent, self._recent = self._recent, MissCounts()
+        return recent
+
+
 def _counted_reason(miss: CacheMiss) -> str:
     """Returns the reason under which a miss is counted: ``never_seen`` for a prompt that differs and then is new.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 import functools
 import gc
@@ -23,10 +22,12 @@ from starlette.types import ASGIApp
 
 from radixkv.checkpoints import Checkpoint, resolve, resolve_tokenizer
 from radixkv.errors import ConfigError, Draining, RuntimeDied
+from radixkv.frontend.announcement import announce
 from radixkv.frontend.api.server_info import public_settings
 from radixkv.frontend.api.tokenize import read_tokenizer_info
 from radixkv.frontend.app import build_app
 from radixkv.frontend.canary import Canary
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.body import BodyReader
 from radixkv.frontend.http.connection import Connection
 from radixkv.frontend.in_flight import EndedRequest
@@ -34,8 +35,12 @@ from radixkv.frontend.metrics.log import log_line, log_misses, log_statistics
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.metrics.request_log import RequestLog, open_request_log
 from radixkv.frontend.metrics.traces import RequestTraces, open_provider
+from radixkv.frontend.miss_counts import MissRecord
+from radixkv.frontend.replicas.client import ReplicasClient
+from radixkv.frontend.replicas.start import start_all, start_calls
+from radixkv.frontend.replicas.supervisor import ReplicaSupervisor
 from radixkv.frontend.runtime_client import RuntimeClient
-from radixkv.frontend.runtime_process import RuntimeProcess, preflight
+from radixkv.frontend.runtime_process import preflight
 from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.supervisor import Supervisor
 from radixkv.generation.nonces import NonceFilter
@@ -45,7 +50,6 @@ from radixkv.settings.server_config import ServerConfig
 from radixkv.terminal import Progress
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire.messages import Ready
 
 SLOW_READER_TIMEOUT_MS = 30_000
 """How long a client may read nothing before the kernel closes its connection."""
@@ -194,10 +198,14 @@ async def _serve(
 ) -> int:
     signals = _Signals()
     signals.install()
-    metrics = Metrics()
-    client = RuntimeClient(metrics, shows_contents=server.may_explain_contents)
+    metrics, misses = Metrics(), MissRecord()
+    replicas = [
+        RuntimeClient(metrics, misses, shows_contents=server.may_explain_contents)
+        for _ in range(server.data_parallel_size)
+    ]
+    client: EngineClient = replicas[0] if len(replicas) == 1 else ReplicasClient(replicas, metrics, misses)
     try:
-        starting = asyncio.create_task(_start(engine, server, client, signals))
+        starting = asyncio.create_task(_start(engine, server, replicas, signals))
         signalled = asyncio.create_task(signals.first.wait())
         await asyncio.wait({starting, signalled}, return_when=asyncio.FIRST_COMPLETED)
         signalled.cancel()
@@ -208,7 +216,7 @@ async def _serve(
             # A thread may wait for the hub without end, and the interpreter would wait for the thread.
             os._exit(128 + signals.first_number)
         supervisor, served_model = starting.result()
-        client.on_end += [open_report(served_model.name) for open_report in reports]
+        client.on_end.extend(open_report(served_model.name) for open_report in reports)
         try:
             body_reader = BodyReader(server.max_body_bytes, log=log_line)
             app = build_app(
@@ -223,11 +231,17 @@ async def _serve(
                 explain_contents=server.may_explain_contents,
                 settings=public_settings(engine, server),
             )
-            async with _background_tasks(client, served_model, metrics, server):
+            async with _background_tasks(client, replicas, served_model, metrics, server):
                 return await _serve_until_end(
                     supervisor,
                     client,
-                    functools.partial(_announce, served_model, listener, needs_key=server.needs_key),
+                    functools.partial(
+                        announce,
+                        served_model,
+                        listener,
+                        needs_key=server.needs_key,
+                        n_replicas=server.data_parallel_size,
+                    ),
                     body_reader,
                     _uvicorn(app),
                     listener,
@@ -241,14 +255,13 @@ async def _serve(
 
 
 async def _start(
-    engine: EngineConfig, server: ServerConfig, client: RuntimeClient, signals: _Signals
-) -> tuple[Supervisor, ServedModel]:
-    """Gets the model and starts the runtime with it. If cancelled, leaves no process and no folder."""
-    checkpoint, texts_folder, template = await _get_model(engine, server.chat_template)
+    engine: EngineConfig, server: ServerConfig, clients: Sequence[RuntimeClient], signals: _Signals
+) -> tuple[Supervisor | ReplicaSupervisor, ServedModel]:
+    """Gets the model and starts the runtimes with it. If cancelled, leaves no process and no folder."""
+    checkpoint, texts_folder, template = await _get_model(engine, server)
     with Progress(f"loading {checkpoint.folder}", is_log=True):
-        starting = asyncio.create_task(
-            RuntimeProcess.start(engine, checkpoint.folder, client, tokenizer_folder=texts_folder)
-        )
+        starts = start_calls(engine, checkpoint.folder, texts_folder, clients)
+        starting = asyncio.create_task(start_all([start() for start in starts]))
         try:
             # The tokenizers package holds the GIL while it reads a file: seconds for millions of tokens.
             with signals.left_to_kernel():
@@ -266,13 +279,13 @@ async def _start(
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             raise
-        runtime = await starting
+        runtimes = await starting
     name, *other_names = server.served_model_names or (checkpoint.name,)
     served_model = ServedModel(
         name=name,
         other_names=tuple(other_names),
         root=checkpoint.name,
-        ready=runtime.ready,
+        ready=min((runtime.ready for runtime in runtimes), key=lambda ready: ready.n_pages),
         tokenizer=tokenizer,
         tokenizer_info=tokenizer_info,
         eos_token_ids=checkpoint.eos_token_ids,
@@ -287,27 +300,15 @@ async def _start(
         names_tokens_by_id=server.return_tokens_as_token_ids,
         nonce_filter=None if server.keep_nonces else NonceFilter(),
     )
-    start_again = functools.partial(
-        RuntimeProcess.start,
-        _with_pool_of(runtime.ready, engine),
-        checkpoint.folder,
-        client,
-        tokenizer_folder=texts_folder,
-    )
-    return Supervisor(runtime, client, start_again, restarts=server.restart_runtime), served_model
+    restarts = server.restart_runtime or len(clients) > 1
+    supervisors = [
+        Supervisor(runtime, client, functools.partial(start, pool_of=runtime.ready), restarts=restarts)
+        for runtime, client, start in zip(runtimes, clients, starts, strict=True)
+    ]
+    return supervisors[0] if len(supervisors) == 1 else ReplicaSupervisor(supervisors), served_model
 
 
-def _with_pool_of(ready: Ready, engine: EngineConfig) -> EngineConfig:
-    """Returns the settings with the pool's measured size, because another runtime might measure another one."""
-    cache = dataclasses.replace(
-        engine.cache, max_total_tokens=ready.n_pages * ready.page_size, kv_cache_memory_bytes=None
-    )
-    return dataclasses.replace(engine, cache=cache)
-
-
-async def _get_model(
-    engine: EngineConfig, chat_template: str | None
-) -> tuple[Checkpoint, Path, ChatTemplate | None]:
+async def _get_model(engine: EngineConfig, server: ServerConfig) -> tuple[Checkpoint, Path, ChatTemplate | None]:
     """Returns the checkpoint, the tokenizer's folder and the chat template.
 
     Weights are downloaded last, after the preflight has found that the model fits.
@@ -321,12 +322,15 @@ async def _get_model(
     with Progress(f"getting the model {model.model}", is_log=True) as progress:
         checkpoint = await asyncio.to_thread(find, load_format="dummy", show_download=progress.show)
     texts_folder = texts_folder or checkpoint.folder
-    override = None if chat_template is None else Path(chat_template).expanduser()
+    override = None if server.chat_template is None else Path(server.chat_template).expanduser()
     template = await asyncio.to_thread(ChatTemplate.load, texts_folder, override)
-    if model.load_format == "dummy" or checkpoint.has_weights:
+    has_weights = model.load_format == "dummy" or checkpoint.has_weights
+    # Several runtimes see only their own GPUs, and could not say that there are too few.
+    if not has_weights or server.data_parallel_size > 1:
+        with Progress("checking that machine, settings and model fit", is_log=True):
+            await preflight(engine, checkpoint.folder, data_parallel_size=server.data_parallel_size)
+    if has_weights:
         return checkpoint, texts_folder, template
-    with Progress("checking that machine, settings and model fit", is_log=True):
-        await preflight(engine, checkpoint.folder)
     with Progress(f"getting the weights of {model.model}", is_log=True) as progress:
         checkpoint = await asyncio.to_thread(find, show_download=progress.show)
     return checkpoint, texts_folder, template
@@ -350,7 +354,11 @@ def _uvicorn(app: ASGIApp) -> uvicorn.Server:
 
 @contextlib.asynccontextmanager
 async def _background_tasks(
-    client: RuntimeClient, served_model: ServedModel, metrics: Metrics, server: ServerConfig
+    client: EngineClient,
+    replicas: Sequence[RuntimeClient],
+    served_model: ServedModel,
+    metrics: Metrics,
+    server: ServerConfig,
 ) -> AsyncIterator[None]:
     """Logs statistics and cache misses, and runs the canary, inside the context, as the settings say.
 
@@ -359,7 +367,7 @@ async def _background_tasks(
     """
     runs: list[Coroutine[None, None, None]] = []
     if server.canary_interval_s is not None:
-        runs.append(Canary(client, served_model, metrics, server.canary_interval_s).run())
+        runs += [Canary(each, served_model, metrics, server.canary_interval_s).run() for each in replicas]
     if server.stats_interval_s is not None:
         runs.append(log_statistics(client, server.stats_interval_s, metrics.set_stats_delta))
         runs.append(log_misses(client.take_recent_misses, served_model.tokenizer))
@@ -381,9 +389,9 @@ def _load_tokenizer(folder: Path) -> tuple[Tokenizer | None, int | None]:
 
 
 async def _serve_until_end(
-    supervisor: Supervisor,
-    client: RuntimeClient,
-    announce: Callable[[], None],
+    supervisor: Supervisor | ReplicaSupervisor,
+    client: EngineClient,
+    print_ready: Callable[[], None],
     body_reader: BodyReader,
     http: uvicorn.Server,
     listener: socket.socket,
@@ -399,10 +407,10 @@ async def _serve_until_end(
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
-        announce()
+        print_ready()
         await asyncio.wait({death, serving, signalled}, return_when=asyncio.FIRST_COMPLETED)
         if signalled.done() and not death.done():
-            supervisor.restarts = False
+            supervisor.stop_restarting()
             await _drain(supervisor, client, body_reader, signals, death)
         http.force_exit = signals.second.is_set()
         if not death.done():
@@ -422,8 +430,8 @@ async def _serve_until_end(
 
 
 async def _drain(
-    supervisor: Supervisor,
-    client: RuntimeClient,
+    supervisor: Supervisor | ReplicaSupervisor,
+    client: EngineClient,
     body_reader: BodyReader,
     signals: _Signals,
     death: asyncio.Task[RuntimeDied],
@@ -450,37 +458,3 @@ async def _drain(
         client.fail(Draining("the server shut down before the answer was complete"))
         if not is_idle:
             supervisor.kill()
-
-
-def _announce(served_model: ServedModel, listener: socket.socket, *, needs_key: bool) -> None:
-    for line in served_model.warnings:
-        log_line(line)
-    host, port = listener.getsockname()[:2]
-    ready = served_model.ready
-    kv = f" with KV in {ready.kv_cache_dtype}" if ready.kv_cache_dtype else ""
-    here = _url({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
-    print(
-        f"radixkv ready on {_url(host, port)} "
-        f"(model {served_model.name}, {ready.n_pages} pages of {ready.page_size} tokens, "
-        f"{ready.dtype}{kv} on {ready.device})\n"
-        f"  the cache in a browser: {here}/ui\n"
-        f"  a first request: {_first_request(served_model, here, needs_key=needs_key)}",
-        flush=True,
-    )
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _first_request(served_model: ServedModel, url: str, *, needs_key: bool) -> str:
-    """Returns a command that asks the server for an answer, in a form that the model takes."""
-    if served_model.tokenizer is None:
-        path, body = "completions", '{"prompt": [1, 2, 3]}'
-    elif served_model.chat_template is None:
-        path, body = "completions", '{"prompt": "The capital of France is"}'
-    else:
-        path, body = "chat/completions", '{"messages": [{"role": "user", "content": "What is 41 plus 11?"}]}'
-    key = ' -H "Authorization: Bearer $RADIXKV_API_KEY"' if needs_key else ""
-    glob = "-g " if "[" in url else ""  # curl would take the brackets of an IPv6 address for a range
-    return f"curl -s {glob}{url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"

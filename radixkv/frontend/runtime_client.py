@@ -1,15 +1,15 @@
 """The frontend's end of the wire to the runtime process.
 
-There is one DEALER socket. The prompts of an HTTP request form a ``RequestGroup`` with one wake-up event.
+There is one DEALER socket.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
-from types import TracebackType
-from typing import Self, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
 
 import msgspec
 import zmq
@@ -18,16 +18,10 @@ import zmq.asyncio
 from radixkv.errors import Draining, RequestError, WireError, request_error
 from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeRestarting, RuntimeSilent
-from radixkv.frontend.in_flight import (
-    EndedRequest,
-    InFlightRequest,
-    RequestMetrics,
-    TokenDelta,
-    WakeUp,
-)
-from radixkv.frontend.miss_counts import MissCounts
+from radixkv.frontend.in_flight import EndedRequest, InFlightRequest, RequestMetrics
+from radixkv.frontend.miss_counts import MissCounts, MissRecord
 from radixkv.frontend.miss_report import without_contents, without_copies
-from radixkv.settings.tenants import OPERATOR
+from radixkv.frontend.request_group import RequestGroup
 from radixkv.wire.cache_messages import (
     CacheCommand,
     CacheReply,
@@ -81,58 +75,6 @@ It is far less than ``MAX_PENDING_BYTES``, because no reader runs meanwhile.
 """
 
 
-class RequestGroup:
-    """The requests of one HTTP request, as a context manager.
-
-    Entering it sends all of them or none, and leaving it cancels those that have not ended.
-    """
-
-    def __init__(self, client: RuntimeClient, prompts: Sequence[Submit], arrived: Arrival, streams: bool) -> None:
-        self._client = client
-        self._wake = WakeUp()
-        self._requests = [
-            InFlightRequest(index, prompt, self._wake, arrived, streams=streams)
-            for index, prompt in enumerate(prompts)
-        ]
-        self._n_open = sum(prompt.sampling.n for prompt in prompts if not prompt.is_canary)
-        """Choices whose finish reason is not counted yet."""
-
-    async def __aenter__(self) -> Self:
-        self._client.send_requests(self._requests)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._client.metrics.ended("error" if isinstance(error, Exception) else "abort", self._n_open)
-        for request in self._requests:
-            self._client.abandon(request)
-            self._client.report_end(request, error)
-
-    def end_choice(self, delta: TokenDelta, reason: str) -> None:
-        """Counts a choice's end, and cancels the choice if the runtime does not know of the end.
-
-        The runtime's own final message of the choice still comes.
-        """
-        self._n_open -= 1
-        self._client.metrics.ended(reason)
-        self._requests[delta.prompt].finish_reasons.append(reason)
-        if delta.finish_reason is None:
-            self._client.cancel(self._requests[delta.prompt], delta.choice)
-
-    async def deltas(self) -> AsyncGenerator[TokenDelta, None]:
-        """Yields output, in order within each choice, until all requests have ended. Raises ``RequestError``."""
-        waiting = list(self._requests)
-        while waiting:
-            await self._wake.wait()
-            for request in list(waiting):
-                deltas = request.take_deltas()
-                if request.is_over:
-                    waiting.remove(request)
-                for delta in deltas:
-                    yield delta
-
-
 class RuntimeClient:
     """Sends requests to the runtime and distributes its output. Created and used inside one event loop.
 
@@ -140,6 +82,7 @@ class RuntimeClient:
 
     Args:
         metrics: records latencies and finish reasons.
+        misses: records what requests do not find in the cache; None: a record of this client's own.
         shows_contents: False hides what other clients have sent. Misses then tell only of whole pages with the
             request's own salt, counts of cached tokens leave out tokens copied from a part of a page, and those of
             drafts are rounded down to multiples of a page's tokens.
@@ -150,6 +93,7 @@ class RuntimeClient:
     def __init__(
         self,
         metrics: RequestMetrics,
+        misses: MissRecord | None = None,
         *,
         shows_contents: bool = True,
         max_pending_bytes: int = MAX_PENDING_BYTES,
@@ -159,9 +103,7 @@ class RuntimeClient:
         self._query_timeout_s = query_timeout_s
         self.metrics = metrics
         """Records latencies and finish reasons."""
-        self.misses = MissCounts()
-        """What ended requests did not find in the cache, since the start."""
-        self._recent_misses = MissCounts()
+        self._misses = misses or MissRecord()
         self._shows_contents = shows_contents
         self._page_size = 1
         """Tokens per page of the present runtime."""
@@ -179,10 +121,12 @@ class RuntimeClient:
         """The error that refuses new requests; None while the server accepts them."""
         self.on_end: list[Callable[[EndedRequest], None]] = []
         """Called at the end of each request that a client sent."""
-        self._failure: RequestError | None = None
+        self.failure: RequestError | None = None
         """The error that also refuses queries, once the runtime has ended or is about to; else None."""
         self.n_restarts = 0
         """How often another runtime has taken the place of one that had died."""
+        self.empty_since = 0.0
+        """When the runtime's cache was emptied last, in monotonic seconds; 0 if it was not since the start."""
         self.n_frames = 0
         """Frames received; grows while the runtime is alive."""
         self._n_frames_dropped = 0
@@ -233,19 +177,16 @@ class RuntimeClient:
             arrived: when and where the HTTP request arrived, and whose it is.
             streams: whether a client reads output as it arrives; one that falls too far behind fails.
         """
-        if arrived.tenant != OPERATOR:
-            prompts = [msgspec.structs.replace(prompt, tenant=arrived.tenant) for prompt in prompts]
-        if arrived.session_id:
-            prompts = [
-                msgspec.structs.replace(prompt, session_id=prompt.session_id or arrived.session_id)
-                for prompt in prompts
-            ]
         return RequestGroup(self, prompts, arrived, streams)
+
+    @property
+    def misses(self) -> MissCounts:
+        """What ended requests did not find in the cache, since the start."""
+        return self._misses.total
 
     def take_recent_misses(self) -> MissCounts:
         """Returns what requests that ended since the last call did not find in the cache."""
-        recent, self._recent_misses = self._recent_misses, MissCounts()
-        return recent
+        return self._misses.take_recent()
 
     async def idle(self) -> None:
         """Waits until nothing is in flight."""
@@ -253,7 +194,9 @@ class RuntimeClient:
 
     async def flush(self) -> Flushed:
         """Makes every cached prefix unreachable."""
-        return await self._query(Flush(id=uuid.uuid4().hex), Flushed)
+        flushed = await self._query(Flush(id=uuid.uuid4().hex), Flushed)
+        self.empty_since = time.monotonic()
+        return flushed
 
     async def invalidate(
         self, tokens: bytes, cache_salt: str, *, tenant: str, lowest_tier: Tier = "storage"
@@ -325,7 +268,7 @@ class RuntimeClient:
 
     def fail(self, error: RequestError, refusal: RequestError | None = None) -> None:
         """Ends everything in flight with ``error``; ``refusal``, or the same error, refuses what comes later."""
-        self.refusal = self._failure = refusal or error
+        self.refusal = self.failure = refusal or error
         for request in self._requests.values():
             self.cancel(request)
             request.fail(error)
@@ -339,10 +282,11 @@ class RuntimeClient:
         """Accepts requests again, after ``fail``, for the runtime that has shaken hands since."""
         if isinstance(self.refusal, RuntimeRestarting):  # else the server shuts down meanwhile
             self.refusal = None
-        self._failure = None
+        self.failure = None
         self.n_restarts += 1
+        self.empty_since = time.monotonic()
 
-    def send_requests(self, requests: Sequence[InFlightRequest]) -> None:
+    async def send_requests(self, requests: Sequence[InFlightRequest]) -> None:
         """Sends all prompts or none; the requests then receive tokens. Raises ``refusal`` if it is set."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
@@ -362,20 +306,13 @@ class RuntimeClient:
         self.cancel(request)
         self._remove(request.id)
 
-    def report_end(self, request: InFlightRequest, error: BaseException | None) -> None:
-        """Reports the end of a request whose group has ended by ``error``, or by none."""
-        if self.on_end and request.is_reported:
-            ended = request.report(error)
-            for report in self.on_end:
-                report(ended)
-
     def drain(self) -> None:
         """Asks the runtime to end once it is idle."""
         self._send(Drain())
 
     async def close(self) -> None:
         """Fails everything in flight, then ends the receiving task and closes the socket."""
-        self.fail(self._failure or Draining("the server shut down before the answer was complete"))
+        self.fail(self.failure or Draining("the server shut down before the answer was complete"))
         await self._disconnect()
         self._context.term()
 
@@ -397,8 +334,8 @@ class RuntimeClient:
             RequestError: the runtime refuses the query.
             RuntimeSilent: there is no reply after ``query_timeout_s``.
         """
-        if self._failure is not None:
-            raise self._failure.with_traceback(None)
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._queries[query.id] = future
         try:
@@ -465,8 +402,7 @@ class RuntimeClient:
                     message = without_contents(message)
                 request = self._remove(message.id)
                 if request is None or not request.prompt.is_canary:
-                    self.misses.add(message)
-                    self._recent_misses.add(message)
+                    self._misses.add(message)
                 if request is not None:
                     request.end(message, self.metrics)
             case Failed() if (query := self._queries.get(message.id)) is not None:

@@ -12,7 +12,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
@@ -66,6 +66,8 @@ class RuntimeProcess:
         *,
         tokenizer_folder: Path | None = None,
         first_event_number: int = 0,
+        data_parallel_rank: int = 0,
+        environment: Mapping[str, str] | None = None,
         command: Sequence[str] = RUNTIME,
         timeout_s: float = START_TIMEOUT_S,
     ) -> Self:
@@ -77,6 +79,8 @@ class RuntimeProcess:
             client: is connected to this process, instead of one before.
             tokenizer_folder: has the tokenizer; None: ``checkpoint_folder``.
             first_event_number: number of the first batch of cache events.
+            data_parallel_rank: number of the replica.
+            environment: the environment variables. None: those of this process.
             command: starts the process.
             timeout_s: how long it may take.
 
@@ -98,8 +102,9 @@ class RuntimeProcess:
                 socket_path,
                 str(tokenizer_folder or checkpoint_folder),
                 first_event_number,
+                data_parallel_rank,
             )
-            process = await _spawn(command, start)
+            process = await _spawn(command, start, environment)
             cleanup.push_async_callback(process.close)
             ready = await _wait_until_ready(process, client, timeout_s)
             return cls(process, client, ready, started_at, folder, cleanup.pop_all())
@@ -171,6 +176,7 @@ async def preflight(
     engine: EngineConfig,
     checkpoint_folder: Path,
     *,
+    data_parallel_size: int = 1,
     command: Sequence[str] = (*RUNTIME, "--check"),
     timeout_s: float = PREFLIGHT_TIMEOUT_S,
 ) -> None:
@@ -179,6 +185,7 @@ async def preflight(
     Args:
         engine: the settings.
         checkpoint_folder: may lack the weights.
+        data_parallel_size: runtimes for which there must be GPUs.
         command: starts the process.
         timeout_s: the longest that the process may take.
 
@@ -187,7 +194,8 @@ async def preflight(
         RadixKVError: the process failed, or took longer than ``timeout_s``.
     """
     async with AsyncExitStack() as cleanup:
-        process = await _spawn(command, Start(engine, str(checkpoint_folder), socket_path=""))
+        start = Start(engine, str(checkpoint_folder), socket_path="", data_parallel_size=data_parallel_size)
+        process = await _spawn(command, start)
         cleanup.push_async_callback(process.close)
         try:
             async with asyncio.timeout(timeout_s):
@@ -202,9 +210,11 @@ async def preflight(
             raise RadixKVError(f"the process that looks at the machine ended with code {code}")
 
 
-async def _spawn(command: Sequence[str], start: Start) -> ChildProcess:
+async def _spawn(
+    command: Sequence[str], start: Start, environment: Mapping[str, str] | None = None
+) -> ChildProcess:
     """Spawns a process and sends it the start line. The pipe stays open: its end says that the frontend is gone."""
-    process = await ChildProcess.start(command)
+    process = await ChildProcess.start(command, environment=environment)
     process.send_line(msgspec.json.encode(start))
     return process
 

@@ -57,8 +57,7 @@ class Supervisor:
         self._max_restarts = max_restarts
         self._settled_s = settled_s
         self._first_delay_s = first_delay_s
-        self.restarts = restarts
-        """Whether a process that dies from now on is started again."""
+        self._restarts = restarts
         self._process = process
         self._client = client
         self._start = start
@@ -82,9 +81,13 @@ class Supervisor:
             if time.monotonic() - self._process.ready_at >= self._settled_s:
                 self._n_restarts = 0
             while reason is not None:
-                if not self.restarts or self._n_restarts == self._max_restarts:
+                if not self._restarts or self._n_restarts == self._max_restarts:
                     return self._give_up(reason)
                 reason = await self._restart(reason)
+
+    def stop_restarting(self) -> None:
+        """Starts no process again that dies from now on."""
+        self._restarts = False
 
     def kill(self) -> None:
         """Kills the process in the middle of its work; ``stop`` must follow."""

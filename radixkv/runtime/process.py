@@ -115,11 +115,14 @@ def _read_start() -> Start:
 def _preflight(start: Start) -> None:
     from radixkv.checkpoints import resolve
     from radixkv.runtime.device.factory import look_at_machine, resolve_config
+    from radixkv.runtime.device.machine import check_gpus
     from radixkv.runtime.open_loop import check_shared_store
 
     logging.disable()  # the serving process logs the same again
     machine = look_at_machine(start.engine.model.device)
-    resolve_config(start.engine, resolve(start.folder, load_format="dummy"), machine)
+    resolved = resolve_config(start.engine, resolve(start.folder, load_format="dummy"), machine)
+    if resolved.device == "cuda" and machine is not None and start.data_parallel_size > 1:
+        check_gpus(machine, start.engine.model.tensor_parallel_size, start.data_parallel_size)
     check_shared_store(start.engine.cache.cache_url)
     with _publisher(start):
         pass  # the endpoints are free
@@ -181,7 +184,7 @@ def _serve(start: Start) -> None:
             from radixkv.runtime.events.kv_events import KVEvents
 
             log = open_event_log(loop, shows_salted_tokens=start.engine.kv_events.salted_token_ids)
-            events = KVEvents(log, publisher)
+            events = KVEvents(log, publisher, start.data_parallel_rank)
         try:
             RuntimeServer(socket, loop, events).run()
         finally:  # a lost device may have other processes

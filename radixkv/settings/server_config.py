@@ -24,6 +24,7 @@ from radixkv.settings.checks import (
     check_text,
 )
 from radixkv.settings.setting import (
+    COUNT,
     SECONDS,
     SIZE,
     SWITCH,
@@ -208,11 +209,19 @@ class ServerConfig:
         "SECONDS",
         flag="heartbeat_timeout",
     )
+    data_parallel_size: int = setting(
+        1,
+        "run so many replicas of the model, each with --tensor-parallel-size GPUs and a cache of its own; a prompt "
+        "goes where most of it is cached, unless that replica is busy, see docs/replicas.md (default: %(default)s)",
+        COUNT,
+        "REPLICAS",
+        aliases="dp_size dp -dp",
+    )
     restart_runtime: bool = setting(
         False,
         "start the runtime process again when it dies or hangs: requests in flight fail, and new ones get a 503 "
         "until it is ready; the server ends when it dies after 5 restarts without 10 minutes of service (default: "
-        "the server ends at once)",
+        "the server ends at once; with several replicas, they are started again always)",
         SWITCH,
     )
     canary_interval_s: float | None = setting(

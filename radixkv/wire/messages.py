@@ -56,6 +56,10 @@ class Start(msgspec.Struct, frozen=True):
     """Path of the folder with the tokenizer; empty: ``folder``."""
     first_event_number: int = 0
     """Number of the first batch of cache events. Above 0: a runtime before this one has published those before."""
+    data_parallel_rank: int = 0
+    """Number of the replica, which batches of cache events have."""
+    data_parallel_size: int = 1
+    """Replicas of the server, each of which needs GPUs of its own."""
 
 
 class Fatal(msgspec.Struct, frozen=True):

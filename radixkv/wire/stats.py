@@ -116,6 +116,23 @@ class TenantStats(msgspec.Struct, frozen=True):
     """Pages on the device that it has, cached or in use; None without a share of pages."""
 
 
+class ReplicaStats(msgspec.Struct, frozen=True):
+    """Counters and gauges of one replica."""
+
+    is_up: bool
+    """Whether it takes requests; the other fields are 0 if not."""
+    n_restarts: int = 0
+    """How often another runtime has taken its place."""
+    n_running: int = 0
+    n_waiting: int = 0
+    n_pages: int = 0
+    n_pages_free: int = 0
+    n_pages_evictable: int = 0
+    prefix_queries_total: int = 0
+    prefix_hits_total: int = 0
+    generation_tokens_total: int = 0
+
+
 class Stats(msgspec.Struct, frozen=True, tag=True):
     """Counters since the start (``*_total``, ``*_seconds``) and current gauges."""
 
@@ -164,6 +181,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     """None without speculative decoding."""
     tenants: dict[str, TenantStats] = {}
     """By name, without the operator."""
+    replicas: dict[str, ReplicaStats] = {}
+    """By number, if the server has several runtimes: the other fields are then sums over those that are up."""
 
     @property
     def prefix_hits_total(self) -> int:

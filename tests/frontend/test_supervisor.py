@@ -172,7 +172,7 @@ def test_a_shutdown_during_a_restart_stays_one(fails_requests: bool) -> None:
             state.kill()
             while not isinstance(state.client.refusal, RuntimeRestarting):
                 await asyncio.sleep(0.01)
-            state.supervisor.restarts = False
+            state.supervisor.stop_restarting()
             state.client.refusal = Draining("the server is shutting down")
             if fails_requests:
                 state.client.fail(state.client.refusal)

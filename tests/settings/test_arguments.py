@@ -185,7 +185,7 @@ def test_every_setting_has_a_flag():
     assert len(fields(ModelConfig)) == 12
     assert len(fields(CacheConfig)) == 15
     assert len(fields(SchedulerConfig)) == 11
-    assert len(fields(ServerConfig)) == 21
+    assert len(fields(ServerConfig)) == 22
 
 
 @pytest.mark.parametrize(

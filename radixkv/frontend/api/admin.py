@@ -14,12 +14,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from radixkv.errors import RequestError, UnsupportedFeature
 from radixkv.frontend.answers import Answers, PromptAnswers
 from radixkv.frontend.arrival import Arrival
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.error_response import retry_after
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.response_docs import EMPTY, EMPTY_OR_REASON
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
-from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.checks import MIN_PRIORITY
 from radixkv.wire.cache_messages import Flushed
@@ -32,7 +32,7 @@ HEALTH_GENERATE_TIMEOUT_S = 20.0
 
 def add_admin_routes(
     app: DocumentedApp,
-    client: RuntimeClient,
+    client: EngineClient,
     served_model: ServedModel,
     metrics: Metrics,
     aliases: MetricAliases | None,

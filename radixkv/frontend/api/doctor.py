@@ -7,11 +7,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.kept_answers import KeptAnswers
 from radixkv.frontend.miss_counts import MissCounts, MissesAtPlace
 from radixkv.frontend.miss_report import miss_fields, place_text
-from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
 
@@ -19,7 +19,7 @@ MAX_REPORTED_PLACES = 16
 """Most places of a report."""
 
 
-def add_doctor_route(app: DocumentedApp, client: RuntimeClient, served_model: ServedModel) -> None:
+def add_doctor_route(app: DocumentedApp, client: EngineClient, served_model: ServedModel) -> None:
     """Adds the route ``/cache/doctor``."""
 
     @app.get("/cache/doctor")

@@ -13,11 +13,11 @@ from starlette.responses import Response
 from radixkv.errors import InvalidRequest, shortened
 from radixkv.frontend.arrival import tenant_of
 from radixkv.frontend.chat import Chat, prompt_tokens
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.body import Parse
 from radixkv.frontend.http.body_decoder import BodyDecoder
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
-from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.text_request import CACHE_PROMPT_CHECKS, CachePromptRequest, encode_prompt
 from radixkv.settings.compat import Place, refusals
@@ -31,7 +31,7 @@ _PATHS = ("", "/v1/completions", "/v1/chat/completions")
 
 def add_explain_route(
     app: DocumentedApp,
-    client: RuntimeClient,
+    client: EngineClient,
     served_model: ServedModel,
     chats: Mapping[str, Parse[Chat]],
     *,

@@ -10,10 +10,10 @@ from starlette.responses import JSONResponse, Response
 
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.arrival import tenant_of
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.body_decoder import BodyDecoder
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
-from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.text_request import CACHE_PROMPT_CHECKS, CachePromptRequest, encode_prompt
 from radixkv.settings.compat import Place, refusals
@@ -48,7 +48,7 @@ class CloseSessionRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
 
 
-def add_lifetime_routes(app: DocumentedApp, client: RuntimeClient, served_model: ServedModel) -> None:
+def add_lifetime_routes(app: DocumentedApp, client: EngineClient, served_model: ServedModel) -> None:
     """Adds the routes ``/cache/invalidate``, ``/cache/pin`` and ``/sessions/{id}/close``."""
     longest = served_model.max_prompt_and_answer
 

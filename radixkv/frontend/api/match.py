@@ -10,10 +10,10 @@ from starlette.responses import JSONResponse, Response
 
 from radixkv.errors import InvalidRequest
 from radixkv.frontend.arrival import tenant_of
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.body_decoder import BodyDecoder
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
-from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.text_request import CACHE_PROMPT_CHECKS, CachePromptsRequest, encode_cache_prompts
 from radixkv.settings.compat import Place, refusals
@@ -25,7 +25,7 @@ MAX_MATCHED_TOKENS = 1 << 18
 """Most tokens of several prompts together: with a disk tier the runtime's loop digests all of them at once."""
 
 
-def add_match_route(app: DocumentedApp, client: RuntimeClient, served_model: ServedModel) -> None:
+def add_match_route(app: DocumentedApp, client: EngineClient, served_model: ServedModel) -> None:
     """Adds the route ``/cache/match``."""
 
     @app.post("/cache/match", openapi_extra=app.json_body(CachePromptsRequest))

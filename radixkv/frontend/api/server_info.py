@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from radixkv.errors import InvalidRequest, UnsupportedFeature
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.metrics.prometheus import Metrics
-from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.config import EngineConfig
 from radixkv.settings.server_config import ServerConfig
@@ -35,7 +35,7 @@ def public_settings(engine: EngineConfig, server: ServerConfig) -> dict[str, Any
 
 def add_server_info_routes(
     app: DocumentedApp,
-    client: RuntimeClient,
+    client: EngineClient,
     served_model: ServedModel,
     metrics: Metrics,
     settings: Mapping[str, Any],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import get_args
@@ -21,7 +21,15 @@ from radixkv.frontend.metrics.stats_delta import StatsDelta
 from radixkv.frontend.miss_counts import MissCounts
 from radixkv.wire.cache_messages import Tier
 from radixkv.wire.cache_use import CacheUse
-from radixkv.wire.stats import DiskStats, DraftStats, HostStats, SharedStoreStats, Stats, TenantStats
+from radixkv.wire.stats import (
+    DiskStats,
+    DraftStats,
+    HostStats,
+    ReplicaStats,
+    SharedStoreStats,
+    Stats,
+    TenantStats,
+)
 
 PREFIX = "radixkv:"
 FINISH_REASONS = ("stop", "tool_calls", "length", "abort", "error")
@@ -229,6 +237,29 @@ def _families(stats: Stats) -> Iterator[Metric]:
         yield from _draft_families(stats.drafts)
     if stats.tenants:
         yield from _tenant_families(stats.tenants)
+    if stats.replicas:
+        yield from _replica_families(stats.replicas)
+
+
+def _replica_families(replicas: Mapping[str, ReplicaStats]) -> Iterator[Metric]:
+    gauges: tuple[tuple[str, str, Callable[[ReplicaStats], float]], ...] = (
+        ("up", "1 while the replica takes requests.", lambda one: one.is_up),
+        ("num_requests_running", "Choices that the replica has scheduled.", lambda one: one.n_running),
+        ("num_requests_waiting", "Choices that wait in the replica.", lambda one: one.n_waiting),
+        ("kv_pages", "Pages in the replica's pool.", lambda one: one.n_pages),
+        ("kv_pages_free", "Pages of the replica that hold nothing.", lambda one: one.n_pages_free),
+        ("kv_pages_evictable", "Cached pages that no request of it holds.", lambda one: one.n_pages_evictable),
+    )
+    counters: tuple[tuple[str, str, Callable[[ReplicaStats], float]], ...] = (
+        ("restarts", "Runtime processes started in the replica's place.", lambda one: one.n_restarts),
+        ("prefix_cache_queries", "Prompt tokens looked up in its cache.", lambda one: one.prefix_queries_total),
+        ("prefix_cache_hits", "Prompt tokens that it did not compute.", lambda one: one.prefix_hits_total),
+        ("generation_tokens", "Tokens that it generated.", lambda one: one.generation_tokens_total),
+    )
+    for kind, families in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+        for name, text, value in families:
+            values = {index: value(one) for index, one in replicas.items()}
+            yield _labelled(kind, f"replica_{name}", text, "replica", values)
 
 
 def _draft_families(drafts: DraftStats) -> Iterator[Metric]:

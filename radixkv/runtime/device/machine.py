@@ -159,23 +159,26 @@ def check_machine(machine: Machine) -> Gpu:
     return gpu
 
 
-def check_gpus(machine: Machine, n_ranks: int) -> None:
-    """Raises ``ConfigError`` if there are not enough equal GPUs for as many ranks; rank 0's is the first."""
-    names = machine.gpu_names
-    if len(names) < n_ranks:
+def check_gpus(machine: Machine, n_ranks: int, n_replicas: int = 1) -> None:
+    """Raises ``ConfigError`` if there are not enough equal GPUs for so many replicas of so many ranks each."""
+    names, n_gpus = machine.gpu_names, n_ranks * n_replicas
+    wanted = f"tensor_parallel_size {n_ranks}"
+    if n_replicas > 1:
+        wanted = f"data_parallel_size {n_replicas}" + (f" times {wanted}" if n_ranks > 1 else "")
+    if len(names) < n_gpus:
         raise ConfigError(
-            f"tensor_parallel_size {n_ranks} needs as many GPUs, and torch sees {len(names)}; set it lower, or "
-            "make more visible (CUDA_VISIBLE_DEVICES)"
+            f"{wanted} needs as many GPUs, and torch sees {len(names)}; set it lower, or make more visible "
+            "(CUDA_VISIBLE_DEVICES)"
         )
-    if len(set(names[:n_ranks])) > 1:
+    if len(set(names[:n_gpus])) > 1:
         raise ConfigError(
-            f"tensor_parallel_size {n_ranks} needs equal GPUs, and the first {n_ranks} are "
-            f"{', '.join(names[:n_ranks])}; make equal ones visible (CUDA_VISIBLE_DEVICES)"
+            f"{wanted} needs equal GPUs, and the first {n_gpus} are {', '.join(names[:n_gpus])}; make equal ones "
+            "visible (CUDA_VISIBLE_DEVICES)"
         )
     if machine.gpu_index != 0:
         raise ConfigError(
-            f"tensor_parallel_size {n_ranks} takes GPUs from the first on, and this process's current one is "
-            f"{machine.gpu_index}; choose GPUs with CUDA_VISIBLE_DEVICES"
+            f"{wanted} takes GPUs from the first on, and this process's current one is {machine.gpu_index}; choose "
+            "GPUs with CUDA_VISIBLE_DEVICES"
         )
 
 

@@ -21,13 +21,15 @@ class KVEvents:
         log: of the loop's tiers.
         publisher: has published nothing yet. If its first number is not 0, an earlier runtime has published: then
             the first batch says that what that one had is gone.
+        data_parallel_rank: number of the replica, which batches have.
     """
 
-    def __init__(self, log: EventLog, publisher: EventPublisher) -> None:
+    def __init__(self, log: EventLog, publisher: EventPublisher, data_parallel_rank: int = 0) -> None:
         self._log = log
         self._publisher = publisher
+        self._data_parallel_rank = data_parallel_rank
         if publisher.next_number:
-            publisher.publish(encode_batch(EventBatch(time.time(), [AllBlocksCleared()])))
+            publisher.publish(self._batch(time.time(), [AllBlocksCleared()]))
 
     @property
     def replay_socket(self) -> zmq.Socket[bytes] | None:
@@ -45,7 +47,7 @@ class KVEvents:
         O(1) if there is nothing to do, else O(pages that have changed); O(pages) for a snapshot. Never blocks.
         """
         if events := self._log.take():
-            self._publisher.publish(encode_batch(EventBatch(time.time(), events)))
+            self._publisher.publish(self._batch(time.time(), events))
         self._publisher.serve_replays(self._take_snapshot)
 
     def _take_snapshot(self) -> list[bytes]:
@@ -57,8 +59,11 @@ class KVEvents:
             events.append(event)
             n_blocks += len(event.block_hashes)
             if n_blocks >= _MAX_SNAPSHOT_BLOCKS:
-                batches.append(encode_batch(EventBatch(now, events)))
+                batches.append(self._batch(now, events))
                 events, n_blocks = [], 0
         if events:
-            batches.append(encode_batch(EventBatch(now, events)))
+            batches.append(self._batch(now, events))
         return batches
+
+    def _batch(self, now: float, events: list[Event]) -> bytes:
+        return encode_batch(EventBatch(now, events, self._data_parallel_rank))

@@ -98,9 +98,17 @@ REFUSED = (
         "this release divides a model by --tensor-parallel-size alone, on one host",
         {
             ENGINE: "pipeline_parallel_size=1 pp_size=1 -pp=1 nnodes=1 "
-            "data_parallel_size=1 dp_size=1 -dp=1 expert_parallel_size=1 ep_size=1 enable_expert_parallel=false",
-            BODIES: "data_parallel_rank routed_dp_rank",
+            "expert_parallel_size=1 ep_size=1 enable_expert_parallel=false",
         },
+    ),
+    Refused(
+        "LLM computes on one replica",
+        {Place.LLM: "data_parallel_size=1 dp_size=1"},
+        instead="use radixkv serve --data-parallel-size, or an LLM in each of several processes",
+    ),
+    Refused(
+        "the server sends a prompt to the replica that has the most of it",
+        {BODIES: "data_parallel_rank routed_dp_rank"},
     ),
     Refused(
         "one process prefills and decodes",

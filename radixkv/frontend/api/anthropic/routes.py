@@ -16,13 +16,13 @@ from radixkv.frontend.api.anthropic.schema import (
 from radixkv.frontend.api.anthropic.translation import prompt_chat, to_chat
 from radixkv.frontend.arrival import Arrival, tenant_of
 from radixkv.frontend.chat import MAX_COUNTED_CHARACTERS, count_tokens
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
-from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 
 
-def add_messages_routes(app: DocumentedApp, client: RuntimeClient, served_model: ServedModel) -> None:
+def add_messages_routes(app: DocumentedApp, client: EngineClient, served_model: ServedModel) -> None:
     """Adds the routes ``/v1/messages`` and ``/v1/messages/count_tokens``."""
 
     @app.post("/v1/messages", openapi_extra=app.json_body(MessagesRequest))

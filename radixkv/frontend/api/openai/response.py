@@ -18,10 +18,10 @@ from radixkv.frontend.api.openai.schema import ChatRequest, GenerationRequest
 from radixkv.frontend.api.openai.translation import format_field
 from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.chat import ChatPrompt
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.sse import EVENT_END, EVENT_START
 from radixkv.frontend.in_flight import exceeds_inline_work
 from radixkv.frontend.miss_report import cached_fields
-from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import OutputDelta
 from radixkv.wire.cache_use import CacheUse
@@ -75,7 +75,7 @@ class ResponseWriter:
         response_format: ChatFormat | CompletionFormat,
         model: GenerationModel,
         prompts: Sequence[Submit],
-        client: RuntimeClient,
+        client: EngineClient,
         *,
         echoed: Sequence[str] | None = None,
         chat: ChatPrompt | None = None,

@@ -18,13 +18,13 @@ from radixkv.frontend.api.openai.schema import (
 from radixkv.frontend.api.openai.translation import completion_prompts, echoed_texts, to_chat
 from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.chat import chat_prompt
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
-from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 
 
-def add_openai_routes(app: DocumentedApp, client: RuntimeClient, served_model: ServedModel) -> None:
+def add_openai_routes(app: DocumentedApp, client: EngineClient, served_model: ServedModel) -> None:
     """Adds the routes ``/v1/models``, ``/v1/completions`` and ``/v1/chat/completions``."""
 
     @app.post("/v1/completions", openapi_extra=app.json_body(CompletionRequest))

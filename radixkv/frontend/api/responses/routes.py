@@ -10,12 +10,12 @@ from radixkv.frontend.api.responses.response import ResponsesWriter
 from radixkv.frontend.api.responses.schema import ResponsesRequest, parse_responses
 from radixkv.frontend.api.responses.translation import to_chat
 from radixkv.frontend.arrival import Arrival
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.openapi import DocumentedApp
-from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 
 
-def add_responses_route(app: DocumentedApp, client: RuntimeClient, served_model: ServedModel) -> None:
+def add_responses_route(app: DocumentedApp, client: EngineClient, served_model: ServedModel) -> None:
     """Adds the route ``/v1/responses``."""
 
     @app.post("/v1/responses", openapi_extra=app.json_body(ResponsesRequest))

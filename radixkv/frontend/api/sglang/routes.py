@@ -24,12 +24,12 @@ from radixkv.frontend.api.sglang.logprobs import (
 from radixkv.frontend.api.sglang.schema import GenerateRequest, SamplingFields, parse_generate
 from radixkv.frontend.api.sglang.translation import GeneratePrompt, generate_prompts
 from radixkv.frontend.arrival import Arrival
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.sse import event
 from radixkv.frontend.in_flight import TokenDelta
 from radixkv.frontend.miss_report import cached_fields
-from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.logprobs import TokenRenderer
 from radixkv.generation.models import GenerationModel
@@ -37,7 +37,7 @@ from radixkv.generation.output import ChoiceStream, OutputDelta
 from radixkv.wire.messages import Done, TokenLogprobs
 
 
-def add_generate_route(app: DocumentedApp, client: RuntimeClient, served_model: ServedModel) -> None:
+def add_generate_route(app: DocumentedApp, client: EngineClient, served_model: ServedModel) -> None:
     """Adds the route ``/generate``."""
     body_docs = app.json_body(GenerateRequest, sampling_params=SamplingFields | list[SamplingFields] | None)
 
@@ -132,7 +132,7 @@ class GenerateWriter:
         self,
         request: GenerateRequest,
         prompts: Sequence[GeneratePrompt],
-        client: RuntimeClient,
+        client: EngineClient,
         model: GenerationModel,
         *,
         arrived: Arrival,

@@ -10,15 +10,15 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from radixkv.frontend.api.ui.watch import CacheWatch
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.http.response_docs import EVENTS
 from radixkv.frontend.http.sse import EventStream
-from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 
 
 def add_ui_routes(
-    app: DocumentedApp, client: RuntimeClient, served_model: ServedModel, *, explain_contents: bool
+    app: DocumentedApp, client: EngineClient, served_model: ServedModel, *, explain_contents: bool
 ) -> None:
     """Adds the page and its routes; with ``explain_contents`` these also show tokens of clients."""
     watch, page = CacheWatch(client, served_model, contents=explain_contents), _Page()

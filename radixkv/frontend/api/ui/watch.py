@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from radixkv.errors import RequestError
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.errors import RuntimeRestarting
 from radixkv.frontend.http.sse import EVENT_END, EVENT_START, typed_event
-from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.cache_messages import Outlined, TierOutline, TreeNode
@@ -38,7 +38,7 @@ class CacheWatch:
     """
 
     def __init__(
-        self, client: RuntimeClient, served_model: ServedModel, *, contents: bool, interval_s: float = INTERVAL_S
+        self, client: EngineClient, served_model: ServedModel, *, contents: bool, interval_s: float = INTERVAL_S
     ) -> None:
         self._client = client
         self._served_model = served_model

@@ -1,0 +1,1 @@
+"""Replicas: several runtimes behind one server, each with a cache of its own (``--data-parallel-size``)."""

@@ -1,0 +1,108 @@
+"""Choice of the replica for each prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from radixkv.errors import RequestError
+from radixkv.frontend.replicas.recent_prefixes import RecentPrefixes, prefixes_of
+from radixkv.routing import ServerChoice
+from radixkv.wire.cache_messages import Matched
+from radixkv.wire.messages import Submit
+
+PROBE_LIMIT_S = 0.005
+"""How long a replica may take to say what it has. It answers between two steps, or while its device computes."""
+MAX_PROBED_PROMPTS = 64
+"""Prompts of one HTTP request that replicas are asked about; for the others, what was sent to a replica counts."""
+UNKNOWN_S = 10.0
+"""A prompt that was sent longer ago has been computed: the replica knows better whether it still has it."""
+_TOKEN_BYTES = 4
+
+
+class Replica(Protocol):
+    """What the choice needs to know of a replica."""
+
+    @property
+    def n_in_flight(self) -> int:
+        """Requests that have not ended."""
+        ...
+
+    @property
+    def empty_since(self) -> float:
+        """When its cache was emptied last, in monotonic seconds; 0 if it was not since the start."""
+        ...
+
+    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str) -> Matched:
+        """Says how much of each prompt every tier has. Raises ``RequestError``."""
+        ...
+
+
+class Placement:
+    """Chooses the replica that has the most of a prompt, unless it is busy, by the rule of ``ServerChoice``.
+
+    A replica has what it says, or what was sent to it in the last seconds if that is more. For a replica that does
+    not answer in time, all that was sent to it counts.
+
+    Args:
+        n_replicas: at least one.
+        probe_limit_s: how long a replica may take to say what it has.
+    """
+
+    def __init__(self, n_replicas: int, *, probe_limit_s: float = PROBE_LIMIT_S) -> None:
+        self._n_replicas = n_replicas
+        self._probe_limit_s = probe_limit_s
+        self._choice: ServerChoice[int] = ServerChoice()
+        self._recent = RecentPrefixes()
+
+    async def probe(self, replicas: Mapping[int, Replica], prompts: Sequence[Submit]) -> dict[int, Sequence[int]]:
+        """Returns how many tokens of the first prompts those replicas have that answer in time.
+
+        Args:
+            replicas: whom to ask, by number; one alone is not asked.
+            prompts: of one HTTP request.
+        """
+        first, asked = prompts[0], prompts[:MAX_PROBED_PROMPTS]
+        if len(replicas) < 2 or not all(_can_be_asked(prompt, first) for prompt in asked):
+            return {}
+
+        async def ask(replica: Replica) -> Sequence[int] | None:
+            try:
+                async with asyncio.timeout(self._probe_limit_s):
+                    matched = await replica.match(
+                        [prompt.tokens for prompt in asked], first.cache_salt, tenant=first.tenant
+                    )
+            except (TimeoutError, RequestError):
+                return None
+            return [match.n_on_device + match.n_in_host + match.n_on_disk for match in matched.prompts]
+
+        answers = await asyncio.gather(*map(ask, replicas.values()))
+        return {index: answer for index, answer in zip(replicas, answers, strict=True) if answer is not None}
+
+    def choose(self, prompt: Submit, replicas: Mapping[int, Replica], found: Mapping[int, int]) -> int:
+        """Returns the number of the replica for a prompt, and remembers that it is sent there. O(prompt).
+
+        Args:
+            prompt: the prompt.
+            replicas: from which to choose, by number.
+            found: how many of its tokens each replica has that says so.
+        """
+        now_s = time.monotonic()
+        prefixes = []
+        if prompt.reads_cache:
+            prefixes = prefixes_of(prompt.tokens, f"{prompt.tenant}\0{prompt.cache_salt}".encode())
+        since = [now_s] * self._n_replicas
+        for index, replica in replicas.items():
+            since[index] = max(replica.empty_since, now_s - UNKNOWN_S if index in found else 0.0)
+        recent = self._recent.matched(prefixes, since)
+        matched = {index: max(found.get(index, 0), recent.get(index, 0) // _TOKEN_BYTES) for index in replicas}
+        n_in_flight = {index: replica.n_in_flight for index, replica in replicas.items()}
+        chosen = self._choice.choose(len(prompt.tokens) // _TOKEN_BYTES, matched, n_in_flight)
+        self._recent.add(prefixes, chosen, now_s)
+        return chosen
+
+
+def _can_be_asked(prompt: Submit, first: Submit) -> bool:
+    return prompt.reads_cache and (prompt.cache_salt, prompt.tenant) == (first.cache_salt, first.tenant)

@@ -1,0 +1,81 @@
+"""The settings and the environment of one replica."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from radixkv.errors import ConfigError
+from radixkv.settings.config import EngineConfig
+from radixkv.settings.kv_events import KVEventsConfig
+
+_GPUS = "CUDA_VISIBLE_DEVICES"
+_THREADS = "OMP_NUM_THREADS"
+
+
+def engine_of_replica(engine: EngineConfig, index: int, n_replicas: int) -> EngineConfig:
+    """Returns the settings of one replica: it has a part of the memory and of the disk, and its own endpoints.
+
+    Args:
+        engine: the server's settings.
+        index: the replica's number.
+        n_replicas: all of them.
+
+    Raises:
+        ConfigError: the endpoints of two replicas are the same, or a port is too high.
+    """
+    cache, events = engine.cache, engine.kv_events
+    if cache.host_memory_bytes is not None:
+        cache = dataclasses.replace(cache, host_memory_bytes=cache.host_memory_bytes // n_replicas)
+    if cache.cache_dir is not None:
+        n_bytes = cache.cache_dir_bytes
+        cache = dataclasses.replace(
+            cache,
+            cache_dir=f"{cache.cache_dir}/replica-{index}",
+            cache_dir_bytes=None if n_bytes is None else n_bytes // n_replicas,
+        )
+    if events is not None:
+        _check_endpoints(events, n_replicas)
+        replay = events.replay_endpoint
+        events = dataclasses.replace(
+            events,
+            endpoint=_endpoint(events.endpoint, index),
+            replay_endpoint=None if replay is None else _endpoint(replay, index),
+        )
+    return dataclasses.replace(engine, cache=cache, kv_events=events)
+
+
+def environment_of_replica(
+    environment: Mapping[str, str], index: int, n_replicas: int, n_ranks: int, n_cores: int
+) -> dict[str, str]:
+    """Returns the environment of a replica's process, with its own GPUs and its part of the threads.
+
+    Args:
+        environment: of the server.
+        index: the replica's number.
+        n_replicas: all of them.
+        n_ranks: GPUs of each replica.
+        n_cores: processor cores of the server.
+    """
+    visible = environment.get(_GPUS)
+    gpus = [str(gpu) for gpu in range(n_replicas * n_ranks)] if visible is None else visible.split(",")
+    of_replica = ",".join(gpus[index * n_ranks : (index + 1) * n_ranks])
+    return {_THREADS: str(max(1, n_cores // n_replicas)), **environment, _GPUS: of_replica}
+
+
+def _check_endpoints(events: KVEventsConfig, n_replicas: int) -> None:
+    bases = [base for base in (events.endpoint, events.replay_endpoint) if base is not None]
+    taken = [_endpoint(base, index) for base in bases for index in range(n_replicas)]
+    if len(set(taken)) < len(taken):
+        raise ConfigError(
+            f"endpoint {events.endpoint} and replay_endpoint {events.replay_endpoint} are too close for "
+            f"{n_replicas} replicas, each of which adds its number to the ports; give ports that are at least "
+            f"{n_replicas} apart"
+        )
+
+
+def _endpoint(base: str, index: int) -> str:
+    """Returns the endpoint of a replica: as in vLLM its number is added to the port, or put behind a path."""
+    parts = re.fullmatch(r"(tcp://.*:)([0-9]+)", base)
+    return f"{parts[1]}{int(parts[2]) + index}" if parts else f"{base}_dp{index}"
