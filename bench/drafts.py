@@ -114,6 +114,7 @@ class ReplayedExecutor:
 
     def __init__(self, executor: Executor, answers: Answers) -> None:
         self.device = executor.device
+        self.n_ranks = executor.n_ranks
         self.dtype = executor.dtype
         self.kv_dtype = executor.kv_dtype
         self.n_pages = executor.n_pages

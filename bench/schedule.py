@@ -198,6 +198,7 @@ class NullDevice:
     """A device that computes nothing and returns random tokens at once."""
 
     device = dtype = kv_dtype = "none"
+    n_ranks = 1
     uses_shared_runs = True
     is_asynchronous = True
     splits_drafts = False

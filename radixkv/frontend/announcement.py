@@ -27,7 +27,7 @@ def announce(served_model: ServedModel, listener: socket.socket, *, needs_key: b
     print(
         f"radixkv ready on {_url(host, port)} "
         f"(model {served_model.name}, {replicas}{ready.n_pages} pages of {ready.page_size} tokens, "
-        f"{ready.dtype}{kv} on {ready.device})\n"
+        f"{ready.dtype}{kv} on {ready.devices})\n"
         f"  the cache in a browser: {here}/ui\n"
         f"  a first request: {_first_request(served_model, here, needs_key=needs_key)}",
         flush=True,

@@ -150,6 +150,7 @@ def assemble_loop(
         kv_cache_dtype=executor.kv_dtype if executor.kv_dtype != executor.dtype else None,
         holds_whole_requests=not holds_any_length(cache, limits.max_num_batched_tokens),
         has_drafts=scheduler.drafts.stats() is not None,
+        tensor_parallel_size=executor.n_ranks,
     )
     if tenants:
         from radixkv.runtime.tenants.tenant_pages import check_longest_request

@@ -29,7 +29,7 @@ from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 
-WIRE_VERSION = 25
+WIRE_VERSION = 26
 """Increased with every change of a message; both sides must have the same version."""
 
 MAX_FRAME_BYTES = 16 << 20
@@ -153,7 +153,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     max_num_batched_tokens: int
     """Maximum tokens of a step."""
     device: str
-    """``cpu``, or the GPU's name."""
+    """``cpu``, or the GPU's name; that of each rank."""
     dtype: str
     """The dtype of activations."""
     n_host_slots: int | None = None
@@ -167,6 +167,13 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     window while it runs, and the pool holds the others."""
     has_drafts: bool = False
     """Whether answers are computed with speculative decoding, so that predictions are of use."""
+    tensor_parallel_size: int = 1
+    """Ranks that compute the model together, each on a device of its own."""
+
+    @property
+    def devices(self) -> str:
+        """All devices as text: ``cpu``, or ``2 x NVIDIA H200``."""
+        return self.device if self.tensor_parallel_size == 1 else f"{self.tensor_parallel_size} x {self.device}"
 
     @property
     def max_prompt_and_answer(self) -> int:

@@ -234,6 +234,7 @@ class FakeDevice:
     window: int | None = None
     """Positions that a token reads, at least 2; None for all."""
     device: str = "fake"
+    n_ranks: int = 1
     dtype: str = "none"
     kv_dtype: str = "none"
     namespaces: dict[int, Namespace] = field(default_factory=dict)

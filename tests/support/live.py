@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 READY = re.compile(
-    r"radixkv ready on (http://127\.0\.0\.1:\d+) \(model \S+, (\d+) pages of 16 tokens, \w+ on cpu\)"
+    r"radixkv ready on (http://127\.0\.0\.1:\d+) \(model \S+, (\d+) pages of 16 tokens, \w+ on ([\w ]+)\)"
 )
 COMMAND_LINE = (sys.executable, "-m", "radixkv.cli")
 HERE = Path(__file__).parent
@@ -81,9 +81,16 @@ class LiveServer:
     """A running ``radixkv serve``."""
 
     def __init__(
-        self, process: subprocess.Popen[str], base_url: str, n_pages: int, folder: Path, key: str | None
+        self,
+        process: subprocess.Popen[str],
+        base_url: str,
+        n_pages: int,
+        devices: str,
+        folder: Path,
+        key: str | None,
     ) -> None:
         self.process = process
+        self.devices = devices
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         limits = httpx.Limits(keepalive_expiry=KEEPALIVE_S)
         self.http = httpx.Client(base_url=base_url, timeout=LIMIT_S, headers=headers, limits=limits)
@@ -186,7 +193,7 @@ def serving(
         line = process.stdout.readline()
         match = READY.fullmatch(line.rstrip("\n"))
         assert match, f"{line!r}, then {errors.read_text()}"
-        live = LiveServer(process, match[1], int(match[2]), folder=errors.parent, key=key)
+        live = LiveServer(process, match[1], int(match[2]), match[3], folder=errors.parent, key=key)
         yield live
     finally:
         if process.poll() is None:

@@ -77,7 +77,12 @@ def add_admin_routes(
     async def render_metrics(request: Request) -> Response:
         """Metrics in Prometheus' text format."""
         text = metrics.render(
-            await client.stats(), aliases, served_model.kept_answers, client.misses, client.n_restarts
+            await client.stats(),
+            aliases,
+            served_model.kept_answers,
+            client.misses,
+            client.n_restarts,
+            served_model.ready.tensor_parallel_size,
         )
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 

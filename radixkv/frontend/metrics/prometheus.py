@@ -94,6 +94,7 @@ class Metrics:
         kept_answers: KeptAnswers | None = None,
         misses: MissCounts | None = None,
         n_restarts: int = 0,
+        tensor_parallel_size: int = 1,
     ) -> bytes:
         """Renders Prometheus' text format. O(series).
 
@@ -103,15 +104,17 @@ class Metrics:
             kept_answers: counts answers in the history of chats; None if they are not kept.
             misses: what requests did not find in the cache; None if nobody counts it.
             n_restarts: how often the runtime was started again.
+            tensor_parallel_size: ranks of the model.
         """
         durations = (self._first_token, self._next_token, self._whole, self._queue)
         restarts = {"runtime_restarts": (n_restarts, "Runtime processes started in place of dead ones.")}
+        ranks = {"tensor_parallel_size": (tensor_parallel_size, "Ranks that compute the model together.")}
         text = "Answers that have ended."
         families = [
             *(each.family() for each in durations),
             _labelled(CounterMetricFamily, "requests", text, "finish_reason", self._n_ended),
             *_families(stats),
-            *_numbers({}, restarts),
+            *_numbers(ranks, restarts),
         ]
         checks, failures = self._n_canary_rounds, self._n_canary_failures
         counts: list[tuple[str, str, str, Mapping[str, float]]] = [

@@ -27,7 +27,9 @@ class Executor(Protocol):
     """A device that executes steps. Steps run in the order in which they were launched."""
 
     device: str
-    """``cpu``, or the name of the GPU."""
+    """``cpu``, or the name of the GPU; that of each rank."""
+    n_ranks: int
+    """Ranks that execute each step."""
     dtype: str
     """Element type of activations: ``float32``, ``bfloat16`` or ``float16``."""
     kv_dtype: str

@@ -170,7 +170,7 @@ def measure(config: EngineConfig, settings: MeasureSettings) -> Iterator[ResultL
                 )
             common = {
                 "model": Path(config.model.model).name,
-                "device": loop.ready.device,
+                "device": loop.ready.devices,
                 "dtype": loop.ready.dtype,
                 "load_format": config.model.load_format,
                 "page_size": loop.ready.page_size,

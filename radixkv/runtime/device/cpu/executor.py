@@ -59,6 +59,7 @@ class CpuExecutor:
     """
 
     device = "cpu"
+    n_ranks = 1
     is_asynchronous = False
     splits_drafts = False
     uses_shared_runs = False

@@ -46,6 +46,7 @@ class CudaExecutor:
         window: the most positions that a token attends to in any layer; None if a layer has no window.
     """
 
+    n_ranks = 1
     uses_shared_runs = True
     """Plans should list shared runs: attention can read their pages once for many rows."""
     splits_drafts = True

@@ -26,7 +26,8 @@ class FanOut:
     """
 
     def __init__(self, executor: Executor, ranks: RankProcesses) -> None:
-        self.device = executor.device if executor.device == "cpu" else f"{ranks.size} x {executor.device}"
+        self.device = executor.device
+        self.n_ranks = ranks.size
         self.dtype = executor.dtype
         self.kv_dtype = executor.kv_dtype
         self.n_pages = executor.n_pages

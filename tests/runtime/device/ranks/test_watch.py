@@ -115,7 +115,7 @@ def test_a_step_that_fails_here_is_lost_on_all_ranks(watched: Watched) -> None:
     names = "dtype kv_dtype n_pages vocab_size window uses_shared_runs splits_drafts page_origin".split()
     executor = FailingExecutor(**dict.fromkeys(names), device="a GPU", is_asynchronous=True)
     fan_out = FanOut(cast(Executor, executor), watched.ranks)
-    assert fan_out.device == "3 x a GPU"
+    assert (fan_out.n_ranks, fan_out.device) == (3, "a GPU")
     with pytest.raises(DeviceLost, match="a step failed for all ranks of the model: step 7: there is too little"):
         fan_out.launch(StepPlan(7, ()))
     assert watched.gave_up.is_set()
