@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,18 @@ if TYPE_CHECKING:
     from radixkv.checkpoints import Checkpoint
     from radixkv.lab.planner.plan import RequestShape
     from radixkv.lab.simulator.recording import Recording
+    from radixkv.runtime.device.cuda.model_size import ModelSize
 
 PROMPT, ANSWER = 2000, 300
 WORKSPACE = "3GiB"
+_HOST_GPUS = (2, 4, 8)
+"""Usual numbers of GPUs in a host."""
 
 EXAMPLES = """\
 examples:
   radixkv plan meta-llama/Llama-3.1-8B --gpu-memory 80GB --prompt 2000 --answer 300 --shared 1500
   radixkv plan ./my-model/config.json --gpu-memory 24GiB --quantization fp8 --rows 8
+  radixkv plan meta-llama/Llama-3.1-70B --gpu-memory 80GB --gpus 4
   radixkv plan ./my-model --gpu-memory 80GB --host-memory 256GiB --trace mooncake.jsonl
 """
 
@@ -47,6 +52,18 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         required=True,
         metavar="SIZE",
         help="the GPU's memory; 80GB is 80,000,000,000 bytes, and 80GiB is 80 x 2**30",
+    )
+    model.add_argument(
+        "--gpus",
+        "--tensor-parallel-size",
+        "--tp-size",
+        "--tp",
+        "-tp",
+        dest="tensor_parallel_size",
+        type=count,
+        default=1,
+        metavar="COUNT",
+        help="equal GPUs among which the model is divided, each with that memory (default: %(default)s)",
     )
     model.add_argument(
         "--gpu-memory-utilization",
@@ -134,10 +151,11 @@ def run(args: argparse.Namespace) -> int:
     if settings.max_model_len > limit:
         raise ConfigError(f"max_model_len {settings.max_model_len} must be between 1 and the checkpoint's {limit}")
     recording, request = _requests(args, settings.max_model_len)
-    size = model_size(checkpoint, args.quantization)
+    n_gpus = args.tensor_parallel_size
+    size = model_size(checkpoint, args.quantization, n_gpus)
     gpu = Gpu(args.gpu_memory, settings.gpu_memory_utilization, args.workspace)
-    in_fp8 = None if size.n_quantized_values else model_size(checkpoint, "fp8")
-    check_fits(size, in_fp8, gpu, size.page(args.page_size, "auto"), request)
+    in_fp8 = None if size.n_quantized_values or n_gpus > 1 else model_size(checkpoint, "fp8")
+    check_fits(size, in_fp8, _divided(checkpoint, args.quantization, n_gpus), gpu, args.page_size, request)
     pools = [
         plan_pool(
             size,
@@ -159,6 +177,7 @@ def run(args: argparse.Namespace) -> int:
         "n_values": size.n_values,
         "weight_bytes": size.weight_bytes,
         "quantization": args.quantization,
+        "tensor_parallel_size": n_gpus,
         "page_size": args.page_size,
         "gpu_memory_bytes": gpu.n_bytes,
         "gpu_memory_utilization": gpu.utilization,
@@ -208,7 +227,12 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
     parser: Parser = args.parser
     try:
         return EngineConfig(
-            ModelConfig(model=args.model, max_model_len=args.max_model_len, quantization=args.quantization),
+            ModelConfig(
+                model=args.model,
+                max_model_len=args.max_model_len,
+                quantization=args.quantization,
+                tensor_parallel_size=args.tensor_parallel_size,
+            ),
             CacheConfig(
                 page_size=args.page_size,
                 gpu_memory_utilization=args.gpu_memory_utilization,
@@ -227,6 +251,19 @@ def _checkpoint(model: str) -> Checkpoint:
     return resolve(
         str(path.parent) if path.name == "config.json" and path.is_file() else model, load_format="dummy"
     )
+
+
+def _divided(checkpoint: Checkpoint, quantization: str | None, n_gpus: int) -> Iterator[ModelSize]:
+    """Yields the sizes of the model divided among more GPUs of a host, where it can be."""
+    from radixkv.runtime.device.cuda.model_size import model_size
+
+    for n_more in _HOST_GPUS:
+        if n_more > n_gpus:
+            try:
+                size = model_size(checkpoint, quantization, n_more)
+            except ConfigError:
+                continue
+            yield size
 
 
 def _requests(args: argparse.Namespace, max_model_len: int) -> tuple[Recording | None, RequestShape]:

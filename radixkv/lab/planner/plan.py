@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -143,7 +143,7 @@ def plan_pool(
 
     Args:
         size: size of the model, which ``check_fits`` has accepted.
-        gpu: memory of the GPU.
+        gpu: memory of each GPU.
         request: a typical request.
         kv_cache_dtype: value of the setting.
         page_size: tokens per page.
@@ -202,29 +202,43 @@ def _schemes(
     )
 
 
-def check_fits(size: ModelSize, in_fp8: ModelSize | None, gpu: Gpu, page: PageShape, request: RequestShape) -> None:
-    """Checks that the GPU holds the model, its workspace and a page.
+def check_fits(
+    size: ModelSize,
+    in_fp8: ModelSize | None,
+    divided: Iterable[ModelSize],
+    gpu: Gpu,
+    page_size: int,
+    request: RequestShape,
+) -> None:
+    """Checks that each GPU holds its part of the model, the workspace and a page.
 
     Args:
         size: size of the model as it is to be served.
         in_fp8: size of the model rounded to FP8; None if it cannot be rounded.
-        gpu: memory of the GPU.
-        page: the page that must fit.
+        divided: sizes of the model on more GPUs; the first that fits is advised.
+        gpu: memory of each GPU.
+        page_size: tokens per page.
         request: a typical request, for the memory that is advised.
 
     Raises:
         ConfigError: the model does not fit. The error says how much memory is missing, and what would fit.
     """
+    page = size.page(page_size, "auto")
     missing = _missing_bytes(size, gpu, page)
     if missing <= 0:
         return
-    advice = f"a GPU of {_sufficient_gb(size, gpu, page, request)} GB would hold it with one request"
+    gpus = "a GPU" if size.n_ranks == 1 else f"{size.n_ranks} GPUs"
+    advice = f"{gpus} of {_sufficient_gb(size, gpu, page, request)} GB would hold it with one request"
+    n_gpus = (one.n_ranks for one in divided if _missing_bytes(one, gpu, one.page(page_size, "auto")) <= 0)
+    if (n_enough := next(n_gpus, None)) is not None:
+        advice = f"{n_enough} of these GPUs hold it (--gpus {n_enough}); {advice}"
     if in_fp8 is not None:
         fits = _missing_bytes(in_fp8, gpu, page) <= 0
         in_gib = f"--quantization fp8 makes the weights {in_fp8.weight_bytes / GIB:.1f} GiB"
         enough = "which fits" if fits else f"which needs {_sufficient_gb(in_fp8, gpu, page, request)} GB"
         advice = f"{in_gib}, {enough}; {advice}"
-    raise ConfigError(f"{missing / GIB:.1f} GiB are missing: {_needs(size, gpu, page)}; {advice}")
+    on_each = "" if size.n_ranks == 1 else " on each GPU"
+    raise ConfigError(f"{missing / GIB:.1f} GiB are missing{on_each}: {_needs(size, gpu, page)}; {advice}")
 
 
 def _missing_bytes(size: ModelSize, gpu: Gpu, page: PageShape) -> int:

@@ -20,6 +20,8 @@ _COLUMNS = ("scheme", "slots or pages a row", "rows at once", "longest context")
 def model_lines(name: str, size: ModelSize, max_model_len: int) -> Iterator[str]:
     """Yields the lines about the model and its weights."""
     yield f"{name}: {size.config.architecture}, {size.dtype_name}, contexts of up to {max_model_len:,} tokens"
+    if size.n_ranks > 1:
+        yield f"GPUs       {size.n_ranks}; bytes are those of each, and a token has KV on all"
     yield f"weights    {_weights(size)} = {_bytes(size.weight_bytes)}"
 
 
@@ -53,8 +55,9 @@ def pool_lines(pool: PoolPlan, size: ModelSize, gpu: Gpu, request: RequestShape,
     dtype = size.dtype_name if pool.kv_cache_dtype == "auto" else pool.kv_cache_dtype
     yield f"KV in {dtype}"
     config = size.config
+    n_heads = plural(config.n_kv_heads, "KV head")
     yield (
-        f"  a token  2 (K, V) x {config.n_layers} layers x {config.n_kv_heads} KV heads x {config.head_dim} x "
+        f"  a token  2 (K, V) x {config.n_layers} layers x {n_heads} x {config.head_dim} x "
         f"{plural(pool.value_bytes, 'byte')} = {plural(pool.kv_bytes_per_token, 'byte')}"
     )
     yield f"  a page   {page_size} x {pool.kv_bytes_per_token:,} = {_bytes(pool.page_bytes)}"

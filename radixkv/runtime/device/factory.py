@@ -99,12 +99,12 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     if settings.max_model_len > limit:
         raise ConfigError(f"max_model_len {settings.max_model_len} must be between 1 and the checkpoint's {limit}")
     check_rows(config.tenants, settings.max_num_seqs)
-    if settings.tensor_parallel_size > 1:
-        _check_ranks(config, device, machine)
     if config.cache.host_memory_bytes is not None:
         require_host_memory(config.cache.host_memory_bytes)
     if device == "cuda":
         assert machine is not None
+        if settings.tensor_parallel_size > 1:
+            check_gpus(machine, settings.tensor_parallel_size)
         check_attention_backend(settings.attention_backend, machine)
         check_for_cuda(checkpoint, check_machine(machine), settings)
     else:
@@ -117,19 +117,6 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
             _warn_of_ignored_utilization(settings)
         check_for_cpu(checkpoint, settings)
     return resolved
-
-
-def _check_ranks(config: EngineConfig, device: Device, machine: Machine | None) -> None:
-    """Refuses what several ranks do not do yet, and machines with too few GPUs."""
-    n_ranks, n_bytes = config.model.tensor_parallel_size, config.cache.host_memory_bytes
-    if device == "cuda":
-        assert machine is not None
-        check_gpus(machine, n_ranks)
-    if n_bytes is not None:
-        raise ConfigError(
-            f"host_memory_bytes {n_bytes} and tensor_parallel_size {n_ranks}: this release has no tiers behind a "
-            "pool that is divided among ranks; set only one of them"
-        )
 
 
 def open_executor(

@@ -170,8 +170,9 @@ def test_a_host_tier_adds_its_slots(planned):
     assert [pool["n_host_slots"] for pool in planned("tiny", *SMALL_POOL)["pools"]] == [None, None]
 
 
-def test_each_printed_quotient_is_what_a_pocket_calculator_gives(model, capsys):
-    assert plan(model(), "--gpu-memory", "192GB", "--shared", 1500, "--rows", 8, "--host-memory", "64GiB") == 0
+@pytest.mark.parametrize("flags", [("--host-memory", "64GiB"), ("--gpus", 4, "--rows", 32)])
+def test_each_printed_quotient_is_what_a_pocket_calculator_gives(model, capsys, flags):
+    assert plan(model(), "--gpu-memory", "192GB", "--shared", 1500, "--rows", 8, *flags) == 0
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 100
     cells = re.split(r"  +|\n", printed)
@@ -251,6 +252,7 @@ def test_a_model_that_does_not_fit_is_one_line_that_says_what_would(model, plann
         ("--gpu-memory 80GB --shared -1", 2, "shared -1"),
         ("--gpu-memory 80GB --prompt 0", 2, "prompt 0"),
         ("--gpu-memory 80GB --rows 0", 2, "rows 0"),
+        ("--gpu-memory 80GB --gpus 0", 2, "tensor_parallel_size 0"),
         ("--gpu-memory 80GB --host-memory 0", 2, "host_memory_bytes 0"),
         ("--gpu-memory 80GB --host-memory 9", 1, "host tier of 9 bytes"),
         ("--gpu-memory 80GB --gpu-memory-utilization 2", 2, "gpu_memory_utilization 2"),

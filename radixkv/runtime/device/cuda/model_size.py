@@ -11,12 +11,13 @@ from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name
 from radixkv.runtime.device.machine import check_model, choose_dtype
 from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.weights.shards import Shard
 from radixkv.runtime.device.weights.weights import open_weights
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What a model takes of a GPU's memory."""
+    """What a model takes of a GPU's memory; where several ranks compute it, of each rank's GPU."""
 
     config: DecoderConfig
     dtype: torch.dtype
@@ -31,6 +32,8 @@ class ModelSize:
     """All weights, with the scales of quantized ones."""
     loading_bytes: int
     """Memory for converting weights while they are loaded."""
+    n_ranks: int
+    """Ranks that compute the model together."""
 
     @property
     def dtype_name(self) -> str:
@@ -42,7 +45,7 @@ class ModelSize:
         return PageShape.of(self.config, page_size, choose_kv_dtype(kv_cache_dtype, self.dtype))
 
 
-def model_size(checkpoint: Checkpoint, quantization: str | None = None) -> ModelSize:
+def model_size(checkpoint: Checkpoint, quantization: str | None = None, n_ranks: int = 1) -> ModelSize:
     """Returns the sizes that a model has on CUDA with ``--dtype auto``.
 
     Reads the headers of the weight files where they are, and a head that may be tied. Otherwise all follows from
@@ -51,10 +54,12 @@ def model_size(checkpoint: Checkpoint, quantization: str | None = None) -> Model
     Args:
         checkpoint: its ``config.json`` is enough.
         quantization: ``fp8`` rounds the layers' matrices to FP8; None leaves the checkpoint's own format.
+        n_ranks: ranks among which the model is divided; all have the same sizes.
 
     Raises:
         CheckpointError: ``config.json`` or a weight file is wrong, or needs an unsupported feature.
-        ConfigError: ``quantization`` does not fit the checkpoint, or its heads run on the CPU only.
+        ConfigError: ``quantization`` does not fit the checkpoint, its heads run on the CPU only, or it cannot be
+            divided among as many ranks.
     """
     dtype = choose_dtype("auto", checkpoint.config)
     with open_weights(
@@ -63,6 +68,7 @@ def model_size(checkpoint: Checkpoint, quantization: str | None = None) -> Model
         dtype=dtype,
         quantization=quantization,
         products=("fp8", "int4"),
+        shard=None if n_ranks == 1 else Shard(0, n_ranks),
     ) as weights:
         check_model(weights.config)
         return ModelSize(
@@ -73,4 +79,5 @@ def model_size(checkpoint: Checkpoint, quantization: str | None = None) -> Model
             has_fp8=weights.has_fp8,
             weight_bytes=weights.n_bytes,
             loading_bytes=weights.dequantizing_bytes,
+            n_ranks=n_ranks,
         )
