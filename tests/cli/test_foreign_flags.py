@@ -1,5 +1,7 @@
 """Tests of the flags of vLLM and SGLang: those that are understood, and those that are refused by name."""
 
+import re
+
 import pytest
 
 from radixkv.cli import main
@@ -62,7 +64,11 @@ def test_a_flag_of_an_unsupported_feature_is_rejected_by_name(capsys, flag):
         "-dp 1",
         "--pipeline-parallel-size 1",
         "--ep-size 1",
-        "--nnodes 1",
+        "--nnodes 1 --node-rank 0",
+        "--distributed-executor-backend mp",
+        "--distributed-executor-backend uni",
+        "-dcp 1",
+        "--ep 1 --pp 1",
         "--tokenizer-mode auto",
         "--log-level info",
         "--task generate",
@@ -77,6 +83,26 @@ def test_a_flag_of_an_unsupported_feature_is_rejected_by_name(capsys, flag):
 def test_neutral_values_of_unsupported_flags_are_accepted(flags):
     args = command(add_serve, "serve", *flags.split(), "some/model")
     assert (args.positional_model, engine_config(args)) == ("some/model", EngineConfig())
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--pipeline-parallel-size 2", "divides a model by --tensor-parallel-size alone"),
+        ("-pp 2", "divides a model by --tensor-parallel-size alone"),
+        ("--pp 2", "use .*--tensor-parallel-size"),
+        ("--enable-expert-parallel", "divides a model by --tensor-parallel-size alone"),
+        ("-ep", "a part of every expert; use .*--tensor-parallel-size"),
+        ("--ep 2", "a part of every expert; use .*--tensor-parallel-size"),
+        ("--enable-dp-attention", "some of the heads; use .*--tensor-parallel-size"),
+        ("--decode-context-parallel-size 2", "some of the heads; use .*--tensor-parallel-size"),
+        ("--nnodes 2", "on one host"),
+        ("--node-rank 1", "of one host"),
+        ("--distributed-executor-backend ray", "of one host"),
+    ],
+)
+def test_other_ways_to_divide_a_model_are_refused_with_the_one_that_exists(capsys, flags, reason):
+    assert re.search(f"{flags.split()[0]} is not supported: .*{reason}", refused(capsys, parse, *flags.split()))
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,32 @@ REFUSED = (
         {BODIES: "data_parallel_rank routed_dp_rank"},
     ),
     Refused(
+        "all ranks compute attention for all requests, each with some of the heads",
+        {
+            ENGINE: "enable_dp_attention=false decode_context_parallel_size=1 -dcp=1 "
+            "prefill_context_parallel_size=1 -pcp=1"
+        },
+        "use tensor_parallel_size (--tensor-parallel-size)",
+    ),
+    Refused(
+        "each rank has a part of every expert",
+        {ENGINE: "ep=1 -ep=false enable_eplb=false"},
+        "use tensor_parallel_size (--tensor-parallel-size)",
+    ),
+    Refused(
+        "the layers of a model are not divided among devices",
+        {ENGINE: "pp=1"},
+        "use tensor_parallel_size (--tensor-parallel-size)",
+    ),
+    Refused(
+        "the ranks of a model are processes of one host, which its runtime starts",
+        {
+            ENGINE: "node_rank=0 dist_init_addr nccl_init_addr master_addr master_port "
+            'distributed_executor_backend="mp"|"uni"'
+        },
+        "use tensor_parallel_size (--tensor-parallel-size) alone",
+    ),
+    Refused(
         "one process prefills and decodes",
         {ENGINE: 'disaggregation_mode="null"', BODIES: "bootstrap_host bootstrap_port bootstrap_room"},
     ),
