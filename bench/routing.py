@@ -1,8 +1,9 @@
 """Measures the hit rate of servers behind a router, beside one server, and one with the pool of all of them.
 
-The servers run the embedded model on the CPU of this machine. The workload is `agents`, by `radixkv bench` with the
-flags after `--`, such as `-- --num-sessions 24`. Routers are smg with its policies `cache_aware` and `round_robin`,
-and the Ray Serve application; their programs are in the environment that `make test-routing` makes.
+The servers run the embedded model on the CPU of this machine. `radixkv bench` sends the workload, with the flags
+after `--`, such as `-- --num-sessions 24`. Routers are `replicas`, the runtimes of one server
+(`--data-parallel-size`), smg with its policies `cache_aware` and `round_robin`, and the Ray Serve application; the
+programs of the last two are in the environment that `make test-routing` makes.
 
 Appends one JSON line for each: the hit rate, and for routers that rate as a percentage of the whole pool's.
 """
@@ -29,7 +30,7 @@ from radixkv.lab.bench.environment import provenance
 from radixkv.processes.server_process import running_server
 
 START_LIMIT_S = 300.0
-ROUTERS = ("smg round_robin", "smg cache_aware", "ray")
+ROUTERS = ("replicas", "smg round_robin", "smg cache_aware", "ray")
 
 
 def server_flags(n_tokens: int) -> list[str]:
@@ -73,6 +74,10 @@ async def routed(router: str, n_servers: int, pool_tokens: int, programs: Path) 
     """Runs servers behind a router; yields the router's address."""
     port = free_port()
     async with AsyncExitStack() as stack:
+        if router == "replicas":
+            flags = [*server_flags(pool_tokens), "--data-parallel-size", str(n_servers)]
+            yield await stack.enter_async_context(running_server(flags))
+            return
         if router == "ray":
             actor = {"ray_actor_options": {"num_cpus": 0.01}}
             application = {
@@ -102,11 +107,11 @@ async def routed(router: str, n_servers: int, pool_tokens: int, programs: Path) 
         yield address
 
 
-def measure(address: str, bench_flags: Sequence[str]) -> dict[str, float]:
+def measure(address: str, workload: str, bench_flags: Sequence[str]) -> dict[str, float]:
     """Runs the workload; returns its hit rate, and its requests by how they ended."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "results.jsonl"
-        command = [sys.executable, "-m", "radixkv.cli", "bench", "--workload", "agents", "--base-url", address]
+        command = [sys.executable, "-m", "radixkv.cli", "bench", "--workload", workload, "--base-url", address]
         subprocess.run([*command, "--output-file", file, *bench_flags], check=True, stdout=subprocess.DEVNULL)
         (line,) = map(json.loads, file.read_text().splitlines())
     return {
@@ -125,23 +130,24 @@ async def main() -> None:
     parser.add_argument("--servers", type=int, default=4)
     parser.add_argument("--pool-tokens", type=int, default=2400, help="of each server (default: 2400)")
     parser.add_argument("--routers", type=lambda text: text.split(","), default=list(ROUTERS), metavar="NAME,...")
+    parser.add_argument("--workload", default="agents", metavar="NAME")
     parser.add_argument("bench_flags", nargs="*", metavar="FLAG", help="flags of radixkv bench, after --")
     args = parser.parse_args()
     settings = {
         "bench": "routing",
-        "workload": "agents",
+        "workload": args.workload,
         "flags": args.bench_flags,
         "pool_tokens": args.pool_tokens,
     }
     for n_pools in (1, args.servers):
         async with running_server(server_flags(n_pools * args.pool_tokens)) as address:
-            pooled = await asyncio.to_thread(measure, address, args.bench_flags)
+            pooled = await asyncio.to_thread(measure, address, args.workload, args.bench_flags)
         report(
             args.output_file, {**settings, "router": None, "servers": 1, "pools": n_pools, **pooled}, provenance()
         )
     for router in args.routers:
         async with routed(router, args.servers, args.pool_tokens, args.programs) as address:
-            found = await asyncio.to_thread(measure, address, args.bench_flags)
+            found = await asyncio.to_thread(measure, address, args.workload, args.bench_flags)
         share = round(100 * found["hit_rate_pct"] / pooled["hit_rate_pct"], 2)
         line = {
             **settings,

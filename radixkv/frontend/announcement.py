@@ -22,12 +22,12 @@ def announce(served_model: ServedModel, listener: socket.socket, *, needs_key: b
     host, port = listener.getsockname()[:2]
     ready = served_model.ready
     kv = f" with KV in {ready.kv_cache_dtype}" if ready.kv_cache_dtype else ""
-    replicas = f"{n_replicas} replicas, each with " if n_replicas > 1 else ""
+    replicas = f", in each of {n_replicas} replicas" if n_replicas > 1 else ""
     here = _url({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
     print(
         f"radixkv ready on {_url(host, port)} "
-        f"(model {served_model.name}, {replicas}{ready.n_pages} pages of {ready.page_size} tokens, "
-        f"{ready.dtype}{kv} on {ready.devices})\n"
+        f"(model {served_model.name}, {ready.n_pages} pages of {ready.page_size} tokens, "
+        f"{ready.dtype}{kv} on {ready.devices}{replicas})\n"
         f"  the cache in a browser: {here}/ui\n"
         f"  a first request: {_first_request(served_model, here, needs_key=needs_key)}",
         flush=True,

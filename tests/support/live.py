@@ -19,7 +19,8 @@ from typing import Any
 import httpx
 
 READY = re.compile(
-    r"radixkv ready on (http://127\.0\.0\.1:\d+) \(model \S+, (\d+) pages of 16 tokens, \w+ on ([\w ]+)\)"
+    r"radixkv ready on (http://127\.0\.0\.1:\d+) \(model \S+, (\d+) pages of 16 tokens, \w+ on ([\w ]+)"
+    r"(?:, in each of \d+ replicas)?\)"
 )
 COMMAND_LINE = (sys.executable, "-m", "radixkv.cli")
 HERE = Path(__file__).parent
@@ -97,7 +98,8 @@ class LiveServer:
         self.base_url = base_url
         self.port = int(base_url.rsplit(":", 1)[1])
         self.n_pages = n_pages
-        (self.runtime_pid,) = children(process.pid)
+        self.runtime_pids = children(process.pid)
+        self.runtime_pid = self.runtime_pids[0]
         self.folder = folder
 
     def complete(self, **body: object) -> dict[str, object]:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from radixkv.frontend.arrival import Arrival
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.runtime_process import RuntimeProcess
@@ -74,7 +75,7 @@ async def started(command: list[str]) -> AsyncIterator[tuple[RuntimeProcess, Run
             await runtime.stop()
 
 
-async def answer(client: RuntimeClient, ids: list[int], n: int) -> bytes:
+async def answer(client: EngineClient, ids: list[int], n: int) -> bytes:
     """Returns the tokens of an answer. Raises ``RequestError``."""
     prompt = Submit(uuid.uuid4().hex, pack_tokens(ids), SamplingParams(max_tokens=n))
     tokens = b""

@@ -1,0 +1,124 @@
+"""Where prompts go, by what replicas say that they have, what was sent to them, and their load."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from radixkv.errors import RequestError, RuntimeDied
+from radixkv.frontend.replicas.placement import MAX_PROBED_PROMPTS, UNKNOWN_S, Placement
+from radixkv.wire.cache_messages import Matched, TierMatch
+from radixkv.wire.messages import Submit, pack_tokens
+from radixkv.wire.sampling import SamplingParams
+
+N_TOKENS = 400
+
+
+@dataclass
+class FakeReplica:
+    """A replica that has the same number of tokens of every prompt."""
+
+    n_on_device: int = 0
+    n_in_host: int = 0
+    n_in_flight: int = 0
+    empty_since: float = 0.0
+    silence_s: float = 0.0
+    error: RequestError | None = None
+    asked: list[Sequence[bytes]] = field(default_factory=list)
+
+    async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str) -> Matched:
+        self.asked.append(prompts)
+        await asyncio.sleep(self.silence_s)
+        if self.error is not None:
+            raise self.error
+        one = TierMatch(N_TOKENS, self.n_on_device, self.n_in_host, 0)
+        return Matched("", (one,) * len(prompts), 0, 0, 0, 0)
+
+
+def prompt(first: int = 1, *, salt: str = "", reads_cache: bool = True) -> Submit:
+    tokens = pack_tokens([first, *range(2, N_TOKENS + 1)])
+    return Submit("a", tokens, SamplingParams(), salt, reads_cache=reads_cache)
+
+
+def choose(placement: Placement, replicas: Mapping[int, FakeReplica], one: Submit | None = None) -> int:
+    one = one or prompt()
+    found = asyncio.run(placement.probe(replicas, [one]))
+    return placement.choose(one, replicas, {index: lengths[0] for index, lengths in found.items()})
+
+
+def patient(n_replicas: int = 2) -> Placement:
+    """Returns a placement that waits for replicas of a busy machine."""
+    return Placement(n_replicas, probe_limit_s=30.0)
+
+
+def test_a_prompt_goes_where_most_of_it_is() -> None:
+    replicas = {0: FakeReplica(n_on_device=160), 1: FakeReplica(n_on_device=80, n_in_host=160)}
+    assert choose(patient(), replicas) == 1
+    replicas[1].n_in_host = 0
+    assert choose(patient(), replicas) == 0
+
+
+def test_a_busy_replica_gets_no_prompt_for_its_match() -> None:
+    replicas = {0: FakeReplica(n_on_device=400, n_in_flight=100), 1: FakeReplica()}
+    assert choose(patient(), replicas) == 1
+
+
+def test_what_no_replica_has_goes_to_the_one_with_the_least_load() -> None:
+    replicas = {0: FakeReplica(n_in_flight=1), 1: FakeReplica()}
+    assert choose(patient(), replicas) == 1
+
+
+def test_prompts_that_arrive_together_go_where_the_first_went() -> None:
+    placement, replicas = patient(), {0: FakeReplica(), 1: FakeReplica()}
+    first = choose(placement, replicas)
+    assert [choose(placement, replicas) for _ in range(4)] == [first] * 4
+    assert choose(placement, replicas, prompt(salt="other")) != first
+    assert choose(placement, replicas, prompt(first=99, salt="another")) != first
+
+
+def test_for_a_silent_replica_counts_what_was_sent_to_it() -> None:
+    placement, replicas = Placement(2), {0: FakeReplica(silence_s=30.0), 1: FakeReplica(n_on_device=160)}
+    placement.choose(prompt(), {0: replicas[0]}, {})
+    assert choose(placement, replicas) == 0
+
+
+def test_what_was_sent_lately_counts_even_if_the_replica_does_not_have_it_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    placement, replicas = patient(), {0: FakeReplica(), 1: FakeReplica(n_on_device=160)}
+    placement.choose(prompt(), {0: replicas[0]}, {})
+    assert choose(placement, replicas) == 0
+    later = time.monotonic() + 2 * UNKNOWN_S
+    monkeypatch.setattr("radixkv.frontend.replicas.placement.time.monotonic", lambda: later)
+    assert choose(placement, replicas) == 1, "it was computed and evicted"
+
+
+def test_what_was_sent_before_a_flush_or_a_restart_does_not_count() -> None:
+    placement, replicas = patient(), {0: FakeReplica(), 1: FakeReplica()}
+    first = choose(placement, replicas)
+    replicas[first].empty_since = time.monotonic()
+    replicas[first].n_in_flight = 1
+    assert choose(placement, replicas) != first
+
+
+def test_an_error_is_an_answer_that_did_not_come() -> None:
+    replicas = {0: FakeReplica(error=RuntimeDied("dead")), 1: FakeReplica(n_on_device=160)}
+    assert asyncio.run(patient().probe(replicas, [prompt()])) == {1: [160]}
+
+
+def test_who_cannot_be_asked_is_not() -> None:
+    replicas = {0: FakeReplica(), 1: FakeReplica()}
+    for prompts in ([prompt(reads_cache=False)], [prompt(), prompt(salt="other")]):
+        assert asyncio.run(patient().probe(replicas, prompts)) == {}
+    assert asyncio.run(patient().probe({0: replicas[0]}, [prompt()])) == {}, "one alone gets all prompts"
+    assert not any(replica.asked for replica in replicas.values())
+
+
+def test_replicas_are_asked_about_some_prompts_of_a_great_batch() -> None:
+    replicas = {0: FakeReplica(), 1: FakeReplica()}
+    found = asyncio.run(patient().probe(replicas, [prompt()] * 1000))
+    assert [len(lengths) for lengths in found.values()] == [MAX_PROBED_PROMPTS] * 2

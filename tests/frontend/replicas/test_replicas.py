@@ -1,0 +1,224 @@
+"""Several real runtime processes with a scripted runtime behind one client: what is asked of whom, and who dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from radixkv.errors import Draining, RadixKVError, RuntimeDied
+from radixkv.frontend.http.errors import RuntimeRestarting
+from radixkv.frontend.metrics.prometheus import Metrics
+from radixkv.frontend.miss_counts import MissRecord
+from radixkv.frontend.replicas.client import ReplicasClient
+from radixkv.frontend.replicas.start import start_all
+from radixkv.frontend.replicas.supervisor import ReplicaSupervisor
+from radixkv.frontend.runtime_client import RuntimeClient
+from radixkv.frontend.runtime_process import RuntimeProcess
+from radixkv.frontend.supervisor import Supervisor
+from radixkv.settings.tenants import OPERATOR
+from radixkv.wire.messages import pack_tokens
+from support.scripted_process import ENDLESS, ENGINE, NOWHERE, answer, changed, command, run
+
+OTHER_DEVICE = changed("import msgspec; return msgspec.structs.replace(super().ready, device='cpu')")
+FEWER_PAGES = changed("import msgspec; return msgspec.structs.replace(super().ready, n_pages=63)")
+DIES_AT_START = changed("import os; os._exit(7)")
+
+
+@dataclass
+class Replicas:
+    """Two replicas at work."""
+
+    client: ReplicasClient
+    each: Sequence[RuntimeClient]
+    supervisor: ReplicaSupervisor
+    pids: list[int]
+    """Of the first processes."""
+    may_start: asyncio.Event
+    """Until it is set, no process is started again."""
+    death: asyncio.Task[RuntimeDied]
+
+    def kill(self, index: int) -> None:
+        os.kill(self.pids[index], signal.SIGKILL)
+
+    async def until(self, index: int, *, is_up: bool) -> None:
+        while (self.each[index].refusal is None) != is_up:
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def replicas(again: Sequence[str] | None = None, **limits: Any) -> AsyncIterator[Replicas]:
+    """Supervises two runtimes; ``again`` is the command that starts one again."""
+    metrics, misses = Metrics(), MissRecord()
+    each = [RuntimeClient(metrics, misses) for _ in range(2)]
+    client, may_start = ReplicasClient(each, metrics, misses), asyncio.Event()
+    may_start.set()
+
+    def starter(of_one: RuntimeClient) -> Any:
+        async def start(*, first_event_number: int) -> RuntimeProcess:
+            await may_start.wait()
+            return await RuntimeProcess.start(ENGINE, NOWHERE, of_one, command=again or command())
+
+        return start
+
+    try:
+        starts = [RuntimeProcess.start(ENGINE, NOWHERE, one, command=command()) for one in each]
+        runtimes = await start_all(starts)
+        supervisor = ReplicaSupervisor(
+            [
+                Supervisor(runtime, one, starter(one), restarts=True, first_delay_s=0.001, **limits)
+                for runtime, one in zip(runtimes, each, strict=True)
+            ]
+        )
+        death = asyncio.create_task(supervisor.run(60.0))
+        try:
+            yield Replicas(client, each, supervisor, [one.pid for one in runtimes], may_start, death)
+        finally:
+            death.cancel()
+            await asyncio.gather(death, return_exceptions=True)
+            await supervisor.stop()
+    finally:
+        await client.close()
+
+
+def test_one_death_loses_the_requests_of_one_replica() -> None:
+    async def test() -> None:
+        async with replicas() as state:
+            asking = [asyncio.create_task(answer(state.client, [1, 2], ENDLESS)) for _ in range(6)]
+            while sum(one.n_in_flight for one in state.each) < 6:
+                await asyncio.sleep(0.01)
+            n_lost = state.each[0].n_in_flight
+            assert 0 < n_lost < 6, "both have work"
+            state.may_start.clear()
+            state.kill(0)
+            await state.until(0, is_up=False)
+            await asyncio.sleep(0.1)
+            ended = [one for one in asking if one.done()]
+            assert len(ended) == n_lost
+            for one in ended:
+                assert isinstance(one.exception(), RuntimeDied)
+            assert state.client.refusal is None
+            assert await answer(state.client, [3, 4], 3) == pack_tokens([3, 4, 3]), "the other one serves"
+            stats = await state.client.stats()
+            assert [one.is_up for one in stats.replicas.values()] == [False, True]
+            assert stats.n_running == 6 - n_lost
+            state.may_start.set()
+            await state.until(0, is_up=True)
+            assert state.client.n_restarts == 1
+            assert [one.is_up for one in (await state.client.stats()).replicas.values()] == [True, True]
+            for one in asking:
+                one.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+            await state.client.idle()
+
+    run(test)
+
+
+def test_what_must_reach_every_cache_fails_while_one_is_down() -> None:
+    async def test() -> None:
+        async with replicas() as state:
+            assert (await state.client.flush()).n_pages_freed == 2 * (await state.each[0].flush()).n_pages_freed
+            state.may_start.clear()
+            state.kill(1)
+            await state.until(1, is_up=False)
+            with pytest.raises(RuntimeRestarting):
+                await state.client.flush()
+            with pytest.raises(RuntimeRestarting):
+                await state.client.invalidate(b"", "a", tenant=OPERATOR)
+            await state.client.explain(pack_tokens([1, 2]), "", tenant=OPERATOR, contents=True)
+            await state.client.match([pack_tokens([1, 2])], "", tenant=OPERATOR)
+            await state.client.outline(contents=True)
+            state.may_start.set()
+
+    run(test)
+
+
+def test_requests_are_refused_while_all_are_down_and_the_server_ends_with_the_last() -> None:
+    async def test() -> None:
+        async with replicas(DIES_AT_START, max_restarts=1) as state:
+            state.may_start.clear()
+            state.kill(0)
+            state.kill(1)
+            for index in range(2):
+                await state.until(index, is_up=False)
+            for refused in (answer(state.client, [1, 2], 3), state.client.stats()):
+                with pytest.raises(RuntimeRestarting):
+                    await refused
+            state.may_start.set()
+            assert "code 7" in str(await state.death)
+            with pytest.raises(RuntimeDied):
+                await answer(state.client, [1, 2], 3)
+
+    run(test)
+
+
+def test_a_replica_that_does_not_start_again_leaves_the_others_at_work(capfd: pytest.CaptureFixture[str]) -> None:
+    async def test() -> None:
+        async with replicas(DIES_AT_START, max_restarts=1) as state:
+            state.kill(1)
+            while not isinstance(state.each[1].refusal, RuntimeDied):
+                await asyncio.sleep(0.01)
+            assert not state.death.done()
+            assert await answer(state.client, [1, 2], 3) == pack_tokens([1, 2, 1])
+            while "replica 1 is lost, and 1 others go on" not in capfd.readouterr().err:
+                await asyncio.sleep(0.01)
+
+    run(test)
+
+
+def test_a_server_that_drains_refuses_requests_and_still_shows_its_counters() -> None:
+    async def test() -> None:
+        async with replicas() as state:
+            state.client.refusal = Draining("the end")
+            with pytest.raises(Draining):
+                await answer(state.client, [1, 2], 3)
+            assert len((await state.client.stats()).replicas) == 2
+            await state.client.idle()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [(OTHER_DEVICE, "replica 1 has other sizes than replica 0: .*device='cpu'"), (DIES_AT_START, "code 7")],
+)
+def test_a_start_that_fails_leaves_no_process(second: list[str], message: str) -> None:
+    async def test() -> None:
+        each = [RuntimeClient(Metrics()) for _ in range(2)]
+        try:
+            starts = [
+                RuntimeProcess.start(ENGINE, NOWHERE, one, command=line)
+                for one, line in zip(each, (command(), second), strict=True)
+            ]
+            with pytest.raises(RadixKVError, match=message):
+                await start_all(starts)
+        finally:
+            for one in each:
+                await one.close()
+        children = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
+        with open(children) as file:
+            assert not file.read().split()
+
+    run(test)
+
+
+def test_replicas_may_have_pools_of_different_sizes() -> None:
+    async def test() -> None:
+        each = [RuntimeClient(Metrics()) for _ in range(2)]
+        starts = [
+            RuntimeProcess.start(ENGINE, NOWHERE, one, command=line)
+            for one, line in zip(each, (command(), FEWER_PAGES), strict=True)
+        ]
+        runtimes = await start_all(starts)
+        assert [runtime.ready.n_pages for runtime in runtimes] == [64, 63]
+        for runtime, one in zip(runtimes, each, strict=True):
+            await runtime.stop()
+            await one.close()
+
+    run(test)
