@@ -121,7 +121,7 @@ class RuntimeClient:
         """The error that refuses new requests; None while the server accepts them."""
         self.on_end: list[Callable[[EndedRequest], None]] = []
         """Called at the end of each request that a client sent."""
-        self.failure: RequestError | None = None
+        self._failure: RequestError | None = None
         """The error that also refuses queries, once the runtime has ended or is about to; else None."""
         self.n_restarts = 0
         """How often another runtime has taken the place of one that had died."""
@@ -268,7 +268,7 @@ class RuntimeClient:
 
     def fail(self, error: RequestError, refusal: RequestError | None = None) -> None:
         """Ends everything in flight with ``error``; ``refusal``, or the same error, refuses what comes later."""
-        self.refusal = self.failure = refusal or error
+        self.refusal = self._failure = refusal or error
         for request in self._requests.values():
             self.cancel(request)
             request.fail(error)
@@ -282,7 +282,7 @@ class RuntimeClient:
         """Accepts requests again, after ``fail``, for the runtime that has shaken hands since."""
         if isinstance(self.refusal, RuntimeRestarting):  # else the server shuts down meanwhile
             self.refusal = None
-        self.failure = None
+        self._failure = None
         self.n_restarts += 1
         self.empty_since = time.monotonic()
 
@@ -312,7 +312,7 @@ class RuntimeClient:
 
     async def close(self) -> None:
         """Fails everything in flight, then ends the receiving task and closes the socket."""
-        self.fail(self.failure or Draining("the server shut down before the answer was complete"))
+        self.fail(self._failure or Draining("the server shut down before the answer was complete"))
         await self._disconnect()
         self._context.term()
 
@@ -334,8 +334,8 @@ class RuntimeClient:
             RequestError: the runtime refuses the query.
             RuntimeSilent: there is no reply after ``query_timeout_s``.
         """
-        if self.failure is not None:
-            raise self.failure.with_traceback(None)
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._queries[query.id] = future
         try:

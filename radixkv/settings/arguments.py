@@ -126,7 +126,9 @@ def add_engine_flags(parser: Parser, *, has_queue: bool = True) -> None:
         parser.add_argument(_flag(name), type=kind, help=argparse.SUPPRESS)
     parser.set_defaults(model=None)  # so that a model which is given twice is seen
     add_always_on_flags(parser, Place.FLAG)
-    add_refused_flags(parser)
+    add_refused_flags(parser, Place.FLAG)
+    if not has_queue:
+        add_refused_flags(parser, Place.OFFLINE_FLAG)
 
 
 def engine_config(args: argparse.Namespace, *, model: str | None = None, seed: int = 0) -> EngineConfig:
@@ -180,9 +182,9 @@ def add_always_on_flags(parser: argparse.ArgumentParser, place: Place) -> None:
     )
 
 
-def add_refused_flags(parser: argparse.ArgumentParser) -> None:
+def add_refused_flags(parser: argparse.ArgumentParser, place: Place) -> None:
     """Adds the flags of features that radixkv lacks, which are refused by name unless they ask for nothing."""
-    for name, refusal in refusals(Place.FLAG).items():
+    for name, refusal in refusals(place).items():
         if refusal.implied_by is None:
             parser.add_argument(_flag(name), action=_RefusedFlag, refusal=refusal)
         else:

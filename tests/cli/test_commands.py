@@ -106,7 +106,11 @@ def test_help_of_each_command_names_its_flags_and_none_that_is_refused(inside, c
         (["explain", ""], "prompt", "radixkv explain"),
         (["explain", b"caf\xe9"], "UTF-8", "radixkv explain"),
         (["generate", "text", "--lpm-window", "3"], "--lpm-window", "radixkv generate"),
-        (["generate", "text", "--data-parallel-size", "2"], "by --tensor-parallel-size alone", "radixkv generate"),
+        (
+            ["generate", "text", "--data-parallel-size", "2"],
+            "serve --data-parallel-size",
+            "radixkv generate",
+        ),
         (["bench", "--enable-lora"], "--enable-lora", "radixkv bench"),
     ],
 )

@@ -57,7 +57,16 @@ from radixkv.wire.messages import (
     Tokens,
     pack_tokens,
 )
-from radixkv.wire.stats import DiskStats, DraftStats, HostStats, SharedStoreStats, SourceStats, Stats, TenantStats
+from radixkv.wire.stats import (
+    DiskStats,
+    DraftStats,
+    HostStats,
+    ReplicaStats,
+    SharedStoreStats,
+    SourceStats,
+    Stats,
+    TenantStats,
+)
 
 HOST = HostStats(
     n_slots=200,
@@ -180,6 +189,8 @@ class ScriptedLoop:
     """What becomes of the drafts of each request."""
     tenants: dict[str, TenantStats] = field(default_factory=dict)
     """Counters of tenants."""
+    replicas: dict[str, ReplicaStats] = field(default_factory=dict)
+    """Counters of replicas, as if this were several."""
     is_waiting: bool = False
     seconds_for_arrivals: float = 0.0
     descriptors: tuple[int, ...] = ()
@@ -397,6 +408,7 @@ class ScriptedLoop:
             disk=self.disk,
             drafts=self.drafts,
             tenants=self.tenants,
+            replicas=self.replicas,
         )
 
 

@@ -214,14 +214,10 @@ class ReplicasClient:
         Raises:
             RequestError: none answers; the error of the first one.
         """
-        replicas = {index: replica for index, replica in enumerate(self._replicas) if replica.failure is None}
-        if not replicas:
-            assert self.refusal is not None, "a replica has no failure"
-            raise self.refusal.with_traceback(None)
-        replies = await asyncio.gather(*map(query, replicas.values()), return_exceptions=True)
+        replies = await asyncio.gather(*map(query, self._replicas), return_exceptions=True)
         answers: dict[int, ReplyT] = {}
         errors: list[BaseException] = []
-        for index, reply in zip(replicas, replies, strict=True):
+        for index, reply in enumerate(replies):
             if isinstance(reply, BaseException):
                 errors.append(reply)
             else:

@@ -16,6 +16,8 @@ class Place(Flag):
     """A flag of the commands that run an engine, spelled ``--name-with-dashes``; short flags begin with a dash."""
     SERVE_FLAG = auto()
     """A flag of ``radixkv serve`` only."""
+    OFFLINE_FLAG = auto()
+    """A flag of the commands that run an engine in their own process, ``radixkv generate`` and ``radixkv chat``."""
     LLM = auto()
     LLM_GENERATE = auto()
     LLM_CHAT = auto()
@@ -102,9 +104,9 @@ REFUSED = (
         },
     ),
     Refused(
-        "LLM computes on one replica",
-        {Place.LLM: "data_parallel_size=1 dp_size=1"},
-        instead="use radixkv serve --data-parallel-size, or an LLM in each of several processes",
+        "one process without a server computes on one replica",
+        {Place.LLM: "data_parallel_size=1 dp_size=1", Place.OFFLINE_FLAG: "data_parallel_size=1 dp_size=1 -dp=1"},
+        "use radixkv serve --data-parallel-size",
     ),
     Refused(
         "the server sends a prompt to the replica that has the most of it",

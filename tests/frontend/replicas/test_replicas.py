@@ -104,7 +104,8 @@ def test_one_death_loses_the_requests_of_one_replica() -> None:
             for one in ended:
                 assert isinstance(one.exception(), RuntimeDied)
             assert state.client.refusal is None
-            assert await answer(state.client, [3, 4], 3) == pack_tokens([3, 4, 3]), "the other one serves"
+            for first in range(20):  # most of them would go to the one that has nothing to do
+                assert await answer(state.client, [first, 4], 3) == pack_tokens([first, 4, first])
             stats = await state.client.stats()
             assert [one.is_up for one in stats.replicas.values()] == [False, True]
             assert stats.n_running == 6 - n_lost
