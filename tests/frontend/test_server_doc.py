@@ -30,10 +30,9 @@ from radixkv.wire.sampling import (
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
 )
-from radixkv.wire.stats import ReplicaStats
 from support.paths import ROOT
 from support.running_site import make_app
-from support.scripted_runtime import DISK, DRAFTS, HOST, SHARED_STORE, TENANTS, Site
+from support.scripted_runtime import DISK, DRAFTS, HOST, REPLICAS, SHARED_STORE, TENANTS, Site
 
 TEXT = (ROOT / "docs" / "server.md").read_text()
 
@@ -117,7 +116,7 @@ def test_every_metric_is_documented(site: Site) -> None:
     site.loop.host = HOST
     site.loop.tenants = TENANTS
     site.loop.drafts = DRAFTS
-    site.loop.replicas = {"0": ReplicaStats(is_up=True)}
+    site.loop.replicas = REPLICAS
     types = []
     for behind_the_host_tier in (DISK, SHARED_STORE):
         site.loop.disk = behind_the_host_tier
