@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
@@ -50,6 +51,7 @@ from radixkv.settings.server_config import ServerConfig
 from radixkv.terminal import Progress
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
+from radixkv.wire.messages import Ready
 
 SLOW_READER_TIMEOUT_MS = 30_000
 """How long a client may read nothing before the kernel closes its connection."""
@@ -83,7 +85,9 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
         RadixKVError: the runtime ended before it was ready.
     """
     n_queues = max(1, len(engine.tenants))
-    raise_file_limit(n_queues * engine.scheduler.max_queued_requests, engine.scheduler.max_num_seqs)
+    n_queues *= server.data_parallel_size
+    n_rows = (engine.scheduler.max_num_seqs or 0) * server.data_parallel_size
+    raise_file_limit(n_queues * engine.scheduler.max_queued_requests, n_rows)
     with (
         open_listener(server.host, server.port) as listener,
         contextlib.ExitStack() as files,
@@ -285,7 +289,7 @@ async def _start(
         name=name,
         other_names=tuple(other_names),
         root=checkpoint.name,
-        ready=min((runtime.ready for runtime in runtimes), key=lambda ready: ready.n_pages),
+        ready=_joint_ready([runtime.ready for runtime in runtimes]),
         tokenizer=tokenizer,
         tokenizer_info=tokenizer_info,
         eos_token_ids=checkpoint.eos_token_ids,
@@ -306,6 +310,12 @@ async def _start(
         for runtime, client, start in zip(runtimes, clients, starts, strict=True)
     ]
     return supervisors[0] if len(supervisors) == 1 else ReplicaSupervisor(supervisors), served_model
+
+
+def _joint_ready(all_ready: Sequence[Ready]) -> Ready:
+    """Returns the sizes of a server: a request must fit the smallest pool, and all rows of all replicas may run."""
+    smallest = min(all_ready, key=lambda ready: ready.n_pages)
+    return msgspec.structs.replace(smallest, max_num_seqs=len(all_ready) * smallest.max_num_seqs)
 
 
 async def _get_model(engine: EngineConfig, server: ServerConfig) -> tuple[Checkpoint, Path, ChatTemplate | None]:

@@ -127,6 +127,10 @@ class RuntimeClient:
         """How often another runtime has taken the place of one that had died."""
         self.empty_since = 0.0
         """When the runtime's cache was emptied last, in monotonic seconds; 0 if it was not since the start."""
+        self.has_disk = False
+        """Whether the runtime has a disk tier."""
+        self.heard_at = 0.0
+        """When its last frame came, in monotonic seconds."""
         self.n_frames = 0
         """Frames received; grows while the runtime is alive."""
         self._n_frames_dropped = 0
@@ -160,7 +164,8 @@ class RuntimeClient:
                 f"the runtime speaks wire version {message.version} and the frontend {WIRE_VERSION}; "
                 "both must come from the same installation"
             )
-        self._page_size = message.page_size
+        self._page_size, self.has_disk = message.page_size, message.has_disk
+        self.heard_at = time.monotonic()
         self._receiving = asyncio.create_task(self._receive(self._socket))
         return message
 
@@ -376,6 +381,7 @@ class RuntimeClient:
                 frames = await socket.recv_multipart()
                 n_bytes += sum(map(len, frames))
                 self.n_frames += len(frames)
+                self.heard_at = time.monotonic()
                 for frame in frames:
                     self._apply(frame)
             await asyncio.sleep(0)

@@ -120,7 +120,7 @@ class ReplicaStats(msgspec.Struct, frozen=True):
     """Counters and gauges of one replica."""
 
     is_up: bool
-    """Whether it takes requests; the other fields are 0 if not."""
+    """Whether it has answered; gauges are 0 if not."""
     n_restarts: int = 0
     """How often another runtime has taken its place."""
     n_running: int = 0

@@ -204,4 +204,5 @@ def serving(
         process.stdout.close()
         if live is not None:
             live.http.close()
-            wait_for(lambda: not is_running(live.runtime_pid), "the runtime is still there")
+            pids = {live.runtime_pid, *live.runtime_pids}
+            wait_for(lambda: not any(map(is_running, pids)), "a runtime is still there")

@@ -136,7 +136,7 @@ def _rates(metrics: Metrics) -> dict[str, float]:
 
 def _check_query(request: Request) -> None:
     if request.query_params.get("dp_rank", "0") != "0":
-        raise InvalidRequest("dp_rank must be 0: this server has one engine", param="dp_rank")
+        raise InvalidRequest("dp_rank must be 0: all replicas are shown as one", param="dp_rank")
     if request.query_params.get("format", "json") != "json":
         raise UnsupportedFeature("format must be json; use /metrics for Prometheus' format", param="format")
 

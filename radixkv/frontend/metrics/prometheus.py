@@ -246,7 +246,7 @@ def _families(stats: Stats) -> Iterator[Metric]:
 
 def _replica_families(replicas: Mapping[str, ReplicaStats]) -> Iterator[Metric]:
     gauges: tuple[tuple[str, str, Callable[[ReplicaStats], float]], ...] = (
-        ("up", "1 while the replica takes requests.", lambda one: one.is_up),
+        ("up", "1 while the replica answers.", lambda one: one.is_up),
         ("num_requests_running", "Choices that the replica has scheduled.", lambda one: one.n_running),
         ("num_requests_waiting", "Choices that wait in the replica.", lambda one: one.n_waiting),
         ("kv_pages", "Pages in the replica's pool.", lambda one: one.n_pages),

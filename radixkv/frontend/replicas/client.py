@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 
-from radixkv.errors import RequestError, SessionNotFound
+from radixkv.errors import RequestError, RuntimeDied, SessionNotFound
 from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.http.errors import RuntimeRestarting
 from radixkv.frontend.in_flight import EndedRequest, InFlightRequest, RequestMetrics
 from radixkv.frontend.miss_counts import MissCounts, MissRecord
-from radixkv.frontend.replicas.joint_replies import best_match, joint_outline, sum_counts, sum_stats
+from radixkv.frontend.replicas.joint_replies import best_match, joint_outline, sum_counts
+from radixkv.frontend.replicas.joint_stats import JointStats
 from radixkv.frontend.replicas.placement import Placement
 from radixkv.frontend.request_group import RequestGroup
 from radixkv.frontend.runtime_client import RuntimeClient
@@ -30,13 +32,18 @@ from radixkv.wire.stats import Stats
 
 ReplyT = TypeVar("ReplyT")
 
+SILENT_S = 5.0
+"""A replica that has sent nothing for so long gets no requests while another one speaks. It sends heartbeats, but
+none within a step."""
+STRAGGLER_LIMIT_S = 1.0
+"""How long a query waits for other replicas once one has answered."""
+
 
 class ReplicasClient:
     """An ``EngineClient`` of several runtimes.
 
-    A prompt goes to the runtime that ``Placement`` chooses of those that take requests. Flushes, invalidations and
-    ends of sessions go to all, and fail if one is down, which may still have pages on disk. Other queries are
-    answered by those that are up.
+    A prompt goes to the runtime that ``Placement`` chooses of those that take requests. Flushes and invalidations
+    go to all, and fail if one is down that has pages on disk. Other queries are answered by those that are up.
 
     Args:
         replicas: the clients of the runtimes, in their order; they record to ``metrics`` and ``misses``.
@@ -59,6 +66,7 @@ class ReplicasClient:
         self._replicas = tuple(replicas)
         self._misses = misses
         self._placement = placement or Placement(len(replicas))
+        self._stats = JointStats(len(replicas))
         self._sent_to: dict[str, RuntimeClient] = {}
         """By the id of each request that was sent and has not been abandoned."""
 
@@ -66,9 +74,7 @@ class ReplicasClient:
     def refusal(self) -> RequestError | None:
         """The error that refuses new requests; None while a replica takes them."""
         refusals = [replica.refusal for replica in self._replicas]
-        if None in refusals:
-            return None
-        return next((one for one in refusals if isinstance(one, RuntimeRestarting)), refusals[0])
+        return None if None in refusals else _soonest([one for one in refusals if one is not None])
 
     @refusal.setter
     def refusal(self, error: RequestError | None) -> None:
@@ -128,41 +134,37 @@ class ReplicasClient:
 
     async def flush(self) -> Flushed:
         """Makes every cached prefix unreachable, in all replicas."""
-        return sum_counts(await asyncio.gather(*(replica.flush() for replica in self._replicas)))
+        return sum_counts(await self._order(lambda replica: replica.flush()))
 
     async def invalidate(
         self, tokens: bytes, cache_salt: str, *, tenant: str, lowest_tier: Tier = "storage"
     ) -> Invalidated:
         """See ``EngineClient.invalidate``; in all replicas."""
-        queries = (
-            replica.invalidate(tokens, cache_salt, tenant=tenant, lowest_tier=lowest_tier)
-            for replica in self._replicas
+        return sum_counts(
+            await self._order(
+                lambda replica: replica.invalidate(tokens, cache_salt, tenant=tenant, lowest_tier=lowest_tier)
+            )
         )
-        return sum_counts(await asyncio.gather(*queries))
 
     async def close_session(self, session_id: str, cache_salt: str, *, tenant: str) -> SessionClosed:
-        """See ``EngineClient.close_session``; in all replicas that know the session."""
+        """See ``EngineClient.close_session``; in all replicas that know the session. Who is down knows none."""
         queries = (replica.close_session(session_id, cache_salt, tenant=tenant) for replica in self._replicas)
-        replies = await asyncio.gather(*queries, return_exceptions=True)
-        closed, not_found = [], None
-        for reply in replies:
-            if isinstance(reply, SessionClosed):
-                closed.append(reply)
-            elif isinstance(reply, SessionNotFound):
-                not_found = reply
-            else:
-                raise reply
+        closed, errors = _parted(await asyncio.gather(*queries, return_exceptions=True))
+        for error in errors.values():
+            if not isinstance(error, SessionNotFound | RuntimeDied | RuntimeRestarting):
+                raise error
         if not closed:
-            assert not_found is not None, "there is a replica"
-            raise not_found
-        return sum_counts(closed)
+            unknown = [error for error in errors.values() if isinstance(error, SessionNotFound)]
+            raise unknown[0] if unknown else _soonest(errors.values())
+        return sum_counts(list(closed.values()))
 
     async def explain(self, tokens: bytes, cache_salt: str, *, tenant: str, contents: bool) -> Explained:
         """See ``EngineClient.explain``; the answer of the replica that has the most of the prompt."""
         replies = await self._ask(
             lambda replica: replica.explain(tokens, cache_salt, tenant=tenant, contents=contents)
         )
-        return max(replies.values(), key=lambda explained: explained.n_cached)
+        # Of replicas that have as much, one may know more of why it ends there.
+        return max(replies.values(), key=lambda one: (one.n_cached, one.n_on_disk, one.reason != "never_seen"))
 
     async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str) -> Matched:
         """See ``EngineClient.match``; for each prompt, what that replica has which has the most of it."""
@@ -172,7 +174,7 @@ class ReplicasClient:
     async def outline(self, *, contents: bool) -> Outlined:
         """See ``EngineClient.outline``; the trees of all replicas that are up."""
         replies = await self._ask(lambda replica: replica.outline(contents=contents))
-        return joint_outline(list(replies.values()))
+        return joint_outline(replies, len(self._replicas))
 
     async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float, *, tenant: str) -> Pinned:
         """Pins what is cached of ``tokens`` in the replica that has the most of it; ends a pin in all replicas.
@@ -190,7 +192,7 @@ class ReplicasClient:
     async def stats(self) -> Stats:
         """Returns the sums of the replicas that answer, and in ``Stats.replicas`` the most important of each."""
         stats = await self._ask(lambda replica: replica.stats())
-        return sum_stats(stats, [replica.n_restarts for replica in self._replicas])
+        return self._stats.add(stats, [replica.n_restarts for replica in self._replicas])
 
     def fail(self, error: RequestError) -> None:
         """Ends everything in flight with ``error``, which also refuses what comes later."""
@@ -203,26 +205,78 @@ class ReplicasClient:
             await replica.close()
 
     def _accepting(self) -> dict[int, RuntimeClient]:
-        """Returns the replicas that take requests, by number, at least one. Raises ``refusal`` if there is none."""
+        """Returns the replicas that take requests, by number, at least one. Raises ``refusal`` if there is none.
+
+        Those that have been silent for long are left out, unless all have.
+        """
         if (refusal := self.refusal) is not None:
             raise refusal.with_traceback(None)
-        return {index: replica for index, replica in enumerate(self._replicas) if replica.refusal is None}
+        accepting = {index: replica for index, replica in enumerate(self._replicas) if replica.refusal is None}
+        now_s = time.monotonic()
+        heard = {index: one for index, one in accepting.items() if now_s - one.heard_at < SILENT_S}
+        return heard or accepting
 
-    async def _ask(self, query: Callable[[RuntimeClient], Awaitable[ReplyT]]) -> dict[int, ReplyT]:
-        """Returns the replies of the replicas that answer, by number.
+    async def _ask(self, query: Callable[[RuntimeClient], Coroutine[Any, Any, ReplyT]]) -> dict[int, ReplyT]:
+        """Returns the replies of the replicas that answer, by number. Once one has, the others have a second left.
 
         Raises:
-            RequestError: none answers; the error of the first one.
+            RequestError: none answers.
         """
-        replies = await asyncio.gather(*map(query, self._replicas), return_exceptions=True)
+        tasks = {asyncio.create_task(query(replica)): index for index, replica in enumerate(self._replicas)}
+        waiting = set(tasks)
         answers: dict[int, ReplyT] = {}
-        errors: list[BaseException] = []
-        for index, reply in enumerate(replies):
-            if isinstance(reply, BaseException):
-                errors.append(reply)
-            else:
-                answers[index] = reply
-        for error in errors:
-            if not answers or not isinstance(error, RequestError):
+        errors: list[RequestError] = []
+        try:
+            while waiting:
+                limit_s = STRAGGLER_LIMIT_S if answers else None
+                done, waiting = await asyncio.wait(waiting, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    break
+                for task in done:
+                    try:
+                        answers[tasks[task]] = task.result()
+                    except RequestError as error:
+                        errors.append(error)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        if not answers:
+            raise _soonest(errors)
+        return dict(sorted(answers.items()))
+
+    async def _order(self, query: Callable[[RuntimeClient], Coroutine[Any, Any, ReplyT]]) -> list[ReplyT]:
+        """Returns the replies of all replicas. One that is down and has no disk tier has nothing that could stay.
+
+        Raises:
+            RequestError: of a replica that has not obeyed; others may have.
+        """
+        replies, errors = _parted(await asyncio.gather(*map(query, self._replicas), return_exceptions=True))
+        for index, error in errors.items():
+            is_empty = isinstance(error, RuntimeDied | RuntimeRestarting) and not self._replicas[index].has_disk
+            if not is_empty or not replies:
                 raise error
-        return answers
+        return list(replies.values())
+
+
+def _parted(
+    replies: Sequence[ReplyT | BaseException],
+) -> tuple[dict[int, ReplyT], dict[int, RequestError]]:
+    """Returns the replies and the errors, by the number of the replica. Raises what is no ``RequestError``."""
+    answers: dict[int, ReplyT] = {}
+    errors: dict[int, RequestError] = {}
+    for index, reply in enumerate(replies):
+        if isinstance(reply, RequestError):
+            errors[index] = reply
+        elif isinstance(reply, BaseException):
+            raise reply
+        else:
+            answers[index] = reply
+    return answers, errors
+
+
+def _soonest(errors: Iterable[RequestError]) -> RequestError:
+    """Returns the error of the replica that is ready first, or any if none is started again."""
+    every = list(errors)
+    restarting = [error for error in every if isinstance(error, RuntimeRestarting)]
+    return min(restarting, key=lambda error: error.ready_at) if restarting else every[0]

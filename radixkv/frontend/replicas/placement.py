@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from radixkv.errors import RequestError
+from radixkv.errors import RequestError, WireError
 from radixkv.frontend.replicas.recent_prefixes import RecentPrefixes, prefixes_of
 from radixkv.routing import ServerChoice
 from radixkv.wire.cache_messages import Matched
@@ -17,6 +17,8 @@ PROBE_LIMIT_S = 0.005
 """How long a replica may take to say what it has. It answers between two steps, or while its device computes."""
 MAX_PROBED_PROMPTS = 64
 """Prompts of one HTTP request that replicas are asked about; for the others, what was sent to a replica counts."""
+MAX_PROBED_TOKENS = 1 << 18
+"""Most tokens of those prompts together: a replica digests all of them between two steps."""
 UNKNOWN_S = 10.0
 """A prompt that was sent longer ago has been computed: the replica knows better whether it still has it."""
 _TOKEN_BYTES = 4
@@ -44,42 +46,59 @@ class Placement:
     """Chooses the replica that has the most of a prompt, unless it is busy, by the rule of ``ServerChoice``.
 
     A replica has what it says, or what was sent to it in the last seconds if that is more. For a replica that does
-    not answer in time, all that was sent to it counts.
+    not answer in time, all counts that is remembered of what was sent to it.
 
     Args:
         n_replicas: at least one.
         probe_limit_s: how long a replica may take to say what it has.
+        clock: seconds, monotonic; that of ``Replica.empty_since``.
     """
 
-    def __init__(self, n_replicas: int, *, probe_limit_s: float = PROBE_LIMIT_S) -> None:
+    def __init__(
+        self,
+        n_replicas: int,
+        *,
+        probe_limit_s: float = PROBE_LIMIT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._n_replicas = n_replicas
         self._probe_limit_s = probe_limit_s
         self._choice: ServerChoice[int] = ServerChoice()
         self._recent = RecentPrefixes()
+        self._asking: dict[int, asyncio.Task[Sequence[int] | None]] = {}
+        """Questions without an answer so far, by the number of the replica."""
 
     async def probe(self, replicas: Mapping[int, Replica], prompts: Sequence[Submit]) -> dict[int, Sequence[int]]:
-        """Returns how many tokens of the first prompts those replicas have that answer in time.
+        """Returns how much of the first prompts those replicas have that answer in time, in tokens.
+
+        A token on disk counts half, because it has to be fetched. A replica is not asked before it has answered the
+        question before.
 
         Args:
             replicas: whom to ask, by number; one alone is not asked.
             prompts: of one HTTP request.
         """
-        first, asked = prompts[0], prompts[:MAX_PROBED_PROMPTS]
-        if len(replicas) < 2 or not all(_can_be_asked(prompt, first) for prompt in asked):
+        asked = _can_be_asked(prompts)
+        if len(replicas) < 2 or not asked:
             return {}
 
         async def ask(replica: Replica) -> Sequence[int] | None:
+            tokens = [prompt.tokens for prompt in asked]
             try:
-                async with asyncio.timeout(self._probe_limit_s):
-                    matched = await replica.match(
-                        [prompt.tokens for prompt in asked], first.cache_salt, tenant=first.tenant
-                    )
-            except (TimeoutError, RequestError):
+                matched = await replica.match(tokens, prompts[0].cache_salt, tenant=prompts[0].tenant)
+            except (RequestError, WireError):
                 return None
-            return [match.n_on_device + match.n_in_host + match.n_on_disk for match in matched.prompts]
+            return [match.n_on_device + match.n_in_host + match.n_on_disk // 2 for match in matched.prompts]
 
-        answers = await asyncio.gather(*map(ask, replicas.values()))
-        return {index: answer for index, answer in zip(replicas, answers, strict=True) if answer is not None}
+        self._asking = {index: task for index, task in self._asking.items() if not task.done()}
+        idle = {index: replica for index, replica in replicas.items() if index not in self._asking}
+        tasks = {index: asyncio.create_task(ask(replica)) for index, replica in idle.items()}
+        self._asking |= tasks
+        if tasks:
+            await asyncio.wait(tasks.values(), timeout=self._probe_limit_s)
+        answers = {index: task.result() for index, task in tasks.items() if task.done()}
+        return {index: answer for index, answer in answers.items() if answer is not None}
 
     def choose(self, prompt: Submit, replicas: Mapping[int, Replica], found: Mapping[int, int]) -> int:
         """Returns the number of the replica for a prompt, and remembers that it is sent there. O(prompt).
@@ -89,14 +108,12 @@ class Placement:
             replicas: from which to choose, by number.
             found: how many of its tokens each replica has that says so.
         """
-        now_s = time.monotonic()
-        prefixes = []
-        if prompt.reads_cache:
-            prefixes = prefixes_of(prompt.tokens, f"{prompt.tenant}\0{prompt.cache_salt}".encode())
+        now_s = self._clock()
+        prefixes = prefixes_of(prompt.tokens, f"{prompt.tenant}\0{prompt.cache_salt}".encode())
         since = [now_s] * self._n_replicas
         for index, replica in replicas.items():
             since[index] = max(replica.empty_since, now_s - UNKNOWN_S if index in found else 0.0)
-        recent = self._recent.matched(prefixes, since)
+        recent = self._recent.matched(prefixes, since) if prompt.reads_cache else {}
         matched = {index: max(found.get(index, 0), recent.get(index, 0) // _TOKEN_BYTES) for index in replicas}
         n_in_flight = {index: replica.n_in_flight for index, replica in replicas.items()}
         chosen = self._choice.choose(len(prompt.tokens) // _TOKEN_BYTES, matched, n_in_flight)
@@ -104,5 +121,16 @@ class Placement:
         return chosen
 
 
-def _can_be_asked(prompt: Submit, first: Submit) -> bool:
-    return prompt.reads_cache and (prompt.cache_salt, prompt.tenant) == (first.cache_salt, first.tenant)
+def _can_be_asked(prompts: Sequence[Submit]) -> Sequence[Submit]:
+    """Returns the first prompts, as many as replicas answer quickly; none if they are of several namespaces."""
+    first = prompts[0]
+    asked: list[Submit] = []
+    n_bytes = 0
+    for prompt in prompts[:MAX_PROBED_PROMPTS]:
+        n_bytes += len(prompt.tokens)
+        if asked and n_bytes > MAX_PROBED_TOKENS * _TOKEN_BYTES:
+            break
+        if not prompt.reads_cache or (prompt.cache_salt, prompt.tenant) != (first.cache_salt, first.tenant):
+            return ()
+        asked.append(prompt)
+    return asked

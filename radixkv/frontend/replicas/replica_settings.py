@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
-from radixkv.errors import ConfigError
+from radixkv.errors import ConfigError, shortened
 from radixkv.settings.config import EngineConfig
 from radixkv.settings.kv_events import KVEventsConfig
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
-_THREADS = "OMP_NUM_THREADS"
 
 
 def engine_of_replica(engine: EngineConfig, index: int, n_replicas: int) -> EngineConfig:
@@ -47,26 +47,49 @@ def engine_of_replica(engine: EngineConfig, index: int, n_replicas: int) -> Engi
 
 
 def environment_of_replica(
-    environment: Mapping[str, str], index: int, n_replicas: int, n_ranks: int, n_cores: int
+    environment: Mapping[str, str], index: int, n_replicas: int, n_ranks: int
 ) -> dict[str, str]:
-    """Returns the environment of a replica's process, with its own GPUs and its part of the threads.
+    """Returns the environment of a replica's process, which sees its own GPUs alone.
 
     Args:
         environment: of the server.
         index: the replica's number.
         n_replicas: all of them.
         n_ranks: GPUs of each replica.
-        n_cores: processor cores of the server.
     """
     visible = environment.get(_GPUS)
-    gpus = [str(gpu) for gpu in range(n_replicas * n_ranks)] if visible is None else visible.split(",")
+    gpus = [str(gpu) for gpu in range(n_replicas * n_ranks)]
+    if visible is not None:
+        gpus = [gpu.strip() for gpu in visible.split(",")]
     of_replica = ",".join(gpus[index * n_ranks : (index + 1) * n_ranks])
-    return {_THREADS: str(max(1, n_cores // n_replicas)), **environment, _GPUS: of_replica}
+    return {**environment, _GPUS: of_replica}
+
+
+def check_cache_folder(cache_dir: str | None, n_replicas: int) -> None:
+    """Refuses a folder with pages that no replica would read: nothing would drop or count them.
+
+    Args:
+        cache_dir: the folder; None: there is none.
+        n_replicas: that use it.
+
+    Raises:
+        ConfigError: it has other folders or files than those of the replicas.
+    """
+    folder = Path(cache_dir or "").expanduser()
+    if cache_dir is None or not folder.is_dir():
+        return
+    known = {f"replica-{index}" for index in range(n_replicas)}
+    if others := sorted(path.name for path in folder.iterdir() if path.name not in known):
+        raise ConfigError(
+            f"cache_dir {cache_dir} has {shortened(others[0])}, which none of {n_replicas} replicas uses: another "
+            "number of replicas, or another program, has left it; remove it, or give another folder"
+        )
 
 
 def _check_endpoints(events: KVEventsConfig, n_replicas: int) -> None:
     bases = [base for base in (events.endpoint, events.replay_endpoint) if base is not None]
-    taken = [_endpoint(base, index) for base in bases for index in range(n_replicas)]
+    # Two endpoints of one machine may be the same if their ports or paths are.
+    taken = [_endpoint(base, index).rpartition(":")[2] for base in bases for index in range(n_replicas)]
     if len(set(taken)) < len(taken):
         raise ConfigError(
             f"endpoint {events.endpoint} and replay_endpoint {events.replay_endpoint} are too close for "

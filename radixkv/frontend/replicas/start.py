@@ -12,10 +12,13 @@ from typing import Any
 import msgspec
 
 from radixkv.errors import RadixKVError
-from radixkv.frontend.replicas.replica_settings import engine_of_replica, environment_of_replica
+from radixkv.frontend.replicas.replica_settings import (
+    check_cache_folder,
+    engine_of_replica,
+    environment_of_replica,
+)
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.frontend.runtime_process import RuntimeProcess
-from radixkv.processes.cores import n_cores
 from radixkv.settings.config import EngineConfig
 from radixkv.wire.messages import Ready
 
@@ -91,7 +94,8 @@ def start_calls(
     n_replicas = len(clients)
     if n_replicas == 1:
         return [StartCall(engine, model_folder, tokenizer_folder, clients[0], 0, None)]
-    n_ranks, cores = engine.model.tensor_parallel_size, n_cores()
+    check_cache_folder(engine.cache.cache_dir, n_replicas)
+    n_ranks = engine.model.tensor_parallel_size
     return [
         StartCall(
             engine_of_replica(engine, index, n_replicas),
@@ -99,7 +103,7 @@ def start_calls(
             tokenizer_folder,
             client,
             index,
-            environment_of_replica(os.environ, index, n_replicas, n_ranks, cores),
+            environment_of_replica(os.environ, index, n_replicas, n_ranks),
         )
         for index, client in enumerate(clients)
     ]

@@ -19,6 +19,7 @@ class ReplicaSupervisor:
 
     def __init__(self, supervisors: Sequence[Supervisor]) -> None:
         self._supervisors = tuple(supervisors)
+        self._is_stopping = False
 
     async def run(self, heartbeat_timeout_s: float) -> RuntimeDied:
         """Supervises until no replica is left; returns the error that ended the last one.
@@ -37,7 +38,8 @@ class ReplicaSupervisor:
                 for run in ended:
                     if not waiting:
                         return run.result()
-                    log_line(f"replica {runs[run]} is lost, and {len(waiting)} others go on: {run.result()}")
+                    if not self._is_stopping:
+                        log_line(f"replica {runs[run]} is lost, the other {len(waiting)} serve on: {run.result()}")
         finally:
             for run in waiting:
                 run.cancel()
@@ -45,6 +47,7 @@ class ReplicaSupervisor:
 
     def stop_restarting(self) -> None:
         """Starts no process again that dies from now on."""
+        self._is_stopping = True
         for supervisor in self._supervisors:
             supervisor.stop_restarting()
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import pytest
+from msgspec.structs import replace
 
 from radixkv.errors import RequestError, RuntimeDied
-from radixkv.frontend.replicas.placement import MAX_PROBED_PROMPTS, UNKNOWN_S, Placement
+from radixkv.frontend.replicas.placement import MAX_PROBED_PROMPTS, MAX_PROBED_TOKENS, UNKNOWN_S, Placement
 from radixkv.wire.cache_messages import Matched, TierMatch
 from radixkv.wire.messages import Submit, pack_tokens
 from radixkv.wire.sampling import SamplingParams
@@ -24,18 +23,22 @@ class FakeReplica:
 
     n_on_device: int = 0
     n_in_host: int = 0
+    n_on_disk: int = 0
     n_in_flight: int = 0
     empty_since: float = 0.0
     silence_s: float = 0.0
+    may_answer: asyncio.Event | None = None
     error: RequestError | None = None
     asked: list[Sequence[bytes]] = field(default_factory=list)
 
     async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str) -> Matched:
         self.asked.append(prompts)
         await asyncio.sleep(self.silence_s)
+        if self.may_answer is not None:
+            await self.may_answer.wait()
         if self.error is not None:
             raise self.error
-        one = TierMatch(N_TOKENS, self.n_on_device, self.n_in_host, 0)
+        one = TierMatch(N_TOKENS, self.n_on_device, self.n_in_host, self.n_on_disk)
         return Matched("", (one,) * len(prompts), 0, 0, 0, 0)
 
 
@@ -50,9 +53,19 @@ def choose(placement: Placement, replicas: Mapping[int, FakeReplica], one: Submi
     return placement.choose(one, replicas, {index: lengths[0] for index, lengths in found.items()})
 
 
-def patient(n_replicas: int = 2) -> Placement:
-    """Returns a placement that waits for replicas of a busy machine."""
-    return Placement(n_replicas, probe_limit_s=30.0)
+@dataclass
+class Clock:
+    """A clock that a test moves."""
+
+    now_s: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def patient(clock: Clock | None = None) -> Placement:
+    """Returns a placement of two replicas that waits for those of a busy machine."""
+    return Placement(2, probe_limit_s=30.0, clock=clock or Clock())
 
 
 def test_a_prompt_goes_where_most_of_it_is() -> None:
@@ -81,26 +94,27 @@ def test_prompts_that_arrive_together_go_where_the_first_went() -> None:
 
 
 def test_for_a_silent_replica_counts_what_was_sent_to_it() -> None:
-    placement, replicas = Placement(2), {0: FakeReplica(silence_s=30.0), 1: FakeReplica(n_on_device=160)}
+    clock = Clock()
+    replicas = {0: FakeReplica(silence_s=30.0), 1: FakeReplica(n_on_device=160)}
+    placement = Placement(2, clock=clock)
     placement.choose(prompt(), {0: replicas[0]}, {})
+    clock.now_s += 2 * UNKNOWN_S
     assert choose(placement, replicas) == 0
 
 
-def test_what_was_sent_lately_counts_even_if_the_replica_does_not_have_it_yet(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    placement, replicas = patient(), {0: FakeReplica(), 1: FakeReplica(n_on_device=160)}
+def test_what_was_sent_lately_counts_even_if_the_replica_does_not_have_it_yet() -> None:
+    clock = Clock()
+    placement, replicas = patient(clock), {0: FakeReplica(), 1: FakeReplica(n_on_device=160)}
     placement.choose(prompt(), {0: replicas[0]}, {})
     assert choose(placement, replicas) == 0
-    later = time.monotonic() + 2 * UNKNOWN_S
-    monkeypatch.setattr("radixkv.frontend.replicas.placement.time.monotonic", lambda: later)
+    clock.now_s += 2 * UNKNOWN_S
     assert choose(placement, replicas) == 1, "it was computed and evicted"
 
 
 def test_what_was_sent_before_a_flush_or_a_restart_does_not_count() -> None:
     placement, replicas = patient(), {0: FakeReplica(), 1: FakeReplica()}
     first = choose(placement, replicas)
-    replicas[first].empty_since = time.monotonic()
+    replicas[first].empty_since = 1001.0
     replicas[first].n_in_flight = 1
     assert choose(placement, replicas) != first
 
@@ -122,3 +136,32 @@ def test_replicas_are_asked_about_some_prompts_of_a_great_batch() -> None:
     replicas = {0: FakeReplica(), 1: FakeReplica()}
     found = asyncio.run(patient().probe(replicas, [prompt()] * 1000))
     assert [len(lengths) for lengths in found.values()] == [MAX_PROBED_PROMPTS] * 2
+
+
+def test_a_batch_whose_prompts_are_long_is_asked_about_in_part() -> None:
+    replicas = {0: FakeReplica(), 1: FakeReplica()}
+    long = replace(prompt(), tokens=bytes(4 * MAX_PROBED_TOKENS // 2))
+    found = asyncio.run(patient().probe(replicas, [long] * 5))
+    assert [len(lengths) for lengths in found.values()] == [2, 2]
+    found = asyncio.run(patient().probe(replicas, [replace(long, tokens=long.tokens * 3)]))
+    assert [len(lengths) for lengths in found.values()] == [1, 1], "the first one always"
+
+
+def test_a_replica_that_has_not_answered_is_not_asked_again_before() -> None:
+    async def test() -> None:
+        placement, replicas = Placement(2, probe_limit_s=0.01), {0: FakeReplica(), 1: FakeReplica()}
+        replicas[0].may_answer = asyncio.Event()
+        for _ in range(5):
+            await placement.probe(replicas, [prompt()])
+        assert len(replicas[0].asked) == 1
+        replicas[0].may_answer.set()
+        await asyncio.sleep(0)
+        await placement.probe(replicas, [prompt()])
+        assert len(replicas[0].asked) == 2
+
+    asyncio.run(test())
+
+
+def test_tokens_on_disk_count_half() -> None:
+    assert choose(patient(), {0: FakeReplica(n_on_disk=300), 1: FakeReplica(n_on_device=200)}) == 1
+    assert choose(patient(), {0: FakeReplica(n_on_disk=300), 1: FakeReplica()}) == 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from radixkv.errors import ConfigError
-from radixkv.frontend.replicas.replica_settings import engine_of_replica, environment_of_replica
+from radixkv.frontend.replicas.replica_settings import check_cache_folder, engine_of_replica, environment_of_replica
 from radixkv.settings.config import CacheConfig, EngineConfig
 from radixkv.settings.kv_events import KVEventsConfig
 
@@ -44,6 +46,7 @@ def test_endpoints_of_events_are_those_that_vllm_gives_its_ranks(
     ("endpoint", "replay_endpoint", "message"),
     [
         ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558", "at least 2 apart"),
+        ("tcp://127.0.0.1:5558", "tcp://[::1]:5557", "at least 2 apart"),
         ("tcp://127.0.0.1:65535", None, "65536"),
     ],
 )
@@ -62,17 +65,25 @@ def test_endpoints_that_do_not_suffice_are_refused(
         (None, 2, ["0,1", "2,3"]),
         ("3,5", 1, ["3", "5"]),
         ("GPU-a,GPU-b,GPU-c,GPU-d", 2, ["GPU-a,GPU-b", "GPU-c,GPU-d"]),
+        ("0, 1", 1, ["0", "1"]),
         ("", 1, ["", ""]),
     ],
 )
 def test_each_replica_sees_its_own_gpus(visible: str | None, n_ranks: int, wanted: list[str]) -> None:
     environment = {"PATH": "/bin"} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
-    replicas = [environment_of_replica(environment, index, 2, n_ranks, n_cores=9) for index in range(2)]
+    replicas = [environment_of_replica(environment, index, 2, n_ranks) for index in range(2)]
     assert [replica["CUDA_VISIBLE_DEVICES"] for replica in replicas] == wanted
     assert all(replica["PATH"] == "/bin" for replica in replicas)
 
 
-def test_replicas_divide_the_cores_unless_the_user_says_how_many_threads() -> None:
-    assert environment_of_replica({}, 0, 2, 1, n_cores=9)["OMP_NUM_THREADS"] == "4"
-    assert environment_of_replica({}, 0, 4, 1, n_cores=2)["OMP_NUM_THREADS"] == "1"
-    assert environment_of_replica({"OMP_NUM_THREADS": "7"}, 0, 2, 1, n_cores=9)["OMP_NUM_THREADS"] == "7"
+def test_a_folder_with_pages_that_no_replica_would_read_is_refused(tmp_path: Path) -> None:
+    check_cache_folder(None, 2)
+    check_cache_folder(str(tmp_path / "absent"), 2)
+    for index in range(2):
+        (tmp_path / f"replica-{index}").mkdir()
+    check_cache_folder(str(tmp_path), 2)
+    with pytest.raises(ConfigError, match="has 'replica-1', which none of 1 replicas uses"):
+        check_cache_folder(str(tmp_path), 1)
+    (tmp_path / "lock").touch()
+    with pytest.raises(ConfigError, match="has 'lock'"):
+        check_cache_folder(str(tmp_path), 3)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,18 +14,22 @@ from typing import Any
 
 import pytest
 
-from radixkv.errors import Draining, RadixKVError, RuntimeDied
+from radixkv.errors import Draining, RadixKVError, RuntimeDied, SessionNotFound
+from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.http.errors import RuntimeRestarting
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.miss_counts import MissRecord
-from radixkv.frontend.replicas.client import ReplicasClient
+from radixkv.frontend.replicas.client import SILENT_S, ReplicasClient
 from radixkv.frontend.replicas.start import start_all
 from radixkv.frontend.replicas.supervisor import ReplicaSupervisor
-from radixkv.frontend.runtime_client import RuntimeClient
+from radixkv.frontend.runtime_client import QUERY_TIMEOUT_S, RuntimeClient
 from radixkv.frontend.runtime_process import RuntimeProcess
 from radixkv.frontend.supervisor import Supervisor
 from radixkv.settings.tenants import OPERATOR
-from radixkv.wire.messages import pack_tokens
+from radixkv.wire.messages import Submit, pack_tokens
+from radixkv.wire.sampling import SamplingParams
+from radixkv.wire.stats import Stats
+from support.live import children
 from support.scripted_process import ENDLESS, ENGINE, NOWHERE, answer, changed, command, run
 
 OTHER_DEVICE = changed("import msgspec; return msgspec.structs.replace(super().ready, device='cpu')")
@@ -98,8 +104,8 @@ def test_one_death_loses_the_requests_of_one_replica() -> None:
             state.may_start.clear()
             state.kill(0)
             await state.until(0, is_up=False)
-            await asyncio.sleep(0.1)
-            ended = [one for one in asking if one.done()]
+            while len(ended := [one for one in asking if one.done()]) < n_lost:
+                await asyncio.sleep(0.01)
             assert len(ended) == n_lost
             for one in ended:
                 assert isinstance(one.exception(), RuntimeDied)
@@ -124,10 +130,13 @@ def test_one_death_loses_the_requests_of_one_replica() -> None:
 def test_what_must_reach_every_cache_fails_while_one_is_down() -> None:
     async def test() -> None:
         async with replicas() as state:
-            assert (await state.client.flush()).n_pages_freed == 2 * (await state.each[0].flush()).n_pages_freed
+            of_one = (await state.each[0].flush()).n_pages_freed
+            assert (await state.client.flush()).n_pages_freed == 2 * of_one
             state.may_start.clear()
             state.kill(1)
             await state.until(1, is_up=False)
+            assert (await state.client.flush()).n_pages_freed == of_one, "it has no disk"
+            state.each[1].has_disk = True
             with pytest.raises(RuntimeRestarting):
                 await state.client.flush()
             with pytest.raises(RuntimeRestarting):
@@ -167,8 +176,10 @@ def test_a_replica_that_does_not_start_again_leaves_the_others_at_work(capfd: py
                 await asyncio.sleep(0.01)
             assert not state.death.done()
             assert await answer(state.client, [1, 2], 3) == pack_tokens([1, 2, 1])
-            while "replica 1 is lost, and 1 others go on" not in capfd.readouterr().err:
+            log = ""
+            while "replica 1 is lost, the other 1 serve on" not in log:
                 await asyncio.sleep(0.01)
+                log += capfd.readouterr().err
 
     run(test)
 
@@ -192,6 +203,7 @@ def test_a_server_that_drains_refuses_requests_and_still_shows_its_counters() ->
 def test_a_start_that_fails_leaves_no_process(second: list[str], message: str) -> None:
     async def test() -> None:
         each = [RuntimeClient(Metrics()) for _ in range(2)]
+        before = children(os.getpid())
         try:
             starts = [
                 RuntimeProcess.start(ENGINE, NOWHERE, one, command=line)
@@ -202,9 +214,7 @@ def test_a_start_that_fails_leaves_no_process(second: list[str], message: str) -
         finally:
             for one in each:
                 await one.close()
-        children = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
-        with open(children) as file:
-            assert not file.read().split()
+        assert children(os.getpid()) == before
 
     run(test)
 
@@ -221,5 +231,45 @@ def test_replicas_may_have_pools_of_different_sizes() -> None:
         for runtime, one in zip(runtimes, each, strict=True):
             await runtime.stop()
             await one.close()
+
+    run(test)
+
+
+def test_a_replica_that_hangs_gets_no_requests_and_delays_no_queries() -> None:
+    async def test() -> None:
+        async with replicas() as state:
+            os.kill(state.pids[0], signal.SIGSTOP)
+            state.each[0].heard_at -= SILENT_S
+            for first in range(20):
+                assert await answer(state.client, [first, 4], 3) == pack_tokens([first, 4, first])
+            stats = await state.client.stats()
+            assert [one.is_up for one in stats.replicas.values()] == [False, True]
+            assert isinstance(await asyncio.wait_for(state.client.stats(), QUERY_TIMEOUT_S / 2), Stats)
+            os.kill(state.pids[0], signal.SIGCONT)
+
+    run(test)
+
+
+def test_sessions_and_pins() -> None:
+    async def test() -> None:
+        async with replicas() as state:
+            with pytest.raises(SessionNotFound):
+                await state.client.close_session("a", "", tenant=OPERATOR)
+            for each in state.each:
+                prompt = Submit(uuid.uuid4().hex, pack_tokens([1, 2]), SamplingParams(max_tokens=1), session_id="a")
+                async with each.submit([prompt], arrived=Arrival(time.monotonic())) as group:
+                    async for _ in group.deltas():
+                        pass
+            of_one = (await state.each[0].close_session("a", "", tenant=OPERATOR)).n_on_device
+            both = await state.client.close_session("a", "", tenant=OPERATOR)
+            assert both.n_on_device == 2 * of_one
+            for ttl_s in (60.0, 0.0):
+                assert (await state.client.pin(pack_tokens([1] * 40), "", ttl_s, tenant=OPERATOR)).n_tokens == 40
+            state.may_start.clear()
+            state.kill(1)
+            await state.until(1, is_up=False)
+            one = await state.client.close_session("a", "", tenant=OPERATOR)
+            assert one.n_on_device == of_one, "who is down knows no session"
+            state.may_start.set()
 
     run(test)

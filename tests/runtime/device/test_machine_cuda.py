@@ -332,6 +332,15 @@ def test_gpus_that_cannot_share_a_model_are_refused(names: list[str], index: int
     check_gpus(replace(MACHINE, gpu_names=["H100", "H100", "H200"]), 2)
 
 
+def test_replicas_need_gpus_of_their_own() -> None:
+    check_gpus(replace(MACHINE, gpu_names=["H100"] * 4), 2, 2)
+    check_gpus(replace(MACHINE, gpu_names=["H100"] * 2), 1, 2)
+    with pytest.raises(ConfigError, match="data_parallel_size 2 times tensor_parallel_size 2 needs .* sees 3"):
+        check_gpus(replace(MACHINE, gpu_names=["H100"] * 3), 2, 2)
+    with pytest.raises(ConfigError, match=r"data_parallel_size 2 needs equal GPUs, .* H100, H200"):
+        check_gpus(replace(MACHINE, gpu_names=["H100", "H200"]), 1, 2)
+
+
 def test_this_machine_without_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def init() -> None:
         raise RuntimeError("No CUDA GPUs are available.\nAnd more")
