@@ -29,15 +29,16 @@ def open_ranks(resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTim
     if settings.tensor_parallel_size == 1:
         return open_executor(device, machine, settings, checkpoint, times)
     ranks = RankProcesses.start(checkpoint.folder, device, settings)
+    opened: RankProcesses | FanOut = ranks
     try:
-        executor = open_executor(device, machine, settings, checkpoint, times, ranks)
+        opened = FanOut(open_executor(device, machine, settings, checkpoint, times, ranks), ranks)
         ranks.wait_ready()
-        times.end("other ranks")
     except (DeviceError, DeviceLost) as error:
         cause = ranks.end_of_one() or error
-        ranks.close()
+        opened.close()
         raise ConfigError(f"the ranks of the model cannot start: {cause}; the lines before say why") from None
     except BaseException:
-        ranks.close()
+        opened.close()
         raise
-    return FanOut(executor, ranks)
+    times.end("other ranks")
+    return opened

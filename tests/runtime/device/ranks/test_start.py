@@ -1,0 +1,44 @@
+"""How ranks come to compute together, and what ends a start."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from radixkv.checkpoints import resolve
+from radixkv.errors import ConfigError
+from radixkv.runtime.device.ranks import open as open_module
+from radixkv.runtime.device.resolved_config import ResolvedConfig, with_defaults
+from radixkv.runtime.step.executor import Executor
+from radixkv.settings.config import EngineConfig, ModelConfig
+from support.processes import children
+
+RANK = "radixkv.runtime.device.ranks.rank"
+EXECUTOR = (
+    "device dtype kv_dtype n_pages vocab_size window uses_shared_runs is_asynchronous splits_drafts page_origin"
+).split()
+
+
+def of_ranks(n_ranks: int) -> ResolvedConfig:
+    return with_defaults(EngineConfig(ModelConfig("tiny", tensor_parallel_size=n_ranks)), "cpu", 64)
+
+
+def test_a_start_that_fails_when_rank_0_is_open_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(children(os.getpid(), RANK))
+    left: list[set[int]] = []
+
+    def open_executor(*_: object) -> Executor:
+        for pid in set(children(os.getpid(), RANK)) - before:
+            os.kill(pid, signal.SIGKILL)
+        executor = SimpleNamespace(**dict.fromkeys(EXECUTOR))
+        executor.close = lambda: left.append(set(children(os.getpid(), RANK)) - before)
+        return cast(Executor, executor)
+
+    monkeypatch.setattr(open_module, "open_executor", open_executor)
+    with pytest.raises(ConfigError, match="rank 1 of the model was ended by SIGKILL while it loaded its part"):
+        open_module.open_ranks(of_ranks(2), resolve("tiny"))
+    assert left == [set()], "closed once, when no rank is there that its kernels wait for"
