@@ -41,7 +41,8 @@ class RankProcesses:
 
     rank = 0
 
-    def __init__(self, folder: tempfile.TemporaryDirectory[str]) -> None:
+    def __init__(self, device: Device, folder: tempfile.TemporaryDirectory[str]) -> None:
+        self._device = device
         self._folder = folder
         self._processes: list[subprocess.Popen[bytes]] = []
         self._frames: list[Frames] = []
@@ -59,7 +60,7 @@ class RankProcesses:
             device: kind of the ranks' devices.
             settings: of each rank.
         """
-        ranks = cls(tempfile.TemporaryDirectory(prefix="radixkv-ranks-"))
+        ranks = cls(device, tempfile.TemporaryDirectory(prefix="radixkv-ranks-"))
         try:
             for rank in range(1, settings.tensor_parallel_size):
                 ranks._start(RankStart(rank, str(model), device, settings, os.getpid(), str(ranks.store)))
@@ -91,12 +92,12 @@ class RankProcesses:
         values, n_ended = [value], 0
         refusal: str | None = None
         # All frames are read first: where a rank refuses, others may wait for it until they are killed.
-        for frame in [frames.receive() for frames in self._frames]:
+        for rank, frame in enumerate([frames.receive() for frames in self._frames], 1):
             answer = None if frame is None else decode(frame, RankValue | RankRefused)
             if isinstance(answer, RankValue):
                 values.append(answer.value)
             elif isinstance(answer, RankRefused):
-                refusal = refusal or answer.message
+                refusal = refusal or f"{self._name(rank)}: {answer.message}"
             else:
                 n_ended += 1
         if refusal is not None:
@@ -205,6 +206,9 @@ class RankProcesses:
         code = codes[rank]
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"rank {rank} of the model {how}"
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} ({self._device if self._device == 'cpu' else f'{self._device}:{rank}'})"
 
     def _check_watch(self) -> None:
         if self._watch is not None and self._watch.saw_loss:

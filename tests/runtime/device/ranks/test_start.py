@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -12,6 +13,7 @@ import pytest
 from radixkv.checkpoints import resolve
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.ranks import open as open_module
+from radixkv.runtime.device.ranks.processes import RankProcesses
 from radixkv.runtime.device.resolved_config import ResolvedConfig, with_defaults
 from radixkv.runtime.step.executor import Executor
 from radixkv.settings.config import EngineConfig, ModelConfig
@@ -42,3 +44,12 @@ def test_a_start_that_fails_when_rank_0_is_open_closes_it(monkeypatch: pytest.Mo
     with pytest.raises(ConfigError, match="rank 1 of the model was ended by SIGKILL while it loaded its part"):
         open_module.open_ranks(of_ranks(2), resolve("tiny"))
     assert left == [set()], "closed once, when no rank is there that its kernels wait for"
+
+
+def test_a_rank_that_refuses_is_named_with_its_device(tmp_path: Path) -> None:
+    ranks = RankProcesses.start(tmp_path, "cpu", of_ranks(2).device_settings)
+    try:
+        with pytest.raises(ConfigError, match=rf"rank 1 \(cpu\): .*{tmp_path}"):
+            ranks.minimum(0)
+    finally:
+        ranks.close()

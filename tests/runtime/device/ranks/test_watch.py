@@ -142,6 +142,6 @@ def test_a_rank_that_refuses_is_heard_before_one_that_waits_for_it(watched: Watc
     watched.ranks._frames[1] = waits
     refused.send(encode(RankRefused("there is too little memory")))
     os.kill(watched.pids[1], signal.SIGKILL)
-    with pytest.raises(ConfigError, match="there is too little memory"):
+    with pytest.raises(ConfigError, match=r"rank 2 \(cpu\): there is too little memory"):
         watched.ranks.minimum(0)
     refused.close()
