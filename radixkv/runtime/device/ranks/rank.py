@@ -1,6 +1,7 @@
 """``python -m radixkv.runtime.device.ranks.rank DESCRIPTOR``: a rank that executes rank 0's plans.
 
-It ends when rank 0 ends or closes the socket, and when a step fails: the others cannot go on without it.
+It ends when rank 0's process does, whatever it does then; when rank 0 closes the socket; and when a step fails: the
+others cannot go on without it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def main() -> None:
     if first is None:
         return
     start: RankStart = decode(first, RankStart)
+    _end_with(start.parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     logging.basicConfig(format=f"rank {start.rank}: %(message)s")
     with suppress(BrokenPipeError):  # rank 0 has ended, and so has the socket
@@ -46,8 +48,6 @@ def main() -> None:
         except RadixKVError as error:
             frames.send(encode(RankRefused(str(error))))
             return
-        # Ctrl-C reaches all processes of a terminal. While they load it ends each; later rank 0 ends them.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             _execute(executor, frames)
         except (DeviceError, DeviceLost) as error:
@@ -69,8 +69,30 @@ def _open(start: RankStart, frames: Frames) -> Executor:
         StartTimes(),
         group,
     )
+    # A terminal's Ctrl-C reaches all its processes, and a service manager's SIGTERM all of a service. From now on
+    # rank 0 decides when the ranks end: it may have requests to answer.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     group.minimum(0)
     return executor
+
+
+def _end_with(parent_pid: int) -> None:
+    """Ends this process when its parent does, at once."""
+    try:
+        parent = os.pidfd_open(parent_pid)
+    except ProcessLookupError:
+        sys.exit(1)
+    if os.getppid() != parent_pid:  # the number may be another process's by now
+        sys.exit(1)
+    poll = select.poll()
+    poll.register(parent, select.POLLIN)
+
+    def wait() -> None:
+        poll.poll()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="radixkv-rank-0", daemon=True).start()
 
 
 def _execute(executor: Executor, frames: Frames) -> None:
@@ -103,7 +125,6 @@ class _Group:
         self.rank = start.rank
         self.size = start.settings.tensor_parallel_size
         self.store = Path(start.store)
-        self._rank_0 = start.parent_pid
         self._frames = frames
 
     def minimum(self, value: int) -> int:
@@ -116,15 +137,7 @@ class _Group:
         return answer.value
 
     def watch(self, give_up: Callable[[], None]) -> None:
-        """See ``RankGroup.watch``; ends this process with rank 0, which ends it when another rank ends."""
-        poll = select.poll()
-        poll.register(os.pidfd_open(self._rank_0), select.POLLIN)
-
-        def wait() -> None:
-            poll.poll()
-            os._exit(1)
-
-        threading.Thread(target=wait, name="radixkv-rank-0", daemon=True).start()
+        """See ``RankGroup.watch``; nothing, because rank 0 watches all, and this process ends with it."""
 
 
 if __name__ == "__main__":

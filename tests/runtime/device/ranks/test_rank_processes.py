@@ -110,6 +110,40 @@ def test_ranks_end_with_a_process_that_is_killed() -> None:
     assert has_ended(pid)
 
 
+SERVICE = """
+import signal
+from radixkv import LLM, SamplingParams
+got_signals = []
+signal.signal(signal.SIGTERM, lambda number, _: got_signals.append(number))
+params = SamplingParams(temperature=0.0, max_tokens=16)
+llm = LLM("tiny", device="cpu", tensor_parallel_size=2, max_total_tokens=4096)
+print("open", flush=True)
+for _ in range(2):  # the signal comes in a request of the first round
+    while True:
+        llm.generate("A story of", params, use_tqdm=False)
+        if got_signals:
+            break
+llm.shutdown()
+print("answered", flush=True)
+"""
+
+
+def test_a_signal_to_all_processes_lets_requests_end() -> None:
+    """A service manager sends SIGTERM to all processes of a service; rank 0 answers its requests before it ends."""
+    command = [sys.executable, "-c", SERVICE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "open\n"
+            (pid,) = children(process.pid, RANK)
+            os.killpg(process.pid, signal.SIGTERM)
+            assert process.stdout.read() == "answered\n"
+            assert process.wait() == 0
+        finally:
+            process.kill()
+    assert has_ended(pid)
+
+
 def test_what_ranks_do_not_do_is_refused() -> None:
     wrong: list[tuple[dict[str, object], str]] = [
         ({"tensor_parallel_size": 3}, "tensor_parallel_size 3 does not divide num_attention_heads, 4"),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -17,7 +20,7 @@ from radixkv.runtime.device.ranks.processes import RankProcesses
 from radixkv.runtime.device.resolved_config import ResolvedConfig, with_defaults
 from radixkv.runtime.step.executor import Executor
 from radixkv.settings.config import EngineConfig, ModelConfig
-from support.processes import children
+from support.processes import children, has_ended
 
 RANK = "radixkv.runtime.device.ranks.rank"
 EXECUTOR = (
@@ -53,3 +56,40 @@ def test_a_rank_that_refuses_is_named_with_its_device(tmp_path: Path) -> None:
             ranks.minimum(0)
     finally:
         ranks.close()
+
+
+RANK_0 = f"""
+import os, socket, subprocess, sys, time
+from radixkv.runtime.device.ranks.frames import Frames, RankStart, encode
+from radixkv.runtime.device.resolved_config import with_defaults
+from radixkv.settings.config import EngineConfig, ModelConfig
+settings = with_defaults(EngineConfig(ModelConfig("tiny", tensor_parallel_size=2)), "cpu", 64).device_settings
+ours, theirs = socket.socketpair()
+subprocess.Popen([sys.executable, "-c", sys.argv[1], str(theirs.fileno())], pass_fds=[theirs.fileno()])
+Frames(ours).send(encode(RankStart(1, "{resolve("tiny").folder}", "cpu", settings, os.getpid(), "")))
+time.sleep(600)
+"""
+LOADING_FOR_EVER = """
+import os, time
+from radixkv.runtime.device.ranks import rank
+def open_executor(*_):
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+rank.open_executor = open_executor
+rank.main()
+"""
+
+
+def test_a_rank_that_still_loads_ends_with_a_process_that_is_killed() -> None:
+    command = [sys.executable, "-c", RANK_0, LOADING_FOR_EVER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as rank_0:
+        assert rank_0.stdout is not None
+        try:
+            pid = int(rank_0.stdout.readline())
+        finally:
+            rank_0.kill()
+    try:
+        assert has_ended(pid)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
