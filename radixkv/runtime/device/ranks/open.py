@@ -34,7 +34,7 @@ def open_ranks(resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTim
         opened = FanOut(open_executor(device, machine, settings, checkpoint, times, ranks), ranks)
         ranks.wait_ready()
     except (DeviceError, DeviceLost) as error:
-        cause = ranks.end_of_one() or error
+        cause = ranks.cause(str(error))
         opened.close()
         raise ConfigError(f"the ranks of the model cannot start: {cause}; the lines before say why") from None
     except BaseException:

@@ -103,7 +103,7 @@ class RankProcesses:
         if refusal is not None:
             raise ConfigError(refusal)
         if n_ended:
-            cause = self._cause or self.end_of_one() or "a rank of the model closed its socket"
+            cause = self.cause("a rank of the model closed its socket")
             raise ConfigError(f"{cause} while it loaded its part of the model; the lines before say why")
         self.send(encode(RankValue(min(values))))
         return min(values)
@@ -155,24 +155,28 @@ class RankProcesses:
     def lost(self, error: str) -> DeviceLost:
         """Returns the error of a step that failed here with ``error``: that a rank has ended, if one has.
 
-        Ranks that are watched are killed, because they wait for this one in the step. The first cause stays. Safe
-        in any thread.
+        The ranks are killed, because they wait for this one in the step. The first cause stays. Safe in any thread.
         """
         if self._give_up is not None:
             self._give_up()
         if self._cause is None:
-            cause = self.end_of_one() or f"a step failed for all ranks of the model: {error}"
+            cause = self.cause(f"a step failed for all ranks of the model: {error}")
             self._cause = self._cause or cause
-        if self._give_up is not None:
-            for process in self._processes:
-                process.kill()
+        for process in self._processes:
+            process.kill()
         return DeviceLost(self._cause)
+
+    def cause(self, error: str) -> str:
+        """Returns why the ranks cannot go on after ``error`` here: that one has ended, if one has. Takes up to
+        ``_MAX_REAP_S``."""
+        return self._cause or self._end_of_one() or error
 
     def close(self) -> None:
         """Ends the processes; kills those that have not ended after 5 s. May be called again."""
         deadline = time.monotonic() + _MAX_CLOSE_S
         if self._watch is not None:
             self._watch.close()
+            self._watch = None
         try:
             for frames in self._frames:
                 frames.close()
@@ -188,7 +192,7 @@ class RankProcesses:
                 self._give_up = None
             self._folder.cleanup()
 
-    def end_of_one(self) -> str | None:
+    def _end_of_one(self) -> str | None:
         """Returns which rank has ended, and how; None: none has. Takes up to ``_MAX_REAP_S``.
 
         Where one is killed, others end with an exit code, because they cannot go on. One that has refused
@@ -228,29 +232,31 @@ class _Watch:
         """When what is waited for has hung."""
         self.saw_loss = False
         self._on_loss = on_loss
-        self._closed = threading.Event()
+        self._closed = os.eventfd(0)
         self._processes = [os.pidfd_open(pid) for pid in pids]
-        threading.Thread(target=self._run, name="radixkv-ranks", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="radixkv-ranks", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread within half a second. Processes may end from now on."""
-        self._closed.set()
+        """Ends the thread. Processes may end from now on."""
+        os.eventfd_write(self._closed, 1)
+        self._thread.join()
+        for descriptor in (self._closed, *self._processes):
+            os.close(descriptor)
 
     def _run(self) -> None:
         poll = select.poll()
-        for process in self._processes:
-            poll.register(process, select.POLLIN)
+        for descriptor in (self._closed, *self._processes):
+            poll.register(descriptor, select.POLLIN)
         n_late = 0
-        try:
-            while not self._closed.is_set():
-                ended = poll.poll(1000 * _WATCH_INTERVAL_S)
-                deadline = self.deadline
-                is_late = deadline is not None and time.monotonic() > deadline
-                n_late = n_late + 1 if is_late else 0  # once may mean that this process was stopped, too
-                if (ended or n_late > 1) and not self._closed.is_set():
-                    self.saw_loss = True
-                    self._on_loss()
-                    return
-        finally:
-            for process in self._processes:
-                os.close(process)
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll(1000 * _WATCH_INTERVAL_S)}
+            if self._closed in ready:
+                return
+            deadline = self.deadline
+            is_late = deadline is not None and time.monotonic() > deadline
+            n_late = n_late + 1 if is_late else 0  # once may mean that this process was stopped, too
+            if ready or n_late > 1:
+                self.saw_loss = True
+                self._on_loss()
+                return

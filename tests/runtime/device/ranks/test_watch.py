@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from radixkv.checkpoints import resolve
@@ -84,6 +85,31 @@ def test_kernels_that_wait_when_the_engine_is_closed_end(watched: Watched) -> No
     watched.ranks.close()
     assert watched.gave_up.is_set()
     assert all(map(has_ended, watched.pids))
+
+
+def test_nothing_watches_ranks_that_are_closed() -> None:
+    ranks = RankProcesses.start(
+        resolve("tiny").folder, "cpu", msgspec.structs.replace(SETTINGS, tensor_parallel_size=1)
+    )
+    before = threading.active_count()
+    ranks.watch(lambda: None)
+    assert threading.active_count() == before + 1
+    ranks.close()
+    assert threading.active_count() == before
+
+
+def test_ranks_are_killed_at_a_loss_that_nobody_watched_for() -> None:
+    before = set(children(os.getpid(), RANK))
+    ranks = RankProcesses.start(resolve("tiny").folder, "cpu", SETTINGS)
+    pids = set(children(os.getpid(), RANK)) - before
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        assert "a step failed for all ranks of the model: a reason" in str(ranks.lost("a reason"))
+        assert all(map(has_ended, pids)), "they wait in the step"
+        assert "a reason" in ranks.cause("another"), "not that they were killed"
+    finally:
+        ranks.close()
 
 
 @pytest.mark.parametrize("kind", [DeviceError, DeviceLost])
