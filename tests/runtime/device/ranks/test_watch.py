@@ -39,12 +39,14 @@ SETTINGS = DeviceSettings(
 
 
 class Watched:
-    """Ranks 1 and 2, which wait for rank 0, and whether it has given up."""
+    """Ranks 1 and 2, which wait for ever, and whether rank 0 has given up."""
 
     def __init__(self) -> None:
         before = set(children(os.getpid(), RANK))
         self.ranks = RankProcesses.start(resolve("tiny").folder, "cpu", SETTINGS)
         self.pids = sorted(set(children(os.getpid(), RANK)) - before)
+        for pid in self.pids:
+            os.kill(pid, signal.SIGSTOP)
         self.gave_up = threading.Event()
         self.ranks.watch(self.gave_up.set)
 
@@ -151,7 +153,6 @@ def test_a_step_that_fails_here_is_lost_on_all_ranks(watched: Watched) -> None:
 def test_a_launch_that_hangs_is_lost(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device's queue is full of steps that wait for a rank."""
     monkeypatch.setattr(processes, "COLLECTIVE_TIMEOUT_S", 0.1)
-    os.kill(watched.pids[0], signal.SIGSTOP)
     names = "dtype kv_dtype n_pages vocab_size window uses_shared_runs splits_drafts page_origin".split()
     executor = SimpleNamespace(**dict.fromkeys(names), device="a GPU", is_asynchronous=True)
     executor.launch = lambda plan: watched.gave_up.wait(10.0)
@@ -162,7 +163,6 @@ def test_a_launch_that_hangs_is_lost(watched: Watched, monkeypatch: pytest.Monke
 
 def test_a_rank_that_refuses_is_heard_before_one_that_waits_for_it(watched: Watched) -> None:
     """Rank 1 hangs; rank 2 cannot compute, says so and ends."""
-    os.kill(watched.pids[0], signal.SIGSTOP)
     refused, waits = (Frames(one) for one in socket.socketpair())
     watched.ranks._frames[1].close()
     watched.ranks._frames[1] = waits
