@@ -14,12 +14,23 @@ def children(pid: int, argument: str) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == pid and argument.encode() in (folder / "cmdline").read_bytes().split(b"\0"):
+            if _state_and_parent(folder)[1] == pid and argument.encode() in _command(folder).split(b"\0"):
                 found.append(int(folder.name))
         except (FileNotFoundError, ProcessLookupError):
             continue
     return found
+
+
+def _command(folder: Path) -> bytes:
+    """Returns the command line of a process; that of one which is just being started comes a moment later."""
+    while not (command := (folder / "cmdline").read_bytes()) and _state_and_parent(folder)[0] != "Z":
+        time.sleep(0.001)
+    return command
+
+
+def _state_and_parent(folder: Path) -> tuple[str, int]:
+    state, parent, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
+    return state, int(parent)
 
 
 def has_ended(pid: int) -> bool:
