@@ -65,6 +65,10 @@ class Frames:
         header = self._read(_LENGTH.size)
         return None if header is None else self._read(*_LENGTH.unpack(header))
 
+    def fileno(self) -> int:
+        """Returns the descriptor, which can be read when a frame comes or the stream ends."""
+        return self._connection.fileno()
+
     def close(self) -> None:
         """Ends the stream."""
         self._connection.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixkv.checkpoints import Checkpoint
-from radixkv.errors import ConfigError, DeviceError, DeviceLost
+from radixkv.errors import DeviceError, DeviceLost
 from radixkv.runtime.device.factory import open_executor
 from radixkv.runtime.device.ranks.fan_out import FanOut
 from radixkv.runtime.device.ranks.processes import RankProcesses
@@ -34,9 +34,9 @@ def open_ranks(resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTim
         opened = FanOut(open_executor(device, machine, settings, checkpoint, times, ranks), ranks)
         ranks.wait_ready()
     except (DeviceError, DeviceLost) as error:
-        cause = ranks.cause(str(error))
+        refused = ranks.start_error(str(error))
         opened.close()
-        raise ConfigError(f"the ranks of the model cannot start: {cause}; the lines before say why") from None
+        raise refused from None
     except BaseException:
         opened.close()
         raise

@@ -12,7 +12,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Self
 
@@ -89,22 +90,18 @@ class RankProcesses:
 
     def minimum(self, value: int) -> int:
         """See ``RankGroup.minimum``."""
-        values, n_ended = [value], 0
-        refusal: str | None = None
-        # All frames are read first: where a rank refuses, others may wait for it until they are killed.
-        for rank, frame in enumerate([frames.receive() for frames in self._frames], 1):
-            answer = None if frame is None else decode(frame, RankValue | RankRefused)
-            if isinstance(answer, RankValue):
+        values = [value]
+        absent = set(range(1, self.size))
+        while absent:
+            # Where a rank refuses, others may wait for it until they are killed.
+            for rank in self._ready(absent):
+                absent.remove(rank)
+                answer = self._answer(rank)
+                if isinstance(answer, RankRefused):
+                    raise ConfigError(self._named(rank, answer))
+                if answer is None:
+                    raise self.start_error("a rank closed its socket")
                 values.append(answer.value)
-            elif isinstance(answer, RankRefused):
-                refusal = refusal or f"{self._name(rank)}: {answer.message}"
-            else:
-                n_ended += 1
-        if refusal is not None:
-            raise ConfigError(refusal)
-        if n_ended:
-            cause = self.cause("a rank of the model closed its socket")
-            raise ConfigError(f"{cause} while it loaded its part of the model; the lines before say why")
         self.send(encode(RankValue(min(values))))
         return min(values)
 
@@ -160,16 +157,22 @@ class RankProcesses:
         if self._give_up is not None:
             self._give_up()
         if self._cause is None:
-            cause = self.cause(f"a step failed for all ranks of the model: {error}")
+            cause = self._end_of_one() or f"a step failed for all ranks of the model: {error}"
             self._cause = self._cause or cause
         for process in self._processes:
             process.kill()
         return DeviceLost(self._cause)
 
-    def cause(self, error: str) -> str:
-        """Returns why the ranks cannot go on after ``error`` here: that one has ended, if one has. Takes up to
-        ``_MAX_REAP_S``."""
-        return self._cause or self._end_of_one() or error
+    def start_error(self, error: str) -> ConfigError:
+        """Returns the error of a start that failed here with ``error``.
+
+        It says that a rank has ended, or what it has refused, if one has. Takes up to ``_MAX_REAP_S``.
+        """
+        ended = None if self._cause else self._end_of_one()
+        if ended is None and (refusal := self._refusal()) is not None:
+            return ConfigError(refusal)
+        cause = ended or self._cause or error
+        return ConfigError(f"the ranks of the model cannot start: {cause}; the lines before say why")
 
     def close(self) -> None:
         """Ends the processes; kills those that have not ended after 5 s. May be called again."""
@@ -211,8 +214,30 @@ class RankProcesses:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"rank {rank} of the model {how}"
 
-    def _name(self, rank: int) -> str:
-        return f"rank {rank} ({self._device if self._device == 'cpu' else f'{self._device}:{rank}'})"
+    def _ready(self, ranks: Iterable[int], timeout_s: float | None = None) -> list[int]:
+        """Waits until one of these ranks has answered or ended; returns all that have, none after a time-out."""
+        descriptors = {rank: self._frames[rank - 1].fileno() for rank in ranks}
+        ready = wait(list(descriptors.values()), timeout_s)
+        return [rank for rank, descriptor in descriptors.items() if descriptor in ready]
+
+    def _answer(self, rank: int) -> RankValue | RankRefused | None:
+        """Waits for the next answer of a rank; None if it has ended."""
+        frame = self._frames[rank - 1].receive()
+        if frame is None:
+            return None
+        answer: RankValue | RankRefused = decode(frame, RankValue | RankRefused)
+        return answer
+
+    def _refusal(self) -> str | None:
+        """Returns the first refusal that has come and was not read; None: there is none."""
+        for rank in self._ready(range(1, self.size), 0.0):
+            if isinstance(answer := self._answer(rank), RankRefused):
+                return self._named(rank, answer)
+        return None
+
+    def _named(self, rank: int, refused: RankRefused) -> str:
+        device = self._device if self._device == "cpu" else f"{self._device}:{rank}"
+        return f"rank {rank} ({device}): {refused.message}"
 
     def _check_watch(self) -> None:
         if self._watch is not None and self._watch.saw_loss:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -14,7 +15,7 @@ from typing import cast
 import pytest
 
 from radixkv.checkpoints import resolve
-from radixkv.errors import ConfigError
+from radixkv.errors import ConfigError, DeviceError
 from radixkv.runtime.device.ranks import open as open_module
 from radixkv.runtime.device.ranks.processes import RankProcesses
 from radixkv.runtime.device.resolved_config import ResolvedConfig, with_defaults
@@ -44,7 +45,7 @@ def test_a_start_that_fails_when_rank_0_is_open_closes_it(monkeypatch: pytest.Mo
         return cast(Executor, executor)
 
     monkeypatch.setattr(open_module, "open_executor", open_executor)
-    with pytest.raises(ConfigError, match="rank 1 of the model was ended by SIGKILL while it loaded its part"):
+    with pytest.raises(ConfigError, match="cannot start: rank 1 of the model was ended by SIGKILL; the lines"):
         open_module.open_ranks(of_ranks(2), resolve("tiny"))
     assert left == [set()], "closed once, when no rank is there that its kernels wait for"
 
@@ -56,6 +57,22 @@ def test_a_rank_that_refuses_is_named_with_its_device(tmp_path: Path) -> None:
             ranks.minimum(0)
     finally:
         ranks.close()
+
+
+def test_what_a_rank_refused_is_the_reason_of_a_start_that_failed_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is why the devices of rank 0 and this rank did not connect."""
+    before = set(children(os.getpid(), RANK))
+
+    def open_executor(*_: object) -> Executor:
+        (pid,) = set(children(os.getpid(), RANK)) - before
+        assert has_ended(pid)
+        raise DeviceError("the devices of the ranks do not connect")
+
+    monkeypatch.setattr(open_module, "open_executor", open_executor)
+    with pytest.raises(ConfigError, match=rf"^rank 1 \(cpu\): .*{tmp_path}"):
+        open_module.open_ranks(of_ranks(2), replace(resolve("tiny"), folder=tmp_path))
 
 
 RANK_0 = f"""

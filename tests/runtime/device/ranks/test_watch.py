@@ -109,7 +109,7 @@ def test_ranks_are_killed_at_a_loss_that_nobody_watched_for() -> None:
     try:
         assert "a step failed for all ranks of the model: a reason" in str(ranks.lost("a reason"))
         assert all(map(has_ended, pids)), "they wait in the step"
-        assert "a reason" in ranks.cause("another"), "not that they were killed"
+        assert "a reason" in str(ranks.start_error("another")), "not that they were killed"
     finally:
         ranks.close()
 
