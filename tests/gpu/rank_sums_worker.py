@@ -18,7 +18,8 @@ def compare_sums(rank: int, n_ranks: int, store: Path) -> list[str]:
 
     torch.cuda.set_device(rank)
     collectives = CudaCollectives(rank, n_ranks, store)
-    collectives.connect(512, HIDDEN, 33, torch.bfloat16, 60.0)
+    collectives.allocate(512, HIDDEN, 33, torch.bfloat16)
+    collectives.connect(60.0)
     wrong: list[str] = []
     weight = random_rows(1, 99)[0]
     for n_rows in (1, 3, 64, 128, 129, 512):
@@ -66,7 +67,8 @@ def residual_after_many_steps(rank: int, n_ranks: int, store: Path) -> bytes:
 
     torch.cuda.set_device(rank)
     collectives = CudaCollectives(rank, n_ranks, store)
-    collectives.connect(256, HIDDEN, 33, torch.bfloat16, 60.0)
+    collectives.allocate(256, HIDDEN, 33, torch.bfloat16)
+    collectives.connect(60.0)
     residual = random_rows(256, 3)
     norm = RMSNorm(random_rows(1, 4)[0], 1e-5, adds_one=False, out_scales=None)
     normed = torch.empty_like(residual)

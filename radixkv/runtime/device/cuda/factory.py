@@ -165,14 +165,14 @@ def _connect(
     collectives: CudaCollectives, group: RankGroup, settings: DeviceSettings, hidden_size: int, dtype: torch.dtype
 ) -> None:
     """Connects the ranks' GPUs. From then on kernels wait for those of other ranks."""
-    group.minimum(0)  # a rank that loads for long is not one that hangs
-    collectives.connect(
+    collectives.allocate(
         max_rows=max(settings.max_num_batched_tokens, settings.max_num_seqs),
         hidden_size=hidden_size,
         max_broadcast=settings.max_num_seqs + 1,
         dtype=dtype,
-        timeout_s=CONNECT_TIMEOUT_S,
     )
+    group.minimum(0)  # a rank that loads for long, or has too little memory, is not one that hangs
+    collectives.connect(CONNECT_TIMEOUT_S)
     group.watch(collectives.give_up)
 
 

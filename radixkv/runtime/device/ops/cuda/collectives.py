@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,7 @@ from radixkv.runtime.device.ops.cuda.rank_sums import MAX_PROGRAMS, Meeting, bro
 from radixkv.runtime.device.ops.summed import HalfLayer
 
 _ALIGNMENT = 256
+_DISABLE_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
 
 class CudaCollectives:
@@ -42,41 +45,51 @@ class CudaCollectives:
         self.give_up: Callable[[], None] = partial(self._gives_up.numpy().__setitem__, 0, 1)
         """Ends the waits of all kernels, now and later: results are undefined then. Safe in any thread."""
 
-    def connect(
-        self, max_rows: int, hidden_size: int, max_broadcast: int, dtype: torch.dtype, timeout_s: float
-    ) -> None:
-        """Waits until all ranks do this; must come before all else. Nobody needs the store afterwards.
+    def allocate(self, max_rows: int, hidden_size: int, max_broadcast: int, dtype: torch.dtype) -> None:
+        """Allocates the memory that the other ranks' GPUs will access; must come before ``connect``.
 
         Args:
             max_rows: most rows of a part.
             hidden_size: of each row.
             max_broadcast: most values of a tensor that is broadcast.
             dtype: of parts.
-            timeout_s: how long a rank waits for the others here.
 
         Raises:
-            DeviceError: a rank did not come in time, or the GPUs cannot access each other's memory.
+            RuntimeError: there is too little memory.
         """
         self._max_broadcast = max_broadcast
         part_bytes = max_rows * hidden_size * dtype.itemsize
         sizes = [part_bytes, part_bytes, 4 * self.size * MAX_PROGRAMS, 4 * max_broadcast]
         ends = torch.tensor([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]).cumsum(0)
-        firsts = [0, *ends[:-1].tolist()]
+        self._firsts = [0, *ends[:-1].tolist()]
         device = torch.device("cuda", torch.cuda.current_device())
-        own, self._shared = _connect(int(ends[-1]), device, self.rank, self.size, self._store, timeout_s)
-        bases = list(self._shared.buffer_ptrs)
+        self._own = _allocate(int(ends[-1]), device)
         self._parts = [
-            own[first : first + part_bytes].view(dtype).view(max_rows, hidden_size) for first in firsts[:2]
+            self._own[first : first + part_bytes].view(dtype).view(max_rows, hidden_size)
+            for first in self._firsts[:2]
         ]
+
+    def connect(self, timeout_s: float) -> None:
+        """Waits until all ranks do this; must come before all else. Nobody needs the store afterwards.
+
+        Args:
+            timeout_s: how long a rank waits for the others here.
+
+        Raises:
+            DeviceError: a rank did not come in time, or the GPUs cannot access each other's memory.
+        """
+        device = self._own.device
+        self._shared = _connect(self._own, self.rank, self.size, self._store, timeout_s)
+        bases = list(self._shared.buffer_ptrs)
         *self._addresses, flags, self._inboxes = (
-            torch.tensor([base + first for base in bases], device=device) for first in firsts
+            torch.tensor([base + first for base in bases], device=device) for first in self._firsts
         )
         counts = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
         self._meeting = Meeting(self.rank, flags, counts, self._gives_up)
 
     def part(self, half: HalfLayer, n_rows: int) -> Tensor:
         """[n_rows, hidden]: the memory for this rank's part of a sum."""
-        assert n_rows <= len(self._parts[half]), "connect was told the most rows"
+        assert n_rows <= len(self._parts[half]), "allocate was told the most rows"
         return self._parts[half][:n_rows]
 
     def sum_parts(
@@ -87,7 +100,7 @@ class CudaCollectives:
 
     def broadcast(self, tensor: Tensor) -> None:
         """See ``Collectives.broadcast``; [n] int32."""
-        assert len(tensor) <= self._max_broadcast, "connect was told the most values"
+        assert len(tensor) <= self._max_broadcast, "allocate was told the most values"
         broadcast(tensor, self._inboxes, self._meeting)
 
 
@@ -126,10 +139,18 @@ class RenumberedStore(distributed.Store):  # type: ignore[name-defined,misc]
         return f"{prefix}/{int(number) - self._first}/{rank}"
 
 
-def _connect(
-    n_bytes: int, device: torch.device, rank: int, size: int, path: Path, timeout_s: float
-) -> tuple[Tensor, Any]:
-    """Allocates zeroed memory on each rank; returns it, and torch's access to that of all ranks, to be kept."""
+def _allocate(n_bytes: int, device: torch.device) -> Tensor:
+    """Allocates zeroed memory that other GPUs can be given access to."""
+    from torch._C import _distributed_c10d as c10d
+
+    own: Tensor = c10d._SymmetricMemory.empty_strided_p2p((n_bytes,), (1,), torch.uint8, device)
+    own.zero_()
+    torch.cuda.synchronize(device)
+    return own
+
+
+def _connect(own: Tensor, rank: int, size: int, path: Path, timeout_s: float) -> Any:
+    """Returns torch's access to the memory of all ranks, to be kept."""
     from torch._C import _distributed_c10d as c10d  # public functions want the default group of the whole process
 
     files: Any = distributed.FileStore(str(path), size)  # type: ignore[attr-defined]
@@ -139,13 +160,26 @@ def _connect(
     group = c10d.ProcessGroup(store, rank, size)  # the registry does not keep it
     c10d._register_process_group(name, group)
     try:
-        own = c10d._SymmetricMemory.empty_strided_p2p((n_bytes,), (1,), torch.uint8, device, name)
-        own.zero_()
-        torch.cuda.synchronize(device)
-        return own, c10d._SymmetricMemory.rendezvous(own, name)
+        with _without_multicast():
+            return c10d._SymmetricMemory.rendezvous(own, name)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
         raise DeviceError(f"the GPUs of the ranks do not connect: {str(error).splitlines()[0]}") from error
     finally:
         c10d._unregister_process_group(name)
+
+
+@contextmanager
+def _without_multicast() -> Iterator[None]:
+    """Tells torch to create no multicast object for symmetric memory in this block: none is used here, and the
+    rendezvous fails where a fabric offers multicast but refuses it. Torch reads that from the environment alone."""
+    before = os.environ.get(_DISABLE_MULTICAST)
+    os.environ[_DISABLE_MULTICAST] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_DISABLE_MULTICAST]
+        else:
+            os.environ[_DISABLE_MULTICAST] = before
