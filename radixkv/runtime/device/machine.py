@@ -14,6 +14,7 @@ import shutil
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,6 +51,8 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _INSTALL = "pip install 'radixkv[cuda]'"
 _USE_CPU = "set device to cpu"
 _USE_TRITON = "set attention_backend to triton"
+_SYMMETRIC_MEMORY = "TORCH_SYMMMEM"
+"""Variable from which torch takes its way to share the memory of GPUs."""
 _GIB = 1 << 30
 
 Version = tuple[int, ...]
@@ -95,15 +98,21 @@ class Machine:
     """Names of all GPUs that torch sees, in their order."""
     gpu_index: int = 0
     """Index of ``gpu`` among them."""
+    strangers: Sequence[tuple[int, int]] = ()
+    """Indexes of each two GPUs of which one cannot access the other's memory, in order."""
+    symmetric_memory: str | None = None
+    """What the environment makes torch share the memory of GPUs with; None: it does not say."""
 
 
 def inspect_machine() -> Machine:
     """Collects the facts about this machine. The first call initialises CUDA, which takes a second."""
-    problem, gpu, index, names = "", None, 0, []
+    problem, gpu, index, names, strangers = "", None, 0, [], []
     try:
         torch.cuda.init()
         gpu, index = _gpu(), torch.cuda.current_device()
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        reaches = torch.cuda.can_device_access_peer
+        strangers = [(a, b) for a, b in combinations(range(len(names)), 2) if not (reaches(a, b) and reaches(b, a))]
     except (RuntimeError, AssertionError) as error:  # torch has no narrower ones for this
         problem = str(error).splitlines()[0].rstrip(".")
     return Machine(
@@ -120,6 +129,8 @@ def inspect_machine() -> Machine:
         cxx_compiler=shutil.which(_cxx_name()),
         gpu_names=names,
         gpu_index=index,
+        strangers=strangers,
+        symmetric_memory=os.environ.get(_SYMMETRIC_MEMORY),
     )
 
 
@@ -160,7 +171,10 @@ def check_machine(machine: Machine) -> Gpu:
 
 
 def check_gpus(machine: Machine, n_ranks: int, n_replicas: int = 1) -> None:
-    """Raises ``ConfigError`` if there are not enough equal GPUs for so many replicas of so many ranks each."""
+    """Raises ``ConfigError`` unless there are GPUs for so many replicas of so many ranks, from the first on.
+
+    They must be equal, and those of one replica must access each other's memory.
+    """
     names, n_gpus = machine.gpu_names, n_ranks * n_replicas
     wanted = f"tensor_parallel_size {n_ranks}"
     if n_replicas > 1:
@@ -179,6 +193,19 @@ def check_gpus(machine: Machine, n_ranks: int, n_replicas: int = 1) -> None:
         raise ConfigError(
             f"{wanted} takes GPUs from the first on, and this process's current one is {machine.gpu_index}; choose "
             "GPUs with CUDA_VISIBLE_DEVICES"
+        )
+    if n_ranks == 1:
+        return
+    for first, second in machine.strangers:
+        if second < n_gpus and first // n_ranks == second // n_ranks:
+            raise ConfigError(
+                f"tensor_parallel_size {n_ranks} needs GPUs that access each other's memory, and {first} and "
+                f"{second} do not; choose others with CUDA_VISIBLE_DEVICES, or set it to 1"
+            )
+    if machine.symmetric_memory not in (None, "CUDA"):
+        raise ConfigError(
+            f"tensor_parallel_size {n_ranks} shares the memory of GPUs by CUDA alone, and the environment has "
+            f"{_SYMMETRIC_MEMORY} {machine.symmetric_memory}; unset it"
         )
 
 

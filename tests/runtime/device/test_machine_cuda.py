@@ -319,17 +319,24 @@ def test_weights_larger_than_the_free_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "index", "message"),
+    ("changes", "message"),
     [
-        (["H100"], 0, "tensor_parallel_size 2 needs as many GPUs, and torch sees 1"),
-        (["H100", "H200", "H100"], 0, "needs equal GPUs, and the first 2 are H100, H200"),
-        (["H100", "H100"], 1, "takes GPUs from the first on, and this process's current one is 1"),
+        ({"gpu_names": ["H100"]}, "tensor_parallel_size 2 needs as many GPUs, and torch sees 1"),
+        ({"gpu_names": ["H100", "H200", "H100"]}, "needs equal GPUs, and the first 2 are H100, H200"),
+        ({"gpu_index": 1}, "takes GPUs from the first on, and this process's current one is 1"),
+        ({"strangers": [(0, 1)]}, "access each other's memory, and 0 and 1 do not; choose others"),
+        ({"symmetric_memory": "NVSHMEM"}, "TORCH_SYMMMEM NVSHMEM; unset it"),
     ],
 )
-def test_gpus_that_cannot_share_a_model_are_refused(names: list[str], index: int, message: str) -> None:
+def test_gpus_that_cannot_share_a_model_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_gpus(replace(MACHINE, gpu_names=names, gpu_index=index), 2)
-    check_gpus(replace(MACHINE, gpu_names=["H100", "H100", "H200"]), 2)
+        check_gpus(replace(MACHINE, **{"gpu_names": ["H100", "H100"]} | changes), 2)
+
+
+def test_gpus_that_can_share_a_model() -> None:
+    machine = replace(MACHINE, gpu_names=["H100", "H100", "H200"], strangers=[(0, 2), (1, 2)])
+    check_gpus(machine, 2)
+    check_gpus(replace(machine, symmetric_memory="CUDA"), 2)
 
 
 def test_replicas_need_gpus_of_their_own() -> None:
@@ -364,9 +371,12 @@ def test_memory_cached_by_torch_is_freed_before_it_is_measured(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: GPU.capability)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda device, peer: (device, peer) != (1, 0))
+    monkeypatch.setenv("TORCH_SYMMMEM", "NVSHMEM")
     machine = inspect_machine()
     assert machine.gpu == replace(GPU, name=f"{GPU.name} 1")
     assert (machine.gpu_names, machine.gpu_index) == ([f"{GPU.name} 0", f"{GPU.name} 1"], 1)
+    assert (machine.strangers, machine.symmetric_memory) == ([(0, 1)], "NVSHMEM")
 
 
 def test_rows_that_attention_cannot_be_launched_for() -> None:
