@@ -29,8 +29,11 @@ _MAX_REAP_S = 1.0
 """How long the end of a process is waited for where its socket has ended."""
 _MAX_SEND_S = 10.0
 """How long a rank may take to receive a frame."""
+_MAX_LATE_S = 600.0
+"""How long a rank may come to a meeting of the start after rank 0, which has as much to load and to compile."""
+_MAX_KERNELS_S = 1800.0
+"""How long the rest of the start may take when kernels wait for each other: some are compiled first."""
 _WATCH_INTERVAL_S = 0.5
-_NO_RESPONSE = f"another rank does not respond in {COLLECTIVE_TIMEOUT_S:.0f} s"
 
 
 class RankProcesses:
@@ -92,13 +95,21 @@ class RankProcesses:
         """See ``RankGroup.minimum``."""
         values = [value]
         absent = set(range(1, self.size))
+        deadline = time.monotonic() + _MAX_LATE_S
         while absent:
             # Where a rank refuses, others may wait for it until they are killed.
-            for rank in self._ready(absent):
+            ready = self._ready(absent, max(0.0, deadline - time.monotonic()))
+            if not ready:
+                rank = min(absent)
+                raise ConfigError(
+                    f"{self._name(rank)} does not get ready: rank 0 has waited for it for {_MAX_LATE_S:g} s; see "
+                    f"what its process {self._processes[rank - 1].pid} waits for, and start again"
+                )
+            for rank in ready:
                 absent.remove(rank)
                 answer = self._answer(rank)
                 if isinstance(answer, RankRefused):
-                    raise ConfigError(self._named(rank, answer))
+                    raise ConfigError(f"{self._name(rank)}: {answer.message}")
                 if answer is None:
                     raise self.start_error("a rank closed its socket")
                 values.append(answer.value)
@@ -112,12 +123,16 @@ class RankProcesses:
             ConfigError: a rank cannot, or has ended.
         """
         self.minimum(0)
+        if self._watch is not None:
+            self._watch.limit(None)
+            self._check_watch()
         self._folder.cleanup()  # all have found each other
 
     def watch(self, give_up: Callable[[], None]) -> None:
         """See ``RankGroup.watch``."""
         self._give_up = give_up
-        self._watch = _Watch([process.pid for process in self._processes], lambda: self.lost(_NO_RESPONSE))
+        self._watch = _Watch([process.pid for process in self._processes], self.lost)
+        self._watch.limit(_MAX_KERNELS_S)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -129,11 +144,11 @@ class RankProcesses:
         if self._watch is None:
             yield
             return
-        self._watch.deadline = time.monotonic() + COLLECTIVE_TIMEOUT_S
+        self._watch.limit(COLLECTIVE_TIMEOUT_S)
         try:
             yield
         finally:
-            self._watch.deadline = None
+            self._watch.limit(None)
         self._check_watch()
 
     def send(self, frame: bytes) -> None:
@@ -214,7 +229,7 @@ class RankProcesses:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"rank {rank} of the model {how}"
 
-    def _ready(self, ranks: Iterable[int], timeout_s: float | None = None) -> list[int]:
+    def _ready(self, ranks: Iterable[int], timeout_s: float) -> list[int]:
         """Waits until one of these ranks has answered or ended; returns all that have, none after a time-out."""
         descriptors = {rank: self._frames[rank - 1].fileno() for rank in ranks}
         ready = wait(list(descriptors.values()), timeout_s)
@@ -232,16 +247,15 @@ class RankProcesses:
         """Returns the first refusal that has come and was not read; None: there is none."""
         for rank in self._ready(range(1, self.size), 0.0):
             if isinstance(answer := self._answer(rank), RankRefused):
-                return self._named(rank, answer)
+                return f"{self._name(rank)}: {answer.message}"
         return None
 
-    def _named(self, rank: int, refused: RankRefused) -> str:
-        device = self._device if self._device == "cpu" else f"{self._device}:{rank}"
-        return f"rank {rank} ({device}): {refused.message}"
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} ({self._device if self._device == 'cpu' else f'{self._device}:{rank}'})"
 
     def _check_watch(self) -> None:
-        if self._watch is not None and self._watch.saw_loss:
-            raise self.lost(_NO_RESPONSE)
+        if self._watch is not None and self._watch.loss is not None:
+            raise self.lost(self._watch.loss)
 
 
 class _Watch:
@@ -249,18 +263,28 @@ class _Watch:
 
     Args:
         pids: of the processes.
-        on_loss: the function.
+        on_loss: the function, which gets the reason.
     """
 
-    def __init__(self, pids: list[int], on_loss: Callable[[], object]) -> None:
-        self.deadline: float | None = None
+    def __init__(self, pids: list[int], on_loss: Callable[[str], object]) -> None:
+        self.loss: str | None = None
+        """Why the function was called; None: it was not."""
+        self._limit_s = 0.0
+        self._deadline: float | None = None
         """When what is waited for has hung."""
-        self.saw_loss = False
         self._on_loss = on_loss
         self._closed = os.eventfd(0)
         self._processes = [os.pidfd_open(pid) for pid in pids]
         self._thread = threading.Thread(target=self._run, name="radixkv-ranks", daemon=True)
         self._thread.start()
+
+    def limit(self, seconds: float | None) -> None:
+        """Sets the deadline of what is waited for from now on; None: nothing is."""
+        if seconds is None:
+            self._deadline = None
+        else:
+            self._limit_s = seconds
+            self._deadline = time.monotonic() + seconds
 
     def close(self) -> None:
         """Ends the thread. Processes may end from now on."""
@@ -278,10 +302,11 @@ class _Watch:
             ready = {descriptor for descriptor, _ in poll.poll(1000 * _WATCH_INTERVAL_S)}
             if self._closed in ready:
                 return
-            deadline = self.deadline
+            deadline = self._deadline
             is_late = deadline is not None and time.monotonic() > deadline
             n_late = n_late + 1 if is_late else 0  # once may mean that this process was stopped, too
             if ready or n_late > 1:
-                self.saw_loss = True
-                self._on_loss()
+                hangs = f"another rank does not respond in {self._limit_s:g} s"
+                self.loss = "another rank has ended" if ready else hangs
+                self._on_loss(self.loss)
                 return

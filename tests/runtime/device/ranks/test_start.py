@@ -17,6 +17,7 @@ import pytest
 from radixkv.checkpoints import resolve
 from radixkv.errors import ConfigError, DeviceError
 from radixkv.runtime.device.ranks import open as open_module
+from radixkv.runtime.device.ranks import processes
 from radixkv.runtime.device.ranks.processes import RankProcesses
 from radixkv.runtime.device.resolved_config import ResolvedConfig, with_defaults
 from radixkv.runtime.step.executor import Executor
@@ -73,6 +74,20 @@ def test_what_a_rank_refused_is_the_reason_of_a_start_that_failed_here(
     monkeypatch.setattr(open_module, "open_executor", open_executor)
     with pytest.raises(ConfigError, match=rf"^rank 1 \(cpu\): .*{tmp_path}"):
         open_module.open_ranks(of_ranks(2), replace(resolve("tiny"), folder=tmp_path))
+
+
+def test_a_rank_that_hangs_while_it_loads_refuses_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_MAX_LATE_S", 0.1)
+    before = set(children(os.getpid(), RANK))
+    ranks = RankProcesses.start(resolve("tiny").folder, "cpu", of_ranks(2).device_settings)
+    try:
+        (pid,) = set(children(os.getpid(), RANK)) - before
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(ConfigError, match=rf"rank 1 \(cpu\) does not get ready.* process {pid} "):
+            ranks.minimum(0)
+    finally:
+        ranks.close()
+    assert has_ended(pid)
 
 
 RANK_0 = f"""
