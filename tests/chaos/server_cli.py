@@ -12,6 +12,7 @@ from typing import Any
 from chaos.clock import make_clock_movable
 from radixkv import cli
 from radixkv.frontend import process
+from radixkv.frontend.replicas import start
 from radixkv.frontend.runtime_process import RuntimeProcess
 from radixkv.frontend.supervisor import Supervisor
 
@@ -27,6 +28,6 @@ class ChaosRuntimeProcess(RuntimeProcess):
 
 if __name__ == "__main__":
     make_clock_movable()
-    process.RuntimeProcess = ChaosRuntimeProcess
+    start.RuntimeProcess = ChaosRuntimeProcess
     process.Supervisor = partial(Supervisor, settled_s=SETTLED_S)
     sys.exit(cli.main())

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from radixkv import cli
-from radixkv.frontend import process
+from radixkv.frontend.replicas import start
 from radixkv.frontend.runtime_process import RuntimeProcess
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.messages import SOCKET_NAME
@@ -46,5 +46,5 @@ if __name__ == "__main__":
         Tokenizer.load = staticmethod(never_load)
     else:
         Tokenizer.load = staticmethod(load)
-        process.RuntimeProcess = SleepingRuntimeProcess
+        start.RuntimeProcess = SleepingRuntimeProcess
     sys.exit(cli.main())

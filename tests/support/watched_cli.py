@@ -16,6 +16,7 @@ from typing import Any
 
 from radixkv import cli
 from radixkv.frontend import process
+from radixkv.frontend.replicas import start
 from radixkv.frontend.runtime_process import RuntimeProcess
 
 
@@ -37,7 +38,7 @@ def write_report(path: Path) -> None:
 if __name__ == "__main__":
     report = Path(sys.argv.pop(1))
     signal.signal(signal.SIGUSR1, lambda *_: write_report(report))
-    process.RuntimeProcess = ScriptedRuntimeProcess
+    start.RuntimeProcess = ScriptedRuntimeProcess
     process.SLOW_READER_TIMEOUT_MS = 3_600_000  # a busy machine may delay a reader for long
     script = sys.argv[1]
     sys.exit(cli.main(sys.argv[2:]))
