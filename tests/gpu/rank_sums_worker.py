@@ -17,9 +17,9 @@ def compare_sums(rank: int, n_ranks: int, store: Path) -> list[str]:
     from radixkv.runtime.device.ops.cuda.layers import RMSNorm
 
     torch.cuda.set_device(rank)
-    collectives = CudaCollectives(rank, n_ranks, store)
+    collectives = CudaCollectives(rank, n_ranks)
     collectives.allocate(512, HIDDEN, 33, torch.bfloat16)
-    collectives.connect(60.0)
+    collectives.connect(store, 60.0)
     wrong: list[str] = []
     weight = random_rows(1, 99)[0]
     for n_rows in (1, 3, 64, 128, 129, 512):
@@ -66,9 +66,9 @@ def residual_after_many_steps(rank: int, n_ranks: int, store: Path) -> bytes:
     from radixkv.runtime.device.ops.cuda.layers import RMSNorm
 
     torch.cuda.set_device(rank)
-    collectives = CudaCollectives(rank, n_ranks, store)
+    collectives = CudaCollectives(rank, n_ranks)
     collectives.allocate(256, HIDDEN, 33, torch.bfloat16)
-    collectives.connect(60.0)
+    collectives.connect(store, 60.0)
     residual = random_rows(256, 3)
     norm = RMSNorm(random_rows(1, 4)[0], 1e-5, adds_one=False, out_scales=None)
     normed = torch.empty_like(residual)

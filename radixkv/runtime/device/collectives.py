@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -27,9 +28,15 @@ class RankGroup(Protocol):
         """Number of ranks."""
         ...
 
-    @property
-    def store(self) -> Path:
-        """File by which the ranks' devices find each other, in a folder that no other user can read."""
+    def connecting(self) -> AbstractContextManager[Path]:
+        """Waits until all ranks have come here; returns a block in which they connect their devices.
+
+        The block gets the file by which the devices find each other. It is in a folder that no other user can read,
+        and which is there only until all have left the block.
+
+        Raises:
+            ConfigError: another rank cannot compute its part, or has ended.
+        """
         ...
 
     def minimum(self, value: int) -> int:

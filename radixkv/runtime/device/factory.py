@@ -164,11 +164,11 @@ def open_executor(
         executor = CpuExecutor(checkpoint, settings)
         times.end("weights and pool")
         return executor
-    collectives = GlooCollectives(group.rank, group.size, group.store)
+    collectives = GlooCollectives(group.rank, group.size)
     executor = CpuExecutor(checkpoint, settings, collectives)
     times.end("weights and pool")
-    group.minimum(0)  # a rank that loads for long is not one that hangs
-    collectives.connect(COLLECTIVE_TIMEOUT_S)
+    with group.connecting() as store:
+        collectives.connect(store, COLLECTIVE_TIMEOUT_S)
     return executor
 
 

@@ -111,7 +111,7 @@ def open_cuda_executor(
             operations: Operations = CudaOperations(config, settings.max_model_len, device, has_fp8=has_fp8)
             collectives = None
             if group is not None:
-                collectives = CudaCollectives(group.rank, group.size, group.store)
+                collectives = CudaCollectives(group.rank, group.size)
                 operations = SummedOperations(operations, partial(CudaSummed, collectives))
             decoder = Decoder(weights, operations, kv_scales)
         times.end("weights")
@@ -171,8 +171,8 @@ def _connect(
         max_broadcast=settings.max_num_seqs + 1,
         dtype=dtype,
     )
-    group.minimum(0)  # a rank that loads for long, or has too little memory, is not one that hangs
-    collectives.connect(CONNECT_TIMEOUT_S)
+    with group.connecting() as store:
+        collectives.connect(store, CONNECT_TIMEOUT_S)
     group.watch(collectives.give_up)
 
 

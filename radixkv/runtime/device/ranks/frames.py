@@ -26,8 +26,13 @@ class RankStart(msgspec.Struct, frozen=True, tag=True):
     settings: DeviceSettings
     parent_pid: int
     """Process of rank 0."""
-    store: str
-    """File by which the ranks find each other."""
+
+
+class RankStore(msgspec.Struct, frozen=True, tag=True):
+    """Rank 0's answer when all have come to connect their devices."""
+
+    path: str
+    """File by which they find each other."""
 
 
 class RankValue(msgspec.Struct, frozen=True, tag=True):
@@ -86,7 +91,7 @@ class Frames:
         return bytes(parts)
 
 
-def encode(message: RankStart | RankValue | RankRefused | StepPlan) -> bytes:
+def encode(message: RankStart | RankStore | RankValue | RankRefused | StepPlan) -> bytes:
     """Returns the frame of a message."""
     return msgspec.msgpack.encode(message)
 

@@ -20,7 +20,15 @@ from typing import Self
 from radixkv.errors import ConfigError, DeviceLost
 from radixkv.runtime.device.collectives import COLLECTIVE_TIMEOUT_S
 from radixkv.runtime.device.device_settings import DeviceSettings
-from radixkv.runtime.device.ranks.frames import Frames, RankRefused, RankStart, RankValue, decode, encode
+from radixkv.runtime.device.ranks.frames import (
+    Frames,
+    RankRefused,
+    RankStart,
+    RankStore,
+    RankValue,
+    decode,
+    encode,
+)
 from radixkv.settings.config import Device
 
 _MAX_CLOSE_S = 5.0
@@ -45,9 +53,8 @@ class RankProcesses:
 
     rank = 0
 
-    def __init__(self, device: Device, folder: tempfile.TemporaryDirectory[str]) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
-        self._folder = folder
         self._processes: list[subprocess.Popen[bytes]] = []
         self._frames: list[Frames] = []
         self._watch: _Watch | None = None
@@ -64,10 +71,10 @@ class RankProcesses:
             device: kind of the ranks' devices.
             settings: of each rank.
         """
-        ranks = cls(device, tempfile.TemporaryDirectory(prefix="radixkv-ranks-"))
+        ranks = cls(device)
         try:
             for rank in range(1, settings.tensor_parallel_size):
-                ranks._start(RankStart(rank, str(model), device, settings, os.getpid(), str(ranks.store)))
+                ranks._start(RankStart(rank, str(model), device, settings, os.getpid()))
         except BaseException:
             ranks.close()
             raise
@@ -86,14 +93,27 @@ class RankProcesses:
         """See ``RankGroup.size``."""
         return len(self._processes) + 1
 
-    @property
-    def store(self) -> Path:
-        """See ``RankGroup.store``."""
-        return Path(self._folder.name) / "store"
+    @contextlib.contextmanager
+    def connecting(self) -> Iterator[Path]:
+        """See ``RankGroup.connecting``."""
+        self._values()
+        # The folder is not made sooner: it would stay where all are killed while they load. Where the start fails,
+        # other ranks may write into it while it is removed.
+        with tempfile.TemporaryDirectory(prefix="radixkv-ranks-", ignore_cleanup_errors=True) as folder:
+            store = Path(folder) / "store"
+            self.send(encode(RankStore(str(store))))
+            yield store
+            self.minimum(0)
 
     def minimum(self, value: int) -> int:
         """See ``RankGroup.minimum``."""
-        values = [value]
+        least = min(value, *self._values())
+        self.send(encode(RankValue(least)))
+        return least
+
+    def _values(self) -> list[int]:
+        """Waits until all other ranks have come to a meeting; returns their values."""
+        values = []
         absent = set(range(1, self.size))
         deadline = time.monotonic() + _MAX_LATE_S
         while absent:
@@ -113,8 +133,7 @@ class RankProcesses:
                 if answer is None:
                     raise self.start_error("a rank closed its socket")
                 values.append(answer.value)
-        self.send(encode(RankValue(min(values))))
-        return min(values)
+        return values
 
     def wait_ready(self) -> None:
         """Waits until all ranks can execute plans.
@@ -126,7 +145,6 @@ class RankProcesses:
         if self._watch is not None:
             self._watch.limit(None)
             self._check_watch()
-        self._folder.cleanup()  # all have found each other
 
     def watch(self, give_up: Callable[[], None]) -> None:
         """See ``RankGroup.watch``."""
@@ -208,7 +226,6 @@ class RankProcesses:
             if self._give_up is not None:
                 self._give_up()  # nobody comes any more
                 self._give_up = None
-            self._folder.cleanup()
 
     def _end_of_one(self) -> str | None:
         """Returns which rank has ended, and how; None: none has. Takes up to ``_MAX_REAP_S``.

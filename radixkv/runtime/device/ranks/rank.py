@@ -14,8 +14,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -23,7 +23,15 @@ import torch
 from radixkv.checkpoints import resolve
 from radixkv.errors import DeviceError, DeviceLost, RadixKVError
 from radixkv.runtime.device.factory import look_at_machine, open_executor
-from radixkv.runtime.device.ranks.frames import Frames, RankRefused, RankStart, RankValue, decode, encode
+from radixkv.runtime.device.ranks.frames import (
+    Frames,
+    RankRefused,
+    RankStart,
+    RankStore,
+    RankValue,
+    decode,
+    encode,
+)
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.step.plan import StepPlan
@@ -124,17 +132,27 @@ class _Group:
     def __init__(self, start: RankStart, frames: Frames) -> None:
         self.rank = start.rank
         self.size = start.settings.tensor_parallel_size
-        self.store = Path(start.store)
         self._frames = frames
+
+    @contextmanager
+    def connecting(self) -> Iterator[Path]:
+        """See ``RankGroup.connecting``; ends this process if rank 0 has ended."""
+        answer: RankStore = decode(self._meet(0), RankStore)
+        yield Path(answer.path)
+        self.minimum(0)
 
     def minimum(self, value: int) -> int:
         """See ``RankGroup.minimum``; ends this process if rank 0 has ended."""
+        answer: RankValue = decode(self._meet(value), RankValue)
+        return answer.value
+
+    def _meet(self, value: int) -> bytes:
+        """Returns rank 0's answer to a value."""
         self._frames.send(encode(RankValue(value)))
         frame = self._frames.receive()
         if frame is None:
             sys.exit(0)
-        answer: RankValue = decode(frame, RankValue)
-        return answer.value
+        return frame
 
     def watch(self, give_up: Callable[[], None]) -> None:
         """See ``RankGroup.watch``; nothing, because rank 0 watches all, and this process ends with it."""

@@ -18,8 +18,8 @@ def on_each_rank(store: Path, parts: list[list[Tensor]]) -> list[list[Tensor]]:
     """Returns the sums of several tensors on each rank. ``parts`` are [ranks][tensors]."""
 
     def sums(rank: int) -> list[Tensor]:
-        collectives = GlooCollectives(rank, N_RANKS, store)
-        collectives.connect(60.0)
+        collectives = GlooCollectives(rank, N_RANKS)
+        collectives.connect(store, 60.0)
         return [collectives.sum(part) for part in parts[rank]]
 
     with ThreadPoolExecutor(N_RANKS) as threads:
@@ -40,8 +40,8 @@ def test_a_row_is_summed_in_the_order_of_ranks_whatever_is_beside_it(tmp_path: P
 
 def test_rank_0_broadcasts(tmp_path: Path) -> None:
     def received(rank: int) -> list[int]:
-        collectives = GlooCollectives(rank, N_RANKS, tmp_path / "store")
-        collectives.connect(60.0)
+        collectives = GlooCollectives(rank, N_RANKS)
+        collectives.connect(tmp_path / "store", 60.0)
         tensor = torch.arange(4) + 10 * rank
         collectives.broadcast(tensor)
         return tensor.tolist()

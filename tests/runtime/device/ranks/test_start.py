@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from radixkv.checkpoints import resolve
 from radixkv.errors import ConfigError, DeviceError
+from radixkv.runtime.device.ops.cpu.collectives import GlooCollectives
 from radixkv.runtime.device.ranks import open as open_module
 from radixkv.runtime.device.ranks import processes
 from radixkv.runtime.device.ranks.processes import RankProcesses
@@ -90,6 +92,22 @@ def test_a_rank_that_hangs_while_it_loads_refuses_the_start(monkeypatch: pytest.
     assert has_ended(pid)
 
 
+def test_files_are_there_only_while_devices_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would remove them after a kill of all processes while they load, which takes the longest."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ranks = RankProcesses.start(resolve("tiny").folder, "cpu", of_ranks(2).device_settings)
+    try:
+        assert list(tmp_path.iterdir()) == []
+        with ranks.connecting() as store:
+            (folder,) = tmp_path.iterdir()
+            assert (folder, folder.stat().st_mode & 0o777) == (store.parent, 0o700)
+            GlooCollectives(0, 2).connect(store, 60.0)
+        assert list(tmp_path.iterdir()) == []
+        ranks.wait_ready()
+    finally:
+        ranks.close()
+
+
 RANK_0 = f"""
 import os, socket, subprocess, sys, time
 from radixkv.runtime.device.ranks.frames import Frames, RankStart, encode
@@ -98,7 +116,7 @@ from radixkv.settings.config import EngineConfig, ModelConfig
 settings = with_defaults(EngineConfig(ModelConfig("tiny", tensor_parallel_size=2)), "cpu", 64).device_settings
 ours, theirs = socket.socketpair()
 subprocess.Popen([sys.executable, "-c", sys.argv[1], str(theirs.fileno())], pass_fds=[theirs.fileno()])
-Frames(ours).send(encode(RankStart(1, "{resolve("tiny").folder}", "cpu", settings, os.getpid(), "")))
+Frames(ours).send(encode(RankStart(1, "{resolve("tiny").folder}", "cpu", settings, os.getpid())))
 time.sleep(600)
 """
 LOADING_FOR_EVER = """

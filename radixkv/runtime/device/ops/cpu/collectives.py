@@ -21,19 +21,19 @@ class GlooCollectives:
     Args:
         rank: of this process.
         size: number of ranks.
-        store: file by which the ranks find each other, in a folder that no other user can read; new for each group.
     """
 
-    def __init__(self, rank: int, size: int, store: Path) -> None:
+    def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        self._store = store
         self._group: Any = None
 
-    def connect(self, timeout_s: float) -> None:
+    def connect(self, store: Path, timeout_s: float) -> None:
         """Waits until all ranks do this; must come before all else. Nobody needs the store afterwards.
 
         Args:
+            store: file by which the ranks find each other, in a folder that no other user can read; new for each
+                group.
             timeout_s: how long a rank waits for the others, here and later.
 
         Raises:
@@ -45,9 +45,9 @@ class GlooCollectives:
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname="127.0.0.1")]
         options._timeout = timedelta(seconds=timeout_s)
-        store: Any = distributed.FileStore(str(self._store), self.size)  # type: ignore[attr-defined]
+        files: Any = distributed.FileStore(str(store), self.size)  # type: ignore[attr-defined]
         try:
-            self._group = gloo(store, self.rank, self.size, options)
+            self._group = gloo(files, self.rank, self.size, options)
         except RuntimeError as error:
             raise DeviceError(f"the ranks of the model do not connect: {error}") from error
         self.sum(torch.zeros(1))  # the others may still read the store until they come here

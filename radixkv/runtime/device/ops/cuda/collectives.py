@@ -33,13 +33,11 @@ class CudaCollectives:
     Args:
         rank: of this process, whose current device is the GPU.
         size: number of ranks.
-        store: file by which the ranks find each other, in a folder that no other user can read; new for each group.
     """
 
-    def __init__(self, rank: int, size: int, store: Path) -> None:
+    def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        self._store = store
         self._gives_up = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         # Holds no memory of the GPU; torch would refuse to change a tensor of inference mode outside it.
         self.give_up: Callable[[], None] = partial(self._gives_up.numpy().__setitem__, 0, 1)
@@ -69,17 +67,19 @@ class CudaCollectives:
             for first in self._firsts[:2]
         ]
 
-    def connect(self, timeout_s: float) -> None:
+    def connect(self, store: Path, timeout_s: float) -> None:
         """Waits until all ranks do this; must come before all else. Nobody needs the store afterwards.
 
         Args:
+            store: file by which the ranks find each other, in a folder that no other user can read; new for each
+                group.
             timeout_s: how long a rank waits for the others here.
 
         Raises:
             DeviceError: a rank did not come in time, or the GPUs cannot access each other's memory.
         """
         device = self._own.device
-        self._shared = _connect(self._own, self.rank, self.size, self._store, timeout_s)
+        self._shared = _connect(self._own, self.rank, self.size, store, timeout_s)
         bases = list(self._shared.buffer_ptrs)
         *self._addresses, flags, self._inboxes = (
             torch.tensor([base + first for base in bases], device=device) for first in self._firsts
