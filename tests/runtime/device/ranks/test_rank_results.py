@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -106,3 +107,10 @@ def test_what_does_not_divide_is_refused(checkpoint: Get) -> None:
             check_for_cpu(checkpoint("grouped"), divided(n_ranks))
     with pytest.raises(ConfigError, match="tensor_parallel_size 2 does not divide intermediate_size, 51"):
         check_for_cpu(checkpoint("whole"), divided(2))
+
+
+def test_quantized_checkpoints_are_refused(checkpoint: Get) -> None:
+    one = checkpoint("gpt-oss")
+    in_mxfp4 = replace(one, config={**one.config, "quantization_config": {"quant_method": "mxfp4"}})
+    with pytest.raises(ConfigError, match="no quantized weights among ranks; set tensor_parallel_size to 1"):
+        check_for_cpu(in_mxfp4, divided(2))
