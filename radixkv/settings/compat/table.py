@@ -105,7 +105,10 @@ REFUSED = (
     ),
     Refused(
         "one process without a server computes on one replica",
-        {Place.LLM: "data_parallel_size=1 dp_size=1", Place.OFFLINE_FLAG: "data_parallel_size=1 dp_size=1 -dp=1"},
+        {
+            Place.LLM: "data_parallel_size=1 dp_size=1 dp=1",
+            Place.OFFLINE_FLAG: "data_parallel_size=1 dp_size=1 dp=1 -dp=1",
+        },
         "use radixkv serve --data-parallel-size",
     ),
     Refused(
