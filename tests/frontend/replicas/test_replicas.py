@@ -239,6 +239,7 @@ def test_a_replica_that_hangs_gets_no_requests_and_delays_no_queries() -> None:
     async def test() -> None:
         async with replicas() as state:
             os.kill(state.pids[0], signal.SIGSTOP)
+            await asyncio.sleep(0.2)  # what it has sent before comes
             state.each[0].heard_at -= SILENT_S
             for first in range(20):
                 assert await answer(state.client, [first, 4], 3) == pack_tokens([first, 4, first])
