@@ -175,13 +175,7 @@ class RuntimeClient:
         return len(self._requests)
 
     def submit(self, prompts: Sequence[Submit], *, arrived: Arrival, streams: bool = True) -> RequestGroup:
-        """Returns the prompts of one HTTP request as a group, which sends them when it is entered.
-
-        Args:
-            prompts: at least one.
-            arrived: when and where the HTTP request arrived, and whose it is.
-            streams: whether a client reads output as it arrives; one that falls too far behind fails.
-        """
+        """See ``EngineClient.submit``."""
         return RequestGroup(self, prompts, arrived, streams)
 
     @property
@@ -206,59 +200,28 @@ class RuntimeClient:
     async def invalidate(
         self, tokens: bytes, cache_salt: str, *, tenant: str, lowest_tier: Tier = "storage"
     ) -> Invalidated:
-        """Drops what is cached of all sequences that begin with ``tokens``.
-
-        Args:
-            tokens: little-endian int32 ids, at least one page; none for everything with this salt.
-            cache_salt: the namespace of the cache, with ``tenant``.
-            tenant: who asks for it.
-            lowest_tier: the tiers below it keep what they have.
-        """
+        """See ``EngineClient.invalidate``."""
         query = Invalidate(uuid.uuid4().hex, tokens, cache_salt, lowest_tier, tenant)
         return await self._query(query, Invalidated)
 
     async def close_session(self, session_id: str, cache_salt: str, *, tenant: str) -> SessionClosed:
-        """Ends a session: what only it has cached is evicted first. Raises ``SessionNotFound``."""
+        """See ``EngineClient.close_session``."""
         return await self._query(CloseSession(uuid.uuid4().hex, session_id, cache_salt, tenant), SessionClosed)
 
     async def explain(self, tokens: bytes, cache_salt: str, *, tenant: str, contents: bool) -> Explained:
-        """Asks how long the cached prefix of ``tokens`` is and why it ends there.
-
-        Args:
-            tokens: little-endian int32 ids.
-            cache_salt: the namespace of the cache, with ``tenant``.
-            tenant: who asks.
-            contents: whether the reply may tell tokens of other clients; without it, it is exact to pages only.
-        """
+        """See ``EngineClient.explain``."""
         return await self._query(Explain(uuid.uuid4().hex, tokens, cache_salt, contents, tenant), Explained)
 
     async def match(self, prompts: Sequence[bytes], cache_salt: str, *, tenant: str) -> Matched:
-        """Asks how much of each prompt every tier has, and for the load.
-
-        Args:
-            prompts: little-endian int32 ids of each.
-            cache_salt: the namespace of the cache, with ``tenant``.
-            tenant: who asks.
-        """
+        """See ``EngineClient.match``."""
         return await self._query(Match(uuid.uuid4().hex, tuple(prompts), cache_salt, tenant), Matched)
 
     async def outline(self, *, contents: bool) -> Outlined:
-        """Asks for the largest nodes of each tier's tree.
-
-        Args:
-            contents: whether the reply may tell tokens of clients.
-        """
+        """See ``EngineClient.outline``."""
         return await self._query(Outline(uuid.uuid4().hex, contents), Outlined)
 
     async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float, *, tenant: str) -> Pinned:
-        """Pins what is cached of ``tokens``, or ends their pin. Raises ``RequestError`` if pins are off.
-
-        Args:
-            tokens: little-endian int32 ids.
-            cache_salt: the namespace of the cache, with ``tenant``.
-            ttl_s: for how long, in seconds; 0 ends the pin.
-            tenant: who asks for it.
-        """
+        """See ``EngineClient.pin``."""
         return await self._query(Pin(uuid.uuid4().hex, tokens, ttl_s, cache_salt, tenant), Pinned)
 
     async def stats(self) -> Stats:

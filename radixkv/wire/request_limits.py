@@ -18,6 +18,8 @@ MAX_TTL_S = 24 * 3600
 """Longest time for which a prefix is pinned at once, in seconds."""
 MAX_PINS = 4
 """Most prefixes of one request's prompt that are pinned."""
+MAX_MATCHED_TOKENS = 1 << 18
+"""Most tokens of the prompts of a ``Match`` together: with a disk tier the runtime digests all of them at once."""
 _TTL = re.compile(r"(\d{1,6})([smh])", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 

@@ -20,9 +20,7 @@ from radixkv.settings.compat import Place, refusals
 from radixkv.tree.node import TOKEN_BYTES
 from radixkv.wire.cache_messages import Matched, TierMatch
 from radixkv.wire.messages import Ready
-
-MAX_MATCHED_TOKENS = 1 << 18
-"""Most tokens of several prompts together: with a disk tier the runtime's loop digests all of them at once."""
+from radixkv.wire.request_limits import MAX_MATCHED_TOKENS
 
 
 def add_match_route(app: DocumentedApp, client: EngineClient, served_model: ServedModel) -> None:

@@ -69,8 +69,18 @@ class JointStats:
 def _of_replica(stats: Stats | None, *, is_up: bool, n_restarts: int) -> ReplicaStats:
     if stats is None:
         return ReplicaStats(is_up, n_restarts)
-    fields = ReplicaStats.__struct_fields__[2:]
-    return ReplicaStats(is_up, n_restarts, *(getattr(stats, name) for name in fields))
+    return ReplicaStats(
+        is_up,
+        n_restarts,
+        n_running=stats.n_running,
+        n_waiting=stats.n_waiting,
+        n_pages=stats.n_pages,
+        n_pages_free=stats.n_pages_free,
+        n_pages_evictable=stats.n_pages_evictable,
+        prefix_queries_total=stats.prefix_queries_total,
+        prefix_hits_total=stats.prefix_hits_total,
+        generation_tokens_total=stats.generation_tokens_total,
+    )
 
 
 def _counters(value: Any, name: str = "") -> Any:

@@ -12,13 +12,12 @@ from radixkv.frontend.replicas.recent_prefixes import RecentPrefixes, prefixes_o
 from radixkv.routing import ServerChoice
 from radixkv.wire.cache_messages import Matched
 from radixkv.wire.messages import Submit
+from radixkv.wire.request_limits import MAX_MATCHED_TOKENS
 
 PROBE_LIMIT_S = 0.005
 """How long a replica may take to say what it has. It answers between two steps, or while its device computes."""
 MAX_PROBED_PROMPTS = 64
 """Prompts of one HTTP request that replicas are asked about; for the others, what was sent to a replica counts."""
-MAX_PROBED_TOKENS = 1 << 18
-"""Most tokens of those prompts together: a replica digests all of them between two steps."""
 UNKNOWN_S = 10.0
 """A prompt that was sent longer ago has been computed: the replica knows better whether it still has it."""
 _TOKEN_BYTES = 4
@@ -128,7 +127,7 @@ def _can_be_asked(prompts: Sequence[Submit]) -> Sequence[Submit]:
     n_bytes = 0
     for prompt in prompts[:MAX_PROBED_PROMPTS]:
         n_bytes += len(prompt.tokens)
-        if asked and n_bytes > MAX_PROBED_TOKENS * _TOKEN_BYTES:
+        if asked and n_bytes > MAX_MATCHED_TOKENS * _TOKEN_BYTES:
             break
         if not prompt.reads_cache or (prompt.cache_salt, prompt.tenant) != (first.cache_salt, first.tenant):
             return ()

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from radixkv.errors import RequestError, RuntimeDied
-from radixkv.frontend.replicas.placement import MAX_PROBED_PROMPTS, MAX_PROBED_TOKENS, UNKNOWN_S, Placement
+from radixkv.frontend.replicas.placement import MAX_PROBED_PROMPTS, UNKNOWN_S, Placement
 from radixkv.wire.cache_messages import Matched, TierMatch
 from radixkv.wire.messages import Submit, pack_tokens
+from radixkv.wire.request_limits import MAX_MATCHED_TOKENS
 from radixkv.wire.sampling import SamplingParams
 
 N_TOKENS = 400
@@ -140,7 +141,7 @@ def test_replicas_are_asked_about_some_prompts_of_a_great_batch() -> None:
 
 def test_a_batch_whose_prompts_are_long_is_asked_about_in_part() -> None:
     replicas = {0: FakeReplica(), 1: FakeReplica()}
-    long = replace(prompt(), tokens=bytes(4 * MAX_PROBED_TOKENS // 2))
+    long = replace(prompt(), tokens=bytes(4 * MAX_MATCHED_TOKENS // 2))
     found = asyncio.run(patient().probe(replicas, [long] * 5))
     assert [len(lengths) for lengths in found.values()] == [2, 2]
     found = asyncio.run(patient().probe(replicas, [replace(long, tokens=long.tokens * 3)]))
