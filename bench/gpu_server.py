@@ -9,6 +9,7 @@ have no text. Later prompts of chats have recorded answers, so that every server
     python bench/gpu_server.py --output-file bench/results/gpu_server.jsonl
     python bench/gpu_server.py --small --device cpu      # tries the code
     python bench/gpu_server.py --saturation-pct 80       # then Poisson arrivals at 80% of that rate
+    python bench/gpu_server.py --scale 2 --flag=--data-parallel-size=2      # twice the load, for two replicas
 
 Another engine's server is asked by the same clients. This needs neither torch nor a GPU here, and with token ids as
 prompts no tokenizer there:
@@ -83,6 +84,8 @@ SMALL_WORKLOADS: Mapping[str, Mapping[str, object]] = {
     "unshared": {"num_prompts": 6, "num_shots": 2, "output_len": 4, "max_concurrency": 4},
     "pressure": {"num_sessions": 6, "num_turns": 2, "num_facts": 8, "output_len": 4, "max_concurrency": 4},
 }
+SCALED = frozenset({"num_prompts", "num_sessions", "max_concurrency"})
+"""Sizes that ``--scale`` multiplies."""
 HEADER = (
     f"{'workload':<10} {'cache':<5} {'rate':>6} {'seconds':>8} {'req/s':>7} {'out tok/s':>9} {'TTFT ms':>8} "
     f"{'p99':>8} {'return':>8} {'ITL ms':>7} {'p99':>7} {'hits %':>6} {'optimum':>7}"
@@ -91,7 +94,7 @@ HEADER = (
 
 async def main() -> None:
     arguments = parse_arguments()
-    benches = [load_benchmark(name, is_small=arguments.small) for name in arguments.workloads.split(",")]
+    benches = [load_benchmark(name, arguments.small, arguments.scale) for name in arguments.workloads.split(",")]
     print(HEADER, flush=True)
     if arguments.address is not None:
         about = {"mode": "server", "engine": arguments.engine, "cache": arguments.cache, **provenance()}
@@ -116,6 +119,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--workloads", default="fewshot,multiturn", metavar="NAMES", help="comma-separated")
     parser.add_argument("--processes", type=int, default=4, metavar="COUNT", help="processes of the clients")
     parser.add_argument("--small", action="store_true", help="a small model and small workloads")
+    parser.add_argument(
+        "--scale", type=int, default=1, metavar="FACTOR", help="so many times the requests, and those in flight"
+    )
     parser.add_argument(
         "--prompt-form", choices=("text", "tokens"), default="text", help="prompts as text or token ids of `tiny`"
     )
@@ -171,7 +177,7 @@ async def run_benches(
     benches: Sequence[Benchmark], address: str, arguments: argparse.Namespace, about: Mapping[str, Any]
 ) -> None:
     """Runs every workload, and prints and writes their lines, to which ``about`` is added."""
-    clients = Clients(address, arguments.processes, arguments.small, arguments.prompt_form)
+    clients = Clients(address, arguments.processes, arguments.small, arguments.scale, arguments.prompt_form)
     for bench in benches:
         line = await clients.measure(bench, arguments.request_rate)
         report(line | about, arguments.output_file)
@@ -181,8 +187,11 @@ async def run_benches(
             report(line | {"saturation_pct": arguments.saturation_pct} | about, arguments.output_file)
 
 
-def load_benchmark(name: str, *, is_small: bool) -> Benchmark:
-    return Benchmark(name, load_workload(name, **(SMALL_WORKLOADS if is_small else WORKLOADS)[name]))
+def load_benchmark(name: str, is_small: bool, scale: int) -> Benchmark:
+    """Returns a workload with ``scale`` times the requests, and with as many more in flight."""
+    sizes = (SMALL_WORKLOADS if is_small else WORKLOADS)[name]
+    scaled = {key: value * scale for key, value in sizes.items() if key in SCALED and isinstance(value, int)}
+    return Benchmark(name, load_workload(name, **{**sizes, **scaled}))
 
 
 @dataclass(frozen=True)
@@ -192,6 +201,7 @@ class Clients:
     address: str
     n_processes: int
     is_small: bool
+    scale: int
     prompt_form: str
     """``text``, or ``tokens`` for token ids of the embedded model's tokenizer."""
 
@@ -258,7 +268,7 @@ class SessionShare:
 def run_share(share: SessionShare) -> list[Record]:
     """Runs a share of the sessions. They cannot be sent to a process, so they are generated again."""
     clients = share.clients
-    bench = load_benchmark(share.name, is_small=clients.is_small)
+    bench = load_benchmark(share.name, clients.is_small, clients.scale)
     sessions = bench.sessions[share.first :: clients.n_processes]
 
     async def run_sessions() -> Measurement:

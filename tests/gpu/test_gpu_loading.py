@@ -18,6 +18,7 @@ from radixkv.runtime.device.machine import check_machine, inspect_machine
 from radixkv.runtime.device.memory.cuda.pool_size import measure_memory
 from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, MlpWeights
 from radixkv.runtime.device.weights.shapes import tensor_shapes
+from radixkv.runtime.device.weights.shards import Shard
 from radixkv.runtime.device.weights.weights import Weights, open_weights
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS
@@ -86,17 +87,25 @@ def test_the_gpu_has_what_the_cpu_reads(checkpoint: Checkpoint, gpu: torch.devic
     assert {tensor.device for tensor in found} == {gpu}
 
 
+@pytest.mark.parametrize("shard", [None, Shard(1, 2)], ids=["whole", "shard"])
 @pytest.mark.parametrize("name", FORMATS)
-def test_quantized_matrices_beside_dense_ones(tmp_path: Path, gpu: torch.device, name: str) -> None:
+def test_quantized_matrices_beside_dense_ones(
+    tmp_path: Path, gpu: torch.device, name: str, shard: Shard | None
+) -> None:
     save_quantized(tmp_path, name, **(CHECKPOINTS["gpt-oss"] if name == "mxfp4" else {}))
     stream = torch.cuda.Stream(gpu)
     with torch.inference_mode(), torch.cuda.stream(stream):
         checkpoint = resolve(str(tmp_path / "quantized"))
-        with open_weights(checkpoint, load_format="auto", dtype=torch.bfloat16, device=gpu) as weights:
-            found = [weights.layer(index).query_key_value.weight for index in range(weights.config.n_layers)]
-        with open_weights(checkpoint, load_format="auto", dtype=torch.bfloat16) as weights:
-            for index, matrix in enumerate(found):
-                assert torch.equal(matrix.cpu(), weights.layer(index).query_key_value.weight)
+        matrices = []
+        for device in (gpu, torch.device("cpu")):
+            with open_weights(
+                checkpoint, load_format="auto", dtype=torch.bfloat16, device=device, shard=shard
+            ) as weights:
+                layers = [weights.layer(index) for index in range(weights.config.n_layers)]
+            matrices.append(
+                [matrix for one in layers for matrix in (one.query_key_value.weight, one.output.weight)]
+            )
+        assert all(torch.equal(one.cpu(), other) for one, other in zip(*matrices, strict=True))
 
 
 @pytest.mark.parametrize("name", ["qwen3-moe", "mixtral", "gpt-oss"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from typing import Any
 import pytest
 import rank_sums_worker
 import torch
-from gpu_support import NEAR_TIE, greedy, opened, random_ids, save
-from test_gpu_models import ARCHITECTURES, compare
+from gpu_support import NEAR_TIE, SHAPE, Scores, engine_scores, greedy, opened, random_ids, save, sequence_of
+from test_gpu_models import ARCHITECTURES, NOISE, compare
 
-from radixkv import SamplingParams
+from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputs
 from radixkv.errors import ConfigError, DeviceLost
 from support.processes import children, has_ended
+from support.quantized_checkpoints import save_quantized
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 RANK = "radixkv.runtime.device.ranks.rank"
@@ -46,6 +48,18 @@ def test_scores_of_two_gpus_are_as_near_to_float32_as_those_of_transformers(name
     compare(save(tmp_path, **ARCHITECTURES[name]), "bfloat16", **TWO)
 
 
+def test_scores_of_two_gpus_with_weights_that_are_rounded_to_fp8(tmp_path: Path) -> None:
+    compare(save(tmp_path, **ARCHITECTURES["qwen3"]), "bfloat16", noise=40.0, quantization="fp8", **TWO)
+
+
+@pytest.mark.parametrize("format_name", ["fp8 channels", "fp8 blocks 128", "awq 32", "gptq rows", "mxfp4"])
+def test_scores_of_quantized_checkpoints_on_two_gpus(format_name: str, tmp_path: Path) -> None:
+    changes = ARCHITECTURES["gpt-oss"] if format_name == "mxfp4" else {}
+    save_quantized(tmp_path, format_name, **{**SHAPE, "initializer_range": 0.02, **changes})
+    noise = 40.0 if format_name.startswith("fp8") else NOISE
+    compare(tmp_path / "quantized", "bfloat16", noise=noise, oracle=tmp_path / "dense", **TWO)
+
+
 def test_scores_of_two_gpus_with_k_and_v_in_8_bits(tmp_path: Path) -> None:
     compare(save(tmp_path, **ARCHITECTURES["qwen3"]), "bfloat16", noise=10.0, kv_cache_dtype="fp8", **TWO)
 
@@ -57,16 +71,42 @@ def test_sampled_tokens_and_drafts_reach_all_ranks(sensitive_folder: Path) -> No
     with opened(sensitive_folder, **TWO, speculative_config={"method": "tree"}) as llm:
         for params in (sampled, greedy(60, logprobs=0), greedy(60, logprobs=0)):
             outputs = llm.generate(prompts, params, use_tqdm=False)
-            sequences = [[*prompt, *one.outputs[0].token_ids] for prompt, one in zip(prompts, outputs, strict=True)]
-            scored = llm.generate(sequences, greedy(1, prompt_logprobs=0), use_tqdm=False)
-            for prompt, output, score in zip(prompts, outputs, scored, strict=True):
-                answer, ranked = output.outputs[0], score.prompt_logprobs
-                assert answer.logprobs is not None
-                assert ranked is not None
-                for index, token in enumerate(answer.token_ids):
-                    of_prompt = ranked[len(prompt) + index]
-                    assert of_prompt is not None
-                    assert abs(answer.logprobs[index][token].logprob - of_prompt[token].logprob) < NEAR_TIE
+            for output, scores in zip(outputs, scored_again(llm, map(sequence_of, outputs)), strict=True):
+                _, found = engine_scores(output)
+                for (position, token), logprob in found.items():
+                    assert abs(logprob - scores[position, token]) < NEAR_TIE
+
+
+def test_beams_are_those_of_the_scores(sensitive_folder: Path) -> None:
+    """Beams continue from pages and tokens that all ranks must have reordered alike."""
+    prompts = [random_ids(n, seed=n) for n in (300, 17)]
+    with opened(sensitive_folder, **TWO) as llm:
+        for output in llm.beam_search(prompts, BeamSearchParams(beam_width=4, max_tokens=30, ignore_eos=True)):
+            beams = output.sequences
+            n_prompt = len(beams[0].tokens) - 30
+            for beam, scores in zip(beams, scored_again(llm, [beam.tokens for beam in beams]), strict=True):
+                answer = sum(scores[index, beam.tokens[index]] for index in range(n_prompt, len(beam.tokens)))
+                assert beam.cum_logprob == pytest.approx(answer, abs=3 * NEAR_TIE)
+            assert len({tuple(beam.tokens) for beam in beams}) == 4
+
+
+def scored_again(llm: LLM, sequences: Iterable[list[int]]) -> list[Scores]:
+    """Returns the scores of the sequences as prompts."""
+    outputs = llm.generate(list(sequences), greedy(1, prompt_logprobs=0), use_tqdm=False)
+    return [engine_scores(output)[0] for output in outputs]
+
+
+def test_masks_hold_beside_rows_without_masks() -> None:
+    """Masks are filled while the step runs on all ranks, which get the tokens that rank 0 chose with them."""
+    masked = SamplingParams(
+        temperature=1.0, seed=1, max_tokens=12, structured_outputs=StructuredOutputs(regex="[a-f]{8}")
+    )
+    prompts = ["A story of a lighthouse keeper and", "Question: 3 plus 4?"] * 8
+    with LLM("tiny", device="cuda", max_total_tokens=32_768, speculative_config="off", **TWO) as llm:
+        (alone,) = llm.generate(prompts[:1], greedy(12), use_tqdm=False)
+        outputs = llm.generate(prompts, [greedy(12), masked] * 8, use_tqdm=False)
+    assert all(re.fullmatch("[a-f]{8}", output.outputs[0].text) for output in outputs[1::2])
+    assert {output.outputs[0].text for output in outputs[::2]} == {alone.outputs[0].text}
 
 
 @pytest.mark.parametrize(("number", "limit_s"), [(signal.SIGKILL, 2.0), (signal.SIGSTOP, 14.0)])

@@ -20,6 +20,7 @@ from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.pack import PackedStep, Packer
+from radixkv.runtime.device.weights.parallel_load import in_pieces
 from radixkv.runtime.device.weights.weights import open_weights
 from radixkv.runtime.step.plan import Row, RowSampling, StepPlan
 from support.checkpoints import VOCAB
@@ -235,6 +236,23 @@ def logits_of(checkpoint: Checkpoint | Path, ids: Sequence[int], **settings: Any
     device = OpenDevice(resolve(str(checkpoint)) if isinstance(checkpoint, Path) else checkpoint, **settings)
     (logits,) = device.run(row_of(ids, device.pages(len(ids))))
     return logits
+
+
+class PieceLane:
+    """Loads tensors into the CPU's memory in small pieces, as the lanes of a GPU copy through buffers."""
+
+    def copy(self, source: Tensor, out: Tensor) -> None:
+        if not out.is_contiguous():
+            out.copy_(source)
+            return
+        for part, target in in_pieces(source, out, 24):
+            assert part.numel() <= 24
+            target.copy_(part)
+
+    def read(self, source: Tensor) -> Tensor:
+        out = torch.empty(source.shape, dtype=source.dtype)
+        self.copy(source, out)
+        return out
 
 
 class PlainLane:

@@ -165,6 +165,10 @@ FORMATS: dict[str, tuple[Quantize, dict[str, Any]]] = {
         lambda weight: fp8_blocks(weight, suffix="weight_scale"),
         _compressed("block", bits=8, kind="float", block_structure=[32, GROUP]),
     ),
+    "fp8 blocks 128": (
+        lambda weight: fp8_blocks(weight, (128, 128)),
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    ),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}),
     "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}),
     "gptq by activation": (

@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
     n_gpus = args.tensor_parallel_size
     size = model_size(checkpoint, args.quantization, n_gpus)
     gpu = Gpu(args.gpu_memory, settings.gpu_memory_utilization, args.workspace)
-    in_fp8 = None if size.n_quantized_values or n_gpus > 1 else model_size(checkpoint, "fp8")
+    in_fp8 = None if size.n_quantized_values else model_size(checkpoint, "fp8", n_gpus)
     check_fits(size, in_fp8, _divided(checkpoint, args.quantization, n_gpus), gpu, args.page_size, request)
     pools = [
         plan_pool(

@@ -23,6 +23,7 @@ from radixkv.runtime.device.weights.weights import open_weights
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS
 from support.json_lines import read_lines
+from support.quantized_checkpoints import save_quantized
 from support.rank_threads import RankThreads
 
 PAGE_SIZE = 16
@@ -31,6 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
     for name in ("grouped", "biased", "qwen2", "qwen3-moe", "gemma3", "gpt-oss", "mixtral")
 } | {"opt": CHECKPOINTS["opt"] | {"hidden_size": 256, "word_embed_proj_dim": 256, "head_dim": 64}}
 """Small checkpoints with heads of a size that GPUs compute; most have 4 heads and 2 KV heads."""
+QUANTIZED = ("fp8 channels", "fp8 blocks 128", "awq 32")
 
 
 def planned(folder: Path, model: str | Path, *flags: str) -> Any:
@@ -40,10 +42,16 @@ def planned(folder: Path, model: str | Path, *flags: str) -> Any:
     return read_lines(file)[-1]
 
 
-@pytest.mark.parametrize(("name", "n_ranks"), [("tiny", 2), *((name, n) for name in MODELS for n in (2, 4))])
+@pytest.mark.parametrize(
+    ("name", "n_ranks"),
+    [("tiny", 2), *((name, n) for name in MODELS for n in (2, 4)), *((name, 2) for name in QUANTIZED)],
+)
 def test_bytes_are_those_that_each_rank_holds(tmp_path: Path, name: str, n_ranks: int) -> None:
     model: str | Path = name
-    if name != "tiny":
+    if name in QUANTIZED:
+        save_quantized(tmp_path, name, hidden_size=256, intermediate_size=512, head_dim=128, num_attention_heads=4)
+        model = tmp_path / "quantized"
+    elif name != "tiny":
         model = tmp_path / name
         save_checkpoint(model, **MODELS[name])
     flags = ("--gpus", str(n_ranks), "--page-size", str(PAGE_SIZE), "--prompt", "100", "--answer", "10")
@@ -65,8 +73,10 @@ def test_bytes_are_those_that_each_rank_holds(tmp_path: Path, name: str, n_ranks
 
 
 def weight_bytes(checkpoint: Checkpoint, shard: Shard) -> int:
-    """Loads a rank's part of a model; returns the bytes of its tensors."""
-    with open_weights(checkpoint, load_format="auto", dtype=torch.bfloat16, shard=shard) as weights:
+    """Loads a rank's part of a model, with the weights that a GPU multiplies; returns the bytes of its tensors."""
+    with open_weights(
+        checkpoint, load_format="auto", dtype=torch.bfloat16, shard=shard, products=("fp8", "int4")
+    ) as weights:
         layers = [weights.layer(index) for index in range(weights.config.n_layers)]
         parts = [weights.embedding(), weights.position_embedding(), weights.final_norm(), *layers]
         if not weights.config.tied_head:
@@ -117,7 +127,6 @@ def refusal(capsys: pytest.CaptureFixture[str], model: str | Path, *flags: str) 
     [
         (["--gpus", "3"], {"tensor_parallel_size": 3}),
         (["--gpus", "8"], {"tensor_parallel_size": 8}),
-        (["--gpus", "2", "--quantization", "fp8"], {"tensor_parallel_size": 2, "quantization": "fp8"}),
         (["--gpus", "2", "--host-memory", "1GiB"], {"tensor_parallel_size": 2, "host_memory_bytes": 1 << 30}),
     ],
 )
@@ -142,6 +151,7 @@ def test_the_error_of_a_large_model_names_as_many_gpus_as_hold_it(
     error = refusal(capsys, config, "--gpus", "2")
     assert "GiB are missing on each GPU" in error
     (n_gb,) = re.findall(r"; 2 GPUs of (\d+) GB would hold it", error)
-    assert "--quantization" not in error
+    assert "--quantization fp8 makes the weights" in error
     assert planned(tmp_path, config, "--gpus", "2", "--gpu-memory", f"{n_gb}GB")["pools"][0]["n_pages"] > 0
-    assert "these GPUs hold" not in refusal(capsys, config, "--quantization", "fp8")
+    assert "2 of these GPUs hold it (--gpus 2)" in refusal(capsys, config, "--quantization", "fp8")
+    assert planned(tmp_path, config, "--gpus", "2", "--quantization", "fp8")["pools"][0]["n_pages"] > 0

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatrices
+from radixkv.runtime.device.weights.quantization.scheme import WeightScheme, can_cut
 from radixkv.runtime.device.weights.safetensors import TensorViews
-from radixkv.runtime.device.weights.shapes import TensorShapes, tensor_shapes
+from radixkv.runtime.device.weights.shapes import tensor_shapes
 
 
 class Shard(NamedTuple):
@@ -19,41 +22,107 @@ class Shard(NamedTuple):
     rank: int
     n_ranks: int
 
+    def cut(self, shape: tuple[int, ...], part: tuple[int, ...]) -> Cut | None:
+        """Returns where the rank's part of a tensor is; None: it has all of it.
 
-class ShardedTensors:
-    """The ``TensorViews`` and the ``TensorSource`` of the part of each tensor that a rank has.
+        A tensor is cut in the dimension in which the shape of a part differs. Where there are fewer parts than
+        ranks, as of KV heads, several ranks have the same part.
+        """
+        if shape == part:
+            return None
+        (dimension,) = (d for d, size in enumerate(part) if size != shape[d])
+        size = part[dimension]
+        n_parts = shape[dimension] // size
+        assert n_parts * size == shape[dimension], "parts are equal"
+        return Cut(dimension, self.rank * n_parts // self.n_ranks * size, size, n_parts)
 
-    A tensor is cut in the dimension in which a rank has fewer than all values. Where there are fewer KV heads than
-    ranks, several ranks have the same ones. What is added to a sum over ranks, the biases of attention's output and
-    of the MLP's, is rank 0's; the others have zeros.
 
-    Args:
-        views: of the whole tensors, in dense formats.
-        config: of the whole model.
-        shard: the rank's.
-    """
+class Cut(NamedTuple):
+    """A part of a tensor."""
 
-    def __init__(self, views: TensorViews, config: DecoderConfig, shard: Shard) -> None:
-        self._views = views
-        self._shard = shard
-        self._shapes: TensorShapes = tensor_shapes(config)
-        self._local: TensorShapes = tensor_shapes(config.shard(shard.n_ranks))
+    dimension: int
+    first: int
+    size: int
+    n_parts: int
+    """Parts that make up the tensor."""
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Returns a view of the part. It may have gaps between its rows."""
+        return tensor.narrow(self.dimension, self.first, self.size)
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Which parts of a checkpoint's tensors a rank has."""
+
+    stored: Mapping[str, Cut]
+    """Where tensors are cut as they are read."""
+    dequantized: Mapping[str, Cut]
+    """Where matrices are cut after they are dequantized, because their groups of scales do not divide."""
+    of_rank_0: frozenset[str]
+    """What is added to a sum over ranks, the biases of attention's output and of the MLP's."""
+
+    @classmethod
+    def of(
+        cls, config: DecoderConfig, shard: Shard, scheme: WeightScheme | None, quantized: QuantizedMatrices | None
+    ) -> Self:
+        """Returns a rank's parts.
+
+        Args:
+            config: of the whole model.
+            shard: the rank's.
+            scheme: format of quantized matrices; None: there are none.
+            quantized: the matrices that are quantized; None: those of ``scheme`` are, and are read dense.
+        """
+        parts = tensor_shapes(config.shard(shard.n_ranks))
+        stored: dict[str, Cut] = {}
+        dequantized: dict[str, Cut] = {}
+        for name, shape in tensor_shapes(config).items():
+            part = parts[name]
+            cut = shard.cut(shape, part)
+            if cut is None:
+                continue
+            is_quantized = scheme is not None and (len(shape) > 1 if quantized is None else name in quantized)
+            is_whole = is_quantized and scheme is not None and not can_cut(scheme, shape, part)
+            if is_whole:
+                dequantized[name] = cut
+            if not is_quantized or quantized is None:
+                stored[name] = cut
+            elif not is_whole:
+                found = {one: shard.cut(*shapes) for one, shapes in quantized.cut(name, part).items()}
+                stored |= {one: cut for one, cut in found.items() if cut is not None}
         names = config.names
-        self._of_rank_0 = {
+        of_rank_0 = {
             f"{name.format(layer=layer)}{bias}"
             for layer in range(config.n_layers)
             for name, bias in ((names.output, ".bias"), (names.down, ".bias"), (names.stacked_down, "_bias"))
         }
+        return cls(stored, dequantized, frozenset(of_rank_0))
+
+
+class ShardedTensors:
+    """The ``TensorViews`` and the ``TensorSource`` of the part of each tensor that a rank has.
+
+    What is added to a sum over ranks is rank 0's; the others have zeros.
+
+    Args:
+        views: of the whole tensors.
+        cuts: the rank's.
+        is_first: whether it is rank 0.
+    """
+
+    def __init__(self, views: TensorViews, cuts: Cuts, *, is_first: bool) -> None:
+        self._views = views
+        self._cuts = cuts
+        self._is_first = is_first
 
     def view(self, name: str) -> Tensor:
         """See ``TensorViews.view``. A part may have gaps between its rows."""
         whole = self._views.view(name)
-        if name not in self._shapes or (shape := self._shapes[name]) == (local := self._local[name]):
-            return torch.zeros_like(whole) if self._shard.rank and name in self._of_rank_0 else whole
-        (dimension,) = (d for d, size in enumerate(local) if size != shape[d])
-        size = local[dimension]
-        first = self._shard.rank * shape[dimension] // self._shard.n_ranks // size * size
-        return whole.narrow(dimension, first, size)
+        if name in self._cuts.of_rank_0 and not self._is_first:
+            return torch.zeros_like(whole)
+        cut = self._cuts.stored.get(name)
+        return whole if cut is None else cut.of(whole)
 
     def fill(self, name: str, out: Tensor) -> None:
         """See ``TensorSource.fill``."""
@@ -61,4 +130,4 @@ class ShardedTensors:
 
     def compute(self, names: Sequence[str], use: Callable[[Sequence[Tensor]], None]) -> None:
         """See ``TensorSource.compute``."""
-        raise AssertionError("only dense tensors are cut, which are filled")
+        use([self.view(name) for name in names])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -34,9 +34,10 @@ from radixkv.runtime.device.weights.quantization.fp8 import fp8_scales
 from radixkv.runtime.device.weights.quantization.int4 import Gptq, int4_groups
 from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatrices
 from radixkv.runtime.device.weights.quantization.parse import check_quantization, parse_scheme
+from radixkv.runtime.device.weights.quantization.scheme import WeightScheme
 from radixkv.runtime.device.weights.safetensors import Header, RandomTensors, SafetensorsFiles, TensorSource
 from radixkv.runtime.device.weights.shapes import TensorShapes, layer_shapes, optional_tensors, tensor_shapes
-from radixkv.runtime.device.weights.shards import Shard, ShardedTensors
+from radixkv.runtime.device.weights.shards import Cut, Cuts, Shard, ShardedTensors
 from radixkv.runtime.device.weights.tied_head import check_tied_head
 from radixkv.settings.config import LoadFormat
 
@@ -44,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 WeightProducts = Literal["fp8", "int4"]
 """Weights that a device may multiply without dequantizing them first."""
+_Tensors = RandomTensors | SafetensorsFiles
 MatrixFormat = Fp8Scales | Int4Groups
 """How matrices stay quantized in memory: in FP8 with these scales, or in 4 bits in these groups."""
 _CPU = torch.device("cpu")
@@ -68,6 +70,8 @@ class Weights:
     """Whether matrices are dequantized."""
     kept: MatrixFormat | None = None
     """The format of matrices that stay quantized; None: none does."""
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    """The parts of matrices that are dequantized whole."""
 
     @cached_property
     def _shapes(self) -> TensorShapes:
@@ -105,12 +109,31 @@ class Weights:
     @property
     def dequantizing_bytes(self) -> int:
         """Memory for converting matrices while they are loaded, in bytes; 0 if none is converted."""
-        matrices = {name: math.prod(shape) for name, shape in self._shapes.items() if len(shape) > 1}
+        matrices = {
+            name: math.prod(shape) * (self.cuts[name].n_parts if name in self.cuts else 1)
+            for name, shape in self._shapes.items()
+            if len(shape) > 1
+        }
         largest = max(size for name, size in matrices.items() if self._is_layer_matrix(name))
         if self.is_dequantized or isinstance(self.kept, Int4Groups):
             return _DEQUANTIZING_BYTES * (max(matrices.values()) if self.is_dequantized else largest)
         # Each thread may have read a matrix, and one is quantized at a time.
         return 0 if self.kept is None else N_LANES * largest * self.dtype.itemsize + QUANTIZING_BYTES
+
+    def check_cuts(self) -> None:
+        """Checks that all matrices that stay quantized can be divided among the ranks.
+
+        Raises:
+            ConfigError: a rank's part of one would begin within a block or a group that has one scale.
+        """
+        for name, cut in self.cuts.items():
+            if self._format([name]) is not None:
+                unit = f"groups of {self.kept.size}" if isinstance(self.kept, Int4Groups) else f"blocks of {BLOCK}"
+                what = "outputs" if cut.dimension == 0 else "inputs"
+                raise ConfigError(
+                    f"tensor_parallel_size {cut.n_parts} would give each rank {cut.size} of the "
+                    f"{cut.size * cut.n_parts} {what} of {name}, which are quantized in {unit}; use a smaller size"
+                )
 
     @property
     def peak_bytes(self) -> int:
@@ -279,7 +302,9 @@ class Weights:
                 assert not isinstance(part, Tensor), "dense tensors are filled"
                 part.quantize(tensors[0].to(self.dtype))
             elif isinstance(part, Tensor):
-                part.copy_(quantized.dequantize(name, tensors).view(part.shape))
+                matrix = quantized.dequantize(name, tensors)
+                matrix = self.cuts[name].of(matrix) if name in self.cuts else matrix
+                part.copy_(matrix.view(part.shape))
             else:
                 quantized.copy(name, tensors, part)
 
@@ -337,8 +362,6 @@ def open_weights(
     path = checkpoint.folder / "config.json"
     config = DecoderConfig.parse(checkpoint.config, path)
     scheme = parse_scheme(checkpoint.config, path)
-    if shard is not None and (scheme is not None or quantization is not None):
-        raise ConfigError("this release divides no quantized weights among ranks; set tensor_parallel_size to 1")
     check_quantization(quantization, checkpoint.config, scheme, has_fp8_products="fp8" in products)
     kept: MatrixFormat | None = None
     if "fp8" in products:
@@ -351,9 +374,10 @@ def open_weights(
     with ExitStack() as stack:
         if load_format == "dummy":
             random = RandomTensors(tensor_shapes(config), dtype, device)
-            part = config if shard is None else config.shard(shard.n_ranks)
-            tensors = random if shard is None else ShardedTensors(random, config, shard)
-            yield Weights(part, tensors, dtype, device, is_dequantized=is_dequantized, kept=kept)
+            part, tensors, cuts = _part_of(config, random, shard, scheme, None)
+            weights = Weights(part, tensors, dtype, device, is_dequantized=is_dequantized, kept=kept, cuts=cuts)
+            weights.check_cuts()
+            yield weights
             return
         files = SafetensorsFiles(checkpoint.folder, stack)
         files.add_missing_prefix(config.names.layers, config.names.head)
@@ -381,20 +405,32 @@ def open_weights(
                     _name(dtype),
                 )
 
-        part = config if shard is None else config.shard(shard.n_ranks)
-        views = files if shard is None else ShardedTensors(files, config, shard)
-
-        def weights(source: TensorSource) -> Weights:
-            return Weights(
-                part, source, dtype, device, quantized, kv_scales, is_dequantized=is_dequantized, kept=kept
-            )
-
+        part, views, cuts = _part_of(config, files, shard, scheme, quantized)
+        weights = Weights(
+            part, views, dtype, device, quantized, kv_scales, is_dequantized=is_dequantized, kept=kept, cuts=cuts
+        )
+        weights.check_cuts()
         if device.type == "cpu":
-            yield weights(views)
+            yield weights
             return
         lanes = [PinnedLane(device) for _ in range(N_LANES)]
         with ParallelLoader(views, lanes, torch.cuda.Stream(device)) as reads:
-            yield weights(reads)
+            yield replace(weights, source=reads)
+
+
+def _part_of(
+    config: DecoderConfig,
+    whole: _Tensors,
+    shard: Shard | None,
+    scheme: WeightScheme | None,
+    quantized: QuantizedMatrices | None,
+) -> tuple[DecoderConfig, _Tensors | ShardedTensors, Mapping[str, Cut]]:
+    """Returns a rank's model, its tensors, and the cuts of matrices that are dequantized whole."""
+    if shard is None:
+        return config, whole, {}
+    cuts = Cuts.of(config, shard, scheme, quantized)
+    tensors = ShardedTensors(whole, cuts, is_first=shard.rank == 0)
+    return config.shard(shard.n_ranks), tensors, cuts.dequantized
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -149,7 +149,7 @@ def test_what_ranks_do_not_do_is_refused() -> None:
         ({"tensor_parallel_size": 3}, "tensor_parallel_size 3 does not divide num_attention_heads, 4"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size 0 must be"),
         ({"tensor_parallel_size": 2, "host_memory_bytes": "1GiB"}, "host_memory_bytes .* no tiers behind a pool"),
-        ({"tensor_parallel_size": 2, "quantization": "fp8"}, "no quantized weights among ranks"),
+        ({"tensor_parallel_size": 2, "quantization": "fp8"}, "'fp8' needs a GPU"),
     ]
     before = ranks()
     for settings, message in wrong:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import pytest
 
-from radixkv.checkpoints import Checkpoint
+from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.cpu.executor import CpuExecutor, check_for_cpu
 from radixkv.runtime.device.device_settings import DeviceSettings
@@ -17,6 +17,7 @@ from radixkv.runtime.step.plan import Row, RowSampling, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.wire.messages import pack_tokens
 from support.device_support import CHECKPOINTS, random_ids
+from support.quantized_checkpoints import save_quantized
 from support.rank_threads import RankThreads
 
 Get = Callable[[str], Checkpoint]
@@ -109,8 +110,14 @@ def test_what_does_not_divide_is_refused(checkpoint: Get) -> None:
         check_for_cpu(checkpoint("whole"), divided(2))
 
 
-def test_quantized_checkpoints_are_refused(checkpoint: Get) -> None:
-    one = checkpoint("gpt-oss")
-    in_mxfp4 = replace(one, config={**one.config, "quantization_config": {"quant_method": "mxfp4"}})
-    with pytest.raises(ConfigError, match="no quantized weights among ranks; set tensor_parallel_size to 1"):
-        check_for_cpu(in_mxfp4, divided(2))
+@pytest.mark.parametrize("name", ["fp8 blocks", "gptq by activation", "mxfp4"])
+def test_quantized_checkpoints_answer_as_on_one_device(tmp_path: Path, name: str) -> None:
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    save_quantized(tmp_path, name, **(CHECKPOINTS["gpt-oss"] if name == "mxfp4" else sizes))
+    one = resolve(str(tmp_path / "quantized"))
+    alone = CpuExecutor(one, SETTINGS)
+    (expected, _) = answers(lambda plan: alone.launch(plan).sample(None).result(), chunk=64)
+    with RankThreads(one, divided(2), 2) as ranks:
+        (found, _) = answers(ranks.execute, chunk=64)
+    assert found.tokens == expected.tokens
+    assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4)

@@ -19,9 +19,9 @@ from radixkv.errors import CheckpointError
 from radixkv.runtime.device.weights.layer_weights import MlpWeights
 from radixkv.runtime.device.weights.parallel_load import ParallelLoader, in_pieces
 from radixkv.runtime.device.weights.safetensors import SafetensorsFiles
-from radixkv.runtime.device.weights.shards import Shard, ShardedTensors
+from radixkv.runtime.device.weights.shards import Cuts, Shard, ShardedTensors
 from radixkv.runtime.device.weights.weights import Weights, open_weights
-from support.device_support import CHECKPOINTS, PlainLane
+from support.device_support import CHECKPOINTS, PieceLane, PlainLane
 
 Get = Callable[[str], Checkpoint]
 
@@ -114,22 +114,11 @@ def test_ranks_read_their_parts_in_parallel(checkpoint: Get, name: str) -> None:
         with open_weights(checkpoint(name), load_format="auto", dtype=torch.float32, shard=shard) as weights:
             expected = tensors_of(weights)
         with open_weights(checkpoint(name), load_format="auto", dtype=torch.float32) as whole, ExitStack() as files:
-            parts = ShardedTensors(SafetensorsFiles(checkpoint(name).folder, files), whole.config, shard)
+            cuts = Cuts.of(whole.config, shard, None, None)
+            parts = ShardedTensors(SafetensorsFiles(checkpoint(name).folder, files), cuts, is_first=rank == 0)
             with ParallelLoader(parts, [PieceLane() for _ in range(4)]) as reads:
                 found = tensors_of(Weights(weights.config, reads, torch.float32, torch.device("cpu")))
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-
-
-class PieceLane(PlainLane):
-    """Copies in small pieces, as the lanes of a GPU copy through buffers."""
-
-    def copy(self, source: Tensor, out: Tensor) -> None:
-        if not out.is_contiguous():
-            super().copy(source, out)
-            return
-        for part, target in in_pieces(source, out, 24):
-            assert part.numel() <= 24
-            target.copy_(part)
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 3), st.integers(1, 100), st.data())

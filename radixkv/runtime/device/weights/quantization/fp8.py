@@ -29,6 +29,7 @@ class Fp8Channels:
     strategy: Literal["channel", "tensor"]
     name = "fp8"
     mark = scales = "weight_scale"
+    unit = (1, 1)
 
     def headers(self, shape: tuple[int, ...]) -> Mapping[str, Header]:
         """See ``WeightScheme.headers``."""
@@ -60,6 +61,11 @@ class Fp8Blocks:
     def mark(self) -> str:
         """See ``WeightScheme.mark``."""
         return self.scales
+
+    @property
+    def unit(self) -> tuple[int, int]:
+        """See ``WeightScheme.unit``."""
+        return self.block
 
     def headers(self, shape: tuple[int, ...]) -> Mapping[str, Header]:
         """See ``WeightScheme.headers``. The last blocks may be cut."""

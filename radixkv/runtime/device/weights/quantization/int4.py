@@ -59,6 +59,11 @@ class Awq:
     mark = "qweight"
     scales = "scales"
 
+    @property
+    def unit(self) -> tuple[int, int]:
+        """See ``WeightScheme.unit``."""
+        return PER_WORD, self.group_size
+
     def headers(self, shape: tuple[int, ...]) -> Mapping[str, Header]:
         """See ``WeightScheme.headers``."""
         n_out, n_in = shape
@@ -102,6 +107,11 @@ class Gptq:
     mark = "qweight"
     scales = "scales"
 
+    @property
+    def unit(self) -> tuple[int, int | None]:
+        """See ``WeightScheme.unit``. In another order, some inputs may be in any groups."""
+        return PER_WORD, None if self.has_order else self.group_size or PER_WORD
+
     def headers(self, shape: tuple[int, ...]) -> Mapping[str, Header]:
         """See ``WeightScheme.headers``."""
         n_out, n_in = shape
@@ -144,6 +154,11 @@ class PackedInt4:
     name = "compressed-tensors int4"
     mark = "weight_packed"
     scales = "weight_scale"
+
+    @property
+    def unit(self) -> tuple[int, int]:
+        """See ``WeightScheme.unit``."""
+        return 1, self.group_size or PER_WORD
 
     def headers(self, shape: tuple[int, ...]) -> Mapping[str, Header]:
         """See ``WeightScheme.headers``."""

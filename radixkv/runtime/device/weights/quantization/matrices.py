@@ -97,6 +97,19 @@ class QuantizedMatrices:
         """Returns the names of the tensors that a matrix is stored as."""
         return tuple(self._headers[name])
 
+    def cut(self, name: str, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Returns the shapes of the tensors that a matrix is stored as: of each, all of it and a part.
+
+        Args:
+            name: of the matrix.
+            shape: of the part, for which ``can_cut`` holds.
+        """
+        parts = self._scheme.headers(shape).values()
+        return {
+            stored: (header.shape, part.shape)
+            for (stored, header), part in zip(self._headers[name].items(), parts, strict=True)
+        }
+
     def dequantize(self, name: str, tensors: Sequence[Tensor]) -> Tensor:
         """Returns a matrix in float32, on the device of its tensors. Raises ``CheckpointError`` if they are wrong.
 

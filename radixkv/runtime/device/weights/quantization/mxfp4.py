@@ -24,6 +24,7 @@ class Mxfp4:
     name = "mxfp4"
     mark = "_blocks"
     scales = "_scales"
+    unit = (1, _BLOCK)
 
     def headers(self, shape: tuple[int, ...]) -> Mapping[str, Header]:
         """See ``WeightScheme.headers``. Only experts' matrices have this format."""

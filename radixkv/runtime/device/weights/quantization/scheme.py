@@ -32,6 +32,11 @@ class WeightScheme(Protocol):
         """Suffix of the scales."""
         ...
 
+    @property
+    def unit(self) -> tuple[int, int | None]:
+        """Output channels, and inputs, of which a part of the stored tensors has a multiple; None: it has all."""
+        ...
+
     def headers(self, shape: tuple[int, ...]) -> Mapping[str, Header]:
         """Returns the stored tensors by suffix.
 
@@ -57,3 +62,18 @@ class WeightScheme(Protocol):
             ValueError: values contradict each other; the text says how.
         """
         ...
+
+
+def can_cut(scheme: WeightScheme, shape: tuple[int, ...], part: tuple[int, ...]) -> bool:
+    """Returns whether the stored tensors of a matrix can be cut into those of equal parts of it.
+
+    Args:
+        scheme: its format.
+        shape: of the matrix or the matrices, as in ``WeightScheme.headers``.
+        part: shape of each part.
+    """
+    outputs_and_inputs = (0, 1) if len(shape) == 2 else (2, 1)
+    return all(
+        part[dimension] == shape[dimension] or (unit is not None and part[dimension] % unit == 0)
+        for dimension, unit in zip(outputs_and_inputs, scheme.unit, strict=True)
+    )

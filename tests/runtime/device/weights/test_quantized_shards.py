@@ -1,0 +1,140 @@
+"""The parts of quantized matrices that ranks have, as those of the dense matrices that they stand for."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from radixkv.checkpoints import Checkpoint, resolve
+from radixkv.errors import ConfigError
+from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
+from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
+from radixkv.runtime.device.weights.parallel_load import ParallelLoader
+from radixkv.runtime.device.weights.shards import Shard
+from radixkv.runtime.device.weights.weights import WeightProducts, Weights, open_weights
+from radixkv.settings.config import LoadFormat
+from support.checkpoints import edited_config, save_checkpoint
+from support.device_support import CHECKPOINTS, PieceLane
+from support.quantized_checkpoints import FORMATS, INT4_FORMATS, layer_linears, save_quantized
+
+SIZES: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
+EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def tensors_of(checkpoint: Checkpoint, shard: Shard | None, *, lanes: int = 0) -> list[Tensor]:
+    """Returns all tensors of a rank's layers; those of a GPU's loader with ``lanes``."""
+    with ExitStack() as stack:
+        weights = stack.enter_context(
+            open_weights(checkpoint, load_format="auto", dtype=torch.float32, shard=shard)
+        )
+        if lanes:
+            views: Any = weights.source
+            reads = stack.enter_context(ParallelLoader(views, [PieceLane() for _ in range(lanes)]))
+            weights = Weights(
+                weights.config,
+                reads,
+                weights.dtype,
+                weights.device,
+                weights.quantized,
+                is_dequantized=weights.is_dequantized,
+                cuts=weights.cuts,
+            )
+        parts: list[object] = [weights.layer(index) for index in range(weights.config.n_layers)]
+    tensors = []
+    while parts:
+        part = parts.pop()
+        if isinstance(part, Tensor):
+            tensors.append(part)
+        elif part is not None:
+            parts += vars(part).values()
+    return tensors
+
+
+@pytest.mark.parametrize("n_ranks", [2, 4])
+@pytest.mark.parametrize("name", [*FORMATS, "awq of experts", "fp8 blocks of experts"])
+def test_parts_are_those_of_the_dense_matrices(tmp_path: Path, name: str, n_ranks: int) -> None:
+    """With four ranks, 24 inputs are not whole groups, nor 16 whole blocks, so some matrices are read whole."""
+    name, _, experts = name.partition(" of ")
+    changes = CHECKPOINTS["gpt-oss"] if name == "mxfp4" else SIZES | (EXPERTS if experts else {})
+    save_quantized(tmp_path, name, **changes)
+    quantized, dense = (resolve(str(tmp_path / kind)) for kind in ("quantized", "dense"))
+    for rank in range(n_ranks):
+        expected = tensors_of(dense, Shard(rank, n_ranks))
+        for lanes in (0, 3):
+            found = tensors_of(quantized, Shard(rank, n_ranks), lanes=lanes)
+            assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def parts_of(
+    checkpoint: Checkpoint, shard: Shard | None, products: tuple[WeightProducts, ...], **settings: Any
+) -> list[Tensor | Fp8Matrix | Int4Matrix]:
+    format: LoadFormat = "auto" if checkpoint.has_weights else "dummy"
+    with open_weights(
+        checkpoint, load_format=format, dtype=torch.float32, shard=shard, products=products, **settings
+    ) as weights:
+        return [linear.weight for linear in layer_linears(weights)]
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 128}
+"""Sizes of which two ranks have whole blocks of 128."""
+
+
+@pytest.mark.parametrize("name", ["fp8 channels", "fp8 tensor", "fp8 blocks 128", *INT4_FORMATS])
+def test_parts_stay_quantized(tmp_path: Path, name: str) -> None:
+    save_quantized(tmp_path, name, **WIDE, **SIZES)
+    quantized, dense = (resolve(str(tmp_path / kind)) for kind in ("quantized", "dense"))
+    for rank in range(2):
+        expected = parts_of(dense, Shard(rank, 2), ())
+        for part, whole in zip(parts_of(quantized, Shard(rank, 2), ("fp8", "int4")), expected, strict=True):
+            assert not isinstance(part, Tensor)
+            assert isinstance(whole, Tensor)
+            assert torch.equal(part.dequantize(), whole)
+
+
+def test_memory_counts_what_a_rank_has(tmp_path: Path) -> None:
+    """A matrix that is read whole takes more memory while it is dequantized."""
+    save_quantized(tmp_path, "gptq by activation", **SIZES)
+    checkpoint = resolve(str(tmp_path / "quantized"))
+    formats: tuple[LoadFormat, ...] = ("auto", "dummy")
+    for load_format in formats:
+        bytes_of = {}
+        for n_ranks in (1, 2):
+            shard = None if n_ranks == 1 else Shard(0, n_ranks)
+            with open_weights(checkpoint, load_format=load_format, dtype=torch.float32, shard=shard) as weights:
+                bytes_of[n_ranks] = weights.dequantizing_bytes
+        assert bytes_of[1] == bytes_of[2] > 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "quantization", "n_ranks", "message"),
+    [
+        (
+            {},
+            BLOCKS,
+            4,
+            "4 would give each rank 96 of the 384 outputs of .*layers.0.mlp.gate_proj.weight.* blocks of 128",
+        ),
+        ({"head_dim": 64}, BLOCKS, 4, "64 of the 256 outputs of .*layers.0.self_attn.q_proj.weight"),
+        (
+            {},
+            {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True},
+            4,
+            "96 of the 384 inputs of .*down_proj.weight, which are quantized in groups of 64; use a smaller size",
+        ),
+    ],
+)
+def test_groups_that_do_not_divide_are_refused_before_weights_are_read(
+    tmp_path: Path, sizes: dict[str, Any], quantization: dict[str, Any], n_ranks: int, message: str
+) -> None:
+    save_checkpoint(tmp_path, hidden_size=512, intermediate_size=384, head_dim=128, **SIZES)
+    (tmp_path / "model.safetensors").unlink()
+    with edited_config(tmp_path) as config:
+        config |= sizes | {"quantization_config": quantization}
+    with pytest.raises(ConfigError, match=message):
+        parts_of(resolve(str(tmp_path), load_format="dummy"), Shard(1, n_ranks), ("fp8", "int4"))
