@@ -74,7 +74,7 @@ from radixkv.runtime.loop import Loop
 from radixkv.runtime.open_loop import OpenDevice, open_loop
 from radixkv.runtime.protocols import Drafts
 from radixkv.runtime.step.executor import Executor
-from radixkv.runtime.step.page_copier import HostMemoryCopier
+from radixkv.runtime.step.page_copier import HostMemoryCopier, SlotPart
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import LaunchedStep, SampledStep, StepResult, TokenMasks
 from radixkv.settings.config import MAX_SEED, EngineConfig
@@ -140,9 +140,9 @@ class ReplayedExecutor:
                 tokens += answer[sampling.index : sampling.index + n_tokens]
         return ReplayedStep(launched, tokens)
 
-    def open_copier(self, host_memory_bytes: int) -> HostMemoryCopier:
+    def open_copier(self, host_memory_bytes: int, part: SlotPart | None = None) -> HostMemoryCopier:
         """Returns the device's copier."""
-        return self._executor.open_copier(host_memory_bytes)
+        return self._executor.open_copier(host_memory_bytes, part)
 
     def close(self) -> None:
         """Frees the device's memory."""

@@ -11,12 +11,12 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-def wait_readable(descriptors: Iterable[int], timeout_s: float) -> None:
-    """Waits until one of the descriptors is readable, at most ``timeout_s``."""
+def wait_readable(descriptors: Iterable[int], timeout_s: float | None) -> set[int]:
+    """Waits until one of the descriptors is readable, at most ``timeout_s``; returns those that are."""
     poll = select.poll()  # select.select takes no descriptor above 1023, and an application may have as many
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
-    poll.poll(timeout_s * 1000)
+    return {descriptor for descriptor, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
 
 
 class Finished(Generic[T]):

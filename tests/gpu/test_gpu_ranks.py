@@ -96,6 +96,26 @@ def scored_again(llm: LLM, sequences: Iterable[list[int]]) -> list[Scores]:
     return [engine_scores(output)[0] for output in outputs]
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+def test_pages_of_both_gpus_come_back_from_host_memory(kv_dtype: str, sensitive_folder: Path) -> None:
+    prompts = [random_ids(900, seed=n) for n in range(8)]
+    settings = {**TWO, "max_total_tokens": 4096, "host_memory_bytes": 256 << 20, "kv_cache_dtype": kv_dtype}
+    with opened(sensitive_folder, **settings) as llm:
+        for _ in range(200):  # until the memory is pinned
+            time.sleep(0.05)
+            cold, warm = (
+                [llm.generate(one, greedy(20, logprobs=0), use_tqdm=False)[0] for one in prompts] for _ in "ab"
+            )
+            if all(output.num_cached_tokens > 850 for output in warm):
+                break
+        else:
+            pytest.fail("nothing comes back")
+        for before, after in zip(cold, warm, strict=True):
+            assert len(before.outputs[0].token_ids) == len(after.outputs[0].token_ids) == 20
+            (position, token), logprob = next(iter(engine_scores(before)[1].items()))
+            assert abs(logprob - engine_scores(after)[1].get((position, token), -9.0)) < NEAR_TIE
+
+
 def test_masks_hold_beside_rows_without_masks() -> None:
     """Masks are filled while the step runs on all ranks, which get the tokens that rank 0 chose with them."""
     masked = SamplingParams(

@@ -172,7 +172,7 @@ def plan_pool(
         pool_bytes=gpu.usable_bytes - size.weight_bytes - gpu.workspace_bytes,
         n_pages=n_pages,
         n_tokens=n_pages * page_size,
-        n_host_slots=None if host_bytes is None else count_slots(host_bytes, page.n_bytes),
+        n_host_slots=None if host_bytes is None else count_slots(host_bytes, size.n_page_parts * page.n_bytes),
         schemes=_schemes(n_pages, page_size, request, max_model_len, n_rows),
     )
 

@@ -42,11 +42,10 @@ def with_defaults(
         machine: what a look at the machine found.
 
     Raises:
-        ConfigError: the pool's size is set twice, or there would be tiers behind the pool of several ranks.
+        ConfigError: the pool's size is set twice.
     """
     model, cache, scheduler = config.model, config.cache, config.scheduler
     _check_pool_size(cache.kv_cache_memory_bytes, cache.max_total_tokens)
-    _check_ranks(model.tensor_parallel_size, cache.host_memory_bytes)
     n_rows, n_tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
     if n_rows is None:
         n_rows = _MAX_NUM_SEQS[device]
@@ -84,13 +83,4 @@ def _check_pool_size(n_bytes: int | None, n_tokens: int | None) -> None:
         raise ConfigError(
             f"kv_cache_memory_bytes {n_bytes} and max_total_tokens {n_tokens} both set the size of the KV pool; "
             "set only one of them"
-        )
-
-
-def _check_ranks(n_ranks: int, n_bytes: int | None) -> None:
-    """Refuses what several ranks do not do yet on any device."""
-    if n_ranks > 1 and n_bytes is not None:
-        raise ConfigError(
-            f"host_memory_bytes {n_bytes} and tensor_parallel_size {n_ranks}: this release has no tiers behind a "
-            "pool that is divided among ranks; set only one of them"
         )

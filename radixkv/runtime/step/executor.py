@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from radixkv.runtime.step.page_copier import HostMemoryCopier
+from radixkv.runtime.step.page_copier import HostMemoryCopier, SlotPart
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import LaunchedStep
 
@@ -59,8 +59,12 @@ class Executor(Protocol):
         as it is until a row of the slot changes it, also while the slot has no row.
         """
 
-    def open_copier(self, host_memory_bytes: int) -> HostMemoryCopier:
+    def open_copier(self, host_memory_bytes: int, part: SlotPart | None = None) -> HostMemoryCopier:
         """Returns a copier between the KV pool and new host memory. At most once; closed before the executor.
+
+        Args:
+            host_memory_bytes: size of the host memory.
+            part: of each slot, with the memory that ranks share; None: the device has pages of its own.
 
         Raises:
             ConfigError: the host memory does not fit, or holds not even one page.

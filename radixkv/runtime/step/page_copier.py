@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+
+@dataclass(frozen=True)
+class SlotPart:
+    """The part of every host slot that one of several ranks copies: a slot has the ranks' parts side by side."""
+
+    memory: int
+    """Descriptor of the memory that the ranks share."""
+    index: int
+    n_parts: int
+    stores: bool
+    """Whether the rank stores; of ranks that have the same part only the first does."""
 
 
 class FinishedCopy(NamedTuple):

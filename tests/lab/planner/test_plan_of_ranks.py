@@ -102,6 +102,13 @@ def test_the_pool_of_two_gpus_has_what_their_weights_leave(tmp_path: Path) -> No
         assert after["n_pages"] == after["pool_bytes"] // after["page_bytes"] - 1 > 2 * before["n_pages"]
 
 
+def test_a_host_slot_has_the_parts_of_all_gpus(tmp_path: Path) -> None:
+    """With four GPUs two have the same KV head, and its pages are in host memory once."""
+    one, two, four = (planned(tmp_path, "tiny", "--gpus", n, "--host-memory", "1GiB")["pools"] for n in "124")
+    for before, *after in zip(one, two, four, strict=True):
+        assert [pool["n_host_slots"] for pool in after] == [before["n_host_slots"]] * 2
+
+
 def test_the_flag_has_the_names_of_the_engines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("--gpus", "--tensor-parallel-size", "--tp-size", "-tp")
     pools = [planned(tmp_path, "tiny", name, "2")["pools"] for name in names]
@@ -127,7 +134,6 @@ def refusal(capsys: pytest.CaptureFixture[str], model: str | Path, *flags: str) 
     [
         (["--gpus", "3"], {"tensor_parallel_size": 3}),
         (["--gpus", "8"], {"tensor_parallel_size": 8}),
-        (["--gpus", "2", "--host-memory", "1GiB"], {"tensor_parallel_size": 2, "host_memory_bytes": 1 << 30}),
     ],
 )
 def test_what_ranks_refuse_is_refused_in_their_words(

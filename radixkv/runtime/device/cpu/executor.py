@@ -35,6 +35,7 @@ from radixkv.runtime.device.sampling.cpu import SampledToken, Sampler
 from radixkv.runtime.device.weights.shards import Shard
 from radixkv.runtime.device.weights.weights import Weights, open_weights
 from radixkv.runtime.step.executor import PageOrigin
+from radixkv.runtime.step.page_copier import SlotPart
 from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
 from radixkv.runtime.step.result import StepResult, TokenMasks
 from radixkv.wire.messages import TokenLogprobs
@@ -137,9 +138,9 @@ class CpuExecutor:
         self._queue.append(step)
         return step
 
-    def open_copier(self, host_memory_bytes: int) -> CopyThreads:
-        """Returns a copier between the pool and host memory. Raises ``ConfigError`` if that memory does not fit."""
-        return CopyThreads(CpuHostSlots(self.pool, host_memory_bytes))
+    def open_copier(self, host_memory_bytes: int, part: SlotPart | None = None) -> CopyThreads:
+        """See ``Executor.open_copier``."""
+        return CopyThreads(CpuHostSlots(self.pool, host_memory_bytes, part))
 
     def close(self) -> None:
         """Drops the queued steps. They refer back to this executor, so its memory is freed with them."""

@@ -21,6 +21,7 @@ from radixkv.runtime.device.sampling.cuda.sampler import CudaSampler, PromptLogp
 from radixkv.runtime.device.sampling.logit_edits import has_edits
 from radixkv.runtime.device.sampling.row_sampling import is_greedy
 from radixkv.runtime.step.executor import PageOrigin
+from radixkv.runtime.step.page_copier import SlotPart
 from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
 from radixkv.runtime.step.result import StepResult, TokenMasks
 from radixkv.wire.messages import TokenLogprobs
@@ -110,15 +111,12 @@ class CudaExecutor:
         with self._errors.convert(launched.step.plan.step), torch.inference_mode(), torch.cuda.stream(self._stream):
             return self._sample_step(launched, masks)
 
-    def open_copier(self, host_memory_bytes: int) -> CopyThreads:
-        """Returns a copier between the pool and pinned host memory, which becomes usable in the background.
+    def open_copier(self, host_memory_bytes: int, part: SlotPart | None = None) -> CopyThreads:
+        """See ``Executor.open_copier``. The host memory is pinned, and becomes usable in the background.
 
         Takes 32 MiB of the GPU's memory, or four pages if that is more.
-
-        Raises:
-            ConfigError: the memory is less than a page, or more than can be allocated.
         """
-        return CopyThreads(CudaHostSlots(self._runner.pool, host_memory_bytes, self._is_stepping))
+        return CopyThreads(CudaHostSlots(self._runner.pool, host_memory_bytes, self._is_stepping, part))
 
     def close(self) -> None:
         """Frees weights, pool and graphs for this process and others, after waiting for launched steps. The memory

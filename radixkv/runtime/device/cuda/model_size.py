@@ -34,6 +34,8 @@ class ModelSize:
     """Memory for converting weights while they are loaded."""
     n_ranks: int
     """Ranks that compute the model together."""
+    n_page_parts: int
+    """Different parts of a page that they have."""
 
     @property
     def dtype_name(self) -> str:
@@ -62,6 +64,7 @@ def model_size(checkpoint: Checkpoint, quantization: str | None = None, n_ranks:
             divided among as many ranks.
     """
     dtype = choose_dtype("auto", checkpoint.config)
+    whole = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
     with open_weights(
         checkpoint,
         load_format="auto" if checkpoint.has_weights else "dummy",
@@ -80,4 +83,5 @@ def model_size(checkpoint: Checkpoint, quantization: str | None = None, n_ranks:
             weight_bytes=weights.n_bytes,
             loading_bytes=weights.dequantizing_bytes,
             n_ranks=n_ranks,
+            n_page_parts=whole.n_page_parts(n_ranks),
         )

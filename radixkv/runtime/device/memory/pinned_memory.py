@@ -34,6 +34,7 @@ class PinnedMemory:
         pin: pins (address, bytes) for the device; raises ``RuntimeError``.
         unpin: undoes ``pin`` of an address.
         cpus: where the thread runs, so that the memory is allocated near them; None: anywhere.
+        descriptor: of memory that processes share; None: it is this process's own.
 
     Raises:
         ConfigError: the address space has no such range.
@@ -46,9 +47,13 @@ class PinnedMemory:
         pin: Callable[[int, int], None],
         unpin: Callable[[int], None],
         cpus: Collection[int] | None = None,
+        descriptor: int | None = None,
     ) -> None:
         try:
-            self._memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if descriptor is None:
+                self._memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            else:
+                self._memory = map_shared(descriptor, n_bytes)
         except (OSError, ValueError, OverflowError) as error:
             raise ConfigError(
                 f"host memory of {n_bytes / _GIB:.1f} GiB cannot be allocated: {error}; set --host-memory lower"
@@ -133,6 +138,12 @@ class PinnedMemory:
             thread.start()
         for thread in threads:
             thread.join()
+
+
+def map_shared(descriptor: int, n_bytes: int) -> mmap.mmap:
+    """Maps memory that processes share, and makes it as large as that, as each of them does."""
+    os.ftruncate(descriptor, n_bytes)
+    return mmap.mmap(descriptor, n_bytes)
 
 
 def _require(n_bytes: int) -> None:

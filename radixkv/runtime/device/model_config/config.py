@@ -166,6 +166,10 @@ class DecoderConfig:
             experts=None if experts is None else replace(experts, inner_size=experts.inner_size // n_ranks),
         )
 
+    def n_page_parts(self, n_ranks: int) -> int:
+        """Returns how many different parts of a page so many ranks have; more ranks have the same ones."""
+        return min(n_ranks, self.n_kv_heads)
+
     @property
     def names(self) -> WeightNames:
         """Names of the checkpoint's tensors."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from radixkv.errors import DeviceError, DeviceLost
+from radixkv.runtime.device.ranks.fan_out_copier import FanOutCopier
 from radixkv.runtime.device.ranks.frames import encode
 from radixkv.runtime.device.ranks.processes import RankProcesses
 from radixkv.runtime.step.executor import Executor
-from radixkv.runtime.step.page_copier import HostMemoryCopier
+from radixkv.runtime.step.page_copier import HostMemoryCopier, SlotPart
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import LaunchedStep, SampledStep, StepResult, TokenMasks
 
@@ -23,9 +24,10 @@ class FanOut:
     Args:
         executor: of rank 0.
         ranks: the others, ready.
+        n_page_parts: different parts of a page that the ranks have.
     """
 
-    def __init__(self, executor: Executor, ranks: RankProcesses) -> None:
+    def __init__(self, executor: Executor, ranks: RankProcesses, n_page_parts: int) -> None:
         self.device = executor.device
         self.n_ranks = ranks.size
         self.dtype = executor.dtype
@@ -36,7 +38,9 @@ class FanOut:
         self.uses_shared_runs = executor.uses_shared_runs
         self.is_asynchronous = executor.is_asynchronous
         self.splits_drafts = executor.splits_drafts
-        self.page_origin = executor.page_origin
+        origin = executor.page_origin
+        self.page_origin = origin._replace(layout=f"{origin.layout}, of each of {ranks.size} ranks")
+        self._n_page_parts = n_page_parts
         self._executor = executor
         self._ranks = ranks
 
@@ -52,9 +56,15 @@ class FanOut:
         except (DeviceError, DeviceLost) as error:
             raise self._ranks.lost(str(error)) from None
 
-    def open_copier(self, host_memory_bytes: int) -> HostMemoryCopier:
-        """See ``Executor.open_copier``."""
-        raise AssertionError("tiers are refused before the device is opened")
+    def open_copier(self, host_memory_bytes: int, part: SlotPart | None = None) -> HostMemoryCopier:
+        """See ``Executor.open_copier``. Slots are in memory that all ranks share, with the parts of all."""
+        assert part is None, "the slots of ranks are whole"
+        n_ranks, n_parts = self._ranks.size, self._n_page_parts
+        parts = [rank * n_parts // n_ranks for rank in range(n_ranks)]
+        copier = self._executor.open_copier(
+            host_memory_bytes, SlotPart(self._ranks.memory, parts[0], n_parts, stores=True)
+        )
+        return FanOutCopier.open(copier, self._ranks.copies, host_memory_bytes, parts)
 
     def close(self) -> None:
         """Ends the other ranks and frees the device's memory."""

@@ -1,4 +1,4 @@
-"""What rank 0 and another rank send each other, over a socket that both have inherited."""
+"""What rank 0 and another rank send each other, over sockets that both have inherited."""
 
 from __future__ import annotations
 
@@ -47,6 +47,44 @@ class RankRefused(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
+class RankMemory(msgspec.Struct, frozen=True, tag=True):
+    """The first frame for a rank's copies: the host memory that the ranks share."""
+
+    n_bytes: int
+    index: int
+    """Which part of each slot the rank has."""
+    n_parts: int
+    stores: bool
+
+
+class RankCopy(msgspec.Struct, frozen=True, tag=True):
+    """A copy between pages and slots, which all ranks do."""
+
+    ticket: int
+    """Rank 0's."""
+    is_load: bool
+    slots: list[int]
+    pages: list[int]
+
+
+class RankSlots(msgspec.Struct, frozen=True, tag=True):
+    """How many leading slots a rank can use; the first says that its memory is open."""
+
+    n_usable: int
+
+
+class RankCopied(msgspec.Struct, frozen=True, tag=True):
+    """A rank's end of a copy; see ``FinishedCopy``."""
+
+    ticket: int
+    seconds: float
+    error: str | None
+
+
+_OfStart = RankStart | RankStore | RankValue | RankRefused
+_OfCopies = RankMemory | RankCopy | RankSlots | RankCopied
+
+
 class Frames:
     """Frames over a stream socket: an end of the stream is the death of the other process.
 
@@ -91,7 +129,7 @@ class Frames:
         return bytes(parts)
 
 
-def encode(message: RankStart | RankStore | RankValue | RankRefused | StepPlan) -> bytes:
+def encode(message: _OfStart | _OfCopies | StepPlan) -> bytes:
     """Returns the frame of a message."""
     return msgspec.msgpack.encode(message)
 

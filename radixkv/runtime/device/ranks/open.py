@@ -5,6 +5,7 @@ from __future__ import annotations
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import DeviceError, DeviceLost
 from radixkv.runtime.device.factory import open_executor
+from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ranks.fan_out import FanOut
 from radixkv.runtime.device.ranks.processes import RankProcesses
 from radixkv.runtime.device.resolved_config import ResolvedConfig
@@ -31,7 +32,11 @@ def open_ranks(resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTim
     ranks = RankProcesses.start(checkpoint.folder, device, settings)
     opened: RankProcesses | FanOut = ranks
     try:
-        opened = FanOut(open_executor(device, machine, settings, checkpoint, times, ranks), ranks)
+        opened = FanOut(
+            open_executor(device, machine, settings, checkpoint, times, ranks),
+            ranks,
+            DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json").n_page_parts(ranks.size),
+        )
         ranks.wait_ready()
     except (DeviceError, DeviceLost) as error:
         refused = ranks.start_error(str(error))

@@ -57,6 +57,10 @@ class RankProcesses:
         self._device = device
         self._processes: list[subprocess.Popen[bytes]] = []
         self._frames: list[Frames] = []
+        self.copies: list[Frames] = []
+        """Streams to the other ranks for copies."""
+        self.memory = os.memfd_create("radixkv-host-memory", os.MFD_CLOEXEC)
+        """Descriptor of the host memory that the ranks share, empty at first."""
         self._watch: _Watch | None = None
         self._give_up: Callable[[], None] | None = None
         self._cause: str | None = None
@@ -81,11 +85,13 @@ class RankProcesses:
         return ranks
 
     def _start(self, start: RankStart) -> None:
-        ours, theirs = socket.socketpair()
+        (ours, theirs), (our_copies, their_copies) = socket.socketpair(), socket.socketpair()
         self._frames.append(Frames(ours, max_send_s=_MAX_SEND_S))
-        with theirs:
-            command = [sys.executable, "-m", "radixkv.runtime.device.ranks.rank", str(theirs.fileno())]
-            self._processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL))
+        self.copies.append(Frames(our_copies, max_send_s=_MAX_SEND_S))
+        with theirs, their_copies:
+            inherited = [theirs.fileno(), their_copies.fileno(), self.memory]
+            command = [sys.executable, "-m", "radixkv.runtime.device.ranks.rank", *map(str, inherited)]
+            self._processes.append(subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL))
         self._frames[-1].send(encode(start))
 
     @property
@@ -214,7 +220,7 @@ class RankProcesses:
             self._watch.close()
             self._watch = None
         try:
-            for frames in self._frames:
+            for frames in (*self._frames, *self.copies):
                 frames.close()
             for process in self._processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -223,6 +229,9 @@ class RankProcesses:
             for process in self._processes:
                 process.kill()
                 process.wait()
+            if self.memory >= 0:
+                os.close(self.memory)
+                self.memory = -1
             if self._give_up is not None:
                 self._give_up()  # nobody comes any more
                 self._give_up = None

@@ -1,4 +1,6 @@
-"""``python -m radixkv.runtime.device.ranks.rank DESCRIPTOR``: a rank that executes rank 0's plans.
+"""``python -m radixkv.runtime.device.ranks.rank PLANS COPIES MEMORY``: a rank that executes rank 0's plans.
+
+The arguments are descriptors: of the sockets for plans and for copies, and of the host memory that ranks share.
 
 It ends when rank 0's process does, whatever it does then; when rank 0 closes the socket; and when a step fails: the
 others cannot go on without it.
@@ -23,6 +25,7 @@ import torch
 from radixkv.checkpoints import resolve
 from radixkv.errors import DeviceError, DeviceLost, RadixKVError
 from radixkv.runtime.device.factory import look_at_machine, open_executor
+from radixkv.runtime.device.ranks.copy_server import serve_copies
 from radixkv.runtime.device.ranks.frames import (
     Frames,
     RankRefused,
@@ -42,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 def main() -> None:
     """Loads this rank's part of the model, and executes plans until the socket ends."""
-    frames = Frames(socket.socket(fileno=int(sys.argv[1])))
+    frames, copies = (Frames(socket.socket(fileno=int(descriptor))) for descriptor in sys.argv[1:3])
     first = frames.receive()
     if first is None:
         return
@@ -56,6 +59,9 @@ def main() -> None:
         except RadixKVError as error:
             frames.send(encode(RankRefused(str(error))))
             return
+        threading.Thread(
+            target=_serve_copies, args=(start, executor, copies), name="radixkv-copies", daemon=True
+        ).start()
         try:
             _execute(executor, frames)
         except (DeviceError, DeviceLost) as error:
@@ -83,6 +89,12 @@ def _open(start: RankStart, frames: Frames) -> Executor:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     group.minimum(0)
     return executor
+
+
+def _serve_copies(start: RankStart, executor: Executor, copies: Frames) -> None:
+    if start.device == "cuda":
+        torch.cuda.set_device(start.rank)  # of this thread
+    serve_copies(executor, copies, int(sys.argv[3]))
 
 
 def _end_with(parent_pid: int) -> None:

@@ -6,8 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +72,40 @@ def test_warm_answers_are_equal_to_the_bit(two: LLM) -> None:
     for before, after in zip(cold, warm, strict=True):
         assert before.outputs[0].token_ids == after.outputs[0].token_ids
         assert before.outputs[0].logprobs == after.outputs[0].logprobs
+
+
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_pages_come_back_from_host_memory_and_disk(n_ranks: int, tmp_path: Path) -> None:
+    """With four ranks, two have the same KV head. Answers of another number of ranks differ by rounding."""
+    prompts = [f"Story {i}: " + "the keeper walked along the shore. " * 12 for i in range(5)]
+    settings: dict[str, Any] = {"max_total_tokens": 512, "host_memory_bytes": 32 << 20, "cache_dir": tmp_path}
+
+    def answer(llm: LLM) -> list[RequestOutput]:
+        return [llm.generate(prompt, GREEDY, use_tqdm=False)[0] for prompt in prompts]
+
+    with LLM("tiny", device="cpu", tensor_parallel_size=n_ranks, **settings) as llm:
+        cold, warm = answer(llm), answer(llm)
+        with pytest.raises(DeviceLost):
+            kill_while_pages_are_copied(llm, prompts)
+    with LLM("tiny", device="cpu", tensor_parallel_size=n_ranks, **settings) as llm:
+        from_disk = answer(llm)
+    with LLM("tiny", device="cpu", **settings) as llm:
+        of_one_device = answer(llm)
+    assert all(one.num_cached_tokens < 16 for one in (cold[0], of_one_device[0]))
+    for before, *later in zip(cold, warm, from_disk, strict=True):
+        for after in later:
+            assert after.num_cached_tokens > len(after.prompt_token_ids) - 16 > 16
+            assert after.outputs[0].token_ids == before.outputs[0].token_ids
+            assert after.outputs[0].logprobs == before.outputs[0].logprobs
+
+
+def kill_while_pages_are_copied(llm: LLM, prompts: list[str]) -> None:
+    """Kills a rank beside steps that copy pages in both directions."""
+    pid = max(ranks())
+    threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        llm.generate(prompts, GREEDY, use_tqdm=False)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.nightly)])
@@ -148,7 +185,8 @@ def test_what_ranks_do_not_do_is_refused() -> None:
     wrong: list[tuple[dict[str, object], str]] = [
         ({"tensor_parallel_size": 3}, "tensor_parallel_size 3 does not divide num_attention_heads, 4"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size 0 must be"),
-        ({"tensor_parallel_size": 2, "host_memory_bytes": "1GiB"}, "host_memory_bytes .* no tiers behind a pool"),
+        ({"tensor_parallel_size": 2, "host_memory_bytes": 1000}, "host tier of 1000 bytes is less than one page"),
+        ({"tensor_parallel_size": 2, "host_memory_bytes": "64TiB"}, "host_memory|host memory|--host-memory"),
         ({"tensor_parallel_size": 2, "quantization": "fp8"}, "'fp8' needs a GPU"),
     ]
     before = ranks()

@@ -18,6 +18,7 @@ from radixkv.runtime.device.memory.cuda.driver import CudaDriver
 from radixkv.runtime.device.memory.cuda.kv_pool import CudaPool
 from radixkv.runtime.device.memory.pinned_memory import PinnedMemory
 from radixkv.runtime.device.ops.cuda.page_copies import gather_pages, scatter_pages
+from radixkv.runtime.step.page_copier import SlotPart
 
 _PIECE_BYTES = 1 << 30
 """Bytes that are pinned at a time."""
@@ -38,31 +39,37 @@ class CudaHostSlots:
         pool: whose pages are copied.
         n_bytes: size of the host memory, rounded down to whole slots.
         is_stepping: whether the GPU computes a step now; copies are slower then, which leaves the step its pace.
+        part: of each slot; see ``Executor.open_copier``.
 
     Raises:
         ConfigError: ``n_bytes`` is less than a page, or more than can be allocated.
     """
 
-    def __init__(self, pool: CudaPool, n_bytes: int, is_stepping: Callable[[], bool]) -> None:
-        self.page_bytes = pool.page_bytes
-        self.n_slots = count_slots(n_bytes, pool.page_bytes)
+    def __init__(
+        self, pool: CudaPool, n_bytes: int, is_stepping: Callable[[], bool], part: SlotPart | None = None
+    ) -> None:
+        self.page_bytes = pool.page_bytes if part is None else part.n_parts * pool.page_bytes
+        self.n_slots = count_slots(n_bytes, self.page_bytes)
+        self._is_storing = part is None or part.stores
         driver = CudaDriver()
         # No slot lies in two pieces, and no page of the machine does.
-        unit = math.lcm(pool.page_bytes, mmap.PAGESIZE)
+        unit = math.lcm(self.page_bytes, mmap.PAGESIZE)
         piece_bytes = max(1, _PIECE_BYTES // unit) * unit
         device = pool.k.device
         self._memory = PinnedMemory(
-            self.n_slots * pool.page_bytes,
+            self.n_slots * self.page_bytes,
             piece_bytes,
             pin=partial(_pin, device),
             unpin=_unpin,
             cpus=local_cpus(driver.bus_id(device)),
+            descriptor=None if part is None else part.memory,
         )
-        n_slots_a_piece = piece_bytes // pool.page_bytes
+        n_slots_a_piece = piece_bytes // self.page_bytes
+        address = self._memory.address + (0 if part is None else part.index * pool.page_bytes)
         pace = CopyPace(is_stepping)
         try:
             self._loads, self._stores = (
-                _StagedCopies(pool, self._memory.address, n_slots_a_piece, driver, pace, are_loads=are_loads)
+                _StagedCopies(pool, address, self.page_bytes, n_slots_a_piece, driver, pace, are_loads=are_loads)
                 for are_loads in (True, False)
             )
         except BaseException:  # such as too little memory for the staging buffers
@@ -85,7 +92,8 @@ class CudaHostSlots:
 
     def store(self, pages: Sequence[int], slots: Sequence[int]) -> None:
         """Copies pages to slots; returns when the host has the data. Raises ``DeviceError`` or torch's errors."""
-        self._stores.run(slots, pages)
+        if self._is_storing:
+            self._stores.run(slots, pages)
 
     def close(self) -> None:
         """Frees the memory; waits for the piece of it that is being pinned."""
@@ -97,7 +105,8 @@ class _StagedCopies:
 
     Args:
         pool: whose pages are copied.
-        address: of the first slot.
+        address: of the part of the first slot that is copied, of the size of a page.
+        slot_bytes: size of a slot.
         n_slots_a_piece: slots in each separately pinned piece.
         driver: copies between staging buffer and slots.
         pace: how fast copies go beside steps.
@@ -108,6 +117,7 @@ class _StagedCopies:
         self,
         pool: CudaPool,
         address: int,
+        slot_bytes: int,
         n_slots_a_piece: int,
         driver: CudaDriver,
         pace: CopyPace,
@@ -118,6 +128,7 @@ class _StagedCopies:
         self._k, self._v = (cache.view(torch.int64).flatten(2) for cache in (pool.k, pool.v))
         self._address = address
         self._page_bytes = pool.page_bytes
+        self._slot_bytes = slot_bytes
         self._n_slots_a_piece = n_slots_a_piece
         self._driver = driver
         self._pace = pace
@@ -152,11 +163,12 @@ class _StagedCopies:
                 self._move_slots(lane, slots)
 
     def _move_slots(self, lane: _Lane, slots: NDArray[np.int64]) -> None:
-        """Enqueues the DMA between slots and buffer, one copy for each run of consecutive slots of a piece."""
+        """Enqueues the DMA between slots and buffer, a copy for each run of consecutive whole slots of a piece."""
         is_first = np.ones(len(slots), np.bool_)
-        is_first[1:] = (np.diff(slots) != 1) | (slots[1:] % self._n_slots_a_piece == 0)
+        if self._slot_bytes == self._page_bytes:
+            is_first[1:] = (np.diff(slots) != 1) | (slots[1:] % self._n_slots_a_piece == 0)
         firsts = np.flatnonzero(is_first)
-        on_host = self._address + slots[firsts] * self._page_bytes
+        on_host = self._address + slots[firsts] * self._slot_bytes
         on_device = lane.buffer.data_ptr() + firsts * self._page_bytes
         n_bytes = np.diff(firsts, append=len(slots)) * self._page_bytes
         destinations, sources = (on_device, on_host) if self._are_loads else (on_host, on_device)

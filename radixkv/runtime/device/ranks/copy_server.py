@@ -1,0 +1,68 @@
+"""The copies of pages that another rank does for rank 0, in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+
+from radixkv.errors import RadixKVError
+from radixkv.runtime.device.ranks.frames import (
+    Frames,
+    RankCopied,
+    RankCopy,
+    RankMemory,
+    RankRefused,
+    RankSlots,
+    decode,
+    encode,
+)
+from radixkv.runtime.finished import wait_readable
+from radixkv.runtime.step.executor import Executor
+from radixkv.runtime.step.page_copier import PageCopier, SlotPart
+
+_GROWTH_INTERVAL_S = 0.05
+"""How often new slots are looked for while memory is being prepared."""
+
+
+def serve_copies(executor: Executor, frames: Frames, memory: int) -> None:
+    """Copies this rank's parts of pages for rank 0, until the stream ends; returns at once where there is no tier.
+
+    Args:
+        executor: of this rank.
+        frames: to and from rank 0.
+        memory: descriptor of the memory that the ranks share.
+    """
+    with contextlib.closing(frames), contextlib.suppress(OSError):  # rank 0 has ended
+        first = frames.receive()
+        if first is None:
+            return
+        opened: RankMemory = decode(first, RankMemory)
+        try:
+            part = SlotPart(memory, opened.index, opened.n_parts, opened.stores)
+            copier = executor.open_copier(opened.n_bytes, part)
+        except RadixKVError as error:
+            frames.send(encode(RankRefused(str(error))))
+            return
+        with contextlib.closing(copier):
+            _copy(copier, frames)
+
+
+def _copy(copier: PageCopier, frames: Frames) -> None:
+    n_usable = copier.take_new_slots().stop
+    frames.send(encode(RankSlots(n_usable)))
+    tickets: dict[int, int] = {}
+    """Rank 0's by this rank's."""
+    while True:
+        timeout_s = _GROWTH_INTERVAL_S if n_usable < copier.n_slots else None
+        ready = wait_readable([frames.fileno(), copier.fileno()], timeout_s)
+        if new := copier.take_new_slots():
+            n_usable = new.stop
+            frames.send(encode(RankSlots(n_usable)))
+        for done in copier.take_finished():
+            frames.send(encode(RankCopied(tickets.pop(done.ticket), done.seconds, done.error)))
+        if frames.fileno() in ready:
+            frame = frames.receive()
+            if frame is None:
+                return
+            copy: RankCopy = decode(frame, RankCopy)
+            slots, pages = copy.slots, copy.pages
+            tickets[copier.load(slots, pages) if copy.is_load else copier.store(pages, slots)] = copy.ticket
