@@ -25,6 +25,7 @@ def run(script: str, tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.nightly
 def test_each_case_of_the_schedule_writes_a_line(tmp_path: Path) -> None:
     lines = run("schedule.py", tmp_path, "--rows", "4", "--waiting", "8", "--steps", "5")
     assert [line["case"] for line in lines] == CASES
@@ -54,6 +55,7 @@ def test_beams_share_pages_and_take_time(tmp_path: Path) -> None:
     assert all(0 < line["mean_entries"] <= line["max_entries"] for line in lines[2:4])
 
 
+@pytest.mark.nightly
 def test_drafts_are_replayed_without_a_model(tmp_path: Path) -> None:
     short = ("--small", "--workloads", "random,agents", "--rows", "1,4", "--pairs", "2", "--seconds", "0.2")
     lines = run("drafts.py", tmp_path, "--no-model", "--device", "cpu", *short)
@@ -81,6 +83,7 @@ def test_drafts_of_the_models_own_answers_are_measured(tmp_path: Path) -> None:
     assert line["off"]["drafted"] == 0 < line["off"]["tokens_per_s"]
 
 
+@pytest.mark.nightly
 def test_the_sampler_writes_a_line_for_each_case_and_distribution(tmp_path: Path) -> None:
     lines = run("sampling.py", tmp_path, "--rows", "2", "--vocab", "1000", "--history", "20", "--rounds", "1")
     assert {line["logits"] for line in lines} == {"peaked", "spread", "flat"}

@@ -180,6 +180,7 @@ def test_a_running_server_is_asked_without_torch_at_a_share_of_its_rate(tmp_path
             assert poisson["total_input_tokens"] == closed["total_input_tokens"]
 
 
+@pytest.mark.nightly
 def test_choices_of_attention_are_compared_with_measured_times() -> None:
     command = [sys.executable, str(BENCH / "attention_choices.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

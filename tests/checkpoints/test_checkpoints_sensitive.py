@@ -101,6 +101,7 @@ def with_wrong_pages(layers: Layers, others: Layers) -> Layers:
     return edited
 
 
+@pytest.mark.nightly
 def test_one_wrong_page_changes_the_output(model: LlamaForCausalLM, prompts: list[list[int]]) -> None:
     *measured, other = prompts
     others = prefill(model, other)

@@ -112,6 +112,7 @@ def test_the_prefix_cache_changes_no_answer(llm: LLM) -> None:
         assert [output.outputs for output in answer] == [output.outputs for output in expected]
 
 
+@pytest.mark.nightly
 def test_a_page_of_another_document_gives_the_other_answer() -> None:
     """Pairs of documents differ in one code, within one page; each answer is computed with the other's page."""
     prompts, codes = zip(*islice(twin_prompts(), 8), strict=True)

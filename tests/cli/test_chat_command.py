@@ -336,6 +336,7 @@ def terminal() -> Iterator[Terminal]:
     opened.close()
 
 
+@pytest.mark.nightly
 def test_ctrl_c_ends_the_answer_and_not_the_session(terminal: Terminal) -> None:
     terminal.wait_for(r"/clear [\s\S]*> ")
     terminal.type("hello\n")

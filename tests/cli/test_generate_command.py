@@ -83,6 +83,7 @@ def test_the_checkpoint_has_the_defaults_of_sampling_flags(
     assert shown != generate("--model", str(folder), "--max-tokens", "4")
 
 
+@pytest.mark.nightly
 def test_flags_for_dtype_tokenizer_and_dummy_weights(
     generate: Callable[..., str], sensitive: Path, tmp_path: Path
 ) -> None:

@@ -92,6 +92,7 @@ def test_a_key_that_cannot_be_sent_is_refused_without_showing_it(
         main([*flags, "--api-key", "a", "--api-key-file", "b"])
 
 
+@pytest.mark.nightly
 def test_a_server_that_a_command_starts_for_itself_has_no_key_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

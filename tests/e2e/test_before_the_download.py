@@ -80,6 +80,7 @@ def test_an_unsupported_architecture_is_not_downloaded(hub: Hub) -> None:
     assert WEIGHTS not in hub.downloaded()
 
 
+@pytest.mark.nightly
 def test_a_model_that_fits_is_downloaded_once_and_served(hub: Hub, tmp_path: Path) -> None:
     with serving(Path("org/model"), tmp_path / "errors", "--device", "cpu") as live:
         assert len(live.complete(prompt=[1, 2, 3], max_tokens=2, return_token_ids=True)["choices"]) == 1

@@ -63,6 +63,7 @@ def test_cache_off_and_on_give_the_same_tokens_and_nearly_the_optimum(tmp_path):
     assert 0.95 * report["optimum_pct"] <= report["cache_hit_rate_pct"] <= report["optimum_pct"]
 
 
+@pytest.mark.nightly
 def test_a_server_with_drafts_gives_the_same_tokens_and_says_what_became_of_them(tmp_path):
     off, on = tmp_path / "off.jsonl", tmp_path / "on.jsonl"
     flags = ("bench", "--num-prompts", 4, "--num-shots", 3, "--output-len", 60, "--max-concurrency", 1, *POOL)

@@ -7,11 +7,14 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.live import HERE, serving, wait_for
 
 CHECKS, FAILURES = (rf'canary_{name}_total{{tier="device"}}' for name in ("checks", "failures"))
 
 
+@pytest.mark.nightly
 def test_changed_pages_are_found_and_dropped(sensitive: Path, tmp_path: Path) -> None:
     entry = [
         sys.executable,

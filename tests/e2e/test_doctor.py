@@ -27,6 +27,7 @@ def usage_details(reply: Any) -> dict[str, Any]:
     return details
 
 
+@pytest.mark.nightly
 def test_a_nonce_in_the_system_prompt_is_named(start: Callable[..., AbstractContextManager[LiveServer]]) -> None:
     with start() as server:
         where = len(server.http.post("/tokenize", json={"prompt": HEAD}).json()["tokens"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from support.live import serving
 
@@ -80,6 +81,7 @@ def test_streams_are_equal_and_metrics_count_drafts(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_a_prediction_changes_no_answer(tmp_path: Path) -> None:
     def ask(**body: Any) -> tuple[str, dict[str, int]]:
         asked = {"model": "tiny", "messages": [{"role": "user", "content": "Tell me"}], "max_tokens": 60}

@@ -62,6 +62,7 @@ def test_subscribers_know_what_each_tier_has(start: Start, endpoints: tuple[str,
         assert numbers == list(range(numbers[-1] + 1)), "every batch came, in order"
 
 
+@pytest.mark.nightly
 def test_a_subscriber_notices_a_restart_and_topics_are_sent(
     start: Start, endpoints: tuple[str, str], tmp_path: Path
 ) -> None:

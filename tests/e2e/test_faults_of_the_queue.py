@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
+import pytest
+
 from support.live import COMMAND_LINE, LIMIT_S, LiveServer, serving, wait_for
 
 LONG = {"max_tokens": 2000, "ignore_eos": True}
@@ -54,6 +56,7 @@ def test_no_request_waits_longer_than_the_queue_timeout(
         assert live.canary() == before
 
 
+@pytest.mark.nightly
 def test_more_clients_than_the_soft_limit_of_files_are_answered(sensitive: Path, tmp_path: Path) -> None:
     limited = ["/bin/sh", "-c", 'ulimit -S -n 128 && exec "$@"', "sh", *COMMAND_LINE]
     with serving(sensitive, tmp_path / "errors", entry=limited) as live, ExitStack() as stack:

@@ -56,6 +56,7 @@ def server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield live
 
 
+@pytest.mark.nightly
 def test_an_answer_matches_its_schema(server: LiveServer) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
     body = {"response_format": form, "max_tokens": 60, "temperature": 0}

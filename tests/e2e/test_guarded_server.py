@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import httpx
+import pytest
 
 from support.live import CANARY, LIMIT_S, serving, wait_for
 
@@ -26,6 +27,7 @@ FLAGS = (
 )
 
 
+@pytest.mark.nightly
 def test_a_guarded_server_from_its_start_to_its_end(sensitive: Path, tmp_path: Path) -> None:
     log = tmp_path / "errors"
     with serving(sensitive, log, *FLAGS, key=KEY) as live:

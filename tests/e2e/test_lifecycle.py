@@ -77,6 +77,7 @@ def test_a_killed_runtime_ends_all_with_an_error(start_without_timeouts: Start) 
         assert live.process.wait(timeout=LIMIT_S) == 1
 
 
+@pytest.mark.nightly
 def test_a_hung_runtime_ends_all_at_the_heartbeat_limit(start: Start) -> None:
     with start("--heartbeat-timeout", "5") as live:
         request = BackgroundRequest(live, **LONG)

@@ -81,7 +81,8 @@ def ask_until_the_end(server: LiveServer) -> None:
             n += 1
 
 
-@pytest.mark.parametrize("n_kills", [1, pytest.param(10, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("n_kills", [1, 10])
 def test_kills_while_pages_are_written(start: Start, folder: Path, flags: tuple[str, ...], n_kills: int) -> None:
     rng = random.Random(n_kills)
     answers: dict[str, list[int]] = {}

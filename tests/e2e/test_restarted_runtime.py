@@ -72,7 +72,8 @@ def tree_events(server: LiveServer) -> Iterator[list[dict[str, Any]]]:
     assert thread.is_alive(), "the stream ended"
 
 
-@pytest.mark.parametrize("n_kills", [1, pytest.param(4, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("n_kills", [1, 4])
 def test_kills_under_load(start: Start, tmp_path: Path, n_kills: int) -> None:
     log, folder = tmp_path / "requests", tmp_path / "cache"
     endpoints = (f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replays")

@@ -30,6 +30,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tree
 
 
+@pytest.mark.nightly
 def test_a_source_tree_serves_and_knows_its_version(tree: Path, sensitive: Path, tmp_path: Path) -> None:
     # Without -S, the interpreter would find the installed radixkv, too.
     with serving(sensitive, tmp_path / "errors", entry=(sys.executable, "-S", "-m", "radixkv.cli")) as live:

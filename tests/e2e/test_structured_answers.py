@@ -151,6 +151,7 @@ def test_responses_and_messages(thinking: LiveServer) -> None:
     assert "".join(delta.get("text", "") for delta in deltas) == parts["text"]
 
 
+@pytest.mark.nightly
 def test_offline_chats(tmp_path: Path) -> None:
     path = tmp_path / "template.jinja"
     path.write_text(opening_template())

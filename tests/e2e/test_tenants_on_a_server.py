@@ -180,6 +180,7 @@ def traffic(server: LiveServer, key: str) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.nightly
 def test_a_tenant_sees_the_same_with_and_without_the_traffic_of_another(server: LiveServer) -> None:
     seen(server, "search-1")  # from now on its own prompts are cached
     alone = seen(server, "search-1")

@@ -7,9 +7,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from support.live import LiveServer, serving
 
 
+@pytest.mark.nightly
 def test_a_small_pool_and_a_missing_tokenizer_give_warnings(sensitive: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(sensitive, tmp_path / "textless")
     (folder / "tokenizer.json").unlink()

@@ -178,6 +178,7 @@ def test_many_rounds_are_silent_and_no_statistics_count_them(run: Run) -> None:
     run(POOL, test)
 
 
+@pytest.mark.nightly
 def test_rounds_are_right_while_others_fill_the_pool(run: Run) -> None:
     async def test(world: World) -> None:
         async def traffic(seed: int) -> None:

@@ -132,6 +132,7 @@ def test_a_runtime_that_dies_at_its_start_ends_it_after_the_limit() -> None:
     run(test)
 
 
+@pytest.mark.nightly
 def test_a_start_that_fails_is_tried_again() -> None:
     """So is one of a runtime with other sizes: requests are checked against those of the first one."""
 

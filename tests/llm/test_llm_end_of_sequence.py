@@ -70,6 +70,7 @@ def test_grammars_end_with_it(llm: LLM, end: int) -> None:
     assert (len(wanted.text), wanted.finish_reason, wanted.token_ids[-1]) == (2, "stop", end)
 
 
+@pytest.mark.nightly
 def test_a_server_ends_answers_with_that_of_another_tokenizer(model: Path, tmp_path: Path, end: int) -> None:
     texts, bare = tmp_path / "texts", tmp_path / "tiny"
     texts.mkdir()

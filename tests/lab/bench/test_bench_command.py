@@ -90,6 +90,7 @@ def started(fake, monkeypatch):
     return flags_of_servers
 
 
+@pytest.mark.nightly
 def test_the_line_has_the_flags_of_the_started_server(fake, tmp_path, inside, started):
     path = tmp_path / "lines.jsonl"
     assert inside(*SMALL, "--output-file", path, "--compare-cache", "--page-size", 32)[0] == 0
@@ -125,6 +126,7 @@ class DraftMetrics:
         return "".join(lines)
 
 
+@pytest.mark.nightly
 def test_what_became_of_drafts_is_in_table_line_and_page(fake, tmp_path, completed):
     output, line = completed(*SMALL)
     assert line["draft_report"] is None

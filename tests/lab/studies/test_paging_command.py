@@ -54,6 +54,7 @@ def test_lengths_that_do_not_fit_are_refused_before_the_first_simulation(
     assert not output.exists() or not output.read_bytes()
 
 
+@pytest.mark.nightly
 def test_tables_lines_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, plots = tmp_path / "lines.jsonl", tmp_path / "plots"
     names = "variable-length,multi-turn"
@@ -100,6 +101,7 @@ def test_tables_lines_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "oracle-best-fit" in page
 
 
+@pytest.mark.nightly
 def test_a_page_size_at_which_memory_never_runs_out_is_a_missing_point(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,6 +79,7 @@ def started(script: str) -> tuple[subprocess.Popen[str], list[int]]:
     return process, [int(pid) for pid in process.stdout.readline().split()]
 
 
+@pytest.mark.nightly
 def test_two_processes_give_the_lines_of_one_in_their_order() -> None:
     settings = study("multi-turn", "uniform-short", n_conversations=17)
     expected = lines(settings, map)

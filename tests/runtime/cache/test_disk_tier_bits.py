@@ -165,7 +165,7 @@ def test_one_damaged_page_is_one_lost_and_one_written(restarts: Restarts) -> Non
         assert server.disk.store.counts == PageCounts()
 
 
-@pytest.mark.parametrize("call", ["read", "write"])
+@pytest.mark.parametrize("call", ["read", pytest.param("write", marks=pytest.mark.nightly)])
 def test_a_disk_that_hangs_holds_neither_requests_nor_pages_nor_the_end(
     restarts: Restarts, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:

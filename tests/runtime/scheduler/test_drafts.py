@@ -55,7 +55,7 @@ def run_engine(prompts: list[list[int]] = PROMPTS, *, drafts: bool = True, **opt
         {"stop": STOP},
         {"stop": STOP, "min_tokens": 20},
         {"grammar": LONG},
-        {"grammar": LONG, "n": 3, "stop": STOP, "min_tokens": 20},
+        pytest.param({"grammar": LONG, "n": 3, "stop": STOP, "min_tokens": 20}, marks=pytest.mark.nightly),
         {"grammar": FakeGrammar(3, 20), "stop": (END,), "min_tokens": 30},
     ],
 )

@@ -102,6 +102,7 @@ def storm(**settings: float) -> Run:
     return Run(scheduler.n_recomputed_tokens / n_computed, now, ordered[len(ordered) * 9 // 10])
 
 
+@pytest.mark.nightly
 def test_the_default_reserve_ends_storms_of_preemptions_at_equal_throughput() -> None:
     few = storm(num_reserved_decode_tokens=16, max_reserved_decode_share=1 / 24)
     default = storm()

@@ -244,6 +244,7 @@ def test_a_quick_grammar_waits_for_few_of_the_slow_ones_before_it(grammars: Gram
     assert not grammars.is_compiling
 
 
+@pytest.mark.nightly
 def test_the_slow_grammars_of_a_tenant_delay_no_other_tenants_slow_one(grammars: Grammars) -> None:
     crowd = [grammars.request(spec, "a") for spec in slow_ones(8)]
     (other,) = [grammars.request(spec, "b") for spec in slow_ones(1)]
@@ -410,6 +411,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.nightly
 def test_the_process_ends_when_its_parent_is_killed() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", PARENT]

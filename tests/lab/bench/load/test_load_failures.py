@@ -176,6 +176,7 @@ def test_a_server_that_stops_answering_ends_the_run_with_a_partial_result(fake):
     assert last_answer <= measurement.duration < last_answer + 2.0, "without the wait for the server"
 
 
+@pytest.mark.nightly
 def test_a_timeout_of_one_request_does_not_end_the_run_while_others_are_answered(fake):
     """One request gets no byte while another is answered."""
     fake.fault, fake.delay = "mute", SILENCE_S / 5

@@ -165,6 +165,7 @@ print("answered", flush=True)
 """
 
 
+@pytest.mark.nightly
 def test_a_signal_to_all_processes_lets_requests_end() -> None:
     """A service manager sends SIGTERM to all processes of a service; rank 0 answers its requests before it ends."""
     command = [sys.executable, "-c", SERVICE]

@@ -130,6 +130,7 @@ rank.main()
 """
 
 
+@pytest.mark.nightly
 def test_a_rank_that_still_loads_ends_with_a_process_that_is_killed() -> None:
     command = [sys.executable, "-c", RANK_0, LOADING_FOR_EVER]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as rank_0:
