@@ -465,6 +465,6 @@ async def _drain(
         task.cancel()
     await asyncio.gather(idle, second_signal, return_exceptions=True)
     if not death.done():
-        client.fail(Draining("the server shut down before the answer was complete"))
         if not is_idle:
             supervisor.kill()
+        client.fail(Draining("the server shut down before the answer was complete"))

@@ -45,9 +45,12 @@ class RuntimeProcess:
         ready: Ready,
         started_at: float,
         folder: Path,
+        name: str,
         cleanup: AsyncExitStack,
     ) -> None:
         self.ready = ready
+        self.name = name
+        """What errors and the log call the process."""
         self.ready_at = time.monotonic()
         """When it was ready, in monotonic seconds."""
         self.start_s = self.ready_at - started_at
@@ -68,6 +71,7 @@ class RuntimeProcess:
         first_event_number: int = 0,
         data_parallel_rank: int = 0,
         environment: Mapping[str, str] | None = None,
+        name: str = "the runtime process",
         command: Sequence[str] = RUNTIME,
         timeout_s: float = START_TIMEOUT_S,
     ) -> Self:
@@ -81,6 +85,7 @@ class RuntimeProcess:
             first_event_number: number of the first batch of cache events.
             data_parallel_rank: number of the replica.
             environment: the environment variables. None: those of this process.
+            name: what errors and the log call the process.
             command: starts the process.
             timeout_s: how long it may take.
 
@@ -106,8 +111,8 @@ class RuntimeProcess:
             )
             process = await _spawn(command, start, environment)
             cleanup.push_async_callback(process.close)
-            ready = await _wait_until_ready(process, client, timeout_s)
-            return cls(process, client, ready, started_at, folder, cleanup.pop_all())
+            ready = await _wait_until_ready(process, client, name, timeout_s)
+            return cls(process, client, ready, started_at, folder, name, cleanup.pop_all())
 
     @property
     def pid(self) -> int:
@@ -133,11 +138,11 @@ class RuntimeProcess:
         try:
             await asyncio.wait({dead, silence}, return_when=asyncio.FIRST_COMPLETED)
             if dead.done():
-                reason = f"the runtime process {_exit_text(dead.result())}"
+                reason = f"{self.name} {_exit_text(dead.result())}"
                 if (fatal := await _read_fatal(self._process)) is not None:
                     reason += f": {fatal.text}"
             else:
-                reason = f"the runtime process was silent for {heartbeat_timeout_s:g} s and was killed"
+                reason = f"{self.name} was silent for {heartbeat_timeout_s:g} s and was killed"
                 self.kill()
                 await dead
         finally:
@@ -250,7 +255,7 @@ def _is_own(path: Path, kind: int) -> bool:
     return status.st_uid == os.getuid() and stat.S_IFMT(status.st_mode) == kind
 
 
-async def _wait_until_ready(process: ChildProcess, client: RuntimeClient, timeout_s: float) -> Ready:
+async def _wait_until_ready(process: ChildProcess, client: RuntimeClient, name: str, timeout_s: float) -> Ready:
     ready = asyncio.create_task(client.handshake())
     dead = asyncio.create_task(process.wait())
     try:
@@ -258,10 +263,10 @@ async def _wait_until_ready(process: ChildProcess, client: RuntimeClient, timeou
         if ready.done():
             return ready.result()
         if not dead.done():
-            raise RadixKVError(f"the runtime process was not ready within {timeout_s:g} s; start the server again")
+            raise RadixKVError(f"{name} was not ready within {timeout_s:g} s; start the server again")
         fatal = await _read_fatal(process)
         if fatal is None:
-            raise RadixKVError(f"the runtime process {_exit_text(dead.result())} before it was ready")
+            raise RadixKVError(f"{name} {_exit_text(dead.result())} before it was ready")
         raise fatal.error()
     finally:
         for task in (ready, dead):

@@ -90,8 +90,9 @@ class Supervisor:
         self._restarts = False
 
     def kill(self) -> None:
-        """Kills the process in the middle of its work; ``stop`` must follow."""
-        self._process.kill()
+        """Kills the process if it is in the middle of its work; ``stop`` must follow."""
+        if self._client.n_in_flight:
+            self._process.kill()
 
     async def stop(self) -> None:
         """Ends the process: by a drain if it is idle, by a kill otherwise. ``run`` must have ended."""
@@ -108,7 +109,7 @@ class Supervisor:
         self._client.fail(
             RuntimeDied(f"{reason}; it is being started again, without this request: send the request again"),
             RuntimeRestarting(
-                "the runtime process died and is being started again; try again later",
+                f"{self._process.name} died and is being started again; try again later",
                 ready_at=time.monotonic() + delay_s + self._start_s,
             ),
         )
@@ -122,10 +123,10 @@ class Supervisor:
             return str(error)
         self._process = process
         if process.ready != self._ready:
-            return f"the runtime process that was started again has other sizes: {process.ready}, not {self._ready}"
+            return f"{process.name} that was started again has other sizes: {process.ready}, not {self._ready}"
         self._start_s = process.start_s
         self._client.resume()
-        log_line(f"the runtime process is ready again after {process.start_s:.1f} s")
+        log_line(f"{process.name} is ready again after {process.start_s:.1f} s")
         return None
 
     def _give_up(self, reason: str) -> RuntimeDied:

@@ -32,6 +32,7 @@ class StartCall:
         tokenizer_folder: has the tokenizer.
         client: is connected to each process.
         index: the replica's number.
+        name: what errors and the log call the process.
         environment: the environment variables of the process. None: those of this one.
     """
 
@@ -42,6 +43,7 @@ class StartCall:
         tokenizer_folder: Path,
         client: RuntimeClient,
         index: int,
+        name: str,
         environment: Mapping[str, str] | None,
     ) -> None:
         self._engine = engine
@@ -49,6 +51,7 @@ class StartCall:
         self._tokenizer_folder = tokenizer_folder
         self._client = client
         self._index = index
+        self._name = name
         self._environment = environment
 
     async def __call__(self, *, first_event_number: int = 0, pool_of: Ready | None = None) -> RuntimeProcess:
@@ -74,6 +77,7 @@ class StartCall:
             first_event_number=first_event_number,
             data_parallel_rank=self._index,
             environment=self._environment,
+            name=self._name,
         )
 
 
@@ -93,7 +97,7 @@ def start_calls(
     """
     n_replicas = len(clients)
     if n_replicas == 1:
-        return [StartCall(engine, model_folder, tokenizer_folder, clients[0], 0, None)]
+        return [StartCall(engine, model_folder, tokenizer_folder, clients[0], 0, "the runtime process", None)]
     check_cache_folder(engine.cache.cache_dir, n_replicas)
     n_ranks = engine.model.tensor_parallel_size
     return [
@@ -103,6 +107,7 @@ def start_calls(
             tokenizer_folder,
             client,
             index,
+            f"the runtime process of replica {index}",
             environment_of_replica(os.environ, index, n_replicas, n_ranks),
         )
         for index, client in enumerate(clients)

@@ -52,7 +52,7 @@ class ReplicaSupervisor:
             supervisor.stop_restarting()
 
     def kill(self) -> None:
-        """Kills all processes in the middle of their work; ``stop`` must follow."""
+        """Kills the processes that are in the middle of their work; ``stop`` must follow."""
         for supervisor in self._supervisors:
             supervisor.kill()
 

@@ -74,7 +74,10 @@ async def replicas(again: Sequence[str] | None = None, **limits: Any) -> AsyncIt
         return start
 
     try:
-        starts = [RuntimeProcess.start(ENGINE, NOWHERE, one, command=command()) for one in each]
+        starts = [
+            RuntimeProcess.start(ENGINE, NOWHERE, one, command=command(), name=f"replica {index}")
+            for index, one in enumerate(each)
+        ]
         runtimes = await start_all(starts)
         supervisor = ReplicaSupervisor(
             [
@@ -180,6 +183,23 @@ def test_a_replica_that_does_not_start_again_leaves_the_others_at_work(capfd: py
             while "replica 1 is lost, the other 1 serve on" not in log:
                 await asyncio.sleep(0.01)
                 log += capfd.readouterr().err
+
+    run(test)
+
+
+def test_the_end_kills_the_replicas_that_work_and_drains_the_others() -> None:
+    """An idle replica may still write pages to disk."""
+
+    async def test() -> None:
+        async with replicas() as state:
+            state.supervisor.stop_restarting()
+            asking = asyncio.create_task(answer(state.each[0], [1, 2], ENDLESS))
+            while not state.each[0].n_in_flight:
+                await asyncio.sleep(0.01)
+            state.supervisor.kill()
+            with pytest.raises(RuntimeDied, match="replica 0 was ended by SIGKILL|replica 0 .*code -9"):
+                await asking
+            assert await answer(state.each[1], [1, 2], 3) == pack_tokens([1, 2, 1])
 
     run(test)
 
