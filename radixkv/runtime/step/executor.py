@@ -64,7 +64,7 @@ class Executor(Protocol):
 
         Args:
             host_memory_bytes: size of the host memory.
-            part: of each slot, with the memory that ranks share; None: the device has pages of its own.
+            part: the part of each slot that this rank copies, as ``FanOut`` says; None: there are no other ranks.
 
         Raises:
             ConfigError: the host memory does not fit, or holds not even one page.

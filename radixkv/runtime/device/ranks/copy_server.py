@@ -31,18 +31,19 @@ def serve_copies(executor: Executor, frames: Frames, memory: int) -> None:
         frames: to and from rank 0.
         memory: descriptor of the memory that the ranks share.
     """
-    with contextlib.closing(frames), contextlib.suppress(OSError):  # rank 0 has ended
+    with contextlib.closing(frames):
         first = frames.receive()
         if first is None:
             return
         opened: RankMemory = decode(first, RankMemory)
+        part = SlotPart(memory, opened.index, opened.n_parts, opened.stores)
         try:
-            part = SlotPart(memory, opened.index, opened.n_parts, opened.stores)
             copier = executor.open_copier(opened.n_bytes, part)
-        except RadixKVError as error:
-            frames.send(encode(RankRefused(str(error))))
+        except (RadixKVError, OSError, RuntimeError) as error:
+            with contextlib.suppress(OSError):  # rank 0 has ended
+                frames.send(encode(RankRefused(str(error))))
             return
-        with contextlib.closing(copier):
+        with contextlib.closing(copier), contextlib.suppress(OSError):
             _copy(copier, frames)
 
 

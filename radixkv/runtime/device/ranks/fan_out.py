@@ -64,7 +64,10 @@ class FanOut:
         copier = self._executor.open_copier(
             host_memory_bytes, SlotPart(self._ranks.memory, parts[0], n_parts, stores=True)
         )
-        return FanOutCopier.open(copier, self._ranks.copies, host_memory_bytes, parts)
+        ranks = self._ranks
+        return FanOutCopier.open(
+            copier, ranks.copies, host_memory_bytes, parts, lambda reason: ranks.lost(reason, "a copy of pages")
+        )
 
     def close(self) -> None:
         """Ends the other ranks and frees the device's memory."""

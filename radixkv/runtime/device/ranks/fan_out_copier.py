@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from radixkv.errors import ConfigError
+from radixkv.runtime.device.collectives import COLLECTIVE_TIMEOUT_S
 from radixkv.runtime.device.ranks.frames import (
     Frames,
     RankCopied,
@@ -17,40 +19,65 @@ from radixkv.runtime.device.ranks.frames import (
     decode,
     encode,
 )
+from radixkv.runtime.finished import Finished, wait_readable
 from radixkv.runtime.step.page_copier import FinishedCopy, HostMemoryCopier
 
 _OWN = 0
 """Rank 0, which this process is."""
+_MAX_OPEN_S = 600.0
+"""How long a rank may take to open its copier, which compiles kernels at the first start."""
+_CHECK_INTERVAL_S = 1.0
 
 
 class FanOutCopier:
     """A ``HostMemoryCopier`` of slots in memory that ranks share, of which each copies its part of a page.
 
-    A copy has finished when all ranks have, and has failed if one has; a slot is usable when it is for all. Copies
-    that a rank has not done when it ends fail, and so do all later ones.
+    A copy has finished when all ranks have, and has failed if one has; a slot is usable when it is for all. A rank
+    that has ended, or that takes 10 s longer than rank 0 for a copy, is lost with the device: all copies fail from
+    then on.
 
     Args:
         copier: of rank 0; closed with this object.
         ranks: streams to the other ranks, whose copiers are open; closed with this object.
+        on_loss: called once with the reason when a rank is lost.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, copier: HostMemoryCopier, ranks: Sequence[Frames]) -> None:
+    def __init__(
+        self,
+        copier: HostMemoryCopier,
+        ranks: Sequence[Frames],
+        on_loss: Callable[[str], object],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.n_slots = copier.n_slots
         self.page_bytes = copier.page_bytes
         self._copier = copier
         self._ranks = dict(enumerate(ranks, 1))
+        self._on_loss = on_loss
+        self._clock = clock
+        self._loss: str | None = None
+        """Why copies fail; None: they do not."""
         self._n_usable = dict.fromkeys([_OWN, *self._ranks], 0)
         self._n_taken = 0
         self._copies: dict[int, _Copy] = {}
-        self._finished: list[FinishedCopy] = []
+        self._finished = Finished[FinishedCopy]()
+        self._next_check_at = 0.0
         self._poll = select.epoll()
-        self._poll.register(copier.fileno(), select.EPOLLIN)
-        for frames in ranks:
-            self._poll.register(frames.fileno(), select.EPOLLIN)
+        for descriptor in (copier.fileno(), self._finished.fileno(), *(frames.fileno() for frames in ranks)):
+            self._poll.register(descriptor, select.EPOLLIN)
 
     @classmethod
     def open(
-        cls, copier: HostMemoryCopier, ranks: Sequence[Frames], n_bytes: int, parts: Sequence[int]
+        cls,
+        copier: HostMemoryCopier,
+        ranks: Sequence[Frames],
+        n_bytes: int,
+        parts: Sequence[int],
+        on_loss: Callable[[str], object],
+        *,
+        timeout_s: float = _MAX_OPEN_S,
     ) -> FanOutCopier:
         """Opens the other ranks' copiers.
 
@@ -59,28 +86,28 @@ class FanOutCopier:
             ranks: streams to the other ranks.
             n_bytes: size of the memory.
             parts: which part of a slot each rank has, rank 0's first; ranks may have the same.
+            on_loss: see ``FanOutCopier``.
+            timeout_s: how long a rank may take.
 
         Raises:
-            ConfigError: a rank refuses, or has ended.
+            ConfigError: a rank refuses, has ended, or takes longer.
         """
+        opened = cls(copier, ranks, on_loss)
         try:
             for rank, (frames, part) in enumerate(zip(ranks, parts[1:], strict=True), 1):
                 frames.send(encode(RankMemory(n_bytes, part, parts[-1] + 1, stores=part not in parts[:rank])))
-            opened = cls(copier, ranks)
             for rank, frames in enumerate(ranks, 1):
-                answer = frames.receive()
-                if answer is None:
-                    raise OSError("its stream has ended")
-                message = decode(answer, RankSlots | RankRefused)
-                if isinstance(message, RankRefused):
-                    raise ConfigError(f"rank {rank}: {message.message}")
-                opened._n_usable[rank] = message.n_usable
+                if not wait_readable([frames.fileno()], timeout_s):
+                    raise OSError(f"rank {rank} does not answer for {timeout_s:g} s")
+                if (frame := frames.receive()) is None:
+                    raise OSError(f"rank {rank} has ended; the lines before say why")
+                answer = decode(frame, RankSlots | RankRefused)
+                if isinstance(answer, RankRefused):
+                    raise OSError(f"rank {rank}: {answer.message}")
+                opened._n_usable[rank] = answer.n_usable
         except OSError as error:
-            copier.close()
-            raise ConfigError(f"the host memory of the ranks cannot be opened: {error}") from None
-        except ConfigError:
-            copier.close()
-            raise
+            opened.close()
+            raise ConfigError(f"the host memory that ranks share cannot be opened: {error}") from None
         return opened
 
     def take_new_slots(self) -> range:
@@ -106,11 +133,10 @@ class FanOutCopier:
     def take_finished(self) -> list[FinishedCopy]:
         """See ``PageCopier.take_finished``."""
         self._receive()
-        finished, self._finished = self._finished, []
-        return finished
+        return self._finished.take()
 
     def fileno(self) -> int:
-        """See ``PageCopier.fileno``. It may be readable where only some ranks have finished."""
+        """See ``PageCopier.fileno``. It is readable, too, where only some ranks have finished a copy."""
         return self._poll.fileno()
 
     def close(self) -> None:
@@ -119,44 +145,60 @@ class FanOutCopier:
         for frames in self._ranks.values():
             frames.close()
         self._copier.close()
+        self._finished.close()
 
     def _start(self, ticket: int, slots: Sequence[int], pages: Sequence[int], *, is_load: bool) -> int:
-        self._copies[ticket] = _Copy(set(self._n_usable))
+        self._receive()  # a rank whose answers are not read would read no more copies at some time
+        self._copies[ticket] = _Copy({_OWN, *self._ranks}, error=self._loss)
         frame = encode(RankCopy(ticket, is_load, list(slots), list(pages)))
-        for rank in list(self._n_usable)[1:]:
+        for rank, frames in list(self._ranks.items()):
             try:
-                if rank not in self._ranks:
-                    raise BrokenPipeError
-                self._ranks[rank].send(frame)
-            except OSError:
-                self._lose(rank)
+                frames.send(frame)
+            except OSError as error:
+                self._lose(f"rank {rank} takes no copies: {error}")
+                break
         return ticket
 
     def _receive(self) -> None:
-        """Takes what has come from all ranks."""
+        """Takes all that has come from the ranks."""
         for done in self._copier.take_finished():
             self._end(done.ticket, _OWN, done.seconds, done.error)
-        ready = {descriptor for descriptor, _ in self._poll.poll(0)}
-        for rank, frames in list(self._ranks.items()):
-            if frames.fileno() not in ready:
-                continue
-            frame = frames.receive()
-            if frame is None:
-                self._lose(rank)
-                continue
-            message = decode(frame, RankSlots | RankCopied)
-            if isinstance(message, RankSlots):
-                self._n_usable[rank] = message.n_usable
-            else:
-                self._end(message.ticket, rank, message.seconds, message.error)
+        while ready := {descriptor for descriptor, _ in self._poll.poll(0)}:
+            sent = {rank: frames for rank, frames in self._ranks.items() if frames.fileno() in ready}
+            if not sent:
+                break
+            for rank, frames in sent.items():
+                if (frame := frames.receive()) is None:
+                    self._lose(f"rank {rank} has ended")
+                    return
+                message = decode(frame, RankSlots | RankCopied)
+                if isinstance(message, RankSlots):
+                    self._n_usable[rank] = message.n_usable
+                else:
+                    error = message.error and f"rank {rank}: {message.error}"
+                    self._end(message.ticket, rank, message.seconds, error)
+        now_s = self._clock()
+        if now_s >= self._next_check_at:
+            self._next_check_at = now_s + _CHECK_INTERVAL_S
+            self._check_times(now_s)
 
-    def _lose(self, rank: int) -> None:
-        """Ends the copies that a rank which has ended cannot do."""
-        if (frames := self._ranks.pop(rank, None)) is not None:
+    def _check_times(self, now_s: float) -> None:
+        for copy in self._copies.values():
+            if copy.own_end_s is not None and now_s - copy.own_end_s > COLLECTIVE_TIMEOUT_S:
+                self._lose(f"rank {min(copy.ranks)} has not copied pages for {COLLECTIVE_TIMEOUT_S:g} s")
+                return
+
+    def _lose(self, reason: str) -> None:
+        """Fails all copies; those that rank 0 does now end when it has done them."""
+        self._loss = reason
+        for frames in self._ranks.values():
             self._poll.unregister(frames.fileno())
             frames.close()
-        for ticket in [ticket for ticket, copy in self._copies.items() if rank in copy.ranks]:
-            self._end(ticket, rank, 0.0, f"rank {rank} has ended")
+        lost, self._ranks = list(self._ranks), {}
+        for ticket, copy in list(self._copies.items()):
+            for rank in copy.ranks & set(lost):
+                self._end(ticket, rank, 0.0, reason)
+        self._on_loss(reason)
 
     def _end(self, ticket: int, rank: int, seconds: float, error: str | None) -> None:
         """Notes a rank's end of a copy."""
@@ -164,9 +206,11 @@ class FanOutCopier:
         copy.ranks.remove(rank)
         copy.seconds = max(copy.seconds, seconds)
         copy.error = copy.error or error
+        if rank == _OWN:
+            copy.own_end_s = self._clock()
         if not copy.ranks:
             del self._copies[ticket]
-            self._finished.append(FinishedCopy(ticket, copy.seconds, copy.error))
+            self._finished.add(FinishedCopy(ticket, copy.seconds, copy.error))
 
 
 @dataclass
@@ -174,4 +218,6 @@ class _Copy:
     ranks: set[int]
     """That have not finished."""
     seconds: float = 0.0
-    error: str | None = field(default=None)
+    error: str | None = None
+    own_end_s: float | None = None
+    """When rank 0 had finished; None: it has not."""

@@ -52,7 +52,7 @@ class RankMemory(msgspec.Struct, frozen=True, tag=True):
 
     n_bytes: int
     index: int
-    """Which part of each slot the rank has."""
+    """This and what follows are those of the rank's ``SlotPart``."""
     n_parts: int
     stores: bool
 

@@ -150,7 +150,7 @@ class RankProcesses:
         self.minimum(0)
         if self._watch is not None:
             self._watch.limit(None)
-            self._check_watch()
+        self._check()
 
     def watch(self, give_up: Callable[[], None]) -> None:
         """See ``RankGroup.watch``."""
@@ -167,13 +167,13 @@ class RankProcesses:
         """
         if self._watch is None:
             yield
-            return
-        self._watch.limit(COLLECTIVE_TIMEOUT_S)
-        try:
-            yield
-        finally:
-            self._watch.limit(None)
-        self._check_watch()
+        else:
+            self._watch.limit(COLLECTIVE_TIMEOUT_S)
+            try:
+                yield
+            finally:
+                self._watch.limit(None)
+        self._check()
 
     def send(self, frame: bytes) -> None:
         """Sends a frame to all ranks.
@@ -181,22 +181,22 @@ class RankProcesses:
         Raises:
             DeviceLost: one has ended, or takes no frame.
         """
-        self._check_watch()
+        self._check()
         try:
             for frames in self._frames:
                 frames.send(frame)
         except OSError as error:
             raise self.lost(str(error)) from None
 
-    def lost(self, error: str) -> DeviceLost:
-        """Returns the error of a step that failed here with ``error``: that a rank has ended, if one has.
+    def lost(self, error: str, what: str = "a step") -> DeviceLost:
+        """Returns the error of what failed here with ``error``: that a rank has ended, if one has.
 
         The ranks are killed, because they wait for this one in the step. The first cause stays. Safe in any thread.
         """
         if self._give_up is not None:
             self._give_up()
         if self._cause is None:
-            cause = self._end_of_one() or f"a step failed for all ranks of the model: {error}"
+            cause = self._end_of_one() or f"{what} failed for all ranks of the model: {error}"
             self._cause = self._cause or cause
         for process in self._processes:
             process.kill()
@@ -279,9 +279,12 @@ class RankProcesses:
     def _name(self, rank: int) -> str:
         return f"rank {rank} ({self._device if self._device == 'cpu' else f'{self._device}:{rank}'})"
 
-    def _check_watch(self) -> None:
+    def _check(self) -> None:
+        """Raises ``DeviceLost`` if a rank is lost: what kernels computed since then means nothing."""
         if self._watch is not None and self._watch.loss is not None:
             raise self.lost(self._watch.loss)
+        if self._cause is not None:
+            raise DeviceLost(self._cause)
 
 
 class _Watch:

@@ -59,11 +59,13 @@ def main() -> None:
         except RadixKVError as error:
             frames.send(encode(RankRefused(str(error))))
             return
-        threading.Thread(
+        serving = threading.Thread(
             target=_serve_copies, args=(start, executor, copies), name="radixkv-copies", daemon=True
-        ).start()
+        )
+        serving.start()
         try:
             _execute(executor, frames)
+            serving.join()  # Python aborts at its end if it stops a thread in torch
         except (DeviceError, DeviceLost) as error:
             logger.error("%s", error)
             logging.shutdown()

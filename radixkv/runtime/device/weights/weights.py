@@ -120,19 +120,25 @@ class Weights:
         # Each thread may have read a matrix, and one is quantized at a time.
         return 0 if self.kept is None else N_LANES * largest * self.dtype.itemsize + QUANTIZING_BYTES
 
-    def check_cuts(self) -> None:
+    def check_cuts(self, scheme: WeightScheme | None, shard: Shard | None) -> None:
         """Checks that all matrices that stay quantized can be divided among the ranks.
 
+        Args:
+            scheme: their format in the files.
+            shard: which part the weights are; None: all.
+
         Raises:
-            ConfigError: a rank's part of one would begin within a block or a group that has one scale.
+            ConfigError: a rank's part of one would begin within what has one scale, or within a word.
         """
+        if scheme is None or shard is None:
+            return
         for name, cut in self.cuts.items():
             if self._format([name]) is not None:
-                unit = f"groups of {self.kept.size}" if isinstance(self.kept, Int4Groups) else f"blocks of {BLOCK}"
-                what = "outputs" if cut.dimension == 0 else "inputs"
+                whole, what = cut.size * cut.n_parts, ("outputs", "inputs")[cut.dimension]
                 raise ConfigError(
-                    f"tensor_parallel_size {cut.n_parts} would give each rank {cut.size} of the "
-                    f"{cut.size * cut.n_parts} {what} of {name}, which are quantized in {unit}; use a smaller size"
+                    f"tensor_parallel_size {shard.n_ranks} would give a rank {cut.size} of the {whole} {what} of "
+                    f"{name}, whose format {scheme.name} divides them only by "
+                    f"{scheme.unit[cut.dimension]}; use another size"
                 )
 
     @property
@@ -376,7 +382,7 @@ def open_weights(
             random = RandomTensors(tensor_shapes(config), dtype, device)
             part, tensors, cuts = _part_of(config, random, shard, scheme, None)
             weights = Weights(part, tensors, dtype, device, is_dequantized=is_dequantized, kept=kept, cuts=cuts)
-            weights.check_cuts()
+            weights.check_cuts(scheme, shard)
             yield weights
             return
         files = SafetensorsFiles(checkpoint.folder, stack)
@@ -409,7 +415,7 @@ def open_weights(
         weights = Weights(
             part, views, dtype, device, quantized, kv_scales, is_dequantized=is_dequantized, kept=kept, cuts=cuts
         )
-        weights.check_cuts()
+        weights.check_cuts(scheme, shard)
         if device.type == "cpu":
             yield weights
             return

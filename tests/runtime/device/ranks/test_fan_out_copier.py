@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import select
 import socket
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -65,22 +67,38 @@ class OwnCopier:
         self.finished.close()
 
 
+@dataclass
+class Opened:
+    copier: FanOutCopier
+    own: OwnCopier
+    others: list[Frames]
+    """The other ranks' ends."""
+    losses: list[str]
+    now_s: float = 0.0
+
+
 @contextmanager
-def opened(n_ranks: int, n_usable: int = N_SLOTS) -> Iterator[tuple[FanOutCopier, OwnCopier, list[Frames]]]:
-    own = OwnCopier()
+def opened(n_ranks: int, n_usable: int = N_SLOTS) -> Iterator[Opened]:
+    own, losses = OwnCopier(), list[str]()
     pairs = [socket.socketpair() for _ in range(n_ranks - 1)]
     others = [Frames(other) for _, other in pairs]
     for frames in others:
         frames.send(encode(RankSlots(n_usable)))
-    copier = FanOutCopier.open(own, [Frames(one) for one, _ in pairs], 128, list(range(n_ranks)))
+    ours = [Frames(one, max_send_s=0.2) for one, _ in pairs]
+    copier = FanOutCopier.open(own, ours, 128, list(range(n_ranks)), losses.append)
     for rank, frames in enumerate(others, 1):
         frame = frames.receive()
         assert frame is not None
         assert decode(frame, RankMemory) == RankMemory(128, rank, n_ranks, True)
+    state = Opened(copier, own, others, losses)
+    copier._clock = lambda: state.now_s
     try:
-        yield copier, own, others
+        yield state
     finally:
         copier.close()
+        for _, other in pairs:
+            with suppress(OSError):
+                other.shutdown(socket.SHUT_RDWR)
         for frames in others:
             frames.close()
     assert own.is_closed
@@ -91,60 +109,114 @@ def is_readable(copier: FanOutCopier) -> bool:
 
 
 @given(st.integers(2, 4), st.lists(st.booleans(), min_size=1, max_size=5), st.data())
-def test_a_copy_ends_once_when_all_ranks_have_done_it_or_ended(
+def test_a_copy_ends_once_when_all_ranks_have_done_it_or_one_is_lost(
     n_ranks: int, are_loads: list[bool], data: st.DataObject
 ) -> None:
-    """Copies end in any order on each rank, and ranks die between any two."""
-    with opened(n_ranks) as (copier, own, others):
+    """Copies end in any order on each rank, and a rank dies between any two."""
+    with opened(n_ranks) as state:
+        copier = state.copier
         tickets = [copier.load([1], [2]) if is_load else copier.store([2], [1]) for is_load in are_loads]
-        for frames in others:
+        for frames in state.others:
             for ticket, is_load in zip(tickets, are_loads, strict=True):
                 frame = frames.receive()
                 assert frame is not None
                 assert decode(frame, RankCopy) == RankCopy(ticket, is_load, [1], [2])
         waiting = {ticket: set(range(n_ranks)) for ticket in tickets}
-        errors: dict[int, bool] = dict.fromkeys(tickets, False)
-        dead: set[int] = set()
+        errors: dict[int, str | None] = dict.fromkeys(tickets)
         done: dict[int, FinishedCopy] = {}
+        loss = None
         while any(waiting.values()):
             rank = data.draw(st.sampled_from(sorted(set().union(*waiting.values()))))
             mine = [ticket for ticket in tickets if rank in waiting[ticket]]
             if rank and data.draw(st.integers(0, 9)) == 0:
-                others[rank - 1].close()
-                dead.add(rank)
-                for ticket in mine:
-                    waiting[ticket].remove(rank)
-                    errors[ticket] = True
+                state.others[rank - 1].close()
+                loss = f"rank {rank} has ended"
+                for ticket in tickets:
+                    if waiting[ticket] - {0}:
+                        errors[ticket] = errors[ticket] or loss
+                    waiting[ticket] &= {0}
             else:
                 ticket = data.draw(st.sampled_from(mine))
                 error = data.draw(st.sampled_from([None, None, "the device is full"]))
                 waiting[ticket].remove(rank)
-                errors[ticket] |= error is not None
                 if rank == 0:
-                    own.finished.add(FinishedCopy(ticket, 0.25, error))
+                    state.own.finished.add(FinishedCopy(ticket, 0.25, error))
                 else:
-                    others[rank - 1].send(encode(RankCopied(ticket, 0.5, error)))
+                    state.others[rank - 1].send(encode(RankCopied(ticket, 0.5, error)))
+                    error = error and f"rank {rank}: {error}"
+                errors[ticket] = errors[ticket] or error
             assert is_readable(copier)
             for one in copier.take_finished():
                 assert one.ticket not in done
                 done[one.ticket] = one
-            while is_readable(copier):
-                assert copier.take_finished() == []
+            assert not is_readable(copier)
             assert done.keys() == {ticket for ticket in tickets if not waiting[ticket]}
-        for ticket, one in done.items():
-            assert (one.error is not None) == errors[ticket]
-            assert one.seconds == 0.5 or dead
+        assert {ticket: one.error for ticket, one in done.items()} == errors
+        assert state.losses == ([] if loss is None else [loss])
+        assert loss is not None or all(one.seconds == 0.5 for one in done.values())
         later = copier.load([3], [4])
-        own.finished.add(FinishedCopy(later, 0.25, None))
-        assert bool(copier.take_finished()) == (len(dead) == n_ranks - 1)
+        state.own.finished.add(FinishedCopy(later, 0.25, None))
+        assert [one.error for one in copier.take_finished()] == ([] if loss is None else [loss])
+
+
+def test_all_that_has_come_is_taken_at_once() -> None:
+    """A load waits for no turn of the loop that takes stores before it."""
+    with opened(2) as state:
+        tickets = []
+        for _ in range(50):
+            tickets.append(state.copier.store([1], [2]))
+            state.others[0].receive()
+        for ticket in tickets:
+            state.own.finished.add(FinishedCopy(ticket, 0.0, None))
+            state.others[0].send(encode(RankCopied(ticket, 0.0, None)))
+        assert [one.ticket for one in state.copier.take_finished()] == tickets
+
+
+def test_a_rank_whose_answers_nobody_takes_still_gets_copies() -> None:
+    """Otherwise both would wait for each other with full streams."""
+    served: list[int] = []
+
+    def serve(frames: Frames) -> None:
+        with suppress(OSError):
+            while (frame := frames.receive()) is not None:
+                served.append(decode(frame, RankCopy).ticket)
+                frames.send(encode(RankCopied(served[-1], 0.0, None)))
+
+    with opened(2) as state:
+        serving = threading.Thread(target=serve, args=(state.others[0],))
+        serving.start()
+        for _ in range(1000):
+            state.copier.store([1], [2])
+        assert state.losses == []
+    serving.join()
+    assert served == list(range(len(served)))
+
+
+def test_a_rank_that_does_not_copy_is_lost_after_ten_seconds() -> None:
+    with opened(3) as state:
+        first, second = state.copier.load([1], [2]), state.copier.load([3], [4])
+        state.now_s = 100.0  # rank 0 has not done it either
+        assert state.copier.take_finished() == []
+        state.own.finished.add(FinishedCopy(first, 0.1, None))
+        state.others[0].send(encode(RankCopied(first, 0.1, None)))
+        assert state.copier.take_finished() == []
+        state.now_s = 109.0
+        assert state.copier.take_finished() == []
+        state.now_s = 111.0
+        (lost,) = state.copier.take_finished()
+        assert lost.ticket == first
+        assert lost.error == "rank 2 has not copied pages for 10 s" == state.losses[0]
+        state.own.finished.add(FinishedCopy(second, 0.1, None))
+        assert [one.error for one in state.copier.take_finished()] == state.losses
 
 
 def test_slots_are_usable_when_they_are_for_all_ranks() -> None:
-    with opened(3, n_usable=2) as (copier, _, others):
+    with opened(3, n_usable=2) as state:
+        copier = state.copier
         assert copier.take_new_slots() == range(2)
-        others[0].send(encode(RankSlots(8)))
+        state.others[0].send(encode(RankSlots(8)))
         assert copier.take_new_slots() == range(2, 2)
-        others[1].send(encode(RankSlots(5)))
+        state.others[1].send(encode(RankSlots(5)))
         assert copier.take_new_slots() == range(2, 5)
 
 
@@ -153,7 +225,7 @@ def test_ranks_that_have_the_same_part_store_it_once() -> None:
     others = [Frames(other) for _, other in pairs]
     for frames in others:
         frames.send(encode(RankSlots(N_SLOTS)))
-    copier = FanOutCopier.open(OwnCopier(), [Frames(one) for one, _ in pairs], 128, [0, 0, 1, 1])
+    copier = FanOutCopier.open(OwnCopier(), [Frames(one) for one, _ in pairs], 128, [0, 0, 1, 1], print)
     opened = [decode(frames.receive() or b"", RankMemory) for frames in others]
     assert [(one.index, one.n_parts, one.stores) for one in opened] == [(0, 2, False), (1, 2, True), (1, 2, False)]
     copier.close()
@@ -162,15 +234,20 @@ def test_ranks_that_have_the_same_part_store_it_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"), [("no memory is left", "rank 1: no memory is left"), (None, "its stream has ended")]
+    ("answer", "message"),
+    [
+        (encode(RankRefused("no memory is left")), "cannot be opened: rank 1: no memory is left"),
+        (b"", "cannot be opened: rank 1 has ended"),
+        (None, "cannot be opened: rank 1 does not answer for 0.1 s"),
+    ],
 )
-def test_a_rank_that_cannot_open_its_memory_is_named(answer: str | None, message: str) -> None:
+def test_a_rank_that_cannot_open_its_memory_is_named(answer: bytes | None, message: str) -> None:
     ours, theirs = socket.socketpair()
-    if answer is not None:
-        Frames(theirs).send(encode(RankRefused(answer)))
-    theirs.shutdown(socket.SHUT_WR)
+    if answer:
+        Frames(theirs).send(answer)
+    elif answer is not None:
+        theirs.shutdown(socket.SHUT_WR)
     own = OwnCopier()
-    with pytest.raises(ConfigError, match=message), theirs:
-        FanOutCopier.open(own, [Frames(ours)], 128, [0, 1])
+    with theirs, pytest.raises(ConfigError, match=message):
+        FanOutCopier.open(own, [Frames(ours)], 128, [0, 1], print, timeout_s=0.1)
     assert own.is_closed
-    ours.close()

@@ -22,7 +22,7 @@ from radixkv.runtime.device.ranks import open as open_module
 from radixkv.runtime.device.ranks import processes
 from radixkv.runtime.device.ranks.processes import RankProcesses
 from radixkv.runtime.device.resolved_config import ResolvedConfig, with_defaults
-from radixkv.runtime.step.executor import Executor
+from radixkv.runtime.step.executor import Executor, PageOrigin
 from radixkv.settings.config import EngineConfig, ModelConfig
 from support.processes import children, has_ended
 
@@ -44,6 +44,7 @@ def test_a_start_that_fails_when_rank_0_is_open_closes_it(monkeypatch: pytest.Mo
         for pid in set(children(os.getpid(), RANK)) - before:
             os.kill(pid, signal.SIGKILL)
         executor = SimpleNamespace(**dict.fromkeys(EXECUTOR))
+        executor.page_origin = PageOrigin("cpu", "", "", "k v", "")
         executor.close = lambda: left.append(set(children(os.getpid(), RANK)) - before)
         return cast(Executor, executor)
 

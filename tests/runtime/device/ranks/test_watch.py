@@ -22,7 +22,7 @@ from radixkv.runtime.device.ranks.fan_out import FanOut
 from radixkv.runtime.device.ranks.frames import Frames, RankRefused, encode
 from radixkv.runtime.device.ranks.processes import RankProcesses
 from radixkv.runtime.device.resolved_config import with_defaults
-from radixkv.runtime.step.executor import Executor
+from radixkv.runtime.step.executor import Executor, PageOrigin
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.settings.config import EngineConfig, ModelConfig
 from support.processes import children, has_ended
@@ -144,6 +144,11 @@ def test_a_rank_that_dies_while_the_model_is_opened_refuses_the_start(
     assert set(children(os.getpid(), RANK)) == before
 
 
+OF_AN_EXECUTOR: dict[str, Any] = dict.fromkeys(
+    "dtype kv_dtype n_pages vocab_size window uses_shared_runs splits_drafts".split()
+) | {"device": "a GPU", "is_asynchronous": True, "page_origin": PageOrigin("cuda", "", "", "k v", "")}
+
+
 class FailingExecutor(SimpleNamespace):
     """A device that computes beside the host, whose steps fail when they are launched."""
 
@@ -152,9 +157,8 @@ class FailingExecutor(SimpleNamespace):
 
 
 def test_a_step_that_fails_here_is_lost_on_all_ranks(watched: Watched) -> None:
-    names = "dtype kv_dtype n_pages vocab_size window uses_shared_runs splits_drafts page_origin".split()
-    executor = FailingExecutor(**dict.fromkeys(names), device="a GPU", is_asynchronous=True)
-    fan_out = FanOut(cast(Executor, executor), watched.ranks)
+    executor = FailingExecutor(**OF_AN_EXECUTOR)
+    fan_out = FanOut(cast(Executor, executor), watched.ranks, 3)
     assert (fan_out.n_ranks, fan_out.device) == (3, "a GPU")
     with pytest.raises(DeviceLost, match="a step failed for all ranks of the model: step 7: there is too little"):
         fan_out.launch(StepPlan(7, ()))
@@ -165,11 +169,10 @@ def test_a_step_that_fails_here_is_lost_on_all_ranks(watched: Watched) -> None:
 def test_a_launch_that_hangs_is_lost(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device's queue is full of steps that wait for a rank."""
     monkeypatch.setattr(processes, "COLLECTIVE_TIMEOUT_S", 0.1)
-    names = "dtype kv_dtype n_pages vocab_size window uses_shared_runs splits_drafts page_origin".split()
-    executor = SimpleNamespace(**dict.fromkeys(names), device="a GPU", is_asynchronous=True)
+    executor = SimpleNamespace(**OF_AN_EXECUTOR)
     executor.launch = lambda plan: watched.gave_up.wait(10.0)
     with pytest.raises(DeviceLost, match="another rank does not respond in 0.1 s"):
-        FanOut(cast(Executor, executor), watched.ranks).launch(StepPlan(0, ()))
+        FanOut(cast(Executor, executor), watched.ranks, 3).launch(StepPlan(0, ()))
     assert all(map(has_ended, watched.pids))
 
 

@@ -112,29 +112,33 @@ def test_memory_counts_what_a_rank_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "quantization", "n_ranks", "message"),
+    ("sizes", "quantization", "message"),
     [
+        ({}, BLOCKS, "size 4 would give a rank 96 of the 384 outputs of .*layers.0.mlp.gate_proj.weight.* by 128"),
+        ({"head_dim": 64}, BLOCKS, "64 of the 256 outputs of .*layers.0.self_attn.q_proj.weight"),
         (
-            {},
+            {"head_dim": 64, "num_attention_heads": 8},
             BLOCKS,
-            4,
-            "4 would give each rank 96 of the 384 outputs of .*layers.0.mlp.gate_proj.weight.* blocks of 128",
+            "size 4 would give a rank 64 of the 128 outputs of .*layers.0.self_attn.k_proj.weight",
         ),
-        ({"head_dim": 64}, BLOCKS, 4, "64 of the 256 outputs of .*layers.0.self_attn.q_proj.weight"),
         (
             {},
             {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True},
-            4,
-            "96 of the 384 inputs of .*down_proj.weight, which are quantized in groups of 64; use a smaller size",
+            "96 of the 384 inputs of .*down_proj.weight, whose format awq divides them only by 64; use another",
+        ),
+        (
+            {"intermediate_size": 368},
+            {"quant_method": "gptq", "bits": 4, "group_size": -1},
+            "92 of the 368 outputs of .*gate_proj.weight, whose format gptq divides them only by 8",
         ),
     ],
 )
 def test_groups_that_do_not_divide_are_refused_before_weights_are_read(
-    tmp_path: Path, sizes: dict[str, Any], quantization: dict[str, Any], n_ranks: int, message: str
+    tmp_path: Path, sizes: dict[str, Any], quantization: dict[str, Any], message: str
 ) -> None:
     save_checkpoint(tmp_path, hidden_size=512, intermediate_size=384, head_dim=128, **SIZES)
     (tmp_path / "model.safetensors").unlink()
     with edited_config(tmp_path) as config:
         config |= sizes | {"quantization_config": quantization}
     with pytest.raises(ConfigError, match=message):
-        parts_of(resolve(str(tmp_path), load_format="dummy"), Shard(1, n_ranks), ("fp8", "int4"))
+        parts_of(resolve(str(tmp_path), load_format="dummy"), Shard(1, 4), ("fp8", "int4"))
