@@ -88,7 +88,7 @@ def test_a_start_that_fails_at_its_end_leaves_nothing(
     before = used_bytes()
     seen: list[int] = []
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         seen.append(used_bytes())
         raise RuntimeError("the last object of the start")
 
