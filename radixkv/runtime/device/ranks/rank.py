@@ -65,7 +65,7 @@ def main() -> None:
         serving.start()
         try:
             _execute(executor, frames)
-            serving.join()  # Python aborts at its end if it stops a thread in torch
+            serving.join()  # processes that ended beside this thread were often aborted
         except (DeviceError, DeviceLost) as error:
             logger.error("%s", error)
             logging.shutdown()
