@@ -127,7 +127,7 @@ class CudaExecutor:
             self._errors.never_free()
             return
         self._errors.release_all()
-        del self._runner, self._sampler
+        del self._runner, self._packer, self._sampler  # the packer asks the runner about rows with drafts
         torch.cuda.empty_cache()
 
     def _is_stepping(self) -> bool:
