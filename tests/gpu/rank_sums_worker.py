@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
+if TYPE_CHECKING:
+    from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
+
 HIDDEN = 1000
+VOCAB = 5003
 N_STEPS = 10_000
 
 
 def compare_sums(rank: int, n_ranks: int, store: Path) -> list[str]:
     """Returns what differs from torch's sums and norms on this rank; empty if nothing does."""
     from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
+    from radixkv.runtime.device.ops.cuda.divided_head import part_size
     from radixkv.runtime.device.ops.cuda.fp8_rows import new_rows
     from radixkv.runtime.device.ops.cuda.layers import RMSNorm
 
     torch.cuda.set_device(rank)
     collectives = CudaCollectives(rank, n_ranks)
-    collectives.allocate(512, HIDDEN, 33, torch.bfloat16)
+    collectives.allocate(512, HIDDEN, 300 * part_size(VOCAB, n_ranks), 33, torch.bfloat16)
     collectives.connect(store, 60.0)
-    wrong: list[str] = []
+    wrong = compare_logits(collectives)
     weight = random_rows(1, 99)[0]
     for n_rows in (1, 3, 64, 128, 129, 512):
         parts = [random_rows(n_rows, 10 * n_rows + other) for other in range(n_ranks)]
@@ -60,6 +66,21 @@ def compare_sums(rank: int, n_ranks: int, store: Path) -> list[str]:
     return wrong
 
 
+def compare_logits(collectives: CudaCollectives) -> list[str]:
+    """Returns what differs from the logits of one GPU, of many numbers of rows right after each other."""
+    from radixkv.runtime.device.ops.cuda.divided_head import DividedHead
+    from radixkv.runtime.device.ops.cuda.layers import Linear
+
+    weight = random_rows(VOCAB, 98)
+    head = DividedHead(collectives, lambda part: Linear(part.weight, None), weight, is_embedding=False)
+    rows = [random_rows(1 + 37 * index % 300, index) for index in range(50)]
+    found = [head(one, one.new_empty(len(one), VOCAB)) for one in rows]
+    if collectives.rank:
+        return []
+    differences = [(logits - one @ weight.t()).abs().max().item() for logits, one in zip(found, rows, strict=True)]
+    return [f"logits of {len(one)} rows" for one, most in zip(rows, differences, strict=True) if not most < 0.6]
+
+
 def residual_after_many_steps(rank: int, n_ranks: int, store: Path) -> bytes:
     """Returns the bits of a residual stream to which the ranks add sums of changing numbers of rows."""
     from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
@@ -67,7 +88,7 @@ def residual_after_many_steps(rank: int, n_ranks: int, store: Path) -> bytes:
 
     torch.cuda.set_device(rank)
     collectives = CudaCollectives(rank, n_ranks)
-    collectives.allocate(256, HIDDEN, 33, torch.bfloat16)
+    collectives.allocate(256, HIDDEN, 0, 33, torch.bfloat16)
     collectives.connect(store, 60.0)
     residual = random_rows(256, 3)
     norm = RMSNorm(random_rows(1, 4)[0], 1e-5, adds_one=False, out_scales=None)

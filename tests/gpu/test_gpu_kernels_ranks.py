@@ -11,7 +11,9 @@ from torch import Tensor
 
 from radixkv.runtime.device.ops.base import RmsFields
 from radixkv.runtime.device.ops.cuda.collectives import RenumberedStore
-from radixkv.runtime.device.ops.cuda.rank_sums import MAX_PROGRAMS, Meeting, broadcast, sum_parts
+from radixkv.runtime.device.ops.cuda.divided_head import DividedHead, part_size
+from radixkv.runtime.device.ops.cuda.layers import Linear
+from radixkv.runtime.device.ops.cuda.rank_sums import MAX_PROGRAMS, Meeting, broadcast, gather_logits, sum_parts
 
 pytestmark = on_kernels
 
@@ -19,10 +21,10 @@ PAST = 5
 """Number of meetings before the test."""
 
 
-def meeting(rank: int, n_ranks: int, *, has_others: bool = True) -> tuple[Meeting, list[Tensor]]:
-    """Returns a meeting at which the others, or none of them, have come, and the flags of all ranks."""
+def meeting(rank: int, n_ranks: int, *, has_others: bool = True, n: int = 1) -> tuple[Meeting, list[Tensor]]:
+    """Returns n meetings to which the others, or none of them, have come, and the flags of all ranks."""
     flags = [torch.full((n_ranks, MAX_PROGRAMS), PAST, dtype=torch.int32, device=DEVICE) for _ in range(n_ranks)]
-    flags[rank] += has_others
+    flags[rank] += n * has_others
     counts = torch.full((MAX_PROGRAMS,), PAST, dtype=torch.int32, device=DEVICE)
     gives_up = torch.zeros(1, dtype=torch.int32, pin_memory=DEVICE == "cuda")
     return Meeting(rank, addresses(flags), counts, gives_up), flags
@@ -78,6 +80,51 @@ def test_rank_0_broadcasts(rank: int) -> None:
     broadcast(values, addresses(inboxes), others)
     assert inboxes[1].tolist() == ([1] * 1500 if rank else list(range(1500)))
     assert values.tolist() == ([1] * 1500 if rank else list(range(1500)))
+
+
+@pytest.mark.parametrize(("vocab_size", "n_ranks"), [(5003, 2), (4096, 4)])
+@pytest.mark.parametrize("n_rows", [1, 90])
+def test_rank_0_gets_all_logits(n_rows: int, vocab_size: int, n_ranks: int) -> None:
+    size = part_size(vocab_size, n_ranks)
+    parts = [normal(n_rows, size, dtype=torch.bfloat16) for _ in range(n_ranks)]
+    out = poisoned(n_rows, vocab_size, dtype=torch.bfloat16)
+    others, flags = meeting(0, n_ranks, n=2)
+    gather_logits(addresses(parts), others, size, out)
+    assert torch.equal(out, torch.cat(parts, 1)[:, :vocab_size])
+    came = min(n_rows * -(-size // 2048), MAX_PROGRAMS)
+    assert flags[1][0].tolist() == [PAST + 2] * came + [PAST] * (MAX_PROGRAMS - came)
+    other, _ = meeting(1, n_ranks, n=2)
+    gather_logits(addresses(parts), other, size, out.fill_(7))
+    assert (out == 7).all()
+
+
+class Ranks:
+    """What a divided head asks of its collectives, of ranks that compute one after another."""
+
+    def __init__(self, n_ranks: int) -> None:
+        self.rank = 0
+        self.size = n_ranks
+        self.parts: list[Tensor] = []
+
+    def logits_part(self, n_rows: int, size: int) -> Tensor:
+        self.parts.append(poisoned(n_rows, size, dtype=torch.float16))
+        return self.parts[-1]
+
+    def gather_logits(self, size: int, out: Tensor) -> None:
+        """Does nothing: parts are kept."""
+
+
+@pytest.mark.parametrize(("vocab_size", "n_ranks"), [(256, 2), (200, 2), (100, 4)])
+def test_parts_of_a_head_are_those_of_the_whole(vocab_size: int, n_ranks: int) -> None:
+    """Also where the vocabulary ends within a rank's part, or before it."""
+    weight, x = normal(vocab_size, 48, dtype=torch.float16), normal(3, 48, dtype=torch.float16)
+    ranks = Ranks(n_ranks)
+    for rank in range(n_ranks):
+        ranks.rank = rank
+        head = DividedHead(ranks, lambda part: Linear(part.weight, None), weight, is_embedding=rank == 0)
+        out = torch.empty(3, vocab_size, dtype=torch.float16, device=DEVICE)
+        assert head(x, out) is out
+    check_close(torch.cat(ranks.parts, 1)[:, :vocab_size], x.float() @ weight.float().t())
 
 
 def test_exchanges_are_numbered_from_0_in_each_store() -> None:

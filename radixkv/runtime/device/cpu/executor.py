@@ -101,7 +101,7 @@ class CpuExecutor:
             operations: Operations = CpuOperations(config, max_model_len)
             if collectives is not None:
                 sum_parts = collectives.sum
-                operations = SummedOperations(operations, lambda part, _: Summed(part, sum_parts))
+                operations = SummedOperations(operations, lambda part, _: Summed(part, sum_parts), operations.head)
             self.model = Decoder(weights, operations, kv_scales)
             self.dtype = str(weights.dtype).removeprefix("torch.")
         self.pool = KVPool(page, n_pages)

@@ -26,7 +26,7 @@ from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
 from radixkv.runtime.step.result import StepResult, TokenMasks
 from radixkv.wire.messages import TokenLogprobs
 
-_MAX_PROMPT_LOGPROB_ROWS = 256
+MAX_PROMPT_LOGPROB_ROWS = 256
 """Prompt logprobs are computed for this many tokens at a time, which bounds the memory of their logits."""
 
 
@@ -169,8 +169,11 @@ class CudaExecutor:
         return _SamplerRows(positions, sampled if has_logprobs else None)
 
     def _score_prompts(self, step: PackedStep, hidden: Tensor | None) -> Iterator[tuple[int, PromptLogprobs]]:
-        """Yields the index of each row of the plan that scores its prompt, with each chunk of its logprobs."""
-        if not self._runner.samples or not any(row.scoring for row in step.plan.rows):
+        """Yields the index of each row of the plan that scores its prompt, with each chunk of its logprobs.
+
+        Other ranks than rank 0 compute their part of the logits.
+        """
+        if not any(row.scoring for row in step.plan.rows):
             return
         for index, (row, first) in enumerate(zip(step.plan.rows, step.plan.first_positions(), strict=True)):
             if row.scoring is not None:
@@ -178,7 +181,7 @@ class CudaExecutor:
                     yield index, logprobs
 
     def _prompt_logprobs(self, scoring: Scoring, first: int, hidden: Tensor | None) -> Iterator[PromptLogprobs]:
-        """Yields the prompt logprobs of one row in chunks of ``_MAX_PROMPT_LOGPROB_ROWS`` tokens.
+        """Yields the prompt logprobs of one row in chunks of ``MAX_PROMPT_LOGPROB_ROWS`` tokens.
 
         Args:
             scoring: the row's targets.
@@ -187,10 +190,11 @@ class CudaExecutor:
         """
         assert hidden is not None, "steps with prompt logprobs run without a decode graph"
         targets = np.frombuffer(scoring.targets, dtype="<i4")
-        for start in range(0, len(targets), _MAX_PROMPT_LOGPROB_ROWS):
-            chunk = targets[start : start + _MAX_PROMPT_LOGPROB_ROWS]
+        for start in range(0, len(targets), MAX_PROMPT_LOGPROB_ROWS):
+            chunk = targets[start : start + MAX_PROMPT_LOGPROB_ROWS]
             logits = self._runner.logits(hidden[first + start : first + start + len(chunk)])
-            yield self._sampler.score(logits, chunk, scoring.n_logprobs)
+            if self._runner.samples:
+                yield self._sampler.score(logits, chunk, scoring.n_logprobs)
 
 
 @dataclass(frozen=True)

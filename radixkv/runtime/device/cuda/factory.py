@@ -13,7 +13,7 @@ from radixkv.runtime.device.attention.cuda.base import AttentionShape
 from radixkv.runtime.device.attention.cuda.flashinfer_modules import not_compiled
 from radixkv.runtime.device.attention.cuda.paged import PagedAttention
 from radixkv.runtime.device.collectives import CONNECT_TIMEOUT_S, OneRank, RankGroup
-from radixkv.runtime.device.cuda.executor import CudaExecutor
+from radixkv.runtime.device.cuda.executor import MAX_PROMPT_LOGPROB_ROWS, CudaExecutor
 from radixkv.runtime.device.cuda.model_runner import ModelRunner
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype, scales_text
@@ -28,8 +28,10 @@ from radixkv.runtime.device.memory.cuda.pool_size import measure_memory, plan_pa
 from radixkv.runtime.device.memory.cuda.staging import StagingLayout
 from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.device.model.decoder import Decoder
+from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.base import Operations
 from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
+from radixkv.runtime.device.ops.cuda.divided_head import DividedHead, part_size
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.ops.cuda.summed import CudaSummed
 from radixkv.runtime.device.ops.summed import SummedOperations
@@ -112,11 +114,15 @@ def open_cuda_executor(
             collectives = None
             if group is not None:
                 collectives = CudaCollectives(group.rank, group.size)
-                operations = SummedOperations(operations, partial(CudaSummed, collectives))
+                operations = SummedOperations(
+                    operations,
+                    partial(CudaSummed, collectives),
+                    partial(DividedHead, collectives, operations.linear),
+                )
             decoder = Decoder(weights, operations, kv_scales)
         times.end("weights")
         if collectives is not None and group is not None:
-            _connect(collectives, group, settings, config.hidden_size, torch_dtype)
+            _connect(collectives, group, settings, config, torch_dtype)
             times.end("other ranks")
         page = PageShape.of(config, settings.page_size, kv_dtype)
         layout = StagingLayout()
@@ -162,12 +168,17 @@ def open_cuda_executor(
 
 
 def _connect(
-    collectives: CudaCollectives, group: RankGroup, settings: DeviceSettings, hidden_size: int, dtype: torch.dtype
+    collectives: CudaCollectives,
+    group: RankGroup,
+    settings: DeviceSettings,
+    config: DecoderConfig,
+    dtype: torch.dtype,
 ) -> None:
     """Connects the ranks' GPUs. From then on kernels wait for those of other ranks."""
     collectives.allocate(
         max_rows=max(settings.max_num_batched_tokens, settings.max_num_seqs),
-        hidden_size=hidden_size,
+        hidden_size=config.hidden_size,
+        max_logits=max(settings.max_num_seqs, MAX_PROMPT_LOGPROB_ROWS) * part_size(config.vocab_size, group.size),
         max_broadcast=settings.max_num_seqs + 1,
         dtype=dtype,
     )

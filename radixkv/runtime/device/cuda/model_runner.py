@@ -150,6 +150,7 @@ class ModelRunner:
         before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         self._run(step)
+        self.broadcast_last_tokens()
         self._stream.synchronize()
         return torch.cuda.max_memory_allocated(self._device) - before
 
@@ -181,7 +182,7 @@ class ModelRunner:
         return self._run(step) if bucket is None else self._replay(step, bucket)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, vocab], newly allocated."""
+        """[rows, hidden] -> [rows, vocab], newly allocated. All ranks must do this; rank 0 alone gets logits."""
         logits = self._decoder.empty_logits(len(hidden))
         self._decoder.logits(hidden, logits)
         return logits
@@ -280,13 +281,16 @@ class ModelRunner:
         self._compute_argmax(states, step.n_rows)
 
     def _compute_argmax(self, last: Tensor, n_rows: int) -> None:
-        """Computes each row's logits and argmax token, and stores the token as its batch slot's last one.
+        """Computes each row's logits and argmax token, and stores the token as its batch slot's last one. Ranks
+        that do not sample compute their part of the logits.
 
         Args:
             last: [rows and padding, hidden], states of the rows' last tokens.
             n_rows: without padding.
         """
         self._decoder.logits(last, self._logits[: len(last)])
+        if not self.samples:
+            return
         outputs = self._outputs(n_rows)
         tokens, finite = outputs.argmax_result
         argmax(

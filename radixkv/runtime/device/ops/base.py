@@ -155,6 +155,15 @@ class Operations(Protocol):
         """Returns attention's output projection."""
         ...
 
+    def head(self, weight: Tensor, *, is_embedding: bool) -> Linear:
+        """Returns the product that gives logits.
+
+        Args:
+            weight: [vocab, hidden].
+            is_embedding: whether the weight is the embedding's, too.
+        """
+        ...
+
     def norm(self, weights: NormWeights, reader: NormReader | None = None) -> Norm:
         """Returns a norm of the model's kind.
 

@@ -26,6 +26,14 @@ HalfLayer = Literal[0, 1]
 """0: the sum after attention; 1: the sum after the MLP. The two alternate."""
 
 
+class MakeHead(Protocol):
+    """See ``Operations.head``."""
+
+    def __call__(self, weight: Tensor, *, is_embedding: bool) -> Linear:
+        """Returns the product that gives logits."""
+        ...
+
+
 class SummedOperations:
     """``Operations`` of a rank: those of its device, with sums after attention's output projection and after MLPs.
 
@@ -35,12 +43,16 @@ class SummedOperations:
     Args:
         operations: of the device.
         summed: returns a product, or an MLP, whose outputs are summed over all ranks.
+        head: see ``Operations.head``.
     """
 
-    def __init__(self, operations: Operations, summed: Callable[[NormReader, HalfLayer], SummedPart]) -> None:
+    def __init__(
+        self, operations: Operations, summed: Callable[[NormReader, HalfLayer], SummedPart], head: MakeHead
+    ) -> None:
         self._operations = operations
         self._summed = summed
         self.linear = operations.linear
+        self.head = head
 
     def output(self, weights: LinearWeights) -> Linear:
         """See ``Operations.output``."""

@@ -15,7 +15,7 @@ from torch import Tensor, distributed
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.ops.base import RmsFields, Rows
-from radixkv.runtime.device.ops.cuda.rank_sums import MAX_PROGRAMS, Meeting, broadcast, sum_parts
+from radixkv.runtime.device.ops.cuda.rank_sums import MAX_PROGRAMS, Meeting, broadcast, gather_logits, sum_parts
 from radixkv.runtime.device.ops.summed import HalfLayer
 
 _ALIGNMENT = 256
@@ -28,7 +28,7 @@ class CudaCollectives:
     A GPU reads the memory of the others by itself (torch's symmetric memory): no process takes part, nothing
     listens on a port, and CUDA graphs can contain it. Kernels wait for those of the other ranks until ``give_up``.
 
-    Memory: two parts, each of the bytes of a residual stream of the largest step, and some KB.
+    Memory: two parts, each of the bytes of a residual stream of the largest step, one of logits, and some KB.
 
     Args:
         rank: of this process, whose current device is the GPU.
@@ -43,21 +43,25 @@ class CudaCollectives:
         self.give_up: Callable[[], None] = partial(self._gives_up.numpy().__setitem__, 0, 1)
         """Ends the waits of all kernels, now and later: results are undefined then. Safe in any thread."""
 
-    def allocate(self, max_rows: int, hidden_size: int, max_broadcast: int, dtype: torch.dtype) -> None:
+    def allocate(
+        self, max_rows: int, hidden_size: int, max_logits: int, max_broadcast: int, dtype: torch.dtype
+    ) -> None:
         """Allocates the memory that the other ranks' GPUs will access; must come before ``connect``.
 
         Args:
             max_rows: most rows of a part.
             hidden_size: of each row.
+            max_logits: most logits of a part.
             max_broadcast: most values of a tensor that is broadcast.
-            dtype: of parts.
+            dtype: of parts and logits.
 
         Raises:
             RuntimeError: there is too little memory.
         """
         self._max_broadcast = max_broadcast
         part_bytes = max_rows * hidden_size * dtype.itemsize
-        sizes = [part_bytes, part_bytes, 4 * self.size * MAX_PROGRAMS, 4 * max_broadcast]
+        logits_bytes = max_logits * dtype.itemsize
+        sizes = [part_bytes, part_bytes, logits_bytes, 4 * self.size * MAX_PROGRAMS, 4 * max_broadcast]
         ends = torch.tensor([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]).cumsum(0)
         self._firsts = [0, *ends[:-1].tolist()]
         device = torch.device("cuda", torch.cuda.current_device())
@@ -66,6 +70,7 @@ class CudaCollectives:
             self._own[first : first + part_bytes].view(dtype).view(max_rows, hidden_size)
             for first in self._firsts[:2]
         ]
+        self._logits = self._own[self._firsts[2] :][:logits_bytes].view(dtype)
 
     def connect(self, store: Path, timeout_s: float) -> None:
         """Waits until all ranks do this; must come before all else. Nobody needs the store afterwards.
@@ -81,7 +86,7 @@ class CudaCollectives:
         device = self._own.device
         self._shared = _connect(self._own, self.rank, self.size, store, timeout_s)
         bases = list(self._shared.buffer_ptrs)
-        *self._addresses, flags, self._inboxes = (
+        *self._addresses, self._logits_addresses, flags, self._inboxes = (
             torch.tensor([base + first for base in bases], device=device) for first in self._firsts
         )
         counts = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
@@ -97,6 +102,15 @@ class CudaCollectives:
     ) -> None:
         """Sums what all ranks have in ``part(half)``; see ``rank_sums.sum_parts``. Both halves must alternate."""
         sum_parts(self._addresses[half], self._meeting, out, residual, norm)
+
+    def logits_part(self, n_rows: int, size: int) -> Tensor:
+        """[n_rows, size]: the memory for this rank's part of logits."""
+        assert n_rows * size <= len(self._logits), "allocate was told the most logits"
+        return self._logits[: n_rows * size].view(n_rows, size)
+
+    def gather_logits(self, size: int, out: Tensor) -> None:
+        """Joins what all ranks have in ``logits_part`` on rank 0; see ``rank_sums.gather_logits``."""
+        gather_logits(self._logits_addresses, self._meeting, size, out)
 
     def broadcast(self, tensor: Tensor) -> None:
         """See ``Collectives.broadcast``; [n] int32."""

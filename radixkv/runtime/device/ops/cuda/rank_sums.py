@@ -1,4 +1,4 @@
-"""Kernels of several GPUs: sums of the ranks' parts of a product, alone or added and normed, and a broadcast."""
+"""Kernels of several GPUs: sums of parts of a product, alone or added and normed; logits; a broadcast."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ MAX_PROGRAMS = 128
 _POLLS = tl.constexpr(1024)
 """After this many looks at a flag a program looks whether it should give up: that is in the host's memory."""
 _BROADCAST_BLOCK = 1024
+_LOGITS_BLOCK = 2048
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,35 @@ def sum_parts(
         ADDS_ONE=norm is not None and norm.adds_one,
         num_warps=warps_for(block),
         **overlapping(like),
+    )
+
+
+def gather_logits(parts: Tensor, meeting: Meeting, size: int, out: Tensor) -> None:
+    """Joins the ranks' parts of logits on rank 0. Parts may change afterwards.
+
+    Args:
+        parts: [ranks] int64: addresses of each rank's part, [rows, size] of the dtype of ``out``.
+        meeting: of the ranks.
+        size: tokens of a part, a multiple of 64; those behind the vocabulary are left out.
+        out: [rows, vocab], contiguous, written on rank 0 alone.
+    """
+    n_rows, vocab_size = out.shape
+    n_blocks = triton.cdiv(size, _LOGITS_BLOCK)
+    _gather_logits[(min(n_rows * n_blocks, MAX_PROGRAMS),)](
+        out,
+        parts,
+        meeting.flags,
+        meeting.counts,
+        meeting.gives_up,
+        meeting.rank,
+        n_rows,
+        vocab_size,
+        size,
+        BLOCK=_LOGITS_BLOCK,
+        N_RANKS=meeting.n_ranks,
+        STRIDE=MAX_PROGRAMS,
+        num_warps=4,
+        **overlapping(out),
     )
 
 
@@ -164,6 +194,40 @@ def _sum_parts(
             tl.store(target, value, is_column)
             value = normed_row(value, scale, eps, SIZE, ADDS_ONE)
         store_row(value, row, SIZE, out, out_stride, scales, group_stride, BLOCK, GROUP)
+
+
+@CachedKernel
+@triton.jit(do_not_specialize=["rank", "n_rows"])
+def _gather_logits(
+    out: tl.tensor,
+    parts: tl.tensor,
+    flags: tl.tensor,
+    counts: tl.tensor,
+    gives_up: tl.tensor,
+    rank: tl.tensor,
+    n_rows: tl.tensor,
+    vocab_size: tl.tensor,
+    size: tl.tensor,
+    BLOCK: tl.constexpr,
+    N_RANKS: tl.constexpr,
+    STRIDE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+    _meet(flags, counts, gives_up, rank, N_RANKS, STRIDE)
+    if rank == 0:
+        n_blocks = tl.cdiv(size, BLOCK)
+        for block in range(tl.program_id(0), n_rows * n_blocks, tl.num_programs(0)):
+            row = (block // n_blocks).to(tl.int64)
+            columns = block % n_blocks * BLOCK + tl.arange(0, BLOCK)
+            for other in tl.static_range(N_RANKS):
+                part = tl.multiple_of(tl.load(parts + other).to(tl.pointer_type(out.dtype.element_ty)), 16)
+                tokens = other * size + columns
+                is_token = (columns < size) & (tokens < vocab_size)
+                tl.store(out + row * vocab_size + tokens, tl.load(part + row * size + columns, is_token), is_token)
+    _meet(flags, counts, gives_up, rank, N_RANKS, STRIDE)  # rank 0 has read what others will write next
 
 
 @CachedKernel
