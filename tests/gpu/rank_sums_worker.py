@@ -70,15 +70,20 @@ def compare_logits(collectives: CudaCollectives) -> list[str]:
     """Returns what differs from the logits of one GPU, of many numbers of rows right after each other."""
     from radixkv.runtime.device.ops.cuda.divided_head import DividedHead
     from radixkv.runtime.device.ops.cuda.layers import Linear
+    from radixkv.runtime.device.weights.layer_weights import LinearWeights
 
     weight = random_rows(VOCAB, 98)
-    head = DividedHead(collectives, lambda part: Linear(part.weight, None), weight, is_embedding=False)
+    head = DividedHead(collectives, lambda part: Linear(part.weight, None), LinearWeights(weight))
     rows = [random_rows(1 + 37 * index % 300, index) for index in range(50)]
     found = [head(one, one.new_empty(len(one), VOCAB)) for one in rows]
     if collectives.rank:
         return []
-    differences = [(logits - one @ weight.t()).abs().max().item() for logits, one in zip(found, rows, strict=True)]
-    return [f"logits of {len(one)} rows" for one, most in zip(rows, differences, strict=True) if not most < 0.6]
+    return [
+        f"logits of {len(one)} rows"
+        for logits, one in zip(found, rows, strict=True)
+        # Of some 30 each; cuBLAS may round partial sums, in another way for other sizes.
+        if not torch.allclose(logits.float(), one.float() @ weight.t().float(), rtol=0.02, atol=1.0)
+    ]
 
 
 def residual_after_many_steps(rank: int, n_ranks: int, store: Path) -> bytes:

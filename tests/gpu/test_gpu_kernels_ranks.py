@@ -11,9 +11,10 @@ from torch import Tensor
 
 from radixkv.runtime.device.ops.base import RmsFields
 from radixkv.runtime.device.ops.cuda.collectives import RenumberedStore
-from radixkv.runtime.device.ops.cuda.divided_head import DividedHead, part_size
+from radixkv.runtime.device.ops.cuda.divided_head import DividedHead, first_token, part_size
 from radixkv.runtime.device.ops.cuda.layers import Linear
 from radixkv.runtime.device.ops.cuda.rank_sums import MAX_PROGRAMS, Meeting, broadcast, gather_logits, sum_parts
+from radixkv.runtime.device.weights.layer_weights import LinearWeights
 
 pytestmark = on_kernels
 
@@ -86,11 +87,13 @@ def test_rank_0_broadcasts(rank: int) -> None:
 @pytest.mark.parametrize("n_rows", [1, 90])
 def test_rank_0_gets_all_logits(n_rows: int, vocab_size: int, n_ranks: int) -> None:
     size = part_size(vocab_size, n_ranks)
-    parts = [normal(n_rows, size, dtype=torch.bfloat16) for _ in range(n_ranks)]
+    logits = normal(n_rows, vocab_size, dtype=torch.bfloat16)
+    firsts = [first_token(vocab_size, n_ranks, other) for other in range(n_ranks)]
+    parts = [logits[:, first : first + size].contiguous() for first in firsts]
     out = poisoned(n_rows, vocab_size, dtype=torch.bfloat16)
     others, flags = meeting(0, n_ranks, n=2)
     gather_logits(addresses(parts), others, size, out)
-    assert torch.equal(out, torch.cat(parts, 1)[:, :vocab_size])
+    assert torch.equal(out, logits)
     came = min(n_rows * -(-size // 2048), MAX_PROGRAMS)
     assert flags[1][0].tolist() == [PAST + 2] * came + [PAST] * (MAX_PROGRAMS - came)
     other, _ = meeting(1, n_ranks, n=2)
@@ -116,15 +119,20 @@ class Ranks:
 
 @pytest.mark.parametrize(("vocab_size", "n_ranks"), [(256, 2), (200, 2), (100, 4)])
 def test_parts_of_a_head_are_those_of_the_whole(vocab_size: int, n_ranks: int) -> None:
-    """Also where the vocabulary ends within a rank's part, or before it."""
-    weight, x = normal(vocab_size, 48, dtype=torch.float16), normal(3, 48, dtype=torch.float16)
+    """Also where the vocabulary has no equal parts. Weights on a GPU are loaded after the head is built."""
+    weight, x = torch.zeros(vocab_size, 48, dtype=torch.float16, device=DEVICE), normal(3, 48, dtype=torch.float16)
     ranks = Ranks(n_ranks)
+    heads = []
     for rank in range(n_ranks):
         ranks.rank = rank
-        head = DividedHead(ranks, lambda part: Linear(part.weight, None), weight, is_embedding=rank == 0)
+        heads.append(DividedHead(ranks, lambda part: Linear(part.weight, None), LinearWeights(weight)))
+    weight.copy_(normal(vocab_size, 48, dtype=torch.float16))
+    whole = x.float() @ weight.float().t()
+    for rank, head in enumerate(heads):
         out = torch.empty(3, vocab_size, dtype=torch.float16, device=DEVICE)
         assert head(x, out) is out
-    check_close(torch.cat(ranks.parts, 1)[:, :vocab_size], x.float() @ weight.float().t())
+        first = first_token(vocab_size, n_ranks, rank)
+        check_close(ranks.parts[rank], whole[:, first : first + part_size(vocab_size, n_ranks)])
 
 
 def test_exchanges_are_numbered_from_0_in_each_store() -> None:

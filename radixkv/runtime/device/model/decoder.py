@@ -23,7 +23,7 @@ from radixkv.runtime.device.ops.base import (
     TokenInputs,
     as_tensor,
 )
-from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LayerWeights
+from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LayerWeights, LinearWeights
 from radixkv.runtime.device.weights.weights import Weights
 
 
@@ -97,7 +97,7 @@ class Decoder:
         ]
         self._final_norm = operations.norm(weights.final_norm())
         head = self._embedding if config.tied_head else weights.head()
-        self._head = operations.head(head, is_embedding=config.tied_head)
+        self._head = operations.head(LinearWeights(head))
 
         kinds = list(pairwise(layer.kind for layer in self._layers))
         self.distinct_layers = [index for index, kind in enumerate(kinds) if kinds.index(kind) == index]

@@ -155,13 +155,8 @@ class Operations(Protocol):
         """Returns attention's output projection."""
         ...
 
-    def head(self, weight: Tensor, *, is_embedding: bool) -> Linear:
-        """Returns the product that gives logits.
-
-        Args:
-            weight: [vocab, hidden].
-            is_embedding: whether the weight is the embedding's, too.
-        """
+    def head(self, weights: LinearWeights) -> Linear:
+        """Returns the product that gives logits, of [vocab, hidden]."""
         ...
 
     def norm(self, weights: NormWeights, reader: NormReader | None = None) -> Norm:

@@ -26,14 +26,6 @@ HalfLayer = Literal[0, 1]
 """0: the sum after attention; 1: the sum after the MLP. The two alternate."""
 
 
-class MakeHead(Protocol):
-    """See ``Operations.head``."""
-
-    def __call__(self, weight: Tensor, *, is_embedding: bool) -> Linear:
-        """Returns the product that gives logits."""
-        ...
-
-
 class SummedOperations:
     """``Operations`` of a rank: those of its device, with sums after attention's output projection and after MLPs.
 
@@ -47,7 +39,10 @@ class SummedOperations:
     """
 
     def __init__(
-        self, operations: Operations, summed: Callable[[NormReader, HalfLayer], SummedPart], head: MakeHead
+        self,
+        operations: Operations,
+        summed: Callable[[NormReader, HalfLayer], SummedPart],
+        head: Callable[[LinearWeights], Linear],
     ) -> None:
         self._operations = operations
         self._summed = summed

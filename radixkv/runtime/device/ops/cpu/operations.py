@@ -51,9 +51,9 @@ class CpuOperations:
         """See ``Operations.output``."""
         return self.linear(weights)
 
-    def head(self, weight: Tensor, *, is_embedding: bool) -> Linear:
-        """See ``ops.base.Operations.head``."""
-        return self.linear(LinearWeights(weight))
+    def head(self, weights: LinearWeights) -> Linear:
+        """See ``Operations.head``."""
+        return self.linear(weights)
 
     def norm(self, weights: NormWeights, reader: base.NormReader | None = None) -> RMSNorm | LayerNorm:
         """See ``Operations.norm``."""

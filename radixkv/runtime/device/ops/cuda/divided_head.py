@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch import Tensor
-from torch.nn import functional
 
 from radixkv.runtime.device.ops.base import Linear, Rows
 from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
@@ -16,8 +15,14 @@ _TOKENS = 64
 
 
 def part_size(vocab_size: int, n_ranks: int) -> int:
-    """Returns how many tokens each rank computes logits of, more than the vocabulary has at its end."""
-    return -(-vocab_size // (n_ranks * _TOKENS)) * _TOKENS
+    """Returns how many tokens each rank computes logits of."""
+    return min(vocab_size, -(-vocab_size // (n_ranks * _TOKENS)) * _TOKENS)
+
+
+def first_token(vocab_size: int, n_ranks: int, rank: int) -> int:
+    """Returns the first token of a rank. At the end of the vocabulary ranks have some of the same tokens."""
+    size = part_size(vocab_size, n_ranks)
+    return min(rank * size, vocab_size - size)
 
 
 class DividedHead(Linear):
@@ -26,26 +31,21 @@ class DividedHead(Linear):
     Args:
         collectives: of the rank; connected before the first call.
         linear: returns a product of the device.
-        weight: [vocab, hidden]; of the whole head.
-        is_embedding: whether the weight is the embedding's, too. Otherwise only this rank's part is kept.
+        weights: of the whole head, of which a view is taken: they may not be loaded yet.
     """
 
     def __init__(
         self,
         collectives: CudaCollectives,
         linear: Callable[[LinearWeights], Linear],
-        weight: Tensor,
-        *,
-        is_embedding: bool,
+        weights: LinearWeights,
     ) -> None:
+        weight = weights.weight
+        assert isinstance(weight, Tensor), "heads are dequantized"
         self._collectives = collectives
         self._size = part_size(len(weight), collectives.size)
-        part = weight[collectives.rank * self._size :][: self._size]
-        if len(part) < self._size:
-            part = functional.pad(part, (0, 0, 0, self._size - len(part)))
-        elif not is_embedding:
-            part = part.clone()
-        self._linear = linear(LinearWeights(part))
+        first = first_token(len(weight), collectives.size, collectives.rank)
+        self._linear = linear(LinearWeights(weight[first : first + self._size]))
 
     def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.Linear``. All ranks must do this; ``out`` is needed, and written by rank 0."""

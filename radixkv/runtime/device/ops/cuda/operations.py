@@ -69,9 +69,9 @@ class CudaOperations:
         """See ``Operations.output``."""
         return self.linear(weights)
 
-    def head(self, weight: Tensor, *, is_embedding: bool) -> CudaLinear:
-        """See ``ops.base.Operations.head``."""
-        return self.linear(LinearWeights(weight))
+    def head(self, weights: LinearWeights) -> CudaLinear:
+        """See ``Operations.head``."""
+        return self.linear(weights)
 
     def norm(self, weights: NormWeights, reader: base.NormReader | None = None) -> RMSNorm | LayerNorm:
         """See ``Operations.norm``."""

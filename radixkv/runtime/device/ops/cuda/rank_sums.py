@@ -99,7 +99,8 @@ def gather_logits(parts: Tensor, meeting: Meeting, size: int, out: Tensor) -> No
     Args:
         parts: [ranks] int64: addresses of each rank's part, [rows, size] of the dtype of ``out``.
         meeting: of the ranks.
-        size: tokens of a part, a multiple of 64; those behind the vocabulary are left out.
+        size: tokens of a part. Where these are more than the vocabulary, the last parts begin before the end of
+            those before them, and have the same logits there.
         out: [rows, vocab], contiguous, written on rank 0 alone.
     """
     n_rows, vocab_size = out.shape
@@ -115,6 +116,7 @@ def gather_logits(parts: Tensor, meeting: Meeting, size: int, out: Tensor) -> No
         vocab_size,
         size,
         BLOCK=_LOGITS_BLOCK,
+        DIVIDES=size * meeting.n_ranks == vocab_size,
         N_RANKS=meeting.n_ranks,
         STRIDE=MAX_PROGRAMS,
         num_warps=4,
@@ -209,6 +211,7 @@ def _gather_logits(
     vocab_size: tl.tensor,
     size: tl.tensor,
     BLOCK: tl.constexpr,
+    DIVIDES: tl.constexpr,
     N_RANKS: tl.constexpr,
     STRIDE: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -224,9 +227,9 @@ def _gather_logits(
             columns = block % n_blocks * BLOCK + tl.arange(0, BLOCK)
             for other in tl.static_range(N_RANKS):
                 part = tl.multiple_of(tl.load(parts + other).to(tl.pointer_type(out.dtype.element_ty)), 16)
-                tokens = other * size + columns
-                is_token = (columns < size) & (tokens < vocab_size)
-                tl.store(out + row * vocab_size + tokens, tl.load(part + row * size + columns, is_token), is_token)
+                first = other * size if DIVIDES else tl.minimum(other * size, vocab_size - size)
+                logits = tl.load(part + row * size + columns, columns < size)
+                tl.store(out + row * vocab_size + first + columns, logits, columns < size)
     _meet(flags, counts, gives_up, rank, N_RANKS, STRIDE)  # rank 0 has read what others will write next
 
 
