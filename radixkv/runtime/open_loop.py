@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,14 @@ from radixkv.runtime.device.resolved_config import ResolvedConfig
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.loop import Loop
 from radixkv.runtime.protocols import RequestBranch
+from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import SchedulerLimits
 from radixkv.runtime.step.executor import Executor
 from radixkv.runtime.structured.grammars import Grammars, refusal_of_all
 from radixkv.runtime.structured.vocabulary import read_vocabulary
 from radixkv.settings.config import EngineConfig
 from radixkv.tree.eviction_policies import open_eviction_policy
+from radixkv.wire.messages import Submit
 
 logger = logging.getLogger(__name__)
 
@@ -119,11 +121,13 @@ def open_loop(
             max_reserved_decode_share=config.scheduler.max_reserved_decode_share,
             splits_drafts=executor.splits_drafts,
         )
-        drafts, draft_branches = None, tuple[RequestBranch, ...]()
-        if (speculative := config.scheduler.speculative_config) is not None:
+        drafts, more_branches = None, tuple[RequestBranch, ...]()
+        if executor.has_states:
+            more_branches = (RequestBranch(lambda message: message.sampling.n > 1, _refuse_choices),)
+        elif (speculative := config.scheduler.speculative_config) is not None:
             from radixkv.runtime.drafts.open import open_drafts
 
-            drafts, draft_branches = open_drafts(speculative, cache, executor)
+            drafts, more_branches = open_drafts(speculative, cache, executor)
         scheduler = open_scheduler(
             cache,
             limits,
@@ -139,7 +143,7 @@ def open_loop(
             scheduler,
             executor,
             tenants=config.tenants,
-            more_branches=draft_branches,
+            more_branches=more_branches,
             open_grammars=open_grammars if warm is None else lambda: warm,
             max_model_len=resolved.device_settings.max_model_len,
             eos_token_ids=checkpoint.eos_token_ids,
@@ -153,6 +157,15 @@ def open_loop(
         on_failure.pop_all()
     logger.info("ready after %s", times)
     return loop
+
+
+def _refuse_choices(message: Submit, choices: Sequence[Request]) -> None:
+    """Raises ``UnsupportedFeature``: the choices of a prompt share its K and V, and states are not copied."""
+    raise UnsupportedFeature(
+        f"n is {message.sampling.n}; this model has gated delta nets, with which a prompt has one choice in this "
+        "release: send it several times",
+        param="n",
+    )
 
 
 def check_shared_store(url: str | None) -> None:

@@ -16,6 +16,7 @@ from radixkv.runtime.device.attention.cpu.paged import PagedAttention
 from radixkv.runtime.device.cpu.persistent_batch import PersistentBatch
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
+from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
 from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
@@ -105,6 +106,30 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 17},
 }
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "qwen3.5": {
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": 4,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+    },
+    "qwen3.5-alternating": {
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": 5,
+        "layer_types": ["full_attention", "linear_attention", "full_attention"]
+        + ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 3,
+        "linear_num_value_heads": 3,
+        "linear_key_head_dim": 10,
+        "linear_value_head_dim": 6,
+        "linear_conv_kernel_dim": 3,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+    },
+}
+"""Models with gated delta nets, which keep states in place of K and V."""
 CHECKPOINTS = LLAMAS | OTHERS
 """Config changes of small random checkpoints by name, chosen so that each covers other variants."""
 
@@ -157,12 +182,14 @@ class OpenDevice:
             config = weights.config
             self.kv_scales = None if kv_dtype is None else weights.kv_scales()
             self.model = Decoder(weights, CpuOperations(config, 1024), self.kv_scales)
-        page = PageShape(config.n_layers, config.n_kv_heads, page_size, config.head_dim, kv_dtype or dtype)
-        self.pool = KVPool(page, n_pages)
+        n_layers = len(config.attention_layers)
+        page = PageShape(n_layers, config.n_kv_heads, page_size, config.head_dim, kv_dtype or dtype)
+        states = None if config.delta_nets is None else RecurrentStates(config.delta_nets, 512, dtype)
+        self.pool = KVPool(page, n_pages, states)
         self.attention = PagedAttention(
             self.pool,
             n_heads=config.n_heads,
-            windows=config.windows,
+            windows=config.windows_within(1 << 30),
             scale=config.attention_scale,
             sinks=self.model.sinks,
             kv_scales=self.kv_scales,

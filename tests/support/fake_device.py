@@ -227,6 +227,7 @@ class FakeDevice:
     n_pages: int
     page_size: int
     vocab_size: int = VOCAB_SIZE
+    has_states: bool = False
     uses_shared_runs: bool = True
     is_asynchronous: bool = True
     max_split_rows: int | None = None

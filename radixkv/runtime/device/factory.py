@@ -33,6 +33,7 @@ from radixkv.runtime.device.resolved_config import ResolvedConfig, with_defaults
 from radixkv.runtime.device.start_times import StartTimes
 from radixkv.runtime.step.executor import Executor
 from radixkv.settings.config import Device, EngineConfig
+from radixkv.settings.speculative import DEFAULT_SPECULATION
 from radixkv.settings.tenants import check_rows
 
 logger = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     if settings.max_model_len > limit:
         raise ConfigError(f"max_model_len {settings.max_model_len} must be between 1 and the checkpoint's {limit}")
     check_rows(config.tenants, settings.max_num_seqs)
+    _check_states(config, checkpoint, device)
     if config.cache.host_memory_bytes is not None:
         require_host_memory(config.cache.host_memory_bytes)
     if device == "cuda":
@@ -117,6 +119,25 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
             _warn_of_ignored_utilization(settings)
         check_for_cpu(checkpoint, settings)
     return resolved
+
+
+def _check_states(config: EngineConfig, checkpoint: Checkpoint, device: Device) -> None:
+    """Raises ``ConfigError`` for what a model with gated delta nets cannot do in this release."""
+    if DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json").delta_nets is None:
+        return
+    model = f"{checkpoint.folder.name} has gated delta nets"
+    if device == "cuda":
+        raise ConfigError(f"{model}, which run on the CPU only in this release; set device to cpu")
+    if config.cache.enable_prefix_caching:
+        raise ConfigError(
+            f"{model}, whose states the prefix cache does not keep in this release; set enable_prefix_caching to "
+            "False (--no-enable-prefix-caching)"
+        )
+    if config.scheduler.speculative_config not in (None, DEFAULT_SPECULATION):
+        raise ConfigError(
+            f"{model}, whose states cannot go back from a wrong draft; leave speculative_config out, or set it to "
+            "off"
+        )
 
 
 def open_executor(

@@ -24,6 +24,7 @@ from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name, scal
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
 from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots
 from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
+from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
 from radixkv.runtime.device.memory.page_shape import PageShape, count_pages
 from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder import Decoder
@@ -104,7 +105,12 @@ class CpuExecutor:
                 operations = SummedOperations(operations, lambda part, _: Summed(part, sum_parts), operations.head)
             self.model = Decoder(weights, operations, kv_scales)
             self.dtype = str(weights.dtype).removeprefix("torch.")
-        self.pool = KVPool(page, n_pages)
+        states = None
+        if config.delta_nets is not None:
+            states = RecurrentStates(config.delta_nets, max_rows, weights.dtype)
+        self.pool = KVPool(page, n_pages, states)
+        self._states = states
+        self.has_states = states is not None
         windows = config.windows_within(max_model_len)
         self.window = longest_window(windows)
         self.attention: Attention = PagedAttention(
@@ -167,7 +173,10 @@ class CpuExecutor:
             self.pool.copy(packed.plan.copies)
         self._batch.update(packed)
         self.attention.plan(self._batch.spans(packed))
-        hidden = self.model(self._batch.inputs(packed), self.pool, self.attention)
+        inputs = self._batch.inputs(packed)
+        if self._states is not None:
+            self._states.check(inputs.sequences)
+        hidden = self.model(inputs, self.pool, self.attention)
         last = hidden[torch.from_numpy(packed.sampled)]
         positions = [(index, one) for index, row in enumerate(packed.plan.rows) for one in row.samplings()]
         sampled: dict[int, SampledToken | None] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import starmap
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from radixkv.runtime.device.attention.cpu.base import RowSpan
 from radixkv.runtime.device.memory_check import check_allocation
-from radixkv.runtime.device.ops.base import TokenInputs
+from radixkv.runtime.device.ops.base import TokenInputs, TokenSpan
 from radixkv.runtime.device.pack import PackedStep
 
 
@@ -66,7 +67,8 @@ class PersistentBatch:
         ids = step.ids.astype(np.int64)
         is_sampled = ids == -1
         ids[is_sampled] = self.last_tokens.numpy()[batch_slots[is_sampled]]
-        return TokenInputs(_tensor(ids), _tensor(positions), _tensor(slots))
+        rows = np.stack([step.rows.batch_slots, step.rows.firsts, step.rows.n_tokens, step.rows.starts], 1).tolist()
+        return TokenInputs(_tensor(ids), _tensor(positions), _tensor(slots), tuple(starmap(TokenSpan, rows)))
 
 
 def _tensor(values: NDArray[np.integer]) -> Tensor:

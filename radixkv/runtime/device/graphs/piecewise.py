@@ -68,10 +68,10 @@ class PiecewiseGraphs:
             pieces = [partial(self._decoder.run_before_first_attention, activations, bucket_inputs, pool)]
             pieces += [
                 partial(self._decoder.run_between_attentions, index, activations, bucket_inputs, pool)
-                for index in range(self._decoder.n_layers - 1)
+                for index in range(self._decoder.n_attentions - 1)
             ]
             # The first call of libraries and compilers does work that cannot be captured.
-            for piece in [pieces[0], *(pieces[1 + index] for index in self._decoder.distinct_layers)]:
+            for piece in [pieces[0], *(pieces[1 + index] for index in self._decoder.distinct_attentions)]:
                 piece()
             self._graphs[bucket] = [capture_graph(piece, self._stream, memory) for piece in pieces]
         n_graphs = sum(map(len, self._graphs.values()))

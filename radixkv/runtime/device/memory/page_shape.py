@@ -25,7 +25,7 @@ class PageShape:
     @classmethod
     def of(cls, config: DecoderConfig, page_size: int, dtype: torch.dtype) -> PageShape:
         """Returns the shape for a model."""
-        return cls(config.n_layers, config.n_kv_heads, page_size, config.head_dim, dtype)
+        return cls(len(config.attention_layers), config.n_kv_heads, page_size, config.head_dim, dtype)
 
     @property
     def n_bytes(self) -> int:

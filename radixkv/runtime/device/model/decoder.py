@@ -14,6 +14,8 @@ from radixkv.runtime.device.attention.base import LayerAttention
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.base import (
+    DeltaNet,
+    LayerStates,
     Linear,
     Mlp,
     Norm,
@@ -23,7 +25,12 @@ from radixkv.runtime.device.ops.base import (
     TokenInputs,
     as_tensor,
 )
-from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LayerWeights, LinearWeights
+from radixkv.runtime.device.weights.layer_weights import (
+    DeltaNetWeights,
+    ExpertsWeights,
+    LayerWeights,
+    LinearWeights,
+)
 from radixkv.runtime.device.weights.weights import Weights
 
 
@@ -32,7 +39,12 @@ class LayerCaches(Protocol):
 
     @property
     def layers(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """K and V of each layer."""
+        """K and V of each layer with attention."""
+        ...
+
+    @property
+    def states(self) -> Sequence[LayerStates]:
+        """States of each gated delta net."""
         ...
 
 
@@ -46,10 +58,19 @@ class Activations:
     """[tokens, heads, head_dim]: rotated queries of the next attention."""
     attention_out: Tensor
     """[tokens, heads, head_dim]: output of attention."""
+    gate: Tensor | None
+    """[tokens, heads * head_dim]: what the output is multiplied by, before a sigmoid; None: there is no gate."""
 
     def first(self, n_tokens: int) -> Activations:
         """Returns views of the first ``n_tokens`` tokens."""
-        return Activations(self.residual[:n_tokens], self.q[:n_tokens], self.attention_out[:n_tokens])
+        gate = None if self.gate is None else self.gate[:n_tokens]
+        return Activations(self.residual[:n_tokens], self.q[:n_tokens], self.attention_out[:n_tokens], gate)
+
+    def of_tokens(self, indices: Tensor) -> Activations:
+        """Returns copies of the residual stream, queries and gates of some tokens, [n] int32."""
+        residual, q = (x.index_select(0, indices) for x in (self.residual, self.q))
+        gate = None if self.gate is None else self.gate.index_select(0, indices)
+        return Activations(residual, q, torch.zeros_like(q), gate)
 
 
 @dataclass(frozen=True)
@@ -66,14 +87,15 @@ class Decoder:
     """Token ids to hidden states to logits.
 
     Each addition to the residual stream is followed by the norm of the next half of a layer, so that a device may
-    fuse them. A step is ``run_before_first_attention``, then the attention of each layer but the last, each
-    followed by ``run_between_attentions``, then ``run_from_last_attention``. The first two contain no attention, so
-    they can be CUDA graphs for any step with the same number of tokens.
+    fuse them. A step is ``run_before_first_attention``, then each attention but the last, each followed by
+    ``run_between_attentions``, then ``run_from_last_attention``. The first two contain no attention, so they can be
+    CUDA graphs for any step with the same number of tokens. Attentions are counted from 0: where layers are gated
+    delta nets, there are fewer than layers, and the delta nets belong to what runs between attentions.
 
     Args:
         weights: open, and of the dtype to compute in.
         operations: of the device that has the weights.
-        kv_scales: [layers], of a pool with a quantized dtype; None: all are 1.
+        kv_scales: [attentions], of a pool with a quantized dtype; None: all are 1.
 
     Raises:
         CheckpointError: the weights cannot be read.
@@ -84,7 +106,8 @@ class Decoder:
         self, weights: Weights, operations: Operations, kv_scales: Sequence[LayerScales] | None = None
     ) -> None:
         config = weights.config
-        scales = kv_scales or [UNSCALED] * config.n_layers
+        self._attention_layers = config.attention_layers
+        scales = dict(zip(self._attention_layers, kv_scales or [UNSCALED] * config.n_layers, strict=False))
         self._config = config
         self._embedding = weights.embedding()
         self._position_embedding = weights.position_embedding()
@@ -92,33 +115,36 @@ class Decoder:
         if config.embedding_scale is not None:  # rounded as Transformers does
             self._embedding_scale = torch.tensor(config.embedding_scale).to(weights.dtype).item()
         self._layers = [
-            _Layer.build(config, index, weights.layer(index), operations, scales[index])
+            _Layer.build(config, index, weights.layer(index), operations, scales.get(index, UNSCALED))
             for index in range(config.n_layers)
         ]
         self._final_norm = operations.norm(weights.final_norm())
         head = self._embedding if config.tied_head else weights.head()
         self._head = operations.head(LinearWeights(head))
 
-        kinds = list(pairwise(layer.kind for layer in self._layers))
-        self.distinct_layers = [index for index, kind in enumerate(kinds) if kinds.index(kind) == index]
-        """Layers before the last whose attention and ``run_between_attentions`` launch all kernels that those of
-        any layer do."""
+        kinds = [
+            tuple(layer.kind for layer in self._layers[first : last + 1])
+            for first, last in pairwise(self._attention_layers)
+        ]
+        self.distinct_attentions = [index for index, kind in enumerate(kinds) if kinds.index(kind) == index]
+        """Attentions before the last which, with ``run_between_attentions``, launch all kernels that any do."""
 
     @property
     def sinks(self) -> list[Tensor | None]:
-        """[layers]: attention's sinks, [heads] each; None for layers without."""
-        return [layer.sinks for layer in self._layers]
+        """[attentions]: sinks, [heads] each; None for those without."""
+        return [layer.mixer.sinks for layer in self._layers if isinstance(layer.mixer, _Attention)]
 
     @property
-    def n_layers(self) -> int:
-        """Number of layers, and so of attention calls in a step."""
-        return self._config.n_layers
+    def n_attentions(self) -> int:
+        """Number of attention calls in a step."""
+        return len(self._attention_layers)
 
     def empty_activations(self, n_tokens: int) -> Activations:
         """Allocates activations of ``n_tokens`` tokens."""
         heads = (n_tokens, self._config.n_heads, self._config.head_dim)
         empty = self._embedding.new_empty
-        return Activations(empty(n_tokens, self._config.hidden_size), empty(heads), empty(heads))
+        gate = empty(n_tokens, heads[1] * heads[2]) if self._config.has_output_gate else None
+        return Activations(empty(n_tokens, self._config.hidden_size), empty(heads), empty(heads), gate)
 
     def __call__(
         self,
@@ -135,18 +161,18 @@ class Decoder:
             attention: of the step.
             output_tokens: the tokens whose states are returned, [n, hidden]; None for all.
         """
-        return self._run(range(self.n_layers - 1), inputs, pool, attention, output_tokens)
+        return self._run(range(self.n_attentions - 1), inputs, pool, attention, output_tokens)
 
     def run_distinct(self, inputs: TokenInputs, pool: LayerCaches, attention: LayerAttention) -> Tensor:
-        """Runs ``distinct_layers`` and the last layer, so that all kernels of a step are compiled and loaded.
+        """Runs ``distinct_attentions`` and the last one, so that all kernels of a step are compiled and loaded.
 
         Takes what ``__call__`` takes. The states that it returns, and K and V that it stores, have no meaning.
         """
-        return self._run(self.distinct_layers, inputs, pool, attention, None)
+        return self._run(self.distinct_attentions, inputs, pool, attention, None)
 
     def _run(
         self,
-        layers: Iterable[int],
+        attentions: Iterable[int],
         inputs: TokenInputs,
         pool: LayerCaches,
         attention: LayerAttention,
@@ -154,7 +180,7 @@ class Decoder:
     ) -> Tensor:
         activations = self.empty_activations(len(inputs.ids))
         self.run_before_first_attention(activations, inputs, pool)
-        for index in layers:
+        for index in attentions:
             attention.run(index, activations.q, *pool.layers[index], activations.attention_out)
             self.run_between_attentions(index, activations, inputs, pool)
         return self.run_from_last_attention(activations, pool, attention, output_tokens)
@@ -166,14 +192,14 @@ class Decoder:
             activations.residual.mul_(self._embedding_scale)
         if self._position_embedding is not None:
             activations.residual.add_(self._position_embedding.index_select(0, inputs.positions))
-        self._store(0, self._layers[0].attention_norm(activations.residual), activations, inputs, pool)
+        self._advance(0, self._layers[0].norm(activations.residual), activations, inputs, pool)
 
     def run_between_attentions(
         self, index: int, activations: Activations, inputs: TokenInputs, pool: LayerCaches
     ) -> None:
-        """Runs everything between the attention of layer ``index`` and the next layer's."""
-        normed = self._after_attention(index, activations, self._layers[index + 1].attention_norm)
-        self._store(index + 1, normed, activations, inputs, pool)
+        """Runs everything between attention ``index`` and the next one."""
+        layer = self._attention_layers[index]
+        self._advance(layer + 1, self._after_attention(layer, activations), activations, inputs, pool)
 
     def run_from_last_attention(
         self,
@@ -183,31 +209,56 @@ class Decoder:
         output_tokens: OutputTokens | None = None,
     ) -> Tensor:
         """Runs the last layer's attention and everything after it. Returns what ``__call__`` does."""
-        index = self.n_layers - 1
+        index = self.n_attentions - 1
         if output_tokens is not None:
             # Nothing reads this layer's states of other tokens.
-            q, residual = (x.index_select(0, output_tokens.indices) for x in (activations.q, activations.residual))
-            activations = Activations(residual, q, torch.zeros_like(q))
+            activations = activations.of_tokens(output_tokens.indices)
             attention = output_tokens.attention()
         attention.run(index, activations.q, *pool.layers[index], activations.attention_out)
-        return as_tensor(self._after_attention(index, activations, self._final_norm))
+        return as_tensor(self._after_attention(len(self._layers) - 1, activations))
 
-    def _store(
+    def _advance(
         self, index: int, normed: Rows, activations: Activations, inputs: TokenInputs, pool: LayerCaches
     ) -> None:
-        """Stores K and V of layer ``index`` in the pool, and its rotated queries in ``activations.q``."""
-        layer = self._layers[index]
-        layer.rotate_and_store(layer.query_key_value(normed), inputs, *pool.layers[index], activations.q)
+        """Runs gated delta nets from layer ``index`` on, and stores what the next attention reads.
 
-    def _after_attention(self, index: int, activations: Activations, next_norm: Norm) -> Rows:
-        """Runs the rest of a layer after its attention. Returns the residual stream after ``next_norm``."""
-        layer, residual = self._layers[index], activations.residual
+        That is K and V in the pool, and rotated queries and gates in ``activations``.
+
+        Args:
+            index: of the layer.
+            normed: [tokens, hidden]: the residual stream after the layer's norm.
+            activations: changed.
+            inputs: the tokens.
+            pool: KV pool and states.
+        """
+        while isinstance(mixer := self._layers[index].mixer, _DeltaNetLayer):
+            mixed = mixer.delta_net(normed, inputs.sequences, pool.states[mixer.index])
+            normed = self._after_mixer(index, mixed, activations.residual)
+            index += 1
+        mixer.store(normed, activations, inputs, pool)
+
+    def _after_attention(self, index: int, activations: Activations) -> Rows:
+        """Runs the rest of layer ``index`` after its attention. Returns the residual stream after the next norm."""
         attended = activations.attention_out.flatten(1)
+        if activations.gate is not None:
+            attended = _gated(attended, activations.gate)
+        return self._after_mixer(index, attended, activations.residual)
+
+    def _after_mixer(self, index: int, mixed: Tensor, residual: Tensor) -> Rows:
+        """Runs the rest of a layer after what mixes tokens. Returns the residual stream after the next norm.
+
+        Args:
+            index: of the layer.
+            mixed: [tokens, size], output of attention or of the delta net.
+            residual: [tokens, hidden]; changed.
+        """
+        layer = self._layers[index]
+        next_norm = self._final_norm if index + 1 == len(self._layers) else self._layers[index + 1].norm
         if layer.norms_after is None:
-            normed = layer.output.add_and_norm(attended, residual, layer.mlp_norm)
+            normed = layer.output.add_and_norm(mixed, residual, layer.mlp_norm)
             return layer.mlp.add_and_norm(normed, residual, next_norm)
-        after_attention, after_mlp = layer.norms_after
-        normed = layer.mlp_norm.add(as_tensor(after_attention(layer.output(attended))), residual)
+        after_mixer, after_mlp = layer.norms_after
+        normed = layer.mlp_norm.add(as_tensor(after_mixer(layer.output(mixed))), residual)
         return next_norm.add(as_tensor(after_mlp(layer.mlp(normed))), residual)
 
     def empty_logits(self, n_rows: int) -> Tensor:
@@ -223,16 +274,42 @@ class Decoder:
 
 
 @dataclass(frozen=True)
-class _Layer:
-    attention_norm: Norm
+class _Attention:
+    """What comes before a layer's attention."""
+
+    index: int
+    """Of the attention."""
     query_key_value: Linear
     rotate_and_store: RotateAndStore
+    output_gate: Linear | None
     sinks: Tensor | None
+
+    def store(self, normed: Rows, activations: Activations, inputs: TokenInputs, pool: LayerCaches) -> None:
+        """Stores K and V in the pool, and rotated queries and gates in ``activations``."""
+        self.rotate_and_store(self.query_key_value(normed), inputs, *pool.layers[self.index], activations.q)
+        if self.output_gate is not None:
+            self.output_gate(normed, activations.gate)
+
+
+@dataclass(frozen=True)
+class _DeltaNetLayer:
+    """A gated delta net among a layer's parts."""
+
+    index: int
+    """Of the delta net, counted from 0."""
+    delta_net: DeltaNet
+
+
+@dataclass(frozen=True)
+class _Layer:
+    norm: Norm
+    mixer: _Attention | _DeltaNetLayer
+    """What mixes tokens."""
     output: Linear
     mlp_norm: Norm
     mlp: Mlp
     norms_after: tuple[Norm, Norm] | None
-    """Norms of the outputs of attention and MLP, before these are added to the residual stream."""
+    """Norms of the outputs of mixer and MLP, before these are added to the residual stream."""
     kind: Hashable
     """Equal for layers that launch the same kernels."""
 
@@ -246,14 +323,29 @@ class _Layer:
         scales: LayerScales,
     ) -> _Layer:
         after = weights.after_attention_norm, weights.after_mlp_norm
-        query_key_value, mlp = operations.linear(weights.query_key_value), _mlp(config, index, weights, operations)
+        mlp, parts = _mlp(config, index, weights, operations), weights.mixer
+        mixer: _Attention | _DeltaNetLayer
+        reader: Linear | None = None
+        if isinstance(parts, DeltaNetWeights):
+            assert config.delta_nets is not None, "other models have none"
+            mixer = _DeltaNetLayer(
+                sorted(config.delta_nets.layers).index(index), operations.delta_net(parts, config.delta_nets)
+            )
+        else:
+            linear = operations.linear(parts.query_key_value)
+            reader = linear if parts.output_gate is None else None
+            mixer = _Attention(
+                index=config.attention_layers.index(index),
+                query_key_value=linear,
+                rotate_and_store=operations.rotate_and_store(
+                    config.rope_of(index), parts.query_norm, parts.key_norm, scales
+                ),
+                output_gate=None if parts.output_gate is None else operations.linear(parts.output_gate),
+                sinks=parts.sinks,
+            )
         return cls(
-            attention_norm=operations.norm(weights.attention_norm, query_key_value),
-            query_key_value=query_key_value,
-            rotate_and_store=operations.rotate_and_store(
-                config.rope_of(index), weights.query_norm, weights.key_norm, scales
-            ),
-            sinks=weights.sinks,
+            norm=operations.norm(weights.attention_norm, reader),
+            mixer=mixer,
             output=operations.output(weights.output),
             mlp_norm=operations.norm(weights.mlp_norm, mlp),
             mlp=mlp,
@@ -262,6 +354,11 @@ class _Layer:
             else (operations.norm(after[0]), operations.norm(after[1])),
             kind=(config.windows[index], scales.k == 1, scales.v == 1, _kind(weights)),
         )
+
+
+def _gated(x: Tensor, gate: Tensor) -> Tensor:
+    """Returns ``x * sigmoid(gate)``, in which an element's place changes no bit."""
+    return (x.float() / gate.float().neg_().exp_().add_(1.0)).to(x.dtype)
 
 
 def _kind(weights: object) -> Hashable:

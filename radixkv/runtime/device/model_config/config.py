@@ -22,7 +22,7 @@ from radixkv.runtime.device.model_config.rope import Rope
 _MAX_COUNT = 1000
 """Maximum number of layers, and of experts per layer. A corrupt file may claim a billion, and the loader lists all
 their tensors, which must not exhaust memory."""
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+_SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attention"
 """Values of the field ``layer_types``."""
 
 
@@ -43,6 +43,26 @@ class ExpertConfig:
     """Layer ``i`` has experts if ``i + 1`` is a multiple of this, unless it is in ``dense_layers``."""
     dense_layers: frozenset[int]
     """Indices of layers that have a plain MLP regardless of ``sparse_step``."""
+
+
+@dataclass(frozen=True)
+class DeltaNetConfig:
+    """Configuration of gated delta nets (arXiv 2412.06464), which have a state in place of K and V."""
+
+    layers: frozenset[int]
+    """Indices of the layers that are gated delta nets; others have attention."""
+    n_key_heads: int
+    n_value_heads: int
+    """A multiple of ``n_key_heads``."""
+    key_dim: int
+    value_dim: int
+    n_taps: int
+    """Tokens that the convolution before the state sees, the token itself included."""
+
+    @property
+    def n_channels(self) -> int:
+        """Values that the convolution mixes over tokens: queries, keys and values."""
+        return 2 * self.n_key_heads * self.key_dim + self.n_value_heads * self.value_dim
 
 
 @dataclass(frozen=True)
@@ -85,6 +105,12 @@ class DecoderConfig:
     windows: tuple[int | None, ...]
     """[layers]: sliding window in tokens, the token itself included; None: full attention."""
     experts: ExpertConfig | None
+    rotary_dim: int
+    """Leading dimensions of each head that are rotated."""
+    has_output_gate: bool
+    """Whether attention's output is multiplied by a gate."""
+    delta_nets: DeltaNetConfig | None
+    """The layers that have a state in place of K and V; None: there are none."""
 
     @classmethod
     def parse(cls, config: Mapping[str, Any], path: Path) -> DecoderConfig:
@@ -96,7 +122,7 @@ class DecoderConfig:
         fields = ConfigReader(config, path)
         name = _architecture(fields)
         architecture = ARCHITECTURES[name]
-        fields.allow_only(partial_rotary_factor=1.0, **dict(architecture.only))
+        fields.allow_only(**dict(architecture.only))
         fields.allow_only(**{architecture.activation_field: architecture.activation_name})
         default_biases = {"attention_bias": architecture.default_attention_bias, "mlp_bias": False}
         biases = {name: fields.flag(name, default=default_biases[name]) for name in architecture.bias_switches}
@@ -105,6 +131,8 @@ class DecoderConfig:
         hidden_size = fields.count("hidden_size")
         n_heads, n_kv_heads, head_dim = _heads(fields, architecture, hidden_size)
         n_layers = fields.count("num_hidden_layers", maximum=_MAX_COUNT)
+        delta_nets = _delta_nets(fields, n_layers) if architecture.has_delta_nets else None
+        fields, rotary_factor = _rotary_factor(fields, architecture)
         rope, local_rope = _ropes(fields, architecture)
         if architecture.n_unused_positions is not None:
             fields.allow_only(word_embed_proj_dim=hidden_size)
@@ -133,8 +161,11 @@ class DecoderConfig:
             has_output_bias=architecture.has_output_bias or attention_bias,
             has_mlp_bias=architecture.has_mlp_bias or biases.get("mlp_bias", False),
             has_query_key_norm=architecture.has_query_key_norm,
-            windows=_windows(fields, architecture, n_layers),
+            windows=(None,) * n_layers if delta_nets else _windows(fields, architecture, n_layers),
             experts=_experts(fields, architecture.experts) if architecture.experts else None,
+            rotary_dim=int(head_dim * rotary_factor),
+            has_output_gate=architecture.has_output_gate,
+            delta_nets=delta_nets,
         )
 
     def shard(self, n_ranks: int) -> DecoderConfig:
@@ -144,6 +175,11 @@ class DecoderConfig:
         Raises:
             ConfigError: ``n_ranks`` does not divide them.
         """
+        if self.delta_nets is not None:
+            raise ConfigError(
+                f"tensor_parallel_size {n_ranks}: the gated delta nets of {self.architecture} are not divided "
+                "among ranks; set it to 1"
+            )
         experts, n_kv_heads = self.experts, max(1, self.n_kv_heads // n_ranks)
         divided = {"num_attention_heads": self.n_heads}
         if any(self.experts_of(layer) is None for layer in range(self.n_layers)):
@@ -185,8 +221,16 @@ class DecoderConfig:
         return self.rope if self.windows[layer] is None else self.local_rope
 
     def windows_within(self, max_model_len: int) -> tuple[int | None, ...]:
-        """Returns ``windows`` with None for each window that no sequence of ``max_model_len`` tokens exceeds."""
-        return tuple(window if window and window < max_model_len else None for window in self.windows)
+        """Returns the windows of layers with attention, None for each that no sequence of ``max_model_len`` tokens
+        exceeds."""
+        windows = (self.windows[layer] for layer in self.attention_layers)
+        return tuple(window if window and window < max_model_len else None for window in windows)
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """Indices of the layers with attention, which have K and V."""
+        others = () if self.delta_nets is None else self.delta_nets.layers
+        return tuple(layer for layer in range(self.n_layers) if layer not in others)
 
     def experts_of(self, layer: int) -> ExpertConfig | None:
         """Returns the configuration of the layer's experts, None if the layer has a plain MLP."""
@@ -221,6 +265,56 @@ def _heads(fields: ConfigReader, architecture: Architecture, hidden_size: int) -
     if head_dim % 2:
         raise fields.error(f"head_dim {head_dim} is odd; rotary embedding needs an even one")
     return n_heads, n_kv_heads, head_dim
+
+
+def _rotary_factor(fields: ConfigReader, architecture: Architecture) -> tuple[ConfigReader, float]:
+    """Returns which part of each head is rotated, and the fields without it."""
+    if architecture.rotary_factor == 1.0:
+        fields.allow_only(partial_rotary_factor=1.0)
+        return fields, 1.0
+    section = fields.get("rope_parameters")
+    section = {} if not isinstance(section, Mapping) else dict(section)
+    default = fields.number("partial_rotary_factor", architecture.rotary_factor)
+    factor = fields.nested(section).number("partial_rotary_factor", default)
+    if not 0.0 < factor <= 1.0:
+        raise fields.error(f"partial_rotary_factor is {factor:g}; it must be above 0 and at most 1")
+    section.pop("partial_rotary_factor", None)
+    return fields.with_value("rope_parameters", section or None), factor
+
+
+def _delta_nets(fields: ConfigReader, n_layers: int) -> DeltaNetConfig | None:
+    """Returns the configuration of the layers that are gated delta nets; None if all have attention."""
+    layer_types = fields.get("layer_types")
+    if layer_types is None:
+        interval = fields.count("full_attention_interval", 4)
+        layer_types = [_LINEAR if (layer + 1) % interval else _FULL for layer in range(n_layers)]
+    if not isinstance(layer_types, list) or not all(name in (_LINEAR, _FULL) for name in layer_types):
+        raise fields.error(f"layer_types is {layer_types!r}; it must be a list of {_LINEAR!r} and {_FULL!r}")
+    if len(layer_types) != n_layers:
+        raise fields.error(f"layer_types names {len(layer_types)} layers; num_hidden_layers is {n_layers}")
+    layers = frozenset(layer for layer, name in enumerate(layer_types) if name == _LINEAR)
+    if n_layers - 1 in layers:
+        raise fields.error(f"layer_types ends with {_LINEAR!r}; this release needs {_FULL!r} as the last one")
+    n_key_heads, n_value_heads = (
+        fields.count("linear_num_key_heads", 16),
+        fields.count("linear_num_value_heads", 32),
+    )
+    if n_value_heads % n_key_heads:
+        raise fields.error(
+            f"linear_num_value_heads {n_value_heads} is not a multiple of linear_num_key_heads {n_key_heads}"
+        )
+    return (
+        DeltaNetConfig(
+            layers=layers,
+            n_key_heads=n_key_heads,
+            n_value_heads=n_value_heads,
+            key_dim=fields.count("linear_key_head_dim", 128),
+            value_dim=fields.count("linear_value_head_dim", 128),
+            n_taps=fields.count("linear_conv_kernel_dim", 4, minimum=2),
+        )
+        if layers
+        else None
+    )
 
 
 def _ropes(fields: ConfigReader, architecture: Architecture) -> tuple[Rope | None, Rope | None]:

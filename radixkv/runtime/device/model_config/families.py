@@ -49,6 +49,8 @@ class WeightNames:
     stacked_gate_up: str = "model.layers.{layer}.mlp.experts.gate_up_proj"
     """Full name of the gate and up projections of all experts, if they are one tensor."""
     stacked_down: str = "model.layers.{layer}.mlp.experts.down_proj"
+    delta_net: str = "model.layers.{layer}.linear_attn."
+    """Prefix of the names of a gated delta net's tensors."""
     final_norm: str = "model.norm"
     head: str = "lm_head"
     unused: tuple[str, ...] = ("model.layers.{layer}.self_attn.rotary_emb.inv_freq",)
@@ -129,6 +131,12 @@ class Architecture:
     default_tied_head: bool = False
     overflows_float16: bool = False
     """Whether activations exceed what float16 can hold."""
+    rotary_factor: float = 1.0
+    """Part of each head that is rotated where ``partial_rotary_factor`` is absent; with 1 no other is supported."""
+    has_output_gate: bool = False
+    """Whether attention's output is multiplied by a gate, whose projection is beside that of the queries."""
+    has_delta_nets: bool = False
+    """Whether the field ``layer_types`` may name gated delta nets, ``linear_attention``."""
     only: tuple[tuple[str, object], ...] = ()
     """Fields of which only one value is supported, with that value."""
     default_norm_eps: float = 1e-6
@@ -250,6 +258,15 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         "Qwen2ForCausalLM": Architecture(
             has_query_key_value_bias=True, window="by_layer", default_window=4096, default_n_kv_heads=32
+        ),
+        "Qwen3_5ForCausalLM": Architecture(
+            has_query_key_norm=True,
+            norm="rms_plus_one",
+            default_head_dim=256,
+            default_n_kv_heads=4,
+            rotary_factor=0.25,
+            has_output_gate=True,
+            has_delta_nets=True,
         ),
         "Qwen3ForCausalLM": _QWEN3,
         "Qwen3MoeForCausalLM": replace(

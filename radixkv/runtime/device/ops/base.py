@@ -7,16 +7,23 @@ built for the operation that reads its output: this decides whether the norm wri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from radixkv.runtime.device.kv_dtype import LayerScales
-from radixkv.runtime.device.model_config.config import ExpertConfig
+from radixkv.runtime.device.model_config.config import DeltaNetConfig, ExpertConfig
 from radixkv.runtime.device.model_config.rope import Rope
-from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
+from radixkv.runtime.device.weights.layer_weights import (
+    DeltaNetWeights,
+    ExpertsWeights,
+    LinearWeights,
+    MlpWeights,
+    NormWeights,
+)
 
 
 @dataclass(frozen=True)
@@ -30,9 +37,31 @@ class TokenInputs:
     slot_mapping: Tensor
     """[tokens]: index of each token's K and V in the pool, as ``page * page_size + offset``; -1 stores nothing."""
 
+    sequences: tuple[TokenSpan, ...] = ()
+    """The rows of the step, for layers that have states."""
+
     def first(self, n_tokens: int) -> TokenInputs:
-        """Returns views of the first ``n_tokens`` tokens."""
+        """Returns views of the first ``n_tokens`` tokens, for layers without states."""
         return TokenInputs(self.ids[:n_tokens], self.positions[:n_tokens], self.slot_mapping[:n_tokens])
+
+
+class TokenSpan(NamedTuple):
+    """The tokens of a row among those of a step."""
+
+    batch_slot: int
+    first: int
+    n_tokens: int
+    start: int
+    """Position of the first token in its sequence."""
+
+
+class LayerStates(NamedTuple):
+    """The states of a gated delta net, of each batch slot."""
+
+    inputs: Tensor
+    """[batch slots, taps - 1, channels]: what the convolution saw last."""
+    memory: Tensor
+    """[batch slots, value heads, key_dim, value_dim] float32."""
 
 
 RowScales = Literal["rows", "groups"]
@@ -144,6 +173,20 @@ class RotateAndStore(Protocol):
         ...
 
 
+class DeltaNet(Protocol):
+    """A gated delta net, up to the projection of its output."""
+
+    def __call__(self, normed: Rows, sequences: Sequence[TokenSpan], states: LayerStates) -> Tensor:
+        """Maps [tokens, hidden] to [tokens, value heads * value_dim].
+
+        Args:
+            normed: of all tokens.
+            sequences: which tokens belong together. A row that starts at position 0 starts with empty states.
+            states: changed to those after the rows' last tokens.
+        """
+        ...
+
+
 class Operations(Protocol):
     """Builds the operations of a decoder from its weights."""
 
@@ -170,6 +213,10 @@ class Operations(Protocol):
 
     def mlp(self, weights: MlpWeights) -> Mlp:
         """Returns a dense MLP."""
+        ...
+
+    def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> DeltaNet:
+        """Returns a gated delta net. Raises ``ConfigError`` where the device has none."""
         ...
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Mlp:

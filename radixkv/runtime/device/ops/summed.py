@@ -8,9 +8,10 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from radixkv.runtime.device.kv_dtype import LayerScales
-from radixkv.runtime.device.model_config.config import ExpertConfig
+from radixkv.runtime.device.model_config.config import DeltaNetConfig, ExpertConfig
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops.base import (
+    DeltaNet,
     Linear,
     Mlp,
     Norm,
@@ -20,7 +21,13 @@ from radixkv.runtime.device.ops.base import (
     Rows,
     RowScales,
 )
-from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
+from radixkv.runtime.device.weights.layer_weights import (
+    DeltaNetWeights,
+    ExpertsWeights,
+    LinearWeights,
+    MlpWeights,
+    NormWeights,
+)
 
 HalfLayer = Literal[0, 1]
 """0: the sum after attention; 1: the sum after the MLP. The two alternate."""
@@ -60,6 +67,10 @@ class SummedOperations:
     def mlp(self, weights: MlpWeights) -> Mlp:
         """See ``Operations.mlp``."""
         return self._summed(self._operations.mlp(weights), 1)
+
+    def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> DeltaNet:
+        """See ``Operations.delta_net``."""
+        raise AssertionError("a model with delta nets is not divided")
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Mlp:
         """See ``Operations.experts``."""

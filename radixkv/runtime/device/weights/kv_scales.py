@@ -29,7 +29,7 @@ class KVScales:
                 _stored_name(config.names.key, "k_scale", layer, stored),
                 _stored_name(config.names.value, "v_scale", layer, stored),
             )
-            for layer in range(config.n_layers)
+            for layer in config.attention_layers
         ]
 
     @property

@@ -55,16 +55,43 @@ class ExpertsWeights:
 
 
 @dataclass(frozen=True)
-class LayerWeights:
-    """Weights of one decoder layer."""
+class AttentionWeights:
+    """Weights of a layer's attention."""
 
-    attention_norm: NormWeights
     query_key_value: LinearWeights
     query_norm: Tensor | None
     key_norm: Tensor | None
     sinks: Tensor | None
     """[heads]: a score of each head that takes part in the softmax and has no value."""
+    output_gate: LinearWeights | None
+    """[heads * head_dim, hidden]: what the output is multiplied by, before a sigmoid."""
+
+
+@dataclass(frozen=True)
+class DeltaNetWeights:
+    """Weights of a gated delta net, which a layer may have in place of attention."""
+
+    inputs: LinearWeights
+    """Projections of queries, keys, values, the output's gate, the update's strength and the decay, stacked."""
+    convolution: Tensor
+    """[channels, taps]: of queries, keys and values; the last tap is the token's own."""
+    log_decay: Tensor
+    """[value heads] float32: logarithm of the decay's scale."""
+    decay_bias: Tensor
+    """[value heads] float32."""
+    norm: Tensor
+    """[value_dim]: of the output of each head."""
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Weights of one decoder layer."""
+
+    attention_norm: NormWeights
+    mixer: AttentionWeights | DeltaNetWeights
+    """What mixes tokens."""
     output: LinearWeights
+    """The projection of what attention or the delta net computes."""
     after_attention_norm: NormWeights | None
     mlp_norm: NormWeights
     mlp: MlpWeights | ExpertsWeights

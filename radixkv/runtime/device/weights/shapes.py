@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv.runtime.device.model_config.config import DecoderConfig
+from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig
 
 TensorShapes = dict[str, tuple[int, ...]]
 """Tensor shapes by full name."""
@@ -49,15 +49,19 @@ def layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
 
     query, key = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     norm(names.attention_norm)
-    linear(names.query, query, hidden, bias=config.has_query_key_value_bias)
-    linear(names.key, key, hidden, bias=config.has_query_key_value_bias)
-    linear(names.value, key, hidden, bias=config.has_query_key_value_bias)
-    if config.has_query_key_norm:
-        head_norm(names.query_norm)
-        head_norm(names.key_norm)
-    if config.has_sinks:
-        shapes[names.sinks.format(layer=layer)] = (config.n_heads,)
-    linear(names.output, hidden, query, bias=config.has_output_bias)
+    if config.delta_nets is not None and layer in config.delta_nets.layers:
+        shapes |= _delta_net_shapes(config.delta_nets, names.delta_net.format(layer=layer), hidden)
+    else:
+        n_gates = query if config.has_output_gate else 0
+        linear(names.query, query + n_gates, hidden, bias=config.has_query_key_value_bias)
+        linear(names.key, key, hidden, bias=config.has_query_key_value_bias)
+        linear(names.value, key, hidden, bias=config.has_query_key_value_bias)
+        if config.has_query_key_norm:
+            head_norm(names.query_norm)
+            head_norm(names.key_norm)
+        if config.has_sinks:
+            shapes[names.sinks.format(layer=layer)] = (config.n_heads,)
+        linear(names.output, hidden, query, bias=config.has_output_bias)
     norm(names.mlp_norm)
     if config.has_norms_around:
         norm(names.after_attention_norm)
@@ -85,6 +89,22 @@ def layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
         linear(names.expert_up, experts.inner_size, hidden, expert=expert)
         linear(names.expert_down, hidden, experts.inner_size, expert=expert)
     return shapes
+
+
+def _delta_net_shapes(config: DeltaNetConfig, prefix: str, hidden: int) -> TensorShapes:
+    n_values = config.n_value_heads * config.value_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "in_proj_qkv.weight": (config.n_channels, hidden),
+        "in_proj_z.weight": (n_values, hidden),
+        "in_proj_b.weight": (config.n_value_heads, hidden),
+        "in_proj_a.weight": (config.n_value_heads, hidden),
+        "conv1d.weight": (config.n_channels, 1, config.n_taps),
+        "A_log": (config.n_value_heads,),
+        "dt_bias": (config.n_value_heads,),
+        "norm.weight": (config.value_dim,),
+        "out_proj.weight": (hidden, n_values),
+    }
+    return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
 
 def optional_tensors(config: DecoderConfig) -> frozenset[str]:

@@ -21,6 +21,8 @@ from radixkv.runtime.device.weights.fp8_matrix import BLOCK, QUANTIZING_BYTES, F
 from radixkv.runtime.device.weights.int4_matrix import Int4Groups, Int4Matrix, int4_bytes
 from radixkv.runtime.device.weights.kv_scales import KVScales
 from radixkv.runtime.device.weights.layer_weights import (
+    AttentionWeights,
+    DeltaNetWeights,
     ExpertsWeights,
     LayerWeights,
     LinearWeights,
@@ -184,7 +186,11 @@ class Weights:
         Raises:
             CheckpointError: a scale is not a finite number above 0, or cannot be read.
         """
-        return (UNSCALED,) * self.config.n_layers if self.stored_kv_scales is None else self.stored_kv_scales.read()
+        return (
+            (UNSCALED,) * len(self.config.attention_layers)
+            if self.stored_kv_scales is None
+            else self.stored_kv_scales.read()
+        )
 
     def layer(self, index: int) -> LayerWeights:
         """Returns the weights of one layer. Raises ``CheckpointError``."""
@@ -200,18 +206,58 @@ class Weights:
             return self._norm(name.format(layer=index))
 
         gate_up = (names.gate, names.up) if config.has_gate else (names.up,)
+        mixer: AttentionWeights | DeltaNetWeights
+        if config.delta_nets is not None and index in config.delta_nets.layers:
+            prefix = names.delta_net.format(layer=index)
+            mixer, output = self._delta_net(prefix), self._linear(f"{prefix}out_proj")
+        else:
+            query_key_value, output_gate = linear(names.query, names.key, names.value), None
+            if config.has_output_gate:
+                query_key_value, output_gate = self._split_gate(query_key_value)
+            mixer = AttentionWeights(
+                query_key_value=query_key_value,
+                query_norm=read(names.query_norm) if config.has_query_key_norm else None,
+                key_norm=read(names.key_norm) if config.has_query_key_norm else None,
+                sinks=self._read(names.sinks.format(layer=index)) if config.has_sinks else None,
+                output_gate=output_gate,
+            )
+            output = linear(names.output)
         return LayerWeights(
             attention_norm=norm(names.attention_norm),
-            query_key_value=linear(names.query, names.key, names.value),
-            query_norm=read(names.query_norm) if config.has_query_key_norm else None,
-            key_norm=read(names.key_norm) if config.has_query_key_norm else None,
-            sinks=self._read(names.sinks.format(layer=index)) if config.has_sinks else None,
-            output=linear(names.output),
+            mixer=mixer,
+            output=output,
             after_attention_norm=norm(names.after_attention_norm) if config.has_norms_around else None,
             mlp_norm=norm(names.mlp_norm),
             mlp=self._experts(index) or MlpWeights(linear(*gate_up), linear(names.down)),
             after_mlp_norm=norm(names.after_mlp_norm) if config.has_norms_around else None,
         )
+
+    def _delta_net(self, prefix: str) -> DeltaNetWeights:
+        log_decay, decay_bias = (
+            torch.empty(self._shapes[f"{prefix}{name}"], device=self.device) for name in ("A_log", "dt_bias")
+        )
+        self._fill(f"{prefix}A_log", log_decay)
+        self._fill(f"{prefix}dt_bias", decay_bias)
+        return DeltaNetWeights(
+            inputs=self._linear(*(f"{prefix}in_proj_{part}" for part in ("qkv", "z", "b", "a"))),
+            convolution=self._read(f"{prefix}conv1d.weight").squeeze(1),
+            log_decay=log_decay,
+            decay_bias=decay_bias,
+            norm=self._read(f"{prefix}norm.weight"),
+        )
+
+    def _split_gate(self, stacked: LinearWeights) -> tuple[LinearWeights, LinearWeights]:
+        """Splits queries with gates, keys and values into queries, keys and values, and gates.
+
+        Each head of the queries has its gate's rows after its own.
+        """
+        config, weight = self.config, stacked.weight
+        assert isinstance(weight, Tensor), "delta nets run where matrices are dequantized"
+        assert stacked.bias is None, "attention_bias is refused"
+        n_queries = config.n_heads * config.head_dim
+        heads = weight[: 2 * n_queries].view(config.n_heads, 2, config.head_dim, -1)
+        queries, gates = (heads[:, part].reshape(n_queries, -1) for part in (0, 1))
+        return LinearWeights(torch.cat([queries, weight[2 * n_queries :]])), LinearWeights(gates)
 
     def _experts(self, layer: int) -> ExpertsWeights | None:
         experts, names = self.config.experts_of(layer), self.config.names

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
 from radixkv.runtime.device.memory.page_shape import PageShape
 from radixkv.runtime.device.memory_check import check_allocation
 
@@ -16,11 +17,16 @@ class KVPool:
     ``k`` and ``v`` are [layers, pages + 1, kv_heads, page_size, head_dim]. The last page is never allocated to a
     sequence: it stays zero and pads incomplete blocks of pages.
 
+    Args:
+        page: shape of a page.
+        n_pages: pages for sequences.
+        states: of gated delta nets; None: there are none.
+
     Raises:
         ConfigError: the pool does not fit into memory.
     """
 
-    def __init__(self, page: PageShape, n_pages: int) -> None:
+    def __init__(self, page: PageShape, n_pages: int, states: RecurrentStates | None = None) -> None:
         shape = (page.n_layers, n_pages + 1, page.n_kv_heads, page.page_size, page.head_dim)
         n_bytes = (n_pages + 1) * page.n_bytes
         with check_allocation(n_bytes, "a KV pool", "set kv_cache_memory_bytes or max_total_tokens lower"):
@@ -28,6 +34,8 @@ class KVPool:
             self.v = torch.empty(shape, dtype=page.dtype).zero_()
         self.layers = list(zip(self.k, self.v, strict=True))
         """K and V of each layer, [pages + 1, kv_heads, page_size, head_dim] each."""
+        self.states = [] if states is None else states.layers
+        """States of each gated delta net."""
         self.n_pages = n_pages
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from radixkv.runtime.device.memory.page_shape import PageShape
+from radixkv.runtime.device.ops.base import LayerStates
 
 COPIED_AT_ONCE_BYTES = 64 << 20
 """Bytes of K or V per chunk of a page copy, which bounds the temporary memory."""
@@ -30,6 +31,8 @@ class CudaPool:
         self.v = torch.zeros(shape, dtype=page.dtype, device=device)
         self.layers = list(zip(self.k, self.v, strict=True))
         """K and V of each layer, [pages + 1, page_size, kv_heads, head_dim] each."""
+        self.states: list[LayerStates] = []
+        """None: gated delta nets run on the CPU only."""
         # Copied as words: torch indexes no 8-bit floats. Head sizes on CUDA are multiples of 64 bytes and more.
         self._words = [cache.view(torch.int64) for cache in (self.k, self.v)]
         self.n_pages = n_pages

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.kv_dtype import LayerScales, quantize
-from radixkv.runtime.device.model_config.config import DecoderConfig, ExpertConfig
+from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig, ExpertConfig
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import TokenInputs
+from radixkv.runtime.device.ops.cpu.delta_net import DeltaNet
 from radixkv.runtime.device.ops.cpu.layers import (
     Experts,
     LayerNorm,
@@ -22,7 +23,13 @@ from radixkv.runtime.device.ops.cpu.layers import (
     RowTiles,
     rotate,
 )
-from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
+from radixkv.runtime.device.weights.layer_weights import (
+    DeltaNetWeights,
+    ExpertsWeights,
+    LinearWeights,
+    MlpWeights,
+    NormWeights,
+)
 
 
 class CpuOperations:
@@ -41,7 +48,7 @@ class CpuOperations:
         self._tiles = RowTiles()
         ropes = {rope for rope in (config.rope, config.local_rope) if rope is not None}
         self._stored_rows = StoredRows()
-        self._rotary = {rope: Rotary(config.head_dim, rope, max_positions) for rope in ropes}
+        self._rotary = {rope: Rotary(config.rotary_dim, rope, max_positions) for rope in ropes}
 
     def linear(self, weights: LinearWeights) -> Linear:
         """See ``Operations.linear``."""
@@ -64,6 +71,10 @@ class CpuOperations:
     def mlp(self, weights: MlpWeights) -> Mlp:
         """See ``Operations.mlp``."""
         return Mlp(weights, self._tiles, self._config.activation)
+
+    def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> DeltaNet:
+        """See ``Operations.delta_net``."""
+        return DeltaNet(weights, config, self._tiles, self._config.norm_eps)
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Experts:
         """See ``Operations.experts``."""
@@ -133,7 +144,8 @@ class RotateAndStore:
         if self.norm is not None:
             qk = self.norm(qk)
         if self.rotary is not None:
-            qk = rotate(qk, *self.rotary.angles(inputs.positions))
+            rotated = rotate(qk[..., : self.config.rotary_dim], *self.rotary.angles(inputs.positions))
+            qk = torch.cat([rotated, qk[..., self.config.rotary_dim :]], -1)
         q, k = torch.split(qk, [n_heads, n_kv_heads], 1)
         q_out.copy_(q)
         tokens, rows = self.stored_rows.of(inputs.slot_mapping, k_cache)

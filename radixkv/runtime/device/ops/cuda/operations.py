@@ -9,7 +9,7 @@ from torch import Tensor
 
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.kv_dtype import LayerScales
-from radixkv.runtime.device.model_config.config import DecoderConfig, ExpertConfig
+from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig, ExpertConfig
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import Norm, Rows, as_tensor
@@ -30,7 +30,13 @@ from radixkv.runtime.device.ops.cuda.programmatic_launch import has_much_shared_
 from radixkv.runtime.device.ops.cuda.rotary import RotateAndStore
 from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
 from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
-from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights, NormWeights
+from radixkv.runtime.device.weights.layer_weights import (
+    DeltaNetWeights,
+    ExpertsWeights,
+    LinearWeights,
+    MlpWeights,
+    NormWeights,
+)
 
 CHUNK_TOKENS = 8192
 """Tokens that experts compute at once, so that what is between their products takes bounded memory."""
@@ -83,6 +89,10 @@ class CudaOperations:
     def mlp(self, weights: MlpWeights) -> Mlp:
         """See ``Operations.mlp``."""
         return Mlp(self.linear(weights.gate_up), self.linear(weights.down), self._config.activation)
+
+    def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> base.DeltaNet:
+        """See ``Operations.delta_net``."""
+        raise ConfigError("gated delta nets run on the CPU only in this release; set device to cpu")
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Experts:
         """See ``Operations.experts``."""

@@ -1,0 +1,169 @@
+"""Models with gated delta nets: logits of Transformers, and bits that depend on a sequence's tokens alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from radixkv import LLM, BeamSearchParams, SamplingParams
+from radixkv.checkpoints import Checkpoint, resolve
+from radixkv.errors import CheckpointError, ConfigError, InvariantError, UnsupportedFeature
+from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
+from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig
+from radixkv.runtime.device.ops.base import TokenSpan
+from support.checkpoints import edited_config, save_checkpoint
+from support.device_support import HYBRIDS, OpenDevice, load_oracle, logits_of, random_ids, row_of
+
+N_TOKENS = 150
+N_NEW = 16
+OFF = {"enable_prefix_caching": False}
+
+
+@pytest.fixture(scope="module", params=HYBRIDS)
+def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    folder = tmp_path_factory.mktemp("hybrid")
+    save_checkpoint(folder, **HYBRIDS[request.param])
+    return resolve(str(folder))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hybrid")
+    save_checkpoint(folder, **HYBRIDS["qwen3.5"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(
+        folder,
+        device="cpu",
+        dtype="float32",
+        enable_prefix_caching=False,
+        max_model_len=256,
+        max_total_tokens=208,
+        max_num_batched_tokens=48,
+    ) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_are_those_of_transformers(hybrid: Checkpoint, dtype: torch.dtype) -> None:
+    """Transformers computes in blocks of 64 tokens and rounds differently: in float32 by some 0.0005 here."""
+    ids = random_ids(N_TOKENS, seed=1)
+    with torch.inference_mode():
+        expected = load_oracle(hybrid)(torch.tensor([ids])).logits[0]
+        rounded = load_oracle(hybrid, dtype)(torch.tensor([ids])).logits[0].float()
+    found = logits_of(hybrid, ids, dtype=dtype)
+    error = (rounded - expected).abs().mean()
+    assert expected.abs().max() > 1.0
+    assert (found - expected).abs().mean() < max(2e-4, 1.2 * error)
+
+
+def test_chunks_single_tokens_and_other_rows_change_no_bit(hybrid: Checkpoint) -> None:
+    ids = random_ids(N_TOKENS, seed=2)
+    others = [random_ids(n, seed=n) for n in (3, 70)]
+    whole = logits_of(hybrid, ids)
+    device = OpenDevice(hybrid)
+    tables = [device.pages(len(one)) for one in (ids, *others)]
+    device.run(row_of(random_ids(9, seed=3), tables[0], batch_slot=2))  # an earlier request of the slot
+    found: list[Tensor] = []
+    first = 0
+    for n in (1, 64, 7, 2, 60, *[1] * 16):
+        rows = [row_of(ids, tables[0], batch_slot=2, start=first, stop=first + n)]
+        if first in (1, 65):
+            index = int(first == 65)
+            rows.insert(0, row_of(others[index], tables[1 + index], batch_slot=5 + index))
+        found.append(device.run(*rows)[-1])
+        first += n
+    assert first == N_TOKENS
+    assert torch.equal(torch.cat(found), whole)
+
+
+def test_a_row_that_would_continue_states_of_another_position_is_a_bug() -> None:
+    states = RecurrentStates(DeltaNetConfig(frozenset({0}), 1, 1, 4, 4, 4), 2, torch.float32)
+    states.check([TokenSpan(0, 0, 10, 0), TokenSpan(1, 10, 5, 0)])
+    states.check([TokenSpan(0, 0, 1, 10)])
+    for start in (10, 12):
+        with pytest.raises(InvariantError, match=rf"slot 0 starts at position {start}, and .* are of 11"):
+            states.check([TokenSpan(0, 0, 1, start)])
+    states.check([TokenSpan(0, 0, 3, 0)])
+
+
+def greedy_of(oracle: torch.nn.Module, prompt: Sequence[int], n: int) -> list[int]:
+    ids = torch.tensor([list(prompt)])
+    answer = oracle.generate(ids, max_new_tokens=n, min_new_tokens=n, do_sample=False, pad_token_id=0)
+    return answer[0, len(prompt) :].tolist()
+
+
+def test_greedy_answers_alone_batched_chunked_and_after_preemptions(llm: LLM, folder: Path) -> None:
+    """The pool holds some of the requests at a time; prompts are longer than a step."""
+    prompts = [random_ids(n, seed=n) for n in (5, 100, 60, 70, 41)]
+    params = SamplingParams(temperature=0.0, max_tokens=N_NEW, ignore_eos=True)
+    before = llm.get_metrics().preemptions_total
+    together = [one.outputs[0].token_ids for one in llm.generate([ids_of(one) for one in prompts], params)]
+    assert llm.get_metrics().preemptions_total > before
+    alone = [llm.generate([ids_of(one)], params)[0].outputs[0].token_ids for one in prompts]
+    assert together == alone
+    oracle = load_oracle(resolve(str(folder)))
+    equal = [list(found) == greedy_of(oracle, prompt, N_NEW) for found, prompt in zip(alone, prompts, strict=True)]
+    assert sum(equal) >= 4, "one near tie may go the other way"
+
+
+def ids_of(prompt: list[int]) -> dict[str, list[int]]:
+    return {"prompt_token_ids": prompt}
+
+
+def test_several_choices_are_refused_by_name(llm: LLM) -> None:
+    with pytest.raises(UnsupportedFeature, match="n is 3; this model has gated delta nets"):
+        llm.generate([ids_of([1, 2, 3])], SamplingParams(n=3))
+    with pytest.raises(UnsupportedFeature, match="n is 2"):
+        llm.beam_search([ids_of([1, 2, 3])], BeamSearchParams(beam_width=2, max_tokens=4))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "set enable_prefix_caching to False"),
+        (
+            {"enable_prefix_caching": False, "speculative_config": {"method": "ngram"}},
+            "leave speculative_config out",
+        ),
+        ({"enable_prefix_caching": False, "tensor_parallel_size": 2}, "are not divided among ranks"),
+    ],
+)
+def test_settings_that_do_not_go_with_states_are_refused(
+    hybrid: Checkpoint, settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(hybrid.folder, device="cpu", **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": ["full_attention", "linear_attention"]}, "names 2 layers"),
+        ({"layer_types": ["linear_attention"] * 4}, "ends with 'linear_attention'"),
+        ({"layer_types": ["full_attention", "mamba"] * 2}, "must be a list of 'linear_attention'"),
+        ({"linear_num_value_heads": 3}, "not a multiple of linear_num_key_heads 2"),
+        ({"attention_bias": True}, "attention_bias True is not supported"),
+        ({"rope_parameters": {"partial_rotary_factor": 1.5}}, "must be above 0 and at most 1"),
+    ],
+)
+def test_configurations_that_are_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    save_checkpoint(tmp_path, **HYBRIDS["qwen3.5"])
+    with edited_config(tmp_path) as config:
+        config.update(changes)
+    with pytest.raises(CheckpointError, match=message):
+        DecoderConfig.parse(config, tmp_path / "config.json")
+
+
+def test_without_layer_types_each_fourth_layer_has_attention(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, **{**HYBRIDS["qwen3.5"], "num_hidden_layers": 8})
+    with edited_config(tmp_path) as config:
+        del config["layer_types"]
+    assert DecoderConfig.parse(config, tmp_path / "config.json").attention_layers == (3, 7)
