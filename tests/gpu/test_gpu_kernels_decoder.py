@@ -91,7 +91,7 @@ def test_pieces_give_the_bits_of_a_whole_step(checkpoint: Checkpoint) -> None:
         whole = world.decoder(world.inputs, world.pool, world.attention())
         activations, attention = world.decoder.empty_activations(N_TOKENS), world.attention()
         world.decoder.run_before_first_attention(activations, world.inputs, world.pool)
-        for index in range(world.decoder.n_layers - 1):
+        for index in range(world.decoder.n_attentions - 1):
             attention.run(index, activations.q, *world.pool.layers[index], activations.attention_out)
             world.decoder.run_between_attentions(index, activations, world.inputs, world.pool)
         assert torch.equal(world.decoder.run_from_last_attention(activations, world.pool, attention), whole)

@@ -16,7 +16,7 @@ from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.machine import check_machine, inspect_machine
 from radixkv.runtime.device.memory.cuda.pool_size import measure_memory
-from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, MlpWeights
+from radixkv.runtime.device.weights.layer_weights import AttentionWeights, ExpertsWeights, MlpWeights
 from radixkv.runtime.device.weights.shapes import tensor_shapes
 from radixkv.runtime.device.weights.shards import Shard
 from radixkv.runtime.device.weights.weights import Weights, open_weights
@@ -66,11 +66,13 @@ def tensors_of(weights: Weights) -> Iterator[Tensor]:
     yield from (weights.embedding(), weights.head(), weights.final_norm().weight)
     for index in range(weights.config.n_layers):
         layer = weights.layer(index)
-        assert layer.query_norm is not None
-        assert layer.key_norm is not None
+        mixer = layer.mixer
+        assert isinstance(mixer, AttentionWeights)
+        assert mixer.query_norm is not None
+        assert mixer.key_norm is not None
         assert isinstance(layer.mlp, MlpWeights)
-        yield from (layer.attention_norm.weight, layer.query_norm, layer.key_norm, layer.mlp_norm.weight)
-        yield from (layer.query_key_value.weight, layer.output.weight)
+        yield from (layer.attention_norm.weight, mixer.query_norm, mixer.key_norm, layer.mlp_norm.weight)
+        yield from (mixer.query_key_value.weight, layer.output.weight)
         yield from (layer.mlp.gate_up.weight, layer.mlp.down.weight)
 
 
@@ -103,7 +105,7 @@ def test_quantized_matrices_beside_dense_ones(
             ) as weights:
                 layers = [weights.layer(index) for index in range(weights.config.n_layers)]
             matrices.append(
-                [matrix for one in layers for matrix in (one.query_key_value.weight, one.output.weight)]
+                [matrix for one in layers for matrix in (one.mixer.query_key_value.weight, one.output.weight)]
             )
         assert all(torch.equal(one.cpu(), other) for one, other in zip(*matrices, strict=True))
 

@@ -260,5 +260,5 @@ def layer_linears(weights: Weights) -> list[LinearWeights]:
     for index in range(weights.config.n_layers):
         layer = weights.layer(index)
         assert isinstance(layer.mlp, MlpWeights)
-        found += [layer.query_key_value, layer.output, layer.mlp.gate_up, layer.mlp.down]
+        found += [layer.mixer.query_key_value, layer.output, layer.mlp.gate_up, layer.mlp.down]
     return found

@@ -18,14 +18,14 @@ N_LAYERS = 4
 class RecordingDecoder:
     """Notes which pieces run, and with how many tokens."""
 
-    n_layers = N_LAYERS
-    distinct_layers = (0, 2)
+    n_attentions = N_LAYERS
+    distinct_attentions = (0, 2)
 
     def __init__(self) -> None:
         self.ran: list[tuple[int, int]] = []
 
     def empty_activations(self, n_tokens: int) -> Activations:
-        return Activations(*(torch.empty(n_tokens, 1) for _ in range(3)))
+        return Activations(*(torch.empty(n_tokens, 1) for _ in range(3)), None)
 
     def run_before_first_attention(self, activations: Activations, inputs: object, pool: object) -> None:
         self.ran.append((-1, len(activations.residual)))
@@ -42,7 +42,7 @@ def test_a_piece_of_each_kind_runs_before_any_is_captured(monkeypatch: pytest.Mo
         before = list(decoder.ran)
         body()
         (piece,) = decoder.ran[len(before) :]
-        assert {(layer, piece[1]) for layer in (-1, *decoder.distinct_layers)} <= set(before)
+        assert {(layer, piece[1]) for layer in (-1, *decoder.distinct_attentions)} <= set(before)
         captured.append(piece)
         return object()
 

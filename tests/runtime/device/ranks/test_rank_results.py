@@ -84,7 +84,7 @@ def test_ranks_answer_as_one_device(checkpoint: Get, name: str, n_ranks: int) ->
     expected = answers(lambda plan: alone.launch(plan).sample(None).result(), chunk=64)
     with RankThreads(one, divided(n_ranks), n_ranks) as ranks:
         found = answers(ranks.execute, chunk=64)
-        assert {one.n_sums for one in ranks.collectives} == {2 * alone.model.n_layers * N_NEW}
+        assert {one.n_sums for one in ranks.collectives} == {2 * alone.model.n_attentions * N_NEW}
     for before, after in zip(expected, found, strict=True):
         assert after.tokens == before.tokens
         assert after.logprobs == pytest.approx(before.logprobs, abs=1e-4)

@@ -47,7 +47,7 @@ def test_stacked_random_matrices_have_the_values_of_separate_ones(checkpoint: Ge
         layer = weights.layer(0)
     query, key = config.n_heads * head_dim, config.n_kv_heads * head_dim
     stacked = torch.cat([draw(n, hidden, dtype=dtype) for n in (query, key, key)])
-    assert torch.equal(layer.query_key_value.weight, stacked)
+    assert torch.equal(layer.mixer.query_key_value.weight, stacked)
     assert torch.equal(layer.output.weight, draw(hidden, query, dtype=dtype))
     assert isinstance(layer.mlp, MlpWeights)
     assert torch.equal(layer.mlp.gate_up.weight, torch.cat([draw(inner, hidden, dtype=dtype) for _ in range(2)]))

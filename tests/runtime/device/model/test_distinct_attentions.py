@@ -29,4 +29,4 @@ def test_each_pair_of_neighbouring_kinds_is_run(
 ) -> None:
     """Kernels between two attentions depend on the layers before and after."""
     save_checkpoint(tmp_path, **({"num_hidden_layers": 5} | CHECKPOINTS[name] | changes))
-    assert OpenDevice(resolve(str(tmp_path))).model.distinct_layers == expected
+    assert OpenDevice(resolve(str(tmp_path))).model.distinct_attentions == expected
