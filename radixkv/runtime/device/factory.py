@@ -57,8 +57,8 @@ def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint, mac
     """Returns the device that ``setting`` stands for on this machine.
 
     ``auto`` is CUDA if torch sees a GPU. It is the CPU if torch sees none, or if the kernels do not support that
-    GPU or the model's head size (mostly of toy models). The log says why if a GPU or its driver is present. Other
-    obstacles to running on CUDA do not change the choice; they are reported as errors.
+    GPU, the model's head size (mostly of toy models) or its layers. The log says why if a GPU or its driver is
+    present. Other obstacles to running on CUDA do not change the choice; they are reported as errors.
 
     Raises:
         CheckpointError: ``config.json`` is invalid.
@@ -74,9 +74,12 @@ def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint, mac
             "computing on the CPU: the GPU's compute capability is %d.%d; CUDA needs 8.0", *machine.gpu.capability
         )
         return "cpu"
-    head_dim = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json").head_dim
-    if head_dim not in HEAD_SIZES:
-        logger.warning("computing on the CPU: heads of size %d are not supported on CUDA", head_dim)
+    model = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
+    if model.head_dim not in HEAD_SIZES:
+        logger.warning("computing on the CPU: heads of size %d are not supported on CUDA", model.head_dim)
+        return "cpu"
+    if model.delta_nets is not None:
+        logger.warning("computing on the CPU: gated delta nets are not supported on CUDA in this release")
         return "cpu"
     return "cuda"
 
@@ -100,7 +103,6 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     if settings.max_model_len > limit:
         raise ConfigError(f"max_model_len {settings.max_model_len} must be between 1 and the checkpoint's {limit}")
     check_rows(config.tenants, settings.max_num_seqs)
-    _check_states(config, checkpoint, device)
     if config.cache.host_memory_bytes is not None:
         require_host_memory(config.cache.host_memory_bytes)
     if device == "cuda":
@@ -117,17 +119,16 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
             )
         if config.cache.gpu_memory_utilization is not None:
             _warn_of_ignored_utilization(settings)
+        _check_states(config, checkpoint)
         check_for_cpu(checkpoint, settings)
     return resolved
 
 
-def _check_states(config: EngineConfig, checkpoint: Checkpoint, device: Device) -> None:
+def _check_states(config: EngineConfig, checkpoint: Checkpoint) -> None:
     """Raises ``ConfigError`` for what a model with gated delta nets cannot do in this release."""
     if DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json").delta_nets is None:
         return
     model = f"{checkpoint.folder.name} has gated delta nets"
-    if device == "cuda":
-        raise ConfigError(f"{model}, which run on the CPU only in this release; set device to cpu")
     if config.cache.enable_prefix_caching:
         raise ConfigError(
             f"{model}, whose states the prefix cache does not keep in this release; set enable_prefix_caching to "

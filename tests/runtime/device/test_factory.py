@@ -40,6 +40,13 @@ def small(checkpoint: Get) -> Checkpoint:
 
 
 @pytest.fixture
+def hybrid(small: Checkpoint) -> Checkpoint:
+    """A checkpoint of which three layers are gated delta nets."""
+    changes = {"architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 4, "head_dim": 128}
+    return replace(small, config={**small.config, **changes})
+
+
+@pytest.fixture
 def supported(small: Checkpoint) -> Checkpoint:
     """A checkpoint with heads of size 128, which the CUDA kernels support."""
     return replace(small, config={**small.config, "head_dim": 128})
@@ -80,7 +87,7 @@ def test_an_explicit_device_is_kept(small: Checkpoint, supported: Checkpoint) ->
 
 
 def test_auto_chooses_a_gpu_that_can_run_the_model(
-    supported: Checkpoint, small: Checkpoint, caplog: pytest.LogCaptureFixture
+    supported: Checkpoint, small: Checkpoint, hybrid: Checkpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     without_driver = replace(OLD_DRIVER, driver_cuda=None)
     assert choose_device("auto", supported, without_driver) == "cpu"
@@ -91,6 +98,9 @@ def test_auto_chooses_a_gpu_that_can_run_the_model(
     (warning,) = caplog.messages
     assert "CPU" in warning
     assert "heads of size 16 " in warning
+    caplog.clear()
+    assert choose_device("auto", hybrid, with_capability(12, 1)) == "cpu"
+    assert "gated delta nets" in caplog.text
 
 
 @pytest.mark.parametrize(

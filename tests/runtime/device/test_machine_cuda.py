@@ -270,6 +270,10 @@ def test_models_that_only_the_cpu_runs() -> None:
     for head_dim in (2, 32, 80, 512):
         with pytest.raises(ConfigError, match=f"heads of size {head_dim}.* 64, 128 and 256.*device to cpu"):
             check_model(parse({"head_dim": head_dim}))
+    hybrid = {"architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 4, "head_dim": 128}
+    with pytest.raises(ConfigError, match="this Qwen3_5ForCausalLM has gated delta nets.*device to cpu"):
+        check_model(parse(hybrid))
+    check_model(parse({**hybrid, "layer_types": ["full_attention"] * 4}))
     check_model(parse({"architectures": ["MixtralForCausalLM"], **EXPERTS}))
     check_model(parse({"architectures": ["GptOssForCausalLM"], **EXPERTS}))
 

@@ -92,7 +92,7 @@ class CudaOperations:
 
     def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> base.DeltaNet:
         """See ``Operations.delta_net``."""
-        raise ConfigError("gated delta nets run on the CPU only in this release; set device to cpu")
+        raise AssertionError("refused by machine.check_model")
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Experts:
         """See ``Operations.experts``."""
