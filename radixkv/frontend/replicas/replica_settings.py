@@ -79,6 +79,7 @@ def check_cache_folder(cache_dir: str | None, n_replicas: int) -> None:
     if cache_dir is None or not folder.is_dir():
         return
     known = {f"replica-{index}" for index in range(n_replicas)}
+    known.add("lost+found")  # of a volume, whose root the folder may be
     if others := sorted(path.name for path in folder.iterdir() if path.name not in known):
         raise ConfigError(
             f"cache_dir {cache_dir} has {shortened(others[0])}, which none of {n_replicas} replicas uses: another "

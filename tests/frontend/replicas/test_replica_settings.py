@@ -81,6 +81,7 @@ def test_a_folder_with_pages_that_no_replica_would_read_is_refused(tmp_path: Pat
     check_cache_folder(str(tmp_path / "absent"), 2)
     for index in range(2):
         (tmp_path / f"replica-{index}").mkdir()
+    (tmp_path / "lost+found").mkdir(mode=0)
     check_cache_folder(str(tmp_path), 2)
     with pytest.raises(ConfigError, match="has 'replica-1', which none of 1 replicas uses"):
         check_cache_folder(str(tmp_path), 1)
