@@ -1,4 +1,4 @@
-"""Hit rate of a real server, beside what the simulator predicts with answers and without.
+"""Hit rate of a real server, or of its replicas, beside what the simulator predicts with answers and without.
 
 Clients take the chats of a list in turn, as those of ``radixkv simulate --concurrency`` take requests. The server
 has the embedded model. Chats begin with documents, some with the same, and each turn sends the answers back.
@@ -40,16 +40,20 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16, help="requests in flight (default: %(default)s)")
     parser.add_argument("--answer", type=int, default=60, help="tokens of an answer (default: %(default)s)")
     parser.add_argument("--pools", default="8192,12288,32768", help="sizes in tokens (default: %(default)s)")
+    parser.add_argument("--replicas", type=int, default=1, help="each with such a pool (default: %(default)s)")
     arguments = parser.parse_args()
     for pool in map(int, arguments.pools.split(",")):
         chats = _chats(arguments.chats, arguments.turns)
-        line = asyncio.run(measure(pool, chats, arguments.clients, arguments.answer))
+        line = asyncio.run(measure(pool, chats, arguments.clients, arguments.answer, arguments.replicas))
         report(arguments.output_file, line, provenance())
 
 
-async def measure(pool: int, chats_asked: list[Chat], n_clients: int, n_answer: int) -> dict[str, object]:
+async def measure(
+    pool: int, chats_asked: list[Chat], n_clients: int, n_answer: int, n_replicas: int
+) -> dict[str, object]:
     """Returns the line of one pool."""
-    flags = ("--max-total-tokens", str(pool), "--max-num-batched-tokens", str(MAX_NUM_BATCHED_TOKENS))
+    flags = ["--max-total-tokens", str(pool), "--max-num-batched-tokens", str(MAX_NUM_BATCHED_TOKENS)]
+    flags += ["--data-parallel-size", str(n_replicas)]
     prompts: list[list[int]] = []
     cached: list[int] = []
     chats = iter(chats_asked)
@@ -80,22 +84,25 @@ async def measure(pool: int, chats_asked: list[Chat], n_clients: int, n_answer: 
     n_prompt = sum(traffic.n_tokens)
 
     def simulated_pct(answers: RecordedAnswers | None) -> float:
+        settings = CacheSettings(pool // PAGE_SIZE)
         replay = ConcurrentReplay(
-            traffic, CacheSettings(pool // PAGE_SIZE), n_clients, MAX_NUM_BATCHED_TOKENS, answers=answers
+            traffic, settings, n_clients, MAX_NUM_BATCHED_TOKENS, answers=answers, n_replicas=n_replicas
         )
         return round(100 * sum(replay.run().n_cached_tokens) / n_prompt, 2)
 
+    answers = RecordedAnswers(traffic, [n_answer] * len(prompts))
     return {
         "benchmark": "simulated_hits",
         "pool_tokens": pool,
+        "replicas": n_replicas,
         "clients": n_clients,
         "turns": len(chats_asked[0][1]),
         "requests": len(prompts),
         "prompt_tokens": n_prompt,
         "answer_tokens": n_answer,
         "server_pct": round(100 * sum(cached) / n_prompt, 2),
-        "simulated_pct": simulated_pct(RecordedAnswers(traffic, [n_answer] * len(prompts))),
-        "simulated_without_answers_pct": simulated_pct(None),
+        "simulated_pct": await asyncio.to_thread(simulated_pct, answers),
+        "simulated_without_answers_pct": await asyncio.to_thread(simulated_pct, None),
     }
 
 

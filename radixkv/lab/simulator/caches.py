@@ -90,6 +90,17 @@ class CacheSettings(NamedTuple):
         )
 
 
+class ServerTokens(NamedTuple):
+    """Prompt tokens of the requests that one of several servers has served."""
+
+    n_prompt: int = 0
+    n_cached: int = 0
+
+    def plus(self, n_prompt: int, n_cached: int) -> ServerTokens:
+        """Returns the tokens with those of another request."""
+        return ServerTokens(self.n_prompt + n_prompt, self.n_cached + n_cached)
+
+
 @dataclass(frozen=True)
 class ReplayResult:
     """The counts of one replay with one capacity and one policy."""

@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 POLICIES: tuple[Policy, ...] = ("lru", "lfuda", "adaptive", "oracle")
 DEFAULT_POLICIES: tuple[Policy, ...] = ("lru", "oracle")
 ROUTINGS: tuple[Routing, ...] = ("round-robin", "prefix", "events")
+"""What routers before several servers may know."""
 MAX_SERVERS = 10_000
 BYTES_PER_VALUE = 2
 """Size of a bfloat16 or float16 value."""
 
 _FINITE = (
     *("eviction_policy", "ghost_capacity", "ends_known", "load_us_per_token", "fetch_us_per_token"),
-    *("compute_us_per_token", "output_len", "servers", "routing", "events_delay"),
+    *("compute_us_per_token", "output_len", "servers", "routing", "events_delay", "replicas"),
 )
 """Flags that need ``--capacity``."""
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -48,6 +49,7 @@ examples:
   radixkv simulate --trace mooncake.jsonl --capacity device=0.5M,host=5M --eviction-policy lru
   radixkv simulate --trace mooncake.jsonl --capacity device=0.5M,host=5M,disk=50M --fetch-us-per-token 5.5
   radixkv simulate --trace mooncake.jsonl --capacity 1.5M --servers 4,16 --routing round-robin,prefix
+  radixkv simulate --trace mooncake.jsonl --capacity 1.5M --replicas 2 --concurrency 64
   radixkv simulate --trace requests.jsonl --tokenizer ./my-model --capacity 100k,1M --eviction-policy lru
   radixkv simulate --trace token_ids.jsonl --capacity 1M --model ./my-model --plot pictures
   radixkv simulate --trace chats.jsonl --tokenizer ./my-model --speculative-config '{"method": "tree"}'
@@ -107,8 +109,8 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         type=partial(_named, known=POLICIES, what="policy"),
         metavar="NAME,...",
         help="eviction policies of device and host: lru, lfuda and adaptive are the server's; oracle evicts the "
-        "page whose next use is furthest in the future (default: lru,oracle; lru with --concurrency or "
-        "--servers above 1)",
+        "page whose next use is furthest in the future (default: lru,oracle; lru with --replicas, and with "
+        "--concurrency or --servers above 1)",
     )
     cache.add_argument(
         "--ghost-capacity",
@@ -164,17 +166,27 @@ def add(commands: argparse._SubParsersAction[Parser], summary: str) -> None:
         "--chunked-prefill-size",
         type=count,
         metavar="TOKENS",
-        help="maximum number of tokens in a step, with --concurrency above 1 (default: 8192)",
+        help="maximum number of tokens in a step, with --concurrency above 1 or --replicas (default: 8192)",
     )
     cache.add_argument(
         "--output-len",
         type=count,
         metavar="TOKENS",
-        help="length of each answer, with --concurrency above 1 and a file that does not say it; answers take "
-        "pages of the capacity, and later turns of chats find them (default: the first token ends a request)",
+        help="length of each answer, with --concurrency above 1 or --replicas and a file that does not say it; "
+        "answers take pages of the capacity, and later turns of chats find them (default: the first token ends a "
+        "request)",
     )
     servers = parser.add_argument_group("servers")
-    servers.add_argument(
+    numbers = servers.add_mutually_exclusive_group()
+    numbers.add_argument(
+        "--replicas",
+        "--data-parallel-size",
+        type=_server_counts,
+        metavar="N,...",
+        help="number of replicas in one server, as of radixkv serve --data-parallel-size, each with caches of "
+        "--capacity; they share the requests of --concurrency. One server with the capacity of all is shown, too",
+    )
+    numbers.add_argument(
         "--servers",
         type=_server_counts,
         default=(1,),
@@ -230,21 +242,22 @@ def run(args: argparse.Namespace) -> int:
         parser.error("the following arguments are required: --capacity")
     if not args.capacity:
         _check_flags_without_capacity(parser, args)
-    is_serial = args.concurrency == 1
+    is_serial = args.concurrency == 1 and args.replicas is None
     if is_serial and args.max_num_batched_tokens is not None:
         parser.error(
             "--max-num-batched-tokens needs several requests in flight; give --concurrency, or leave it out"
         )
     if is_serial and args.output_len is not None:
         parser.error("--output-len needs several requests in flight; give --concurrency, or leave it out")
-    has_servers = max(args.servers) > 1
+    n_servers = args.replicas or args.servers
+    has_servers = max(n_servers) > 1
     policies = args.eviction_policy or (DEFAULT_POLICIES if is_serial and not has_servers else ("lru",))
-    routings = args.routing or ROUTINGS
+    routings = ("replicas",) if args.replicas is not None else args.routing or ROUTINGS
     needs_future = "--eviction-policy oracle" if "oracle" in policies else "--ends-known" if args.ends_known else ""
     if not is_serial and needs_future:
         parser.error(
             f"{needs_future} supports only one request in flight, because it needs to know the order of requests; "
-            "use --eviction-policy lru with --concurrency"
+            "use --eviction-policy lru with --concurrency and --replicas"
         )
     _check_tier_flags(parser, args, policies)
     _check_server_flags(parser, args, routings, needs_future)
@@ -283,7 +296,7 @@ def run(args: argparse.Namespace) -> int:
         concurrency=args.concurrency,
         max_num_batched_tokens=args.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS,
         answers=answers,
-        servers=args.servers,
+        servers=n_servers,
         routings=routings,
         events_delay=args.events_delay or 0,
         show_progress=True,
@@ -377,6 +390,8 @@ def _check_server_flags(
 ) -> None:
     """Refuses what several servers exclude, and flags that change nothing."""
     has_servers = max(args.servers) > 1
+    if args.replicas is not None and args.plot is not None:
+        parser.error("--plot draws one server only; leave it out, or leave --replicas out")
     for name in ("routing", "events_delay"):
         if vars(args)[name] is not None and not has_servers:
             flag = f"--{name.replace('_', '-')}"

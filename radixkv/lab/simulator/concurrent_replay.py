@@ -1,37 +1,34 @@
-"""A replay with several requests in flight on the production scheduler."""
+"""A replay with several requests in flight on the production scheduler, of one server or of its replicas."""
 
 from __future__ import annotations
 
-from array import array
-from collections import deque
+import asyncio
+import math
 from heapq import nlargest
 
 from radixkv.errors import ConfigError
+from radixkv.frontend.replicas.placement import Placement
 from radixkv.lab.simulator.answers import Answers
-from radixkv.lab.simulator.caches import CacheSettings, ReplayCaches, ReplayResult
+from radixkv.lab.simulator.caches import CacheSettings, ReplayResult, ServerTokens
+from radixkv.lab.simulator.stepped_engine import SteppedEngine
 from radixkv.lab.simulator.traffic import Traffic
-from radixkv.runtime.assemble import open_scheduler
-from radixkv.runtime.request import Request
 from radixkv.runtime.scheduler.scheduler import SchedulerLimits
-from radixkv.runtime.step.plan import Row, StepPlan
-from radixkv.runtime.step.result import StepResult
 from radixkv.settings.config import SchedulerConfig
 from radixkv.terminal import Progress
-from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.cache_use import CacheUse
-
-_LOOKAHEAD = 1
-"""Steps launched before the result of the oldest one is taken, as in the server's loop."""
-
+from radixkv.wire.messages import Submit
+from radixkv.wire.sampling import SamplingParams
 
 MAX_NUM_BATCHED_TOKENS = 8192
 """Maximum tokens per step: the default on CUDA."""
+STEP_S = 0.02
+"""How long a step takes, for which the placement among replicas remembers prompts by time."""
 
 
 def check_concurrent_replay(traffic: Traffic, max_num_batched_tokens: int) -> None:
     """Raises ``ConfigError`` if the rule is not ``engine`` or the step size is not a multiple of the page size."""
     if traffic.rule != "engine":
-        raise ConfigError("several requests in flight share the engine's pool; use --rule engine")
+        raise ConfigError("requests in flight take pages of the engine's pool; use --rule engine")
     n_pages, remainder = divmod(max_num_batched_tokens, traffic.page_size)
     if n_pages < 1 or remainder:
         raise ConfigError(
@@ -40,16 +37,20 @@ def check_concurrent_replay(traffic: Traffic, max_num_batched_tokens: int) -> No
 
 
 class ConcurrentReplay:
-    """A page pool and its scheduler, with clients that each send a new request as soon as their last one ends.
+    """Page pools and their schedulers, with clients that each send a new request as soon as their last one ends.
+
+    Several pools are those of replicas: each prompt goes to the one that the server's own ``Placement`` chooses,
+    and all take their steps at the same time.
 
     Args:
         traffic: the prompts, under the rule ``engine``; each symbol is one token.
-        settings: of the caches; not with the policy ``oracle``, because the order of requests is not known
-            beforehand.
+        settings: of the caches of each replica; not with the policy ``oracle``, because the order of requests is
+            not known beforehand.
         concurrency: number of clients.
         max_num_batched_tokens: maximum tokens per step.
         answers: the prompts' answers, which take steps and pages, and stay cached, as in the server. An answer ends
             early where the pool has no room for the rest. None: each request ends with its first token.
+        n_replicas: at least 1.
 
     Raises:
         ConfigError: see ``check_concurrent_replay``; or there is a disk tier without a host tier.
@@ -62,6 +63,7 @@ class ConcurrentReplay:
         concurrency: int,
         max_num_batched_tokens: int,
         answers: Answers | None = None,
+        n_replicas: int = 1,
     ) -> None:
         check_concurrent_replay(traffic, max_num_batched_tokens)
         concurrency = min(concurrency, len(traffic.n_tokens))  # more clients than requests stay idle
@@ -72,10 +74,6 @@ class ConcurrentReplay:
         n_pages = traffic.n_distinct_pages + sum(pages_in_flight)  # enough that nothing is evicted
         if answers is not None:
             n_pages += sum(n // traffic.page_size + 1 for n in n_answer)
-        self._traffic = traffic
-        self._concurrency = concurrency
-        self._caches = ReplayCaches(traffic, settings.limited(n_pages))
-        self.cache = self._caches.device
         n_reserved_pages = -(-SchedulerConfig.num_reserved_decode_tokens // traffic.page_size)
         limits = SchedulerLimits(
             max_num_seqs=concurrency,
@@ -83,80 +81,69 @@ class ConcurrentReplay:
             max_queued_requests=concurrency,
             num_reserved_decode_tokens=n_reserved_pages * traffic.symbols_per_page,
         )
-        self._scheduler = open_scheduler(self.cache, limits, host_tier=self._caches.host_tier)
-        self._namespace = Namespace()
-        self._launched: deque[StepPlan] = deque()
-        self._answers = answers
-        self._in_flight: dict[Request, int] = {}
-        """Prompt index of each request in flight."""
-        self._answer_of: dict[Request, array[int]] = {}
-        """The answer of each request in flight."""
+        self._traffic = traffic
+        self._concurrency = concurrency
+        self._replicas = {
+            number: SteppedEngine(traffic, settings.limited(n_pages), limits, answers)
+            for number in range(n_replicas)
+        }
+        self.cache = self._replicas[0].cache
+        """That of the first replica."""
+        self._n_steps = 0
+        # Replicas answer at once here.
+        self._placement = Placement(n_replicas, probe_limit_s=math.inf, clock=lambda: self._n_steps * STEP_S)
+        self.by_server = [ServerTokens()] * n_replicas
+        """Prompt tokens that each replica has served."""
 
     def run(self, progress: Progress | None = None) -> ReplayResult:
-        """Replays all prompts and flushes the pool. About 0.2 ms per prompt and step, plus O(pages).
+        """Replays all prompts and flushes the pools. About 0.2 ms per prompt and step, plus O(pages).
+
+        It runs an event loop of its own, so it must not be called within another one.
 
         Args:
             progress: shows how many prompts are sent.
         """
-        traffic = self._traffic
-        cached = [0] * len(traffic.n_tokens)
+        with asyncio.Runner() as runner:
+            return runner.run(self._run(progress))
+
+    async def _run(self, progress: Progress | None) -> ReplayResult:
+        n_tokens, engines = self._traffic.n_tokens, self._replicas.values()
+        cached = [0] * len(n_tokens)
         cache_use = CacheUse()
-        n_too_large = max_cached_pages = 0
+        n_too_large = max_cached_pages = n_in_flight = 0
         unsent = iter(range(len(cached)))
         all_sent = False
-        while self._in_flight or not all_sent:
-            while len(self._in_flight) < self._concurrency and not all_sent:
+        while n_in_flight or not all_sent:
+            while n_in_flight < self._concurrency and not all_sent:
                 index = next(unsent, None)
                 if progress is not None and index is not None:
                     progress.show(f"{index}/{len(cached)} requests sent")
                 if index is None:
                     all_sent = True
-                elif traffic.n_tokens[index] > self.cache.n_pages * traffic.page_size:
+                elif n_tokens[index] > self.cache.n_pages * self._traffic.page_size:
                     n_too_large += 1
                 else:
-                    self._send(index)
-            for request in self._step():
-                index = self._in_flight.pop(request)
-                del self._answer_of[request]
-                self._scheduler.tiers.ended((request,))
-                use = self._caches.cache_use(index, request)
-                cached[index] = use.n_cached
-                cache_use += use
-            max_cached_pages = max(max_cached_pages, self.cache.tree.n_pages_reachable)
-        self._caches.flush()
-        return ReplayResult(cached, cache_use, n_too_large, self.cache.n_evicted, max_cached_pages)
+                    self._replicas[await self._choose(index)].send(index)
+                    n_in_flight += 1
+            for number, engine in self._replicas.items():
+                for index, use in engine.step():
+                    n_in_flight -= 1
+                    cached[index] = use.n_cached
+                    cache_use += use
+                    self.by_server[number] = self.by_server[number].plus(n_tokens[index], use.n_cached)
+            self._n_steps += 1
+            max_cached_pages = max(max_cached_pages, sum(one.cache.tree.n_pages_reachable for one in engines))
+        for engine in engines:
+            engine.flush()
+        n_evicted = sum(engine.cache.n_evicted for engine in engines)
+        return ReplayResult(cached, cache_use, n_too_large, n_evicted, max_cached_pages)
 
-    def _send(self, index: int) -> None:
-        symbols = self._traffic.symbols(index)
-        n_prompt = len(symbols) // TOKEN_BYTES
-        answer = array("i", bytes(TOKEN_BYTES) if self._answers is None else self._answers.symbols(index))
-        n_room = self.cache.n_pages * self.cache.page_size - n_prompt
-        request = Request(
-            id="",
-            namespace=self._namespace,
-            tokens=bytearray(symbols),
-            n_prompt=n_prompt,
-            max_tokens=max(1, min(len(answer), n_room)),
+    async def _choose(self, index: int) -> int:
+        """Returns the number of the replica that gets a prompt."""
+        if len(self._replicas) == 1:
+            return 0
+        prompt = Submit("", self._traffic.symbols(index), SamplingParams())
+        found = await self._placement.probe(self._replicas, [prompt])
+        return self._placement.choose(
+            prompt, self._replicas, {number: lengths[0] for number, lengths in found.items()}
         )
-        self._in_flight[request] = index
-        self._answer_of[request] = answer
-        self._scheduler.add(request)
-
-    def _next_token(self, row: Row, request: Request) -> int:
-        """Returns the token that a row samples; -1 if it samples none, or after the end of its answer."""
-        answer = self._answer_of.get(request)
-        place = len(request.tokens) // TOKEN_BYTES - request.n_prompt
-        return -1 if row.sampling is None or answer is None or place >= len(answer) else answer[place]
-
-    def _step(self) -> list[Request]:
-        """Launches a step and completes the one before; returns the requests that finished."""
-        plan = self._scheduler.schedule()
-        if plan is not None:
-            self._launched.append(plan)
-        if len(self._launched) <= _LOOKAHEAD and (plan is not None or not self._launched):
-            return []
-        oldest = self._launched.popleft()
-        requests = self._scheduler.launched_plans[0].requests
-        tokens = [self._next_token(row, request) for row, request in zip(oldest.rows, requests, strict=True)]
-        updates = self._scheduler.complete(oldest, StepResult(tuple(tokens), (True,) * len(tokens)))
-        return [update.request for update in updates if update.finish_reason is not None]

@@ -31,7 +31,7 @@ def columns(*, has_host: bool, has_disk: bool, has_bytes: bool, has_servers: boo
         has_host: whether a capacity has a host tier.
         has_disk: whether a capacity has a disk tier.
         has_bytes: whether the KV bytes per token are known.
-        has_servers: whether there are several servers.
+        has_servers: whether there are several servers or replicas.
     """
     known = (
         (True, Column("capacity", lambda one: _capacity(one.capacity_tokens, "infinite"), 8, is_key=True)),
@@ -42,6 +42,7 @@ def columns(*, has_host: bool, has_disk: bool, has_bytes: bool, has_servers: boo
         (has_servers, Column("routing", lambda one: one.routing or "-", 11, is_key=True)),
         (has_servers, Column("busiest", _busiest)),
         (True, Column("hit rate", lambda one: f"{one.hit_rate_pct:.1f}%")),
+        (has_servers, Column("of each", _of_each, 11)),
         (has_host, Column("saved", lambda one: f"{three_digits(one.saved_seconds)} s", 8)),
         (True, Column("of infinite", _of_infinite)),
         (True, Column("cached tokens", lambda one: format_tokens(one.n_cached_tokens))),
@@ -73,8 +74,8 @@ def title(recording: Recording, concurrency: int, ends_known: float) -> str:
 def remarks(results: Sequence[Result], recording: Recording) -> list[str]:
     """Returns the remarks below the table.
 
-    There is one for each capacity that refused requests as too large, one if answers are left out with several
-    requests in flight, and one if disk tiers have nothing to give.
+    There is one for each capacity that refused requests as too large, one if answers are left out where requests
+    take steps, and one if disk tiers have nothing to give.
     """
     largest = max(recording.traffic.n_tokens)
     n_refused = {result.capacity_tokens: result.n_too_large for result in results if result.n_too_large}
@@ -84,7 +85,7 @@ def remarks(results: Sequence[Result], recording: Recording) -> list[str]:
         for capacity, n_too_large in n_refused.items()
     ]
     last = results[-1]
-    if last.concurrency > 1 and last.n_answer_tokens is None:
+    if last.max_num_batched_tokens is not None and last.n_answer_tokens is None:
         remarks.append(
             "answers are left out, because no lengths of them are known (--output-len): in a server "
             "they take pages from prompts, which lowers the hit rate, and later turns of chats find them, which "
@@ -105,6 +106,11 @@ def _capacity(n_tokens: int | None, otherwise: str = "-") -> str:
 
 def _busiest(result: Result) -> str:
     return "-" if result.busiest_server is None else f"{result.busiest_server:.2f}x"
+
+
+def _of_each(result: Result) -> str:
+    rates = result.server_hit_rates_pct
+    return "-" if rates is None else f"{min(rates):.1f}-{max(rates):.1f}%"
 
 
 def _of_infinite(result: Result) -> str:

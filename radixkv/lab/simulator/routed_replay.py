@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixkv.lab.simulator.caches import ReplayResult
+from radixkv.lab.simulator.caches import ReplayResult, ServerTokens
 from radixkv.lab.simulator.replay import Replay
 from radixkv.lab.simulator.routers import Routing, open_router
 from radixkv.lab.simulator.traffic import Traffic
@@ -36,8 +36,8 @@ class RoutedReplay:
         if routing == "events":
             self._logs = [server.open_event_log() for server in servers]
         self._root_hash = namespace_digest(Namespace())
-        self.n_computed_tokens = [0] * len(servers)
-        """Prompt tokens that each server has computed."""
+        self.by_server = [ServerTokens()] * len(servers)
+        """Prompt tokens that each server has served."""
 
     def run(self, progress: Progress | None = None) -> ReplayResult:
         """Replays all prompts in order and flushes the caches. About 0.1 ms per prompt, plus O(pages + servers).
@@ -62,7 +62,8 @@ class RoutedReplay:
             if n_cached_tokens is None:
                 n_too_large += 1
             else:
-                self.n_computed_tokens[chosen] += self._traffic.n_tokens[index] - n_cached_tokens
+                n_tokens = self._traffic.n_tokens[index]
+                self.by_server[chosen] = self.by_server[chosen].plus(n_tokens, n_cached_tokens)
             max_cached_pages = max(max_cached_pages, n_cached_pages)
         for server in self._servers:
             server.flush()

@@ -10,9 +10,9 @@ from typing import Literal
 from radixkv.routing import ServerChoice
 from radixkv.runtime.events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event
 
-Routing = Literal["round-robin", "prefix", "events"]
+Routing = Literal["round-robin", "prefix", "events", "replicas"]
 """What a router knows: nothing (``round-robin``), the prompts that it sent itself (``prefix``), or which pages each
-server has (``events``)."""
+server has (``events``). ``replicas`` is no router, but the placement among the replicas of one server."""
 
 
 class Router(ABC):
@@ -44,6 +44,7 @@ def open_router(routing: Routing, n_servers: int, page_size: int, events_delay: 
         return RoundRobinRouter(n_servers)
     if routing == "prefix":
         return PrefixRouter(n_servers, page_size)
+    assert routing == "events", "replicas have no router"
     return EventsRouter(n_servers, page_size, events_delay)
 
 

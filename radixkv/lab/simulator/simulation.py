@@ -18,6 +18,7 @@ from radixkv.lab.simulator.caches import (
     CostModel,
     Policy,
     ReplayResult,
+    ServerTokens,
 )
 from radixkv.lab.simulator.concurrent_replay import (
     MAX_NUM_BATCHED_TOKENS,
@@ -47,9 +48,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     n_answer_tokens: int | None
     """Tokens of all answers, which take pages; None if each request ends with its first token."""
     servers: int
-    """Servers, each with caches of these capacities."""
+    """Servers or replicas, each with caches of these capacities."""
     routing: str | None
-    """What the router before several servers knows; None with one server."""
+    """What the router before several servers knows, or ``replicas``; None with one server."""
     events_delay: int | None
     """Requests that the router sends on before it learns what the events of one say; None with other routing."""
     capacity_tokens: int | None
@@ -92,6 +93,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of tokens that all devices had cached, in whole pages, sampled after each request or step."""
     busiest_server: float | None
     """Prompt tokens that the busiest server computed, as a multiple of the mean; None with one server."""
+    server_hit_rates_pct: list[float] | None
+    """Hit rate of each server; None with one."""
     n_too_large: int
     """Requests larger than the capacity: they are refused and count as not cached."""
     n_bad_lines: int
@@ -112,14 +115,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 class Simulation:
     """Replays of a recording with each capacity and policy. Yields their results, the infinite capacity last.
 
-    Before the results of several servers comes that of one server with the capacity of all of them. Takes about
-    0.1 ms per request and replay, and with routing 2 µs per request and server.
+    Before the results of several servers or replicas comes that of one server with the capacity of all of them.
+    Takes about 0.1 ms per request and replay, and with routing 2 µs per request and server.
 
     Raises:
         ConfigError: a capacity is smaller than a page or has a disk tier without a host tier, the step size is not
             a multiple of the page size, there is no policy, what needs the future is asked for with several
-            requests in flight or several servers, or several servers are asked for without a routing or with
-            several requests in flight. Raised before anything runs.
+            requests in flight or several servers, or several servers are asked for without a routing or, if they
+            are not replicas, with several requests in flight. Raised before anything runs.
     """
 
     recording: Recording
@@ -148,10 +151,10 @@ class Simulation:
     servers: Sequence[int] = (1,)
     """Numbers of servers, each at least 1.
 
-    More than one need a single request in flight, and no policy that knows the future.
+    More than one need no policy that knows the future, and a single request in flight if they are not replicas.
     """
     routings: Sequence[Routing] = ()
-    """What the router before several servers knows, one replay each."""
+    """What the router before several servers knows, one replay each. ``replicas`` has no others beside it."""
     events_delay: int = 0
     """Requests that the routing ``events`` sends on before it learns what the events of one say."""
     show_progress: bool = False
@@ -177,13 +180,13 @@ class Simulation:
             for n_tokens in capacity:
                 if n_tokens is not None and n_tokens < page_size:
                     raise ConfigError(f"capacity {n_tokens} holds no page of {page_size} tokens; give more")
-        if self.concurrency > 1:
+        if self._has_steps:
             check_concurrent_replay(self.recording.traffic, self.max_num_batched_tokens)
         if max(self.servers) == 1:
             return
         if not self.routings:
             raise ConfigError("routings is empty; give one or more for several servers")
-        if self.concurrency > 1:
+        if self.concurrency > 1 and not self._has_replicas:
             raise ConfigError(
                 f"concurrency {self.concurrency} is for one server; each of several has one request in flight: "
                 "leave it out"
@@ -193,6 +196,15 @@ class Simulation:
                 f"{future} needs to know which requests a server gets, which depends on the routing; leave it out, "
                 "or replay with one server"
             )
+
+    @property
+    def _has_replicas(self) -> bool:
+        return "replicas" in self.routings
+
+    @property
+    def _has_steps(self) -> bool:
+        """Whether requests take the steps of a scheduler, rather than one each."""
+        return self.concurrency > 1 or self._has_replicas
 
     def __iter__(self) -> Iterator[Result]:
         infinite = self._result(None, self.policies[0], None)
@@ -218,7 +230,8 @@ class Simulation:
         tiers: tuple[int | None, ...] = (None, None, None) if capacity is None else capacity
         n_pages, host_pages, disk_pages = (None if n is None else n // page_size for n in tiers)
         settings = CacheSettings(n_pages, policy, host_pages, disk_pages, self.ghost_capacity, self.costs)
-        replay_result, computed = self._replay(settings, n_servers, routing)
+        replay_result, by_server = self._replay(settings, n_servers, routing)
+        computed = [one.n_prompt - one.n_cached for one in by_server]
         use, n_prompt = replay_result.cache_use, sum(traffic.n_tokens)
         n_cached = use.n_cached
         n_cached_infinite = n_cached if n_cached_tokens_infinite is None else n_cached_tokens_infinite
@@ -230,7 +243,7 @@ class Simulation:
             rule=traffic.rule,
             page_size=page_size,
             concurrency=self.concurrency,
-            max_num_batched_tokens=None if self.concurrency == 1 else self.max_num_batched_tokens,
+            max_num_batched_tokens=self.max_num_batched_tokens if self._has_steps else None,
             n_answer_tokens=None if self.answers is None else sum(self.answers.lengths),
             servers=n_servers,
             routing=routing,
@@ -257,6 +270,7 @@ class Simulation:
             n_evicted_tokens=n_evicted,
             most_cached_tokens=max_cached,
             busiest_server=round(max(computed) * n_servers / sum(computed), 3) if any(computed) else None,
+            server_hit_rates_pct=[_pct(one.n_cached, one.n_prompt) for one in by_server] or None,
             n_too_large=replay_result.n_too_large,
             n_bad_lines=self.recording.n_bad_lines,
             kv_bytes_per_token=self.kv_bytes_per_token,
@@ -269,26 +283,28 @@ class Simulation:
 
     def _replay(
         self, settings: CacheSettings, n_servers: int, routing: Routing | None
-    ) -> tuple[ReplayResult, Sequence[int]]:
-        """Returns the counts, and with a router the prompt tokens that each server computed."""
+    ) -> tuple[ReplayResult, Sequence[ServerTokens]]:
+        """Returns the counts, and of several servers what each has served."""
         traffic, n_pages = self.recording.traffic, settings.n_pages
         capacity = "infinite" if n_pages is None else f"{n_pages * traffic.page_size:,} tokens"
         activity = f"replaying {self.recording.name}, capacity {capacity}, policy {settings.policy}"
         if routing is not None:
             activity += f", {n_servers} servers, routing {routing}"
         with Progress(activity, enabled=self.show_progress) as progress:
-            if routing is not None:
+            if routing is not None and routing != "replicas":
                 servers = [Replay(traffic, settings) for _ in range(n_servers)]
                 routed = RoutedReplay(traffic, servers, routing, events_delay=self.events_delay)
-                return routed.run(progress), routed.n_computed_tokens
-            if self.concurrency == 1:
+                return routed.run(progress), routed.by_server
+            if not self._has_steps:
                 return Replay(traffic, settings, ends_known=self.ends_known).run(progress), ()
-            return (
-                ConcurrentReplay(
-                    traffic, settings, self.concurrency, self.max_num_batched_tokens, self.answers
-                ).run(progress),
-                (),
+            concurrent = ConcurrentReplay(
+                traffic, settings, self.concurrency, self.max_num_batched_tokens, self.answers, n_servers
             )
+            return concurrent.run(progress), concurrent.by_server if n_servers > 1 else ()
 
     def _bytes(self, n_tokens: int) -> int | None:
         return None if self.kv_bytes_per_token is None else n_tokens * self.kv_bytes_per_token
+
+
+def _pct(n: int, n_all: int) -> float:
+    return round(100 * n / n_all, 3) if n_all else 0.0

@@ -363,6 +363,12 @@ def test_a_model_determines_the_bytes_per_token(trace, simulated, capsys):
         ("--capacity 1M --servers 2 --eviction-policy lru,oracle", "oracle supports only one server"),
         ("--capacity 1M --servers 2 --ends-known 0.5", "--ends-known supports only one server"),
         ("--capacity 1M --servers 2 --plot pictures", "--plot draws one server only"),
+        ("--capacity 1M --replicas 2 --plot pictures", "--plot draws one server only"),
+        ("--capacity 1M --replicas 2 --servers 2", "--servers"),
+        ("--capacity 1M --replicas 2 --routing prefix", "--routing needs several servers"),
+        ("--capacity 1M --replicas 0", "0 servers are not 1 to 10,000"),
+        ("--capacity 1M --replicas 2 --policy oracle", "oracle supports only one request in flight"),
+        ("--capacity 1M --data-parallel-size 2 --ends-known 0.5", "--ends-known supports only one request"),
     ],
 )
 def test_wrong_usage_is_reported_in_one_line(tmp_path, flags, message, capsys):
