@@ -14,6 +14,7 @@ from ray.serve.config import RequestRouterConfig
 from radixkv.ray_serve.ingress import Ingress
 from radixkv.ray_serve.request_router import PROBE_TIMEOUT_S, MatchRouter
 from radixkv.ray_serve.server import Server
+from radixkv.ray_serve.server_gpus import gpus_of_ranks
 from radixkv.settings.server_config import ServerConfig
 
 REFUSED_FLAGS = ("--host", "--port", "--api-key", "--api-key-file", "--tenants", "--allowed-origins")
@@ -61,22 +62,26 @@ def build(args: dict[str, Any]) -> Application:
     """Returns the application: an ingress, and the servers behind it.
 
     Number of replicas, autoscaling and resources are those of the deployments ``Server`` and ``Ingress`` in Serve's
-    configuration file; see deploy/ray/serve.yaml.
+    configuration file; see deploy/ray/serve.yaml. Without resources there, a server with ranks asks for a GPU for
+    each, which Ray takes from one node.
 
     Args:
         args: the fields of ``Arguments``.
 
     Raises:
+        ConfigError: see ``gpus_of_ranks``.
         ValidationError: a field is unknown or has a wrong value.
     """
     arguments = Arguments.model_validate(args)
     router = RequestRouterConfig(
         request_router_class=MatchRouter, request_router_kwargs={"probe_timeout_s": arguments.probe_timeout_s}
     )
+    n_gpus = gpus_of_ranks(arguments.flags)
     servers = serve.deployment(
         Server,
         name="Server",
         request_router_config=router,
+        ray_actor_options={"num_gpus": n_gpus} if n_gpus else None,
         max_ongoing_requests=512,
         health_check_period_s=2,
         health_check_timeout_s=10,

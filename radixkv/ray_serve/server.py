@@ -17,6 +17,7 @@ from radixkv.frontend.http.error_response import retry_after
 from radixkv.frontend.http.errors import error_body, status_of
 from radixkv.processes.server_process import running_server
 from radixkv.ray_serve.messages import ForwardedRequest, NotTaken, ReplyHead
+from radixkv.ray_serve.server_gpus import check_gpus
 
 NOT_TAKEN_CODES = frozenset({"queue_full", "draining", "runtime_restarting"})
 """Codes of a 503 by which a server says that it has not begun a request."""
@@ -40,6 +41,7 @@ class Server:
         api_key_file: file with the key that clients must send; None: clients need none.
 
     Raises:
+        ConfigError: see ``check_gpus``.
         ServerFailed: the server ended, or was not ready in time; the text has the last line of its log.
     """
 
@@ -49,6 +51,7 @@ class Server:
         self._clients_have_key = api_key_file is not None
         self._key = secrets.token_urlsafe() if api_key_file is None else Path(api_key_file).read_text().strip()
         self._stack = AsyncExitStack()
+        check_gpus(flags, len(ray.get_runtime_context().get_accelerator_ids()["GPU"]))
         self._address = await self._stack.enter_async_context(
             running_server(flags, host=ray.util.get_node_ip_address(), environment={"RADIXKV_API_KEY": self._key})
         )

@@ -30,8 +30,9 @@ FLAGS = ("--model", "tiny", "--grammar-backend", "none", "--max-total-tokens", s
 
 
 def configuration(port: int, deployment: dict[str, object], **args: object) -> dict[str, object]:
-    """Returns a configuration of Serve, whose actors reserve little of the processor."""
-    small = {"ray_actor_options": {"num_cpus": 0.01}}
+    """Returns a configuration of Serve, whose actors reserve little of the processor if nothing else is given."""
+    small: dict[str, object] = {"ray_actor_options": {"num_cpus": 0.01}}
+    servers = {name: value for name, value in (small | deployment).items() if value is not None}
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": "127.0.0.1", "port": port},
@@ -42,7 +43,7 @@ def configuration(port: int, deployment: dict[str, object], **args: object) -> d
                 "import_path": "radixkv.ray_serve.application:build",
                 "args": {"flags": list(FLAGS), **args},
                 "deployments": [
-                    {"name": "Server", **small, **deployment},
+                    {"name": "Server", **servers},
                     {"name": "Ingress", **small},
                 ],
             }
@@ -52,9 +53,19 @@ def configuration(port: int, deployment: dict[str, object], **args: object) -> d
 
 @contextmanager
 def ray_serve(
-    programs: Path, folder: Path, deployment: dict[str, object], key: Mapping[str, str] = NO_KEY, **args: object
+    programs: Path,
+    folder: Path,
+    deployment: dict[str, object],
+    key: Mapping[str, str] = NO_KEY,
+    *,
+    resources: Mapping[str, float] = MappingProxyType({}),
+    refusal: str = "",
+    **args: object,
 ) -> Iterator[str]:
-    """Runs ``serve run`` on a Ray of its own; yields the address once the application answers."""
+    """Runs ``serve run`` on a Ray of its own; yields the address once the application answers.
+
+    With ``resources`` Ray takes this machine to have those. With ``refusal`` it yields once the log has that text.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -67,6 +78,8 @@ def ray_serve(
         "OMP_NUM_THREADS": "1",
         "PATH": f"{programs}:{os.environ['PATH']}",
     }
+    if resources:
+        environment["RAY_OVERRIDE_RESOURCES"] = json.dumps(dict(resources))
 
     def run() -> subprocess.Popen[bytes]:
         with log.open("w") as output:
@@ -83,6 +96,8 @@ def ray_serve(
             # Ray gives its own processes 30 s to start. A busy machine may need longer.
             assert "timed out during startup" in log.read_text(), log.read_text()[-3000:]
             process = run()
+        if refusal:
+            return refusal in log.read_text()
         try:
             return httpx.get(f"{address}/v1/models", headers=key, timeout=LIMIT_S).status_code == 200
         except httpx.TransportError:
@@ -198,3 +213,20 @@ def address_of_this_node() -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 80))
         return str(probe.getsockname()[0])
+
+
+def test_ranks_take_a_gpu_each(programs: Path, tmp_path: Path) -> None:
+    """Ray is told of two GPUs that are none, so the ranks compute on the CPU."""
+    ranks = [*FLAGS, "--tensor-parallel-size", "2"]
+    asks_by_itself: dict[str, object] = {"num_replicas": 1, "ray_actor_options": None}
+    with ray_serve(programs, tmp_path, asks_by_itself, resources={"CPU": 4, "GPU": 2}, flags=ranks) as address:
+        (pid,) = server_pids()
+        assert b"CUDA_VISIBLE_DEVICES=0,1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        assert ending(address, "Hello there", stream=False) == "complete"
+
+
+def test_ranks_without_gpus_are_refused(programs: Path, tmp_path: Path) -> None:
+    ranks = [*FLAGS, "--tensor-parallel-size", "2"]
+    refusal = "tensor_parallel_size 2 needs 2 GPUs, and a replica of the deployment Server has 0;"
+    with ray_serve(programs, tmp_path, {"num_replicas": 1}, refusal=refusal, flags=ranks):
+        assert not server_pids()
