@@ -11,9 +11,10 @@ import aiohttp
 import msgspec
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from radixkv.frontend.replicas.placement import UNKNOWN_S
+from radixkv.frontend.replicas.recent_prefixes import RecentPrefixes, prefixes_of
 from radixkv.ray_serve.match_probe import Match, match_question, read_match
 from radixkv.ray_serve.messages import ForwardedRequest
-from radixkv.ray_serve.recent_questions import RecentQuestions
 from radixkv.routing import ServerChoice
 
 PROBE_TIMEOUT_S = 1.0
@@ -38,7 +39,7 @@ class MatchRouter(RequestRouter):
             probe_timeout_s: a server that takes longer to answer counts as one that does not answer.
         """
         self._probe_timeout_s = probe_timeout_s
-        self._recent = RecentQuestions()
+        self._recent: RecentPrefixes[ReplicaID] = RecentPrefixes()
         self._choice: ServerChoice[ReplicaID] = ServerChoice()
         self._session: aiohttp.ClientSession | None = None
 
@@ -60,17 +61,17 @@ class MatchRouter(RequestRouter):
         if not matches:
             return [silent]
         n_tokens, now_s = max(match.n_tokens for match in matches.values()), time.monotonic()
-        shares = {} if question == EMPTY_QUESTION else self._recent.shares(question, now_s)
+        prefixes = [] if question == EMPTY_QUESTION else prefixes_of(question, b"")
+        recent = self._recent.matched(prefixes, dict.fromkeys(matches, now_s - UNKNOWN_S))
         chosen = self._choice.choose(
             n_tokens,
             {
-                replica: max(match.n_matched, int(n_tokens * shares.get(replica, 0.0)))
+                replica: max(match.n_matched, n_tokens * recent.get(replica, 0) // len(question))
                 for replica, match in matches.items()
             },
             {replica: match.n_in_flight for replica, match in matches.items()},
         )
-        if question != EMPTY_QUESTION:
-            self._recent.add(chosen, question, now_s)
+        self._recent.add(prefixes, chosen, now_s)
         others = [replica for replica in candidate_replicas if replica.replica_id in matches.keys() - {chosen}]
         others.sort(key=lambda replica: matches[replica.replica_id].n_in_flight)
         first = [replica for replica in candidate_replicas if replica.replica_id == chosen]

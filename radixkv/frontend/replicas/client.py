@@ -65,7 +65,7 @@ class ReplicasClient:
         """Called at the end of each request that a client sent."""
         self._replicas = tuple(replicas)
         self._misses = misses
-        self._placement = placement or Placement(len(replicas))
+        self._placement = placement or Placement()
         self._stats = JointStats(len(replicas))
         self._sent_to: dict[str, RuntimeClient] = {}
         """By the id of each request that was sent and has not been abandoned."""

@@ -48,23 +48,20 @@ class Placement:
     not answer in time, all counts that is remembered of what was sent to it.
 
     Args:
-        n_replicas: at least one.
         probe_limit_s: how long a replica may take to say what it has.
         clock: seconds, monotonic; that of ``Replica.empty_since``.
     """
 
     def __init__(
         self,
-        n_replicas: int,
         *,
         probe_limit_s: float = PROBE_LIMIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._n_replicas = n_replicas
         self._probe_limit_s = probe_limit_s
         self._choice: ServerChoice[int] = ServerChoice()
-        self._recent = RecentPrefixes()
+        self._recent: RecentPrefixes[int] = RecentPrefixes()
         self._asking: dict[int, asyncio.Task[Sequence[int] | None]] = {}
         """Questions without an answer so far, by the number of the replica."""
 
@@ -109,9 +106,10 @@ class Placement:
         """
         now_s = self._clock()
         prefixes = prefixes_of(prompt.tokens, f"{prompt.tenant}\0{prompt.cache_salt}".encode())
-        since = [now_s] * self._n_replicas
-        for index, replica in replicas.items():
-            since[index] = max(replica.empty_since, now_s - UNKNOWN_S if index in found else 0.0)
+        since = {
+            index: max(replica.empty_since, now_s - UNKNOWN_S if index in found else 0.0)
+            for index, replica in replicas.items()
+        }
         recent = self._recent.matched(prefixes, since) if prompt.reads_cache else {}
         matched = {index: max(found.get(index, 0), recent.get(index, 0) // _TOKEN_BYTES) for index in replicas}
         n_in_flight = {index: replica.n_in_flight for index, replica in replicas.items()}

@@ -1,11 +1,13 @@
-"""Which replicas prompts were sent to lately, by digests of their prefixes."""
+"""Which servers prompts were sent to lately, by digests of their prefixes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Generic, NamedTuple
 
 import xxhash
+
+from radixkv.routing import Server
 
 MAX_DIGESTS = 1 << 16
 """Digests that are kept; those that were sent least recently go first."""
@@ -22,50 +24,50 @@ class Prefix(NamedTuple):
     digest: int
 
 
-class RecentPrefixes:
-    """Remembers what was sent to each replica, as an estimate of what it has.
+class RecentPrefixes(Generic[Server]):
+    """Remembers what was sent to each server, as an estimate of what it has.
 
-    A replica may be too busy to say what it has, and it knows a prompt only once it has computed it.
+    A server may be too busy to say what it has, and it knows a prompt only once it has computed it.
     """
 
     def __init__(self) -> None:
-        self._sent_at: dict[int, dict[int, float]] = {}
-        """Times in monotonic seconds, by digest and by replica."""
+        self._sent_at: dict[int, dict[Server, float]] = {}
+        """Times in monotonic seconds, by digest and by server."""
 
-    def add(self, prefixes: Sequence[Prefix], replica: int, now_s: float) -> None:
-        """Remembers that a prompt was sent to a replica. O(prefixes)."""
+    def add(self, prefixes: Sequence[Prefix], server: Server, now_s: float) -> None:
+        """Remembers that a prompt was sent to a server. O(prefixes)."""
         for _, digest in prefixes:
             sent_at = self._sent_at.pop(digest, {})
-            sent_at[replica] = now_s
+            sent_at[server] = now_s
             self._sent_at[digest] = sent_at  # the last to go
         while len(self._sent_at) > MAX_DIGESTS:
             del self._sent_at[next(iter(self._sent_at))]
 
-    def matched(self, prefixes: Sequence[Prefix], since: Sequence[float]) -> dict[int, int]:
-        """Returns how many bytes of a prompt each replica got earlier. O(prefixes * replicas).
+    def matched(self, prefixes: Sequence[Prefix], since: Mapping[Server, float]) -> dict[Server, int]:
+        """Returns how many bytes of a prompt each server got earlier. O(prefixes * servers).
 
         Args:
             prefixes: of the prompt.
-            since: for each replica, a time in monotonic seconds; what was sent before does not count.
+            since: for each server that counts, a time in monotonic seconds; what was sent before does not count.
         """
-        matched: dict[int, int] = {}
+        matched: dict[Server, int] = {}
         for n_bytes, digest in prefixes:
-            for replica, sent_at in self._sent_at.get(digest, {}).items():
-                if sent_at >= since[replica]:
-                    matched[replica] = n_bytes
+            for server, sent_at in self._sent_at.get(digest, {}).items():
+                if server in since and sent_at >= since[server]:
+                    matched[server] = n_bytes
         return matched
 
 
-def prefixes_of(tokens: bytes, namespace: bytes) -> list[Prefix]:
-    """Returns prefixes of a prompt at lengths that are at most an eighth apart, or 16 tokens. O(bytes).
+def prefixes_of(prompt: bytes, namespace: bytes) -> list[Prefix]:
+    """Returns prefixes of a prompt at lengths that are at most an eighth apart, or 64 bytes. O(bytes).
 
     Args:
-        tokens: little-endian int32 ids.
-        namespace: of the cache; equal tokens of different ones have different digests.
+        prompt: little-endian int32 ids, or other bytes that begin alike where prompts do.
+        namespace: of the cache; equal prompts of different ones have different digests.
     """
     state, start, prefixes = xxhash.xxh3_64(namespace), 0, []
-    view = memoryview(tokens)
-    for n_bytes in _lengths(len(tokens)):
+    view = memoryview(prompt)
+    for n_bytes in _lengths(len(prompt)):
         state.update(view[start:n_bytes])
         prefixes.append(Prefix(n_bytes, state.intdigest()))
         start = n_bytes

@@ -91,7 +91,7 @@ class ConcurrentReplay:
         """That of the first replica."""
         self._n_steps = 0
         # Replicas answer at once here.
-        self._placement = Placement(n_replicas, probe_limit_s=math.inf, clock=lambda: self._n_steps * STEP_S)
+        self._placement = Placement(probe_limit_s=math.inf, clock=lambda: self._n_steps * STEP_S)
         self.by_server = [ServerTokens()] * n_replicas
         """Prompt tokens that each replica has served."""
 

@@ -66,7 +66,7 @@ class Clock:
 
 def patient(clock: Clock | None = None) -> Placement:
     """Returns a placement of two replicas that waits for those of a busy machine."""
-    return Placement(2, probe_limit_s=30.0, clock=clock or Clock())
+    return Placement(probe_limit_s=30.0, clock=clock or Clock())
 
 
 def test_a_prompt_goes_where_most_of_it_is() -> None:
@@ -97,7 +97,7 @@ def test_prompts_that_arrive_together_go_where_the_first_went() -> None:
 def test_for_a_silent_replica_counts_what_was_sent_to_it() -> None:
     clock = Clock()
     replicas = {0: FakeReplica(silence_s=30.0), 1: FakeReplica(n_on_device=160)}
-    placement = Placement(2, clock=clock)
+    placement = Placement(clock=clock)
     placement.choose(prompt(), {0: replicas[0]}, {})
     clock.now_s += 2 * UNKNOWN_S
     assert choose(placement, replicas) == 0
@@ -150,7 +150,7 @@ def test_a_batch_whose_prompts_are_long_is_asked_about_in_part() -> None:
 
 def test_a_replica_that_has_not_answered_is_not_asked_again_before() -> None:
     async def test() -> None:
-        placement, replicas = Placement(2, probe_limit_s=0.01), {0: FakeReplica(), 1: FakeReplica()}
+        placement, replicas = Placement(probe_limit_s=0.01), {0: FakeReplica(), 1: FakeReplica()}
         replicas[0].may_answer = asyncio.Event()
         for _ in range(5):
             await placement.probe(replicas, [prompt()])

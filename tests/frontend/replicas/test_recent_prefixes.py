@@ -10,7 +10,7 @@ from radixkv.frontend.replicas import recent_prefixes
 from radixkv.frontend.replicas.recent_prefixes import RecentPrefixes, prefixes_of
 from radixkv.wire.messages import pack_tokens
 
-ALWAYS = [0.0, 0.0]
+ALWAYS = {0: 0.0, 1: 0.0}
 
 
 def prompt(*parts: int, n: int = 500) -> bytes:
@@ -28,7 +28,7 @@ def test_lengths_are_at_most_an_eighth_apart(n_tokens: int) -> None:
 
 
 def test_a_prompt_matches_as_far_as_one_that_was_sent_begins_alike() -> None:
-    recent = RecentPrefixes()
+    recent = RecentPrefixes[int]()
     recent.add(prefixes_of(prompt(1, 2), b""), 0, 1.0)
     recent.add(prefixes_of(prompt(1, 3), b""), 1, 1.0)
     matched = recent.matched(prefixes_of(prompt(1, 2, 4), b""), ALWAYS)
@@ -38,23 +38,24 @@ def test_a_prompt_matches_as_far_as_one_that_was_sent_begins_alike() -> None:
 
 
 def test_another_namespace_matches_nothing() -> None:
-    recent = RecentPrefixes()
+    recent = RecentPrefixes[int]()
     recent.add(prefixes_of(prompt(1), b"a"), 0, 1.0)
     assert recent.matched(prefixes_of(prompt(1), b"b"), ALWAYS) == {}
 
 
 def test_what_was_sent_before_a_time_does_not_count() -> None:
-    recent = RecentPrefixes()
+    recent = RecentPrefixes[int]()
     prefixes = prefixes_of(prompt(1), b"")
     recent.add(prefixes, 0, 1.0)
     recent.add(prefixes, 1, 3.0)
-    assert recent.matched(prefixes, [2.0, 2.0]).keys() == {1}
+    assert recent.matched(prefixes, {0: 2.0, 1: 2.0}).keys() == {1}
     recent.add(prefixes, 0, 4.0)
-    assert recent.matched(prefixes, [2.0, 2.0]).keys() == {0, 1}
+    assert recent.matched(prefixes, {0: 2.0, 1: 2.0}).keys() == {0, 1}
+    assert recent.matched(prefixes, {0: 2.0}).keys() == {0}, "another server does not count"
 
 
 def test_what_was_sent_least_recently_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    recent = RecentPrefixes()
+    recent = RecentPrefixes[int]()
     first, second = (prefixes_of(prompt(part), b"") for part in (1, 2))
     monkeypatch.setattr(recent_prefixes, "MAX_DIGESTS", 2 * len(first))
     recent.add(first, 0, 1.0)

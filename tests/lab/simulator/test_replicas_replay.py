@@ -55,7 +55,7 @@ async def replicas(folder: Path, n_tokens: int) -> AsyncIterator[tuple[ReplicasC
     metrics, misses = Metrics(), MissRecord()
     clients = [RuntimeClient(metrics, misses) for _ in range(N_REPLICAS)]
     # It waits for replicas on a busy machine, and no time passes.
-    placement = Placement(N_REPLICAS, probe_limit_s=LIMIT_S, clock=lambda: 1.0)
+    placement = Placement(probe_limit_s=LIMIT_S, clock=lambda: 1.0)
     joint = ReplicasClient(clients, metrics, misses, placement)
     with ExitStack() as stack:
         threads = []
