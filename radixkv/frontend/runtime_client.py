@@ -15,7 +15,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from radixkv.errors import Draining, RequestError, WireError, request_error
+from radixkv.errors import Draining, QueueFull, RequestError, WireError, request_error
 from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeRestarting, RuntimeSilent
 from radixkv.frontend.in_flight import EndedRequest, InFlightRequest, RequestMetrics
@@ -121,6 +121,8 @@ class RuntimeClient:
         """The error that refuses new requests; None while the server accepts them."""
         self.on_end: list[Callable[[EndedRequest], None]] = []
         """Called at the end of each request that a client sent."""
+        self.send_elsewhere: Callable[[InFlightRequest], bool] = lambda request: False
+        """Takes a request that the runtime has refused because its queue is full; returns False to let it fail."""
         self._failure: RequestError | None = None
         """The error that also refuses queries, once the runtime has ended or is about to; else None."""
         self.n_restarts = 0
@@ -255,6 +257,10 @@ class RuntimeClient:
         self.empty_since = time.monotonic()
 
     async def send_requests(self, requests: Sequence[InFlightRequest]) -> None:
+        """See ``RequestSender.send_requests``; raises ``refusal`` if it is set."""
+        self.send(requests)
+
+    def send(self, requests: Sequence[InFlightRequest]) -> None:
         """Sends all prompts or none; the requests then receive tokens. Raises ``refusal`` if it is set."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)
@@ -378,8 +384,10 @@ class RuntimeClient:
                 if not query.done():
                     query.set_exception(request_error(message.code, message.text, param=message.param))
             case Failed():
-                if (request := self._remove(message.id)) is not None:
-                    request.fail(request_error(message.code, message.text, param=message.param))
+                error = request_error(message.code, message.text, param=message.param)
+                request = self._remove(message.id)
+                if request is not None and not (isinstance(error, QueueFull) and self.send_elsewhere(request)):
+                    request.fail(error)
             case Heartbeat() | Ready():
                 pass
             case _:

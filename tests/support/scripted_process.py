@@ -27,8 +27,9 @@ ENDLESS = 1_000_000
 """Tokens of an answer that outlasts a test, at a hundredth of a second or more each."""
 
 
-def command(step_s: float = 0.01) -> list[str]:
-    return [sys.executable, SCRIPT, str(step_s)]
+def command(step_s: float = 0.01, *flags: str) -> list[str]:
+    """Returns the command of a scripted runtime, of which these fields are true."""
+    return [sys.executable, SCRIPT, str(step_s), *flags]
 
 
 def changed(body: str) -> list[str]:

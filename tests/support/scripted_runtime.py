@@ -161,6 +161,10 @@ class ScriptedLoop:
 
     step_s: float = 0.0
     is_held: bool = False
+    is_full: bool = False
+    """Whether all requests are refused, as by a full queue."""
+    is_empty: bool = False
+    """Whether nothing of any prompt is cached."""
     answers: list[list[int]] = field(default_factory=list)
     """What the choices generate one after the other, each up to its last token; none: the echo."""
     may_fail: bool = True
@@ -232,7 +236,7 @@ class ScriptedLoop:
             case Submit():
                 self.submitted.append(message)
                 prompt = array("i", message.tokens).tolist()
-                if prompt[0] == FAILS_AT_ONCE:
+                if self.is_full or prompt[0] == FAILS_AT_ONCE:
                     return [Failed(message.id, "queue_full", "as many requests wait as may", None)]
                 if self.refuses_grammars and message.sampling.structured_outputs is not None:
                     return [Failed(message.id, "invalid_request", "no grammar has it", "structured_outputs")]
@@ -261,7 +265,9 @@ class ScriptedLoop:
             case Match():
                 self.matched.append(message)
                 lengths = [len(tokens) // 4 for tokens in message.prompts]
-                found = tuple(TierMatch(n, n // 2, n // 4, n // 8) for n in lengths)
+                found = tuple(
+                    TierMatch(n, *(0 if self.is_empty else n // part for part in (2, 4, 8))) for n in lengths
+                )
                 return [Matched(message.id, found, len(self.running), 7, 32, 16)]
             case Outline():
                 self.outlined.append(message)
@@ -441,4 +447,4 @@ def run_as_process(loop: ScriptedLoop) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_as_process(ScriptedLoop(step_s=float(sys.argv[1]))))
+    sys.exit(run_as_process(ScriptedLoop(float(sys.argv[1]), **dict.fromkeys(sys.argv[2:], True))))

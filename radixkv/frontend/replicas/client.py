@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from radixkv.errors import RequestError, RuntimeDied, SessionNotFound
 from radixkv.frontend.arrival import Arrival
@@ -39,11 +39,24 @@ STRAGGLER_LIMIT_S = 1.0
 """How long a query waits for other replicas once one has answered."""
 
 
+class _Sent(NamedTuple):
+    """Where a request is."""
+
+    number: int
+    """The number of its replica."""
+    found: Mapping[int, int]
+    """How many tokens of its prompt each replica has that has said so."""
+    full: frozenset[int] = frozenset()
+    """The replicas that have refused it because their queues are full."""
+
+
 class ReplicasClient:
     """An ``EngineClient`` of several runtimes.
 
-    A prompt goes to the runtime that ``Placement`` chooses of those that take requests. Flushes and invalidations
-    go to all, and fail if one is down that has pages on disk. Other queries are answered by those that are up.
+    A prompt goes to the runtime that ``Placement`` chooses of those that take requests. If its queue is full, the
+    prompt goes to the one that is chosen of the others, and fails only when the queues of all are full. Flushes and
+    invalidations go to all, and fail if one is down that has pages on disk. Other queries are answered by those
+    that are up.
 
     Args:
         replicas: the clients of the runtimes, in their order; they record to ``metrics`` and ``misses``.
@@ -67,8 +80,10 @@ class ReplicasClient:
         self._misses = misses
         self._placement = placement or Placement()
         self._stats = JointStats(len(replicas))
-        self._sent_to: dict[str, RuntimeClient] = {}
+        self._sent: dict[str, _Sent] = {}
         """By the id of each request that was sent and has not been abandoned."""
+        for replica in self._replicas:
+            replica.send_elsewhere = self._send_elsewhere
 
     @property
     def refusal(self) -> RequestError | None:
@@ -104,28 +119,24 @@ class ReplicasClient:
         prompts = [request.prompt for request in requests]
         found = await self._placement.probe(self._accepting(), prompts)
         replicas = self._accepting()  # one may have died meanwhile
-        sent: list[InFlightRequest] = []
         try:
-            for index, (request, prompt) in enumerate(zip(requests, prompts, strict=True)):
+            for index, request in enumerate(requests):
                 of_prompt = {number: lengths[index] for number, lengths in found.items() if index < len(lengths)}
-                replica = replicas[self._placement.choose(prompt, replicas, of_prompt)]
-                await replica.send_requests([request])
-                self._sent_to[request.id] = replica
-                sent.append(request)
+                self._send(request, replicas, of_prompt)
         except BaseException:
-            for request in sent:
+            for request in requests:
                 self.abandon(request)
             raise
 
     def cancel(self, request: InFlightRequest, choice: int | None = None) -> None:
         """Asks the runtime to end a request, or one choice of it. Does nothing if the request has ended."""
-        if (replica := self._sent_to.get(request.id)) is not None:
-            replica.cancel(request, choice)
+        if (sent := self._sent.get(request.id)) is not None:
+            self._replicas[sent.number].cancel(request, choice)
 
     def abandon(self, request: InFlightRequest) -> None:
         """Cancels a request and drops its later output."""
-        if (replica := self._sent_to.pop(request.id, None)) is not None:
-            replica.abandon(request)
+        if (sent := self._sent.pop(request.id, None)) is not None:
+            self._replicas[sent.number].abandon(request)
 
     async def idle(self) -> None:
         """Waits until nothing is in flight."""
@@ -203,6 +214,29 @@ class ReplicasClient:
         """Fails everything in flight, then closes the connections."""
         for replica in self._replicas:
             await replica.close()
+
+    def _send(
+        self,
+        request: InFlightRequest,
+        replicas: Mapping[int, RuntimeClient],
+        found: Mapping[int, int],
+        full: frozenset[int] = frozenset(),
+    ) -> None:
+        """Sends a request to one of some replicas, by what those have of it that have said so."""
+        number = self._placement.choose(request.prompt, replicas, found)
+        replicas[number].send([request])
+        self._sent[request.id] = _Sent(number, found, full)
+
+    def _send_elsewhere(self, request: InFlightRequest) -> bool:
+        """Sends a request that a full queue has refused to a replica that has not refused it, if there is one."""
+        sent = self._sent.get(request.id)
+        if sent is None or self.refusal is not None:
+            return False
+        full = sent.full | {sent.number}
+        others = {number: replica for number, replica in self._accepting().items() if number not in full}
+        if others:
+            self._send(request, others, sent.found, full)
+        return bool(others)
 
     def _accepting(self) -> dict[int, RuntimeClient]:
         """Returns the replicas that take requests, by number, at least one. Raises ``refusal`` if there is none.

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from radixkv.errors import Draining, RadixKVError, RuntimeDied, SessionNotFound
+from radixkv.errors import Draining, QueueFull, RadixKVError, RuntimeDied, SessionNotFound
 from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.http.errors import RuntimeRestarting
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.miss_counts import MissRecord
 from radixkv.frontend.replicas.client import SILENT_S, ReplicasClient
+from radixkv.frontend.replicas.placement import Placement
 from radixkv.frontend.replicas.start import start_all
 from radixkv.frontend.replicas.supervisor import ReplicaSupervisor
 from radixkv.frontend.runtime_client import QUERY_TIMEOUT_S, RuntimeClient
@@ -39,7 +40,7 @@ DIES_AT_START = changed("import os; os._exit(7)")
 
 @dataclass
 class Replicas:
-    """Two replicas at work."""
+    """Replicas at work."""
 
     client: ReplicasClient
     each: Sequence[RuntimeClient]
@@ -59,11 +60,14 @@ class Replicas:
 
 
 @asynccontextmanager
-async def replicas(again: Sequence[str] | None = None, **limits: Any) -> AsyncIterator[Replicas]:
-    """Supervises two runtimes; ``again`` is the command that starts one again."""
+async def replicas(
+    again: Sequence[str] | None = None, *, flags: Sequence[Sequence[str]] = ((), ()), **limits: Any
+) -> AsyncIterator[Replicas]:
+    """Supervises runtimes, of which each has its flags; ``again`` is the command that starts one again."""
     metrics, misses = Metrics(), MissRecord()
-    each = [RuntimeClient(metrics, misses) for _ in range(2)]
-    client, may_start = ReplicasClient(each, metrics, misses), asyncio.Event()
+    each = [RuntimeClient(metrics, misses) for _ in flags]
+    placement, may_start = Placement(len(each), probe_limit_s=QUERY_TIMEOUT_S), asyncio.Event()
+    client = ReplicasClient(each, metrics, misses, placement)
     may_start.set()
 
     def starter(of_one: RuntimeClient) -> Any:
@@ -75,7 +79,9 @@ async def replicas(again: Sequence[str] | None = None, **limits: Any) -> AsyncIt
 
     try:
         starts = [
-            RuntimeProcess.start(ENGINE, NOWHERE, one, command=command(), name=f"replica {index}")
+            RuntimeProcess.start(
+                ENGINE, NOWHERE, one, command=command(0.01, *flags[index]), name=f"replica {index}"
+            )
             for index, one in enumerate(each)
         ]
         runtimes = await start_all(starts)
@@ -292,5 +298,48 @@ def test_sessions_and_pins() -> None:
             one = await state.client.close_session("a", "", tenant=OPERATOR)
             assert one.n_on_device == of_one, "who is down knows no session"
             state.may_start.set()
+
+    run(test)
+
+
+def test_prompts_that_a_full_queue_refuses_go_to_another_replica() -> None:
+    async def test() -> None:
+        async with replicas(flags=[["is_full"], []]) as state:
+            asking = [answer(state.client, [first, 4], 3) for first in range(12)]  # together neither is too busy
+            assert await asyncio.gather(*asking) == [pack_tokens([first, 4, first]) for first in range(12)]
+            prompts = [Submit(f"{n}", pack_tokens([n, n + 1]), SamplingParams(max_tokens=2)) for n in range(4)]
+            tokens = [b""] * 4
+            async with state.client.submit(prompts, arrived=Arrival(time.monotonic())) as group:
+                async for delta in group.deltas():
+                    tokens[delta.prompt] += delta.tokens
+            assert tokens == [prompt.tokens for prompt in prompts], "those of one HTTP request too"
+            await state.client.idle()
+
+    run(test)
+
+
+def test_a_prompt_is_refused_when_all_queues_are_full() -> None:
+    async def test() -> None:
+        async with replicas(flags=[["is_full"]] * 3) as state:
+            with pytest.raises(QueueFull):
+                await answer(state.client, [1, 2], 3)
+            await state.client.idle()
+
+    run(test)
+
+
+def test_a_full_queue_refuses_at_once_what_others_may_not_take() -> None:
+    """What is sent to one replica alone, as by the canary, and what is sent before a drain."""
+
+    async def test() -> None:
+        async with replicas(flags=[["is_full"], ["is_full"]]) as state:
+            with pytest.raises(QueueFull):
+                await answer(state.each[0], [1, 2], 3)
+            prompt = Submit("a", pack_tokens([1, 2]), SamplingParams(max_tokens=2))
+            async with state.client.submit([prompt], arrived=Arrival(time.monotonic())) as group:
+                state.client.refusal = Draining("the end")
+                with pytest.raises(QueueFull):
+                    async for _ in group.deltas():
+                        pass
 
     run(test)
