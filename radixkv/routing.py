@@ -18,6 +18,16 @@ RECENT_REQUESTS = 32
 Server = TypeVar("Server", bound=Hashable)
 
 
+def is_match(n_matched: int, n_tokens: int) -> bool:
+    """Returns whether a server has enough of a prompt for the prompt to go there.
+
+    Args:
+        n_matched: tokens of the prompt that it has.
+        n_tokens: of the prompt.
+    """
+    return n_matched > 0 and n_matched >= MIN_MATCHED_SHARE * n_tokens
+
+
 class ServerChoice(Generic[Server]):
     """Chooses servers by what they have of a prompt and by their load.
 
@@ -48,7 +58,7 @@ class ServerChoice(Generic[Server]):
         limit = max(MAX_RELATIVE_LOAD * mean, mean + MIN_EXCESS_REQUESTS)
         ready = [server for server in matched if loads[server] <= limit]
         chosen = max(ready, key=lambda server: (matched[server], -loads[server]))
-        if matched[chosen] < MIN_MATCHED_SHARE * n_tokens or not matched[chosen]:
+        if not is_match(matched[chosen], n_tokens):
             chosen = min(ready, key=loads.__getitem__)
         self._count(chosen, RECENT_REQUESTS * len(matched))
         return chosen

@@ -131,6 +131,8 @@ class ReplicaStats(msgspec.Struct, frozen=True):
     prefix_queries_total: int = 0
     prefix_hits_total: int = 0
     generation_tokens_total: int = 0
+    placements_total: dict[str, int] = {}
+    """Prompts that the frontend has sent to it, by why."""
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True):

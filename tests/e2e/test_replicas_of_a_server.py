@@ -28,14 +28,20 @@ def of_each(live: LiveServer, name: str) -> list[float]:
     return live.metrics(*(f'replica_{name}{{replica="{index}"}}' for index in range(2)))
 
 
+def n_placed_by_prefix(live: LiveServer) -> float:
+    labels = [f'{{reason="{why}",replica="{index}"}}' for index in range(2) for why in ("prefix", "recent")]
+    return sum(live.metrics(*(f"replica_placements_total{each}" for each in labels)))
+
+
 def test_prompts_that_begin_alike_share_the_cache_of_one_replica(replicas: LiveServer) -> None:
-    before = of_each(replicas, "prefix_cache_hits_total")
+    before, n_placed = of_each(replicas, "prefix_cache_hits_total"), n_placed_by_prefix(replicas)
     for n in range(6):
         replicas.complete(prompt=[*range(1, 100), 200 + n], max_tokens=2)
     gained = [
         after - earlier for after, earlier in zip(of_each(replicas, "prefix_cache_hits_total"), before, strict=True)
     ]
     assert sorted(gained) == [0, 5 * 96], "one has them all"
+    assert n_placed_by_prefix(replicas) == n_placed + 5
 
 
 def test_other_prompts_use_both(replicas: LiveServer) -> None:

@@ -100,7 +100,10 @@ DRAFTS = DraftStats(10, 60, 25, 9, {"prompt": SourceStats(40, 20), "answers": So
 """Counters of drafts."""
 TENANTS = {"search": TenantStats(2, 1, 500, 20), "batch": TenantStats(1, 6, 250)}
 """Counters of tenants, of which the second has no share of pages."""
-REPLICAS = {"0": ReplicaStats(is_up=True, n_pages=64), "1": ReplicaStats(is_up=False, n_restarts=1)}
+REPLICAS = {
+    "0": ReplicaStats(is_up=True, n_pages=64, placements_total={"prefix": 7, "load": 2}),
+    "1": ReplicaStats(is_up=False, n_restarts=1),
+}
 """Counters of replicas, of which the second is down."""
 SHARED_STORE = msgspec.structs.replace(
     DISK, shared=SharedStoreStats(is_away=True, failures_total=3, lookups_total=11, look_up_seconds=0.125)

@@ -263,6 +263,12 @@ def _replica_families(replicas: Mapping[str, ReplicaStats]) -> Iterator[Metric]:
         for name, text, value in families:
             values = {index: value(one) for index, one in replicas.items()}
             yield _labelled(kind, f"replica_{name}", text, "replica", values)
+    text = "Prompts sent to the replica, by why it was chosen."
+    placements = CounterMetricFamily(f"{PREFIX}replica_placements", text, labels=["replica", "reason"])
+    for index, one in replicas.items():
+        for reason, count in one.placements_total.items():
+            placements.add_metric([index, reason], count)
+    yield placements
 
 
 def _draft_families(drafts: DraftStats) -> Iterator[Metric]:

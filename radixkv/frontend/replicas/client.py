@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from radixkv.errors import RequestError, RuntimeDied, SessionNotFound
 from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.http.errors import RuntimeRestarting
@@ -203,7 +205,10 @@ class ReplicasClient:
     async def stats(self) -> Stats:
         """Returns the sums of the replicas that answer, and in ``Stats.replicas`` the most important of each."""
         stats = await self._ask(lambda replica: replica.stats())
-        return self._stats.add(stats, [replica.n_restarts for replica in self._replicas])
+        joint = self._stats.add(stats, [replica.n_restarts for replica in self._replicas])
+        placed = zip(joint.replicas.items(), self._placement.n_placed, strict=True)
+        replicas = {name: msgspec.structs.replace(one, placements_total=counts) for (name, one), counts in placed}
+        return msgspec.structs.replace(joint, replicas=replicas)
 
     def fail(self, error: RequestError) -> None:
         """Ends everything in flight with ``error``, which also refuses what comes later."""
@@ -223,7 +228,7 @@ class ReplicasClient:
         full: frozenset[int] = frozenset(),
     ) -> None:
         """Sends a request to one of some replicas, by what those have of it that have said so."""
-        number = self._placement.choose(request.prompt, replicas, found)
+        number = self._placement.choose(request.prompt, replicas, found, was_refused=bool(full))
         replicas[number].send([request])
         self._sent[request.id] = _Sent(number, found, full)
 

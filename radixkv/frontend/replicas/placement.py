@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 from radixkv.errors import RequestError, WireError
 from radixkv.frontend.replicas.recent_prefixes import RecentPrefixes, prefixes_of
-from radixkv.routing import ServerChoice
+from radixkv.routing import ServerChoice, is_match
 from radixkv.wire.cache_messages import Matched
 from radixkv.wire.messages import Submit
 from radixkv.wire.request_limits import MAX_MATCHED_TOKENS
@@ -21,6 +21,14 @@ MAX_PROBED_PROMPTS = 64
 UNKNOWN_S = 10.0
 """A prompt that was sent longer ago has been computed: the replica knows better whether it still has it."""
 _TOKEN_BYTES = 4
+
+Reason = Literal["prefix", "recent", "load", "new", "silent", "only", "queue_full"]
+"""Why a prompt was sent to a replica.
+
+``prefix``: it says that it has the most of the prompt. ``recent``: the most was sent to it lately. ``load``: one
+that has more is busy. ``new``: none has enough of it. ``silent``: none is known to have enough, and one has not
+said in time. ``only``: no other takes requests. ``queue_full``: another one has refused it.
+"""
 
 
 class Replica(Protocol):
@@ -64,6 +72,8 @@ class Placement:
         self._recent: RecentPrefixes[int] = RecentPrefixes()
         self._asking: dict[int, asyncio.Task[Sequence[int] | None]] = {}
         """Questions without an answer so far, by the number of the replica."""
+        self.n_placed = [dict.fromkeys(get_args(Reason), 0) for _ in range(n_replicas)]
+        """Prompts that were sent to each replica, by ``Reason``."""
 
     async def probe(self, replicas: Mapping[int, Replica], prompts: Sequence[Submit]) -> dict[int, Sequence[int]]:
         """Returns how much of the first prompts those replicas have that answer in time, in tokens.
@@ -96,13 +106,21 @@ class Placement:
         answers = {index: task.result() for index, task in tasks.items() if task.done()}
         return {index: answer for index, answer in answers.items() if answer is not None}
 
-    def choose(self, prompt: Submit, replicas: Mapping[int, Replica], found: Mapping[int, int]) -> int:
+    def choose(
+        self,
+        prompt: Submit,
+        replicas: Mapping[int, Replica],
+        found: Mapping[int, int],
+        *,
+        was_refused: bool = False,
+    ) -> int:
         """Returns the number of the replica for a prompt, and remembers that it is sent there. O(prompt).
 
         Args:
             prompt: the prompt.
             replicas: from which to choose, by number.
             found: how many of its tokens each replica has that says so.
+            was_refused: whether another replica has refused it, because its queue is full.
         """
         now_s = self._clock()
         prefixes = prefixes_of(prompt.tokens, f"{prompt.tenant}\0{prompt.cache_salt}".encode())
@@ -113,8 +131,22 @@ class Placement:
         recent = self._recent.matched(prefixes, since) if prompt.reads_cache else {}
         matched = {index: max(found.get(index, 0), recent.get(index, 0) // _TOKEN_BYTES) for index in replicas}
         n_in_flight = {index: replica.n_in_flight for index, replica in replicas.items()}
-        chosen = self._choice.choose(len(prompt.tokens) // _TOKEN_BYTES, matched, n_in_flight)
+        n_tokens = len(prompt.tokens) // _TOKEN_BYTES
+        chosen = self._choice.choose(n_tokens, matched, n_in_flight)
         self._recent.add(prefixes, chosen, now_s)
+        n_most = max(matched.values())
+        reason: Reason
+        if was_refused:
+            reason = "queue_full"
+        elif len(replicas) == 1:
+            reason = "only"
+        elif not is_match(n_most, n_tokens):
+            reason = "silent" if prompt.reads_cache and replicas.keys() - found.keys() else "new"
+        elif matched[chosen] < n_most:
+            reason = "load"
+        else:
+            reason = "prefix" if found.get(chosen, 0) == n_most else "recent"
+        self.n_placed[chosen][reason] += 1
         return chosen
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import pytest
 from msgspec.structs import replace
 
 from radixkv.errors import RequestError, RuntimeDied
@@ -166,3 +167,43 @@ def test_a_replica_that_has_not_answered_is_not_asked_again_before() -> None:
 def test_tokens_on_disk_count_half() -> None:
     assert choose(patient(), {0: FakeReplica(n_on_disk=300), 1: FakeReplica(n_on_device=200)}) == 1
     assert choose(patient(), {0: FakeReplica(n_on_disk=300), 1: FakeReplica()}) == 0
+
+
+def reason(placement: Placement, replicas: Mapping[int, FakeReplica], one: Submit | None = None) -> str:
+    """Places a prompt, and returns what was counted for it."""
+    before = [dict(counts) for counts in placement.n_placed]
+    chosen = choose(placement, replicas, one)
+    grown = [
+        (index, name)
+        for index, counts in enumerate(placement.n_placed)
+        for name, count in counts.items()
+        if count != before[index][name]
+    ]
+    ((index, name),) = grown
+    assert index == chosen
+    return name
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (FakeReplica(n_on_device=160), FakeReplica(), "prefix"),
+        (FakeReplica(n_on_device=160), FakeReplica(n_on_device=160, n_in_flight=100), "prefix"),
+        (FakeReplica(n_on_device=160), FakeReplica(n_on_device=320, n_in_flight=100), "load"),
+        (FakeReplica(n_on_device=400, n_in_flight=100), FakeReplica(), "load"),
+        (FakeReplica(n_on_device=80), FakeReplica(), "new"),
+        (FakeReplica(), FakeReplica(error=RuntimeDied("dead")), "silent"),
+        (FakeReplica(n_on_device=160), FakeReplica(error=RuntimeDied("dead")), "prefix"),
+    ],
+)
+def test_why_a_prompt_was_sent_there_is_counted(first: FakeReplica, second: FakeReplica, expected: str) -> None:
+    assert reason(patient(), {0: first, 1: second}) == expected
+
+
+def test_what_was_sent_lately_and_who_is_alone_are_reasons_too() -> None:
+    placement, replicas = patient(), {0: FakeReplica(), 1: FakeReplica()}
+    assert reason(placement, {0: replicas[0]}) == "only"
+    assert reason(placement, replicas) == "recent"
+    replicas[0].n_on_device = N_TOKENS
+    assert reason(placement, replicas) == "prefix"
+    assert reason(placement, replicas, prompt(reads_cache=False)) == "new", "nobody was asked"

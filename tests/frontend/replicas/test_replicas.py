@@ -343,3 +343,17 @@ def test_a_full_queue_refuses_at_once_what_others_may_not_take() -> None:
                         pass
 
     run(test)
+
+
+def test_what_a_full_queue_refuses_goes_to_the_next_best_and_is_counted_there() -> None:
+    async def test() -> None:
+        async with replicas(flags=[["is_full"], ["is_empty"], []]) as state:
+            for first in range(4):
+                assert await answer(state.client, [first, 4] * 40, 3) == pack_tokens([first, 4, first])
+            placed = [one.placements_total for one in (await state.client.stats()).replicas.values()]
+            n_refused = sum(placed[0].values())
+            assert n_refused > 0
+            assert [sum(counts.values()) for counts in placed[1:]] == [0, 4]
+            assert placed[2]["queue_full"] == n_refused
+
+    run(test)
