@@ -53,6 +53,11 @@ class EngineClient(Protocol):
         """How often another runtime has taken the place of one that had died."""
         ...
 
+    @property
+    def runtimes(self) -> Sequence[EngineClient]:
+        """The client of each runtime: this one alone, or those of the replicas in their order."""
+        ...
+
     def submit(self, prompts: Sequence[Submit], *, arrived: Arrival, streams: bool = True) -> RequestGroup:
         """Returns the prompts of one HTTP request as a group, which sends them when it is entered.
 

@@ -176,6 +176,11 @@ class RuntimeClient:
         """Requests that have not received their terminal message."""
         return len(self._requests)
 
+    @property
+    def runtimes(self) -> tuple[RuntimeClient]:
+        """See ``EngineClient.runtimes``."""
+        return (self,)
+
     def submit(self, prompts: Sequence[Submit], *, arrived: Arrival, streams: bool = True) -> RequestGroup:
         """See ``EngineClient.submit``."""
         return RequestGroup(self, prompts, arrived, streams)

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from radixkv.frontend.api.server_info import public_settings
 from radixkv.frontend.app import build_app
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.body import BODY_TIMEOUT_S, BodyReader
 from radixkv.frontend.http.connection import Connection
 from radixkv.frontend.metrics.prometheus import Metrics
@@ -33,7 +34,7 @@ from support.scripted_runtime import ScriptedLoop, Site
 
 
 def make_app(
-    client: RuntimeClient,
+    client: EngineClient,
     served_model: ServedModel,
     server: ServerConfig | None = None,
     metrics: Metrics | None = None,

@@ -16,8 +16,9 @@ from radixkv.frontend.answers import Answers, PromptAnswers
 from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.error_response import retry_after
+from radixkv.frontend.http.errors import RuntimeSilent
 from radixkv.frontend.http.openapi import DocumentedApp
-from radixkv.frontend.http.response_docs import EMPTY, EMPTY_OR_REASON
+from radixkv.frontend.http.response_docs import EMPTY_OR_REASON, EMPTY_OR_REPLICAS
 from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
@@ -59,19 +60,14 @@ def add_admin_routes(
             return Response(status_code=200)
         return JSONResponse({"status": refusal.code}, 503, headers=retry_after(refusal))
 
-    @app.get("/health_generate", response_class=Response, responses=EMPTY)
+    @app.get("/health_generate", response_class=Response, responses=EMPTY_OR_REPLICAS)
     async def health_generate(request: Request) -> Response:
-        """Generates one token before all waiting requests: 200, or 503 if none comes in time."""
-        try:
-            async with asyncio.timeout(HEALTH_GENERATE_TIMEOUT_S):
-                prompt: PromptAnswers[None] = PromptAnswers(_one_token(), served_model)
-                answers = Answers([prompt], client, Arrival(time.monotonic()))
-                async with aclosing(answers.deltas_and_outputs(streams=False)) as outputs:
-                    async for _ in outputs:
-                        pass
-        except (RequestError, TimeoutError):
-            return Response(status_code=503)
-        return Response(status_code=200)
+        """Generates one token in each replica, before all waiting requests: 200, or 503 if one fails."""
+        codes = await asyncio.gather(*(_try_token(runtime, served_model) for runtime in client.runtimes))
+        failed = {str(number): code for number, code in enumerate(codes) if code is not None}
+        if failed and len(codes) > 1:
+            return JSONResponse({"replicas": failed}, 503)
+        return Response(status_code=503 if failed else 200)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def render_metrics(request: Request) -> Response:
@@ -98,6 +94,22 @@ def add_admin_routes(
             if request.query_params.get(name, "false").lower() not in ("false", "0"):
                 raise UnsupportedFeature(f"{name} is not supported in this release; leave it out", param=name)
         return JSONResponse(_flush_report(await client.flush()))
+
+
+async def _try_token(client: EngineClient, served_model: ServedModel) -> str | None:
+    """Generates one token; returns the code of the error if none comes."""
+    try:
+        async with asyncio.timeout(HEALTH_GENERATE_TIMEOUT_S):
+            prompt: PromptAnswers[None] = PromptAnswers(_one_token(), served_model)
+            answers = Answers([prompt], client, Arrival(time.monotonic()))
+            async with aclosing(answers.deltas_and_outputs(streams=False)) as outputs:
+                async for _ in outputs:
+                    pass
+    except RequestError as error:
+        return error.code
+    except TimeoutError:
+        return RuntimeSilent.code
+    return None
 
 
 def _one_token() -> Submit:

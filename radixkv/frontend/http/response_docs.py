@@ -34,9 +34,20 @@ EMPTY_OR_REASON: dict[int | str, dict[str, Any]] = {
     },
 }
 """Responses of health checks."""
-EMPTY: dict[int | str, dict[str, Any]] = {
-    200: {"description": "A token came; without a body."},
-    503: {"description": "No token came; without a body."},
+EMPTY_OR_REPLICAS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "A token came of each replica; without a body."},
+    503: {
+        "description": "No token came; without a body, or with the codes of the errors, by replica.",
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"replicas": {"type": "object", "additionalProperties": {"type": "string"}}},
+                    "required": ["replicas"],
+                }
+            }
+        },
+    },
 }
 """Responses of ``/health_generate``."""
 EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}

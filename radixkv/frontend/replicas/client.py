@@ -78,24 +78,25 @@ class ReplicasClient:
         """Records latencies and finish reasons."""
         self.on_end: list[Callable[[EndedRequest], None]] = []
         """Called at the end of each request that a client sent."""
-        self._replicas = tuple(replicas)
+        self.runtimes = tuple(replicas)
+        """The client of each replica, in their order."""
         self._misses = misses
         self._placement = placement or Placement()
         self._stats = JointStats(len(replicas))
         self._sent: dict[str, _Sent] = {}
         """By the id of each request that was sent and has not been abandoned."""
-        for replica in self._replicas:
+        for replica in self.runtimes:
             replica.send_elsewhere = self._send_elsewhere
 
     @property
     def refusal(self) -> RequestError | None:
         """The error that refuses new requests; None while a replica takes them."""
-        refusals = [replica.refusal for replica in self._replicas]
+        refusals = [replica.refusal for replica in self.runtimes]
         return None if None in refusals else _soonest([one for one in refusals if one is not None])
 
     @refusal.setter
     def refusal(self, error: RequestError | None) -> None:
-        for replica in self._replicas:
+        for replica in self.runtimes:
             replica.refusal = error
 
     @property
@@ -106,7 +107,7 @@ class ReplicasClient:
     @property
     def n_restarts(self) -> int:
         """How often a runtime has taken the place of one that had died."""
-        return sum(replica.n_restarts for replica in self._replicas)
+        return sum(replica.n_restarts for replica in self.runtimes)
 
     def submit(self, prompts: Sequence[Submit], *, arrived: Arrival, streams: bool = True) -> RequestGroup:
         """See ``EngineClient.submit``. The prompts of one group may go to several replicas."""
@@ -133,16 +134,16 @@ class ReplicasClient:
     def cancel(self, request: InFlightRequest, choice: int | None = None) -> None:
         """Asks the runtime to end a request, or one choice of it. Does nothing if the request has ended."""
         if (sent := self._sent.get(request.id)) is not None:
-            self._replicas[sent.number].cancel(request, choice)
+            self.runtimes[sent.number].cancel(request, choice)
 
     def abandon(self, request: InFlightRequest) -> None:
         """Cancels a request and drops its later output."""
         if (sent := self._sent.pop(request.id, None)) is not None:
-            self._replicas[sent.number].abandon(request)
+            self.runtimes[sent.number].abandon(request)
 
     async def idle(self) -> None:
         """Waits until nothing is in flight."""
-        for replica in self._replicas:
+        for replica in self.runtimes:
             await replica.idle()
 
     async def flush(self) -> Flushed:
@@ -161,7 +162,7 @@ class ReplicasClient:
 
     async def close_session(self, session_id: str, cache_salt: str, *, tenant: str) -> SessionClosed:
         """See ``EngineClient.close_session``; in all replicas that know the session. Who is down knows none."""
-        queries = (replica.close_session(session_id, cache_salt, tenant=tenant) for replica in self._replicas)
+        queries = (replica.close_session(session_id, cache_salt, tenant=tenant) for replica in self.runtimes)
         closed, errors = _parted(await asyncio.gather(*queries, return_exceptions=True))
         for error in errors.values():
             if not isinstance(error, SessionNotFound | RuntimeDied | RuntimeRestarting):
@@ -187,7 +188,7 @@ class ReplicasClient:
     async def outline(self, *, contents: bool) -> Outlined:
         """See ``EngineClient.outline``; the trees of all replicas that are up."""
         replies = await self._ask(lambda replica: replica.outline(contents=contents))
-        return joint_outline(replies, len(self._replicas))
+        return joint_outline(replies, len(self.runtimes))
 
     async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float, *, tenant: str) -> Pinned:
         """Pins what is cached of ``tokens`` in the replica that has the most of it; ends a pin in all replicas.
@@ -198,26 +199,26 @@ class ReplicasClient:
             replies = await self._ask(lambda replica: replica.match([tokens], cache_salt, tenant=tenant))
             matches = {index: reply.prompts[0] for index, reply in replies.items()}
             chosen = max(matches, key=lambda index: matches[index].n_on_device + matches[index].n_in_host)
-            return await self._replicas[chosen].pin(tokens, cache_salt, ttl_s, tenant=tenant)
+            return await self.runtimes[chosen].pin(tokens, cache_salt, ttl_s, tenant=tenant)
         pinned = await self._ask(lambda replica: replica.pin(tokens, cache_salt, ttl_s, tenant=tenant))
         return max(pinned.values(), key=lambda one: one.n_pinned)
 
     async def stats(self) -> Stats:
         """Returns the sums of the replicas that answer, and in ``Stats.replicas`` the most important of each."""
         stats = await self._ask(lambda replica: replica.stats())
-        joint = self._stats.add(stats, [replica.n_restarts for replica in self._replicas])
+        joint = self._stats.add(stats, [replica.n_restarts for replica in self.runtimes])
         placed = zip(joint.replicas.items(), self._placement.n_placed, strict=True)
         replicas = {name: msgspec.structs.replace(one, placements_total=counts) for (name, one), counts in placed}
         return msgspec.structs.replace(joint, replicas=replicas)
 
     def fail(self, error: RequestError) -> None:
         """Ends everything in flight with ``error``, which also refuses what comes later."""
-        for replica in self._replicas:
+        for replica in self.runtimes:
             replica.fail(error)
 
     async def close(self) -> None:
         """Fails everything in flight, then closes the connections."""
-        for replica in self._replicas:
+        for replica in self.runtimes:
             await replica.close()
 
     def _send(
@@ -250,7 +251,7 @@ class ReplicasClient:
         """
         if (refusal := self.refusal) is not None:
             raise refusal.with_traceback(None)
-        accepting = {index: replica for index, replica in enumerate(self._replicas) if replica.refusal is None}
+        accepting = {index: replica for index, replica in enumerate(self.runtimes) if replica.refusal is None}
         now_s = time.monotonic()
         heard = {index: one for index, one in accepting.items() if now_s - one.heard_at < SILENT_S}
         return heard or accepting
@@ -261,7 +262,7 @@ class ReplicasClient:
         Raises:
             RequestError: none answers.
         """
-        tasks = {asyncio.create_task(query(replica)): index for index, replica in enumerate(self._replicas)}
+        tasks = {asyncio.create_task(query(replica)): index for index, replica in enumerate(self.runtimes)}
         waiting = set(tasks)
         answers: dict[int, ReplyT] = {}
         errors: list[RequestError] = []
@@ -290,9 +291,9 @@ class ReplicasClient:
         Raises:
             RequestError: of a replica that has not obeyed; others may have.
         """
-        replies, errors = _parted(await asyncio.gather(*map(query, self._replicas), return_exceptions=True))
+        replies, errors = _parted(await asyncio.gather(*map(query, self.runtimes), return_exceptions=True))
         for index, error in errors.items():
-            is_empty = isinstance(error, RuntimeDied | RuntimeRestarting) and not self._replicas[index].has_disk
+            is_empty = isinstance(error, RuntimeDied | RuntimeRestarting) and not self.runtimes[index].has_disk
             if not is_empty or not replies:
                 raise error
         return list(replies.values())

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import pytest
 
 from radixkv.errors import Draining, QueueFull, RadixKVError, RuntimeDied, SessionNotFound
@@ -25,12 +26,14 @@ from radixkv.frontend.replicas.start import start_all
 from radixkv.frontend.replicas.supervisor import ReplicaSupervisor
 from radixkv.frontend.runtime_client import QUERY_TIMEOUT_S, RuntimeClient
 from radixkv.frontend.runtime_process import RuntimeProcess
+from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.supervisor import Supervisor
 from radixkv.settings.tenants import OPERATOR
 from radixkv.wire.messages import Submit, pack_tokens
 from radixkv.wire.sampling import SamplingParams
 from radixkv.wire.stats import Stats
 from support.live import children
+from support.running_site import make_app
 from support.scripted_process import ENDLESS, ENGINE, NOWHERE, answer, changed, command, run
 
 OTHER_DEVICE = changed("import msgspec; return msgspec.structs.replace(super().ready, device='cpu')")
@@ -100,6 +103,12 @@ async def replicas(
             await supervisor.stop()
     finally:
         await client.close()
+
+
+def browser(client: ReplicasClient, served_model: ServedModel) -> httpx.AsyncClient:
+    """Returns a client of the app in front of the replicas."""
+    transport = httpx.ASGITransport(make_app(client, served_model))
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
 
 def test_one_death_loses_the_requests_of_one_replica() -> None:
@@ -314,6 +323,39 @@ def test_prompts_that_a_full_queue_refuses_go_to_another_replica() -> None:
                     tokens[delta.prompt] += delta.tokens
             assert tokens == [prompt.tokens for prompt in prompts], "those of one HTTP request too"
             await state.client.idle()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("flags", "failed"),
+    [
+        ([[], []], None),
+        ([[], ["is_full"]], {"1": "queue_full"}),
+        ([["is_full"], ["is_full"], []], {"0": "queue_full", "1": "queue_full"}),
+    ],
+)
+def test_the_health_check_generates_a_token_in_each_replica(
+    served_model: ServedModel, flags: list[list[str]], failed: dict[str, str] | None
+) -> None:
+    async def test() -> None:
+        async with replicas(flags=flags) as state, browser(state.client, served_model) as http:
+            reply = await http.get("/health_generate")
+            assert reply.status_code == (503 if failed else 200)
+            assert reply.content == b"" if failed is None else reply.json() == {"replicas": failed}
+
+    run(test)
+
+
+def test_the_health_check_names_a_replica_without_an_answer(
+    served_model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixkv.frontend.api.admin.HEALTH_GENERATE_TIMEOUT_S", 0.1)
+
+    async def test() -> None:
+        async with replicas(flags=[["is_held"], ["is_full"]]) as state, browser(state.client, served_model) as http:
+            reply = await http.get("/health_generate")
+            assert (reply.status_code, reply.json()["replicas"]["0"]) == (503, "runtime_silent")
 
     run(test)
 
