@@ -94,6 +94,8 @@ class Node(msgspec.Struct):
     leases: int = 0
     is_pinned: bool = False
     namespace: str = ""
+    replica: int | None = None
+    """In a root: whose tree it is, if the server has several replicas."""
     starts_with: str | list[int] = ""
 
 
@@ -360,9 +362,10 @@ def _last_use(node: Node) -> str:
 
 
 def _name(node: Node) -> str:
-    """Returns a run's salt if it is a root, else its text without the marks at its beginning, or its size."""
+    """Returns a root's replica and salt, or a run's text without the marks at its beginning, or its size."""
     if node.parent < 0:
-        return node.namespace or "no salt"
+        where = "" if node.replica is None else f"replica {node.replica}, "
+        return where + (node.namespace or "no salt")
     if isinstance(node.starts_with, str) and node.starts_with:
         text = " ".join(node.starts_with.split())
         return repr(MARK.sub("", text, count=1) if MARK.match(text) else text)

@@ -217,6 +217,8 @@ class TreeNode(msgspec.Struct, frozen=True, array_like=True):
     """Seconds since its last use; None if its age is None."""
     tiers: tuple[Tier, ...] = ()
     """In ``Outlined.joint``: the tiers that have the run."""
+    replica: int | None = None
+    """In a root: the number of the replica that has the tree, set by the frontend; None if there is one runtime."""
 
 
 class TierOutline(msgspec.Struct, frozen=True):

@@ -82,6 +82,17 @@ def test_once(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert {key for _, _, key in server.requests} == {"Bearer secret"}
 
 
+def test_the_trees_of_replicas_are_told_apart(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    root = {"parent": -1, "own_pages": 0, "idle_seconds": 1}
+    nodes = [root | {"pages": 120, "replica": 0, "namespace": "5eed"}, root | {"pages": 80, "replica": 1}]
+    device = TREE["tiers"]["device"] | {"nodes": nodes}
+    server.responses["/cache/tree"] = lambda _: TREE | {"tiers": {"device": device}}
+    assert main(["top", "--once", "--base-url", server.address]) == 0
+    shown = capsys.readouterr().out
+    assert "replica 0, 5eed" in shown
+    assert "replica 1, no salt" in shown
+
+
 def test_a_pipe_is_refused(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--base-url", server.address]) == 1
     assert "give --once" in capsys.readouterr().err

@@ -120,6 +120,22 @@ def test_device_and_host_are_one_tree_and_marks_tell_the_tiers(tab: Tab, server:
     assert len(set(marks.values())) == len(marks) == 3
 
 
+def test_the_trees_of_replicas_are_told_apart(tab: Tab, tmp_path: Path) -> None:
+    with serving(TINY, tmp_path / "errors", "--data-parallel-size", "2") as live:
+        live.complete(prompt=FACT * 4, max_tokens=2)
+        open_page(tab, live)
+        tab.wait("!!latest && blocks(latest).children.length === 1")
+        roots = tab.value("blocks(latest).children.map(block => block.name)")
+        assert roots in (["replica 0, no salt"], ["replica 1, no salt"]), "the other one is empty"
+        assert roots[0] in text(tab, "#icicle")
+        for n in range(8):
+            live.complete(prompt=f"{n} {FACT}" * 4, max_tokens=2)
+        tab.wait("blocks(latest).children.length === 2")
+        names = "[...document.querySelectorAll('#icicle text')].map(each => each.textContent)"
+        roots = [name for name in tab.value(names) if name.startswith("replica")]
+        assert roots == ["replica 0, no salt", "replica 1, no salt"]
+
+
 def test_bars_are_as_wide_as_their_pages(tab: Tab, server: LiveServer) -> None:
     open_page(tab, server)
     tab.wait(HAS_TREE)

@@ -69,7 +69,7 @@ def best_match(replies: Sequence[Matched]) -> Matched:
 
 
 def joint_outline(replies: Mapping[int, Outlined], n_replicas: int) -> Outlined:
-    """Returns the trees of all replicas beside each other. O(nodes).
+    """Returns the trees of all replicas beside each other; each root says whose it is. O(nodes).
 
     Args:
         replies: by the number of the replica, at least one.
@@ -98,6 +98,7 @@ def _beside(all_outlines: Mapping[int, TierOutline | None], n_replicas: int) -> 
                 node,
                 serial=node.serial * n_replicas + index,
                 parent=node.parent if node.parent < 0 else first + node.parent,
+                replica=index if node.parent < 0 else None,
             )
             for node in outline.nodes
         ]

@@ -25,4 +25,5 @@ def test_trees_stand_beside_each_other() -> None:
     joint = joint_outline({0: Outlined("a", outline(-1, 0, 1)), 2: Outlined("b", outline(-1, 0))}, 3).device
     assert [node.parent for node in joint.nodes] == [-1, 0, 1, -1, 3]
     assert [node.serial for node in joint.nodes] == [0, 3, 6, 2, 5]
+    assert [node.replica for node in joint.nodes] == [0, None, None, 2, None], "those of the roots"
     assert (joint.n_pages, joint.n_not_visited) == (5, 2)

@@ -360,6 +360,20 @@ def test_the_health_check_names_a_replica_without_an_answer(
     run(test)
 
 
+def test_the_tree_tells_the_replicas_apart(served_model: ServedModel) -> None:
+    async def test() -> None:
+        async with replicas() as state, browser(state.client, served_model) as http:
+            nodes = (await http.get("/cache/tree")).json()["tiers"]["device"]["nodes"]
+            roots = [(node["replica"], node["namespace"]) for node in nodes if node["parent"] < 0]
+            assert roots == [(index, salt) for index in range(2) for salt in ("", "5eed0001")]
+            assert len({node["id"] for node in nodes}) == len(nodes) == 6
+            runs = [node for node in nodes if node["parent"] >= 0]
+            assert [nodes[run["parent"]]["replica"] for run in runs] == [0, 1]
+            assert not any("replica" in run for run in runs)
+
+    run(test)
+
+
 def test_a_prompt_is_refused_when_all_queues_are_full() -> None:
     async def test() -> None:
         async with replicas(flags=[["is_full"]] * 3) as state:

@@ -209,12 +209,12 @@ function blocks(snapshot) {
   addMore(top, found.more, found.more_pages);
   if (found.pages_not_visited > 0) addMore(top, 0, found.pages_not_visited);
   const [only] = top.children;
-  if (top.children.length === 1 && !only.salt) { // without salts there is nothing to tell the root from the whole
+  if (top.children.length === 1 && !only.salt && only.replica === undefined) { // without salts there is nothing to tell the root from the whole
     top.children = only.children;
     top.children.forEach((block) => (block.parent = top));
   }
   (function order(block) {
-    block.children.sort((a, b) => (a.kind === "more") - (b.kind === "more") || a.id - b.id); // blocks stay where they are
+    block.children.sort((a, b) => (a.kind === "more") - (b.kind === "more") || a.replica - b.replica || a.id - b.id); // blocks stay where they are
     block.children.forEach(order);
   })(top);
   return top;
@@ -227,7 +227,7 @@ function addMore(parent, nodes, pages) {
 }
 
 function nameOf(block) {
-  if (block.kind === "root") return block.salt ? `salt ${block.salt}` : "no salt";
+  if (block.kind === "root") return (block.replica === undefined ? "" : `replica ${block.replica}, `) + (block.salt ? `salt ${block.salt}` : "no salt");
   if (typeof block.starts_with === "string") {
     const text = block.starts_with.replace(/\s+/g, " ");
     return text.replace(/^(<\|?\w{1,24}\|?>)+/, "") || text; // without the mark that begins every text

@@ -143,6 +143,8 @@ def _node_fields(node: TreeNode, tokenizer: Tokenizer | None) -> dict[str, Any]:
         fields["tiers"] = node.tiers
     if node.parent < 0:
         fields["namespace"] = node.namespace
+    if node.replica is not None:
+        fields["replica"] = node.replica
     if node.tokens:
         ids = unpack_tokens(node.tokens)
         fields["starts_with"] = ids if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=False)
