@@ -162,6 +162,8 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     """Leading tokens of the prompt that are pinned, on the device or in the host tier, whichever has more."""
     pin_seconds_left: float = 0.0
     """How long all of them stay pinned; 0 if there are none."""
+    has_own_pin: bool = False
+    """Whether there are some and a pin was asked for exactly this prompt, or pins cover all its whole pages."""
 
 
 class TierMatch(msgspec.Struct, frozen=True, array_like=True):

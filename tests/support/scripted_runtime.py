@@ -264,7 +264,13 @@ class ScriptedLoop:
             case Explain():
                 self.explained.append(message)
                 n_tokens = len(message.tokens) // 4
-                return [Explained(message.id, n_tokens, n_tokens // 2, "never_seen")]
+                pins = [pin.ttl_s for pin in self.pinned if pin.tokens == message.tokens]
+                explained = Explained(message.id, n_tokens, 0 if self.is_empty else n_tokens // 2, "never_seen")
+                if pins:
+                    explained = msgspec.structs.replace(
+                        explained, n_pinned=n_tokens // 2, pin_seconds_left=pins[-1], has_own_pin=True
+                    )
+                return [explained]
             case Match():
                 self.matched.append(message)
                 lengths = [len(tokens) // 4 for tokens in message.prompts]

@@ -191,14 +191,17 @@ class ReplicasClient:
         return joint_outline(replies, len(self.runtimes))
 
     async def pin(self, tokens: bytes, cache_salt: str, ttl_s: float, *, tenant: str) -> Pinned:
-        """Pins what is cached of ``tokens`` in the replica that has the most of it; ends a pin in all replicas.
+        """Pins what is cached of ``tokens`` where its pin is, or else in the replica that has the most of it.
+
+        Ends a pin in all replicas.
 
         Args and errors are those of ``EngineClient.pin``.
         """
         if ttl_s:
-            replies = await self._ask(lambda replica: replica.match([tokens], cache_salt, tenant=tenant))
-            matches = {index: reply.prompts[0] for index, reply in replies.items()}
-            chosen = max(matches, key=lambda index: matches[index].n_on_device + matches[index].n_in_host)
+            replies = await self._ask(
+                lambda replica: replica.explain(tokens, cache_salt, tenant=tenant, contents=False)
+            )
+            chosen = max(replies, key=lambda index: (replies[index].has_own_pin, _n_to_pin(replies[index])))
             return await self.runtimes[chosen].pin(tokens, cache_salt, ttl_s, tenant=tenant)
         pinned = await self._ask(lambda replica: replica.pin(tokens, cache_salt, ttl_s, tenant=tenant))
         return max(pinned.values(), key=lambda one: one.n_pinned)
@@ -297,6 +300,11 @@ class ReplicasClient:
             if not is_empty or not replies:
                 raise error
         return list(replies.values())
+
+
+def _n_to_pin(explained: Explained) -> int:
+    """Returns how many tokens of a prompt a pin may cover, on the device and in the host tier."""
+    return explained.n_cached + (0 if explained.is_loaded else explained.n_in_host)
 
 
 def _parted(

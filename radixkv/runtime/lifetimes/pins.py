@@ -34,6 +34,8 @@ class PinnedPrefix(NamedTuple):
     """Leading tokens that a pin covers, in whole pages."""
     seconds_left: float
     """How long all of them stay pinned; 0 if there are none."""
+    is_own: bool
+    """Whether a pin was asked for exactly this prompt, or pins cover all its whole pages."""
 
 
 _Prompt = tuple[Namespace, int]
@@ -141,8 +143,13 @@ class TierPins:
         retentions = self._cache.tree.retentions
         n_pages = retentions.find(namespace, tokens).n_retained
         if not n_pages:
-            return PinnedPrefix(0, 0.0)
-        return PinnedPrefix(n_pages * self._cache.page_size, retentions.until(namespace, tokens) - self._clock())
+            return PinnedPrefix(0, 0.0, is_own=False)
+        n_tokens = n_pages * self._cache.page_size
+        is_own = (
+            self._prompt(namespace, tokens) in self._by_prompt
+            or len(tokens) // TOKEN_BYTES < n_tokens + self._cache.page_size
+        )
+        return PinnedPrefix(n_tokens, retentions.until(namespace, tokens) - self._clock(), is_own)
 
     def _make_room(self, namespace: Namespace, tokens: bytes) -> int:
         """Ends the oldest pins until the sequence fits into the budget; returns how many pages of it fit.

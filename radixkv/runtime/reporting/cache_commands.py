@@ -56,7 +56,7 @@ class CacheCommands:
         intake: checks prompts and salts.
         scheduler: has the caches, and the requests to count.
         gate: holds further requests.
-        find_pin: returns how many tokens of a prompt are pinned, and for how many seconds.
+        find_pin: returns how many tokens of a prompt are pinned, for how many seconds, and whether by its own pin.
         others: carry out the commands of other branches, by the type of their message.
         before_flush: called before the caches are emptied.
     """
@@ -67,7 +67,7 @@ class CacheCommands:
         scheduler: Scheduler,
         gate: Gate,
         *,
-        find_pin: Callable[[Namespace, bytes], tuple[int, float]],
+        find_pin: Callable[[Namespace, bytes], tuple[int, float, bool]],
         others: Mapping[type[CacheCommand], Callable[[Any], CacheReply]],
         before_flush: Callable[[], None],
     ) -> None:
@@ -125,7 +125,7 @@ class CacheCommands:
             hits = hits._replace(min_loaded_tokens=None)
         cache = self._tiers.host if self._tiers.host is not None and hits.is_loaded else self._cache
         explanation = cache.tree.explain(namespace, message.tokens, contents=message.contents)
-        n_pinned, pin_seconds_left = self._find_pin(namespace, message.tokens)
+        n_pinned, pin_seconds_left, has_own_pin = self._find_pin(namespace, message.tokens)
         n_cached = min(explanation.n_tokens, n_tokens - 1)  # a request computes at least one prompt token
         n_copied = min(explanation.n_partial, n_tokens - 1 - n_cached)
         if n_copied >= self._cache.min_copied_tokens and not hits.is_loaded:  # loads bring whole pages only
@@ -145,6 +145,7 @@ class CacheCommands:
             is_demoted=cache.tree.demotions.reach_end(namespace, message.tokens),
             n_pinned=n_pinned,
             pin_seconds_left=pin_seconds_left,
+            has_own_pin=has_own_pin,
             n_in_host=hits.n_in_host,
             is_loaded=hits.is_loaded,
             min_loaded_tokens=hits.min_loaded_tokens,

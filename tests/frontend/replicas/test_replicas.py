@@ -17,6 +17,7 @@ import pytest
 
 from radixkv.errors import Draining, QueueFull, RadixKVError, RuntimeDied, SessionNotFound
 from radixkv.frontend.arrival import Arrival
+from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.errors import RuntimeRestarting
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.miss_counts import MissRecord
@@ -370,6 +371,23 @@ def test_the_tree_tells_the_replicas_apart(served_model: ServedModel) -> None:
             runs = [node for node in nodes if node["parent"] >= 0]
             assert [nodes[run["parent"]]["replica"] for run in runs] == [0, 1]
             assert not any("replica" in run for run in runs)
+
+    run(test)
+
+
+def test_a_pin_is_renewed_where_it_is_and_a_new_one_goes_where_the_prompt_is() -> None:
+    async def test() -> None:
+        async with replicas(flags=[["is_empty"], [], ["is_empty"]]) as state:
+
+            async def pin(client: EngineClient, prompt: bytes, ttl_s: float) -> list[float]:
+                """Pins a prompt; returns how long it is pinned in each replica."""
+                await client.pin(prompt, "", ttl_s, tenant=OPERATOR)
+                explained = [one.explain(prompt, "", tenant=OPERATOR, contents=False) for one in state.each]
+                return [one.pin_seconds_left for one in await asyncio.gather(*explained)]
+
+            assert await pin(state.client, pack_tokens([1] * 40), 60.0) == [0, 60, 0]
+            assert await pin(state.each[2], pack_tokens([2] * 40), 60.0) == [0, 0, 60]
+            assert await pin(state.client, pack_tokens([2] * 40), 90.0) == [0, 0, 90]
 
     run(test)
 

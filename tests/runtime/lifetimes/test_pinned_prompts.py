@@ -35,6 +35,18 @@ def test_the_prompt_of_a_request_is_pinned_when_it_ends() -> None:
     assert (front.explain(PROMPT).n_pinned, front.stats().n_pages_pinned) == (0, 0)
 
 
+def test_a_prompt_knows_its_own_pin() -> None:
+    """Also one whose pages are all pinned by a longer prompt, but not one that has a pinned beginning."""
+    front = Frontend(n_pages=24)
+    longer, longest = [*PROMPT, *range(200, 205)], [*PROMPT, *range(200, 220)]
+    front.serve("a", longest)
+    assert not front.explain(longer).has_own_pin
+    front.submit("b", longer, pins=[wire.PromptPin(len(longer), 60.0)], max_tokens=1)
+    front.run()
+    assert [front.explain(ids).has_own_pin for ids in (PROMPT, longer, longest)] == [True, True, False]
+    assert front.explain(longest).n_pinned > 0
+
+
 def test_a_request_without_pins_leaves_nothing_pinned() -> None:
     front = Frontend()
     front.serve("a")

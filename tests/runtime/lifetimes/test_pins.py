@@ -41,9 +41,9 @@ def test_a_pin_ends_after_its_time() -> None:
     pinned, later = world.add(0, 3), world.add(100, 10)
     world.pin(pinned, 10.0)
     world.now = 9.0
-    assert world.pins.find(Namespace(), pinned) == (6, 1.0)
+    assert world.pins.find(Namespace(), pinned) == (6, 1.0, True)
     world.now = 10.0
-    assert world.pins.find(Namespace(), pinned) == (0, 0.0)
+    assert world.pins.find(Namespace(), pinned) == (0, 0.0, False)
     world.squeeze(10)
     assert (world.cached(pinned), world.cached(later)) == (0, 10), "it is the least recently used again"
 
@@ -156,8 +156,8 @@ def test_a_longer_lived_pin_of_a_prefix_stays() -> None:
     system, chat = world.add(0, 2), world.add(0, 5)
     world.pin(system, 100.0)
     world.pin(chat, 10.0)
-    assert world.pins.find(Namespace(), chat) == (10, 10.0)
-    assert world.pins.find(Namespace(), system) == (4, 100.0)
+    assert world.pins.find(Namespace(), chat) == (10, 10.0, True)
+    assert world.pins.find(Namespace(), system) == (4, 100.0, True)
     world.now = 10.0
     assert (world.pinned(chat), world.pinned(system)) == (2, 2)
 
@@ -261,7 +261,9 @@ def test_pins_do_what_the_naive_model_says(
         ]
         n_pinned = sum(end > 0 for end in ends)
         seconds_left = min(ends[:n_pinned]) - world.now if n_pinned else 0.0
-        assert world.pins.find(namespace, tokens) == (n_pinned * PAGE_SIZE, seconds_left)
+        has_pin = any((pin.salt, pin.prompt) == (salt, prefixes) for pin in pins)
+        is_own = n_pinned > 0 and (has_pin or n_pinned == len(prefixes))
+        assert world.pins.find(namespace, tokens) == (n_pinned * PAGE_SIZE, seconds_left, is_own)
         assert world.pins.n_pages == len(covered())
         assert world.pins.next_end == min((pin.until for pin in pins), default=inf)
         if verb == "squeeze":
