@@ -76,6 +76,14 @@ def test_routes_of_the_cache_speak_for_all_replicas(replicas: LiveServer) -> Non
     assert [one["matched_tokens"]["device"] for one in match["prompts"]] == [0] * 6
 
 
+def test_the_pool_of_server_info_is_that_of_one_replica_as_in_sglang(replicas: LiveServer) -> None:
+    info = replicas.http.get("/server_info").json()
+    n_tokens = replicas.n_pages * info["page_size"]
+    assert info["max_total_num_tokens"] == n_tokens
+    (load,) = replicas.http.get("/v1/loads").json()["loads"]
+    assert load["max_total_num_tokens"] == 2 * n_tokens
+
+
 def test_a_replica_that_is_killed_is_started_again(start: Start) -> None:
     with start("--device", "cpu", "--data-parallel-size", "2") as live:
         os.kill(live.runtime_pids[0], signal.SIGKILL)
