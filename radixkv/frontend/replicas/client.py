@@ -210,8 +210,10 @@ class ReplicasClient:
         """Returns the sums of the replicas that answer, and in ``Stats.replicas`` the most important of each."""
         stats = await self._ask(lambda replica: replica.stats())
         joint = self._stats.add(stats, [replica.n_restarts for replica in self.runtimes])
-        placed = zip(joint.replicas.items(), self._placement.n_placed, strict=True)
-        replicas = {name: msgspec.structs.replace(one, placements_total=counts) for (name, one), counts in placed}
+        replicas = {
+            name: msgspec.structs.replace(one, placements_total=self._placement.n_placed(index))
+            for index, (name, one) in enumerate(joint.replicas.items())
+        }
         return msgspec.structs.replace(joint, replicas=replicas)
 
     def fail(self, error: RequestError) -> None:

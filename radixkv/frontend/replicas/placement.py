@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol, get_args
 
@@ -72,8 +73,7 @@ class Placement:
         self._recent: RecentPrefixes[int] = RecentPrefixes()
         self._asking: dict[int, asyncio.Task[Sequence[int] | None]] = {}
         """Questions without an answer so far, by the number of the replica."""
-        self.n_placed = [dict.fromkeys(get_args(Reason), 0) for _ in range(n_replicas)]
-        """Prompts that were sent to each replica, by ``Reason``."""
+        self._placed: Counter[tuple[int, Reason]] = Counter()
 
     async def probe(self, replicas: Mapping[int, Replica], prompts: Sequence[Submit]) -> dict[int, Sequence[int]]:
         """Returns how much of the first prompts those replicas have that answer in time, in tokens.
@@ -146,8 +146,12 @@ class Placement:
             reason = "load"
         else:
             reason = "prefix" if found.get(chosen, 0) == n_most else "recent"
-        self.n_placed[chosen][reason] += 1
+        self._placed[chosen, reason] += 1
         return chosen
+
+    def n_placed(self, index: int) -> dict[str, int]:
+        """Returns how many prompts were sent to a replica, by ``Reason``."""
+        return {reason: self._placed[index, reason] for reason in get_args(Reason)}
 
 
 def _can_be_asked(prompts: Sequence[Submit]) -> Sequence[Submit]:

@@ -171,12 +171,12 @@ def test_tokens_on_disk_count_half() -> None:
 
 def reason(placement: Placement, replicas: Mapping[int, FakeReplica], one: Submit | None = None) -> str:
     """Places a prompt, and returns what was counted for it."""
-    before = [dict(counts) for counts in placement.n_placed]
+    before = {index: placement.n_placed(index) for index in replicas}
     chosen = choose(placement, replicas, one)
     grown = [
         (index, name)
-        for index, counts in enumerate(placement.n_placed)
-        for name, count in counts.items()
+        for index in replicas
+        for name, count in placement.n_placed(index).items()
         if count != before[index][name]
     ]
     ((index, name),) = grown

@@ -70,7 +70,7 @@ async def replicas(
     """Supervises runtimes, of which each has its flags; ``again`` is the command that starts one again."""
     metrics, misses = Metrics(), MissRecord()
     each = [RuntimeClient(metrics, misses) for _ in flags]
-    placement, may_start = Placement(len(each), probe_limit_s=QUERY_TIMEOUT_S), asyncio.Event()
+    placement, may_start = Placement(probe_limit_s=QUERY_TIMEOUT_S), asyncio.Event()
     client = ReplicasClient(each, metrics, misses, placement)
     may_start.set()
 
