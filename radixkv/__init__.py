@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING
 from radixkv.version import __version__
 
 if TYPE_CHECKING:
-    from radixkv.llm import LLM, BeamSearchOutput, CompletionOutput, RequestOutput
+    from radixkv.llm import (
+        LLM,
+        BeamSearchOutput,
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        RequestOutput,
+        ScoringRequestOutput,
+    )
     from radixkv.wire.sampling import BeamSearchParams, SamplingParams
     from radixkv.wire.structured_outputs import StructuredOutputs
 
@@ -27,15 +34,17 @@ __all__ = [
     "BeamSearchOutput",
     "BeamSearchParams",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputs",
     "__version__",
 ]
 
 
 def __getattr__(name: str) -> object:
-    if name in ("LLM", "BeamSearchOutput", "CompletionOutput", "RequestOutput"):
+    if name == "LLM" or name.endswith("Output"):
         return getattr(importlib.import_module("radixkv.llm"), name)
     if name in ("BeamSearchParams", "SamplingParams"):
         return getattr(importlib.import_module("radixkv.wire.sampling"), name)

@@ -26,7 +26,13 @@ FileGroup = Literal["weights", "config", "tokenizer"]
 _FILES: Mapping[FileGroup, tuple[str, ...]] = MappingProxyType(
     {
         "weights": ("*.safetensors", "*.safetensors.index.json"),
-        "config": ("config.json", "generation_config.json", "hf_quant_config.json"),
+        "config": (
+            "config.json",
+            "generation_config.json",
+            "hf_quant_config.json",
+            "modules.json",
+            "*_Pooling/config.json",
+        ),
         "tokenizer": (
             "tokenizer.json",
             "tokenizer_config.json",

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from radixkv.checkpoints.embedded import embedded_folder
 from radixkv.checkpoints.files import is_integer, read_object
 from radixkv.checkpoints.generation_config import read_generation_config
+from radixkv.checkpoints.pooling import causal_config, check_classifier, read_normalizes
 from radixkv.checkpoints.special_tokens import tokenizer_eos_token_id
 from radixkv.errors import CheckpointError
-from radixkv.settings.config import LoadFormat
+from radixkv.settings.config import LoadFormat, Task
 
 if TYPE_CHECKING:
     from radixkv.checkpoints.hub import FileGroup
@@ -48,6 +49,10 @@ class Checkpoint:
     default_sampling: Mapping[str, float | int]
     """Defaults for requests from ``generation_config.json``: any of ``temperature``, ``top_p``, ``top_k``,
     ``min_p``, ``repetition_penalty`` and ``max_new_tokens``."""
+    needs_head: bool = True
+    """Whether the output head is used; if not, the files may have none."""
+    normalizes: bool = True
+    """Whether embeddings get length 1."""
 
     @property
     def has_weights(self) -> bool:
@@ -97,6 +102,7 @@ def resolve(
     *,
     load_format: LoadFormat = "auto",
     tokenizer_folder: Path | None = None,
+    task: Task = "generate",
     cache_folder: Path | None = None,
     hub_endpoint: str | None = None,
     show_download: Callable[[str], None] = lambda details: None,
@@ -109,6 +115,7 @@ def resolve(
         revision: a hub repository's branch, tag or commit; None takes ``main``.
         load_format: ``dummy`` neither needs nor downloads weights; it also serves to check all other files first.
         tokenizer_folder: has the tokenizer, which names an end-of-sequence token too; None: the model's folder.
+        task: what the model is for.
         cache_folder: the folder for downloaded files; None takes huggingface_hub's own (``HF_HOME``).
         hub_endpoint: the hub's address; None takes huggingface_hub's (``HF_ENDPOINT``).
         show_download: gets a text with the downloaded bytes whenever there are more, from several threads; at the
@@ -133,11 +140,23 @@ def resolve(
         )
     if config.get("quantization_config") is None and (own := read_object(folder / "hf_quant_config.json")):
         config["quantization_config"] = {**own, "quant_method": "modelopt"}
+    check_classifier(folder, config)
+    normalizes = True
+    if task == "embed":
+        config, normalizes = causal_config(folder, config), read_normalizes(folder)
     eos_token_ids, default_sampling = read_generation_config(folder, config)
     own_eos = tokenizer_eos_token_id(tokenizer_folder or folder)
     if own_eos is not None:
         eos_token_ids |= {own_eos}
-    return Checkpoint(model, folder, config, eos_token_ids, default_sampling)
+    return Checkpoint(
+        model,
+        folder,
+        config,
+        eos_token_ids,
+        default_sampling,
+        needs_head=task != "embed",
+        normalizes=normalizes,
+    )
 
 
 def resolve_tokenizer(

@@ -328,7 +328,7 @@ async def _get_model(engine: EngineConfig, server: ServerConfig) -> tuple[Checkp
     if model.tokenizer is not None:
         with Progress(f"getting the tokenizer {model.tokenizer}", is_log=True) as progress:
             texts_folder = await asyncio.to_thread(resolve_tokenizer, model.tokenizer, show_download=progress.show)
-    find = functools.partial(resolve, model.model, model.revision, tokenizer_folder=texts_folder)
+    find = functools.partial(resolve, model.model, model.revision, tokenizer_folder=texts_folder, task=model.task)
     with Progress(f"getting the model {model.model}", is_log=True) as progress:
         checkpoint = await asyncio.to_thread(find, load_format="dummy", show_download=progress.show)
     texts_folder = texts_folder or checkpoint.folder

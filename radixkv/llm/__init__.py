@@ -1,7 +1,17 @@
 """``LLM``: offline inference with the engine in the calling process."""
 
 from radixkv.llm.llm import LLM
-from radixkv.llm.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
+from radixkv.llm.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from radixkv.llm.prompts import Message, Prompt
 
 __all__ = [
@@ -9,8 +19,12 @@ __all__ = [
     "BeamSearchOutput",
     "BeamSearchSequence",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "Logprob",
     "Message",
     "Prompt",
     "RequestOutput",
+    "ScoringOutput",
+    "ScoringRequestOutput",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
 from functools import partial
@@ -14,10 +14,18 @@ from radixkv.checkpoints import resolve, resolve_tokenizer
 from radixkv.errors import ConfigError, InvalidRequest, request_error, shortened
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import check_sampling, default_sampling_params
+from radixkv.generation.vectors import check_dimensions, embedding
 from radixkv.llm.chats import Chats
 from radixkv.llm.offline_request import OfflineRequest
 from radixkv.llm.offline_runner import OfflineRunner, paused_collector
-from radixkv.llm.outputs import BeamSearchOutput, RequestOutput, beam_search_output
+from radixkv.llm.outputs import (
+    BeamSearchOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    beam_search_output,
+)
+from radixkv.llm.pooled_request import PooledRequest
 from radixkv.llm.prompts import Message, Prompt, as_conversation_list, as_prompt_list, broadcast, split_prompt
 from radixkv.runtime.device.factory import look_at_machine, resolve_config
 from radixkv.runtime.loop import Loop
@@ -35,6 +43,7 @@ from radixkv.settings.config import (
     LoadPolicy,
     SchedulePolicy,
     SchedulerConfig,
+    Task,
     WritePolicy,
 )
 from radixkv.settings.server_config import ServerConfig
@@ -55,7 +64,7 @@ from radixkv.wire.cache_messages import (
     Pin,
     Pinned,
 )
-from radixkv.wire.messages import Failed, GetStats, Submit
+from radixkv.wire.messages import Failed, GetStats, Pooling, Submit
 from radixkv.wire.request_limits import DEFAULT_TTL_S, check_prefix
 from radixkv.wire.sampling import BeamSearchParams, SamplingParams
 from radixkv.wire.stats import Stats
@@ -123,6 +132,7 @@ class LLM:
         chat_template: str | None = None,
         reasoning_parser: str | None = None,
         tensor_parallel_size: int = 1,
+        task: Task = "generate",
         max_model_len: Size | None = None,
         max_num_seqs: Size | None = None,
         max_num_batched_tokens: Size | None = None,
@@ -159,7 +169,7 @@ class LLM:
         machine = look_at_machine(config.model.device)
         with shown_download(model, show_download) as show:
             tokenizer_folder = None if tokenizer is None else resolve_tokenizer(tokenizer, show_download=show)
-            find = partial(resolve, model, revision, tokenizer_folder=tokenizer_folder)
+            find = partial(resolve, model, revision, tokenizer_folder=tokenizer_folder, task=config.model.task)
             checkpoint = find(load_format="dummy", show_download=show)
         resolved = resolve_config(config, checkpoint, machine)
         folder = tokenizer_folder or checkpoint.folder
@@ -182,6 +192,8 @@ class LLM:
         self._chats = Chats(self._model, folder, reasoning_parser)
         self._runner = OfflineRunner(lambda: self._open_loop, config.scheduler.max_queued_requests)
         self._ids = (f"llm-{number}" for number in itertools.count())
+        self._task = config.model.task
+        self._normalizes = checkpoint.normalizes
 
     def __enter__(self) -> Self:
         return self
@@ -212,6 +224,7 @@ class LLM:
         Raises:
             RequestError: a prompt cannot be answered; all other requests of the call are cancelled.
         """
+        self._require("generate")
         prompt_list = as_prompt_list(prompts)
         default = self.get_default_sampling_params()
         sampling = broadcast("sampling_params", SamplingParams, sampling_params, default, prompt_list)
@@ -335,6 +348,7 @@ class LLM:
         Raises:
             RequestError: the prompt cannot be answered.
         """
+        self._require("generate")
         default = self.get_default_sampling_params()
         (sampling,) = broadcast("sampling_params", SamplingParams, sampling_params, default, [prompt])
         if sampling.use_beam_search:
@@ -346,6 +360,32 @@ class LLM:
         with closing(self._runner.run([request])) as run:
             for _ in run:
                 yield request.output()
+
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool = True, *, dimensions: int | None = None
+    ) -> list[EmbeddingRequestOutput]:
+        """Returns the embedding of each prompt, in the order of the prompts. Needs ``task="embed"``.
+
+        The embedding is the last token's state after the last norm, as a vector of length 1: docs/embeddings.md.
+
+        Args:
+            prompts: as in ``generate``.
+            use_tqdm: as in ``generate``.
+            dimensions: how many of the leading values to keep, which then have length 1; None: all.
+
+        Raises:
+            RequestError: as in ``generate``.
+        """
+        self._require("embed")
+        prompt_list = as_prompt_list(prompts)
+        outputs = []
+        for request in self._pool(map(self._pooled_prompt, prompt_list), len(prompt_list), Pooling(), use_tqdm):
+            check_dimensions(dimensions, len(request.pooled) // 4)
+            values = embedding(request.pooled, dimensions, normalizes=self._normalizes)
+            output = EmbeddingOutput(values.tolist())
+            n_cached = request.cache_use.n_cached
+            outputs.append(EmbeddingRequestOutput(request.submit.id, request.prompt_token_ids, n_cached, output))
+        return outputs
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns the sampling parameters of calls without any, by the checkpoint's ``generation_config.json``."""
@@ -431,6 +471,34 @@ class LLM:
         if self._loop is None:
             raise ConfigError("this LLM was shut down; create a new one")
         return self._loop
+
+    def _require(self, task: Task) -> None:
+        """Raises ``InvalidRequest`` if this LLM is for another task."""
+        if self._task != task:
+            raise InvalidRequest(f"this LLM has task={self._task!r}; make one with task={task!r} for this call")
+
+    def _pooled_prompt(self, prompt: Prompt) -> tuple[bytes, str]:
+        """Returns the tokens of a prompt and its cache salt."""
+        content, salt = split_prompt(prompt)
+        return self._encode(content), salt
+
+    def _pool(
+        self, prompts: Iterable[tuple[bytes, str]], n_prompts: int, pooling: Pooling, use_tqdm: bool
+    ) -> list[PooledRequest]:
+        """Runs prompts without answers to their end; returns them in their order. Raises ``RequestError``."""
+        requests: list[PooledRequest] = []
+
+        def submitted() -> Iterator[PooledRequest]:
+            for tokens, salt in prompts:
+                submit = Submit(next(self._ids), tokens, SamplingParams(), salt, pooling=pooling)
+                requests.append(PooledRequest(submit))
+                yield requests[-1]
+
+        progress = Progress("computing prompts", enabled=use_tqdm)
+        with paused_collector(), progress, closing(self._runner.run(submitted())) as run:
+            for n_done, _ in run:
+                progress.show(f"{n_done}/{n_prompts}", n_done)
+        return requests
 
     def _ask(self, query: CacheCommand | GetStats, kind: type[ReplyT]) -> ReplyT:
         """Returns the loop's immediate reply to a query. Raises ``RequestError`` if the loop refuses it."""

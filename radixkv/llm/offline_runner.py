@@ -7,17 +7,37 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from radixkv.errors import ConfigError, request_error
-from radixkv.llm.offline_request import OfflineRequest
 from radixkv.runtime.loop import Loop
 from radixkv.tree.node import TOKEN_BYTES
-from radixkv.wire.messages import Cancel, Done, Failed, FromRuntime, Tokens
+from radixkv.wire.messages import Cancel, Done, Failed, FromRuntime, NewTokens, PromptLogprobs, Submit, Tokens
 
 _MAX_WAIT_S = 0.1
 """How long to wait at a time for pages from the host tier: between waits, Ctrl-C is noticed."""
 _MAX_SUBMITS_PER_TURN = 128
 """Most prompts encoded and submitted between two steps: 10 ms of work for long ones, all that a step can start."""
+
+
+class RunRequest(Protocol):
+    """One request of a call, with what the loop has sent for it."""
+
+    is_done: bool
+    """Whether the loop has sent its last message."""
+
+    @property
+    def submit(self) -> Submit:
+        """The message that starts it."""
+
+    def add(self, item: NewTokens) -> bool:
+        """Adds output of one choice; returns whether the choice has ended and the loop does not know."""
+
+    def add_prompt_logprobs(self, item: PromptLogprobs) -> None:
+        """Adds the logprobs of a range of prompt tokens."""
+
+    def finish(self, done: Done) -> None:
+        """Takes the last message."""
 
 
 class OfflineRunner:
@@ -33,7 +53,7 @@ class OfflineRunner:
         self._max_queued = max_queued
         self._is_busy = False
 
-    def run(self, requests: Iterable[OfflineRequest]) -> Generator[tuple[int, int], None, None]:
+    def run(self, requests: Iterable[RunRequest]) -> Generator[tuple[int, int], None, None]:
         """Runs requests to their end; yields the numbers of finished requests and of new tokens after each turn.
 
         Requests are taken from the iterator a few per turn, so that the device computes while most prompts are
@@ -44,7 +64,7 @@ class OfflineRunner:
             raise ConfigError("this LLM is answering another call; finish or close that one first")
         self._is_busy = True
         waiting = iter(requests)
-        by_id: dict[str, OfflineRequest] = {}
+        by_id: dict[str, RunRequest] = {}
         n_done, n_tokens, is_all_sent = 0, 0, False
         try:
             while n_done < len(by_id) or not is_all_sent:
@@ -74,7 +94,7 @@ class OfflineRunner:
                         loop.receive(Cancel(request.submit.id))
 
 
-def _apply(loop: Loop, messages: Sequence[FromRuntime], requests: Mapping[str, OfflineRequest]) -> int:
+def _apply(loop: Loop, messages: Sequence[FromRuntime], requests: Mapping[str, RunRequest]) -> int:
     """Applies the loop's messages; returns how many requests ended. Raises the error of a failed request."""
     n_done = 0
     for message in messages:

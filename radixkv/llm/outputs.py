@@ -60,6 +60,50 @@ class RequestOutput:
 
 
 @dataclass(frozen=True)
+class EmbeddingOutput:
+    """The embedding of one prompt."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """Its number of values."""
+        return len(self.embedding)
+
+
+@dataclass(frozen=True)
+class EmbeddingRequestOutput:
+    """One prompt and its embedding."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    """Prompt tokens taken from the prefix cache."""
+    outputs: EmbeddingOutput
+    finished: bool = True
+
+
+@dataclass(frozen=True)
+class ScoringOutput:
+    """The score of one query and document."""
+
+    score: float
+    """From 0 to 1, the higher the better they match."""
+
+
+@dataclass(frozen=True)
+class ScoringRequestOutput:
+    """One query with a document, and their score."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    """Prompt tokens taken from the prefix cache."""
+    outputs: ScoringOutput
+    finished: bool = True
+
+
+@dataclass(frozen=True)
 class BeamSearchSequence:
     """One answer of a beam search."""
 

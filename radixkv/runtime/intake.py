@@ -21,8 +21,8 @@ from radixkv.settings.checks import MAX_PRIORITY, MIN_PRIORITY
 from radixkv.settings.config import MAX_SEED
 from radixkv.settings.tenants import OPERATOR, TenantConfig
 from radixkv.tree.node import TOKEN_BYTES, Namespace
-from radixkv.wire.messages import Ready, Submit
-from radixkv.wire.request_limits import check_cache_salt, check_ids, check_length
+from radixkv.wire.messages import Pooling, Ready, Submit
+from radixkv.wire.request_limits import check_cache_salt, check_ids, check_length, check_pooled_length
 from radixkv.wire.sampling import SamplingParams
 
 
@@ -79,7 +79,9 @@ class Intake:
         check_ids(sampling.logit_bias, self._ready.vocab_size, "logit_bias")
         self._check_priority(message)
         namespace = self.namespace(message)
-        max_tokens = self._max_tokens(n_prompt, sampling.max_tokens)
+        max_tokens = 1 if message.pooling is not None else self._max_tokens(n_prompt, sampling.max_tokens)
+        if message.pooling is not None:
+            self._check_pooling(message, message.pooling)
         stop_token_ids = frozenset(sampling.stop_token_ids)
         seed = self._draw_seed(message.tenant) if sampling.seed is None else sampling.seed
         received_at = self._clock()
@@ -103,6 +105,7 @@ class Intake:
                 is_canary=message.is_canary,
                 order=(message.priority, 0),
                 received_at=received_at,
+                pooling=message.pooling,
             )
             for choice in range(sampling.n)
         ]
@@ -173,6 +176,15 @@ class Intake:
             raise InvalidRequest(
                 f"priority is {priority}; tenant {message.tenant!r} may use {shown}", param="priority"
             )
+
+    def _check_pooling(self, message: Submit, pooling: Pooling) -> None:
+        """Raises ``InvalidRequest`` for what cannot be pooled, a prompt that is too long among it."""
+        check_ids(pooling.token_ids, self._ready.vocab_size, "pooling")
+        if message.sampling != SamplingParams():
+            raise InvalidRequest(
+                "a request with pooling has no answer; leave its sampling parameters out", param="pooling"
+            )
+        check_pooled_length(len(message.tokens) // TOKEN_BYTES, self._ready.max_pooled, self._ready.pool_limit)
 
     def _max_tokens(self, n_prompt: int, requested: int | None) -> int:
         """Returns the maximum tokens of one choice's output: ``requested``, or all that fit.

@@ -72,7 +72,7 @@ class _Outgoing(NamedTuple):
     """What the frontend is to be told. Its messages can be made while the device computes."""
 
     updates: list[Update]
-    """Updates with new tokens."""
+    """Updates with new tokens, or with what is pooled."""
     prompt_logprobs: list[PromptLogprobs]
     computed: list[ComputedPrompt]
     later: list[FromRuntime]
@@ -395,7 +395,7 @@ class Loop:
             if update.error is not None:
                 self._forget(live)
                 later.append(Failed(request.id, update.error.code, str(update.error), update.error.param))
-            elif update.tokens:
+            elif update.tokens or update.pooled is not None:
                 with_tokens.append(update)
                 if not request.is_canary:
                     self._counters.generation_tokens += len(update.tokens)

@@ -76,7 +76,7 @@ def open_loop(
         RadixKVError: what compiles grammars could not be started.
     """
     config, times = resolved.config, times or StartTimes()
-    is_off = config.model.grammar_backend == "none"
+    is_off = config.model.grammar_backend == "none" or config.model.task != "generate"
     open_grammars = partial(_open_grammars, checkpoint, tokenizer_folder or checkpoint.folder, is_off=is_off)
     with ExitStack() as on_failure:
         warm = None
@@ -122,9 +122,10 @@ def open_loop(
             splits_drafts=executor.splits_drafts,
         )
         drafts, more_branches = None, tuple[RequestBranch, ...]()
+        speculative = config.scheduler.speculative_config
         if executor.has_states:
             more_branches = (RequestBranch(lambda message: message.sampling.n > 1, _refuse_choices),)
-        elif (speculative := config.scheduler.speculative_config) is not None:
+        elif speculative is not None and config.model.task == "generate":
             from radixkv.runtime.drafts.open import open_drafts
 
             drafts, more_branches = open_drafts(speculative, cache, executor)
@@ -184,7 +185,8 @@ def _open_grammars(checkpoint: Checkpoint, tokenizer_folder: Path, *, is_off: bo
     """Starts what compiles grammars; returns at once. Raises ``UnsupportedFeature`` if this engine has none."""
     if is_off:
         raise UnsupportedFeature(
-            "structured_outputs is off: this engine runs with grammar_backend none", param="structured_outputs"
+            "structured_outputs is off: this engine runs with grammar_backend none, or does not generate",
+            param="structured_outputs",
         )
     has_tokenizer = (tokenizer_folder / "tokenizer.json").exists()
     eos_token_ids = sorted(token for token in checkpoint.eos_token_ids if token < checkpoint.vocab_size)

@@ -119,8 +119,8 @@ def _preflight(start: Start) -> None:
     from radixkv.runtime.open_loop import check_shared_store
 
     logging.disable()  # the serving process logs the same again
-    machine = look_at_machine(start.engine.model.device)
-    resolved = resolve_config(start.engine, resolve(start.folder, load_format="dummy"), machine)
+    machine, task = look_at_machine(start.engine.model.device), start.engine.model.task
+    resolved = resolve_config(start.engine, resolve(start.folder, load_format="dummy", task=task), machine)
     if resolved.device == "cuda" and machine is not None and start.data_parallel_size > 1:
         check_gpus(machine, start.engine.model.tensor_parallel_size, start.data_parallel_size)
     check_shared_store(start.engine.cache.cache_url)
@@ -156,11 +156,16 @@ def _serve(start: Start) -> None:
         times = StartTimes.of_process()
         times.end("imports")
         tokenizer_folder = Path(start.tokenizer_folder or start.folder)
-        load_format = start.engine.model.load_format
+        model = start.engine.model
         try:
             loop = build_loop(
                 start.engine,
-                resolve(start.folder, load_format=load_format, tokenizer_folder=tokenizer_folder),
+                resolve(
+                    start.folder,
+                    load_format=model.load_format,
+                    tokenizer_folder=tokenizer_folder,
+                    task=model.task,
+                ),
                 tokenizer_folder,
                 warms_grammars=True,
                 times=times,

@@ -22,7 +22,7 @@ from radixkv.runtime.step.plan import History, Row, RowSampling, Scoring
 from radixkv.settings.tenants import OPERATOR
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.cache_use import CacheUse
-from radixkv.wire.messages import CacheMiss, NewTokens, PromptLogprobs, TokenLogprobs, pack_tokens
+from radixkv.wire.messages import CacheMiss, NewTokens, Pooling, PromptLogprobs, TokenLogprobs, pack_tokens
 
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, seed=0, index=0)
 
@@ -164,6 +164,8 @@ class Request:
     """Whether its pages may be stored in the host tier and loaded from it; False after a load has failed."""
     prompt_scoring: PromptScoring | None = None
     """Which prompt logprobs to report; None reports none."""
+    pooling: Pooling | None = None
+    """What to report of the prompt's last position; its report is then the one output, in place of a token."""
     constraint: Constraint | None = None
     """What its output must obey, in its state after all known tokens; None if any token may follow."""
     continuation: Continuation | None = None
@@ -190,7 +192,7 @@ class Request:
     n_scheduled: int = 0
     """Leading tokens whose KV is in the pool, or will be once the launched steps are done."""
     n_output_placeholders: int = 0
-    """Output tokens that launched steps sample and the host does not know yet."""
+    """Output tokens that launched steps sample, or what they pool, and the host does not know yet."""
     is_paused: bool = False
     """Whether it has no rows until its continuation lets it go on."""
     n_in_flight: int = 0
@@ -289,7 +291,8 @@ class Request:
         """
         blocks, n_known = self.blocks, self.n_known
         n_drafts = len(drafts) // TOKEN_BYTES
-        samples = end == n_known + self.n_output_placeholders
+        is_last = end == n_known + self.n_output_placeholders
+        samples = is_last and self.pooling is None
         row = Row(
             batch_slot=self.batch_slot,
             start=start,
@@ -301,12 +304,13 @@ class Request:
             sampling=self.next_sampling() if samples else None,
             scoring=None if self.prompt_scoring is None else self.prompt_scoring.of_row(self, start, end),
             n_drafts=n_drafts,
+            pooling=self.pooling if is_last else None,
         )
         blocks.n_on_device = len(blocks.pages)
         if start < self.n_prompt:
             self.cache_use.note("computed", start, min(end, self.n_prompt))
         self.n_scheduled = end
-        self.n_output_placeholders += samples
+        self.n_output_placeholders += is_last
         self.n_in_flight += 1
         self.last_step = step
         return row
@@ -314,7 +318,7 @@ class Request:
     def row_done(self, row: Row) -> None:
         """Updates its state after a launched row of it is done or has failed."""
         self.n_in_flight -= 1
-        self.n_output_placeholders -= row.sampling is not None
+        self.n_output_placeholders -= row.sampling is not None or row.pooling is not None
 
     def next_sampling(self) -> RowSampling:
         """Returns the sampling settings of its next token. O(1); with penalties O(tokens) once per batch slot."""
@@ -373,7 +377,7 @@ class Request:
 
 
 class Update(msgspec.Struct, frozen=True):
-    """What one step has changed for a request: prompt logprobs, new tokens, or the end of its output.
+    """What one step has changed for a request: prompt logprobs, new tokens, its pooling, or the end of its output.
 
     An update that has only a request says that its prompt is computed.
     """
@@ -390,6 +394,8 @@ class Update(msgspec.Struct, frozen=True):
     output: NewTokens | None = None
     """The part of a message about the whole output, if that came at once, from a continuation."""
     prompt_logprobs: PromptLogprobs | None = None
+    pooled: bytes | None = None
+    """What its ``Pooling`` asks for, with the end of its output."""
 
     def new_tokens(self) -> NewTokens:
         """Returns its part of a message about new tokens."""
@@ -398,6 +404,7 @@ class Update(msgspec.Struct, frozen=True):
             tokens=pack_tokens(self.tokens),
             choice=self.request.choice,
             finish_reason=self.finish_reason,
-            stop_token_id=self.tokens[-1] if self.finish_reason == "stop" else None,
+            stop_token_id=self.tokens[-1] if self.tokens and self.finish_reason == "stop" else None,
             logprobs=self.logprobs,
+            pooled=self.pooled,
         )

@@ -40,6 +40,7 @@ from radixkv.settings.values import (
     attention_backend_name,
     dtype_name,
     parse_number,
+    task_name,
     write_policy_name,
 )
 
@@ -55,6 +56,7 @@ EvictionPolicyName = Literal["lru", "lfuda", "adaptive"]
 KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]
 GrammarBackend = Literal["xgrammar", "none"]
 AttentionBackend = Literal["auto", "flashinfer", "triton"]
+Task = Literal["generate", "embed", "score"]
 
 
 def _check_model(name: str, model: object) -> None:
@@ -147,6 +149,14 @@ class ModelConfig:
         "kernels), or auto for flashinfer where it can be had (default: %(default)s)",
         choice(get_args(AttentionBackend), "not supported", attention_backend_name),
         "BACKEND",
+    )
+
+    task: Task = setting(
+        "generate",
+        "what the model is for: generate for answers, embed for embeddings of texts, score for how well documents "
+        "match a query, by a reranker (default: %(default)s)",
+        choice(get_args(Task), "not supported", task_name),
+        "TASK",
     )
 
     def __post_init__(self) -> None:

@@ -112,6 +112,11 @@ def dtype_name(dtype: object) -> str:
     return {"half": "float16", "float": "float32"}.get(name, name)
 
 
+def task_name(value: Any) -> Any:
+    """Returns our name of a task for vLLM's; any other value as it is."""
+    return {"auto": "generate", "embedding": "embed"}.get(value, value) if isinstance(value, str) else value
+
+
 def write_policy_name(policy: Any) -> Any:
     """Returns our name of a write policy of SGLang; other values as they are."""
     return {"write_through": "through", "write_through_selective": "selective"}.get(str(policy), policy)

@@ -92,6 +92,13 @@ class PromptPin(msgspec.Struct, frozen=True, array_like=True):
     """How long it is pinned, in seconds from the end of the request."""
 
 
+class Pooling(msgspec.Struct, frozen=True, array_like=True):
+    """What a request reports of its prompt's last position, in place of an answer."""
+
+    token_ids: tuple[int, ...] = ()
+    """Tokens whose logits to report, in this order; none: the hidden state after the last norm."""
+
+
 class Submit(msgspec.Struct, frozen=True, tag=True):
     """A new request."""
 
@@ -117,6 +124,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     prediction: bytes = b""
     """What the client expects the answer to be like, as little-endian int32 ids: a source of drafts, which changes
     no answer."""
+    pooling: Pooling | None = None
+    """What to report of the prompt; None: it has an answer. With it ``sampling`` has its defaults."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -183,6 +192,13 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
         return min(self.max_model_len, self.n_pages * self.page_size + 1)
 
     @property
+    def max_pooled(self) -> int:
+        """Maximum tokens of a prompt without an output."""
+        if not self.holds_whole_requests:
+            return self.max_model_len
+        return min(self.max_model_len, self.n_pages * self.page_size)
+
+    @property
     def pool_limit(self) -> str | None:
         """The reason why the context is shorter than ``max_model_len``; None if it is not."""
         if self.max_prompt_and_answer == self.max_model_len:
@@ -220,6 +236,8 @@ class NewTokens(msgspec.Struct, frozen=True, array_like=True):
     cumulative_logprob: float | None = None
     """Sum of the logprobs of the tokens, if beam search found them: then they are the whole choice, and choice 0 is
     the best."""
+    pooled: bytes | None = None
+    """What a request with ``pooling`` reports, as little-endian float32, once, with its end and without tokens."""
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):

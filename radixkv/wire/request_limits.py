@@ -123,3 +123,22 @@ def check_length(
         return room
     error.reason = reason
     raise error
+
+
+def check_pooled_length(
+    n_prompt: int, max_pooled: int, reason: str | None = None, *, field: str = "prompt"
+) -> None:
+    """Raises ``ContextLengthExceeded`` for a prompt that is too long, of a request that has no answer.
+
+    Args:
+        n_prompt: tokens of the prompt.
+        max_pooled: most tokens of such a prompt.
+        reason: why that is lower than the model's own limit, if it is.
+        field: the field with the prompt.
+    """
+    if n_prompt > max_pooled:
+        error = context_length_exceeded(
+            f"the {field} has {n_prompt} tokens", max_pooled, param=field, n_prompt=n_prompt
+        )
+        error.reason = reason
+        raise error

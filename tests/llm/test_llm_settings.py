@@ -51,6 +51,7 @@ VALUES = {
     "seed": "7",
     "speculative_config": '{"method": "ngram", "num_speculative_tokens": 5}',
     "target_itl_ms": "35.5",
+    "task": "embed",
     "tensor_parallel_size": "2",
     "tokenizer": "tiny",
     "write_policy": "selective",

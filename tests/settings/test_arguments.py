@@ -32,6 +32,7 @@ DRAFTS = (
         (("--load-format",), "dummy", "model.load_format", "dummy"),
         (("--device",), "cpu", "model.device", "cpu"),
         (("--grammar-backend",), "none", "model.grammar_backend", "none"),
+        (("--task",), "embed", "model.task", "embed"),
         (("--attention-backend",), "triton", "model.attention_backend", "triton"),
         (("--max-model-len", "--context-length"), "512", "model.max_model_len", 512),
         (("--page-size", "--block-size"), "8", "cache.page_size", 8),
@@ -182,7 +183,7 @@ def test_every_setting_has_a_flag():
     """
     engine = {"model", "cache", "scheduler", "seed", "kv_events", "tenants"}
     assert {field.name for field in fields(EngineConfig)} == engine
-    assert len(fields(ModelConfig)) == 12
+    assert len(fields(ModelConfig)) == 13
     assert len(fields(CacheConfig)) == 15
     assert len(fields(SchedulerConfig)) == 11
     assert len(fields(ServerConfig)) == 22
@@ -193,7 +194,7 @@ def test_every_setting_has_a_flag():
     [
         (["--ep-size", "2"], "--ep-size "),
         (["--stream-interval", "4"], "--stream-interval "),
-        (["--task", "embed"], "--task "),
+        (["--task", "classify"], "task 'classify' is not supported"),
         (["-O3"], "-O "),
         (["--lora-modules", "a=b"], "--lora-modules "),
         (["--pipeline-parallel-size", "2"], "--pipeline-parallel-size is not supported: "),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from radixkv.settings.config import AttentionBackend, KVCacheDtype, LoadFormat
+from radixkv.settings.config import AttentionBackend, KVCacheDtype, LoadFormat, Task
 
 
 class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,3 +39,5 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that compute the model together."""
     enforce_eager: bool = False
     """Whether CUDA runs without graphs."""
+    task: Task = "generate"
+    """What the checkpoint is for: with ``embed`` it needs no output head."""

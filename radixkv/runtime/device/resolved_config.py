@@ -72,6 +72,7 @@ def with_defaults(
             attention_backend=model.attention_backend,
             tensor_parallel_size=model.tensor_parallel_size,
             enforce_eager=model.enforce_eager,
+            task=model.task,
         ),
         cache_dir_bytes=_CACHE_DIR_BYTES if cache.cache_dir_bytes is None else cache.cache_dir_bytes,
         config=config,

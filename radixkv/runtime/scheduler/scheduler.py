@@ -308,6 +308,10 @@ class Scheduler:
                     else:
                         request.continuation.take(request, logprobs[0] if logprobs else None)
                         continued[request.continuation] = None
+                elif row.pooling is not None:
+                    request.count_prompt()
+                    self.running.finish(request)
+                    updates.append(Update(request, finish_reason="stop", pooled=result.pooled[index]))
             blocks = request.blocks
             if not request.n_pending_copies:
                 if blocks.replaced:

@@ -13,6 +13,7 @@ from itertools import accumulate
 import msgspec
 
 from radixkv.errors import InvariantError
+from radixkv.wire.messages import Pooling
 
 
 class History(msgspec.Struct, frozen=True, array_like=True):
@@ -99,6 +100,13 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     n_drafts: int = 0
     """How many of the last tokens are drafts: guesses of the tokens that follow the one before them. A token is
     sampled at the position before each draft, and at the last position."""
+    pooling: Pooling | None = None
+    """What to report of the last position, of a row that samples no token; None reports nothing."""
+
+    @property
+    def reports_states(self) -> bool:
+        """Whether what it reports needs hidden states, and not only the logits of sampled positions."""
+        return self.scoring is not None or (self.pooling is not None and not self.pooling.token_ids)
 
     def samplings(self) -> tuple[RowSampling | None, ...]:
         """Returns how the token of each sampled position is sampled. O(1 + drafts)."""

@@ -30,6 +30,9 @@ class StepResult(msgspec.Struct, frozen=True):
     device_seconds: float = 0.0
     """Time of the step on the device: from its launch, or from the end of the step before if that came later. It
     includes gaps in which the device waits for the host's launches or for token masks."""
+    pooled: tuple[bytes | None, ...] = ()
+    """What each row's ``Row.pooling`` asks for, little-endian float32; None if that is None or the row is not
+    finite. Empty if no row has it."""
 
 
 class TokenMasks(NamedTuple):

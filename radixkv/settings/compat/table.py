@@ -222,13 +222,13 @@ REFUSED = (
             Place.ROUTE: "/v1/audio/speech /v1/audio/transcriptions",
         },
     ),
+    Refused("", {Place.ROUTE: "/v1/moderations /encode /pooling /classify"}),
     Refused(
-        "this release only generates text",
-        {
-            ENGINE: 'task="generate"|"auto" runner="generate"|"auto"',
-            Place.ROUTE: "/v1/embeddings /v1/rerank /v1/score /v1/moderations /encode /pooling /classify",
-        },
+        "what a model is for has one name",
+        {ENGINE: 'runner="generate"|"auto" convert="none"|"auto" is_embedding=false'},
+        "use task (--task embed, --task score)",
     ),
+    Refused("embeddings are the last token's state", {ENGINE: "pooler_config override_pooler_config"}),
     Refused(
         "there is no model for drafts",
         {

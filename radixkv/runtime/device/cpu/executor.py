@@ -39,7 +39,7 @@ from radixkv.runtime.step.executor import PageOrigin
 from radixkv.runtime.step.page_copier import SlotPart
 from radixkv.runtime.step.plan import RowSampling, Scoring, StepPlan
 from radixkv.runtime.step.result import StepResult, TokenMasks
-from radixkv.wire.messages import TokenLogprobs
+from radixkv.wire.messages import Pooling, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -190,8 +190,15 @@ class CpuExecutor:
             for index, row in enumerate(packed.plan.rows)
             if row.scoring is not None
         }
+        firsts = packed.plan.first_positions()
+        pooled = {
+            index: self._pooled(last[firsts[index]], row.pooling)
+            for index, row in enumerate(packed.plan.rows)
+            if row.pooling is not None
+        }
         are_finite = last.isfinite().all(-1).tolist()
         not_finite = {row for row, outcome in prompt.items() if outcome is None}
+        not_finite |= {row for row, values in pooled.items() if not values.isfinite().all()}
         for position, (row, _) in enumerate(positions):
             if not are_finite[position] or sampled.get(position, ()) is None:
                 not_finite.add(row)
@@ -206,6 +213,12 @@ class CpuExecutor:
             logprobs=tuple(choice.logprobs if choice else None for choice in chosen) if has_logprobs else (),
             prompt_logprobs=tuple(prompt.get(row) if finite[row] else None for row in range(len(finite)))
             if prompt
+            else (),
+            pooled=tuple(
+                pooled[row].numpy().tobytes() if row in pooled and finite[row] else None
+                for row in range(len(finite))
+            )
+            if pooled
             else (),
             device_seconds=perf_counter() - begun,
         )
@@ -247,6 +260,12 @@ class CpuExecutor:
             self._batch.last_tokens[slots] = torch.tensor(tokens)
             sampled.update(zip(indices, choices, strict=True))
         return sampled
+
+    def _pooled(self, last: Tensor, pooling: Pooling) -> Tensor:
+        """Returns in float32 what a row reports of its last position, whose hidden state is ``last``."""
+        if not pooling.token_ids:
+            return last.float()
+        return self.model.logits(last[None])[0, list(pooling.token_ids)].float()
 
     def _prompt_logprobs(
         self, hidden: Tensor, scoring: Scoring, first_token: int

@@ -12,6 +12,7 @@ from torch import Tensor
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.cuda.errors import CudaErrorConverter
 from radixkv.runtime.device.cuda.model_runner import ModelRunner, StepOutputs
+from radixkv.runtime.device.cuda.pooled_rows import PooledRows
 from radixkv.runtime.device.cuda.results import step_result
 from radixkv.runtime.device.kv_dtype import kv_dtype_name
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
@@ -102,7 +103,11 @@ class CudaExecutor:
             begun = torch.cuda.Event(enable_timing=True)
             begun.record(self._stream)
             outputs = self._runner.enqueue(step)
-            launched = LaunchedCudaStep(self, step, begun, outputs, list(self._score_prompts(step, outputs.hidden)))
+            prompt_logprobs = list(self._score_prompts(step, outputs.hidden))
+            pooled = None
+            if self._runner.samples and any(row.pooling is not None for row in plan.rows):
+                pooled = PooledRows(step, outputs)
+            launched = LaunchedCudaStep(self, step, begun, outputs, prompt_logprobs, pooled)
             if not plan.is_masked:
                 launched.sampled = self._sample_step(launched, None)
             return launched
@@ -218,6 +223,8 @@ class LaunchedCudaStep:
     """Is reached when the device begins with the step."""
     outputs: StepOutputs
     prompt_logprobs: list[tuple[int, PromptLogprobs]]
+    pooled: PooledRows | None
+    """None if no row reports its last position, and on ranks other than rank 0."""
     sampled: SampledCudaStep | None = None
     """The sampled step, if it was sampled at its launch."""
 
@@ -241,13 +248,14 @@ class SampledCudaStep:
         self._errors = errors
         self._sampled = sampled
         self._prompt_logprobs = launched.prompt_logprobs
+        self._pooled = launched.pooled
         argmax_result = launched.outputs.argmax_result
         self._argmax_result = torch.empty(argmax_result.shape, dtype=argmax_result.dtype, pin_memory=True)
         self._argmax_result.copy_(argmax_result, non_blocking=True)
         self.done = torch.cuda.Event(enable_timing=True)
         """Is reached when the device has finished the step."""
         self.done.record(stream)
-        self._memory = (self._argmax_result, sampled, self._prompt_logprobs, self._begun, self.done)
+        self._memory = (self._argmax_result, sampled, self._prompt_logprobs, self._pooled, self._begun, self.done)
         errors.hold(self._memory)
 
     @property
@@ -275,6 +283,7 @@ class SampledCudaStep:
             self._logprobs(),
             [(row, chunk.collect()) for row, chunk in self._prompt_logprobs],
             device_seconds,
+            None if self._pooled is None else self._pooled.collect(),
         )
 
     def _logprobs(self) -> dict[int, TokenLogprobs | None]:

@@ -41,6 +41,8 @@ class StepOutputs:
     """[2, rows] int32, contiguous: each row's argmax token, and 1 where all its logits are finite."""
     hidden: Tensor | None = None
     """[tokens, hidden] of a step with prompt logprobs; None otherwise."""
+    last: Tensor | None = None
+    """[rows and padding, hidden]: states of the rows' last tokens; None after a replayed graph."""
 
 
 class ModelRunner:
@@ -167,7 +169,7 @@ class ModelRunner:
             and self._graphs.bucket(len(step.ids)) is not None
             and self._row_fields.fits_updates(step)
             and self._attention.fits_prompts(rows.starts[n_decode:], rows.n_tokens[n_decode:])
-            and not any(row.scoring for row in step.plan.rows)
+            and not any(row.reports_states for row in step.plan.rows)
         ):
             return step.n_rows
         return n_decode
@@ -177,7 +179,7 @@ class ModelRunner:
         if step.plan.copies:
             self.pool.copy(step.plan.copies)
         bucket = None
-        if self._row_fields.fits_decode_graph(step) and not any(row.scoring for row in step.plan.rows):
+        if self._row_fields.fits_decode_graph(step) and not any(row.reports_states for row in step.plan.rows):
             bucket = self._graphs.bucket(step.n_rows)
         return self._run(step) if bucket is None else self._replay(step, bucket)
 
@@ -228,12 +230,12 @@ class ModelRunner:
         last_indices = to_device(self._padded(step.rows.firsts + step.rows.n_tokens - 1), self._device)
         if any(row.scoring for row in step.plan.rows):
             hidden = forward(attention, None)
-            self._compute_argmax(hidden.index_select(0, last_indices), step.n_rows)
-            return self._outputs(step.n_rows, hidden)
-        self._compute_argmax(
-            forward(attention, OutputTokens(last_indices, lambda: self._last_tokens_attention(step))), step.n_rows
-        )
-        return self._outputs(step.n_rows)
+            last = hidden.index_select(0, last_indices)
+            self._compute_argmax(last, step.n_rows)
+            return self._outputs(step.n_rows, hidden, last)
+        last = forward(attention, OutputTokens(last_indices, lambda: self._last_tokens_attention(step)))
+        self._compute_argmax(last, step.n_rows)
+        return self._outputs(step.n_rows, None, last)
 
     def _padded(self, indices: NDArray[np.int32]) -> NDArray[np.int32]:
         """Pads indices with zeros up to a number of rows for which a decode graph was captured, if there is one.
@@ -302,8 +304,8 @@ class ModelRunner:
             last_tokens=self._batch.last_tokens,
         )
 
-    def _outputs(self, n_rows: int, hidden: Tensor | None = None) -> StepOutputs:
-        return StepOutputs(self._logits[:n_rows], self._argmax_results[: 2 * n_rows].view(2, -1), hidden)
+    def _outputs(self, n_rows: int, hidden: Tensor | None = None, last: Tensor | None = None) -> StepOutputs:
+        return StepOutputs(self._logits[:n_rows], self._argmax_results[: 2 * n_rows].view(2, -1), hidden, last)
 
 
 def _decode_rows(step: PackedStep) -> DecodeRows:

@@ -19,6 +19,7 @@ def step_result(
     logprobs: Mapping[int, TokenLogprobs | None],
     prompt_logprobs: Sequence[tuple[int, list[TokenLogprobs] | None]],
     device_seconds: float,
+    pooled: Mapping[int, bytes] | None = None,
 ) -> StepResult:
     """Returns the result of a step. O(rows + drafts + prompt logprobs).
 
@@ -30,6 +31,7 @@ def step_result(
         prompt_logprobs: index of the row and logprobs of each chunk of prompt tokens, in their order; None for a
             chunk that is not finite.
         device_seconds: time of the step on the device.
+        pooled: by row, what it reports of its last position; None if no row does.
     """
     rows, n_positions = plan.rows, len(plan.rows) + plan.n_drafts
     tokens, are_finite = sampled[:, :n_positions]
@@ -58,6 +60,7 @@ def step_result(
         if prompt
         else (),
         device_seconds=device_seconds,
+        pooled=tuple(pooled.get(i) if finite[i] else None for i in range(len(rows))) if pooled else (),
     )
 
 

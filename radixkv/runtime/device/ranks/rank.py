@@ -81,7 +81,7 @@ def _open(start: RankStart, frames: Frames) -> Executor:
         start.device,
         look_at_machine(start.device),
         settings,
-        resolve(start.model, load_format=settings.load_format),
+        resolve(start.model, load_format=settings.load_format, task=settings.task),
         StartTimes(),
         group,
     )

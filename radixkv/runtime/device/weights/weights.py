@@ -413,6 +413,8 @@ def open_weights(
     """
     path = checkpoint.folder / "config.json"
     config = DecoderConfig.parse(checkpoint.config, path)
+    if not checkpoint.needs_head:
+        config = replace(config, tied_head=True)  # what stands for the head costs nothing then
     scheme = parse_scheme(checkpoint.config, path)
     check_quantization(quantization, checkpoint.config, scheme, has_fp8_products="fp8" in products)
     kept: MatrixFormat | None = None
@@ -434,7 +436,8 @@ def open_weights(
         files = SafetensorsFiles(checkpoint.folder, stack)
         files.add_missing_prefix(config.names.layers, config.names.head)
         files.check_layers(config.names.layers, config.n_layers)
-        config = check_tied_head(config, files, scheme, dtype)
+        if checkpoint.needs_head:
+            config = check_tied_head(config, files, scheme, dtype)
         shapes = tensor_shapes(config)
         quantized = None if scheme is None else QuantizedMatrices(scheme, shapes, files.names, files)
         headers = {name: Header(shape) for name, shape in shapes.items()}
