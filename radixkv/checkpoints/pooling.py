@@ -22,6 +22,15 @@ def check_classifier(folder: Path, config: Mapping[str, Any]) -> None:
             )
 
 
+def check_reranker(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raises ``CheckpointError`` for a model of which no reranker is known."""
+    if (names := config.get("architectures")) != ["Qwen3ForCausalLM"]:
+        raise CheckpointError(
+            f"{folder / 'config.json'}: architectures is {names!r}; task score has the prompts of Qwen3-Reranker, "
+            "a Qwen3ForCausalLM"
+        )
+
+
 def causal_config(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Returns the configuration of an embedding model, under the name that its architecture has with a head.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from radixkv.checkpoints.embedded import embedded_folder
 from radixkv.checkpoints.files import is_integer, read_object
 from radixkv.checkpoints.generation_config import read_generation_config
-from radixkv.checkpoints.pooling import causal_config, check_classifier, read_normalizes
+from radixkv.checkpoints.pooling import causal_config, check_classifier, check_reranker, read_normalizes
 from radixkv.checkpoints.special_tokens import tokenizer_eos_token_id
 from radixkv.errors import CheckpointError
 from radixkv.settings.config import LoadFormat, Task
@@ -144,6 +144,8 @@ def resolve(
     normalizes = True
     if task == "embed":
         config, normalizes = causal_config(folder, config), read_normalizes(folder)
+    elif task == "score":
+        check_reranker(folder, config)
     eos_token_ids, default_sampling = read_generation_config(folder, config)
     own_eos = tokenizer_eos_token_id(tokenizer_folder or folder)
     if own_eos is not None:

@@ -14,7 +14,8 @@ from radixkv.checkpoints import resolve, resolve_tokenizer
 from radixkv.errors import ConfigError, InvalidRequest, request_error, shortened
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.params import check_sampling, default_sampling_params
-from radixkv.generation.vectors import check_dimensions, embedding
+from radixkv.generation.reranking import DEFAULT_INSTRUCTION, answer_pooling, reranker_prompt, text_pairs
+from radixkv.generation.vectors import check_dimensions, embedding, relevance
 from radixkv.llm.chats import Chats
 from radixkv.llm.offline_request import OfflineRequest
 from radixkv.llm.offline_runner import OfflineRunner, paused_collector
@@ -23,6 +24,8 @@ from radixkv.llm.outputs import (
     EmbeddingOutput,
     EmbeddingRequestOutput,
     RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
     beam_search_output,
 )
 from radixkv.llm.pooled_request import PooledRequest
@@ -175,6 +178,8 @@ class LLM:
         folder = tokenizer_folder or checkpoint.folder
         template = ChatTemplate.load(folder, None if chat_template is None else Path(chat_template))
         loaded_tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
+        if config.model.task == "score":
+            answer_pooling(loaded_tokenizer)
         if config.model.load_format == "auto" and not checkpoint.has_weights:
             check_shared_store(config.cache.cache_url)
             with shown_download(model, show_download) as show:
@@ -386,6 +391,42 @@ class LLM:
             n_cached = request.cache_use.n_cached
             outputs.append(EmbeddingRequestOutput(request.submit.id, request.prompt_token_ids, n_cached, output))
         return outputs
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        use_tqdm: bool = True,
+        *,
+        instruction: str = DEFAULT_INSTRUCTION,
+    ) -> list[ScoringRequestOutput]:
+        """Returns how well each document matches its query, in the order of the documents. Needs ``task="score"``.
+
+        Args:
+            queries: one text for all documents, or one for each.
+            documents: a text or a list of texts.
+            use_tqdm: as in ``generate``.
+            instruction: says what a match is.
+
+        Raises:
+            RequestError: as in ``generate``.
+        """
+        self._require("score")
+        pairs = text_pairs(queries, documents, ("queries", "documents"))
+        tokenizer = self._model.require_tokenizer("queries")
+        prompts = (
+            (tokenizer.encode(reranker_prompt(query, document, instruction), adds_special_tokens=False), "")
+            for query, document in pairs
+        )
+        return [
+            ScoringRequestOutput(
+                request.submit.id,
+                request.prompt_token_ids,
+                request.cache_use.n_cached,
+                ScoringOutput(relevance(request.pooled)),
+            )
+            for request in self._pool(prompts, len(pairs), answer_pooling(tokenizer), use_tqdm)
+        ]
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns the sampling parameters of calls without any, by the checkpoint's ``generation_config.json``."""

@@ -186,6 +186,10 @@ class Tokenizer:
         is_skipped = skip_special_tokens and token_id in self._special
         return None if is_skipped else self._backend.id_to_token(token_id)
 
+    def token_id(self, name: str) -> int | None:
+        """Returns the id of the token with this name; None if there is none."""
+        return self._backend.token_to_id(name)
+
     def token_text(self, token_id: int) -> str:
         """Returns the text of a single token, as logprobs show it; a partial character becomes U+FFFD."""
         return self.token_bytes(token_id).decode(errors="replace")

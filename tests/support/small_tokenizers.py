@@ -38,6 +38,11 @@ def byte_letters(
     return backend
 
 
+def with_yes_and_no() -> tokenizers.Tokenizer:
+    """Returns a byte-level tokenizer with what a reranker's prompts and answers need."""
+    return byte_letters([("y", "e"), ("ye", "s"), ("n", "o")], special=["<|im_start|>", "<|im_end|>"])
+
+
 def single_bytes() -> tokenizers.Tokenizer:
     """Returns a tokenizer whose token ids are bytes, named as in sentencepiece; token 256 is x."""
     vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"x": 256}

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as replace_dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from msgspec.structs import replace
 
+from radixkv.runtime.device.cuda.model_runner import StepOutputs
+from radixkv.runtime.device.cuda.pooled_rows import PooledRows
 from radixkv.runtime.device.cuda.results import step_result
+from radixkv.runtime.device.pack import PackedStep, RowArrays
 from radixkv.runtime.request import GREEDY
 from radixkv.runtime.step.plan import Row, RowSampling, Scoring, StepPlan
 from radixkv.runtime.step.result import StepResult
-from radixkv.wire.messages import TokenLogprobs
+from radixkv.wire.messages import Pooling, TokenLogprobs
 
 FIRST, SECOND, THIRD = (TokenLogprobs(-float(rank), rank, b"", b"") for rank in (1, 2, 3))
 PADDING = [77, 78]
@@ -79,3 +84,21 @@ def test_prompt_logprobs_are_joined_by_row(n_drafts: int) -> None:
 def test_prompt_logprobs_of_rows_that_all_sample_are_in_the_result() -> None:
     result = result_of([row(), row(n_targets=2)], [1, 1], prompt_logprobs=[(1, [FIRST, SECOND])])
     assert result == StepResult((10, 11), (True, True), (), (None, (FIRST, SECOND)), 0.5)
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_rows_report_their_last_states_and_logits(is_split: bool) -> None:
+    """Rows that are split have several places; the last of them is the row's."""
+    rows = [row(), replace(row(None), pooling=Pooling()), replace(row(None), pooling=Pooling((5, 1, 5)))]
+    rows += [row(None), replace(row(None), pooling=Pooling()), replace(row(None), pooling=Pooling((0,)))]
+    places = [0, 2, 3, 5, 6, 9] if is_split else list(range(6))
+    last, logits = torch.randn(10, 4).bfloat16(), torch.randn(10, 7).bfloat16()
+    plan = StepPlan(1, tuple(rows))
+    no_arrays = RowArrays(*[np.empty(0, np.int32)] * 9)
+    step = PackedStep(plan, no_arrays, np.empty(0, np.int32), np.empty(0, np.int32))
+    step = replace_dataclass(step, results=np.array(places, np.int32) if is_split else None)
+    pooled = PooledRows(step, StepOutputs(logits, torch.zeros(2, 10), None, last)).collect()
+    expected = {1: last[places[1]], 2: logits[places[2], [5, 1, 5]], 4: last[places[4]], 5: logits[places[5], [0]]}
+    assert pooled == {index: values.float().numpy().tobytes() for index, values in expected.items()}
+    result = result_of(rows, [1, 1, 1, 1, 0, 1], pooled=pooled)
+    assert result.pooled == (None, pooled[1], pooled[2], None, None, pooled[5])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from radixkv.runtime.device.cuda.model_runner import StepOutputs
-from radixkv.runtime.device.memory.cuda.array_copies import to_device
+from radixkv.runtime.device.memory.cuda.array_copies import to_device, to_host
 from radixkv.runtime.device.pack import PackedStep
 from radixkv.wire.messages import Pooling
 
@@ -36,11 +36,11 @@ class PooledRows:
         if self._states:
             assert outputs.last is not None, "steps with pooled states run without a decode graph"
             places = _indices([place for _, place, pooling in rows if not pooling.token_ids], device)
-            self._state_values = _to_host(outputs.last.index_select(0, places))
+            self._state_values = to_host(outputs.last.index_select(0, places).float())
         if self._scores:
             pairs = [(place, token) for _, place, pooling in rows for token in pooling.token_ids]
             places, tokens = (_indices(values, device) for values in zip(*pairs, strict=True))
-            self._score_values = _to_host(outputs.logits[places, tokens])
+            self._score_values = to_host(outputs.logits[places, tokens].float())
 
     def collect(self) -> dict[int, bytes]:
         """Returns the float32 values by row. Call it once the device has finished the step. O(values)."""
@@ -56,10 +56,3 @@ class PooledRows:
 
 def _indices(values: Sequence[int], device: torch.device) -> Tensor:
     return to_device(np.array(values, dtype=np.int64), device)
-
-
-def _to_host(values: Tensor) -> Tensor:
-    """Enqueues the copy of values, as float32, to pinned memory; returns that."""
-    host = torch.empty(values.shape, dtype=torch.float32, pin_memory=True)
-    host.copy_(values.float(), non_blocking=True)
-    return host
