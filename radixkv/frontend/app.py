@@ -13,15 +13,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from radixkv.errors import ContextLengthExceeded, InvalidRequest, RequestError
+from radixkv.errors import ContextLengthExceeded, InvalidRequest, RequestError, UnsupportedFeature
 from radixkv.frontend.api.admin import add_admin_routes
 from radixkv.frontend.api.anthropic.routes import add_messages_routes
 from radixkv.frontend.api.anthropic.translation import parse_messages_prompt
 from radixkv.frontend.api.doctor import add_doctor_route
+from radixkv.frontend.api.embeddings.routes import add_embeddings_route
 from radixkv.frontend.api.explain import add_explain_route
 from radixkv.frontend.api.lifetimes import add_lifetime_routes
 from radixkv.frontend.api.match import add_match_route
-from radixkv.frontend.api.openai.routes import add_openai_routes
+from radixkv.frontend.api.openai.routes import add_models_routes, add_openai_routes
+from radixkv.frontend.api.rerank.routes import add_rerank_routes
 from radixkv.frontend.api.responses.routes import add_responses_route
 from radixkv.frontend.api.responses.translation import parse_responses_prompt
 from radixkv.frontend.api.server_info import add_server_info_routes
@@ -40,6 +42,7 @@ from radixkv.frontend.metrics.aliases import MetricAliases
 from radixkv.frontend.metrics.prometheus import Metrics
 from radixkv.frontend.served_model import ServedModel
 from radixkv.settings.compat import Place, refusals
+from radixkv.settings.config import Task
 from radixkv.settings.server_config import MetricsCompat
 from radixkv.version import __version__
 
@@ -47,6 +50,12 @@ CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that left; nobody reads it."""
 
 _REFUSED_ROUTES = refusals(Place.ROUTE)
+_ROUTES_OF_TASKS: Mapping[Task, Sequence[str]] = {
+    "generate": ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate"),
+    "embed": ("/v1/embeddings",),
+    "score": ("/v1/rerank", "/v2/rerank", "/v1/score"),
+}
+"""The routes that a server has only with one task."""
 
 
 def build_app(
@@ -99,10 +108,17 @@ def build_app(
             Exception: _render_fault,
         },
     )
-    add_openai_routes(app, client, served_model)
-    add_responses_route(app, client, served_model)
-    add_messages_routes(app, client, served_model)
-    add_generate_route(app, client, served_model)
+    add_models_routes(app, served_model)
+    match served_model.task:
+        case "generate":
+            add_openai_routes(app, client, served_model)
+            add_responses_route(app, client, served_model)
+            add_messages_routes(app, client, served_model)
+            add_generate_route(app, client, served_model)
+        case "embed":
+            add_embeddings_route(app, client, served_model)
+        case "score":
+            add_rerank_routes(app, client, served_model)
     add_admin_routes(app, client, served_model, metrics, aliases)
     add_tokenize_routes(app, served_model)
     chats = {"/v1/messages": parse_messages_prompt, "/v1/responses": parse_responses_prompt}
@@ -112,6 +128,11 @@ def build_app(
     add_ui_routes(app, client, served_model, explain_contents=explain_contents)
     add_lifetime_routes(app, client, served_model)
     add_server_info_routes(app, client, served_model, metrics, settings)
+    for task, paths in _ROUTES_OF_TASKS.items():
+        if task != served_model.task:
+            refuse = partial(_refuse_task, task, served_model.task)
+            for path in paths:
+                app.add_api_route(path, refuse, methods=["GET", "POST"], include_in_schema=False)
     for path in _REFUSED_ROUTES:
         app.add_api_route(path, _refuse_route, methods=["GET", "POST"], include_in_schema=False)
     return app
@@ -136,6 +157,13 @@ async def _refuse_route(request: Request) -> Response:
     error = _REFUSED_ROUTES[request.url.path].error()
     error.param = None  # a path is no field
     raise error
+
+
+async def _refuse_task(needed: Task, task: Task, request: Request) -> Response:
+    raise UnsupportedFeature(
+        f"{request.url.path} is not supported by this server, which runs with --task {task}; start one with "
+        f"--task {needed}"
+    )
 
 
 async def _render_error(request: Request, error: Exception) -> Response:

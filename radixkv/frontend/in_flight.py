@@ -96,6 +96,8 @@ class TokenDelta(msgspec.Struct):
 
     They come with choice 0, before its first token.
     """
+    pooled: bytes | None = None
+    """What the runtime reports of a prompt without an answer, with the end of choice 0."""
     computed: ComputedPrompt | None = None
     """What the cache gave and got of the prompt. It comes with choice 0, before or with its first token."""
     done: Done | None = None
@@ -188,6 +190,7 @@ class InFlightRequest:
             self._measure(item, metrics)
         delta = self._delta_of(item.choice)
         delta.tokens += item.tokens
+        delta.pooled = item.pooled
         self.n_pending_bytes += len(item.tokens)
         if item.logprobs:
             delta.logprobs += item.logprobs

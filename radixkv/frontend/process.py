@@ -46,12 +46,13 @@ from radixkv.frontend.served_model import ServedModel
 from radixkv.frontend.supervisor import Supervisor
 from radixkv.generation.nonces import NonceFilter
 from radixkv.generation.parsers.answer_format import AnswerFormat
+from radixkv.generation.reranking import answer_pooling
 from radixkv.settings.config import EngineConfig
 from radixkv.settings.server_config import ServerConfig
 from radixkv.terminal import Progress
 from radixkv.text.chat_template import ChatTemplate
 from radixkv.text.tokenizer import Tokenizer
-from radixkv.wire.messages import Ready
+from radixkv.wire.messages import Pooling, Ready
 
 SLOW_READER_TIMEOUT_MS = 30_000
 """How long a client may read nothing before the kernel closes its connection."""
@@ -270,6 +271,7 @@ async def _start(
             # The tokenizers package holds the GIL while it reads a file: seconds for millions of tokens.
             with signals.left_to_kernel():
                 tokenizer, longest = await asyncio.to_thread(_load_tokenizer, texts_folder)
+            pooling = answer_pooling(tokenizer) if engine.model.task == "score" else Pooling()
             tokenizer_info = await asyncio.to_thread(read_tokenizer_info, texts_folder)
             answer_format = await asyncio.to_thread(
                 AnswerFormat.load,
@@ -301,6 +303,9 @@ async def _start(
         priority_range=server.allowed_priorities,
         caches_prompts=engine.cache.enable_prefix_caching,
         pins_prompts=engine.cache.enable_prefix_caching and engine.cache.pin_budget > 0,
+        task=engine.model.task,
+        pooling=pooling,
+        normalizes=checkpoint.normalizes,
         names_tokens_by_id=server.return_tokens_as_token_ids,
         nonce_filter=None if server.keep_nonces else NonceFilter(),
     )

@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple, cast
 
 from radixkv.errors import ContextLengthExceeded, InvalidRequest, context_length_exceeded
-from radixkv.frontend.http.body_decoder import check_prompt_count, mixed_prompt_error
+from radixkv.frontend.http.body_decoder import MAX_PROMPTS, check_prompt_count, mixed_prompt_error
 from radixkv.frontend.kept_answers import AnswerKeeper, History, KeptAnswers
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.segment_cache import batches
@@ -25,18 +25,20 @@ _MAX_INLINE_IDS = 1 << 13
 """Up to this many token ids, check them on the event loop: it takes less than a millisecond."""
 
 
-def split_prompts(prompt: str | Sequence[str | int | Sequence[int]]) -> list[str | Sequence[int]]:
-    """Splits a ``prompt`` field into one item per prompt. Raises ``InvalidRequest``."""
+def split_prompts(
+    prompt: str | Sequence[str | int | Sequence[int]], field: str = "prompt", max_prompts: int = MAX_PROMPTS
+) -> list[str | Sequence[int]]:
+    """Splits a field with prompts into one item per prompt. Raises ``InvalidRequest``, which names the field."""
     if isinstance(prompt, str):
         return [prompt]
     kinds = set(map(type, prompt))
     if not kinds:
-        raise InvalidRequest("prompt is empty; give a string, strings, token ids or lists of them", param="prompt")
+        raise InvalidRequest(f"{field} is empty; give a string, strings, token ids or lists of them", param=field)
     if len(kinds) != 1:
-        raise mixed_prompt_error()
+        raise mixed_prompt_error(field)
     if kinds == {int}:
         return [cast(Sequence[int], prompt)]
-    check_prompt_count(len(prompt))
+    check_prompt_count(len(prompt), field, max_prompts)
     return list(cast(Sequence[str | Sequence[int]], prompt))
 
 

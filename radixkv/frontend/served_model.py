@@ -15,6 +15,8 @@ from radixkv.frontend.kept_answers import KeptAnswers
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.nonces import NonceFilter
 from radixkv.settings.checks import MAX_PRIORITY, MIN_PRIORITY
+from radixkv.settings.config import Task
+from radixkv.wire.messages import Pooling
 from radixkv.wire.request_limits import check_cache_salt, check_session_id
 
 ResultT = TypeVar("ResultT")
@@ -57,6 +59,12 @@ class ServedModel(GenerationModel):
     """Whether what is computed of a prompt stays in the cache."""
     pins_prompts: bool = True
     """Whether clients may pin prompts."""
+    task: Task = "generate"
+    """What the server does with prompts."""
+    pooling: Pooling = field(default_factory=Pooling)
+    """What the runtime reports of prompts, if the task is not to generate."""
+    normalizes: bool = True
+    """Whether embeddings get length 1."""
     names_tokens_by_id: bool = False
     """Whether logprobs name tokens by their ids, in requests that do not say."""
     nonce_filter: NonceFilter | None = field(default_factory=NonceFilter)

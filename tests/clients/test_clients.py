@@ -57,3 +57,14 @@ def test_tools_of_a_client(
     agent_server: LiveServer, packages: str, script: str, marks: str, tmp_path: Path
 ) -> None:
     run_scripts(agent_server, embedded_folder(), packages, [FOLDER / script], tmp_path, marks)
+
+
+def canary_of_embeddings(server: LiveServer) -> object:
+    return server.http.post("/v1/embeddings", json={"input": [5, 6, 7]}).json()["data"]
+
+
+@pytest.mark.parametrize("packages", ["openai-3", pytest.param("openai-2", marks=pytest.mark.nightly)])
+def test_embeddings_of_a_client(sensitive: Path, packages: str, tmp_path: Path) -> None:
+    with serving(sensitive, tmp_path / "errors", *SETTINGS, "--task", "embed", key=KEY) as server:
+        scripts = [FOLDER / "embeddings_by_openai.py"]
+        run_scripts(server, sensitive, packages, scripts, tmp_path, canary=canary_of_embeddings)

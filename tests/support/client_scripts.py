@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from support.live import LiveServer, wait_for
@@ -34,6 +34,7 @@ def run_scripts(
     scripts: Sequence[Path],
     folder: Path,
     marks: str = "not nightly",
+    canary: Callable[[LiveServer], object] = LiveServer.canary,
 ) -> None:
     """Runs scripts against a server, which must be as before afterwards.
 
@@ -44,10 +45,11 @@ def run_scripts(
         scripts: files with tests.
         folder: an empty folder for what the libraries write.
         marks: which of the tests to run, as pytest's ``-m``.
+        canary: returns what the server must answer before and afterwards.
     """
     python = ENVIRONMENTS / environment / "bin" / "python"
     assert python.exists(), f"there is no {python}; run make {ENVIRONMENTS / environment / '.ready'}"
-    before = server.canary()
+    before = canary(server)
     ended = subprocess.run(
         [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", folder]
         + ["--noconftest", "-o", "markers=nightly", "-m", marks, *scripts],
@@ -70,4 +72,4 @@ def run_scripts(
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     wait_for(server.is_idle, "pages or requests are left")
-    assert server.canary() == before
+    assert canary(server) == before

@@ -172,25 +172,36 @@ def _check_keys(body: bytes) -> None:
         raise InvalidRequest(f"the body's objects have {n_keys} keys; at most {MAX_KEYS} a request")
 
 
-def check_prompt(raw: bytes, max_prompt_tokens: int) -> None:
-    """Refuses too many prompts or token ids, by counting brackets, quotes and commas."""
-    opening = _OPENING.match(raw)
-    if opening is None:
-        return
-    if opening[1] == b'"':
-        # A string that ends with a backslash makes this count too low.
-        check_prompt_count((raw.count(b'"') - raw.count(b'\\"')) // 2)
-        return
-    n_lists = raw.count(b"[") - 1
-    if b'"' in raw or (n_lists and opening[1] != b"["):
-        raise mixed_prompt_error()
-    check_prompt_count(n_lists)
-    for ids in raw.split(b"]"):
-        n_ids = ids.strip(b"[, \t\r\n").count(b",") + 1
-        if n_ids > max_prompt_tokens:
-            raise context_length_exceeded(
-                f"the prompt has {n_ids} tokens", max_prompt_tokens, param="prompt", n_prompt=n_ids
-            )
+def check_prompts(field: str, max_prompts: int) -> SizeCheck:
+    """Returns a check of a field with prompts, as texts or token ids.
+
+    It refuses more than ``max_prompts``, and too many token ids, by counting brackets, quotes and commas.
+    """
+
+    def check(raw: bytes, max_prompt_tokens: int) -> None:
+        opening = _OPENING.match(raw)
+        if opening is None:
+            return
+        if opening[1] == b'"':
+            # A string that ends with a backslash makes this count too low.
+            check_prompt_count((raw.count(b'"') - raw.count(b'\\"')) // 2, field, max_prompts)
+            return
+        n_lists = raw.count(b"[") - 1
+        if b'"' in raw or (n_lists and opening[1] != b"["):
+            raise mixed_prompt_error(field)
+        check_prompt_count(n_lists, field, max_prompts)
+        for ids in raw.split(b"]"):
+            n_ids = ids.strip(b"[, \t\r\n").count(b",") + 1
+            if n_ids > max_prompt_tokens:
+                raise context_length_exceeded(
+                    f"the {field} has {n_ids} tokens", max_prompt_tokens, param=field, n_prompt=n_ids
+                )
+
+    return check
+
+
+check_prompt = check_prompts("prompt", MAX_PROMPTS)
+"""The check of the prompts of a generation."""
 
 
 def check_values(field: str) -> SizeCheck:
@@ -219,15 +230,15 @@ check_tools = check_values("tools")
 """The check of the tools of a chat."""
 
 
-def mixed_prompt_error() -> InvalidRequest:
+def mixed_prompt_error(field: str = "prompt") -> InvalidRequest:
     """Returns the error for a prompt that mixes types."""
     return InvalidRequest(
-        "prompt mixes strings, token ids and lists; give a string, strings, token ids or lists of them",
-        param="prompt",
+        f"{field} mixes strings, token ids and lists; give a string, strings, token ids or lists of them",
+        param=field,
     )
 
 
-def check_prompt_count(count: int) -> None:
-    """Raises ``InvalidRequest`` for more than ``MAX_PROMPTS`` prompts."""
-    if count > MAX_PROMPTS:
-        raise InvalidRequest(f"{count} prompts; at most {MAX_PROMPTS} a request", param="prompt")
+def check_prompt_count(count: int, field: str = "prompt", max_prompts: int = MAX_PROMPTS) -> None:
+    """Raises ``InvalidRequest`` for more than ``max_prompts`` prompts."""
+    if count > max_prompts:
+        raise InvalidRequest(f"{count} prompts; at most {max_prompts} a request", param=field)

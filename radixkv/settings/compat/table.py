@@ -35,6 +35,10 @@ class Place(Flag):
     """The body of OpenAI's ``/v1/responses``."""
     MESSAGES = auto()
     """The bodies of Anthropic's ``/v1/messages``."""
+    EMBEDDINGS = auto()
+    """The body of OpenAI's ``/v1/embeddings``."""
+    RERANK = auto()
+    """The bodies of ``/v1/rerank``, ``/v2/rerank`` and ``/v1/score``."""
     ROUTE = auto()
     """A path of the server."""
 
@@ -44,6 +48,7 @@ CALLS = Place.LLM_GENERATE | Place.LLM_CHAT
 OPENAI = Place.COMPLETIONS | Place.CHATS | Place.TEXT
 BODIES = OPENAI | Place.GENERATE
 PARAMETERS = Place.SAMPLING | OPENAI
+POOLED = Place.EMBEDDINGS | Place.RERANK
 SGLANG = Place.GENERATE | Place.GENERATE_SAMPLING
 
 
@@ -304,8 +309,18 @@ REFUSED = (
     ),
     Refused(
         "prompts are not truncated",
-        {PARAMETERS: "truncate_prompt_tokens", OPENAI: "truncation_side", CALLS: "tokenization_kwargs"},
+        {
+            PARAMETERS | POOLED: "truncate_prompt_tokens",
+            OPENAI | POOLED: "truncation_side",
+            CALLS: "tokenization_kwargs",
+            Place.EMBEDDINGS: "truncate",
+            Place.RERANK: "max_tokens_per_doc max_chunks_per_doc",
+        },
     ),
+    Refused("", {Place.EMBEDDINGS: "messages"}, "use input"),
+    Refused("a document is one text", {Place.RERANK: "rank_fields"}, "send the fields in that text"),
+    Refused("texts have no types", {Place.EMBEDDINGS: "input_type task"}, "write what the model expects in input"),
+    Refused("", {Place.RERANK: "queries data_1"}, "use query, or text_1"),
     Refused(
         "each request stands alone, and the cache finds the common prefix",
         {BODIES: "session_params"},

@@ -175,8 +175,6 @@ def test_a_full_queue_and_a_queue_timeout_set_retry_after(site: Site) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/v1/embeddings",
-        "/v1/rerank",
         "/encode",
         "/v1/load_lora_adapter",
         "/abort_request",

@@ -25,7 +25,7 @@ from radixkv.frontend.served_model import ServedModel
 
 
 def add_openai_routes(app: DocumentedApp, client: EngineClient, served_model: ServedModel) -> None:
-    """Adds the routes ``/v1/models``, ``/v1/completions`` and ``/v1/chat/completions``."""
+    """Adds the routes ``/v1/completions`` and ``/v1/chat/completions``."""
 
     @app.post("/v1/completions", openapi_extra=app.json_body(CompletionRequest))
     async def completions(request: Request) -> Response:
@@ -56,6 +56,10 @@ def add_openai_routes(app: DocumentedApp, client: EngineClient, served_model: Se
             body, response_format, served_model, [prompt.submit], client, chat=prompt, arrived=arrived
         )
         return await respond(request, writer, streams=bool(body.stream))
+
+
+def add_models_routes(app: DocumentedApp, served_model: ServedModel) -> None:
+    """Adds the routes ``/v1/models``."""
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:

@@ -1,0 +1,178 @@
+"""Tests of ``/v1/embeddings`` on a server with a small Qwen3, against Transformers."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from support.checkpoints import save_checkpoint
+from support.live import LiveServer, serving
+from support.small_tokenizers import byte_letters
+
+TEXTS = ["Hens lay eggs.", "Cows give milk, " * 12, "日本"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose tokenizer appends an end token."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = byte_letters(special=["<end>"])
+    tokenizer.post_processor = TemplateProcessing("$A <end>", special_tokens=[("<end>", 256)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    save_checkpoint(folder, model_type="qwen3", vocab_size=tokenizer.get_vocab_size())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    flags = (
+        "--task",
+        "embed",
+        "--max-model-len",
+        "512",
+        "--max-total-tokens",
+        "4096",
+        "--served-model-name",
+        "small",
+    )
+    with serving(folder, tmp_path_factory.mktemp("s") / "errors", *flags) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+
+    def states(prompts: Sequence[Sequence[int]], n: int | None = None) -> Tensor:
+        with torch.no_grad():
+            found = [model.model(torch.tensor([ids])).last_hidden_state[0, -1, :n] for ids in prompts]
+        return torch.nn.functional.normalize(torch.stack(found), dim=-1)
+
+    return states
+
+
+def embed(server: LiveServer, given: Any, **fields: Any) -> dict[str, Any]:
+    reply = server.http.post("/v1/embeddings", json={"input": given, **fields})
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def vectors(body: dict[str, Any]) -> Tensor:
+    assert [one["index"] for one in body["data"]] == list(range(len(body["data"])))
+    return torch.tensor([one["embedding"] for one in body["data"]])
+
+
+def ids_of(server: LiveServer, text: str) -> list[int]:
+    return server.http.post("/tokenize", json={"prompt": text}).json()["tokens"]
+
+
+def test_texts_and_ids_in_every_form(server: LiveServer, oracle: Any) -> None:
+    prompts = [ids_of(server, text) for text in TEXTS]
+    assert [ids[-1] for ids in prompts] == [256] * 3
+    expected = oracle(prompts)
+    for given, part in (
+        (TEXTS, expected),
+        (TEXTS[0], expected[:1]),
+        (prompts, expected),
+        (prompts[1], expected[1:2]),
+        ([TEXTS[1], TEXTS[0], TEXTS[1]], expected[[1, 0, 1]]),
+    ):
+        torch.testing.assert_close(vectors(embed(server, given)), part, rtol=0, atol=2e-6)
+    raw = embed(server, TEXTS[0], add_special_tokens=False)
+    torch.testing.assert_close(vectors(raw), oracle([prompts[0][:-1]]), rtol=0, atol=2e-6)
+
+
+def test_many_long_lists_of_ids_are_inputs(server: LiveServer, oracle: Any) -> None:
+    """The body is long enough that its lists are decoded one at a time, and has more of them than a completion may."""
+    prompts = [[(n * m) % 250 for m in range(1, 200)] for n in range(1, 101)]
+    found = vectors(embed(server, prompts))
+    torch.testing.assert_close(found[[0, 99]], oracle([prompts[0], prompts[99]]), rtol=0, atol=5e-6)
+
+
+def test_encoding_and_dimensions(server: LiveServer, oracle: Any) -> None:
+    plain = embed(server, TEXTS, dimensions=7)
+    coded = embed(server, TEXTS, dimensions=7, encoding_format="base64")
+    decoded = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4").tolist() for one in coded["data"]]
+    assert decoded == [one["embedding"] for one in plain["data"]]
+    expected = oracle([ids_of(server, text) for text in TEXTS], 7)
+    torch.testing.assert_close(vectors(plain), expected, rtol=0, atol=2e-6)
+
+
+def test_usage_counts_tokens_and_what_was_cached(server: LiveServer) -> None:
+    text = "A text that no other test has sent, of some pages. " * 2
+    n_tokens = len(ids_of(server, text))
+    before = server.metrics("prompt_tokens_total", "generation_tokens_total")
+    salted = [embed(server, text, cache_salt="salt") for _ in range(2)]
+    other = embed(server, text, cache_salt="other")
+    after = server.metrics("prompt_tokens_total", "generation_tokens_total")
+    for body in (*salted, other):
+        usage = body["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (
+            n_tokens,
+            0,
+            n_tokens,
+        )
+        assert (body["object"], body["model"]) == ("list", "small")
+    cached = [body["usage"]["prompt_tokens_details"]["cached_tokens"] for body in (*salted, other)]
+    assert cached == [0, (n_tokens - 1) // 16 * 16, 0]
+    assert salted[0]["data"] == salted[1]["data"] == other["data"]
+    assert [new - old for new, old in zip(after, before, strict=True)] == [3 * n_tokens, 0]
+    assert server.is_idle()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code", "said"),
+    [
+        ({"input": []}, "input", "invalid_request", "empty"),
+        ({"input": [TEXTS[0], 5]}, "input", "invalid_request", ""),
+        ({"input": ["a"] * 2049}, "input", "invalid_request", "at most 2048"),
+        ({"input": [[1]] * 2049}, "input", "invalid_request", "at most 2048"),
+        ({"input": [10_000]}, "input", "invalid_request", "vocabulary"),
+        ({"input": "x" * 513}, "input", "context_length_exceeded", "512 tokens"),
+        ({"input": "x" * 512}, "input", "context_length_exceeded", "513 tokens"),
+        ({"input": [1] * 513}, "input", "context_length_exceeded", "513 tokens"),
+        ({"input": "a", "dimensions": 49}, "dimensions", "invalid_request", "1 to 48"),
+        ({"input": "a", "dimensions": 0}, "dimensions", "invalid_request", "1 to 48"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format", "invalid_request", ""),
+        ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "unsupported_feature", "truncated"),
+        (
+            {"messages": [{"role": "user", "content": "a"}], "input": "a"},
+            "messages",
+            "unsupported_feature",
+            "input",
+        ),
+        ({"input": "a", "priority": 1 << 40}, "priority", "invalid_request", ""),
+    ],
+)
+def test_what_cannot_be_embedded_is_refused_by_name(
+    server: LiveServer, fields: dict[str, Any], param: str, code: str, said: str
+) -> None:
+    reply = server.http.post("/v1/embeddings", json=fields)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"], error["code"]) == (400, param, code)
+    assert said in error["message"]
+
+
+def test_the_longest_input_fits(server: LiveServer) -> None:
+    assert embed(server, "x" * 511)["usage"]["prompt_tokens"] == 512
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/generate", "/v1/rerank", "/v1/score"]
+)
+def test_routes_of_other_tasks_are_refused_with_the_task_that_has_them(server: LiveServer, path: str) -> None:
+    reply = server.http.post(path, json={"prompt": "a"})
+    assert reply.status_code == 400
+    assert f"{path} is not supported" in reply.text
+    assert (
+        "--task score" if path.startswith("/v1/r") or path.endswith("score") else "--task generate"
+    ) in reply.text
