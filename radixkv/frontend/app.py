@@ -50,7 +50,7 @@ CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that left; nobody reads it."""
 
 _REFUSED_ROUTES = refusals(Place.ROUTE)
-_ROUTES_OF_TASKS: Mapping[Task, Sequence[str]] = {
+ROUTES_OF_TASKS: Mapping[Task, Sequence[str]] = {
     "generate": ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate"),
     "embed": ("/v1/embeddings",),
     "score": ("/v1/rerank", "/v2/rerank", "/v1/score"),
@@ -128,7 +128,7 @@ def build_app(
     add_ui_routes(app, client, served_model, explain_contents=explain_contents)
     add_lifetime_routes(app, client, served_model)
     add_server_info_routes(app, client, served_model, metrics, settings)
-    for task, paths in _ROUTES_OF_TASKS.items():
+    for task, paths in ROUTES_OF_TASKS.items():
         if task != served_model.task:
             refuse = partial(_refuse_task, task, served_model.task)
             for path in paths:

@@ -193,6 +193,16 @@ def test_unsupported_routes_are_refused_by_name(site: Site, path: str) -> None:
     assert path == "/abort_request" or "/v1/completions" in message, "which are supported"
 
 
+@pytest.mark.parametrize(
+    ("path", "task"),
+    [("/v1/embeddings", "embed"), ("/v1/rerank", "score"), ("/v2/rerank", "score"), ("/v1/score", "score")],
+)
+def test_routes_of_other_tasks_are_refused_with_the_task_that_has_them(site: Site, path: str, task: str) -> None:
+    message = check_refusal(site.http.post(path, json={}), None, "unsupported_feature")
+    assert message.startswith(f"{path} ")
+    assert f"--task {task}" in message
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
 def test_a_priority_outside_the_range_is_refused_but_not_the_health_checks(
     served_model: ServedModel, tmp_path: Path, path: str

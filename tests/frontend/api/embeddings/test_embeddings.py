@@ -92,7 +92,7 @@ def test_texts_and_ids_in_every_form(server: LiveServer, oracle: Any) -> None:
 
 
 def test_many_long_lists_of_ids_are_inputs(server: LiveServer, oracle: Any) -> None:
-    """The body is long enough that its lists are decoded one at a time, and has more of them than a completion may."""
+    """The body is so long that lists are decoded one at a time, and has more of them than a completion may."""
     prompts = [[(n * m) % 250 for m in range(1, 200)] for n in range(1, 101)]
     found = vectors(embed(server, prompts))
     torch.testing.assert_close(found[[0, 99]], oracle([prompts[0], prompts[99]]), rtol=0, atol=5e-6)
@@ -167,12 +167,22 @@ def test_the_longest_input_fits(server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/completions", "/v1/chat/completions", "/generate", "/v1/rerank", "/v1/score"]
+    ("path", "task"),
+    [
+        ("/v1/completions", "generate"),
+        ("/v1/chat/completions", "generate"),
+        ("/v1/responses", "generate"),
+        ("/v1/messages", "generate"),
+        ("/generate", "generate"),
+        ("/v1/rerank", "score"),
+        ("/v2/rerank", "score"),
+        ("/v1/score", "score"),
+    ],
 )
-def test_routes_of_other_tasks_are_refused_with_the_task_that_has_them(server: LiveServer, path: str) -> None:
+def test_routes_of_other_tasks_are_refused_with_the_task_that_has_them(
+    server: LiveServer, path: str, task: str
+) -> None:
     reply = server.http.post(path, json={"prompt": "a"})
     assert reply.status_code == 400
     assert f"{path} is not supported" in reply.text
-    assert (
-        "--task score" if path.startswith("/v1/r") or path.endswith("score") else "--task generate"
-    ) in reply.text
+    assert f"start one with --task {task}" in reply.text

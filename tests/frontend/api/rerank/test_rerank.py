@@ -1,4 +1,4 @@
-"""Tests of ``/v1/rerank``, ``/v2/rerank`` and ``/v1/score`` on a server with a small reranker, against ``LLM.score``."""
+"""Tests of ``/v1/rerank``, ``/v2/rerank`` and ``/v1/score`` with a small reranker, against ``LLM.score``."""
 
 from __future__ import annotations
 
