@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM
 
 from radixkv import EmbeddingRequestOutput, SamplingParams
-from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidRequest
+from radixkv.errors import CheckpointError, ContextLengthExceeded, InvalidRequest, NumericalFailure
 from radixkv.llm import LLM
-from support.checkpoints import edited_config, save_checkpoint
+from support.checkpoints import edited_config, edited_tensors, save_checkpoint
 from support.device_support import OTHERS, random_ids
 from support.small_tokenizers import byte_level
 
@@ -224,3 +224,22 @@ def test_models_that_are_no_decoders_are_refused_by_name(
         config.update(changes)
     with pytest.raises(CheckpointError, match=named):
         LLM(tmp_path, task="embed", **SIZES)
+
+
+def test_values_that_are_not_finite_fail_their_request_alone(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, model_type="qwen3")
+    with edited_tensors(tmp_path) as tensors:
+        tensors["model.embed_tokens.weight"][7] = torch.inf
+    with LLM(tmp_path, task="embed", **SIZES) as llm:
+        with pytest.raises(NumericalFailure):
+            llm.embed([[1, 2, 7, 3]], use_tqdm=False)
+        (output,) = llm.embed([[1, 2, 3]], use_tqdm=False)
+    torch.testing.assert_close(vectors([output]), oracle(tmp_path, [[1, 2, 3]]), rtol=0, atol=2e-6)
+
+
+@pytest.mark.nightly
+def test_two_ranks_have_the_embeddings_of_one(qwen3: Path) -> None:
+    prompts = [random_ids(n, seed=n) for n in LENGTHS]
+    with LLM(qwen3, task="embed", tensor_parallel_size=2, **SIZES) as llm:
+        found = vectors(llm.embed(prompts, use_tqdm=False))
+    torch.testing.assert_close(found, oracle(qwen3, prompts), rtol=0, atol=2e-6)

@@ -23,7 +23,7 @@ from radixkv.errors import DeviceError
 from radixkv.runtime.step.plan import Row, RowSampling, SharedRun, StepPlan
 from radixkv.runtime.step.result import StepResult, TokenMasks
 from radixkv.tree.node import Namespace
-from radixkv.wire.messages import TokenLogprobs
+from radixkv.wire.messages import Pooling, TokenLogprobs
 from support.fake_grammars import END, FakeGrammar
 
 VOCAB_SIZE = 1000
@@ -90,6 +90,11 @@ def next_output_token(
 def logprobs_of(end: int, token: int) -> TokenLogprobs:
     """Returns the logprobs of a token after a chain."""
     return TokenLogprobs(-float(link(end, token) % 10_007), 1, b"", b"")
+
+
+def pooled_of(end: int, pooling: Pooling) -> bytes:
+    """Returns what a row reports of its last position, at the end of a chain."""
+    return repr((end, pooling.token_ids)).encode()
 
 
 def beam_logprobs(end: int) -> dict[int, float]:
@@ -369,7 +374,15 @@ class FakeDevice:
             ),
             prompt_logprobs=tuple(self._score(row, links) for row, links in zip(plan.rows, chains, strict=True)),
             device_seconds=seconds,
+            pooled=tuple(self._pool(row, end) for row, end in zip(plan.rows, ends, strict=True)),
         )
+
+    @staticmethod
+    def _pool(row: Row, end: int | None) -> bytes | None:
+        if row.pooling is None or end is None:
+            return None
+        assert row.sampling is None, "a row both pools and samples"
+        return pooled_of(end, row.pooling)
 
     def _check_shared(self, plan: StepPlan) -> None:
         """Checks the decode rows, and that shared runs match number and block tables, and nest."""

@@ -40,6 +40,7 @@ class ReceivedMessages:
     finish_reasons: dict[int, str] = field(default_factory=dict)
     stop_token_ids: dict[int, int] = field(default_factory=dict)
     prompt_logprobs: list[wire.TokenLogprobs] = field(default_factory=list)
+    pooled: bytes | None = None
     terminal: wire.Done | wire.Failed | None = None
 
     def take(self, item: wire.NewTokens) -> None:
@@ -50,7 +51,10 @@ class ReceivedMessages:
         self.logprobs += item.logprobs or []
         if item.finish_reason is not None:
             self.finish_reasons[item.choice] = item.finish_reason
-        assert (item.stop_token_id is not None) == (item.finish_reason == "stop")
+        if item.pooled is not None:
+            assert (item.tokens, item.finish_reason) == (b"", "stop"), "what is pooled comes alone, with the end"
+            self.pooled = item.pooled
+        assert (item.stop_token_id is not None) == (item.finish_reason == "stop" and item.pooled is None)
         if item.stop_token_id is not None:
             self.stop_token_ids[item.choice] = item.stop_token_id
 
@@ -110,9 +114,11 @@ class Frontend:
         pins: Iterable[wire.PromptPin] = (),
         session_id: str = "",
         reads_cache: bool = True,
+        pooling: wire.Pooling | None = None,
         **sampling: object,
     ) -> None:
-        params = SamplingParams(**{"temperature": 1.0, "seed": 5, "max_tokens": 6, **sampling})
+        defaults = {"temperature": 1.0, "seed": 5, "max_tokens": 6} if pooling is None else {}
+        params = SamplingParams(**{**defaults, **sampling})
         self.received[request_id] = ReceivedMessages(params.n)
         message = wire.Submit(
             request_id,
@@ -124,6 +130,7 @@ class Frontend:
             session_id=session_id,
             reads_cache=reads_cache,
             tenant=tenant,
+            pooling=pooling,
         )
         self.take(self.loop.receive(message))
 
