@@ -10,8 +10,9 @@ ALL_CLIENTS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcar
 FRAMEWORKS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcard tests/clients/frameworks/*.txt))
 # Tests start a hundred processes, each of which would compile radixkv again.
 unexport PYTHONDONTWRITEBYTECODE
-# Tests run in two processes. With more threads each, torch's would wait for a core that the other process has.
-ONE_THREAD := OMP_NUM_THREADS=1
+# Tests run in two processes. With more threads each, torch's would wait for a core that the other process has; those
+# of the test that has two sleep meanwhile, because they would spin.
+ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 # An environment for the tests of stores that servers share.
 STORES := $(VENV)/stores
 # An environment for the tests of the CUDA kernels in Triton's interpreter.
@@ -43,7 +44,10 @@ help:  ## this list
 demo: $(VENV)/.ready  ## measures the prefix cache: a workload with the cache off and on
 	$(VENV)/bin/radixkv bench --workload fewshot --num-shots 16 --compare-cache
 
-test: lint types imports tests  ## what a change must pass: lint, types, import contracts, all CPU tests
+# pip waits for files most of the time, so mypy runs beside it.
+test: $(VENV)/.ready  ## what a change must pass: lint, types, import contracts, all CPU tests
+	$(MAKE) --jobs 2 lint types imports $(CLIENTS)
+	$(MAKE) tests
 
 quick: lint types imports $(VENV)/.ready  ## lint, types, contracts, and the tests of tree, cache, scheduler, steps, wire and settings
 	$(ONE_THREAD) $(VENV)/bin/pytest -m 'not nightly' -q --numprocesses 2 --dist loadfile $(QUICK)
