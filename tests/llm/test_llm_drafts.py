@@ -80,10 +80,10 @@ def test_answers_are_equal_to_the_bit(engines: tuple[LLM, LLM], params: Sampling
     for engine in engines:
         engine.flush_cache()
     before = count_drafts(drafting)
+    biased = [replace(params, logit_bias=bias) for bias in (params.logit_bias, NARROW)]
+    expected = [answers(plain, one, PROMPTS) for one in biased]
     for _ in range(2):  # without hits, then with hits
-        for bias in (params.logit_bias, NARROW):
-            one = replace(params, logit_bias=bias)
-            assert answers(drafting, one, PROMPTS) == answers(plain, one, PROMPTS)
+        assert [answers(drafting, one, PROMPTS) for one in biased] == expected
     n_drafted, n_accepted = (now - then for now, then in zip(count_drafts(drafting), before, strict=True))
     if params.max_tokens > 1 and not params.frequency_penalty:
         assert 0 < n_accepted < n_drafted
@@ -138,9 +138,12 @@ def test_answers_that_obey_a_grammar_are_equal_to_the_bit(
     for engine in engines:
         engine.flush_cache()
     before = count_drafts(drafting)
-    for bias in ({}, NARROW, {}):  # the last time with hits
-        one = replace(params, structured_outputs=StructuredOutputs(**wanted), logit_bias=bias)
-        assert answers(drafting, one, JSON_PROMPTS) == answers(plain, one, JSON_PROMPTS)
+    free = replace(params, structured_outputs=StructuredOutputs(**wanted))
+    narrow = replace(free, logit_bias=NARROW)
+    expected = answers(plain, free, JSON_PROMPTS)
+    assert answers(drafting, free, JSON_PROMPTS) == expected
+    assert answers(drafting, narrow, JSON_PROMPTS) == answers(plain, narrow, JSON_PROMPTS)
+    assert answers(drafting, free, JSON_PROMPTS) == expected, "with hits"
     n_drafted, n_accepted = (now - then for now, then in zip(count_drafts(drafting), before, strict=True))
     if wanted.get("json") is LIST:
         assert 0 < n_accepted < n_drafted
@@ -165,10 +168,13 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(engines: tuple[LLM, LLM]) 
     assert engines[0].get_metrics().drafts is None
 
 
-@pytest.fixture(scope="module")
-def tree_engine() -> Iterator[LLM]:
-    with LLM("tiny", max_total_tokens=4096, max_model_len=1024, speculative_config={"method": "tree"}) as llm:
-        yield llm
+@pytest.fixture
+def tree_engine(engines: tuple[LLM, LLM]) -> LLM:
+    engines[1].flush_cache()
+    return engines[1]
+
+
+with_tree = pytest.mark.parametrize("engines", ["tiny-tree"], indirect=True, scope="module")
 
 
 def answer_in_steps(llm: LLM, prompt: object) -> tuple[str, int]:
@@ -179,6 +185,7 @@ def answer_in_steps(llm: LLM, prompt: object) -> tuple[str, int]:
     return answer.text, llm.get_metrics().steps_total - before
 
 
+@with_tree
 def test_an_answer_that_was_given_before_takes_fewer_steps_in_its_namespace(tree_engine: LLM) -> None:
     prompt = "A story of a lighthouse keeper and"
     text, n_first = answer_in_steps(tree_engine, prompt)
@@ -193,6 +200,7 @@ def test_an_answer_that_was_given_before_takes_fewer_steps_in_its_namespace(tree
     assert n_flushed > 40
 
 
+@with_tree
 def test_a_part_of_an_answer_to_another_prompt_is_drafted_in_its_namespace(tree_engine: LLM) -> None:
     prompt = "A story of a lighthouse keeper and"
     text, _ = answer_in_steps(tree_engine, prompt)
@@ -202,6 +210,7 @@ def test_a_part_of_an_answer_to_another_prompt_is_drafted_in_its_namespace(tree_
     assert n_here < 0.8 * n_elsewhere
 
 
+@with_tree
 def test_a_first_answer_to_a_schema_takes_fewer_steps(tree_engine: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=90, structured_outputs=StructuredOutputs(json=RECORD))
     before = tree_engine.get_metrics()
