@@ -53,14 +53,15 @@ def replay(policy: EvictionPolicyName, seed: int, n_requests: int = 150) -> None
         world.check()
 
 
-def replay_all(policy: EvictionPolicyName) -> None:
-    for seed in range(8):
+def replay_all(policy: EvictionPolicyName, seeds: range = range(8)) -> None:
+    for seed in seeds:
         replay(policy, seed)
 
 
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 8), marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_policy_evicts_what_its_model_does(policy: EvictionPolicyName) -> None:
-    replay_all(policy)
+def test_a_policy_evicts_what_its_model_does(policy: EvictionPolicyName, seeds: range) -> None:
+    replay_all(policy, seeds)
 
 
 def uses_are_not_ranked(patch: Patch) -> None:
