@@ -11,6 +11,7 @@ import pytest
 
 from radixkv import LLM, SamplingParams, StructuredOutputs
 from radixkv.checkpoints import resolve
+from support.cases import covering, rest_nightly
 from support.live import LiveServer, serving
 
 HOUR = {"type": "object", "properties": {"hour": {"type": "integer"}}, "required": ["hour"]}
@@ -36,7 +37,10 @@ def test_a_server_without_grammars_refuses_structured_outputs(server: LiveServer
     assert server.canary() == before
 
 
-@pytest.fixture(scope="module", params=["the model writes <think>", "the prompt ends with <think>"])
+KINDS = ["the model writes <think>", "the prompt ends with <think>"]
+
+
+@pytest.fixture(scope="module")
 def thinking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """Serves the embedded model, which reasons if it is asked to."""
     folder, flags = tmp_path_factory.mktemp("thinking"), []
@@ -84,7 +88,7 @@ def chat(live: LiveServer, *, thinks: bool = True, **more: Any) -> tuple[str, st
     return whole
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("thinking", "form"), covering(KINDS, FORMATS), indirect=["thinking"], scope="module")
 def test_a_format_begins_after_the_reasoning(thinking: LiveServer, form: dict[str, Any]) -> None:
     free, _ = chat(thinking)
     reasoning, text = chat(thinking, **form)
@@ -95,12 +99,14 @@ def test_a_format_begins_after_the_reasoning(thinking: LiveServer, form: dict[st
     assert isinstance(json.loads(text), dict)
 
 
+@pytest.mark.parametrize("thinking", rest_nightly(KINDS, kept=(1,)), indirect=True, scope="module")
 def test_without_reasoning_a_format_begins_at_once(thinking: LiveServer) -> None:
     for more in ({"thinks": False}, {"separate_reasoning": False, "thinks": False}):
         reasoning, text = chat(thinking, guided_json=HOUR, **more)
         assert (reasoning, set(json.loads(text))) == ("", {"hour"})
 
 
+@pytest.mark.parametrize("thinking", rest_nightly(KINDS, kept=(1,)), indirect=True, scope="module")
 def test_a_prefilled_answer_goes_on_in_its_part(thinking: LiveServer) -> None:
     begun = {"add_generation_prompt": False, "continue_final_message": True, "guided_json": HOUR}
     for content, is_reasoning in (("The answer is: ", False), ("<think>\nThis needs", True)):
@@ -110,6 +116,7 @@ def test_a_prefilled_answer_goes_on_in_its_part(thinking: LiveServer) -> None:
         assert set(json.loads(text)) == {"hour"}
 
 
+@pytest.mark.parametrize("thinking", rest_nightly(KINDS, kept=(0,)), indirect=True, scope="module")
 def test_reasoning_may_stay_in_the_content(thinking: LiveServer) -> None:
     reasoning, text = chat(thinking, guided_json=HOUR, separate_reasoning=False)
     thought, _, answer = text.rpartition("</think>")
@@ -118,6 +125,7 @@ def test_reasoning_may_stay_in_the_content(thinking: LiveServer) -> None:
     assert set(json.loads(answer)) == {"hour"}
 
 
+@pytest.mark.parametrize("thinking", rest_nightly(KINDS, kept=(0,)), indirect=True, scope="module")
 def test_several_choices_have_reasoning_each(thinking: LiveServer) -> None:
     body = {"messages": MESSAGES, "n": 3, "seed": 1, "temperature": 0.7, "max_tokens": 120, "guided_json": HOUR}
     body["chat_template_kwargs"] = {"enable_thinking": True}
@@ -126,6 +134,7 @@ def test_several_choices_have_reasoning_each(thinking: LiveServer) -> None:
             assert set(json.loads(choice["message"]["content"])) == {"hour"}
 
 
+@pytest.mark.parametrize("thinking", rest_nightly(KINDS, kept=(1,)), indirect=True, scope="module")
 def test_responses_and_messages(thinking: LiveServer) -> None:
     schema = {"type": "json_schema", "name": "opening", "schema": HOUR}
     body = {"input": MESSAGES[0]["content"], "reasoning": {"effort": "high"}, "text": {"format": schema}}

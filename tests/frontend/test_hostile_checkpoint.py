@@ -12,6 +12,7 @@ import tokenizers
 
 from radixkv.frontend.served_model import ServedModel
 from radixkv.text.tokenizer import Tokenizer
+from support.cases import covering
 from support.hostile_tokenizers import HOSTILE, give_up_soon
 from support.running_site import running_site
 from support.scripted_runtime import Site
@@ -44,9 +45,7 @@ def make_site(
     patch.undo()
 
 
-@pytest.fixture(
-    scope="module", params=["a pattern that takes quadratic time", "a normalizer that makes a long text"]
-)
+@pytest.fixture(scope="module")
 def hostile_site(
     request: pytest.FixtureRequest, make_site: Callable[[tokenizers.Tokenizer], Any]
 ) -> Iterator[Site]:
@@ -54,10 +53,16 @@ def hostile_site(
         yield site
 
 
-@pytest.mark.parametrize(("path", "body"), REQUESTS, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("hostile_site", "request_"),
+    covering(["a pattern that takes quadratic time", "a normalizer that makes a long text"], REQUESTS),
+    indirect=["hostile_site"],
+    scope="module",
+)
 def test_a_text_that_cannot_be_encoded_is_a_400_and_the_server_goes_on(
-    hostile_site: Site, path: str, body: dict[str, Any]
+    hostile_site: Site, request_: tuple[str, dict[str, Any]]
 ) -> None:
+    path, body = request_
     replies: list[Any] = []
     asking = threading.Thread(target=lambda: replies.append(hostile_site.http.post(path, json=body)))
     asking.start()
