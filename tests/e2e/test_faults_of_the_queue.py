@@ -39,6 +39,7 @@ def test_a_full_queue_in_a_stream(checked_server: LiveServer) -> None:
     assert error["error"]["code"] == "queue_full"
 
 
+@pytest.mark.nightly
 def test_no_request_waits_longer_than_the_queue_timeout(
     start: Callable[..., AbstractContextManager[LiveServer]],
 ) -> None:

@@ -13,9 +13,10 @@ from select import select
 
 import pytest
 
+from support.cases import rest_nightly
 from support.live import COMMAND_LINE, HERE, LIMIT_S, children, is_running, wait_for
 
-pytestmark = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
 
 def interrupt(
@@ -53,6 +54,7 @@ def handles(pid: int, number: int) -> bool:
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
+@pytest.mark.parametrize("number", rest_nightly(SIGNALS, kept=(0,)))
 def test_a_start_that_waits_for_the_hub(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -66,6 +68,7 @@ def test_a_start_that_waits_for_the_hub(number: int, tmp_path: Path, monkeypatch
     assert signal.Signals(number).name in log[-1]
 
 
+@pytest.mark.parametrize("number", rest_nightly(SIGNALS, kept=(1,)))
 def test_a_start_that_waits_for_the_runtime(number: int, sensitive: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(HERE / "stuck_cli.py"), "runtime", "serve", str(sensitive), "--port", "0"]
 
@@ -77,6 +80,7 @@ def test_a_start_that_waits_for_the_runtime(number: int, sensitive: Path, tmp_pa
     assert signal.Signals(number).name in log[-1]
 
 
+@pytest.mark.parametrize("number", rest_nightly(SIGNALS, kept=(0,)))
 def test_a_start_that_reads_a_huge_tokenizer(number: int, sensitive: Path, tmp_path: Path) -> None:
     """The kernel ends it, because no handler can run."""
     command = [sys.executable, str(HERE / "stuck_cli.py"), "tokenizer", "serve", str(sensitive), "--port", "0"]

@@ -90,6 +90,7 @@ def test_a_hung_runtime_ends_all_at_the_heartbeat_limit(start: Start) -> None:
         assert not is_running(live.runtime_pid)
 
 
+@pytest.mark.nightly
 def test_the_runtime_ends_with_a_killed_frontend(start: Start) -> None:
     with start() as live:
         BackgroundRequest(live, **{**LONG, "prompt": ["x " * 2000] * 8})

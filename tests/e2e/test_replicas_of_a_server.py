@@ -84,6 +84,7 @@ def test_the_pool_of_server_info_is_that_of_one_replica_as_in_sglang(replicas: L
     assert load["max_total_num_tokens"] == 2 * n_tokens
 
 
+@pytest.mark.nightly
 def test_a_replica_that_is_killed_is_started_again(start: Start) -> None:
     with start("--device", "cpu", "--data-parallel-size", "2") as live:
         os.kill(live.runtime_pids[0], signal.SIGKILL)

@@ -332,7 +332,13 @@ def test_a_killed_process_of_trials_is_replaced_and_nobody_fails(grammars: Gramm
     assert trials() != killed
 
 
-@pytest.mark.parametrize("line", [b"no result\n", b"x" * MAX_LINE_BYTES + b"x\n"], ids=["unreadable", "too long"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(b"no result\n", id="unreadable", marks=pytest.mark.nightly),
+        pytest.param(b"x" * MAX_LINE_BYTES + b"x\n", id="too long"),
+    ],
+)
 def test_a_process_of_trials_that_sends_no_result_is_replaced_and_nobody_fails(
     grammars: Grammars, line: bytes
 ) -> None:
