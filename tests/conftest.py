@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections.abc import Generator
@@ -18,6 +19,12 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.pluginmanager.hasplugin("hypothesispytest"):  # not installed for the GPU tests
         set_numbers_of_examples(config.getoption("--hypothesis-profile"))
+
+
+def pytest_collection_finish() -> None:
+    """Freezes the modules and tests, which each full collection would otherwise look at for 0.4 s."""
+    gc.collect()
+    gc.freeze()
 
 
 def set_numbers_of_examples(profile: str | None) -> None:

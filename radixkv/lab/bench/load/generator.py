@@ -296,9 +296,10 @@ def _young_collections_only() -> Iterator[None]:
     """Context in which existing objects and the oldest generation are not collected.
 
     A full collection takes tens of milliseconds in a process that has imported this package, and no time stamps are
-    taken meanwhile.
+    taken meanwhile. Objects stay frozen afterwards if some were before.
     """
     first, second, third = gc.get_threshold()
+    n_frozen = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     gc.set_threshold(first, second, NEVER)
@@ -306,4 +307,5 @@ def _young_collections_only() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(first, second, third)
-        gc.unfreeze()
+        if not n_frozen:
+            gc.unfreeze()

@@ -1,6 +1,7 @@
 """Requests that the load generator sends, and the records of their answers."""
 
 import asyncio
+import gc
 import io
 import math
 import re
@@ -64,6 +65,16 @@ def test_the_body_requests_a_greedy_answer_of_a_fixed_length(fake):
             "return_token_ids": True,
         }
     ]
+
+
+@pytest.mark.parametrize("are_frozen", [True, False])
+def test_objects_are_frozen_after_a_run_if_some_were_before(fake, are_frozen):
+    (gc.freeze if are_frozen else gc.unfreeze)()
+    try:
+        send(fake.address, ["one"])
+        assert bool(gc.get_freeze_count()) is are_frozen
+    finally:
+        gc.freeze()
 
 
 def test_a_server_with_openais_fields_only_and_without_done_works(fake):
