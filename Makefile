@@ -44,7 +44,7 @@ help:  ## this list
 demo: $(VENV)/.ready  ## measures the prefix cache: a workload with the cache off and on
 	$(VENV)/bin/radixkv bench --workload fewshot --num-shots 16 --compare-cache
 
-# pip waits for files most of the time, so mypy runs beside it.
+# mypy takes one core, so pip runs beside it.
 test: $(VENV)/.ready  ## what a change must pass: lint, types, import contracts, all CPU tests
 	$(MAKE) --jobs 2 lint types imports $(CLIENTS)
 	$(MAKE) tests
