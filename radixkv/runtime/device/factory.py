@@ -78,7 +78,7 @@ def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint, mac
     if model.head_dim not in HEAD_SIZES:
         logger.warning("computing on the CPU: heads of size %d are not supported on CUDA", model.head_dim)
         return "cpu"
-    if model.delta_nets is not None:
+    if model.delta_nets is not None or model.has_output_gate:
         logger.warning("computing on the CPU: gated delta nets are not supported on CUDA in this release")
         return "cpu"
     return "cuda"
@@ -98,7 +98,8 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     """
     device = choose_device(config.model.device, checkpoint, machine)
     limit = checkpoint.max_position_embeddings
-    resolved = with_defaults(config, device, limit, machine)
+    model = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
+    resolved = with_defaults(config, device, limit, machine, has_states=model.delta_nets is not None)
     settings = resolved.device_settings
     if settings.max_model_len > limit:
         raise ConfigError(f"max_model_len {settings.max_model_len} must be between 1 and the checkpoint's {limit}")
@@ -119,16 +120,15 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
             )
         if config.cache.gpu_memory_utilization is not None:
             _warn_of_ignored_utilization(settings)
-        _check_states(config, checkpoint)
+        if model.delta_nets is not None:
+            _check_states(config, checkpoint.folder.name)
         check_for_cpu(checkpoint, settings)
     return resolved
 
 
-def _check_states(config: EngineConfig, checkpoint: Checkpoint) -> None:
+def _check_states(config: EngineConfig, name: str) -> None:
     """Raises ``ConfigError`` for what a model with gated delta nets cannot do in this release."""
-    if DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json").delta_nets is None:
-        return
-    model = f"{checkpoint.folder.name} has gated delta nets"
+    model = f"{name} has gated delta nets"
     if config.cache.enable_prefix_caching:
         raise ConfigError(
             f"{model}, whose states the prefix cache does not keep in this release; set enable_prefix_caching to "

@@ -294,9 +294,9 @@ def check_block_tables(max_rows: int, max_model_len: int, page_size: int) -> Non
 
 def check_model(config: DecoderConfig) -> None:
     """Raises ``ConfigError`` for a checkpoint that runs on the CPU only."""
-    if config.delta_nets is not None:
+    if config.delta_nets is not None or config.has_output_gate:
         raise ConfigError(
-            f"this {config.architecture} has gated delta nets, which run on the CPU only yet; {_USE_CPU}"
+            f"this {config.architecture} has gated delta nets or attention, which run on the CPU only; {_USE_CPU}"
         )
     head_dim = config.head_dim
     if head_dim not in HEAD_SIZES:

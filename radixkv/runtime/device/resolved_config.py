@@ -11,6 +11,10 @@ from radixkv.settings.config import Device, EngineConfig
 
 _MAX_NUM_SEQS: dict[Device, int] = {"cpu": 256, "cuda": 512}
 _MAX_NUM_BATCHED_TOKENS: dict[Device, int] = {"cpu": 2048, "cuda": 8192}
+_MAX_NUM_SEQS_WITH_STATES = 16
+"""Each sequence has states of some 20 to 50 MB."""
+_MAX_NUM_BATCHED_TOKENS_WITH_STATES = 128
+"""The CPU takes 1 to 2 ms for a token in each layer with states, and between steps nothing else is done."""
 _CPU_POOL_BYTES = 1 << 30
 _CACHE_DIR_BYTES = 64 << 30
 _GPU_MEMORY_UTILIZATION = 0.9
@@ -31,7 +35,12 @@ class ResolvedConfig:
 
 
 def with_defaults(
-    config: EngineConfig, device: Device, max_position_embeddings: int, machine: Machine | None = None
+    config: EngineConfig,
+    device: Device,
+    max_position_embeddings: int,
+    machine: Machine | None = None,
+    *,
+    has_states: bool = False,
 ) -> ResolvedConfig:
     """Returns the settings with their defaults for a device and a checkpoint.
 
@@ -40,6 +49,7 @@ def with_defaults(
         device: on which to compute.
         max_position_embeddings: the checkpoint's own limit of ``max_model_len``.
         machine: what a look at the machine found.
+        has_states: whether layers have states in place of K and V.
 
     Raises:
         ConfigError: the pool's size is set twice.
@@ -48,11 +58,12 @@ def with_defaults(
     _check_pool_size(cache.kv_cache_memory_bytes, cache.max_total_tokens)
     n_rows, n_tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
     if n_rows is None:
-        n_rows = _MAX_NUM_SEQS[device]
+        n_rows = _MAX_NUM_SEQS_WITH_STATES if has_states else _MAX_NUM_SEQS[device]
         if n_tokens is not None:
             n_rows = min(n_rows, n_tokens + 1 - cache.page_size)
     if n_tokens is None:
-        n_tokens = max(_MAX_NUM_BATCHED_TOKENS[device], n_rows - 1 + cache.page_size)
+        n_tokens = _MAX_NUM_BATCHED_TOKENS_WITH_STATES if has_states else _MAX_NUM_BATCHED_TOKENS[device]
+        n_tokens = max(n_tokens, n_rows - 1 + cache.page_size)
     n_bytes, utilization = cache.kv_cache_memory_bytes, cache.gpu_memory_utilization
     return ResolvedConfig(
         device=device,

@@ -273,7 +273,8 @@ def test_models_that_only_the_cpu_runs() -> None:
     hybrid = {"architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 4, "head_dim": 128}
     with pytest.raises(ConfigError, match="this Qwen3_5ForCausalLM has gated delta nets.*device to cpu"):
         check_model(parse(hybrid))
-    check_model(parse({**hybrid, "layer_types": ["full_attention"] * 4}))
+    with pytest.raises(ConfigError, match="this Qwen3_5ForCausalLM has gated"):
+        check_model(parse({**hybrid, "layer_types": ["full_attention"] * 4}))
     check_model(parse({"architectures": ["MixtralForCausalLM"], **EXPERTS}))
     check_model(parse({"architectures": ["GptOssForCausalLM"], **EXPERTS}))
 

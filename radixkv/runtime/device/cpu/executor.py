@@ -18,13 +18,13 @@ from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cpu.base import Attention
 from radixkv.runtime.device.attention.cpu.paged import PagedAttention
 from radixkv.runtime.device.collectives import Collectives, OneRank, SummingCollectives
-from radixkv.runtime.device.cpu.persistent_batch import PersistentBatch
+from radixkv.runtime.device.cpu.persistent_batch import PersistentBatch, token_spans
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name, scales_text
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
 from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots
 from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
-from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
+from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates, state_bytes
 from radixkv.runtime.device.memory.page_shape import PageShape, count_pages
 from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder import Decoder
@@ -96,7 +96,7 @@ class CpuExecutor:
         with open_weights(checkpoint, load_format=settings.load_format, dtype=dtype, shard=shard) as weights:
             page, n_pages = _plan_pool(weights, settings)
             if shard is None:  # with ranks all of them were checked together, before any took memory
-                _check_memory(weights, page, n_pages)
+                _check_memory(weights, page, n_pages, max_rows)
             config = weights.config
             kv_scales = None if page.dtype == weights.dtype else weights.kv_scales()
             operations: Operations = CpuOperations(config, max_model_len)
@@ -140,7 +140,10 @@ class CpuExecutor:
 
     def launch(self, plan: StepPlan) -> _Step:
         """Queues a step. Raises ``DeviceError`` for an invalid plan, which is then not queued."""
-        step = _Step(self, plan.step, self._packer.pack(plan))
+        packed = self._packer.pack(plan)
+        if self._states is not None:
+            self._states.check(token_spans(packed))
+        step = _Step(self, plan.step, packed)
         self._queue.append(step)
         return step
 
@@ -173,10 +176,7 @@ class CpuExecutor:
             self.pool.copy(packed.plan.copies)
         self._batch.update(packed)
         self.attention.plan(self._batch.spans(packed))
-        inputs = self._batch.inputs(packed)
-        if self._states is not None:
-            self._states.check(inputs.sequences)
-        hidden = self.model(inputs, self.pool, self.attention)
+        hidden = self.model(self._batch.inputs(packed), self.pool, self.attention)
         last = hidden[torch.from_numpy(packed.sampled)]
         positions = [(index, one) for index, row in enumerate(packed.plan.rows) for one in row.samplings()]
         sampled: dict[int, SampledToken | None] = {}
@@ -340,7 +340,7 @@ def check_for_cpu(checkpoint: Checkpoint, settings: DeviceSettings) -> None:
         quantization=settings.quantization,
         shard=None if n_ranks == 1 else Shard(0, n_ranks),
     ) as weights:
-        _check_memory(weights, *_plan_pool(weights, settings), n_ranks=n_ranks)
+        _check_memory(weights, *_plan_pool(weights, settings), settings.max_num_seqs, n_ranks=n_ranks)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -359,11 +359,21 @@ def _plan_pool(weights: Weights, settings: DeviceSettings) -> tuple[PageShape, i
     return page, n_pages
 
 
-def _check_memory(weights: Weights, page: PageShape, n_pages: int, *, n_ranks: int = 1) -> None:
-    """Raises ``ConfigError`` if weights and pool of all ranks do not fit into memory; called before anything is
-    loaded."""
+def _check_memory(weights: Weights, page: PageShape, n_pages: int, max_rows: int, *, n_ranks: int = 1) -> None:
+    """Raises ``ConfigError`` if weights, states and pool of all ranks do not fit into memory.
+
+    It is called before anything is loaded.
+    """
     pool_bytes = n_ranks * (n_pages + 1) * page.n_bytes
     weights_bytes = n_ranks * weights.peak_bytes
+    if (delta_nets := weights.config.delta_nets) is not None:
+        states_bytes = max_rows * state_bytes(delta_nets, weights.dtype)
+        require_memory(
+            weights_bytes + states_bytes,
+            f"states of {states_bytes} bytes for max_num_seqs {max_rows} beside the model, a total",
+            "set max_num_seqs lower, or use a smaller model",
+        )
+        weights_bytes += states_bytes
     is_float32 = weights.dtype == torch.float32
     model = f"a model in {'float32' if is_float32 else 'bfloat16'}"
     require_memory(weights_bytes, model, f"use a smaller model{', or set dtype to bfloat16' if is_float32 else ''}")

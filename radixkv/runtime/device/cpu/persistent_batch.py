@@ -67,8 +67,13 @@ class PersistentBatch:
         ids = step.ids.astype(np.int64)
         is_sampled = ids == -1
         ids[is_sampled] = self.last_tokens.numpy()[batch_slots[is_sampled]]
-        rows = np.stack([step.rows.batch_slots, step.rows.firsts, step.rows.n_tokens, step.rows.starts], 1).tolist()
-        return TokenInputs(_tensor(ids), _tensor(positions), _tensor(slots), tuple(starmap(TokenSpan, rows)))
+        return TokenInputs(_tensor(ids), _tensor(positions), _tensor(slots), token_spans(step))
+
+
+def token_spans(step: PackedStep) -> tuple[TokenSpan, ...]:
+    """Returns the rows of a step as parts of its tokens. O(rows)."""
+    rows = np.stack([step.rows.batch_slots, step.rows.firsts, step.rows.n_tokens, step.rows.starts], 1).tolist()
+    return tuple(starmap(TokenSpan, rows))
 
 
 def _tensor(values: NDArray[np.integer]) -> Tensor:

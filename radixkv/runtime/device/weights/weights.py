@@ -414,7 +414,7 @@ def open_weights(
     path = checkpoint.folder / "config.json"
     config = DecoderConfig.parse(checkpoint.config, path)
     if not checkpoint.needs_head:
-        config = replace(config, tied_head=True)  # what stands for the head costs nothing then
+        config = replace(config, tied_head=True)  # the embedding stands for the head, so that it takes no memory
     scheme = parse_scheme(checkpoint.config, path)
     check_quantization(quantization, checkpoint.config, scheme, has_fp8_products="fp8" in products)
     kept: MatrixFormat | None = None

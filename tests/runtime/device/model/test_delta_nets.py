@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from torch import Tensor
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.errors import CheckpointError, ConfigError, InvariantError, UnsupportedFeature
+from radixkv.runtime.device.factory import resolve_config
 from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
 from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig
 from radixkv.runtime.device.ops.base import TokenSpan
+from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from support.checkpoints import edited_config, save_checkpoint
 from support.device_support import HYBRIDS, OpenDevice, load_oracle, logits_of, random_ids, row_of
 
@@ -92,6 +95,16 @@ def test_a_row_that_would_continue_states_of_another_position_is_a_bug() -> None
         with pytest.raises(InvariantError, match=rf"slot 0 starts at position {start}, and .* are of 11"):
             states.check([TokenSpan(0, 0, 1, start)])
     states.check([TokenSpan(0, 0, 3, 0)])
+
+
+def test_states_count_when_memory_is_checked_and_set_smaller_defaults(hybrid: Checkpoint) -> None:
+    """Before weights are read. A step on the CPU ends before anything else is done."""
+    config = EngineConfig(ModelConfig(device="cpu"), CacheConfig(enable_prefix_caching=False))
+    settings = resolve_config(config, hybrid, None).device_settings
+    assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (16, 128)
+    many = replace(config, scheduler=SchedulerConfig(max_num_seqs=1 << 30, max_num_batched_tokens=(1 << 31) - 1))
+    with pytest.raises(ConfigError, match=r"states of \d+ bytes for max_num_seqs 1073741824 .* max_num_seqs lower"):
+        resolve_config(many, hybrid, None)
 
 
 def greedy_of(oracle: torch.nn.Module, prompt: Sequence[int], n: int) -> list[int]:

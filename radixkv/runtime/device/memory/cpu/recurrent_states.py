@@ -15,7 +15,7 @@ from radixkv.runtime.device.ops.base import LayerStates, TokenSpan
 class RecurrentStates:
     """States of all gated delta nets, one set for each batch slot, as ``layers``.
 
-    Memory: what ``state_bytes`` says for each batch slot. Pages of slots that are never used take none.
+    Memory: what ``state_bytes`` says for each batch slot.
 
     Args:
         config: of the delta nets.
@@ -33,8 +33,9 @@ class RecurrentStates:
             f"the states of gated delta nets for max_num_seqs {n_slots}",
             "set max_num_seqs lower",
         ):
-            inputs = torch.zeros(n_layers, n_slots, config.n_taps - 1, config.n_channels, dtype=dtype)
-            memory = torch.zeros(n_layers, n_slots, config.n_value_heads, config.key_dim, config.value_dim)
+            # Written, not only reserved: the pool is checked against what is left.
+            inputs = torch.empty(n_layers, n_slots, config.n_taps - 1, config.n_channels, dtype=dtype).zero_()
+            memory = torch.empty(n_layers, n_slots, config.n_value_heads, config.key_dim, config.value_dim).zero_()
         self.layers = [LayerStates(*one) for one in zip(inputs, memory, strict=True)]
         """States of each delta net."""
         self._ends = [0] * n_slots
