@@ -68,6 +68,11 @@ class Checkpoint:
         return self._positive_integer("vocab_size")
 
     @property
+    def hidden_size(self) -> int:
+        """Values of a token's hidden state. Raises ``CheckpointError``."""
+        return self._positive_integer("hidden_size")
+
+    @property
     def max_position_embeddings(self) -> int:
         """The longest context in tokens. Raises ``CheckpointError``.
 

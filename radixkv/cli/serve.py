@@ -76,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
     engine = _with_server_settings(engine_config(args, model=args.positional_model, seed=args.seed), args, server)
     if server.canary_interval_s is not None and not engine.cache.enable_prefix_caching:
         args.parser.error("canary_interval_s needs enable_prefix_caching: there is no cache to check without it")
+    if server.canary_interval_s is not None and engine.model.task != "generate":
+        args.parser.error("canary_interval_s needs task generate: the canary compares answers")
     from radixkv.frontend.process import serve  # imported here because other commands need no web server
 
     return serve(engine, server)

@@ -102,4 +102,5 @@ async def _run(prompts: Sequence[Submit], client: EngineClient, arrived: Arrival
                 group.end_choice(delta, delta.finish_reason)
             if delta.done is not None:
                 cache_use += delta.done.cache_use
+    assert all(values), "a prompt ends with what is pooled"
     return PooledPrompts(values, sum(len(prompt.tokens) for prompt in prompts) // 4, cache_use)

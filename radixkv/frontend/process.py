@@ -306,6 +306,7 @@ async def _start(
         task=engine.model.task,
         pooling=pooling,
         normalizes=checkpoint.normalizes,
+        hidden_size=checkpoint.hidden_size,
         names_tokens_by_id=server.return_tokens_as_token_ids,
         nonce_filter=None if server.keep_nonces else NonceFilter(),
     )

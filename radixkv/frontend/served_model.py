@@ -65,6 +65,8 @@ class ServedModel(GenerationModel):
     """What the runtime reports of prompts, if the task is not to generate."""
     normalizes: bool = True
     """Whether embeddings get length 1."""
+    hidden_size: int = 0
+    """Values of an embedding."""
     names_tokens_by_id: bool = False
     """Whether logprobs name tokens by their ids, in requests that do not say."""
     nonce_filter: NonceFilter | None = field(default_factory=NonceFilter)

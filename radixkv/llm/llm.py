@@ -199,6 +199,7 @@ class LLM:
         self._ids = (f"llm-{number}" for number in itertools.count())
         self._task = config.model.task
         self._normalizes = checkpoint.normalizes
+        self._hidden_size = checkpoint.hidden_size
 
     def __enter__(self) -> Self:
         return self
@@ -382,10 +383,10 @@ class LLM:
             RequestError: as in ``generate``.
         """
         self._require("embed")
+        check_dimensions(dimensions, self._hidden_size)
         prompt_list = as_prompt_list(prompts)
         outputs = []
         for request in self._pool(map(self._pooled_prompt, prompt_list), len(prompt_list), Pooling(), use_tqdm):
-            check_dimensions(dimensions, len(request.pooled) // 4)
             values = embedding(request.pooled, dimensions, normalizes=self._normalizes)
             output = EmbeddingOutput(values.tolist())
             n_cached = request.cache_use.n_cached

@@ -43,6 +43,8 @@ from radixkv.wire.stats import Stats
 
 LOOKAHEAD = 1
 """Steps that stay launched when a turn ends: the device computes them while the host prepares the next one."""
+_MAX_POOLED_BYTES = 4 << 20
+"""Most bytes of pooled states in a message."""
 _LAUNCH_DECAY = 0.9
 """By which the time that a launch may take falls from step to step, unless one takes longer."""
 _MAX_CLOSE_S = 5.0
@@ -82,7 +84,16 @@ class _Outgoing(NamedTuple):
         """Makes the messages. O(updates)."""
         if self.updates or self.prompt_logprobs or self.computed:
             items = [update.new_tokens() for update in self.updates]
-            return [Tokens(items, self.prompt_logprobs, self.computed), *self.later]
+            if not items or items[-1].pooled is None:
+                return [Tokens(items, self.prompt_logprobs, self.computed), *self.later]
+            # With one task all items are pooled, and alike: those of a step may be more than a frame may have.
+            n_items = max(1, _MAX_POOLED_BYTES // len(items[-1].pooled))
+            first, *others = (items[start : start + n_items] for start in range(0, len(items), n_items))
+            return [
+                Tokens(first, self.prompt_logprobs, self.computed),
+                *(Tokens(one, [], []) for one in others),
+                *self.later,
+            ]
         return self.later
 
 

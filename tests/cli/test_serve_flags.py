@@ -165,6 +165,8 @@ def test_the_canary_has_an_interval_and_needs_the_cache(capsys):
         assert "--canary-interval" in refused(capsys, command, add_serve, "serve", "--canary-interval", value)
     without = command(add_serve, "serve", "--canary-interval", "30", "--no-enable-prefix-caching")
     assert "canary_interval_s needs enable_prefix_caching" in refused(capsys, without.run, without)
+    embeds = command(add_serve, "serve", "--canary-interval", "30", "--task", "embed")
+    assert "canary_interval_s needs task generate" in refused(capsys, embeds.run, embeds)
 
 
 NUMBER_FLAGS = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from radixkv.wire.messages import Pooling
+from radixkv.wire.messages import MAX_FRAME_BYTES, Pooling, Tokens, encode
 from support.fake_device import chain, expected_output, pooled_of
 from support.loop_frontend import NAMESPACE, PROMPT, Frontend, done, failed
 
@@ -52,6 +52,24 @@ def test_a_hit_computes_only_what_is_missing(front: Frontend) -> None:
     answer = front.serve("answer", LONG, temperature=0.0)
     assert done(answer).cache_use.n_cached == 79
     assert answer.tokens == {0: expected_output(NAMESPACE, LONG, 6)}
+
+
+def test_many_states_of_one_step_are_sent_in_messages_that_the_frontend_takes(front: Frontend) -> None:
+    front.device.pooled_bytes = 3 << 20
+    names = [f"prompt {n}" for n in range(8)]
+    for n, name in enumerate(names):
+        front.submit(name, [1 + n], pooling=STATE)
+    sent = []
+    for _ in range(3):
+        messages = front.loop.turn()
+        sent += [message for message in messages if isinstance(message, Tokens)]
+        front.take(messages)
+    assert all(len(encode(message)) < MAX_FRAME_BYTES for message in sent)
+    assert [item.id for message in sent for item in message.items] == names
+    assert len({plan.step for plan in front.device.executed}) == 1, "one step"
+    for n, name in enumerate(names):
+        assert front.received[name].pooled == pooled([1 + n]).ljust(3 << 20)
+        assert done(front.received[name]).n_prompt_tokens == 1
 
 
 def test_prompts_survive_a_failed_step(front: Frontend) -> None:

@@ -249,6 +249,8 @@ class FakeDevice:
     """Pages that are free in the cache when a step runs; reading or writing them is an error."""
     fail_steps: set[int] = field(default_factory=set)
     refuse_launches: int = 0
+    pooled_bytes: int = 0
+    """Least bytes of what a row reports of its last position; spaces are added."""
     nan_slots: set[int] = field(default_factory=set)
     """Batch slots whose next row computes NaN KV."""
     nan_logits_slots: set[int] = field(default_factory=set)
@@ -377,12 +379,11 @@ class FakeDevice:
             pooled=tuple(self._pool(row, end) for row, end in zip(plan.rows, ends, strict=True)),
         )
 
-    @staticmethod
-    def _pool(row: Row, end: int | None) -> bytes | None:
+    def _pool(self, row: Row, end: int | None) -> bytes | None:
         if row.pooling is None or end is None:
             return None
         assert row.sampling is None, "a row both pools and samples"
-        return pooled_of(end, row.pooling)
+        return pooled_of(end, row.pooling).ljust(self.pooled_bytes)
 
     def _check_shared(self, plan: StepPlan) -> None:
         """Checks the decode rows, and that shared runs match number and block tables, and nest."""

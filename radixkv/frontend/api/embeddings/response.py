@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from radixkv.frontend.pooled_prompts import PooledPrompts
 from radixkv.frontend.served_model import ServedModel
-from radixkv.generation.vectors import check_dimensions, embedding
+from radixkv.generation.vectors import embedding
 
 
 def embedding_response(
@@ -23,11 +23,7 @@ def embedding_response(
         served_model: the one model.
         dimensions: how many values of each to keep; None: all.
         is_base64: whether values are little-endian float32 in base64, and not numbers.
-
-    Raises:
-        InvalidRequest: ``dimensions`` is more than the model has.
     """
-    check_dimensions(dimensions, len(pooled.values[0]) // 4)
     vectors = (embedding(state, dimensions, normalizes=served_model.normalizes) for state in pooled.values)
     data = [
         {"object": "embedding", "index": index, "embedding": _encoded(vector, is_base64=is_base64)}

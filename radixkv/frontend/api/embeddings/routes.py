@@ -18,6 +18,7 @@ from radixkv.frontend.http.openapi import DocumentedApp
 from radixkv.frontend.pooled_prompts import MAX_POOLED, pool_prompts
 from radixkv.frontend.prompt_encoding import PromptEncoder, split_prompts
 from radixkv.frontend.served_model import ServedModel
+from radixkv.generation.vectors import check_dimensions
 
 
 def add_embeddings_route(app: DocumentedApp, client: EngineClient, served_model: ServedModel) -> None:
@@ -30,6 +31,7 @@ def add_embeddings_route(app: DocumentedApp, client: EngineClient, served_model:
         body = await app.read_body(request, parse_embedding, served_model.max_prompt_and_answer)
         served_model.check_name(body.model)
         served_model.check_request(body.priority, body.cache_salt, None)
+        check_dimensions(body.dimensions, served_model.hidden_size)
         inputs = split_prompts(body.input, "input", MAX_POOLED)
         encoder = PromptEncoder(
             served_model=served_model,

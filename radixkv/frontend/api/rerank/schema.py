@@ -63,9 +63,7 @@ def _check_texts(field: str) -> SizeCheck:
     return check
 
 
-_rerank = BodyDecoder(
-    RerankRequest, {"query": _check_texts("query"), "documents": _check_texts("documents")}, refusals(Place.RERANK)
-)
+_rerank = BodyDecoder(RerankRequest, {"query": _check_texts("query")}, refusals(Place.RERANK))
 _score = BodyDecoder(
     ScoreRequest, {"text_1": _check_texts("text_1"), "text_2": _check_texts("text_2")}, refusals(Place.RERANK)
 )

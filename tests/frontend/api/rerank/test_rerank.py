@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from radixkv import LLM
+from radixkv.frontend.api.rerank.schema import parse_rerank
 from support.checkpoints import save_checkpoint
 from support.live import LiveServer, serving
 from support.small_tokenizers import with_yes_and_no
@@ -67,13 +69,19 @@ def test_results_are_sorted_and_have_the_texts_as_those_of_jina(
 
 
 def test_the_best_documents_alone_as_objects(server: LiveServer, expected: dict[str, list[float]]) -> None:
-    documents = [{"text": text} for text in DOCUMENTS]
+    documents = [{"id": "7", "title": "a", "url": "b", "text": text} for text in DOCUMENTS]
     fields = {"query": QUERY, "documents": documents, "top_n": 2, "return_documents": False}
     found = post(server, "/v1/rerank", **fields, instruction=INSTRUCTION)["results"]
     best = sorted(range(5), key=lambda index: -expected[INSTRUCTION][index])[:2]
     assert found == [{"index": index, "relevance_score": expected[INSTRUCTION][index]} for index in best]
     for n in (0, 99, None):
         assert len(post(server, "/v1/rerank", query=QUERY, documents=DOCUMENTS, top_n=n)["results"]) == 5
+
+
+def test_other_fields_of_documents_do_not_count_as_texts() -> None:
+    documents = [{"id": "0", "title": "a", "text": "b"}] * 1100
+    body = json.dumps({"query": "a", "documents": documents}).encode()
+    assert len(parse_rerank(body, 100).texts) == 1100
 
 
 def test_a_response_in_the_form_of_cohere(server: LiveServer, expected: dict[str, list[float]]) -> None:
