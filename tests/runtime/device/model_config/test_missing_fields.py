@@ -17,7 +17,7 @@ from radixkv.errors import CheckpointError
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.model_config.families import ARCHITECTURES
 from support.checkpoints import edited_config, save_checkpoint
-from support.device_support import CHECKPOINTS, load_oracle, logits_of, random_ids
+from support.device_support import CHECKPOINTS, HYBRIDS, load_oracle, logits_of, random_ids
 
 Config = dict[str, Any]
 
@@ -38,10 +38,17 @@ MODEL_TYPES = {
     "MixtralForCausalLM": "mixtral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3_5ForCausalLM": "qwen3_5_text",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Gemma3ForCausalLM": "gemma3_text",
     "GptOssForCausalLM": "gpt_oss",
     "OPTForCausalLM": "opt",
+}
+
+
+MORE = {
+    "OPTForCausalLM": {"word_embed_proj_dim": SIZES["hidden_size"]},
+    "Qwen3_5ForCausalLM": {"num_hidden_layers": 4},  # each fourth layer has attention
 }
 
 
@@ -61,9 +68,14 @@ def whole_configs() -> Iterator[tuple[str, Config]]:
     """Yields a configuration of every architecture with all fields, as Transformers 5 writes them and as 4 does."""
     for name in ARCHITECTURES:
         settings = next(
-            (each for each in CHECKPOINTS.values() if each.get("model_type", "llama") == MODEL_TYPES[name]), {}
+            (
+                each
+                for each in (CHECKPOINTS | HYBRIDS).values()
+                if each.get("model_type", "llama") == MODEL_TYPES[name]
+            ),
+            {},
         )
-        more = {"word_embed_proj_dim": SIZES["hidden_size"]} if name == "OPTForCausalLM" else {}
+        more = MORE.get(name, {})
         config = completed({"architectures": [name], "model_type": MODEL_TYPES[name], **settings, **SHARED, **more})
         yield f"{name} 5", config
         rope = config.pop("rope_parameters", None)
