@@ -132,7 +132,7 @@ def build_app(
         if task != served_model.task:
             refuse = partial(_refuse_task, task, served_model.task)
             for path in paths:
-                app.add_api_route(path, refuse, methods=["GET", "POST"], include_in_schema=False)
+                app.add_api_route(path, refuse, methods=["POST"], include_in_schema=False)
     for path in _REFUSED_ROUTES:
         app.add_api_route(path, _refuse_route, methods=["GET", "POST"], include_in_schema=False)
     return app

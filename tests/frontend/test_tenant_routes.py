@@ -40,11 +40,15 @@ TENANT_PATHS = {
     "/v1/chat/completions",
     "/tokenizer_info",
     "/v1/completions",
+    "/v1/embeddings",
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/models",
     "/v1/models/{name:path}",
+    "/v1/rerank",
     "/v1/responses",
+    "/v1/score",
+    "/v2/rerank",
     "/version",
 }
 """What a tenant's key opens: none of these shows or changes what is another tenant's."""
