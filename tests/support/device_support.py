@@ -199,7 +199,9 @@ class OpenDevice:
             page_size=page_size, max_num_seqs=512, max_num_batched_tokens=1024, max_model_len=1024
         )
         self._packer = Packer(settings, n_pages, max_tokens=None)
-        self.batch = PersistentBatch(max_rows=512, max_model_len=1024, page_size=page_size)
+        self.batch = PersistentBatch(
+            max_rows=512, max_model_len=1024, page_size=page_size, has_states=states is not None
+        )
         self._free = list(range(n_pages))
         poison(self.pool, self._free)
 

@@ -121,7 +121,9 @@ class CpuExecutor:
             sinks=self.model.sinks,
             kv_scales=kv_scales,
         )
-        self._batch = PersistentBatch(max_rows=max_rows, max_model_len=max_model_len, page_size=page_size)
+        self._batch = PersistentBatch(
+            max_rows=max_rows, max_model_len=max_model_len, page_size=page_size, has_states=self.has_states
+        )
         self._packer = Packer(settings, n_pages, max_tokens=None)
         self.kv_dtype = kv_dtype_name(page.dtype)
         self.n_pages = n_pages

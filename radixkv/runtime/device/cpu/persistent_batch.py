@@ -23,13 +23,15 @@ class PersistentBatch:
         max_rows: number of batch slots.
         max_model_len: most positions of a sequence.
         page_size: tokens per page.
+        has_states: whether layers have states, and so want to know which tokens are a sequence's.
 
     Raises:
         ConfigError: the block tables do not fit into memory.
     """
 
-    def __init__(self, *, max_rows: int, max_model_len: int, page_size: int) -> None:
+    def __init__(self, *, max_rows: int, max_model_len: int, page_size: int, has_states: bool = False) -> None:
         self._page_size = page_size
+        self._has_states = has_states
         shape = (max_rows, -(-max_model_len // page_size))
         with check_allocation(
             4 * math.prod(shape),
@@ -67,7 +69,8 @@ class PersistentBatch:
         ids = step.ids.astype(np.int64)
         is_sampled = ids == -1
         ids[is_sampled] = self.last_tokens.numpy()[batch_slots[is_sampled]]
-        return TokenInputs(_tensor(ids), _tensor(positions), _tensor(slots), token_spans(step))
+        sequences = token_spans(step) if self._has_states else ()
+        return TokenInputs(_tensor(ids), _tensor(positions), _tensor(slots), sequences)
 
 
 def token_spans(step: PackedStep) -> tuple[TokenSpan, ...]:
