@@ -107,7 +107,7 @@ class Decoder:
     ) -> None:
         config = weights.config
         self._attention_layers = config.attention_layers
-        scales = dict(zip(self._attention_layers, kv_scales or [UNSCALED] * config.n_layers, strict=False))
+        scales = {} if kv_scales is None else dict(zip(self._attention_layers, kv_scales, strict=True))
         self._config = config
         self._embedding = weights.embedding()
         self._position_embedding = weights.position_embedding()

@@ -295,6 +295,8 @@ def _delta_nets(fields: ConfigReader, n_layers: int) -> DeltaNetConfig | None:
     layers = frozenset(layer for layer, name in enumerate(layer_types) if name == _LINEAR)
     if n_layers - 1 in layers:
         raise fields.error(f"layer_types ends with {_LINEAR!r}; this release needs {_FULL!r} as the last one")
+    if not layers:
+        return None
     n_key_heads, n_value_heads = (
         fields.count("linear_num_key_heads", 16),
         fields.count("linear_num_value_heads", 32),
@@ -303,17 +305,13 @@ def _delta_nets(fields: ConfigReader, n_layers: int) -> DeltaNetConfig | None:
         raise fields.error(
             f"linear_num_value_heads {n_value_heads} is not a multiple of linear_num_key_heads {n_key_heads}"
         )
-    return (
-        DeltaNetConfig(
-            layers=layers,
-            n_key_heads=n_key_heads,
-            n_value_heads=n_value_heads,
-            key_dim=fields.count("linear_key_head_dim", 128),
-            value_dim=fields.count("linear_value_head_dim", 128),
-            n_taps=fields.count("linear_conv_kernel_dim", 4, minimum=2),
-        )
-        if layers
-        else None
+    return DeltaNetConfig(
+        layers=layers,
+        n_key_heads=n_key_heads,
+        n_value_heads=n_value_heads,
+        key_dim=fields.count("linear_key_head_dim", 128),
+        value_dim=fields.count("linear_value_head_dim", 128),
+        n_taps=fields.count("linear_conv_kernel_dim", 4, minimum=2),
     )
 
 

@@ -216,7 +216,7 @@ class Operations(Protocol):
         ...
 
     def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> DeltaNet:
-        """Returns a gated delta net. Raises ``ConfigError`` where the device has none."""
+        """Returns a gated delta net. Models that have some are refused before, where the device has none."""
         ...
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Mlp:
