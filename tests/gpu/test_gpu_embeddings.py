@@ -56,7 +56,8 @@ def test_embeddings_are_as_near_to_float32_as_those_of_transformers(
     prompts += [prompts[-1][:n] for n in (200, 201)]
     exact = states(folder, prompts, torch.float32)
     theirs = (states(folder, prompts, getattr(torch, dtype)) - exact).norm(dim=-1)
-    for found in embed(folder, [prompts, prompts, prompts[:3]], **{"max_num_batched_tokens": 512, **settings}):
+    settings = {"dtype": dtype, "max_num_batched_tokens": 512, **settings}
+    for found in embed(folder, [prompts, prompts, prompts[:3]], **settings):
         assert found.isfinite().all()
         torch.testing.assert_close(found.norm(dim=-1), torch.ones(len(found)))
         ours = (found - exact[: len(found)]).norm(dim=-1)

@@ -17,8 +17,12 @@ from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping, pow
 
 MAX_PROGRAMS = 128
 """Most programs of a kernel. Each meets the program of its number on the other ranks, so all must run at once."""
-_POLLS = tl.constexpr(1024)
-"""After this many looks at a flag a program looks whether it should give up: that is in the host's memory."""
+_POLLS = tl.constexpr(1 << 17)
+"""After this many looks at a flag, some 50 ms, a program looks whether it should give up.
+
+That is in the host's memory, and takes some 0.4 ms where all programs look at once. Where one rank did so while
+another came, it was late for the next sum, and the other rank looked there: ranks went on like this for many steps.
+"""
 _BROADCAST_BLOCK = 1024
 _LOGITS_BLOCK = 2048
 
