@@ -146,6 +146,7 @@ class LLM:
         gpu_memory_utilization: float | None = None,
         enable_prefix_caching: bool = True,
         host_memory_bytes: Size | None = None,
+        state_memory_bytes: Size | None = None,
         cache_dir: str | Path | None = None,
         cache_dir_bytes: Size | None = None,
         cache_url: str | None = None,

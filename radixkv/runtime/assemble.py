@@ -20,7 +20,7 @@ from radixkv.runtime.lifetimes.commands import close_session, pin
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.loop import Loop
-from radixkv.runtime.protocols import Drafts, Queue, RequestBranch, Shares, Tiers
+from radixkv.runtime.protocols import Drafts, Queue, RequestBranch, Shares, States, Tiers
 from radixkv.runtime.reporting.cache_commands import CacheCommands
 from radixkv.runtime.reporting.stats import make_stats
 from radixkv.runtime.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -58,6 +58,7 @@ def open_scheduler(
     tenants: Sequence[TenantConfig] = (),
     host_tier: HostTier | None = None,
     drafts: Drafts | None = None,
+    states: States | None = None,
     finds_shared_runs: bool = False,
     min_shared_tokens: int = MIN_SHARED_TOKENS,
     clock: Callable[[], float] = monotonic,
@@ -71,6 +72,7 @@ def open_scheduler(
         tenants: who may send requests; none: all requests are of one, and no order but theirs counts.
         host_tier: copies pages to and from the host tier; None without one.
         drafts: guesses the tokens that follow; None: nothing does.
+        states: those of recurrent layers in the tree; None: there are none.
         finds_shared_runs: whether plans list the pages that decode rows share.
         min_shared_tokens: length of the shortest run of shared pages that plans list.
         clock: seconds, monotonic.
@@ -96,6 +98,7 @@ def open_scheduler(
         shares=shares,
         tiers=tiers,
         drafts=drafts or Drafts(),
+        states=states or States(),
         shared_prefixes=SharedPrefixes(cache, min_tokens=min_shared_tokens) if finds_shared_runs else None,
         clock=clock,
     )

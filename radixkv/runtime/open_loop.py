@@ -99,6 +99,7 @@ def open_loop(
             window=executor.window,
             policy=open_eviction_policy(config.cache.eviction_policy, config.cache.ghost_capacity),
             page_quotas=page_quotas(config.tenants),
+            n_states=executor.n_states,
         )
         host_tier = None
         if (host_bytes := config.cache.host_memory_bytes) is not None:
@@ -121,9 +122,12 @@ def open_loop(
             max_reserved_decode_share=config.scheduler.max_reserved_decode_share,
             splits_drafts=executor.splits_drafts,
         )
-        drafts, more_branches = None, tuple[RequestBranch, ...]()
+        drafts, states, more_branches = None, None, tuple[RequestBranch, ...]()
         speculative = config.scheduler.speculative_config
-        if executor.has_states:
+        if executor.n_states is not None:
+            from radixkv.runtime.states.tree_states import TreeStates
+
+            states = TreeStates(cache, checkpoint.eos_token_ids)
             more_branches = (RequestBranch(lambda message: message.sampling.n > 1, _refuse_choices),)
         elif speculative is not None and config.model.task == "generate":
             from radixkv.runtime.drafts.open import open_drafts
@@ -138,6 +142,7 @@ def open_loop(
             tenants=config.tenants,
             host_tier=host_tier,
             drafts=drafts,
+            states=states,
             finds_shared_runs=executor.uses_shared_runs,
         )
         loop = assemble_loop(

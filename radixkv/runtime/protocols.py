@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from radixkv.errors import RequestError
 from radixkv.runtime.cache.block_table import BlockTable
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.step.plan import Row, StepPlan
+from radixkv.runtime.step.plan import Row, StateLoad, StateSave, StepPlan
 from radixkv.runtime.step.result import TokenMasks
 from radixkv.tree.changes import Change, StoredPages
 from radixkv.tree.node import Namespace
@@ -341,6 +341,41 @@ class Drafts:
     def stats(self) -> DraftStats | None:
         """Returns counters; None if there are no drafts."""
         return None
+
+
+class States:
+    """The states of recurrent layers in the tree: which of them a step keeps, and what its rows go on from.
+
+    This class is the protocol and its default, for a model without such layers. O(1) each.
+    """
+
+    block_tokens = 1
+    """Chunks of prompts end at multiples of it, where a step has room for so many tokens."""
+
+    def plan_row(self, request: Request, start: int, end: int, n_in_tree: int) -> None:
+        """Takes note of a row of a prompt in the next plan. Its pages are committed.
+
+        Args:
+            request: the row's.
+            start: its first position.
+            end: the position after its last one.
+            n_in_tree: leading tokens whose pages the tree had before.
+        """
+
+    def take(self, step: int) -> tuple[tuple[StateLoad, ...], tuple[StateSave, ...]]:
+        """Returns what the plan of a step, which will be launched, must carry for the rows since the last call."""
+        return (), ()
+
+    def step_done(self, plan: StepPlan, are_right: Sequence[bool]) -> None:
+        """Takes note of the results of a step.
+
+        Args:
+            plan: of the step.
+            are_right: [rows], whether what a row has computed can be used.
+        """
+
+    def undo(self) -> None:
+        """Takes note that all launched steps have failed."""
 
 
 class Tiers:

@@ -215,6 +215,15 @@ class CacheConfig:
         flag="host_memory",
         aliases="host_memory_bytes kv_offloading_size hicache_size",
     )
+    state_memory_bytes: int | None = setting(
+        None,
+        "memory for the states of recurrent layers that the prefix cache keeps, such as 4GiB; only for models with "
+        "such layers (default: 1GiB)",
+        SIZE,
+        "SIZE",
+        flag="state_memory",
+        aliases="state_memory_bytes",
+    )
     cache_dir: str | None = setting(
         None,
         "folder of the disk tier, which keeps KV over restarts; it holds the prompts' tokens (default: none)",
@@ -286,6 +295,8 @@ class CacheConfig:
             raise ConfigError(
                 "host_memory_bytes needs enable_prefix_caching: the host tier keeps pages of the prefix cache"
             )
+        if self.state_memory_bytes is not None and not self.enable_prefix_caching:
+            raise ConfigError("state_memory_bytes needs enable_prefix_caching: the prefix cache keeps the states")
         if self.cache_dir_bytes is not None and self.cache_dir is None:
             raise ConfigError(
                 f"cache_dir_bytes {self.cache_dir_bytes} needs cache_dir: without a folder there is no disk tier; "

@@ -9,7 +9,7 @@ from radixkv.tree.changes import ChangeLog
 from radixkv.tree.children import Children
 from radixkv.tree.digest import namespace_digest
 from radixkv.tree.evictable import EvictableLeaves
-from radixkv.tree.node import Namespace, Node, Retention, upwards, walk
+from radixkv.tree.node import Namespace, Node, Retention, State, upwards, walk
 
 _DEMOTED = -1
 """Rank of demoted nodes."""
@@ -50,6 +50,8 @@ class Forest:
         """How often a node with one lease got a second one."""
         self.changes = ChangeLog(page_bytes)
         """Records changes of the computed pages, if it is on."""
+        self.left_states: list[State] = []
+        """States that have left the tree since ``States`` has freed the slots of others."""
         self._n_serials = 0
 
     def root(self, namespace: Namespace) -> Node:
@@ -150,7 +152,8 @@ class Forest:
 
         Returns:
             The node that contains the new pages: ``node`` itself if it is a leaf but no root, is neither
-            demoted nor retained, and has one lease and ``n_hits`` hits; else a new child with one lease.
+            demoted nor retained, has no state, and has one lease and ``n_hits`` hits; else a new child with one
+            lease.
         """
         self.version += 1
         self.n_leased += len(pages)
@@ -191,7 +194,7 @@ class Forest:
     def split(self, node: Node, n_pages: int) -> Node:
         """Moves the first ``n_pages`` of a node to a new parent, and returns that parent. O(pages of the node).
 
-        ``node`` remains the lower part, so leases and retentions that end at it still do.
+        ``node`` remains the lower part, so leases and retentions that end at it still do, and its state is there.
         """
         parent = node.parent
         assert parent is not None
@@ -226,6 +229,8 @@ class Forest:
         if self.changes.is_on:
             self.changes.add_removed(leaf, n_kept, leaf.n_computed)
         self._count_evictable(leaf, n_kept - len(leaf.pages))
+        if leaf.state is not None and n_kept < len(leaf.pages):
+            self.lose_state(leaf)
         if leaf.n_retentions:
             self._count_retained(leaf.namespace, n_kept - len(leaf.pages))
         if n_kept == 0:
@@ -267,6 +272,8 @@ class Forest:
             node.children = None
             if self.changes.is_on:
                 self.changes.add_removed(node, 0, node.n_computed)
+            if node.state is not None:
+                self.lose_state(node)
             if node.n_retentions:
                 self._count_retained(node.namespace, -len(node.pages))
                 node.n_retentions = 0
@@ -281,6 +288,13 @@ class Forest:
                 freed += node.pages
                 node.unlink()
         return freed
+
+    def lose_state(self, node: Node) -> None:
+        """Takes the state of a node out of the tree. O(1)."""
+        assert node.state is not None, "only a node with a state can lose it"
+        self.left_states.append(node.state)
+        node.state.node = None
+        node.state = None
 
     def demote(self, node: Node) -> None:
         """Ranks a node before all others that are not demoted. O(log leaves)."""
@@ -394,5 +408,6 @@ def _grows(node: Node, n_hits: int) -> bool:
         and node.n_hits == n_hits
         and node.rank >= 0
         and not node.n_retentions
+        and node.state is None
         and node.parent is not None
     )

@@ -76,6 +76,8 @@ class Node:
     """Whether the node is out of the tree, so that no match finds it, while a lease still holds its pages."""
     digests: array[int] | None = None
     """Chained digests of the leading pages, computed on demand; in a root, the digest of its namespace."""
+    state: State | None = None
+    """That of the model's recurrent layers after the last token; None without one, and in every detached node."""
 
     def unlink(self) -> None:
         """Drops every reference to other nodes, tokens and pages. O(1)."""
@@ -85,6 +87,20 @@ class Node:
         self.digests = None
         self.key = b""
         self.pages = []
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """A state of recurrent layers. Read-only outside the tree."""
+
+    slot: int
+    """Where the device has it."""
+    n_tokens: int
+    """Its position: it is that after so many tokens."""
+    node: Node | None
+    """The node at whose end it is; None once it has left the tree, and its slot may be another's."""
+    is_computed: bool = False
+    """Whether a finished row with finite values has computed it."""
 
 
 class Lease:

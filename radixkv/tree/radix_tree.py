@@ -39,6 +39,7 @@ from radixkv.tree.outline import Outline, outline
 from radixkv.tree.retention import Retentions
 from radixkv.tree.shared_runs import SharedLeases, SharedRuns, branch_of
 from radixkv.tree.spared import SparedLeaves, WaitingPrompt
+from radixkv.tree.states import States
 from radixkv.tree.use_times import UseTimes
 
 
@@ -58,6 +59,7 @@ class RadixTree:
         *,
         policy: EvictionPolicy | None = None,
         groups: Collection[str] = (),
+        n_states: int | None = None,
     ) -> None:
         """Creates an empty tree.
 
@@ -65,11 +67,15 @@ class RadixTree:
             page_size: tokens per page.
             policy: decides which leaf ``evict`` takes; a new object for each tree. None: the least recently used.
             groups: those whose evictable pages are counted apart, for the quotas of ``evict``.
+            n_states: how many states of recurrent layers there can be. Matches end where there is one. None: the
+                model has no such layers.
         """
         self._page_size = page_size
         self._page_bytes = TOKEN_BYTES * page_size
         self._policy = LruEviction() if policy is None else policy
         self._forest = Forest(self._page_bytes, groups)
+        self.states = None if n_states is None else States(self._forest, n_states)
+        """The states of recurrent layers; None if the model has none."""
         self.retentions = Retentions(self._forest)
         """The prefixes that are evicted after everything else."""
         self.demotions = Demotions(self._forest)
@@ -123,9 +129,16 @@ class RadixTree:
         return self._forest.roots
 
     def match(self, namespace: Namespace, tokens: bytes) -> int:
-        """Returns the length of the longest cached prefix, in tokens of whole pages. Changes nothing. O(edges)."""
+        """Returns the length of the longest cached prefix, in tokens of whole pages. Changes nothing. O(edges).
+
+        With ``states`` it is the longest prefix with a state.
+        """
         root = self._forest.roots.get(namespace)
-        return 0 if root is None else n_matching_bytes(root, tokens, self._page_bytes) // TOKEN_BYTES
+        if root is None:
+            return 0
+        if self.states is not None:
+            return self.states.deepest(root, tokens) // TOKEN_BYTES
+        return n_matching_bytes(root, tokens, self._page_bytes) // TOKEN_BYTES
 
     def lease(self, namespace: Namespace, tokens: bytes, *, is_use: bool = True, is_hit: bool = True) -> Lease:
         """Holds the longest cached prefix of the tokens, in whole pages.
@@ -141,7 +154,7 @@ class RadixTree:
                 the eviction policy does not count it as a hit of the pages that it finds before ``count_hit``.
         """
         lease = self.open_lease(namespace, is_use=is_use, is_hit=is_hit)
-        self._advance(lease, tokens)
+        self.extend(lease, tokens)
         return lease
 
     def open_lease(self, namespace: Namespace, *, is_use: bool = True, is_hit: bool = True) -> Lease:
@@ -173,7 +186,8 @@ class RadixTree:
         return pages_of(path_to(lease.node))
 
     def extend(self, lease: Lease, tokens: bytes) -> list[int]:
-        """Extends the lease over pages that others have committed after its end.
+        """Extends the lease over pages that others have committed after its end, with ``states`` up to the deepest
+        state.
 
         Splits at most one node. O(edges + new pages + log leaves), and O(pages of the split node).
 
@@ -185,6 +199,8 @@ class RadixTree:
             The pages that the lease covers in addition; none if it is detached.
         """
         require_open(lease)
+        if self.states is not None:
+            tokens = tokens[: self.states.deepest(lease.node, tokens)]
         return pages_of(self._advance(lease, tokens))
 
     def lease_partial_page(
@@ -502,6 +518,8 @@ class RadixTree:
         """
         if deep:
             check_forest(self._forest, self._leases)
+            if self.states is not None:
+                self.states.check()
         else:
             check_counts(self._forest)
 

@@ -41,6 +41,7 @@ VALUES = {
     "max_reserved_decode_share": "0.25",
     "max_total_tokens": "64k",
     "num_reserved_decode_tokens": "1k",
+    "state_memory_bytes": "4GiB",
     "model": "tiny",
     "page_size": "8",
     "pin_budget": "0.5",

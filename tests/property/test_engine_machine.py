@@ -8,6 +8,7 @@ from support.engine_machine import (
     CopyingEngineMachine,
     DiskEngineMachine,
     EngineMachine,
+    RecurrentEngineMachine,
     TenantEngineMachine,
     WindowedEngineMachine,
 )
@@ -23,6 +24,9 @@ TestCopyingEngineMachine = CopyingEngineMachine.TestCase
 
 TenantEngineMachine.TestCase.settings = examples(25, stateful_step_count=50)
 TestTenantEngineMachine = TenantEngineMachine.TestCase
+
+RecurrentEngineMachine.TestCase.settings = examples(150, stateful_step_count=50)
+TestRecurrentEngineMachine = RecurrentEngineMachine.TestCase
 
 WindowedEngineMachine.TestCase.settings = examples(150, stateful_step_count=50)
 TestWindowedEngineMachine = WindowedEngineMachine.TestCase

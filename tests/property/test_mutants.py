@@ -18,6 +18,7 @@ from mutants_of_grammars import OF_GRAMMARS
 from mutants_of_pages import OF_PAGES
 from mutants_of_partial_pages import OF_PARTIAL_PAGES
 from mutants_of_requests import OF_ARRIVALS, OF_REQUESTS
+from mutants_of_states import OF_STATES
 from mutants_of_tenants import OF_TENANTS
 from mutants_of_tiers import OF_DISK, OF_TIERS
 from mutants_of_verbs import OF_VERBS
@@ -28,6 +29,7 @@ from support.engine_machine import (
     CopyingEngineMachine,
     DiskEngineMachine,
     EngineMachine,
+    RecurrentEngineMachine,
     TenantEngineMachine,
     TieredEngineMachine,
     WindowedEngineMachine,
@@ -48,6 +50,7 @@ OTHERS = (
     + OF_DRAFTS
     + OF_PARTIAL_PAGES
     + OF_WINDOWS
+    + OF_STATES
     + OF_TENANTS
     + OF_TIERS
     + OF_DISK
@@ -102,6 +105,12 @@ def test_a_mutant_of_the_copies_of_partial_pages_is_found(mutant: Mutant, monkey
 @pytest.mark.parametrize("mutant", OF_WINDOWS, ids=lambda mutant: mutant.__name__)
 def test_a_mutant_of_the_pages_behind_windows_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
     check_that_it_is_found(mutant, monkeypatch, WindowedEngineMachine)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", OF_STATES, ids=lambda mutant: mutant.__name__)
+def test_a_mutant_of_the_states_of_recurrent_layers_is_found(mutant: Mutant, monkeypatch: Patch) -> None:
+    check_that_it_is_found(mutant, monkeypatch, RecurrentEngineMachine)
 
 
 @pytest.mark.nightly

@@ -184,7 +184,7 @@ def test_every_setting_has_a_flag():
     engine = {"model", "cache", "scheduler", "seed", "kv_events", "tenants"}
     assert {field.name for field in fields(EngineConfig)} == engine
     assert len(fields(ModelConfig)) == 13
-    assert len(fields(CacheConfig)) == 15
+    assert len(fields(CacheConfig)) == 16
     assert len(fields(SchedulerConfig)) == 11
     assert len(fields(ServerConfig)) == 22
 

@@ -184,8 +184,8 @@ class OpenDevice:
             self.model = Decoder(weights, CpuOperations(config, 1024), self.kv_scales)
         n_layers = len(config.attention_layers)
         page = PageShape(n_layers, config.n_kv_heads, page_size, config.head_dim, kv_dtype or dtype)
-        states = None if config.delta_nets is None else RecurrentStates(config.delta_nets, 512, dtype)
-        self.pool = KVPool(page, n_pages, states)
+        self._states = None if config.delta_nets is None else RecurrentStates(config.delta_nets, 512, 0, dtype)
+        self.pool = KVPool(page, n_pages, self._states)
         self.attention = PagedAttention(
             self.pool,
             n_heads=config.n_heads,
@@ -199,9 +199,7 @@ class OpenDevice:
             page_size=page_size, max_num_seqs=512, max_num_batched_tokens=1024, max_model_len=1024
         )
         self._packer = Packer(settings, n_pages, max_tokens=None)
-        self.batch = PersistentBatch(
-            max_rows=512, max_model_len=1024, page_size=page_size, has_states=states is not None
-        )
+        self.batch = PersistentBatch(max_rows=512, max_model_len=1024, page_size=page_size)
         self._free = list(range(n_pages))
         poison(self.pool, self._free)
 
@@ -225,7 +223,8 @@ class OpenDevice:
         with torch.inference_mode():
             packed = self.pack(*rows)
             self.attention.plan(self.batch.spans(packed))
-            inputs = self.batch.inputs(packed)
+            sequences = () if self._states is None else self._states.token_spans(packed.plan)
+            inputs = self.batch.inputs(packed, sequences)
             inputs.positions.add_(shift)
             logits = self.model.logits(self.model(inputs, self.pool, self.attention)).float()
         return list(torch.split(logits, [row.n_tokens for row in rows]))

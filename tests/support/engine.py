@@ -20,6 +20,7 @@ from radixkv.runtime.cache.cache import PageCache
 from radixkv.runtime.lifetimes.pins import Pins
 from radixkv.runtime.lifetimes.sessions import Sessions
 from radixkv.runtime.request import GREEDY, Phase, PromptScoring, Request, Update
+from radixkv.runtime.states.tree_states import TreeStates
 from radixkv.runtime.step.plan import RowSampling, StepPlan
 from radixkv.runtime.structured.masks import fill_masks
 from radixkv.runtime.tiers.host_tier import HostTier
@@ -61,6 +62,8 @@ def name_of(request: Request) -> str:
     return f"{request.id}.{request.choice}" if request.choice else request.id
 
 
+MESSAGE_ENDS = frozenset({3})
+"""Tokens that end a message of a prompt."""
 GHOST_CAPACITY = 2.0
 """Evicted pages that the policy ``adaptive`` remembers, as a multiple of the pages cached."""
 
@@ -116,6 +119,8 @@ class Engine:
         page_size: tokens of a page.
         shares: whether requests share pages.
         window: positions that a token reads in each layer; None for all.
+        n_states: states of recurrent layers that the tree can have, at multiples of a page; None: there are no such
+            layers. Messages end with ``MESSAGE_ENDS``.
         n_slots: slots of the host tier; 0: no host tier.
         has_disk: whether the host tier has a disk tier behind it.
         write_policy: the host tier's, as ``load_policy``.
@@ -133,6 +138,7 @@ class Engine:
         *,
         shares: bool = True,
         window: int | None = None,
+        n_states: int | None = None,
         n_slots: int = 0,
         has_disk: bool = False,
         write_policy: WritePolicy = "through",
@@ -145,7 +151,7 @@ class Engine:
     ) -> None:
         self.n_pages = n_pages
         self.page_size = page_size
-        self.device = FakeDevice(n_pages, page_size, window=window)
+        self.device = FakeDevice(n_pages, page_size, window=window, n_states=n_states)
         self.free_pages = PoisoningList(self.device)
         self.cache = PageCache(
             n_pages,
@@ -155,6 +161,7 @@ class Engine:
             policy=open_eviction_policy(eviction_policy, GHOST_CAPACITY),
             page_quotas=page_quotas(tenants),
             min_copied_tokens=min_copied_tokens,
+            n_states=n_states,
             free_pages=self.free_pages,
         )
         self.copier = FakeCopier(self.device, n_slots)
@@ -181,6 +188,7 @@ class Engine:
             "finds_shared_runs": True,
             "min_shared_tokens": 1,
             "drafts": self.drafts,
+            "states": None if n_states is None else TreeStates(self.cache, MESSAGE_ENDS, block_tokens=page_size),
         }
         self.scheduler = make_scheduler(self.cache, **(defaults | settings), clock=lambda: self.now)
         if self.scheduler.limits.splits_drafts:

@@ -228,6 +228,46 @@ class WindowedEngineMachine(EngineMachine):
         self.actions.add(0, 0, [token % 7 for token in range(n_tokens)], options, twice=False)
 
 
+one_choice = st.builds(
+    RequestOptions,
+    max_tokens=st.integers(1, 6),
+    namespace=st.sampled_from((0, 0, 1)),
+    reads_cache=st.sampled_from((True, True, True, False)),
+    min_tokens=st.sampled_from((0, 3)),
+    sampling=st.sampled_from((GREEDY, PLAIN, PENALISED)),
+    priority=st.sampled_from((0, 0, -1)),
+    session_id=st.sampled_from(("", "a")),
+    grammar=st.sampled_from((None, None, FakeGrammar())),
+)
+
+
+class RecurrentEngineMachine(EngineMachine):
+    """An engine of a model with recurrent layers, whose requests have one choice and no drafts."""
+
+    @initialize(
+        page_size=st.sampled_from((1, 2, 4)),
+        n_pages=st.sampled_from((40, 80)),
+        n_states=st.sampled_from((1, 2, 5, 20)),
+        policy=st.sampled_from(("lpm", "fcfs")),
+    )
+    def start(self, page_size: int, n_pages: int, n_states: int, policy: str) -> None:  # type: ignore[override]
+        self.actions = Actions(n_pages, page_size, n_states=n_states, policy=policy)
+        self.actions.engine.drafts.is_on = False
+
+    def switch_drafts(self) -> None:
+        """Is no rule here."""
+
+    @rule(
+        base=small,
+        cut=small,
+        suffix=st.lists(st.integers(1, 4), max_size=6),
+        options=one_choice,
+        twice=st.booleans(),
+    )
+    def add(self, base: int, cut: int, suffix: list[int], options: RequestOptions, twice: bool) -> None:
+        self.actions.add(base, cut, suffix, options, twice=twice)
+
+
 SHARES = ((0.0, 1.0), (0.0, 0.4), (0.25, 0.5), (0.3, 1.0))
 """Floors and caps."""
 

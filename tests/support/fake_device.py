@@ -232,7 +232,8 @@ class FakeDevice:
     n_pages: int
     page_size: int
     vocab_size: int = VOCAB_SIZE
-    has_states: bool = False
+    n_states: int | None = None
+    """States of a recurrent layer that the tree can have; None: there is no such layer."""
     uses_shared_runs: bool = True
     is_asynchronous: bool = True
     max_split_rows: int | None = None
@@ -266,6 +267,10 @@ class FakeDevice:
     planned_tables: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     """The block table of the row's request, by (step, batch slot); set by the harness."""
     last_token: dict[int, int | None] = field(default_factory=dict)
+    states: dict[int, tuple[int, int | None]] = field(default_factory=dict)
+    """By batch slot, the position and the chain's end of a recurrent layer's state; None for NaN."""
+    tree_states: dict[int, tuple[int, int | None]] = field(default_factory=dict)
+    """The same by the slot of the tree."""
     histories: dict[int, tuple[int, list[int] | None]] = field(default_factory=dict)
     """By batch slot: the prompt's length, and all tokens that penalties count; None after a non-finite row."""
     copied_slots: set[tuple[int, int]] = field(default_factory=set)
@@ -342,9 +347,12 @@ class FakeDevice:
             for row in plan.rows
             if row.batch_slot in self.nan_slots | self.nan_logits_slots
         }
+        assert len({save.slot for save in plan.state_saves}) == len(plan.state_saves), "two states go to one slot"
+        self.states |= {load.batch_slot: self.tree_states[load.slot] for load in plan.state_loads}
         chains: list[list[int] | None] = []
         for index, row in enumerate(plan.rows):
-            chains.append(self._write(index, row, writer))
+            saves = {save.position: save.slot for save in plan.state_saves if save.batch_slot == row.batch_slot}
+            chains.append(self._write(index, row, writer, saves))
             self.computed.append((plan.step, row.batch_slot, row.n_tokens))
         ends = [self._read(index, row, chains[index], writer) for index, row in enumerate(plan.rows)]
         rows: list[tuple[Row, int | None]] = []
@@ -478,8 +486,11 @@ class FakeDevice:
         assert page not in self.free_pages, f"slot {row.batch_slot} uses page {page}, which is free"
         return page, position % self.page_size
 
-    def _write(self, index: int, row: Row, writer: dict[tuple[int, int], int]) -> list[int] | None:
-        """Writes the row's KV; returns its chain, or None if it is not finite."""
+    def _write(
+        self, index: int, row: Row, writer: dict[tuple[int, int], int], saves: Mapping[int, int]
+    ) -> list[int] | None:
+        """Writes the row's KV, and its states to the slots of ``saves`` by position; returns its chain, or None if
+        it is not finite."""
         if row.tokens is None:
             last = self.last_token[row.batch_slot]
             tokens = None if last is None else [last]
@@ -493,8 +504,15 @@ class FakeDevice:
             assert before != POISON, f"slot {row.batch_slot} continues freed KV"
             assert before != REJECTED, f"slot {row.batch_slot} continues a rejected draft"
             end = None if isinstance(before, str) else before.end
+        if self.n_states is not None and row.start:
+            position, state = self.states[row.batch_slot]
+            assert position == row.start, f"slot {row.batch_slot} continues the state of another position"
+            assert None in (end, state) or state == end, f"slot {row.batch_slot} continues another prefix's state"
+            end = None if state is None else end
         if row.batch_slot in self.nan_slots or tokens is None:
             end = None
+        if row.start in saves:
+            self.tree_states[saves[row.start]] = row.start, end
         chain: list[int] | None = [] if end is not None else None
         for offset in range(row.n_tokens):
             value: KVValue | str = NAN
@@ -510,6 +528,12 @@ class FakeDevice:
                 self.copied_slots.discard(target)
                 writer[target] = index
                 self.kv[target] = value
+            if position + 1 in saves:
+                self.tree_states[saves[position + 1]] = position + 1, end
+        self.states[row.batch_slot] = row.start + row.n_tokens, end
+        assert all(row.start <= position <= row.start + row.n_tokens for position in saves), (
+            "a row has no such state"
+        )
         self.nan_slots.discard(row.batch_slot)
         return chain
 

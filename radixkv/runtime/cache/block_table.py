@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from radixkv.tree.node import Lease, Namespace
+from radixkv.tree.node import Lease, Namespace, State
 
 
 class ReplacedPage(NamedTuple):
@@ -42,6 +42,9 @@ class BlockTable:
     """The request's namespace, whose owner owns the private pages."""
     source: Lease | None = None
     """Holds the source of ``copies`` until the copy is done, if the source belongs to the tree."""
+    state: State | None = None
+    """That of recurrent layers which its first row goes on from; None once the row is planned, or if it starts at
+    position 0."""
 
     @property
     def private_pages(self) -> list[int]:

@@ -42,6 +42,8 @@ class PageCache:
         page_quotas: divide the pages among their owners; a new object for each cache. None: nothing is divided.
         min_copied_tokens: fewest tokens for which a part of a page is copied, at least 1; with ``page_size`` only
             whole pages are shared.
+        n_states: how many states of recurrent layers the tree can have. Requests then go on from a state only, and
+            no part of a page is copied. None: the model has no such layers.
         free_pages: the pool's page ids as a stack: pages are taken from its end, freed pages are added with ``+=``.
             Tests give one that sees every freed page. None makes a plain list.
     """
@@ -56,15 +58,16 @@ class PageCache:
         policy: EvictionPolicy | None = None,
         page_quotas: PageQuotas | None = None,
         min_copied_tokens: int = MIN_COPIED_TOKENS,
+        n_states: int | None = None,
         free_pages: MutableSequence[int] | None = None,
     ) -> None:
         self.n_pages = n_pages
         self.page_size = page_size
         self.is_sharing = is_sharing
         self.windows = Windows(page_size, window)
-        self.min_copied_tokens = min_copied_tokens
+        self.min_copied_tokens = min_copied_tokens if n_states is None else page_size
         self.page_quotas = page_quotas or PageQuotas()
-        self.tree = RadixTree(page_size, policy=policy, groups=self.page_quotas.names)
+        self.tree = RadixTree(page_size, policy=policy, groups=self.page_quotas.names, n_states=n_states)
         self.page_quotas.open(self.tree, n_pages)
         self.n_evicted = 0
         """Pages evicted since the creation of the cache."""
@@ -135,7 +138,7 @@ class PageCache:
             return BlockTable(None, [], 0, namespace=namespace)
         lease = self.tree.open_lease(namespace, is_use=is_use, is_hit=is_hit)
         pages = self.tree.extend(lease, tokens) if reads else []
-        return BlockTable(lease, pages, len(pages), namespace=namespace)
+        return BlockTable(lease, pages, len(pages), namespace=namespace, state=lease.node.state if pages else None)
 
     def count_hit(self, blocks: BlockTable) -> None:
         """Counts a hit of the leased pages, for a table that was opened without one. Costs as
@@ -144,7 +147,9 @@ class PageCache:
             self.tree.count_hit(blocks.lease)
 
     def extend(self, blocks: BlockTable, tokens: bytearray) -> None:
-        """Extends the lease over pages that other requests have committed since. Does nothing if there is a tail.
+        """Extends the lease over pages that other requests have committed since.
+
+        Does nothing if there is a tail; nor with recurrent layers, because the request goes on from its own state.
 
         ``RadixTree.extend``, and one copy of the tokens after the lease.
 
@@ -152,7 +157,7 @@ class PageCache:
             blocks: the block table to extend.
             tokens: all tokens of the request.
         """
-        if blocks.lease is None or len(blocks.pages) > blocks.n_leased:
+        if blocks.lease is None or len(blocks.pages) > blocks.n_leased or self.tree.states is not None:
             return
         following = bytes(memoryview(tokens)[blocks.n_leased * self.page_size * TOKEN_BYTES :])
         blocks.pages += self.tree.extend(blocks.lease, following)

@@ -22,6 +22,8 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the KV pool; None if ``gpu_memory_utilization`` decides. Never None on the CPU."""
     max_total_tokens: int | None = None
     """Size of the KV pool in tokens, before the other two settings; None if they decide."""
+    state_memory_bytes: int = 0
+    """Memory of the states of recurrent layers that the tree keeps; 0 for other models, and without the tree."""
     gpu_memory_utilization: float = 0.9
     """Share of the GPU's memory that may be used in all. No effect on the CPU."""
     dtype: str = "auto"

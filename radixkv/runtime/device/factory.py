@@ -122,6 +122,11 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
             _warn_of_ignored_utilization(settings)
         if model.delta_nets is not None:
             _check_states(config, checkpoint.folder.name)
+        elif config.cache.state_memory_bytes is not None:
+            raise ConfigError(
+                f"state_memory_bytes is {config.cache.state_memory_bytes}, and {checkpoint.folder.name} has no "
+                "recurrent layers; leave it out"
+            )
         check_for_cpu(checkpoint, settings)
     return resolved
 
@@ -129,10 +134,10 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
 def _check_states(config: EngineConfig, name: str) -> None:
     """Raises ``ConfigError`` for what a model with gated delta nets cannot do in this release."""
     model = f"{name} has gated delta nets"
-    if config.cache.enable_prefix_caching:
+    if config.cache.host_memory_bytes is not None:
         raise ConfigError(
-            f"{model}, whose states the prefix cache does not keep in this release; set enable_prefix_caching to "
-            "False (--no-enable-prefix-caching)"
+            f"{model}, whose states are not copied to other memory in this release; leave host_memory_bytes "
+            "(--host-memory) out"
         )
     if config.scheduler.speculative_config not in (None, DEFAULT_SPECULATION):
         raise ConfigError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.machine import Machine
-from radixkv.settings.config import Device, EngineConfig
+from radixkv.settings.config import CacheConfig, Device, EngineConfig
 
 _MAX_NUM_SEQS: dict[Device, int] = {"cpu": 256, "cuda": 512}
 _MAX_NUM_BATCHED_TOKENS: dict[Device, int] = {"cpu": 2048, "cuda": 8192}
@@ -16,6 +16,7 @@ _MAX_NUM_SEQS_WITH_STATES = 16
 _MAX_NUM_BATCHED_TOKENS_WITH_STATES = 128
 """The CPU takes 1 to 2 ms for a token in each layer with states, and between steps nothing else is done."""
 _CPU_POOL_BYTES = 1 << 30
+_STATE_BYTES = 1 << 30
 _CACHE_DIR_BYTES = 64 << 30
 _GPU_MEMORY_UTILIZATION = 0.9
 
@@ -75,6 +76,7 @@ def with_defaults(
             max_model_len=model.max_model_len or max_position_embeddings,
             kv_cache_memory_bytes=_CPU_POOL_BYTES if n_bytes is None and device == "cpu" else n_bytes,
             max_total_tokens=cache.max_total_tokens,
+            state_memory_bytes=_state_memory_bytes(cache) if has_states else 0,
             gpu_memory_utilization=_GPU_MEMORY_UTILIZATION if utilization is None else utilization,
             dtype=model.dtype,
             kv_cache_dtype=cache.kv_cache_dtype,
@@ -88,6 +90,12 @@ def with_defaults(
         cache_dir_bytes=_CACHE_DIR_BYTES if cache.cache_dir_bytes is None else cache.cache_dir_bytes,
         config=config,
     )
+
+
+def _state_memory_bytes(cache: CacheConfig) -> int:
+    if not cache.enable_prefix_caching:
+        return 0
+    return _STATE_BYTES if cache.state_memory_bytes is None else cache.state_memory_bytes
 
 
 def _check_pool_size(n_bytes: int | None, n_tokens: int | None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import Queue, Shares, Tiers
+from radixkv.runtime.protocols import Queue, Shares, States, Tiers
 from radixkv.runtime.request import FirstRow, Phase, Request
 from radixkv.runtime.scheduler.misses import find_miss
 from radixkv.runtime.scheduler.running import RunningRequests
@@ -29,6 +29,7 @@ class PrefillRows:
         tiers: the memory tiers behind the pool.
         running: the requests with pages.
         shares: divides batch slots and pages among senders.
+        states: those of recurrent layers.
         clock: seconds, monotonic.
     """
 
@@ -39,11 +40,13 @@ class PrefillRows:
         tiers: Tiers,
         running: RunningRequests,
         shares: Shares,
+        states: States,
         clock: Callable[[], float],
     ) -> None:
         self._cache = cache
         self._waiting = waiting
         self._shares = shares
+        self._states = states
         self._tiers = tiers
         self._running = running
         self._clock = clock
@@ -254,8 +257,9 @@ class PrefillRows:
     def _prefill_row(self, request: Request, budget: int, step: int) -> Row | None:
         """Makes the row of a prompt's next chunk and commits its pages; None if budget or pages do not suffice.
 
-        Every chunk but the last ends on a page boundary. A chunk starts within a page if a cached page begins with
-        the same tokens: the row's plan must then copy that page, see ``PageCache.copy_partial_page``.
+        Every chunk but the last ends on a page boundary, if it can on one that ``States`` asks for. A chunk starts
+        within a page if a cached page begins with the same tokens: the row's plan must then copy that page, see
+        ``PageCache.copy_partial_page``.
         """
         blocks, page_size = request.blocks, self._cache.page_size
         if request.reads_cache:
@@ -264,6 +268,8 @@ class PrefillRows:
         end = min(request.n_known, request.n_scheduled + budget)
         if end < request.n_known:
             end -= end % page_size
+            block_end = end - end % self._states.block_tokens
+            end = block_end if block_end > request.n_scheduled else end
         if end <= request.n_scheduled or not self._running.grow(request, end):
             return None
         start = request.n_scheduled
@@ -286,6 +292,7 @@ class PrefillRows:
             request.first_row = FirstRow(self._clock(), miss)
         self.n_recomputed += max(0, min(end, request.recovery.n_lost) - start)
         self._waiting.charge((request,), end - start)
+        self._states.plan_row(request, start, end, n_in_tree * page_size)
         return request.make_row(start, end, write_start, step)
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from radixkv.errors import InvariantError, QueueFull, queue_timeout
 from radixkv.runtime.cache.block_table import ComputedRow
 from radixkv.runtime.cache.cache import PageCache
-from radixkv.runtime.protocols import Continuation, Drafts, Queue, Shares, Tiers
+from radixkv.runtime.protocols import Continuation, Drafts, Queue, Shares, States, Tiers
 from radixkv.runtime.request import Phase, Request, Update
 from radixkv.runtime.scheduler.prefill import PlannedRow, PrefillRows
 from radixkv.runtime.scheduler.recovery import RetryQueue, recompute_without_tree, undo_steps
@@ -81,6 +81,7 @@ class Scheduler:
         shares: divides batch slots and pages among senders.
         tiers: the memory tiers behind the pool.
         drafts: guesses the tokens that follow.
+        states: those of recurrent layers in the tree.
         shared_prefixes: finds the pages that decode rows share; None: plans list none.
         clock: seconds, monotonic.
     """
@@ -94,6 +95,7 @@ class Scheduler:
         shares: Shares,
         tiers: Tiers,
         drafts: Drafts,
+        states: States,
         shared_prefixes: SharedPrefixes | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -103,6 +105,7 @@ class Scheduler:
         self.shares = shares
         self.tiers = tiers
         self.drafts = drafts
+        self._states = states
         self.running = RunningRequests(
             cache,
             queue,
@@ -121,7 +124,7 @@ class Scheduler:
         """The time of steps, for ``target_itl_ms``; it learns from what is recorded there."""
         self._launched: deque[LaunchedPlan] = deque()
         self._retried = RetryQueue()
-        self._prompts = PrefillRows(cache, queue, tiers, self.running, shares, clock)
+        self._prompts = PrefillRows(cache, queue, tiers, self.running, shares, states, clock)
         max_rows = limits.max_num_seqs if limits.splits_drafts else None
         self._row_drafts = RowDrafts(cache, queue, tiers, self.running, max_rows)
         self._n_requests = 0
@@ -265,10 +268,13 @@ class Scheduler:
         firsts, n_accepted = verify(plan, launched.requests, result, self.drafts)
         rows = list(zip(plan.rows, launched.requests, firsts, n_accepted, result.finite, strict=True))
         computed: list[ComputedRow] = []
+        are_right: list[bool] = []
         continued: dict[Continuation, None] = {}
         for row, request, _, n_more, finite in rows:
             self._row_done(request, row)
-            if finite and not request.recovery.discards_results:
+            is_right = finite and not request.recovery.discards_results
+            are_right.append(is_right)
+            if is_right:
                 blocks, end = request.blocks, row.start + row.n_tokens - row.n_drafts + n_more
                 if n_more:
                     request.n_scheduled += n_more
@@ -286,6 +292,7 @@ class Scheduler:
                     computed.append(ComputedRow(blocks, tokens, end, request.last_step))
         self.cache.commit_computed(computed, plan.step)
         self.tiers.computed(plan, launched.requests)
+        self._states.step_done(plan, are_right)
         if not all(result.finite):
             for _, request, _, _, finite in rows:
                 if not finite:
@@ -342,6 +349,7 @@ class Scheduler:
             for row, request in zip(reversed(launched.plan.rows), reversed(launched.requests), strict=True):
                 self._row_done(request, row)
                 involved.append(request)
+        self._states.undo()
         updates = undo_steps(self.cache, self.running, involved)
         self._retried.add(involved)
         self.running.release()
@@ -412,7 +420,10 @@ class Scheduler:
         forks = [request for request in requests[:n_decoding] if request.leader is not None]
         copies, sources = _take_copies(forks + requests[n_decoding:])
         is_masked = any(row.sampling is not None and row.sampling.is_masked for row in rows)
-        plan = StepPlan(self._n_steps, tuple(rows), copies, shared, runs_id, is_masked, n_decode, n_drafts)
+        loads, saves = self._states.take(self._n_steps)
+        plan = StepPlan(
+            self._n_steps, tuple(rows), copies, shared, runs_id, is_masked, n_decode, n_drafts, loads, saves
+        )
         self._launched.append(LaunchedPlan(plan, requests, sources, has_waited=not self._launched))
         self._n_steps += 1
         return plan

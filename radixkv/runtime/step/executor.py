@@ -43,9 +43,9 @@ class Executor(Protocol):
 
     A row never reads a page whose positions all lie behind the window of its first token.
     """
-    has_states: bool
-    """Whether layers have states besides K and V. They are those of a batch slot: a row that does not start at
-    position 0 continues what the slot computed last."""
+    n_states: int | None
+    """How many states of recurrent layers the device keeps for the tree; None if no layer is recurrent. With such
+    layers a row that does not start at position 0 continues what its batch slot computed last, or has loaded."""
     uses_shared_runs: bool
     """Whether the device uses ``StepPlan.shared_runs``; if not, the scheduler need not find them."""
     splits_drafts: bool

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import msgspec
 
@@ -131,6 +132,22 @@ class SharedRun(msgspec.Struct, frozen=True, array_like=True):
     """Length of the run in pages."""
 
 
+class StateLoad(NamedTuple):
+    """A batch slot goes on from the state in a slot of states."""
+
+    slot: int
+    batch_slot: int
+
+
+class StateSave(NamedTuple):
+    """A slot of states gets the state of a batch slot after the tokens before ``position``."""
+
+    batch_slot: int
+    position: int
+    """From the first one of its row to the one after the last."""
+    slot: int
+
+
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """One forward pass."""
 
@@ -154,6 +171,11 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     of prompts."""
     n_drafts: int = 0
     """Drafts of all rows."""
+    state_loads: tuple[StateLoad, ...] = ()
+    """States of recurrent layers that batch slots take from slots of states before any row is computed."""
+    state_saves: tuple[StateSave, ...] = ()
+    """States of recurrent layers that slots of states take from batch slots, each when a row comes to a position.
+    Those of a row are in order, and no two go to one slot."""
 
     def __post_init__(self) -> None:
         """Raises ``InvariantError`` if a copy's source is a destination: copies may run in any order. O(copies)."""

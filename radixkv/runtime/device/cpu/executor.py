@@ -18,7 +18,7 @@ from radixkv.runtime.device.attention.base import longest_window
 from radixkv.runtime.device.attention.cpu.base import Attention
 from radixkv.runtime.device.attention.cpu.paged import PagedAttention
 from radixkv.runtime.device.collectives import Collectives, OneRank, SummingCollectives
-from radixkv.runtime.device.cpu.persistent_batch import PersistentBatch, token_spans
+from radixkv.runtime.device.cpu.persistent_batch import PersistentBatch
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name, scales_text
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
@@ -28,7 +28,8 @@ from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates, 
 from radixkv.runtime.device.memory.page_shape import PageShape, count_pages
 from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder import Decoder
-from radixkv.runtime.device.ops.base import Operations
+from radixkv.runtime.device.model_config.config import DeltaNetConfig
+from radixkv.runtime.device.ops.base import Operations, TokenSpan
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.ops.summed import Summed, SummedOperations
 from radixkv.runtime.device.pack import Ints, PackedStep, Packer
@@ -96,7 +97,7 @@ class CpuExecutor:
         with open_weights(checkpoint, load_format=settings.load_format, dtype=dtype, shard=shard) as weights:
             page, n_pages = _plan_pool(weights, settings)
             if shard is None:  # with ranks all of them were checked together, before any took memory
-                _check_memory(weights, page, n_pages, max_rows)
+                _check_memory(weights, page, n_pages, settings)
             config = weights.config
             kv_scales = None if page.dtype == weights.dtype else weights.kv_scales()
             operations: Operations = CpuOperations(config, max_model_len)
@@ -105,12 +106,12 @@ class CpuExecutor:
                 operations = SummedOperations(operations, lambda part, _: Summed(part, sum_parts), operations.head)
             self.model = Decoder(weights, operations, kv_scales)
             self.dtype = str(weights.dtype).removeprefix("torch.")
-        states = None
+        states = self.n_states = None
         if config.delta_nets is not None:
-            states = RecurrentStates(config.delta_nets, max_rows, weights.dtype)
+            self.n_states = _n_states(config.delta_nets, weights.dtype, settings)
+            states = RecurrentStates(config.delta_nets, max_rows, self.n_states, weights.dtype)
         self.pool = KVPool(page, n_pages, states)
         self._states = states
-        self.has_states = states is not None
         windows = config.windows_within(max_model_len)
         self.window = longest_window(windows)
         self.attention: Attention = PagedAttention(
@@ -121,9 +122,7 @@ class CpuExecutor:
             sinks=self.model.sinks,
             kv_scales=kv_scales,
         )
-        self._batch = PersistentBatch(
-            max_rows=max_rows, max_model_len=max_model_len, page_size=page_size, has_states=self.has_states
-        )
+        self._batch = PersistentBatch(max_rows=max_rows, max_model_len=max_model_len, page_size=page_size)
         self._packer = Packer(settings, n_pages, max_tokens=None)
         self.kv_dtype = kv_dtype_name(page.dtype)
         self.n_pages = n_pages
@@ -144,7 +143,7 @@ class CpuExecutor:
         """Queues a step. Raises ``DeviceError`` for an invalid plan, which is then not queued."""
         packed = self._packer.pack(plan)
         if self._states is not None:
-            self._states.check(token_spans(packed))
+            self._states.check(plan)
         step = _Step(self, plan.step, packed)
         self._queue.append(step)
         return step
@@ -178,7 +177,11 @@ class CpuExecutor:
             self.pool.copy(packed.plan.copies)
         self._batch.update(packed)
         self.attention.plan(self._batch.spans(packed))
-        hidden = self.model(self._batch.inputs(packed), self.pool, self.attention)
+        sequences: tuple[TokenSpan, ...] = ()
+        if self._states is not None:
+            self._states.load(packed.plan)
+            sequences = self._states.token_spans(packed.plan)
+        hidden = self.model(self._batch.inputs(packed, sequences), self.pool, self.attention)
         last = hidden[torch.from_numpy(packed.sampled)]
         positions = [(index, one) for index, row in enumerate(packed.plan.rows) for one in row.samplings()]
         sampled: dict[int, SampledToken | None] = {}
@@ -342,7 +345,7 @@ def check_for_cpu(checkpoint: Checkpoint, settings: DeviceSettings) -> None:
         quantization=settings.quantization,
         shard=None if n_ranks == 1 else Shard(0, n_ranks),
     ) as weights:
-        _check_memory(weights, *_plan_pool(weights, settings), settings.max_num_seqs, n_ranks=n_ranks)
+        _check_memory(weights, *_plan_pool(weights, settings), settings, n_ranks=n_ranks)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -361,7 +364,21 @@ def _plan_pool(weights: Weights, settings: DeviceSettings) -> tuple[PageShape, i
     return page, n_pages
 
 
-def _check_memory(weights: Weights, page: PageShape, n_pages: int, max_rows: int, *, n_ranks: int = 1) -> None:
+def _n_states(config: DeltaNetConfig, dtype: torch.dtype, settings: DeviceSettings) -> int:
+    """Returns how many states the tree can have. Raises ``ConfigError`` if its memory is less than one."""
+    n_bytes = state_bytes(config, dtype)
+    n_states = settings.state_memory_bytes // n_bytes
+    if settings.state_memory_bytes and not n_states:
+        raise ConfigError(
+            f"state_memory_bytes {settings.state_memory_bytes} is less than the states of one sequence, which take "
+            f"{n_bytes} bytes; set --state-memory to a multiple of that"
+        )
+    return n_states
+
+
+def _check_memory(
+    weights: Weights, page: PageShape, n_pages: int, settings: DeviceSettings, *, n_ranks: int = 1
+) -> None:
     """Raises ``ConfigError`` if weights, states and pool of all ranks do not fit into memory.
 
     It is called before anything is loaded.
@@ -369,11 +386,14 @@ def _check_memory(weights: Weights, page: PageShape, n_pages: int, max_rows: int
     pool_bytes = n_ranks * (n_pages + 1) * page.n_bytes
     weights_bytes = n_ranks * weights.peak_bytes
     if (delta_nets := weights.config.delta_nets) is not None:
-        states_bytes = max_rows * state_bytes(delta_nets, weights.dtype)
+        max_rows = settings.max_num_seqs
+        n_states = max_rows + _n_states(delta_nets, weights.dtype, settings)
+        states_bytes = n_states * state_bytes(delta_nets, weights.dtype)
         require_memory(
             weights_bytes + states_bytes,
-            f"states of {states_bytes} bytes for max_num_seqs {max_rows} beside the model, a total",
-            "set max_num_seqs lower, or use a smaller model",
+            f"states of {states_bytes} bytes for max_num_seqs {max_rows} and the prefix cache beside the model, a "
+            "total",
+            "set max_num_seqs or state_memory_bytes lower, or use a smaller model",
         )
         weights_bytes += states_bytes
     is_float32 = weights.dtype == torch.float32

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import starmap
 
 import numpy as np
 import torch
@@ -23,15 +22,13 @@ class PersistentBatch:
         max_rows: number of batch slots.
         max_model_len: most positions of a sequence.
         page_size: tokens per page.
-        has_states: whether layers have states, and so want to know which tokens are a sequence's.
 
     Raises:
         ConfigError: the block tables do not fit into memory.
     """
 
-    def __init__(self, *, max_rows: int, max_model_len: int, page_size: int, has_states: bool = False) -> None:
+    def __init__(self, *, max_rows: int, max_model_len: int, page_size: int) -> None:
         self._page_size = page_size
-        self._has_states = has_states
         shape = (max_rows, -(-max_model_len // page_size))
         with check_allocation(
             4 * math.prod(shape),
@@ -58,8 +55,13 @@ class PersistentBatch:
             for batch_slot, start, n_tokens, first in np.stack(step.rows[:4], 1).tolist()
         )
 
-    def inputs(self, step: PackedStep) -> TokenInputs:
-        """Returns the tokens of a step, with the ids that were sampled before. O(tokens)."""
+    def inputs(self, step: PackedStep, sequences: tuple[TokenSpan, ...] = ()) -> TokenInputs:
+        """Returns the tokens of a step, with the ids that were sampled before. O(tokens).
+
+        Args:
+            step: the step.
+            sequences: the parts of its tokens for layers with states.
+        """
         row = np.repeat(np.arange(step.n_rows), step.rows.n_tokens)
         positions = np.arange(len(step.ids)) + (step.rows.starts - step.rows.firsts)[row]
         batch_slots = step.rows.batch_slots[row]
@@ -69,14 +71,7 @@ class PersistentBatch:
         ids = step.ids.astype(np.int64)
         is_sampled = ids == -1
         ids[is_sampled] = self.last_tokens.numpy()[batch_slots[is_sampled]]
-        sequences = token_spans(step) if self._has_states else ()
         return TokenInputs(_tensor(ids), _tensor(positions), _tensor(slots), sequences)
-
-
-def token_spans(step: PackedStep) -> tuple[TokenSpan, ...]:
-    """Returns the rows of a step as parts of its tokens. O(rows)."""
-    rows = np.stack([step.rows.batch_slots, step.rows.firsts, step.rows.n_tokens, step.rows.starts], 1).tolist()
-    return tuple(starmap(TokenSpan, rows))
 
 
 def _tensor(values: NDArray[np.integer]) -> Tensor:

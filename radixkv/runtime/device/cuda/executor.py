@@ -53,7 +53,7 @@ class CudaExecutor:
     """Plans should list shared runs: attention can read their pages once for many rows."""
     splits_drafts = True
     """A draft is a row to attention, which takes the place of another."""
-    has_states = False
+    n_states: int | None = None
     is_asynchronous = True
     """The GPU computes launched steps while the host does other things."""
 

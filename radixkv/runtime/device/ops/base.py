@@ -46,22 +46,25 @@ class TokenInputs:
 
 
 class TokenSpan(NamedTuple):
-    """The tokens of a row among those of a step."""
+    """Consecutive tokens of a row among those of a step."""
 
     batch_slot: int
     first: int
     n_tokens: int
+    """0 where nothing is to be done but to save the states."""
     start: int
     """Position of the first token in its sequence."""
+    saved_to: int | None = None
+    """Slot that gets a copy of the states after these tokens."""
 
 
 class LayerStates(NamedTuple):
-    """The states of a gated delta net, of each batch slot."""
+    """The states of a gated delta net, of each batch slot and then of each slot of the tree."""
 
     inputs: Tensor
-    """[batch slots, taps - 1, channels]: what the convolution saw last."""
+    """[slots, taps - 1, channels]: what the convolution saw last."""
     memory: Tensor
-    """[batch slots, value heads, key_dim, value_dim] float32."""
+    """[slots, value heads, key_dim, value_dim] float32."""
 
 
 RowScales = Literal["rows", "groups"]

@@ -35,7 +35,7 @@ class FanOut:
         self.n_pages = executor.n_pages
         self.vocab_size = executor.vocab_size
         self.window = executor.window
-        self.has_states = executor.has_states
+        self.n_states = executor.n_states
         self.uses_shared_runs = executor.uses_shared_runs
         self.is_asynchronous = executor.is_asynchronous
         self.splits_drafts = executor.splits_drafts

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,14 +17,13 @@ from radixkv.errors import CheckpointError, ConfigError, InvariantError, Unsuppo
 from radixkv.runtime.device.factory import resolve_config
 from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
 from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig
-from radixkv.runtime.device.ops.base import TokenSpan
+from radixkv.runtime.step.plan import Row, StateLoad, StateSave, StepPlan
 from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from support.checkpoints import edited_config, save_checkpoint
 from support.device_support import HYBRIDS, OpenDevice, load_oracle, logits_of, random_ids, row_of
 
 N_TOKENS = 150
 N_NEW = 16
-OFF = {"enable_prefix_caching": False}
 
 
 @pytest.fixture(scope="module", params=HYBRIDS)
@@ -88,13 +88,21 @@ def test_chunks_single_tokens_and_other_rows_change_no_bit(hybrid: Checkpoint) -
 
 
 def test_a_row_that_would_continue_states_of_another_position_is_a_bug() -> None:
-    states = RecurrentStates(DeltaNetConfig(frozenset({0}), 1, 1, 4, 4, 4), 2, torch.float32)
-    states.check([TokenSpan(0, 0, 10, 0), TokenSpan(1, 10, 5, 0)])
-    states.check([TokenSpan(0, 0, 1, 10)])
+    states = RecurrentStates(DeltaNetConfig(frozenset({0}), 1, 1, 4, 4, 4), 2, 1, torch.float32)
+
+    def check(batch_slot: int, start: int, n_tokens: int, **copies: Any) -> None:
+        row = Row(batch_slot, start, n_tokens, bytes(4 * n_tokens), start, 0, (), None)
+        states.check(StepPlan(0, (row,), **copies))
+
+    check(0, 0, 10, state_saves=(StateSave(0, 8, 0),))
+    check(0, 10, 1)
     for start in (10, 12):
         with pytest.raises(InvariantError, match=rf"slot 0 starts at position {start}, and .* are of 11"):
-            states.check([TokenSpan(0, 0, 1, start)])
-    states.check([TokenSpan(0, 0, 3, 0)])
+            check(0, start, 1)
+    with pytest.raises(InvariantError, match=r"slot 1 starts at position 10, and .* are of 8"):
+        check(1, 10, 1, state_loads=(StateLoad(0, 1),))
+    check(1, 8, 5, state_loads=(StateLoad(0, 1),))
+    check(0, 0, 3)
 
 
 def test_states_count_when_memory_is_checked_and_set_smaller_defaults(hybrid: Checkpoint) -> None:
@@ -103,7 +111,7 @@ def test_states_count_when_memory_is_checked_and_set_smaller_defaults(hybrid: Ch
     settings = resolve_config(config, hybrid, None).device_settings
     assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (16, 128)
     many = replace(config, scheduler=SchedulerConfig(max_num_seqs=1 << 30, max_num_batched_tokens=(1 << 31) - 1))
-    with pytest.raises(ConfigError, match=r"states of \d+ bytes for max_num_seqs 1073741824 .* max_num_seqs lower"):
+    with pytest.raises(ConfigError, match=r"states of \d+ bytes for max_num_seqs 1073741824 .* set max_num_seqs"):
         resolve_config(many, hybrid, None)
 
 
@@ -141,12 +149,12 @@ def test_several_choices_are_refused_by_name(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "set enable_prefix_caching to False"),
-        (
-            {"enable_prefix_caching": False, "speculative_config": {"method": "ngram"}},
-            "leave speculative_config out",
-        ),
-        ({"enable_prefix_caching": False, "tensor_parallel_size": 2}, "are not divided among ranks"),
+        ({"host_memory_bytes": 1 << 20}, "leave host_memory_bytes"),
+        ({"state_memory_bytes": 100}, r"state_memory_bytes 100 is less than .* take \d+ bytes; set --state-memory"),
+        ({"state_memory_bytes": 1 << 20, "enable_prefix_caching": False}, "needs enable_prefix_caching"),
+        ({"state_memory_bytes": 1 << 50}, "state_memory_bytes lower"),
+        ({"speculative_config": {"method": "ngram"}}, "leave speculative_config out"),
+        ({"tensor_parallel_size": 2}, "are not divided among ranks"),
     ],
 )
 def test_settings_that_do_not_go_with_states_are_refused(

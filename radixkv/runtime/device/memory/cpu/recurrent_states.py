@@ -2,51 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from radixkv.errors import InvariantError
 from radixkv.runtime.device.memory_check import check_allocation
 from radixkv.runtime.device.model_config.config import DeltaNetConfig
 from radixkv.runtime.device.ops.base import LayerStates, TokenSpan
+from radixkv.runtime.step.plan import StateSave, StepPlan
 
 
 class RecurrentStates:
-    """States of all gated delta nets, one set for each batch slot, as ``layers``.
+    """States of all gated delta nets as ``layers``: a set for each batch slot, then one for each slot of the tree.
 
-    Memory: what ``state_bytes`` says for each batch slot.
+    Memory: what ``state_bytes`` says for each set.
 
     Args:
         config: of the delta nets.
-        n_slots: number of batch slots.
+        n_batch_slots: number of batch slots.
+        n_tree_slots: number of slots of the tree.
         dtype: of activations.
 
     Raises:
         ConfigError: the states do not fit into memory.
     """
 
-    def __init__(self, config: DeltaNetConfig, n_slots: int, dtype: torch.dtype) -> None:
-        n_layers = len(config.layers)
+    def __init__(self, config: DeltaNetConfig, n_batch_slots: int, n_tree_slots: int, dtype: torch.dtype) -> None:
+        n_layers, n_slots = len(config.layers), n_batch_slots + n_tree_slots
         with check_allocation(
             n_slots * state_bytes(config, dtype),
-            f"the states of gated delta nets for max_num_seqs {n_slots}",
-            "set max_num_seqs lower",
+            f"the states of gated delta nets for max_num_seqs {n_batch_slots} and {n_tree_slots} slots of the tree",
+            "set max_num_seqs or state_memory_bytes lower",
         ):
             # Written, not only reserved: the pool is checked against what is left.
             inputs = torch.empty(n_layers, n_slots, config.n_taps - 1, config.n_channels, dtype=dtype).zero_()
             memory = torch.empty(n_layers, n_slots, config.n_value_heads, config.key_dim, config.value_dim).zero_()
         self.layers = [LayerStates(*one) for one in zip(inputs, memory, strict=True)]
         """States of each delta net."""
+        self._n_batch_slots = n_batch_slots
         self._ends = [0] * n_slots
 
-    def check(self, rows: Sequence[TokenSpan]) -> None:
+    def check(self, plan: StepPlan) -> None:
         """Checks that each row starts where its slot's states end, and notes where they will. O(rows).
 
         Raises:
             InvariantError: a row would continue from states of another position.
         """
-        for row in rows:
+        for slot, batch_slot in plan.state_loads:
+            self._ends[batch_slot] = self._ends[self._n_batch_slots + slot]
+        for row in plan.rows:
             end = self._ends[row.batch_slot]
             if row.start not in (0, end):
                 raise InvariantError(
@@ -54,6 +57,32 @@ class RecurrentStates:
                     f"are of {end}"
                 )
             self._ends[row.batch_slot] = row.start + row.n_tokens
+        for _, position, slot in plan.state_saves:
+            self._ends[self._n_batch_slots + slot] = position
+
+    def load(self, plan: StepPlan) -> None:
+        """Copies the states that batch slots of a step go on from. O(bytes)."""
+        for slot, batch_slot in plan.state_loads:
+            for layer in self.layers:
+                layer.inputs[batch_slot] = layer.inputs[self._n_batch_slots + slot]
+                layer.memory[batch_slot] = layer.memory[self._n_batch_slots + slot]
+
+    def token_spans(self, plan: StepPlan) -> tuple[TokenSpan, ...]:
+        """Returns the rows of a step as parts of its tokens, which end where states are saved. O(rows + states)."""
+        saves: dict[int, list[StateSave]] = {}
+        for save in plan.state_saves:
+            saves.setdefault(save.batch_slot, []).append(save)
+        spans: list[TokenSpan] = []
+        first = 0
+        for row in plan.rows:
+            start, last = row.start, row.start + row.n_tokens
+            for _, position, slot in saves.get(row.batch_slot, ()):
+                spans.append(TokenSpan(row.batch_slot, first, position - start, start, self._n_batch_slots + slot))
+                first, start = first + position - start, position
+            if start < last:
+                spans.append(TokenSpan(row.batch_slot, first, last - start, start))
+                first += last - start
+        return tuple(spans)
 
 
 def state_bytes(config: DeltaNetConfig, dtype: torch.dtype) -> int:

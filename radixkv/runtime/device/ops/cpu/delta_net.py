@@ -58,6 +58,9 @@ class DeltaNet(base.DeltaNet):
                 states.memory[span.batch_slot] = 0
             convolved = self._convolve(mixed[rows], states.inputs[span.batch_slot])
             self._scan(convolved, strength[rows], decay[rows], states.memory[span.batch_slot], out[rows])
+            if span.saved_to is not None:
+                states.inputs[span.saved_to] = states.inputs[span.batch_slot]
+                states.memory[span.saved_to] = states.memory[span.batch_slot]
         return self._normed(out, gate.view(out.shape)).flatten(1)
 
     def _convolve(self, mixed: Tensor, last: Tensor) -> Tensor:

@@ -1,0 +1,109 @@
+"""Which states of recurrent layers a step keeps in the tree. See docs/decisions/0066-states-of-delta-nets.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import lcm
+
+import numpy as np
+
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.protocols import States
+from radixkv.runtime.request import Request
+from radixkv.runtime.step.plan import StateLoad, StateSave, StepPlan
+from radixkv.tree.node import State
+
+BLOCK_TOKENS = 64
+"""States are kept at multiples of it, because kernels compute so many tokens of a recurrent layer together."""
+
+
+class TreeStates(States):
+    """Keeps the states from which later prompts are likely to go on, at the multiples of a block at or below them:
+
+    - where the prompt forks off from what is cached: the next prompt that does so finds a state there;
+    - the end of the first message of a chat, which often has instructions and tools;
+    - the end of the last message, where the next turn of the chat goes on, whatever the template does with answers;
+      without messages the end of the prompt.
+
+    A state that was gone on from and from which nothing else forks is evicted before all others.
+
+    Args:
+        cache: the page cache, whose tree has states.
+        end_token_ids: tokens that end a message, as they end answers.
+        block_tokens: tokens of a block.
+    """
+
+    def __init__(
+        self, cache: PageCache, end_token_ids: frozenset[int], *, block_tokens: int = BLOCK_TOKENS
+    ) -> None:
+        assert cache.tree.states is not None, "the cache was made for a model with states"
+        self._states = cache.tree.states
+        self.block_tokens = lcm(cache.page_size, block_tokens)
+        self._end_token_ids = sorted(end_token_ids)
+        self._loads: list[StateLoad] = []
+        self._saves: list[StateSave] = []
+        self._coming: list[State] = []
+        """The state of each of ``_saves``."""
+        self._launched: dict[int, list[State]] = {}
+        """The states that each launched step saves, by its number."""
+        self._found_until: dict[int, int] = {}
+        """By batch slot, where its newest row ends, if the tree had all of its pages before."""
+
+    def plan_row(self, request: Request, start: int, end: int, n_in_tree: int) -> None:
+        """See ``States.plan_row``. O(tokens of the prompt), and ``tree.States.put`` for each state."""
+        blocks, source = request.blocks, request.blocks.state
+        if source is not None:
+            # Its slot may be another state's by now. That one is saved after this plan's loads.
+            self._loads.append(StateLoad(source.slot, request.batch_slot))
+            self._states.use(source)
+            blocks.state = None
+        if blocks.lease is None or blocks.lease.detached:
+            return
+        places = self._message_ends(request)
+        if n_in_tree < end and (n_in_tree > start or self._found_until.get(request.batch_slot) == start):
+            places.append(n_in_tree)
+        self._found_until[request.batch_slot] = end if n_in_tree == end else 0
+        n_before = len(self._saves)
+        for position in sorted({place - place % self.block_tokens for place in places}):
+            if max(start, 1) <= position <= end and (state := self._states.put(blocks.lease, position)) is not None:
+                self._saves.append(StateSave(request.batch_slot, position, state.slot))
+                self._coming.append(state)
+        if source is not None and source.node is not None and len(self._saves) > n_before:
+            children = source.node.children
+            if children is None or len(children) == 1:
+                self._states.demote(source)
+
+    def take(self, step: int) -> tuple[tuple[StateLoad, ...], tuple[StateSave, ...]]:
+        """See ``States.take``. O(states)."""
+        if not (self._loads or self._saves):
+            return (), ()
+        loads, saves = tuple(self._loads), tuple(self._saves)
+        self._launched[step] = self._coming
+        self._loads, self._saves, self._coming = [], [], []
+        return loads, saves
+
+    def step_done(self, plan: StepPlan, are_right: Sequence[bool]) -> None:
+        """See ``States.step_done``. O(rows), if the step has saved states."""
+        states = self._launched.pop(plan.step, ())
+        if not states:
+            return
+        is_right = {row.batch_slot: right for row, right in zip(plan.rows, are_right, strict=True)}
+        for save, state in zip(plan.state_saves, states, strict=True):
+            if is_right[save.batch_slot]:
+                self._states.computed(state)
+            else:
+                self._states.drop(state)
+
+    def undo(self) -> None:
+        """See ``States.undo``. O(states)."""
+        for states in self._launched.values():
+            for state in states:
+                self._states.drop(state)
+        self._launched.clear()
+
+    def _message_ends(self, request: Request) -> list[int]:
+        """Returns where the first and the last message of a prompt end; without messages its end."""
+        ids = np.frombuffer(request.tokens, "<i4", request.n_prompt)
+        ends = np.flatnonzero(np.isin(ids, self._end_token_ids)) + 1
+        last = request.n_prompt - 1  # the last token of a prompt is always computed
+        return [int(ends[0]), min(int(ends[-1]), last)] if len(ends) else [last]

@@ -1,0 +1,112 @@
+"""Prompts of models with recurrent layers go on from states in the tree, with the bits of cold ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixkv import LLM, RequestOutput, SamplingParams
+from support.checkpoints import save_checkpoint
+from support.device_support import HYBRIDS, random_ids
+
+END = 2
+"""A token that ends a message, as the checkpoint's configuration says."""
+PARAMS = SamplingParams(temperature=0.0, max_tokens=6, logprobs=3, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hybrid")
+    save_checkpoint(folder, **{**HYBRIDS["qwen3.5"], "eos_token_id": END})
+    return folder
+
+
+def opened(folder: Path, **settings: Any) -> LLM:
+    return LLM(folder, device="cpu", dtype="float32", max_model_len=512, **{"max_total_tokens": 4096, **settings})
+
+
+def text(n: int, seed: int) -> list[int]:
+    return [one for one in random_ids(2 * n, seed=seed) if one != END][:n]
+
+
+def answers(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams = PARAMS) -> list[RequestOutput]:
+    return llm.generate([{"prompt_token_ids": list(one)} for one in prompts], params, use_tqdm=False)
+
+
+def bits(output: RequestOutput) -> Any:
+    """Returns the tokens of an answer with all their logprobs."""
+    (answer,) = output.outputs
+    assert answer.logprobs is not None
+    return [{token: one.logprob for token, one in position.items()} for position in answer.logprobs]
+
+
+def test_chats_behind_one_system_prompt_go_on_from_states_with_the_bits_of_cold_ones(folder: Path) -> None:
+    """The second chat finds the end of the system prompt; each turn that of the one before, though the template has
+    changed its answer; prompts without messages find where the one before them forked off."""
+    system = [*text(141, 1), END]
+    first = [*system, *text(40, 2), END, *text(3, 3)]
+    second = [*system, *text(75, 4), END, *text(3, 3)]
+    turn = [*first[:-3], *text(30, 5), END, *text(60, 6), END, *text(3, 3)]
+    plain = text(300, 7)
+    forks = [[*plain[:210], *text(90, seed)] for seed in (8, 9, 10)]
+    prompts = [first, second, turn, plain, *forks, plain, first]
+    with opened(folder, enable_prefix_caching=False) as llm:
+        cold = [bits(one) for one in answers(llm, prompts)]
+    with opened(folder) as llm:
+        warm = [answers(llm, [one])[0] for one in prompts]
+    assert [bits(one) for one in warm] == cold
+    assert [one.num_cached_tokens for one in warm] == [0, 128, 128, 0, 0, 192, 192, 256, 128]
+
+
+def test_one_token_more_or_less_than_a_state_and_the_whole_prompt_again(folder: Path) -> None:
+    """The last token of a prompt is always computed: a prompt that ends at a state goes on from the one before."""
+    long = text(300, 1)
+    prompts = [long, *(long[:n] for n in (191, 192, 193, 255, 256, 257, 258))] * 2
+    with opened(folder, enable_prefix_caching=False) as llm:
+        cold = [bits(one) for one in answers(llm, prompts)]
+    with opened(folder) as llm:
+        warm = [answers(llm, [one])[0] for one in prompts]
+    assert [bits(one) for one in warm] == cold
+    found = [one.num_cached_tokens for one in warm]
+    assert found[:8] == [0, 0, 128, 128, 192, 192, 256, 256]
+    assert found[8:] == [256, 128, 128, 192, 192, 192, 256, 256]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"state_memory_bytes": 130_000},
+        {"max_total_tokens": 1024},
+        {"max_num_batched_tokens": 79, "page_size": 8},
+        {"max_total_tokens": 592, "max_num_seqs": 5, "num_reserved_decode_tokens": 0},
+    ],
+    ids=["few states", "few pages", "short chunks", "preemptions"],
+)
+def test_bits_with_little_memory_and_many_requests_at_once(folder: Path, settings: dict[str, Any]) -> None:
+    """Seeded and greedy, of two salts, three times over: states and pages are evicted and come again."""
+    stems = [text(n, seed) for n, seed in ((130, 1), (200, 2), (330, 3))]
+    prompts = [[*stem[: len(stem) - cut], *text(20 + cut, cut)] for cut in (0, 10, 70) for stem in stems]
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=12, logprobs=1, ignore_eos=True)
+    with opened(folder, enable_prefix_caching=False) as llm:
+        cold = [bits(one) for one in answers(llm, prompts, params)]
+    with opened(folder, **settings) as llm:
+        for salt in ("", "a", ""):
+            inputs = [{"prompt_token_ids": one, **({"cache_salt": salt} if salt else {})} for one in prompts]
+            assert [bits(one) for one in llm.generate(inputs, params, use_tqdm=False)] == cold  # type: ignore[arg-type]
+        metrics = llm.get_metrics()
+        if "num_reserved_decode_tokens" in settings:
+            assert metrics.preemptions_total > 0
+
+
+def test_a_salt_finds_no_state_of_another(folder: Path) -> None:
+    prompt = text(200, 1)
+    with opened(folder) as llm:
+        found = [
+            llm.generate([{"prompt_token_ids": prompt, "cache_salt": salt}], PARAMS, use_tqdm=False)[0]
+            for salt in ("a", "b", "a")
+        ]
+    assert [one.num_cached_tokens for one in found] == [0, 0, 192]
+    assert bits(found[0]) == bits(found[1]) == bits(found[2])

@@ -1,0 +1,174 @@
+"""Mutants of the states of recurrent layers in the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from radixkv.runtime.cache.cache import PageCache
+from radixkv.runtime.request import Request
+from radixkv.runtime.states.tree_states import TreeStates
+from radixkv.runtime.step.plan import StateSave, StepPlan
+from radixkv.tree import forest
+from radixkv.tree.forest import Forest
+from radixkv.tree.node import Lease, Namespace, Node, State, walk
+from radixkv.tree.states import States
+
+Patch = pytest.MonkeyPatch
+
+
+def find_a_state_while_it_is_computed(patch: Patch) -> None:
+    put = States.put
+
+    def mutant(self: States, lease: Lease, n_tokens: int) -> State | None:
+        state = put(self, lease, n_tokens)
+        if state is not None:
+            state.is_computed = True
+        return state
+
+    patch.setattr(States, "put", mutant)
+    patch.setattr(States, "check", lambda self: None)
+
+
+def go_on_from_the_state_of_a_whole_prompt(patch: Patch) -> None:
+    deepest = States.deepest
+    patch.setattr(States, "deepest", lambda self, node, tokens: deepest(self, node, tokens + bytes(4)))
+
+
+def go_on_from_the_state_of_another_namespace(patch: Patch) -> None:
+    plan_row = TreeStates.plan_row
+
+    def mutant(self: TreeStates, request: Request, start: int, end: int, n_in_tree: int) -> None:
+        if request.blocks.state is not None and request.namespace != Namespace():
+            request.blocks.state = State(0, start, None)
+        plan_row(self, request, start, end, n_in_tree)
+
+    patch.setattr(TreeStates, "plan_row", mutant)
+
+
+def go_on_from_a_state_that_has_no_node(patch: Patch) -> None:
+    deepest = States.deepest
+
+    def mutant(self: States, node: Node, tokens: bytes) -> int:
+        found = deepest(self, node, tokens)
+        _, end, _, n_partial = walk(node, tokens, self._forest.page_bytes)
+        longest = min(end + n_partial * self._forest.page_bytes, len(tokens) - 4)
+        return found and longest - longest % self._forest.page_bytes
+
+    patch.setattr(States, "deepest", mutant)
+
+
+def keep_the_states_of_rows_that_went_wrong(patch: Patch) -> None:
+    step_done = TreeStates.step_done
+
+    def mutant(self: TreeStates, plan: StepPlan, are_right: Sequence[bool]) -> None:
+        step_done(self, plan, [True] * len(are_right))
+
+    patch.setattr(TreeStates, "step_done", mutant)
+
+
+def keep_the_states_of_failed_steps(patch: Patch) -> None:
+    def mutant(self: TreeStates) -> None:
+        for states in self._launched.values():
+            for state in states:
+                self._states.computed(state)
+        self._launched.clear()
+
+    patch.setattr(TreeStates, "undo", mutant)
+
+
+def save_a_state_one_token_early(patch: Patch) -> None:
+    take = TreeStates.take
+
+    def mutant(self: TreeStates, step: int) -> Any:
+        loads, saves = take(self, step)
+        return loads, tuple(StateSave(one.batch_slot, one.position - 1, one.slot) for one in saves)
+
+    patch.setattr(TreeStates, "take", mutant)
+
+
+def keep_the_state_of_evicted_pages(patch: Patch) -> None:
+    truncate = Forest.truncate
+
+    def mutant(self: Forest, leaf: Node, n_kept: int) -> tuple[bytes, list[int]]:
+        state, leaf.state = leaf.state, None
+        result = truncate(self, leaf, n_kept)
+        if n_kept:
+            leaf.state = state
+        return result
+
+    patch.setattr(Forest, "truncate", mutant)
+
+
+def grow_a_node_with_a_state(patch: Patch) -> None:
+    grows = forest._grows
+
+    def mutant(node: Node, n_hits: int) -> bool:
+        state, node.state = node.state, None
+        result = grows(node, n_hits)
+        node.state = state
+        return result
+
+    patch.setattr(forest, "_grows", mutant)
+
+
+def move_the_state_at_a_split(patch: Patch) -> None:
+    split = Forest.split
+
+    def mutant(self: Forest, node: Node, n_pages: int) -> Node:
+        upper = split(self, node, n_pages)
+        if node.state is not None:
+            upper.state, node.state.node, node.state = node.state, upper, None
+        return upper
+
+    patch.setattr(Forest, "split", mutant)
+
+
+def replace_a_state_while_it_is_computed(patch: Patch) -> None:
+    def mutant(self: States) -> bool:
+        victim = next(iter([*self._by_use, *self._coming]), None)
+        if victim is not None:
+            self.drop(victim)
+        return victim is not None
+
+    patch.setattr(States, "_evict", mutant)
+
+
+def load_a_state_again(patch: Patch) -> None:
+    plan_row = TreeStates.plan_row
+
+    def mutant(self: TreeStates, request: Request, start: int, end: int, n_in_tree: int) -> None:
+        state = request.blocks.state
+        plan_row(self, request, start, end, n_in_tree)
+        request.blocks.state = state
+
+    patch.setattr(TreeStates, "plan_row", mutant)
+
+
+def copy_parts_of_pages(patch: Patch) -> None:
+    init = PageCache.__init__
+
+    def mutant(self: PageCache, *args: Any, **settings: Any) -> None:
+        init(self, *args, **settings)
+        self.min_copied_tokens = 1
+
+    patch.setattr(PageCache, "__init__", mutant)
+
+
+OF_STATES: tuple[Callable[[Patch], None], ...] = (
+    find_a_state_while_it_is_computed,
+    go_on_from_the_state_of_a_whole_prompt,
+    go_on_from_the_state_of_another_namespace,
+    go_on_from_a_state_that_has_no_node,
+    keep_the_states_of_rows_that_went_wrong,
+    keep_the_states_of_failed_steps,
+    save_a_state_one_token_early,
+    keep_the_state_of_evicted_pages,
+    grow_a_node_with_a_state,
+    move_the_state_at_a_split,
+    replace_a_state_while_it_is_computed,
+    load_a_state_again,
+    copy_parts_of_pages,
+)
