@@ -12,7 +12,7 @@ import torch
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError
-from radixkv.runtime.device.collectives import COLLECTIVE_TIMEOUT_S, RankGroup
+from radixkv.runtime.device.collectives import CONNECT_TIMEOUT_S, RankGroup
 from radixkv.runtime.device.cpu.executor import CpuExecutor, check_for_cpu
 from radixkv.runtime.device.cuda.errors import is_out_of_memory
 from radixkv.runtime.device.cuda.preflight import check_for_cuda
@@ -190,7 +190,8 @@ def open_executor(
     executor = CpuExecutor(checkpoint, settings, collectives)
     times.end("weights and pool")
     with group.connecting() as store:
-        collectives.connect(store, COLLECTIVE_TIMEOUT_S)
+        collectives.connect(store, CONNECT_TIMEOUT_S)
+    group.watch(lambda: None)  # gloo's waits end with the processes of the others
     return executor
 
 
