@@ -124,6 +124,9 @@ class CudaExecutor:
         """
         return CopyThreads(CudaHostSlots(self._runner.pool, host_memory_bytes, self._is_stepping, part))
 
+    def check(self) -> None:
+        """Does nothing: a lost GPU is noticed in steps alone."""
+
     def close(self) -> None:
         """Frees weights, pool and graphs for this process and others, after waiting for launched steps. The memory
         of a lost device is freed only when the process ends."""

@@ -70,6 +70,10 @@ class FanOut:
             copier, ranks.copies, host_memory_bytes, parts, lambda reason: ranks.lost(reason, "a copy of pages")
         )
 
+    def check(self) -> None:
+        """See ``Executor.check``: a rank may end, or stop, at any time."""
+        self._ranks.check()
+
     def close(self) -> None:
         """Ends the other ranks and frees the device's memory."""
         try:

@@ -60,10 +60,13 @@ def watched() -> Iterator[Watched]:
 
 
 def test_the_end_of_a_rank_ends_all_waits(watched: Watched) -> None:
+    fan_out = FanOut(cast(Executor, SimpleNamespace(**OF_AN_EXECUTOR)), watched.ranks, 3)
+    fan_out.check()
     os.kill(watched.pids[0], signal.SIGKILL)
     assert watched.gave_up.wait(10.0)
-    with pytest.raises(DeviceLost, match="rank 1 of the model was ended by SIGKILL"):
-        watched.ranks.send(b"a plan")
+    for ask in (fan_out.check, lambda: watched.ranks.send(b"a plan")):
+        with pytest.raises(DeviceLost, match="rank 1 of the model was ended by SIGKILL"):
+            ask()
     assert all(map(has_ended, watched.pids)), "the others wait in a step"
 
 
