@@ -63,7 +63,7 @@ class RankThreads:
         self._threads.shutdown()
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Executes a plan on all ranks, on those that do not sample as they get it; returns the result of rank 0."""
+        """Executes a plan on all ranks, on others than rank 0 as they get it; returns the result of rank 0."""
         plans = [plan, *[plan.without_sampling()] * (len(self.executors) - 1)]
 
         def on(executor: CpuExecutor, plan: StepPlan) -> StepResult:

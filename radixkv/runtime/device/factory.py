@@ -141,6 +141,31 @@ def _check_states(config: EngineConfig, name: str) -> None:
         )
 
 
+def choose_for_ranks(
+    device: Device, machine: Machine | None, settings: DeviceSettings, checkpoint: Checkpoint
+) -> DeviceSettings:
+    """Returns the settings with what a rank would choose by what is installed: all have the same then.
+
+    Imports the device's kernels. Reads no weights.
+
+    Args:
+        device: of the ranks.
+        machine: with a usable GPU; not needed for the CPU.
+        settings: all of the device.
+        checkpoint: its ``config.json`` is enough.
+
+    Raises:
+        CheckpointError: ``config.json`` is invalid or not supported.
+        ConfigError: the attention backend that the settings name cannot be had.
+    """
+    if device == "cpu":
+        return settings
+    assert machine is not None
+    from radixkv.runtime.device.cuda.factory import with_attention_backend
+
+    return with_attention_backend(checkpoint, machine, settings)
+
+
 def open_executor(
     device: Device,
     machine: Machine | None,

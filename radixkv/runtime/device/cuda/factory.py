@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
+from typing import Literal
 
+import msgspec
 import torch
 
 from radixkv.checkpoints import Checkpoint
@@ -89,19 +92,9 @@ def open_cuda_executor(
         ) as weights:
             config = weights.config
             kv_scales = None if kv_dtype == torch_dtype else weights.kv_scales()
-            shape = AttentionShape(
-                config.n_heads,
-                config.n_kv_heads,
-                config.head_dim,
-                settings.page_size,
-                torch_dtype,
-                config.attention_scale,
-                kv_dtype,
-            )
+            shape = _attention_shape(config, settings, torch_dtype)
             windows = config.windows_within(settings.max_model_len)
-            backend = choose_attention_backend(
-                settings.attention_backend, machine, partial(not_compiled, shape, windows, gpu.capability)
-            )
+            backend = _choose_backend(settings, machine, shape, windows)
             logger.info("loading %.1f GiB of weights onto %s", weights.n_bytes / _GIB, gpu.name)
             if weights.has_fp8 and not has_fp8:
                 logger.warning(
@@ -164,6 +157,47 @@ def open_cuda_executor(
         stream=stream,
         kv_scales=scales_text(kv_dtype, kv_scales or ()),
         window=longest_window(windows),
+    )
+
+
+def with_attention_backend(checkpoint: Checkpoint, machine: Machine, settings: DeviceSettings) -> DeviceSettings:
+    """Returns the settings with the attention backend that ``auto`` stands for. Imports FlashInfer if it may be.
+
+    Args:
+        checkpoint: its ``config.json`` is enough.
+        machine: with a usable GPU.
+        settings: all of the device.
+
+    Raises:
+        CheckpointError: ``config.json`` is invalid or not supported.
+        ConfigError: the backend that the settings name cannot be had.
+    """
+    config = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
+    config = config.shard(settings.tensor_parallel_size)
+    shape = _attention_shape(config, settings, choose_dtype(settings.dtype, checkpoint.config))
+    backend = _choose_backend(settings, machine, shape, config.windows_within(settings.max_model_len))
+    return msgspec.structs.replace(settings, attention_backend=backend)
+
+
+def _attention_shape(config: DecoderConfig, settings: DeviceSettings, dtype: torch.dtype) -> AttentionShape:
+    return AttentionShape(
+        config.n_heads,
+        config.n_kv_heads,
+        config.head_dim,
+        settings.page_size,
+        dtype,
+        config.attention_scale,
+        choose_kv_dtype(settings.kv_cache_dtype, dtype),
+    )
+
+
+def _choose_backend(
+    settings: DeviceSettings, machine: Machine, shape: AttentionShape, windows: Sequence[int | None]
+) -> Literal["flashinfer", "triton"]:
+    return choose_attention_backend(
+        settings.attention_backend,
+        machine,
+        lambda: not_compiled(shape, windows, check_machine(machine).capability),
     )
 
 

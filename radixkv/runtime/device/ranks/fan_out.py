@@ -15,8 +15,8 @@ from radixkv.runtime.step.result import LaunchedStep, SampledStep, StepResult, T
 class FanOut:
     """An ``Executor`` of a model that several ranks compute together.
 
-    Each plan is encoded once, sent to the other ranks without what only sampling needs, and executed here by rank 0,
-    which samples. So a frame is small enough for the socket even where a rank reads late. Where the device
+    Each plan is encoded once, sent to the other ranks without what only sampling needs, and executed here by rank
+    0, which samples. So a frame is small enough for the socket even where a rank reads late. Where the device
     computes only when a result is asked for, as the CPU does, the plan is sent then: other ranks would wait for
     rank 0 meanwhile.
 

@@ -69,24 +69,39 @@ class RankProcesses:
         """Why the ranks cannot go on; None: they can."""
 
     @classmethod
-    def start(cls, model: Path, device: Device, settings: DeviceSettings) -> Self:
-        """Starts the processes, which load their parts of the model meanwhile.
+    def start(cls, n_ranks: int, device: Device) -> Self:
+        """Starts the processes, which import what they need meanwhile. ``open`` must follow.
 
         Args:
-            model: folder of the checkpoint.
+            n_ranks: ranks, this process included.
             device: kind of the ranks' devices.
-            settings: of each rank.
         """
         ranks = cls(device)
         try:
-            for rank in range(1, settings.tensor_parallel_size):
-                ranks._start(RankStart(rank, str(model), device, settings, os.getpid()))
+            for _ in range(1, n_ranks):
+                ranks._start()
         except BaseException:
             ranks.close()
             raise
         return ranks
 
-    def _start(self, start: RankStart) -> None:
+    def open(self, model: Path, settings: DeviceSettings) -> None:
+        """Lets the processes load their parts of the model.
+
+        Args:
+            model: folder of the checkpoint.
+            settings: of each rank; they leave no choice to it.
+
+        Raises:
+            ConfigError: one has ended.
+        """
+        try:
+            for rank, frames in enumerate(self._frames, 1):
+                frames.send(encode(RankStart(rank, str(model), self._device, settings, os.getpid())))
+        except OSError as error:
+            raise self.start_error(str(error)) from None
+
+    def _start(self) -> None:
         (ours, theirs), (our_copies, their_copies) = socket.socketpair(), socket.socketpair()
         self._frames.append(Frames(ours, max_send_s=_MAX_SEND_S))
         self.copies.append(Frames(our_copies, max_send_s=_MAX_SEND_S))
@@ -95,7 +110,6 @@ class RankProcesses:
             inherited = [theirs.fileno(), their_copies.fileno(), self.memory, self._beats[-1]]
             command = [sys.executable, "-m", "radixkv.runtime.device.ranks.rank", *map(str, inherited)]
             self._processes.append(subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL))
-        self._frames[-1].send(encode(start))
 
     @property
     def size(self) -> int:

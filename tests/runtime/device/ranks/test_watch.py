@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
-import msgspec
 import pytest
 
 from radixkv.checkpoints import resolve
 from radixkv.errors import ConfigError, DeviceError, DeviceLost
-from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.ranks import open as open_module
 from radixkv.runtime.device.ranks import processes
 from radixkv.runtime.device.ranks.fan_out import FanOut
@@ -28,14 +26,6 @@ from radixkv.settings.config import EngineConfig, ModelConfig
 from support.processes import children, has_ended
 
 RANK = "radixkv.runtime.device.ranks.rank"
-SETTINGS = DeviceSettings(
-    page_size=16,
-    max_num_seqs=4,
-    max_num_batched_tokens=64,
-    max_model_len=64,
-    kv_cache_memory_bytes=1 << 20,
-    tensor_parallel_size=3,
-)
 
 
 class Watched:
@@ -43,7 +33,7 @@ class Watched:
 
     def __init__(self) -> None:
         before = set(children(os.getpid(), RANK))
-        self.ranks = RankProcesses.start(resolve("tiny").folder, "cpu", SETTINGS)
+        self.ranks = RankProcesses.start(3, "cpu")
         self.pids = sorted(set(children(os.getpid(), RANK)) - before)
         for pid in self.pids:
             os.kill(pid, signal.SIGSTOP)
@@ -108,9 +98,7 @@ def test_kernels_that_wait_when_the_engine_is_closed_end(watched: Watched) -> No
 
 
 def test_nothing_watches_ranks_that_are_closed() -> None:
-    ranks = RankProcesses.start(
-        resolve("tiny").folder, "cpu", msgspec.structs.replace(SETTINGS, tensor_parallel_size=1)
-    )
+    ranks = RankProcesses.start(1, "cpu")
     before = threading.active_count()
     ranks.watch(lambda: None)
     assert threading.active_count() == before + 1
@@ -120,7 +108,7 @@ def test_nothing_watches_ranks_that_are_closed() -> None:
 
 def test_ranks_are_killed_at_a_loss_that_nobody_watched_for() -> None:
     before = set(children(os.getpid(), RANK))
-    ranks = RankProcesses.start(resolve("tiny").folder, "cpu", SETTINGS)
+    ranks = RankProcesses.start(3, "cpu")
     pids = set(children(os.getpid(), RANK)) - before
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
