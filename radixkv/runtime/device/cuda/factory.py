@@ -34,7 +34,7 @@ from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.base import Operations
 from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
-from radixkv.runtime.device.ops.cuda.divided_head import DividedHead, part_size
+from radixkv.runtime.device.ops.cuda.divided_head import DividedHead
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.ops.cuda.summed import CudaSummed
 from radixkv.runtime.device.ops.summed import SummedOperations
@@ -89,6 +89,7 @@ def open_cuda_executor(
             quantization=settings.quantization,
             products=("fp8", "int4"),
             shard=None if group is None else Shard(group.rank, group.size),
+            divides_head=True,
         ) as weights:
             config = weights.config
             kv_scales = None if kv_dtype == torch_dtype else weights.kv_scales()
@@ -110,7 +111,7 @@ def open_cuda_executor(
                 operations = SummedOperations(
                     operations,
                     partial(CudaSummed, collectives),
-                    partial(DividedHead, collectives, operations.linear),
+                    partial(DividedHead, collectives, operations.linear, config.vocab_size),
                 )
             decoder = Decoder(weights, operations, kv_scales)
         times.end("weights")
@@ -209,10 +210,11 @@ def _connect(
     dtype: torch.dtype,
 ) -> None:
     """Connects the ranks' GPUs. From then on kernels wait for those of other ranks."""
+    head_size = Shard(group.rank, group.size).head(config.vocab_size).size
     collectives.allocate(
         max_rows=max(settings.max_num_batched_tokens, settings.max_num_seqs),
         hidden_size=config.hidden_size,
-        max_logits=max(settings.max_num_seqs, MAX_PROMPT_LOGPROB_ROWS) * part_size(config.vocab_size, group.size),
+        max_logits=max(settings.max_num_seqs, MAX_PROMPT_LOGPROB_ROWS) * head_size,
         max_broadcast=settings.max_num_seqs + 1,
         dtype=dtype,
     )
