@@ -145,6 +145,10 @@ class ReplayedExecutor:
         """Returns the device's copier."""
         return self._executor.open_copier(host_memory_bytes, part)
 
+    def check(self) -> None:
+        """Raises ``DeviceLost`` if the device was lost."""
+        self._executor.check()
+
     def close(self) -> None:
         """Frees the device's memory."""
         self._executor.close()

@@ -214,6 +214,9 @@ class NullDevice:
         self._rng = Random(2)
         self._tokens = [self._rng.randrange(10, vocab_size) for _ in range(1 << 16)]
 
+    def check(self) -> None:
+        """Does nothing: there is no device to lose."""
+
     def close(self) -> None:
         """Does nothing: there is no memory to free."""
 

@@ -181,7 +181,15 @@ class Loop:
         return [*copies, *self._gate.descriptors()] if self._gated else copies
 
     def advance(self) -> None:
-        """Takes finished copies of pages and starts those that were offered. For a loop without work. O(pages)."""
+        """Takes finished copies of pages and starts those that were offered. For a loop without work. O(pages).
+
+        Raises:
+            DeviceLost: the device was lost meanwhile.
+        """
+        self._executor.check()
+        self._advance()
+
+    def _advance(self) -> None:
         self._alarms.ring(self._clock())
         self.scheduler.tiers.advance()
 
@@ -229,6 +237,8 @@ class Loop:
             DeviceLost: the device cannot be used any more.
             InvariantError: a bug in radixkv.
         """
+        if self.is_waiting:
+            self._executor.check()  # no step would tell
         started, begun = perf_counter(), self._clock()
         if self._alarms.next_at <= begun:
             self._alarms.ring(begun)
@@ -264,7 +274,7 @@ class Loop:
             self.is_waiting = True
         messages += self._sample_step()
         if not self.has_work:
-            self.advance()
+            self._advance()
         self._counters.step_seconds += perf_counter() - started
         return messages
 

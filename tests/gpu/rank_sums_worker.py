@@ -18,13 +18,13 @@ N_STEPS = 10_000
 def compare_sums(rank: int, n_ranks: int, store: Path) -> list[str]:
     """Returns what differs from torch's sums and norms on this rank; empty if nothing does."""
     from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
-    from radixkv.runtime.device.ops.cuda.divided_head import part_size
     from radixkv.runtime.device.ops.cuda.fp8_rows import new_rows
     from radixkv.runtime.device.ops.cuda.layers import RMSNorm
+    from radixkv.runtime.device.weights.shards import Shard
 
     torch.cuda.set_device(rank)
     collectives = CudaCollectives(rank, n_ranks)
-    collectives.allocate(512, HIDDEN, 300 * part_size(VOCAB, n_ranks), 33, torch.bfloat16)
+    collectives.allocate(512, HIDDEN, 300 * Shard(rank, n_ranks).head(VOCAB).size, 33, torch.bfloat16)
     collectives.connect(store, 60.0)
     wrong = compare_logits(collectives)
     weight = random_rows(1, 99)[0]
@@ -73,7 +73,7 @@ def compare_logits(collectives: CudaCollectives) -> list[str]:
     from radixkv.runtime.device.weights.layer_weights import LinearWeights
 
     weight = random_rows(VOCAB, 98)
-    head = DividedHead(collectives, lambda part: Linear(part.weight, None), LinearWeights(weight))
+    head = DividedHead(collectives, lambda part: Linear(part.weight, None), VOCAB, LinearWeights(weight))
     rows = [random_rows(1 + 37 * index % 300, index) for index in range(50)]
     found = [head(one, one.new_empty(len(one), VOCAB)) for one in rows]
     if collectives.rank:

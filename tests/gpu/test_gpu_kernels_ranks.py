@@ -11,10 +11,11 @@ from torch import Tensor
 
 from radixkv.runtime.device.ops.base import RmsFields
 from radixkv.runtime.device.ops.cuda.collectives import RenumberedStore
-from radixkv.runtime.device.ops.cuda.divided_head import DividedHead, first_token, part_size
+from radixkv.runtime.device.ops.cuda.divided_head import DividedHead
 from radixkv.runtime.device.ops.cuda.layers import Linear
 from radixkv.runtime.device.ops.cuda.rank_sums import MAX_PROGRAMS, Meeting, broadcast, gather_logits, sum_parts
 from radixkv.runtime.device.weights.layer_weights import LinearWeights
+from radixkv.runtime.device.weights.shards import Shard
 
 pytestmark = on_kernels
 
@@ -86,10 +87,10 @@ def test_rank_0_broadcasts(rank: int) -> None:
 @pytest.mark.parametrize(("vocab_size", "n_ranks"), [(5003, 2), (4096, 4)])
 @pytest.mark.parametrize("n_rows", [1, 90])
 def test_rank_0_gets_all_logits(n_rows: int, vocab_size: int, n_ranks: int) -> None:
-    size = part_size(vocab_size, n_ranks)
+    cuts = [Shard(rank, n_ranks).head(vocab_size) for rank in range(n_ranks)]
+    size = cuts[0].size
     logits = normal(n_rows, vocab_size, dtype=torch.bfloat16)
-    firsts = [first_token(vocab_size, n_ranks, other) for other in range(n_ranks)]
-    parts = [logits[:, first : first + size].contiguous() for first in firsts]
+    parts = [logits[:, cut.first : cut.first + size].contiguous() for cut in cuts]
     out = poisoned(n_rows, vocab_size, dtype=torch.bfloat16)
     others, flags = meeting(0, n_ranks, n=2)
     gather_logits(addresses(parts), others, size, out)
@@ -118,21 +119,23 @@ class Ranks:
 
 
 @pytest.mark.parametrize(("vocab_size", "n_ranks"), [(256, 2), (200, 2), (100, 4)])
-def test_parts_of_a_head_are_those_of_the_whole(vocab_size: int, n_ranks: int) -> None:
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_parts_of_a_head_are_those_of_the_whole(vocab_size: int, n_ranks: int, is_tied: bool) -> None:
     """Also where the vocabulary has no equal parts. Weights on a GPU are loaded after the head is built."""
     weight, x = torch.zeros(vocab_size, 48, dtype=torch.float16, device=DEVICE), normal(3, 48, dtype=torch.float16)
     ranks = Ranks(n_ranks)
     heads = []
     for rank in range(n_ranks):
         ranks.rank = rank
-        heads.append(DividedHead(ranks, lambda part: Linear(part.weight, None), LinearWeights(weight)))
+        given = weight if is_tied else Shard(rank, n_ranks).head(vocab_size).of(weight)
+        heads.append(DividedHead(ranks, lambda part: Linear(part.weight, None), vocab_size, LinearWeights(given)))
     weight.copy_(normal(vocab_size, 48, dtype=torch.float16))
     whole = x.float() @ weight.float().t()
     for rank, head in enumerate(heads):
         out = torch.empty(3, vocab_size, dtype=torch.float16, device=DEVICE)
         assert head(x, out) is out
-        first = first_token(vocab_size, n_ranks, rank)
-        check_close(ranks.parts[rank], whole[:, first : first + part_size(vocab_size, n_ranks)])
+        cut = Shard(rank, n_ranks).head(vocab_size)
+        check_close(ranks.parts[rank], whole[:, cut.first : cut.first + cut.size])
 
 
 def test_exchanges_are_numbered_from_0_in_each_store() -> None:

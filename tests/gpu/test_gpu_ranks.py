@@ -169,7 +169,7 @@ def test_a_rank_that_dies_or_hangs_under_load_ends_the_step(
 
             threading.Timer(0.5, kill).start()
             with pytest.raises(
-                DeviceLost, match="was ended by SIGKILL" if number is signal.SIGKILL else "not respond in 10 s"
+                DeviceLost, match="was ended by SIGKILL" if number is signal.SIGKILL else "no sign of life for 10 s"
             ):
                 llm.generate(prompts, greedy(4000), use_tqdm=False)
             assert time.monotonic() - killed[0] < limit_s

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from radixkv.errors import DeviceLost
 from radixkv.runtime.scheduler.scheduler import Scheduler
 from radixkv.wire import cache_messages
 from radixkv.wire import messages as wire
@@ -37,6 +38,17 @@ def test_a_step_is_launched_before_the_previous_result_is_taken(front: Frontend)
     front.serve("a", max_tokens=4)
     overlapped = "launch 0, launch 1, result 0, launch 2, result 1, launch 3, result 2, result 3"
     assert ", ".join(front.device.trace) == overlapped
+
+
+def test_a_device_that_is_lost_is_noticed_without_a_request(front: Frontend) -> None:
+    """By whoever drives a loop that has no work, when the messages of its last turn have been taken."""
+    front.loop.advance()
+    front.submit("a", max_tokens=1)
+    front.device.loss = "a rank has ended"
+    front.run()
+    assert done(front.received["a"]).n_output_tokens == 1
+    with pytest.raises(DeviceLost, match="a rank has ended"):
+        front.loop.advance()
 
 
 def test_all_tokens_of_a_step_are_in_one_message(front: Frontend) -> None:

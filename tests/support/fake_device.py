@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.errors import DeviceError
+from radixkv.errors import DeviceError, DeviceLost
 from radixkv.runtime.step.plan import Row, RowSampling, SharedRun, StepPlan
 from radixkv.runtime.step.result import StepResult, TokenMasks
 from radixkv.tree.node import Namespace
@@ -250,6 +250,8 @@ class FakeDevice:
     """Pages that are free in the cache when a step runs; reading or writing them is an error."""
     fail_steps: set[int] = field(default_factory=set)
     refuse_launches: int = 0
+    loss: str | None = None
+    """Why the device was lost while it had nothing to compute; None: it was not."""
     pooled_bytes: int = 0
     """Least bytes of what a row reports of its last position; spaces are added."""
     nan_slots: set[int] = field(default_factory=set)
@@ -291,6 +293,10 @@ class FakeDevice:
     @property
     def splits_drafts(self) -> bool:
         return self.max_split_rows is not None
+
+    def check(self) -> None:
+        if self.loss is not None:
+            raise DeviceLost(self.loss)
 
     def close(self) -> None:
         self.n_closed += 1

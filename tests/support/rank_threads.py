@@ -63,9 +63,10 @@ class RankThreads:
         self._threads.shutdown()
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Executes a plan on all ranks; returns the result of rank 0."""
+        """Executes a plan on all ranks, on others than rank 0 as they get it; returns the result of rank 0."""
+        plans = [plan, *[plan.without_sampling()] * (len(self.executors) - 1)]
 
-        def on(executor: CpuExecutor) -> StepResult:
+        def on(executor: CpuExecutor, plan: StepPlan) -> StepResult:
             return executor.launch(plan).sample(None).result()
 
-        return list(self._threads.map(on, self.executors))[0]
+        return list(self._threads.map(on, self.executors, plans))[0]

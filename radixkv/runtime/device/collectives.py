@@ -9,8 +9,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-COLLECTIVE_TIMEOUT_S = 10.0
-"""How long a rank waits for the others in a step: then one hangs, and none can go on."""
+COLLECTIVE_TIMEOUT_S = 1800.0
+"""How long ranks that give signs of life may take for what others wait for: then one hangs, and none can go on.
+
+What takes minutes may be right: first steps compile kernels, and a slow CPU computes a long prompt in one step."""
 CONNECT_TIMEOUT_S = 60.0
 """How long a rank waits for the others' devices when all have loaded the model."""
 
@@ -48,7 +50,7 @@ class RankGroup(Protocol):
         ...
 
     def watch(self, give_up: Callable[[], None]) -> None:
-        """Lets nobody wait for a rank that has ended, or does not respond in a step.
+        """Lets nobody wait for a rank that has ended, gives no sign of life, or hangs in a step.
 
         Rank 0 calls ``give_up``, perhaps in another thread, and ends the other ranks. They end with rank 0.
         """

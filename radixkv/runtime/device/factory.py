@@ -12,7 +12,7 @@ import torch
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError
-from radixkv.runtime.device.collectives import COLLECTIVE_TIMEOUT_S, RankGroup
+from radixkv.runtime.device.collectives import CONNECT_TIMEOUT_S, RankGroup
 from radixkv.runtime.device.cpu.executor import CpuExecutor, check_for_cpu
 from radixkv.runtime.device.cuda.errors import is_out_of_memory
 from radixkv.runtime.device.cuda.preflight import check_for_cuda
@@ -146,6 +146,31 @@ def _check_states(config: EngineConfig, name: str) -> None:
         )
 
 
+def choose_for_ranks(
+    device: Device, machine: Machine | None, settings: DeviceSettings, checkpoint: Checkpoint
+) -> DeviceSettings:
+    """Returns the settings with what a rank would choose by what is installed: all have the same then.
+
+    Imports the device's kernels. Reads no weights.
+
+    Args:
+        device: of the ranks.
+        machine: with a usable GPU; not needed for the CPU.
+        settings: all of the device.
+        checkpoint: its ``config.json`` is enough.
+
+    Raises:
+        CheckpointError: ``config.json`` is invalid or not supported.
+        ConfigError: the attention backend that the settings name cannot be had.
+    """
+    if device == "cpu":
+        return settings
+    assert machine is not None
+    from radixkv.runtime.device.cuda.factory import with_attention_backend
+
+    return with_attention_backend(checkpoint, machine, settings)
+
+
 def open_executor(
     device: Device,
     machine: Machine | None,
@@ -195,7 +220,8 @@ def open_executor(
     executor = CpuExecutor(checkpoint, settings, collectives)
     times.end("weights and pool")
     with group.connecting() as store:
-        collectives.connect(store, COLLECTIVE_TIMEOUT_S)
+        collectives.connect(store, CONNECT_TIMEOUT_S)
+    group.watch(lambda: None)  # gloo's waits end with the processes of the others
     return executor
 
 

@@ -73,5 +73,8 @@ class Executor(Protocol):
             ConfigError: the host memory does not fit, or holds not even one page.
         """
 
+    def check(self) -> None:
+        """Raises ``DeviceLost`` if the device was lost while it had nothing to compute. O(1)."""
+
     def close(self) -> None:
         """Frees the device's memory. Called once, after all other calls."""

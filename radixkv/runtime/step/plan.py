@@ -198,6 +198,11 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
             return range(len(self.rows))
         return list(accumulate([1 + row.n_drafts for row in self.rows[:-1]], initial=0))
 
+    def without_sampling(self) -> StepPlan:
+        """Returns the plan for a rank that does not sample: its rows have no sampling settings. O(rows)."""
+        replace = msgspec.structs.replace
+        return replace(self, rows=tuple([replace(row, sampling=None) for row in self.rows]))
+
     @property
     def n_tokens(self) -> int:
         """Tokens that the step computes."""

@@ -75,7 +75,12 @@ def test_bytes_are_those_that_each_rank_holds(tmp_path: Path, name: str, n_ranks
 def weight_bytes(checkpoint: Checkpoint, shard: Shard) -> int:
     """Loads a rank's part of a model, with the weights that a GPU multiplies; returns the bytes of its tensors."""
     with open_weights(
-        checkpoint, load_format="auto", dtype=torch.bfloat16, shard=shard, products=("fp8", "int4")
+        checkpoint,
+        load_format="auto",
+        dtype=torch.bfloat16,
+        shard=shard,
+        products=("fp8", "int4"),
+        divides_head=True,
     ) as weights:
         layers = [weights.layer(index) for index in range(weights.config.n_layers)]
         parts = [weights.embedding(), weights.position_embedding(), weights.final_norm(), *layers]

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from radixkv.errors import DeviceError, UnsupportedFeature
+from radixkv.errors import DeviceError, DeviceLost, UnsupportedFeature
 from radixkv.runtime.request import Request
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import TokenMasks
@@ -72,6 +72,16 @@ def test_a_request_is_queued_when_its_grammar_is_compiled() -> None:
     front.grammars.finish(0)
     front.run()
     assert front.received["a"].tokens[0] == expected(GRAMMAR)
+
+
+def test_a_device_that_is_lost_is_noticed_while_a_grammar_is_compiled() -> None:
+    front = Frontend()
+    front.grammars.is_immediate = False
+    submit(front, "a", GRAMMAR)
+    front.turn()
+    front.device.loss = "a rank has ended"
+    with pytest.raises(DeviceLost, match="a rank has ended"):
+        front.turn()
 
 
 def test_a_refused_grammar_fails_its_request_alone() -> None:

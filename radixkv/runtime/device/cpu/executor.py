@@ -152,6 +152,9 @@ class CpuExecutor:
         """See ``Executor.open_copier``."""
         return CopyThreads(CpuHostSlots(self.pool, host_memory_bytes, part))
 
+    def check(self) -> None:
+        """Does nothing: this device is lost in steps alone."""
+
     def close(self) -> None:
         """Drops the queued steps. They refer back to this executor, so its memory is freed with them."""
         self._queue.clear()

@@ -124,6 +124,9 @@ class CudaExecutor:
         """
         return CopyThreads(CudaHostSlots(self._runner.pool, host_memory_bytes, self._is_stepping, part))
 
+    def check(self) -> None:
+        """Does nothing: a lost GPU is noticed in steps alone."""
+
     def close(self) -> None:
         """Frees weights, pool and graphs for this process and others, after waiting for launched steps. The memory
         of a lost device is freed only when the process ends."""
@@ -143,7 +146,7 @@ class CudaExecutor:
     def _sample_step(self, launched: LaunchedCudaStep, masks: TokenMasks | None) -> SampledCudaStep:
         sampled = self._sample(launched.step, launched.outputs, masks)
         self._runner.broadcast_last_tokens()
-        step = SampledCudaStep(launched, sampled, self._stream, self._errors)
+        step = SampledCudaStep(launched, sampled, self._stream, self._errors, has_result=self._runner.samples)
         self._last_step = step.done
         return step
 
@@ -234,7 +237,15 @@ class LaunchedCudaStep:
 
 
 class SampledCudaStep:
-    """A sampled step: a ``runtime.step.result.SampledStep``. Constructing it enqueues the copy of its results."""
+    """A sampled step: a ``runtime.step.result.SampledStep``. Constructing it enqueues the copy of its results.
+
+    Args:
+        launched: the step.
+        sampled: what the sampler did; None: nothing.
+        stream: of the executor.
+        errors: of the executor.
+        has_result: whether this rank samples; if not, the result is empty.
+    """
 
     def __init__(
         self,
@@ -242,7 +253,10 @@ class SampledCudaStep:
         sampled: _SamplerRows | None,
         stream: torch.cuda.Stream,
         errors: CudaErrorConverter,
+        *,
+        has_result: bool,
     ) -> None:
+        self._has_result = has_result
         self._step = launched.step
         self._begun = launched.begun
         self._errors = errors
@@ -276,6 +290,8 @@ class SampledCudaStep:
             self._errors.release(self._memory)
             raise
         self._errors.release(self._memory)
+        if not self._has_result:
+            return StepResult((), ())
         sampled, results = self._argmax_result.numpy(), self._step.results
         return step_result(
             self._step.plan,

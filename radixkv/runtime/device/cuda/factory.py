@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
+from typing import Literal
 
+import msgspec
 import torch
 
 from radixkv.checkpoints import Checkpoint
@@ -31,7 +34,7 @@ from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.base import Operations
 from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
-from radixkv.runtime.device.ops.cuda.divided_head import DividedHead, part_size
+from radixkv.runtime.device.ops.cuda.divided_head import DividedHead
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.ops.cuda.summed import CudaSummed
 from radixkv.runtime.device.ops.summed import SummedOperations
@@ -86,22 +89,13 @@ def open_cuda_executor(
             quantization=settings.quantization,
             products=("fp8", "int4"),
             shard=None if group is None else Shard(group.rank, group.size),
+            divides_head=True,
         ) as weights:
             config = weights.config
             kv_scales = None if kv_dtype == torch_dtype else weights.kv_scales()
-            shape = AttentionShape(
-                config.n_heads,
-                config.n_kv_heads,
-                config.head_dim,
-                settings.page_size,
-                torch_dtype,
-                config.attention_scale,
-                kv_dtype,
-            )
+            shape = _attention_shape(config, settings, torch_dtype)
             windows = config.windows_within(settings.max_model_len)
-            backend = choose_attention_backend(
-                settings.attention_backend, machine, partial(not_compiled, shape, windows, gpu.capability)
-            )
+            backend = _choose_backend(settings, machine, shape, windows)
             logger.info("loading %.1f GiB of weights onto %s", weights.n_bytes / _GIB, gpu.name)
             if weights.has_fp8 and not has_fp8:
                 logger.warning(
@@ -117,7 +111,7 @@ def open_cuda_executor(
                 operations = SummedOperations(
                     operations,
                     partial(CudaSummed, collectives),
-                    partial(DividedHead, collectives, operations.linear),
+                    partial(DividedHead, collectives, operations.linear, config.vocab_size),
                 )
             decoder = Decoder(weights, operations, kv_scales)
         times.end("weights")
@@ -167,6 +161,47 @@ def open_cuda_executor(
     )
 
 
+def with_attention_backend(checkpoint: Checkpoint, machine: Machine, settings: DeviceSettings) -> DeviceSettings:
+    """Returns the settings with the attention backend that ``auto`` stands for. Imports FlashInfer if it may be.
+
+    Args:
+        checkpoint: its ``config.json`` is enough.
+        machine: with a usable GPU.
+        settings: all of the device.
+
+    Raises:
+        CheckpointError: ``config.json`` is invalid or not supported.
+        ConfigError: the backend that the settings name cannot be had.
+    """
+    config = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
+    config = config.shard(settings.tensor_parallel_size)
+    shape = _attention_shape(config, settings, choose_dtype(settings.dtype, checkpoint.config))
+    backend = _choose_backend(settings, machine, shape, config.windows_within(settings.max_model_len))
+    return msgspec.structs.replace(settings, attention_backend=backend)
+
+
+def _attention_shape(config: DecoderConfig, settings: DeviceSettings, dtype: torch.dtype) -> AttentionShape:
+    return AttentionShape(
+        config.n_heads,
+        config.n_kv_heads,
+        config.head_dim,
+        settings.page_size,
+        dtype,
+        config.attention_scale,
+        choose_kv_dtype(settings.kv_cache_dtype, dtype),
+    )
+
+
+def _choose_backend(
+    settings: DeviceSettings, machine: Machine, shape: AttentionShape, windows: Sequence[int | None]
+) -> Literal["flashinfer", "triton"]:
+    return choose_attention_backend(
+        settings.attention_backend,
+        machine,
+        lambda: not_compiled(shape, windows, check_machine(machine).capability),
+    )
+
+
 def _connect(
     collectives: CudaCollectives,
     group: RankGroup,
@@ -175,10 +210,11 @@ def _connect(
     dtype: torch.dtype,
 ) -> None:
     """Connects the ranks' GPUs. From then on kernels wait for those of other ranks."""
+    head_size = Shard(group.rank, group.size).head(config.vocab_size).size
     collectives.allocate(
         max_rows=max(settings.max_num_batched_tokens, settings.max_num_seqs),
         hidden_size=config.hidden_size,
-        max_logits=max(settings.max_num_seqs, MAX_PROMPT_LOGPROB_ROWS) * part_size(config.vocab_size, group.size),
+        max_logits=max(settings.max_num_seqs, MAX_PROMPT_LOGPROB_ROWS) * head_size,
         max_broadcast=settings.max_num_seqs + 1,
         dtype=dtype,
     )

@@ -72,6 +72,7 @@ def model_size(checkpoint: Checkpoint, quantization: str | None = None, n_ranks:
         quantization=quantization,
         products=("fp8", "int4"),
         shard=None if n_ranks == 1 else Shard(0, n_ranks),
+        divides_head=True,
     ) as weights:
         check_model(weights.config)
         return ModelSize(

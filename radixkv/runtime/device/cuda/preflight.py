@@ -47,6 +47,7 @@ def check_for_cuda(checkpoint: Checkpoint, gpu: Gpu, settings: DeviceSettings) -
         quantization=settings.quantization,
         products=("fp8", "int4"),
         shard=None if n_ranks == 1 else Shard(0, n_ranks),
+        divides_head=True,
     ) as weights:
         config, n_bytes, extra_bytes = weights.config, weights.n_bytes, weights.dequantizing_bytes
         has_fp8 = weights.has_fp8

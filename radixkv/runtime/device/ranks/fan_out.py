@@ -15,7 +15,8 @@ from radixkv.runtime.step.result import LaunchedStep, SampledStep, StepResult, T
 class FanOut:
     """An ``Executor`` of a model that several ranks compute together.
 
-    Each plan is encoded once, sent to the other ranks, and executed here by rank 0, which samples. Where the device
+    Each plan is encoded once, sent to the other ranks without what only sampling needs, and executed here by rank
+    0, which samples. So a frame is small enough for the socket even where a rank reads late. Where the device
     computes only when a result is asked for, as the CPU does, the plan is sent then: other ranks would wait for
     rank 0 meanwhile.
 
@@ -49,8 +50,8 @@ class FanOut:
         """See ``Executor.launch``."""
         if not self.is_asynchronous:
             launched = self._executor.launch(plan)  # it refuses an invalid plan before any rank gets it
-            return _Step(launched, self._ranks, encode(plan))
-        self._ranks.send(encode(plan))
+            return _Step(launched, self._ranks, encode(plan.without_sampling()))
+        self._ranks.send(encode(plan.without_sampling()))
         try:
             with self._ranks.waiting():
                 return _Step(self._executor.launch(plan), self._ranks, None)
@@ -69,6 +70,10 @@ class FanOut:
         return FanOutCopier.open(
             copier, ranks.copies, host_memory_bytes, parts, lambda reason: ranks.lost(reason, "a copy of pages")
         )
+
+    def check(self) -> None:
+        """See ``Executor.check``: a rank may end, or stop, at any time."""
+        self._ranks.check()
 
     def close(self) -> None:
         """Ends the other ranks and frees the device's memory."""

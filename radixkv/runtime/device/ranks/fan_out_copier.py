@@ -33,8 +33,8 @@ class FanOutCopier:
     """A ``HostMemoryCopier`` of slots in memory that ranks share, of which each copies its part of a page.
 
     A copy has finished when all ranks have, and has failed if one has; a slot is usable when it is for all. A rank
-    that has ended, or that takes 10 s longer than rank 0 for a copy, is lost with the device: all copies fail from
-    then on.
+    that has ended, or that takes half an hour longer than rank 0 for a copy, is lost with the device: all copies
+    fail from then on.
 
     Args:
         copier: of rank 0; closed with this object.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from radixkv.checkpoints import Checkpoint
 from radixkv.errors import DeviceError, DeviceLost
-from radixkv.runtime.device.factory import open_executor
+from radixkv.runtime.device.factory import choose_for_ranks, open_executor
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ranks.fan_out import FanOut
 from radixkv.runtime.device.ranks.processes import RankProcesses
@@ -29,9 +29,11 @@ def open_ranks(resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTim
     device, machine, settings = resolved.device, resolved.machine, resolved.device_settings
     if settings.tensor_parallel_size == 1:
         return open_executor(device, machine, settings, checkpoint, times)
-    ranks = RankProcesses.start(checkpoint.folder, device, settings)
+    ranks = RankProcesses.start(settings.tensor_parallel_size, device)
     opened: RankProcesses | FanOut = ranks
     try:
+        settings = choose_for_ranks(device, machine, settings, checkpoint)
+        ranks.open(checkpoint.folder, settings)
         opened = FanOut(
             open_executor(device, machine, settings, checkpoint, times, ranks),
             ranks,

@@ -39,8 +39,8 @@ _MAX_SEND_S = 10.0
 """How long a rank may take to receive a frame."""
 _MAX_LATE_S = 600.0
 """How long a rank may come to a meeting of the start after rank 0, which has as much to load and to compile."""
-_MAX_KERNELS_S = 1800.0
-"""How long the rest of the start may take when kernels wait for each other: some are compiled first."""
+_MAX_SILENCE_S = 10.0
+"""How long a rank that is ready may give no sign of life: then its process is stopped, or hangs."""
 _WATCH_INTERVAL_S = 0.5
 
 
@@ -61,38 +61,55 @@ class RankProcesses:
         """Streams to the other ranks for copies."""
         self.memory = os.memfd_create("radixkv-host-memory", os.MFD_CLOEXEC)
         """Descriptor of the host memory that the ranks share, empty at first."""
+        self._beats: list[int] = []
+        """Descriptors of the ranks' counts of signs of life."""
         self._watch: _Watch | None = None
         self._give_up: Callable[[], None] | None = None
         self._cause: str | None = None
         """Why the ranks cannot go on; None: they can."""
 
     @classmethod
-    def start(cls, model: Path, device: Device, settings: DeviceSettings) -> Self:
-        """Starts the processes, which load their parts of the model meanwhile.
+    def start(cls, n_ranks: int, device: Device) -> Self:
+        """Starts the processes, which import what they need meanwhile. ``open`` must follow.
 
         Args:
-            model: folder of the checkpoint.
+            n_ranks: ranks, this process included.
             device: kind of the ranks' devices.
-            settings: of each rank.
         """
         ranks = cls(device)
         try:
-            for rank in range(1, settings.tensor_parallel_size):
-                ranks._start(RankStart(rank, str(model), device, settings, os.getpid()))
+            for _ in range(1, n_ranks):
+                ranks._start()
         except BaseException:
             ranks.close()
             raise
         return ranks
 
-    def _start(self, start: RankStart) -> None:
+    def open(self, model: Path, settings: DeviceSettings) -> None:
+        """Lets the processes load their parts of the model.
+
+        Args:
+            model: folder of the checkpoint.
+            settings: of each rank; they leave no choice to it.
+
+        Raises:
+            ConfigError: one has ended.
+        """
+        try:
+            for rank, frames in enumerate(self._frames, 1):
+                frames.send(encode(RankStart(rank, str(model), self._device, settings, os.getpid())))
+        except OSError as error:
+            raise self.start_error(str(error)) from None
+
+    def _start(self) -> None:
         (ours, theirs), (our_copies, their_copies) = socket.socketpair(), socket.socketpair()
         self._frames.append(Frames(ours, max_send_s=_MAX_SEND_S))
         self.copies.append(Frames(our_copies, max_send_s=_MAX_SEND_S))
+        self._beats.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
         with theirs, their_copies:
-            inherited = [theirs.fileno(), their_copies.fileno(), self.memory]
+            inherited = [theirs.fileno(), their_copies.fileno(), self.memory, self._beats[-1]]
             command = [sys.executable, "-m", "radixkv.runtime.device.ranks.rank", *map(str, inherited)]
             self._processes.append(subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL))
-        self._frames[-1].send(encode(start))
 
     @property
     def size(self) -> int:
@@ -149,31 +166,37 @@ class RankProcesses:
         """
         self.minimum(0)
         if self._watch is not None:
-            self._watch.limit(None)
-        self._check()
+            self._watch.waits_since = None
+            self._watch.is_ready = True
+        self.check()
 
     def watch(self, give_up: Callable[[], None]) -> None:
         """See ``RankGroup.watch``."""
         self._give_up = give_up
-        self._watch = _Watch([process.pid for process in self._processes], self.lost)
-        self._watch.limit(_MAX_KERNELS_S)
+        self._watch = _Watch([process.pid for process in self._processes], self._beats, self._lose)
+        self._watch.waits_since = time.monotonic()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Limits the time of a block that waits for a step, if ranks are watched.
+        """Limits the time of a block that waits for a step. Ranks must be watched.
 
         Raises:
-            DeviceLost: a rank has ended, or the step has hung, so that what the block did means nothing.
+            DeviceLost: a rank is lost, or the step has hung, so that what the block did means nothing.
         """
-        if self._watch is None:
+        assert self._watch is not None, "whoever opens the device watches the ranks"
+        self._watch.waits_since = time.monotonic()
+        try:
             yield
-        else:
-            self._watch.limit(COLLECTIVE_TIMEOUT_S)
-            try:
-                yield
-            finally:
-                self._watch.limit(None)
-        self._check()
+        finally:
+            self._watch.waits_since = None
+        self.check()
+
+    def check(self) -> None:
+        """Raises ``DeviceLost`` if a rank is lost: what kernels computed since then means nothing. O(1)."""
+        if self._watch is not None and self._watch.loss is not None:
+            raise self._lose(self._watch.loss)
+        if self._cause is not None:
+            raise DeviceLost(self._cause)
 
     def send(self, frame: bytes) -> None:
         """Sends a frame to all ranks.
@@ -181,7 +204,7 @@ class RankProcesses:
         Raises:
             DeviceLost: one has ended, or takes no frame.
         """
-        self._check()
+        self.check()
         try:
             for frames in self._frames:
                 frames.send(frame)
@@ -193,10 +216,14 @@ class RankProcesses:
 
         The ranks are killed, because they wait for this one in the step. The first cause stays. Safe in any thread.
         """
+        return self._lose(f"{what} failed for all ranks of the model: {error}")
+
+    def _lose(self, cause: str) -> DeviceLost:
+        """Kills the ranks; returns the error of their loss, whose cause is that a rank has ended, if one has."""
         if self._give_up is not None:
             self._give_up()
         if self._cause is None:
-            cause = self._end_of_one() or f"{what} failed for all ranks of the model: {error}"
+            cause = self._end_of_one() or cause
             self._cause = self._cause or cause
         for process in self._processes:
             process.kill()
@@ -232,6 +259,8 @@ class RankProcesses:
             if self.memory >= 0:
                 os.close(self.memory)
                 self.memory = -1
+            while self._beats:
+                os.close(self._beats.pop())
             if self._give_up is not None:
                 self._give_up()  # nobody comes any more
                 self._give_up = None
@@ -279,41 +308,31 @@ class RankProcesses:
     def _name(self, rank: int) -> str:
         return f"rank {rank} ({self._device if self._device == 'cpu' else f'{self._device}:{rank}'})"
 
-    def _check(self) -> None:
-        """Raises ``DeviceLost`` if a rank is lost: what kernels computed since then means nothing."""
-        if self._watch is not None and self._watch.loss is not None:
-            raise self.lost(self._watch.loss)
-        if self._cause is not None:
-            raise DeviceLost(self._cause)
-
 
 class _Watch:
-    """A thread that calls a function once a process ends, or a deadline has passed.
+    """A thread that calls a function once a process ends, gives no sign of life, or hangs with what is waited for.
+
+    A process that runs gives signs of life, whatever it computes: how long that takes says little.
 
     Args:
         pids: of the processes.
+        beats: a descriptor for each, an event of which it adds to the count as a sign of life.
         on_loss: the function, which gets the reason.
     """
 
-    def __init__(self, pids: list[int], on_loss: Callable[[str], object]) -> None:
+    def __init__(self, pids: list[int], beats: list[int], on_loss: Callable[[str], object]) -> None:
         self.loss: str | None = None
         """Why the function was called; None: it was not."""
-        self._limit_s = 0.0
-        self._deadline: float | None = None
-        """When what is waited for has hung."""
+        self.is_ready = False
+        """Whether silence is a loss. A process that loads may hold the interpreter's lock for long."""
+        self.waits_since: float | None = None
+        """When the wait for a step began, or for the rest of the start; None: nothing is waited for."""
         self._on_loss = on_loss
+        self._beats = list(beats)
         self._closed = os.eventfd(0)
         self._processes = [os.pidfd_open(pid) for pid in pids]
         self._thread = threading.Thread(target=self._run, name="radixkv-ranks", daemon=True)
         self._thread.start()
-
-    def limit(self, seconds: float | None) -> None:
-        """Sets the deadline of what is waited for from now on; None: nothing is."""
-        if seconds is None:
-            self._deadline = None
-        else:
-            self._limit_s = seconds
-            self._deadline = time.monotonic() + seconds
 
     def close(self) -> None:
         """Ends the thread. Processes may end from now on."""
@@ -326,16 +345,31 @@ class _Watch:
         poll = select.poll()
         for descriptor in (self._closed, *self._processes):
             poll.register(descriptor, select.POLLIN)
-        n_late = 0
-        while True:
+        # Rounds are counted, because what the clock says may mean that this process was stopped, too.
+        n_late, n_silent = 0, [0] * len(self._beats)
+        while self.loss is None:
             ready = {descriptor for descriptor, _ in poll.poll(1000 * _WATCH_INTERVAL_S)}
             if self._closed in ready:
                 return
-            deadline = self._deadline
-            is_late = deadline is not None and time.monotonic() > deadline
-            n_late = n_late + 1 if is_late else 0  # once may mean that this process was stopped, too
-            if ready or n_late > 1:
-                hangs = f"another rank does not respond in {self._limit_s:g} s"
-                self.loss = "another rank has ended" if ready else hangs
-                self._on_loss(self.loss)
-                return
+            since = self.waits_since
+            is_late = since is not None and time.monotonic() - since > COLLECTIVE_TIMEOUT_S
+            n_late = n_late + 1 if is_late else 0
+            for index, beats in enumerate(self._beats):
+                n_silent[index] = n_silent[index] + 1 if self.is_ready and not _take_beats(beats) else 0
+            longest = max(n_silent, default=0)
+            if ready:
+                self.loss = "another rank of the model has ended"
+            elif _WATCH_INTERVAL_S * longest > _MAX_SILENCE_S:
+                rank = 1 + n_silent.index(longest)
+                self.loss = f"rank {rank} of the model has given no sign of life for {_MAX_SILENCE_S:g} s"
+            elif n_late > 1:
+                self.loss = f"another rank of the model does not respond in {COLLECTIVE_TIMEOUT_S:g} s"
+        self._on_loss(self.loss)
+
+
+def _take_beats(descriptor: int) -> bool:
+    """Returns whether there were signs of life since the last call."""
+    try:
+        return os.eventfd_read(descriptor) > 0
+    except BlockingIOError:
+        return False

@@ -1,6 +1,7 @@
-"""``python -m radixkv.runtime.device.ranks.rank PLANS COPIES MEMORY``: a rank that executes rank 0's plans.
+"""``python -m radixkv.runtime.device.ranks.rank PLANS COPIES MEMORY BEATS``: a rank that executes rank 0's plans.
 
-The arguments are descriptors: of the sockets for plans and for copies, and of the host memory that ranks share.
+The arguments are descriptors: of the sockets for plans and for copies, of the host memory that ranks share, and of
+an event to whose count the rank adds as a sign of life.
 
 It ends when rank 0's process does, whatever it does then; when rank 0 closes the socket; and when a step fails: the
 others cannot go on without it.
@@ -42,6 +43,9 @@ from radixkv.runtime.step.result import SampledStep
 
 logger = logging.getLogger(__name__)
 
+_BEAT_INTERVAL_S = 0.5
+"""Time between signs of life."""
+
 
 def main() -> None:
     """Loads this rank's part of the model, and executes plans until the socket ends."""
@@ -50,7 +54,7 @@ def main() -> None:
     if first is None:
         return
     start: RankStart = decode(first, RankStart)
-    _end_with(start.parent_pid)
+    _end_with(start.parent_pid, int(sys.argv[4]))
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     logging.basicConfig(format=f"rank {start.rank}: %(message)s")
     with suppress(BrokenPipeError):  # rank 0 has ended, and so has the socket
@@ -99,8 +103,8 @@ def _serve_copies(start: RankStart, executor: Executor, copies: Frames) -> None:
     serve_copies(executor, copies, int(sys.argv[3]))
 
 
-def _end_with(parent_pid: int) -> None:
-    """Ends this process when its parent does, at once."""
+def _end_with(parent_pid: int, beats: int) -> None:
+    """Ends this process when its parent does, at once. Gives signs of life until then, whatever is computed."""
     try:
         parent = os.pidfd_open(parent_pid)
     except ProcessLookupError:
@@ -111,7 +115,8 @@ def _end_with(parent_pid: int) -> None:
     poll.register(parent, select.POLLIN)
 
     def wait() -> None:
-        poll.poll()
+        while not poll.poll(1000 * _BEAT_INTERVAL_S):
+            os.eventfd_write(beats, 1)
         os._exit(1)
 
     threading.Thread(target=wait, name="radixkv-rank-0", daemon=True).start()

@@ -15,6 +15,9 @@ from radixkv.runtime.device.weights.quantization.scheme import WeightScheme, can
 from radixkv.runtime.device.weights.safetensors import TensorViews
 from radixkv.runtime.device.weights.shapes import tensor_shapes
 
+_TOKENS = 64
+"""Parts of the output head have multiples of so many tokens, for which products have the fastest kernels."""
+
 
 class Shard(NamedTuple):
     """Which part of a model a rank has."""
@@ -35,6 +38,14 @@ class Shard(NamedTuple):
         n_parts = shape[dimension] // size
         assert n_parts * size == shape[dimension], "parts are equal"
         return Cut(dimension, self.rank * n_parts // self.n_ranks * size, size, n_parts)
+
+    def head(self, vocab_size: int) -> Cut:
+        """Returns which tokens the rank computes logits of, where ranks divide the output head.
+
+        At the end of the vocabulary ranks have some of the same tokens.
+        """
+        size = min(vocab_size, -(-vocab_size // (self.n_ranks * _TOKENS)) * _TOKENS)
+        return Cut(0, min(self.rank * size, vocab_size - size), size, self.n_ranks)
 
 
 class Cut(NamedTuple):
@@ -64,7 +75,13 @@ class Cuts:
 
     @classmethod
     def of(
-        cls, config: DecoderConfig, shard: Shard, scheme: WeightScheme | None, quantized: QuantizedMatrices | None
+        cls,
+        config: DecoderConfig,
+        shard: Shard,
+        scheme: WeightScheme | None,
+        quantized: QuantizedMatrices | None,
+        *,
+        divides_head: bool = False,
     ) -> Self:
         """Returns a rank's parts.
 
@@ -73,17 +90,21 @@ class Cuts:
             shard: the rank's.
             scheme: format of quantized matrices; None: there are none.
             quantized: the matrices that are quantized; None: those of ``scheme`` are, and are read dense.
+            divides_head: whether ranks divide the output head, see ``Shard.head``, and a rank has only its part of
+                one that is not tied.
         """
+        head = f"{config.names.head}.weight"
         parts = tensor_shapes(config.shard(shard.n_ranks))
         stored: dict[str, Cut] = {}
         dequantized: dict[str, Cut] = {}
         for name, shape in tensor_shapes(config).items():
             part = parts[name]
-            cut = shard.cut(shape, part)
+            cut = shard.head(shape[0]) if divides_head and name == head else shard.cut(shape, part)
             if cut is None:
                 continue
             is_quantized = scheme is not None and (len(shape) > 1 if quantized is None else name in quantized)
-            is_whole = is_quantized and scheme is not None and not can_cut(scheme, shape, part)
+            # The parts of a head may overlap.
+            is_whole = is_quantized and scheme is not None and (name == head or not can_cut(scheme, shape, part))
             if is_whole:
                 dequantized[name] = cut
             if not is_quantized or quantized is None:

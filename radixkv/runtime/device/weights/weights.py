@@ -74,10 +74,15 @@ class Weights:
     """The format of matrices that stay quantized; None: none does."""
     cuts: Mapping[str, Cut] = field(default_factory=dict)
     """The parts of matrices that are dequantized whole."""
+    head_size: int | None = None
+    """Tokens of the output head, if it is not tied; None: all."""
 
     @cached_property
     def _shapes(self) -> TensorShapes:
-        return tensor_shapes(self.config)
+        shapes, head = tensor_shapes(self.config), f"{self.config.names.head}.weight"
+        if self.head_size is None or head not in shapes:
+            return shapes
+        return shapes | {head: (self.head_size, self.config.hidden_size)}
 
     @property
     def n_bytes(self) -> int:
@@ -163,7 +168,11 @@ class Weights:
         return self._read(f"{self.config.names.embedding}.weight")
 
     def head(self) -> Tensor:
-        """Returns the output head, [vocab, hidden], of a model without a tied head. Raises ``CheckpointError``."""
+        """Returns the output head of a model without a tied head: [vocab, hidden], or the rank's tokens of it.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
         return self._read(f"{self.config.names.head}.weight")
 
     def position_embedding(self) -> Tensor | None:
@@ -386,6 +395,7 @@ def open_weights(
     quantization: str | None = None,
     products: Collection[WeightProducts] = (),
     shard: Shard | None = None,
+    divides_head: bool = False,
 ) -> Iterator[Weights]:
     """Opens the checkpoint's weights and checks the headers of all tensors.
 
@@ -405,6 +415,8 @@ def open_weights(
             the checkpoint's own format, or None, changes nothing.
         products: formats that the device multiplies; weights in these formats are not dequantized.
         shard: which part of the model to return; None: all of it.
+        divides_head: whether the ranks of a device divide the output head, so that each needs only its part of one
+            that is not tied.
 
     Raises:
         CheckpointError: ``config.json`` is invalid or not supported, or a file or tensor is missing, unexpected,
@@ -422,14 +434,24 @@ def open_weights(
         kept = "channels" if quantization == "fp8" and scheme is None else fp8_scales(scheme)
     if kept is None and "int4" in products:
         kept = int4_groups(scheme)
+    head_size = shard.head(config.vocab_size).size if shard is not None and divides_head else None
     # 4-bit matrices of experts and of the output head are dequantized. Of FP8 matrices, only the output head is.
     has_dense = config.experts is not None or (isinstance(scheme, Gptq) and scheme.has_head)
     is_dequantized = scheme is not None and (kept is None or (isinstance(kept, Int4Groups) and has_dense))
     with ExitStack() as stack:
         if load_format == "dummy":
             random = RandomTensors(tensor_shapes(config), dtype, device)
-            part, tensors, cuts = _part_of(config, random, shard, scheme, None)
-            weights = Weights(part, tensors, dtype, device, is_dequantized=is_dequantized, kept=kept, cuts=cuts)
+            part, tensors, cuts = _part_of(config, random, shard, scheme, None, divides_head=divides_head)
+            weights = Weights(
+                part,
+                tensors,
+                dtype,
+                device,
+                is_dequantized=is_dequantized,
+                kept=kept,
+                cuts=cuts,
+                head_size=head_size,
+            )
             weights.check_cuts(scheme, shard)
             yield weights
             return
@@ -460,9 +482,18 @@ def open_weights(
                     _name(dtype),
                 )
 
-        part, views, cuts = _part_of(config, files, shard, scheme, quantized)
+        part, views, cuts = _part_of(config, files, shard, scheme, quantized, divides_head=divides_head)
         weights = Weights(
-            part, views, dtype, device, quantized, kv_scales, is_dequantized=is_dequantized, kept=kept, cuts=cuts
+            part,
+            views,
+            dtype,
+            device,
+            quantized,
+            kv_scales,
+            is_dequantized=is_dequantized,
+            kept=kept,
+            cuts=cuts,
+            head_size=head_size,
         )
         weights.check_cuts(scheme, shard)
         if device.type == "cpu":
@@ -479,11 +510,13 @@ def _part_of(
     shard: Shard | None,
     scheme: WeightScheme | None,
     quantized: QuantizedMatrices | None,
+    *,
+    divides_head: bool,
 ) -> tuple[DecoderConfig, _Tensors | ShardedTensors, Mapping[str, Cut]]:
     """Returns a rank's model, its tensors, and the cuts of matrices that are dequantized whole."""
     if shard is None:
         return config, whole, {}
-    cuts = Cuts.of(config, shard, scheme, quantized)
+    cuts = Cuts.of(config, shard, scheme, quantized, divides_head=divides_head)
     tensors = ShardedTensors(whole, cuts, is_first=shard.rank == 0)
     return config.shard(shard.n_ranks), tensors, cuts.dequantized
 

@@ -11,12 +11,14 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from radixkv.checkpoints import resolve
 from radixkv.errors import ConfigError, DeviceError
+from radixkv.runtime.device.device_settings import DeviceSettings
+from radixkv.runtime.device.machine import Gpu, Machine
 from radixkv.runtime.device.ops.cpu.collectives import GlooCollectives
 from radixkv.runtime.device.ranks import open as open_module
 from radixkv.runtime.device.ranks import processes
@@ -35,6 +37,51 @@ EXECUTOR = (
 
 def of_ranks(n_ranks: int) -> ResolvedConfig:
     return with_defaults(EngineConfig(ModelConfig("tiny", tensor_parallel_size=n_ranks)), "cpu", 64)
+
+
+def started(model: Path, settings: DeviceSettings) -> RankProcesses:
+    ranks = RankProcesses.start(settings.tensor_parallel_size, "cpu")
+    ranks.open(model, settings)
+    return ranks
+
+
+def test_a_rank_that_dies_before_it_loads_refuses_the_start() -> None:
+    before = set(children(os.getpid(), RANK))
+    ranks = RankProcesses.start(3, "cpu")
+    try:
+        pid = min(set(children(os.getpid(), RANK)) - before)
+        os.kill(pid, signal.SIGKILL)
+        assert has_ended(pid)
+        with pytest.raises(ConfigError, match="rank 1 of the model was ended by SIGKILL"):
+            ranks.open(resolve("tiny").folder, of_ranks(3).device_settings)
+    finally:
+        ranks.close()
+    assert set(children(os.getpid(), RANK)) == before
+
+
+@pytest.mark.parametrize("has_flashinfer", [True, False])
+def test_ranks_get_the_attention_backend_that_rank_0_chooses(
+    has_flashinfer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where each would choose by what it finds installed."""
+    pytest.importorskip("triton")
+    gpu = Gpu("NVIDIA H100", (9, 0), 80 << 30, 70 << 30)
+    packages = {"flashinfer-python": "0.7.2" if has_flashinfer else None, "triton": "3.6.0"}
+    machine = Machine("2.11.0", (13, 0), (13, 0), gpu, "", packages, True, None, None, "cc", True)
+    resolved = with_defaults(EngineConfig(ModelConfig("tiny", tensor_parallel_size=2)), "cuda", 64, machine)
+    assert resolved.device_settings.attention_backend == "auto"
+    sent: list[str] = []
+    monkeypatch.setattr("radixkv.runtime.device.cuda.factory.not_compiled", lambda *_: [])
+    monkeypatch.setattr(RankProcesses, "open", lambda _, model, settings: sent.append(settings.attention_backend))
+
+    def open_executor(*arguments: Any) -> Executor:
+        sent.append(arguments[2].attention_backend)
+        raise DeviceError("no GPU is here")
+
+    monkeypatch.setattr(open_module, "open_executor", open_executor)
+    with pytest.raises(ConfigError, match="no GPU is here"):
+        open_module.open_ranks(resolved, resolve("tiny"))
+    assert sent == ["flashinfer" if has_flashinfer else "triton"] * 2
 
 
 def test_a_start_that_fails_when_rank_0_is_open_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +103,7 @@ def test_a_start_that_fails_when_rank_0_is_open_closes_it(monkeypatch: pytest.Mo
 
 
 def test_a_rank_that_refuses_is_named_with_its_device(tmp_path: Path) -> None:
-    ranks = RankProcesses.start(tmp_path, "cpu", of_ranks(2).device_settings)
+    ranks = started(tmp_path, of_ranks(2).device_settings)
     try:
         with pytest.raises(ConfigError, match=rf"rank 1 \(cpu\): .*{tmp_path}"):
             ranks.minimum(0)
@@ -83,7 +130,7 @@ def test_what_a_rank_refused_is_the_reason_of_a_start_that_failed_here(
 def test_a_rank_that_hangs_while_it_loads_refuses_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_MAX_LATE_S", 0.1)
     before = set(children(os.getpid(), RANK))
-    ranks = RankProcesses.start(resolve("tiny").folder, "cpu", of_ranks(2).device_settings)
+    ranks = started(resolve("tiny").folder, of_ranks(2).device_settings)
     try:
         (pid,) = set(children(os.getpid(), RANK)) - before
         os.kill(pid, signal.SIGSTOP)
@@ -97,7 +144,7 @@ def test_a_rank_that_hangs_while_it_loads_refuses_the_start(monkeypatch: pytest.
 def test_files_are_there_only_while_devices_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody would remove them after a kill of all processes while they load, which takes the longest."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    ranks = RankProcesses.start(resolve("tiny").folder, "cpu", of_ranks(2).device_settings)
+    ranks = started(resolve("tiny").folder, of_ranks(2).device_settings)
     try:
         assert list(tmp_path.iterdir()) == []
         with ranks.connecting() as store:
@@ -117,7 +164,7 @@ from radixkv.runtime.device.resolved_config import with_defaults
 from radixkv.settings.config import EngineConfig, ModelConfig
 settings = with_defaults(EngineConfig(ModelConfig("tiny", tensor_parallel_size=2)), "cpu", 64).device_settings
 (ours, theirs), (copies, their_copies) = socket.socketpair(), socket.socketpair()
-inherited = [theirs.fileno(), their_copies.fileno(), os.memfd_create("memory")]
+inherited = [theirs.fileno(), their_copies.fileno(), os.memfd_create("memory"), os.eventfd(0)]
 subprocess.Popen([sys.executable, "-c", sys.argv[1], *map(str, inherited)], pass_fds=inherited)
 Frames(ours).send(encode(RankStart(1, "{resolve("tiny").folder}", "cpu", settings, os.getpid())))
 time.sleep(600)

@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
-import msgspec
 import pytest
 
 from radixkv.checkpoints import resolve
 from radixkv.errors import ConfigError, DeviceError, DeviceLost
-from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.ranks import open as open_module
 from radixkv.runtime.device.ranks import processes
 from radixkv.runtime.device.ranks.fan_out import FanOut
@@ -28,14 +26,6 @@ from radixkv.settings.config import EngineConfig, ModelConfig
 from support.processes import children, has_ended
 
 RANK = "radixkv.runtime.device.ranks.rank"
-SETTINGS = DeviceSettings(
-    page_size=16,
-    max_num_seqs=4,
-    max_num_batched_tokens=64,
-    max_model_len=64,
-    kv_cache_memory_bytes=1 << 20,
-    tensor_parallel_size=3,
-)
 
 
 class Watched:
@@ -43,7 +33,7 @@ class Watched:
 
     def __init__(self) -> None:
         before = set(children(os.getpid(), RANK))
-        self.ranks = RankProcesses.start(resolve("tiny").folder, "cpu", SETTINGS)
+        self.ranks = RankProcesses.start(3, "cpu")
         self.pids = sorted(set(children(os.getpid(), RANK)) - before)
         for pid in self.pids:
             os.kill(pid, signal.SIGSTOP)
@@ -60,33 +50,39 @@ def watched() -> Iterator[Watched]:
 
 
 def test_the_end_of_a_rank_ends_all_waits(watched: Watched) -> None:
+    fan_out = FanOut(cast(Executor, SimpleNamespace(**OF_AN_EXECUTOR)), watched.ranks, 3)
+    fan_out.check()
     os.kill(watched.pids[0], signal.SIGKILL)
     assert watched.gave_up.wait(10.0)
-    with pytest.raises(DeviceLost, match="rank 1 of the model was ended by SIGKILL"):
-        watched.ranks.send(b"a plan")
+    for ask in (fan_out.check, lambda: watched.ranks.send(b"a plan")):
+        with pytest.raises(DeviceLost, match="rank 1 of the model was ended by SIGKILL"):
+            ask()
     assert all(map(has_ended, watched.pids)), "the others wait in a step"
 
 
 def test_a_step_that_hangs_ends_all_waits(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "COLLECTIVE_TIMEOUT_S", 0.1)
-    with pytest.raises(DeviceLost, match="another rank does not respond in 0.1 s"), watched.ranks.waiting():
+    message = "another rank of the model does not respond in 0.1 s"
+    with pytest.raises(DeviceLost, match=message), watched.ranks.waiting():
         assert watched.gave_up.wait(10.0)
     assert all(map(has_ended, watched.pids))
 
 
 def test_kernels_that_hang_in_the_start_end_all_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_MAX_KERNELS_S", 0.1)
+    monkeypatch.setattr(processes, "COLLECTIVE_TIMEOUT_S", 0.1)
     watched = Watched()
     try:
         assert watched.gave_up.wait(10.0)
         assert all(map(has_ended, watched.pids))
-        with pytest.raises(ConfigError, match="another rank does not respond in 0.1 s"):
+        with pytest.raises(ConfigError, match="another rank of the model does not respond in 0.1 s"):
             watched.ranks.minimum(0)
     finally:
         watched.ranks.close()
 
 
-def test_steps_that_end_in_time_are_no_loss(watched: Watched) -> None:
+def test_steps_that_end_in_time_are_no_loss(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are ranks that load, which may be silent for long."""
+    monkeypatch.setattr(processes, "_MAX_SILENCE_S", 0.1)
     with watched.ranks.waiting():
         assert not watched.gave_up.wait(1.5)
     with watched.ranks.waiting():
@@ -102,9 +98,7 @@ def test_kernels_that_wait_when_the_engine_is_closed_end(watched: Watched) -> No
 
 
 def test_nothing_watches_ranks_that_are_closed() -> None:
-    ranks = RankProcesses.start(
-        resolve("tiny").folder, "cpu", msgspec.structs.replace(SETTINGS, tensor_parallel_size=1)
-    )
+    ranks = RankProcesses.start(1, "cpu")
     before = threading.active_count()
     ranks.watch(lambda: None)
     assert threading.active_count() == before + 1
@@ -114,7 +108,7 @@ def test_nothing_watches_ranks_that_are_closed() -> None:
 
 def test_ranks_are_killed_at_a_loss_that_nobody_watched_for() -> None:
     before = set(children(os.getpid(), RANK))
-    ranks = RankProcesses.start(resolve("tiny").folder, "cpu", SETTINGS)
+    ranks = RankProcesses.start(3, "cpu")
     pids = set(children(os.getpid(), RANK)) - before
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -171,7 +165,7 @@ def test_a_launch_that_hangs_is_lost(watched: Watched, monkeypatch: pytest.Monke
     monkeypatch.setattr(processes, "COLLECTIVE_TIMEOUT_S", 0.1)
     executor = SimpleNamespace(**OF_AN_EXECUTOR)
     executor.launch = lambda plan: watched.gave_up.wait(10.0)
-    with pytest.raises(DeviceLost, match="another rank does not respond in 0.1 s"):
+    with pytest.raises(DeviceLost, match="another rank of the model does not respond in 0.1 s"):
         FanOut(cast(Executor, executor), watched.ranks, 3).launch(StepPlan(0, ()))
     assert all(map(has_ended, watched.pids))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from radixkv.checkpoints import Checkpoint, resolve
@@ -20,7 +21,7 @@ from radixkv.runtime.device.weights.weights import WeightProducts, Weights, open
 from radixkv.settings.config import LoadFormat
 from support.checkpoints import edited_config, save_checkpoint
 from support.device_support import CHECKPOINTS, PieceLane
-from support.quantized_checkpoints import FORMATS, INT4_FORMATS, layer_linears, save_quantized
+from support.quantized_checkpoints import FORMATS, INT4_FORMATS, layer_linears, quantize_matrices, save_quantized
 
 SIZES: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
@@ -69,6 +70,48 @@ def test_parts_are_those_of_the_dense_matrices(tmp_path: Path, name: str, n_rank
         for lanes in (0, 3):
             found = tensors_of(quantized, Shard(rank, n_ranks), lanes=lanes)
             assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("vocab_size", [70, 200])
+@pytest.mark.parametrize("name", ["dense", *FORMATS])
+def test_ranks_that_divide_the_head_read_their_tokens_of_it(tmp_path: Path, name: str, vocab_size: int) -> None:
+    """The parts of 200 tokens overlap; of 70 rank 0 has 64, and the last 64 are rank 1's."""
+    format = "awq" if name == "dense" else name
+    changes = CHECKPOINTS["gpt-oss"] if name == "mxfp4" else SIZES
+    save_quantized(tmp_path, format, **changes, vocab_size=vocab_size, tie_word_embeddings=False)
+    one, dense = (resolve(str(tmp_path / kind)) for kind in ("dense" if name == "dense" else "quantized", "dense"))
+    with open_weights(dense, load_format="auto", dtype=torch.float32) as weights:
+        whole = weights.head()
+    sizes = []
+    for load_format in ("auto", "dummy"):
+        settings: dict[str, Any] = {"load_format": load_format, "dtype": torch.float32}
+        with open_weights(one, **settings, shard=Shard(0, 2)) as weights:
+            n_bytes = weights.n_bytes
+        for rank in range(2):
+            with open_weights(one, **settings, shard=Shard(rank, 2), divides_head=True) as weights:
+                head = weights.head()
+                sizes.append(len(head))
+                assert n_bytes - weights.n_bytes == (vocab_size - len(head)) * whole.shape[1] * whole.itemsize
+            if load_format == "auto":
+                assert torch.equal(head, whole[: len(head)] if rank == 0 else whole[-len(head) :])
+    assert sizes == [{70: 64, 200: 128}[vocab_size]] * 4
+
+
+def test_a_quantized_head_is_cut_when_it_is_dequantized(tmp_path: Path) -> None:
+    save_quantized(tmp_path, "gptq", **SIZES, vocab_size=200, tie_word_embeddings=False)
+    file = tmp_path / "quantized" / "model.safetensors"
+    stored = load_file(file)
+    heads = {"lm_head.weight": stored.pop("lm_head.weight")}
+    parts, dense = quantize_matrices(heads, heads, FORMATS["gptq"][0])
+    save_file(stored | parts, file)
+    with edited_config(file.parent) as config:
+        config["quantization_config"]["lm_head"] = True
+    one = resolve(str(file.parent))
+    for rank, expected in enumerate((dense["lm_head.weight"][:128], dense["lm_head.weight"][-128:])):
+        with open_weights(
+            one, load_format="auto", dtype=torch.float32, shard=Shard(rank, 2), divides_head=True
+        ) as weights:
+            assert torch.equal(weights.head(), expected)
 
 
 def parts_of(

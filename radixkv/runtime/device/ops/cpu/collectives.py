@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, distributed
 
 from radixkv.errors import DeviceError
+from radixkv.runtime.device.collectives import COLLECTIVE_TIMEOUT_S
 
 
 class GlooCollectives:
@@ -34,7 +35,7 @@ class GlooCollectives:
         Args:
             store: file by which the ranks find each other, in a folder that no other user can read; new for each
                 group.
-            timeout_s: how long a rank waits for the others, here and later.
+            timeout_s: how long a rank waits for the others here.
 
         Raises:
             DeviceError: a rank did not come in time. The other methods raise it, too, and at once where a rank has
@@ -50,6 +51,7 @@ class GlooCollectives:
             self._group = gloo(files, self.rank, self.size, options)
         except RuntimeError as error:
             raise DeviceError(f"the ranks of the model do not connect: {error}") from error
+        self._group.set_timeout(timedelta(seconds=COLLECTIVE_TIMEOUT_S))
         self.sum(torch.zeros(1))  # the others may still read the store until they come here
 
     def sum(self, partial: Tensor) -> Tensor:
