@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 NormKind = Literal["rms", "rms_plus_one", "layer"]
 """``rms_plus_one`` multiplies by one plus the weight, in float32; ``layer`` subtracts the mean and has a bias."""
@@ -55,6 +55,17 @@ class WeightNames:
     head: str = "lm_head"
     unused: tuple[str, ...] = ("model.layers.{layer}.self_attn.rotary_emb.inv_freq",)
     """Full names of tensors that older checkpoints contain and the decoder computes itself."""
+    unused_prefixes: tuple[str, ...] = ()
+    """Beginnings of the names of parts that the decoder does not have, such as vision."""
+
+    def nested(self, model: str) -> WeightNames:
+        """Returns the names in a checkpoint that has the decoder as ``model`` instead of ``model.``."""
+        changed: dict[str, Any] = {}
+        for field in fields(self):
+            name = getattr(self, field.name)
+            if isinstance(name, str) and name.startswith("model."):
+                changed[field.name] = model + name.removeprefix("model.")
+        return replace(self, **changed)
 
 
 @dataclass(frozen=True)
@@ -150,6 +161,24 @@ _QWEN3 = Architecture(
     default_window=4096,
     default_head_dim=128,
     default_n_kv_heads=32,
+)
+
+
+def _with_vision(text: Architecture) -> Architecture:
+    """Returns an architecture whose text model is another one; its vision is not used."""
+    return replace(text, names=text.names.nested("model.language_model."))
+
+
+_QWEN3_5 = Architecture(
+    names=WeightNames(unused_prefixes=("mtp.", "model.visual.")),
+    has_query_key_norm=True,
+    norm="rms_plus_one",
+    default_head_dim=256,
+    default_n_kv_heads=4,
+    rotary_factor=0.25,
+    has_output_gate=True,
+    has_delta_nets=True,
+    only=(("attn_output_gate", True),),
 )
 
 _OPT_LAYER = "model.decoder.layers.{layer}."
@@ -259,15 +288,8 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "Qwen2ForCausalLM": Architecture(
             has_query_key_value_bias=True, window="by_layer", default_window=4096, default_n_kv_heads=32
         ),
-        "Qwen3_5ForCausalLM": Architecture(
-            has_query_key_norm=True,
-            norm="rms_plus_one",
-            default_head_dim=256,
-            default_n_kv_heads=4,
-            rotary_factor=0.25,
-            has_output_gate=True,
-            has_delta_nets=True,
-        ),
+        "Qwen3_5ForCausalLM": _QWEN3_5,
+        "Qwen3_5ForConditionalGeneration": _with_vision(_QWEN3_5),
         "Qwen3ForCausalLM": _QWEN3,
         "Qwen3MoeForCausalLM": replace(
             _QWEN3,

@@ -107,7 +107,14 @@ def _delta_net_shapes(config: DeltaNetConfig, prefix: str, hidden: int) -> Tenso
     return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
 
-def optional_tensors(config: DecoderConfig) -> frozenset[str]:
-    """Returns the names of tensors that a checkpoint may contain although the decoder does not use them."""
-    unused = {name.format(layer=layer) for name in config.names.unused for layer in range(config.n_layers)}
-    return frozenset(unused | {f"{config.names.head}.weight"}) if config.tied_head else frozenset(unused)
+def optional_tensors(config: DecoderConfig, stored: frozenset[str]) -> frozenset[str]:
+    """Returns the names of tensors that a checkpoint may contain although the decoder does not use them.
+
+    Args:
+        config: of the model.
+        stored: names of all tensors in the files.
+    """
+    names = config.names
+    unused = {name.format(layer=layer) for name in names.unused for layer in range(config.n_layers)}
+    unused |= {name for name in stored if name.startswith(names.unused_prefixes)}
+    return frozenset(unused | {f"{names.head}.weight"}) if config.tied_head else frozenset(unused)

@@ -443,7 +443,7 @@ def open_weights(
         headers = {name: Header(shape) for name, shape in shapes.items()}
         kv_scales = KVScales(config, files, files.names)
         headers |= kv_scales.headers
-        optional = optional_tensors(config)
+        optional = optional_tensors(config, files.names)
         if quantized is not None:
             headers = quantized.replace(headers)
             optional |= quantized.optional

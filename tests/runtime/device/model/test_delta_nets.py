@@ -164,6 +164,7 @@ def test_settings_that_do_not_go_with_states_are_refused(
         ({"layer_types": ["full_attention", "mamba"] * 2}, "must be a list of 'linear_attention'"),
         ({"linear_num_value_heads": 3}, "not a multiple of linear_num_key_heads 2"),
         ({"attention_bias": True}, "attention_bias True is not supported"),
+        ({"attn_output_gate": False}, "attn_output_gate False is not supported"),
         ({"rope_parameters": {"partial_rotary_factor": 1.5}}, "must be above 0 and at most 1"),
     ],
 )
