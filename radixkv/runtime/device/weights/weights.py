@@ -211,9 +211,11 @@ class Weights:
             prefix = names.delta_net.format(layer=index)
             mixer, output = self._delta_net(prefix), self._linear(f"{prefix}out_proj")
         else:
-            query_key_value, output_gate = linear(names.query, names.key, names.value), None
-            if config.has_output_gate:
-                query_key_value, output_gate = self._split_gate(query_key_value)
+            query_key_value, output_gate = (
+                self._gated_attention(index)
+                if config.has_output_gate
+                else (linear(names.query, names.key, names.value), None)
+            )
             mixer = AttentionWeights(
                 query_key_value=query_key_value,
                 query_norm=read(names.query_norm) if config.has_query_key_norm else None,
@@ -246,18 +248,21 @@ class Weights:
             norm=self._read(f"{prefix}norm.weight"),
         )
 
-    def _split_gate(self, stacked: LinearWeights) -> tuple[LinearWeights, LinearWeights]:
-        """Splits queries with gates, keys and values into queries, keys and values, and gates.
+    def _gated_attention(self, layer: int) -> tuple[LinearWeights, LinearWeights]:
+        """Returns the projection of queries, keys and values, and that of the output's gates.
 
-        Each head of the queries has its gate's rows after its own.
+        In the files each head of the queries has its gate's rows after its own.
         """
-        config, weight = self.config, stacked.weight
-        assert isinstance(weight, Tensor), "delta nets run where matrices are dequantized"
-        assert stacked.bias is None, "attention_bias is refused"
-        n_queries = config.n_heads * config.head_dim
-        heads = weight[: 2 * n_queries].view(config.n_heads, 2, config.head_dim, -1)
-        queries, gates = (heads[:, part].reshape(n_queries, -1) for part in (0, 1))
-        return LinearWeights(torch.cat([queries, weight[2 * n_queries :]])), LinearWeights(gates)
+        config, names = self.config, self.config.names
+        assert self.kept is None, "output gates run where matrices are dequantized"
+        n_queries, n_keys = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+        stacked = self._dense(n_queries + 2 * n_keys, config.hidden_size)
+        queries, keys, values = stacked.split([n_queries, n_keys, n_keys])
+        gates = self._dense(n_queries, config.hidden_size)
+        self._fill_interleaved(f"{names.query.format(layer=layer)}.weight", (queries, gates), config.n_heads)
+        self._fill(f"{names.key.format(layer=layer)}.weight", keys)
+        self._fill(f"{names.value.format(layer=layer)}.weight", values)
+        return LinearWeights(stacked), LinearWeights(gates)
 
     def _experts(self, layer: int) -> ExpertsWeights | None:
         experts, names = self.config.experts_of(layer), self.config.names
@@ -350,20 +355,39 @@ class Weights:
         quantized = self.quantized
 
         def copy(tensors: Sequence[Tensor]) -> None:
-            if quantized is None:
-                assert not isinstance(part, Tensor), "dense tensors are filled"
+            if isinstance(part, Tensor):
+                part.copy_(self._matrix(name, tensors).view(part.shape))
+            elif quantized is None:
                 part.quantize(tensors[0].to(self.dtype))
-            elif isinstance(part, Tensor):
-                matrix = quantized.dequantize(name, tensors)
-                matrix = self.cuts[name].of(matrix) if name in self.cuts else matrix
-                part.copy_(matrix.view(part.shape))
             else:
                 quantized.copy(name, tensors, part)
 
         if isinstance(part, Tensor) and (quantized is None or name not in quantized):
             self.source.fill(name, part)
         else:
-            self.source.compute([name] if quantized is None else quantized.stored(name), copy)
+            self.source.compute(self._stored(name), copy)
+
+    def _fill_interleaved(self, name: str, parts: Sequence[Tensor], n_groups: int) -> None:
+        """Reads a matrix whose rows are groups, each with some rows of each part, into these parts."""
+        sizes = [len(part) // n_groups for part in parts]
+
+        def copy(tensors: Sequence[Tensor]) -> None:
+            groups = self._matrix(name, tensors).view(n_groups, sum(sizes), -1).split(sizes, 1)
+            for part, group in zip(parts, groups, strict=True):
+                part.view(group.shape).copy_(group)
+
+        self.source.compute(self._stored(name), copy)
+
+    def _matrix(self, name: str, tensors: Sequence[Tensor]) -> Tensor:
+        """Returns a matrix from the tensors that it is stored as."""
+        if self.quantized is None or name not in self.quantized:
+            return tensors[0]
+        matrix = self.quantized.dequantize(name, tensors)
+        return self.cuts[name].of(matrix) if name in self.cuts else matrix
+
+    def _stored(self, name: str) -> Sequence[str]:
+        """Returns the names of the tensors that a matrix is stored as."""
+        return [name] if self.quantized is None or name not in self.quantized else self.quantized.stored(name)
 
     def _empty(self, shape: tuple[int, ...], kept: MatrixFormat | None) -> Matrix:
         if kept is None:
