@@ -78,6 +78,13 @@ OTHERS: dict[str, dict[str, Any]] = {
         "sliding_window": 40,
         **_EXPERTS,
     },
+    "qwen3.5-attention": {
+        "model_type": "qwen3_5_moe_text",
+        "layer_types": ["full_attention"] * 3,
+        "shared_expert_intermediate_size": 20,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+        **_EXPERTS,
+    },
     "gemma3": {
         "model_type": "gemma3_text",
         "hidden_activation": "gelu_pytorch_tanh",
@@ -153,6 +160,17 @@ HYBRIDS: dict[str, dict[str, Any]] = {
             "mrope_interleaved": True,
         },
         "vision_config": _VISION,
+    },
+    "qwen3.5-moe": {
+        "model_type": "qwen3_5_moe",
+        "num_hidden_layers": 4,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 6,
+        "linear_value_head_dim": 8,
+        "shared_expert_intermediate_size": 20,
+        "vision_config": _VISION,
+        **_EXPERTS,
     },
 }
 """Models with gated delta nets, which keep states in place of K and V."""

@@ -35,6 +35,8 @@ class ExpertConfig:
     """Number of experts that compute each token."""
     inner_size: int
     """Intermediate size of one expert."""
+    shared_inner_size: int | None
+    """Intermediate size of the expert that computes every token; None: there is none."""
     normalizes: bool
     """Whether the weights of a token's experts are normalised to sum to 1."""
     are_stacked: bool
@@ -43,6 +45,15 @@ class ExpertConfig:
     """Layer ``i`` has experts if ``i + 1`` is a multiple of this, unless it is in ``dense_layers``."""
     dense_layers: frozenset[int]
     """Indices of layers that have a plain MLP regardless of ``sparse_step``."""
+
+    def shard(self, n_ranks: int) -> ExpertConfig:
+        """Returns what each of several ranks computes of the experts: some of the values inside each."""
+        shared = self.shared_inner_size
+        return replace(
+            self,
+            inner_size=self.inner_size // n_ranks,
+            shared_inner_size=None if shared is None else shared // n_ranks,
+        )
 
 
 @dataclass(frozen=True)
@@ -186,6 +197,8 @@ class DecoderConfig:
             divided["intermediate_size"] = self.intermediate_size
         if experts is not None:
             divided["the experts' intermediate size"] = experts.inner_size
+            if experts.shared_inner_size is not None:
+                divided["the shared expert's intermediate size"] = experts.shared_inner_size
         for what, n in divided.items():
             if n % n_ranks:
                 raise ConfigError(f"tensor_parallel_size {n_ranks} does not divide {what}, {n}; use one that does")
@@ -199,7 +212,7 @@ class DecoderConfig:
             n_heads=self.n_heads // n_ranks,
             n_kv_heads=n_kv_heads,
             intermediate_size=self.intermediate_size // n_ranks,
-            experts=None if experts is None else replace(experts, inner_size=experts.inner_size // n_ranks),
+            experts=None if experts is None else experts.shard(n_ranks),
         )
 
     def n_page_parts(self, n_ranks: int) -> int:
@@ -395,6 +408,7 @@ def _experts(fields: ConfigReader, names: ExpertFields) -> ExpertConfig:
         n_experts=n_experts,
         n_active=n_active,
         inner_size=fields.count(names.inner_size),
+        shared_inner_size=None if names.shared_inner_size is None else fields.count(names.shared_inner_size),
         normalizes=names.normalizes or fields.flag("norm_topk_prob"),
         are_stacked=names.are_stacked,
         sparse_step=fields.count("decoder_sparse_step", 1),

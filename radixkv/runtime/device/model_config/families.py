@@ -49,6 +49,11 @@ class WeightNames:
     stacked_gate_up: str = "model.layers.{layer}.mlp.experts.gate_up_proj"
     """Full name of the gate and up projections of all experts, if they are one tensor."""
     stacked_down: str = "model.layers.{layer}.mlp.experts.down_proj"
+    shared_gate: str = "model.layers.{layer}.mlp.shared_expert.gate_proj"
+    shared_up: str = "model.layers.{layer}.mlp.shared_expert.up_proj"
+    shared_down: str = "model.layers.{layer}.mlp.shared_expert.down_proj"
+    shared_weight: str = "model.layers.{layer}.mlp.shared_expert_gate"
+    """The projection to the weight of the shared expert."""
     delta_net: str = "model.layers.{layer}.linear_attn."
     """Prefix of the names of a gated delta net's tensors."""
     final_norm: str = "model.norm"
@@ -78,6 +83,8 @@ class ExpertFields:
     """Name of the field with the intermediate size of one expert."""
     normalizes: bool
     """Whether a token's expert weights always sum to 1; if False, the field ``norm_topk_prob`` decides."""
+    shared_inner_size: str | None = None
+    """Name of the field with the intermediate size of the expert that computes every token; None: there is none."""
     are_stacked: bool = False
     """Whether a projection of all experts is one tensor [experts, in, out], with biases. Columns of the gate and of
     the projection that it multiplies then alternate, and the router has a bias."""
@@ -179,6 +186,17 @@ _QWEN3_5 = Architecture(
     has_output_gate=True,
     has_delta_nets=True,
     only=(("attn_output_gate", True),),
+)
+_QWEN3_5_MOE = replace(
+    _QWEN3_5,
+    default_n_kv_heads=2,
+    inner_size_field="moe_intermediate_size",  # no layer has a plain MLP
+    experts=ExpertFields(
+        ("num_experts",),
+        "moe_intermediate_size",
+        normalizes=True,
+        shared_inner_size="shared_expert_intermediate_size",
+    ),
 )
 
 _OPT_LAYER = "model.decoder.layers.{layer}."
@@ -290,6 +308,8 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         "Qwen3_5ForCausalLM": _QWEN3_5,
         "Qwen3_5ForConditionalGeneration": _with_vision(_QWEN3_5),
+        "Qwen3_5MoeForCausalLM": _QWEN3_5_MOE,
+        "Qwen3_5MoeForConditionalGeneration": _with_vision(_QWEN3_5_MOE),
         "Qwen3ForCausalLM": _QWEN3,
         "Qwen3MoeForCausalLM": replace(
             _QWEN3,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig
 
 TensorShapes = dict[str, tuple[int, ...]]
@@ -74,6 +77,11 @@ def layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
         linear(names.down, hidden, config.intermediate_size, bias=config.has_mlp_bias)
         return shapes
     linear(names.router, experts.n_experts, hidden, bias=experts.are_stacked)
+    if (n_shared := experts.shared_inner_size) is not None:
+        linear(names.shared_weight, 1, hidden)
+        linear(names.shared_gate, n_shared, hidden)
+        linear(names.shared_up, n_shared, hidden)
+        linear(names.shared_down, hidden, n_shared)
     if experts.are_stacked:
         n_inner = experts.inner_size
         for name, n_inputs, n_outputs in (
@@ -105,6 +113,39 @@ def _delta_net_shapes(config: DeltaNetConfig, prefix: str, hidden: int) -> Tenso
         "out_proj.weight": (hidden, n_values),
     }
     return {f"{prefix}{name}": shape for name, shape in shapes.items()}
+
+
+@dataclass(frozen=True)
+class ExpertStack:
+    """A tensor of all experts, in place of which a checkpoint may have one tensor of each expert."""
+
+    shape: tuple[int, ...]
+    parts: Mapping[str, tuple[int | slice, ...]]
+    """Where in it the tensors of each expert are, by name."""
+
+
+def expert_stacks(config: DecoderConfig) -> dict[str, ExpertStack]:
+    """Returns the stacks by name; none for architectures that have nothing else."""
+    stacks: dict[str, ExpertStack] = {}
+    names, hidden = config.names, config.hidden_size
+    for layer in range(config.n_layers):
+        experts = config.experts_of(layer)
+        if experts is None or experts.are_stacked:
+            continue
+        n, n_inner = experts.n_experts, experts.inner_size
+        gates, ups, downs = (
+            [f"{name.format(layer=layer, expert=expert)}.weight" for expert in range(n)]
+            for name in (names.expert_gate, names.expert_up, names.expert_down)
+        )
+        stacks[names.stacked_gate_up.format(layer=layer)] = ExpertStack(
+            (n, 2 * n_inner, hidden),
+            {name: (expert, slice(n_inner)) for expert, name in enumerate(gates)}
+            | {name: (expert, slice(n_inner, None)) for expert, name in enumerate(ups)},
+        )
+        stacks[names.stacked_down.format(layer=layer)] = ExpertStack(
+            (n, hidden, n_inner), {name: (expert,) for expert, name in enumerate(downs)}
+        )
+    return stacks
 
 
 def optional_tensors(config: DecoderConfig, stored: frozenset[str]) -> frozenset[str]:

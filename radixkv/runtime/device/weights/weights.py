@@ -29,6 +29,7 @@ from radixkv.runtime.device.weights.layer_weights import (
     Matrix,
     MlpWeights,
     NormWeights,
+    SharedExpertWeights,
     expert_of,
 )
 from radixkv.runtime.device.weights.parallel_load import N_LANES, ParallelLoader, PinnedLane
@@ -38,7 +39,13 @@ from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatric
 from radixkv.runtime.device.weights.quantization.parse import check_quantization, parse_scheme
 from radixkv.runtime.device.weights.quantization.scheme import WeightScheme
 from radixkv.runtime.device.weights.safetensors import Header, RandomTensors, SafetensorsFiles, TensorSource
-from radixkv.runtime.device.weights.shapes import TensorShapes, layer_shapes, optional_tensors, tensor_shapes
+from radixkv.runtime.device.weights.shapes import (
+    TensorShapes,
+    expert_stacks,
+    layer_shapes,
+    optional_tensors,
+    tensor_shapes,
+)
 from radixkv.runtime.device.weights.shards import Cut, Cuts, Shard, ShardedTensors
 from radixkv.runtime.device.weights.tied_head import check_tied_head
 from radixkv.settings.config import LoadFormat
@@ -292,7 +299,18 @@ class Weights:
                 self._expert_names(layer, index), (*one.split([n_inner, n_inner]), other), strict=True
             ):
                 self._fill(name, part)
-        return ExpertsWeights(router, *map(LinearWeights, matrices))
+        one_matrix, other_matrix = map(LinearWeights, matrices)
+        return ExpertsWeights(router, one_matrix, other_matrix, self._shared_expert(layer))
+
+    def _shared_expert(self, layer: int) -> SharedExpertWeights | None:
+        names, experts = self.config.names, self.config.experts
+        if experts is None or experts.shared_inner_size is None:
+            return None
+        gate, up, down, weight = (
+            name.format(layer=layer)
+            for name in (names.shared_gate, names.shared_up, names.shared_down, names.shared_weight)
+        )
+        return SharedExpertWeights(MlpWeights(self._linear(gate, up), self._linear(down)), self._linear(weight))
 
     def _expert_names(self, layer: int, expert: int) -> list[str]:
         """Returns the names of the gate, up and down projection of one expert that is not stored in a stack."""
@@ -326,12 +344,10 @@ class Weights:
         return kept
 
     def _is_layer_matrix(self, name: str) -> bool:
-        """Returns whether a tensor is a matrix of a layer, other than a router and a stack of experts."""
-        return (
-            name.startswith(self.config.names.layers)
-            and len(self._shapes[name]) == 2
-            and not name.endswith(f"{self.config.names.router.rpartition('{layer}')[2]}.weight")
-        )
+        """Returns whether a tensor is a matrix of a layer, other than what weighs experts and a stack of these."""
+        names = self.config.names
+        weighing = tuple(f"{one.rpartition('{layer}')[2]}.weight" for one in (names.router, names.shared_weight))
+        return name.startswith(names.layers) and len(self._shapes[name]) == 2 and not name.endswith(weighing)
 
     def _read(self, name: str) -> Tensor:
         return self._stacked([name])
@@ -460,6 +476,9 @@ def open_weights(
         files = SafetensorsFiles(checkpoint.folder, stack)
         files.add_missing_prefix(config.names.layers, config.names.head)
         files.check_layers(config.names.layers, config.n_layers)
+        stacks = expert_stacks(config)
+        for name in stacks.keys() & files.names:
+            files.split(name, stacks[name].shape, stacks[name].parts)
         if checkpoint.needs_head:
             config = check_tied_head(config, files, scheme, dtype)
         shapes = tensor_shapes(config)
