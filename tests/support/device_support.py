@@ -172,6 +172,17 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "vision_config": _VISION,
         **_EXPERTS,
     },
+    "qwen3-next": {
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 4,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "linear_key_head_dim": 6,
+        "linear_value_head_dim": 8,
+        "shared_expert_intermediate_size": 20,
+        "mlp_only_layers": [1],
+        **_EXPERTS,
+    },
 }
 """Models with gated delta nets, which keep states in place of K and V."""
 CHECKPOINTS = LLAMAS | OTHERS

@@ -69,6 +69,8 @@ class DeltaNetConfig:
     value_dim: int
     n_taps: int
     """Tokens that the convolution before the state sees, the token itself included."""
+    is_fused: bool = False
+    """Whether the projections of its inputs are two tensors in the files; see ``Architecture``."""
 
     @property
     def n_channels(self) -> int:
@@ -142,7 +144,7 @@ class DecoderConfig:
         hidden_size = fields.count("hidden_size")
         n_heads, n_kv_heads, head_dim = _heads(fields, architecture, hidden_size)
         n_layers = fields.count("num_hidden_layers", maximum=_MAX_COUNT)
-        delta_nets = _delta_nets(fields, n_layers) if architecture.has_delta_nets else None
+        delta_nets = _delta_nets(fields, architecture, n_layers) if architecture.has_delta_nets else None
         fields, rotary_factor = _rotary_factor(fields, architecture)
         rope, local_rope = _ropes(fields, architecture)
         if architecture.n_unused_positions is not None:
@@ -295,7 +297,7 @@ def _rotary_factor(fields: ConfigReader, architecture: Architecture) -> tuple[Co
     return fields.with_value("rope_parameters", section or None), factor
 
 
-def _delta_nets(fields: ConfigReader, n_layers: int) -> DeltaNetConfig | None:
+def _delta_nets(fields: ConfigReader, architecture: Architecture, n_layers: int) -> DeltaNetConfig | None:
     """Returns the configuration of the layers that are gated delta nets; None if all have attention."""
     layer_types = fields.get("layer_types")
     if layer_types is None:
@@ -325,6 +327,7 @@ def _delta_nets(fields: ConfigReader, n_layers: int) -> DeltaNetConfig | None:
         key_dim=fields.count("linear_key_head_dim", 128),
         value_dim=fields.count("linear_value_head_dim", 128),
         n_taps=fields.count("linear_conv_kernel_dim", 4, minimum=2),
+        is_fused=architecture.has_fused_delta_nets,
     )
 
 
@@ -409,7 +412,7 @@ def _experts(fields: ConfigReader, names: ExpertFields) -> ExpertConfig:
         n_active=n_active,
         inner_size=fields.count(names.inner_size),
         shared_inner_size=None if names.shared_inner_size is None else fields.count(names.shared_inner_size),
-        normalizes=names.normalizes or fields.flag("norm_topk_prob"),
+        normalizes=names.normalizes or fields.flag("norm_topk_prob", default=names.default_normalizes),
         are_stacked=names.are_stacked,
         sparse_step=fields.count("decoder_sparse_step", 1),
         dense_layers=frozenset(dense_layers),

@@ -83,6 +83,8 @@ class ExpertFields:
     """Name of the field with the intermediate size of one expert."""
     normalizes: bool
     """Whether a token's expert weights always sum to 1; if False, the field ``norm_topk_prob`` decides."""
+    default_normalizes: bool = False
+    """What ``norm_topk_prob`` is where it is absent."""
     shared_inner_size: str | None = None
     """Name of the field with the intermediate size of the expert that computes every token; None: there is none."""
     are_stacked: bool = False
@@ -155,6 +157,8 @@ class Architecture:
     """Whether attention's output is multiplied by a gate, whose projection is beside that of the queries."""
     has_delta_nets: bool = False
     """Whether the field ``layer_types`` may name gated delta nets, ``linear_attention``."""
+    has_fused_delta_nets: bool = False
+    """Whether the projections of a delta net's inputs are two tensors, whose rows are sorted by key head."""
     only: tuple[tuple[str, object], ...] = ()
     """Fields of which only one value is supported, with that value."""
     default_norm_eps: float = 1e-6
@@ -311,6 +315,18 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "Qwen3_5MoeForCausalLM": _QWEN3_5_MOE,
         "Qwen3_5MoeForConditionalGeneration": _with_vision(_QWEN3_5_MOE),
         "Qwen3ForCausalLM": _QWEN3,
+        "Qwen3NextForCausalLM": replace(
+            _QWEN3_5,
+            default_n_kv_heads=2,
+            has_fused_delta_nets=True,
+            experts=ExpertFields(
+                ("num_experts",),
+                "moe_intermediate_size",
+                normalizes=False,
+                default_normalizes=True,
+                shared_inner_size="shared_expert_intermediate_size",
+            ),
+        ),
         "Qwen3MoeForCausalLM": replace(
             _QWEN3,
             window="switched",

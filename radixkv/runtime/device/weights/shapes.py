@@ -101,11 +101,13 @@ def layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
 
 def _delta_net_shapes(config: DeltaNetConfig, prefix: str, hidden: int) -> TensorShapes:
     n_values = config.n_value_heads * config.value_dim
+    n_heads = config.n_value_heads
+    if config.is_fused:
+        inputs = {"qkvz": config.n_channels + n_values, "ba": 2 * n_heads}
+    else:
+        inputs = {"qkv": config.n_channels, "z": n_values, "b": n_heads, "a": n_heads}
     shapes: dict[str, tuple[int, ...]] = {
-        "in_proj_qkv.weight": (config.n_channels, hidden),
-        "in_proj_z.weight": (n_values, hidden),
-        "in_proj_b.weight": (config.n_value_heads, hidden),
-        "in_proj_a.weight": (config.n_value_heads, hidden),
+        **{f"in_proj_{part}.weight": (n_rows, hidden) for part, n_rows in inputs.items()},
         "conv1d.weight": (config.n_channels, 1, config.n_taps),
         "A_log": (config.n_value_heads,),
         "dt_bias": (config.n_value_heads,),

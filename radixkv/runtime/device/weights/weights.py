@@ -248,12 +248,29 @@ class Weights:
         self._fill(f"{prefix}A_log", log_decay)
         self._fill(f"{prefix}dt_bias", decay_bias)
         return DeltaNetWeights(
-            inputs=self._linear(*(f"{prefix}in_proj_{part}" for part in ("qkv", "z", "b", "a"))),
+            inputs=self._delta_net_inputs(prefix),
             convolution=self._read(f"{prefix}conv1d.weight").squeeze(1),
             log_decay=log_decay,
             decay_bias=decay_bias,
             norm=self._read(f"{prefix}norm.weight"),
         )
+
+    def _delta_net_inputs(self, prefix: str) -> LinearWeights:
+        """Returns the projections of a delta net's inputs in the order of ``DeltaNetWeights.inputs``."""
+        config = self.config.delta_nets
+        assert config is not None, "other models have none"
+        if not config.is_fused:
+            return self._linear(*(f"{prefix}in_proj_{part}" for part in ("qkv", "z", "b", "a")))
+        # In the files each key head has the rows of its queries, keys, values and gates one after the other.
+        assert self.kept is None, "delta nets run where matrices are dequantized"
+        n_keys, n_heads = config.n_key_heads * config.key_dim, config.n_value_heads
+        n_values = n_heads * config.value_dim
+        sizes = [n_keys, n_keys, n_values, n_values, n_heads, n_heads]
+        stacked = self._dense(sum(sizes), self.config.hidden_size)
+        parts = stacked.split(sizes)
+        self._fill_interleaved(f"{prefix}in_proj_qkvz.weight", parts[:4], config.n_key_heads)
+        self._fill_interleaved(f"{prefix}in_proj_ba.weight", parts[4:], config.n_key_heads)
+        return LinearWeights(stacked)
 
     def _gated_attention(self, layer: int) -> tuple[LinearWeights, LinearWeights]:
         """Returns the projection of queries, keys and values, and that of the output's gates.

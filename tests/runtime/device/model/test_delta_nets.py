@@ -33,10 +33,13 @@ def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return resolve(str(folder))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(
+    scope="module",
+    params=["qwen3.5", *(pytest.param(name, marks=pytest.mark.nightly) for name in HYBRIDS if name != "qwen3.5")],
+)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hybrid")
-    save_checkpoint(folder, **HYBRIDS["qwen3.5"])
+    save_checkpoint(folder, **HYBRIDS[request.param])
     return folder
 
 

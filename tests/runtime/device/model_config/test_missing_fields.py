@@ -42,6 +42,7 @@ MODEL_TYPES = {
     "Qwen3_5ForConditionalGeneration": "qwen3_5_text",  # of its text_config
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe_text",
+    "Qwen3NextForCausalLM": "qwen3_next",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Gemma3ForCausalLM": "gemma3_text",
     "GptOssForCausalLM": "gpt_oss",
@@ -56,6 +57,7 @@ MORE = {
     "Qwen3_5ForConditionalGeneration": FOUR_LAYERS,
     "Qwen3_5MoeForCausalLM": FOUR_LAYERS,
     "Qwen3_5MoeForConditionalGeneration": FOUR_LAYERS,
+    "Qwen3NextForCausalLM": FOUR_LAYERS,
 }
 
 

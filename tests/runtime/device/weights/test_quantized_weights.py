@@ -47,10 +47,10 @@ def test_experts_are_quantized_too(tmp_path: Path, name: str) -> None:
     assert torch.equal(*(logits_of(tmp_path / kind, ids) for kind in ("quantized", "dense")))
 
 
-@pytest.mark.parametrize("name", ["qwen3.5-vision", "qwen3.5-moe"])
+@pytest.mark.parametrize("name", ["qwen3.5-vision", "qwen3.5-moe", "qwen3-next"])
 def test_models_with_delta_nets_in_blocks_of_fp8(tmp_path: Path, name: str) -> None:
     """As published: a configuration of the whole, and projections to single values in 16 bits."""
-    sizes = {"moe_intermediate_size": 32} if "moe" in name else {}
+    sizes = {"moe_intermediate_size": 32} if name != "qwen3.5-vision" else {}
     save_quantized(tmp_path, "fp8 blocks", **(HYBRIDS[name] | sizes | {"intermediate_size": 96}))
     ids = random_ids(20, seed=1)
     assert torch.equal(*(logits_of(tmp_path / kind, ids) for kind in ("quantized", "dense")))
