@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,8 +17,8 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig
-from radixkv.runtime.device.weights.fp8_matrix import BLOCK, QUANTIZING_BYTES, Fp8Matrix, Fp8Scales, fp8_bytes
-from radixkv.runtime.device.weights.int4_matrix import Int4Groups, Int4Matrix, int4_bytes
+from radixkv.runtime.device.weights.fp8_matrix import QUANTIZING_BYTES, fp8_bytes
+from radixkv.runtime.device.weights.int4_matrix import Int4Groups, int4_bytes
 from radixkv.runtime.device.weights.kv_scales import KVScales
 from radixkv.runtime.device.weights.layer_weights import (
     AttentionWeights,
@@ -26,12 +26,12 @@ from radixkv.runtime.device.weights.layer_weights import (
     ExpertsWeights,
     LayerWeights,
     LinearWeights,
-    Matrix,
     MlpWeights,
     NormWeights,
     SharedExpertWeights,
     expert_of,
 )
+from radixkv.runtime.device.weights.matrix_reader import MatrixFormat, MatrixReader
 from radixkv.runtime.device.weights.parallel_load import N_LANES, ParallelLoader, PinnedLane
 from radixkv.runtime.device.weights.quantization.fp8 import fp8_scales
 from radixkv.runtime.device.weights.quantization.int4 import Gptq, int4_groups
@@ -55,8 +55,6 @@ logger = logging.getLogger(__name__)
 WeightProducts = Literal["fp8", "int4"]
 """Weights that a device may multiply without dequantizing them first."""
 _Tensors = RandomTensors | SafetensorsFiles
-MatrixFormat = Fp8Scales | Int4Groups
-"""How matrices stay quantized in memory: in FP8 with these scales, or in 4 bits in these groups."""
 _CPU = torch.device("cpu")
 _DEQUANTIZING_BYTES = 16
 """Memory for dequantizing one value: 15.7 bytes in AWQ's and GPTQ's formats, 7.5 in others, as measured. Repacking
@@ -86,6 +84,19 @@ class Weights:
     def _shapes(self) -> TensorShapes:
         return tensor_shapes(self.config)
 
+    @cached_property
+    def _reader(self) -> MatrixReader:
+        return MatrixReader(
+            self.config.names,
+            self._shapes,
+            self.source,
+            self.dtype,
+            self.device,
+            self.quantized,
+            self.kept,
+            self.cuts,
+        )
+
     @property
     def n_bytes(self) -> int:
         """Size of all tensors in memory in bytes; a tied head counts once, with the embedding.
@@ -95,7 +106,7 @@ class Weights:
         return sum(self._bytes_of(name, shape) for name, shape in self._shapes.items())
 
     def _bytes_of(self, name: str, shape: tuple[int, ...]) -> int:
-        kept = self._format([name])
+        kept = self._reader.format([name])
         if kept is None:
             return math.prod(shape) * self.dtype.itemsize
         return int4_bytes(shape, kept) if isinstance(kept, Int4Groups) else fp8_bytes(shape, kept)
@@ -108,7 +119,9 @@ class Weights:
     @property
     def n_quantized_values(self) -> int:
         """Values of the matrices that stay in FP8 or in 4 bits in memory."""
-        return sum(math.prod(shape) for name, shape in self._shapes.items() if self._format([name]) is not None)
+        return sum(
+            math.prod(shape) for name, shape in self._shapes.items() if self._reader.format([name]) is not None
+        )
 
     @property
     def has_fp8(self) -> bool:
@@ -123,7 +136,7 @@ class Weights:
             for name, shape in self._shapes.items()
             if len(shape) > 1
         }
-        largest = max(size for name, size in matrices.items() if self._is_layer_matrix(name))
+        largest = max(size for name, size in matrices.items() if self._reader.is_layer_matrix(name))
         if self.is_dequantized or isinstance(self.kept, Int4Groups):
             return _DEQUANTIZING_BYTES * (max(matrices.values()) if self.is_dequantized else largest)
         # Each thread may have read a matrix, and one is quantized at a time.
@@ -142,7 +155,7 @@ class Weights:
         if scheme is None or shard is None:
             return
         for name, cut in self.cuts.items():
-            if self._format([name]) is not None:
+            if self._reader.format([name]) is not None:
                 whole, what = cut.size * cut.n_parts, ("outputs", "inputs")[cut.dimension]
                 raise ConfigError(
                     f"tensor_parallel_size {shard.n_ranks} would give a rank {cut.size} of the {whole} {what} of "
@@ -167,11 +180,11 @@ class Weights:
 
     def embedding(self) -> Tensor:
         """Returns the embedding, [vocab, hidden]. Raises ``CheckpointError``."""
-        return self._read(f"{self.config.names.embedding}.weight")
+        return self._reader.read(f"{self.config.names.embedding}.weight")
 
     def head(self) -> Tensor:
         """Returns the output head, [vocab, hidden], of a model without a tied head. Raises ``CheckpointError``."""
-        return self._read(f"{self.config.names.head}.weight")
+        return self._reader.read(f"{self.config.names.head}.weight")
 
     def position_embedding(self) -> Tensor | None:
         """Returns the learned position embedding, [positions, hidden]; None if there is none.
@@ -181,11 +194,12 @@ class Weights:
         """
         if self.config.n_positions is None:
             return None
-        return self._read(f"{self.config.names.position_embedding}.weight")[self.config.n_unused_positions :]
+        rows = self._reader.read(f"{self.config.names.position_embedding}.weight")
+        return rows[self.config.n_unused_positions :]
 
     def final_norm(self) -> NormWeights:
         """Returns the weights of the final norm. Raises ``CheckpointError``."""
-        return self._norm(self.config.names.final_norm)
+        return self._reader.norm(self.config.names.final_norm)
 
     def kv_scales(self) -> tuple[LayerScales, ...]:
         """Reads the scales of a quantized KV cache, [layers]; 1 where the checkpoint has none.
@@ -204,19 +218,19 @@ class Weights:
         names, config = self.config.names, self.config
 
         def read(name: str) -> Tensor:
-            return self._read(f"{name.format(layer=index)}.weight")
+            return self._reader.read(f"{name.format(layer=index)}.weight")
 
         def linear(*parts: str) -> LinearWeights:
-            return self._linear(*(name.format(layer=index) for name in parts))
+            return self._reader.linear(*(name.format(layer=index) for name in parts))
 
         def norm(name: str) -> NormWeights:
-            return self._norm(name.format(layer=index))
+            return self._reader.norm(name.format(layer=index))
 
         gate_up = (names.gate, names.up) if config.has_gate else (names.up,)
         mixer: AttentionWeights | DeltaNetWeights
         if config.delta_nets is not None and index in config.delta_nets.layers:
             prefix = names.delta_net.format(layer=index)
-            mixer, output = self._delta_net(prefix), self._linear(f"{prefix}out_proj")
+            mixer, output = self._delta_net(prefix), self._reader.linear(f"{prefix}out_proj")
         else:
             query_key_value, output_gate = (
                 self._gated_attention(index)
@@ -227,7 +241,7 @@ class Weights:
                 query_key_value=query_key_value,
                 query_norm=read(names.query_norm) if config.has_query_key_norm else None,
                 key_norm=read(names.key_norm) if config.has_query_key_norm else None,
-                sinks=self._read(names.sinks.format(layer=index)) if config.has_sinks else None,
+                sinks=self._reader.read(names.sinks.format(layer=index)) if config.has_sinks else None,
                 output_gate=output_gate,
             )
             output = linear(names.output)
@@ -245,14 +259,14 @@ class Weights:
         log_decay, decay_bias = (
             torch.empty(self._shapes[f"{prefix}{name}"], device=self.device) for name in ("A_log", "dt_bias")
         )
-        self._fill(f"{prefix}A_log", log_decay)
-        self._fill(f"{prefix}dt_bias", decay_bias)
+        self._reader.fill(f"{prefix}A_log", log_decay)
+        self._reader.fill(f"{prefix}dt_bias", decay_bias)
         return DeltaNetWeights(
             inputs=self._delta_net_inputs(prefix),
-            convolution=self._read(f"{prefix}conv1d.weight").squeeze(1),
+            convolution=self._reader.read(f"{prefix}conv1d.weight").squeeze(1),
             log_decay=log_decay,
             decay_bias=decay_bias,
-            norm=self._read(f"{prefix}norm.weight"),
+            norm=self._reader.read(f"{prefix}norm.weight"),
         )
 
     def _delta_net_inputs(self, prefix: str) -> LinearWeights:
@@ -260,16 +274,16 @@ class Weights:
         config = self.config.delta_nets
         assert config is not None, "other models have none"
         if not config.is_fused:
-            return self._linear(*(f"{prefix}in_proj_{part}" for part in ("qkv", "z", "b", "a")))
+            return self._reader.linear(*(f"{prefix}in_proj_{part}" for part in ("qkv", "z", "b", "a")))
         # In the files each key head has the rows of its queries, keys, values and gates one after the other.
         assert self.kept is None, "delta nets run where matrices are dequantized"
         n_keys, n_heads = config.n_key_heads * config.key_dim, config.n_value_heads
         n_values = n_heads * config.value_dim
         sizes = [n_keys, n_keys, n_values, n_values, n_heads, n_heads]
-        stacked = self._dense(sum(sizes), self.config.hidden_size)
+        stacked = self._reader.dense(sum(sizes), self.config.hidden_size)
         parts = stacked.split(sizes)
-        self._fill_interleaved(f"{prefix}in_proj_qkvz.weight", parts[:4], config.n_key_heads)
-        self._fill_interleaved(f"{prefix}in_proj_ba.weight", parts[4:], config.n_key_heads)
+        self._reader.fill_interleaved(f"{prefix}in_proj_qkvz.weight", parts[:4], config.n_key_heads)
+        self._reader.fill_interleaved(f"{prefix}in_proj_ba.weight", parts[4:], config.n_key_heads)
         return LinearWeights(stacked)
 
     def _gated_attention(self, layer: int) -> tuple[LinearWeights, LinearWeights]:
@@ -277,15 +291,15 @@ class Weights:
 
         In the files each head of the queries has its gate's rows after its own.
         """
-        config, names = self.config, self.config.names
+        config, names, reader = self.config, self.config.names, self._reader
         assert self.kept is None, "output gates run where matrices are dequantized"
         n_queries, n_keys = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-        stacked = self._dense(n_queries + 2 * n_keys, config.hidden_size)
+        stacked = reader.dense(n_queries + 2 * n_keys, config.hidden_size)
         queries, keys, values = stacked.split([n_queries, n_keys, n_keys])
-        gates = self._dense(n_queries, config.hidden_size)
-        self._fill_interleaved(f"{names.query.format(layer=layer)}.weight", (queries, gates), config.n_heads)
-        self._fill(f"{names.key.format(layer=layer)}.weight", keys)
-        self._fill(f"{names.value.format(layer=layer)}.weight", values)
+        gates = reader.dense(n_queries, config.hidden_size)
+        reader.fill_interleaved(f"{names.query.format(layer=layer)}.weight", (queries, gates), config.n_heads)
+        reader.fill(f"{names.key.format(layer=layer)}.weight", keys)
+        reader.fill(f"{names.value.format(layer=layer)}.weight", values)
         return LinearWeights(stacked), LinearWeights(gates)
 
     def _experts(self, layer: int) -> ExpertsWeights | None:
@@ -293,29 +307,35 @@ class Weights:
         if experts is None:
             return None
         n_experts, n_inner, hidden = experts.n_experts, experts.inner_size, self.config.hidden_size
-        router = self._linear(names.router.format(layer=layer))
+        reader = self._reader
+        router = reader.linear(names.router.format(layer=layer))
         if experts.are_stacked:
             # The files have [experts, in, out], in which gate and up alternate.
-            gate_up, down = self._dense(n_experts, 2 * n_inner, hidden), self._dense(n_experts, hidden, n_inner)
+            gate_up, down = (
+                reader.dense(n_experts, 2 * n_inner, hidden),
+                reader.dense(n_experts, hidden, n_inner),
+            )
             full = names.stacked_gate_up.format(layer=layer)
-            self._fill(full, gate_up.view(n_experts, 2, n_inner, hidden).permute(0, 3, 2, 1))
-            gate_up_bias = self._dense(n_experts, 2 * n_inner)
-            self._fill(f"{full}_bias", gate_up_bias.view(n_experts, 2, n_inner).transpose(1, 2))
+            reader.fill(full, gate_up.view(n_experts, 2, n_inner, hidden).permute(0, 3, 2, 1))
+            gate_up_bias = reader.dense(n_experts, 2 * n_inner)
+            reader.fill(f"{full}_bias", gate_up_bias.view(n_experts, 2, n_inner).transpose(1, 2))
             full = names.stacked_down.format(layer=layer)
-            self._fill(full, down.transpose(1, 2))
+            reader.fill(full, down.transpose(1, 2))
             return ExpertsWeights(
-                router, LinearWeights(gate_up, gate_up_bias), LinearWeights(down, self._read(f"{full}_bias"))
+                router,
+                LinearWeights(gate_up, gate_up_bias),
+                LinearWeights(down, reader.read(f"{full}_bias")),
             )
         # If one expert has 16 bits, all experts of its layer are kept in 16 bits.
-        found = {self._format(self._expert_names(layer, index)) for index in range(n_experts)}
+        found = {reader.format(self._expert_names(layer, index)) for index in range(n_experts)}
         kept = found.pop() if len(found) == 1 else None
-        matrices = [self._empty((n_experts, *shape), kept) for shape in ((2 * n_inner, hidden), (hidden, n_inner))]
+        matrices = [reader.empty((n_experts, *shape), kept) for shape in ((2 * n_inner, hidden), (hidden, n_inner))]
         for index in range(n_experts):
             one, other = (expert_of(stacked, index) for stacked in matrices)
             for name, part in zip(
                 self._expert_names(layer, index), (*one.split([n_inner, n_inner]), other), strict=True
             ):
-                self._fill(name, part)
+                reader.fill(name, part)
         one_matrix, other_matrix = map(LinearWeights, matrices)
         return ExpertsWeights(router, one_matrix, other_matrix, self._shared_expert(layer))
 
@@ -327,110 +347,14 @@ class Weights:
             name.format(layer=layer)
             for name in (names.shared_gate, names.shared_up, names.shared_down, names.shared_weight)
         )
-        return SharedExpertWeights(MlpWeights(self._linear(gate, up), self._linear(down)), self._linear(weight))
+        mlp = MlpWeights(self._reader.linear(gate, up), self._reader.linear(down))
+        return SharedExpertWeights(mlp, self._reader.linear(weight))
 
     def _expert_names(self, layer: int, expert: int) -> list[str]:
         """Returns the names of the gate, up and down projection of one expert that is not stored in a stack."""
         names = self.config.names
         parts = names.expert_gate, names.expert_up, names.expert_down
         return [f"{part.format(layer=layer, expert=expert)}.weight" for part in parts]
-
-    def _norm(self, name: str) -> NormWeights:
-        bias = self._read(f"{name}.bias") if f"{name}.bias" in self._shapes else None
-        return NormWeights(self._read(f"{name}.weight"), bias)
-
-    def _linear(self, *parts: str) -> LinearWeights:
-        biases = [f"{name}.bias" for name in parts if f"{name}.bias" in self._shapes]
-        names = [f"{name}.weight" for name in parts]
-        weight = self._empty(self._stacked_shape(names), self._format(names))
-        self._fill_stacked(names, weight)
-        return LinearWeights(weight, self._stacked(biases) if biases else None)
-
-    def _format(self, names: Sequence[str]) -> MatrixFormat | None:
-        """Returns the format in which stacked matrices stay quantized; None if they are kept in 16 bits."""
-        kept = self.kept
-        if kept is None or not all(name in self._shapes and self._is_layer_matrix(name) for name in names):
-            return None
-        if self.quantized is not None and not all(name in self.quantized for name in names):
-            return None
-        if isinstance(kept, Int4Groups):  # experts are dequantized
-            experts = self.config.names.expert_gate.partition("{layer}")[2].partition("{expert}")[0]
-            return None if any(experts in name for name in names) else kept
-        if kept == "blocks" and any(self._shapes[name][0] % BLOCK for name in names[:-1]):
-            return None  # the next matrix would begin within a block
-        return kept
-
-    def _is_layer_matrix(self, name: str) -> bool:
-        """Returns whether a tensor is a matrix of a layer, other than what weighs experts and a stack of these."""
-        names = self.config.names
-        weighing = tuple(f"{one.rpartition('{layer}')[2]}.weight" for one in (names.router, names.shared_weight))
-        return name.startswith(names.layers) and len(self._shapes[name]) == 2 and not name.endswith(weighing)
-
-    def _read(self, name: str) -> Tensor:
-        return self._stacked([name])
-
-    def _stacked(self, names: Sequence[str]) -> Tensor:
-        """Returns the named tensors concatenated along their first dimension."""
-        stacked = self._dense(*self._stacked_shape(names))
-        self._fill_stacked(names, stacked)
-        return stacked
-
-    def _stacked_shape(self, names: Sequence[str]) -> tuple[int, ...]:
-        return sum(self._shapes[name][0] for name in names), *self._shapes[names[0]][1:]
-
-    def _fill_stacked(self, names: Sequence[str], stacked: Matrix) -> None:
-        parts = stacked.split([self._shapes[name][0] for name in names])
-        for name, part in zip(names, parts, strict=True):
-            self._fill(name, part)
-
-    def _fill(self, name: str, part: Matrix) -> None:
-        """Reads a tensor into ``part``, and dequantizes or quantizes it where the files have another format."""
-        quantized = self.quantized
-
-        def copy(tensors: Sequence[Tensor]) -> None:
-            if isinstance(part, Tensor):
-                part.copy_(self._matrix(name, tensors).view(part.shape))
-            elif quantized is None:
-                part.quantize(tensors[0].to(self.dtype))
-            else:
-                quantized.copy(name, tensors, part)
-
-        if isinstance(part, Tensor) and (quantized is None or name not in quantized):
-            self.source.fill(name, part)
-        else:
-            self.source.compute(self._stored(name), copy)
-
-    def _fill_interleaved(self, name: str, parts: Sequence[Tensor], n_groups: int) -> None:
-        """Reads a matrix whose rows are groups, each with some rows of each part, into these parts."""
-        sizes = [len(part) // n_groups for part in parts]
-
-        def copy(tensors: Sequence[Tensor]) -> None:
-            groups = self._matrix(name, tensors).view(n_groups, sum(sizes), -1).split(sizes, 1)
-            for part, group in zip(parts, groups, strict=True):
-                part.view(group.shape).copy_(group)
-
-        self.source.compute(self._stored(name), copy)
-
-    def _matrix(self, name: str, tensors: Sequence[Tensor]) -> Tensor:
-        """Returns a matrix from the tensors that it is stored as."""
-        if self.quantized is None or name not in self.quantized:
-            return tensors[0]
-        matrix = self.quantized.dequantize(name, tensors)
-        return self.cuts[name].of(matrix) if name in self.cuts else matrix
-
-    def _stored(self, name: str) -> Sequence[str]:
-        """Returns the names of the tensors that a matrix is stored as."""
-        return [name] if self.quantized is None or name not in self.quantized else self.quantized.stored(name)
-
-    def _empty(self, shape: tuple[int, ...], kept: MatrixFormat | None) -> Matrix:
-        if kept is None:
-            return self._dense(*shape)
-        if isinstance(kept, Int4Groups):
-            return Int4Matrix.allocate((shape[0], shape[1]), kept, self.device)
-        return Fp8Matrix.allocate(shape, scales=kept, device=self.device)
-
-    def _dense(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
 
 @contextmanager
