@@ -14,6 +14,7 @@ from radixkv.checkpoints.files import is_integer, read_object
 from radixkv.checkpoints.generation_config import read_generation_config
 from radixkv.checkpoints.pooling import causal_config, check_classifier, check_reranker, read_normalizes
 from radixkv.checkpoints.special_tokens import tokenizer_eos_token_id
+from radixkv.checkpoints.text_config import text_fields
 from radixkv.errors import CheckpointError
 from radixkv.settings.config import LoadFormat, Task
 
@@ -40,7 +41,7 @@ class Checkpoint:
     if all prompts are token ids)."""
     config: Mapping[str, Any]
     """The parsed ``config.json``. Without a ``quantization_config`` in it, ``hf_quant_config.json`` is that, which
-    NVIDIA's Model Optimizer writes."""
+    NVIDIA's Model Optimizer writes. The fields of ``text_config``, where there is one, stand beside the others."""
     eos_token_ids: frozenset[int]
     """End-of-sequence tokens of ``config.json``, ``generation_config.json`` and the tokenizer's configuration.
 
@@ -146,6 +147,7 @@ def resolve(
     if config.get("quantization_config") is None and (own := read_object(folder / "hf_quant_config.json")):
         config["quantization_config"] = {**own, "quant_method": "modelopt"}
     check_classifier(folder, config)
+    config = text_fields(config)
     normalizes = True
     if task == "embed":
         config, normalizes = causal_config(folder, config), read_normalizes(folder)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from radixkv.errors import InvalidRequest, UnsupportedFeature
+from radixkv.errors import InvalidRequest, UnsupportedFeature, shortened
 
 
 def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -59,7 +59,7 @@ def _part(part: object, path: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind != "text":
         raise UnsupportedFeature(
-            f"{path} is not of type text, and this release supports no other type", param="messages"
+            f"{path} is of type {shortened(kind)}; this release supports text only", param="messages"
         )
     text = part.get("text") if isinstance(part, dict) else None
     if kind is None or not isinstance(text, str):

@@ -90,6 +90,35 @@ def test_the_end_of_sequence_of_another_tokenizer_counts(checkpoint_folder: Path
     assert resolve(str(checkpoint_folder), tokenizer_folder=tmp_path).eos_token_ids == own | {1}
 
 
+def test_fields_of_the_text_model_stand_beside_those_of_the_whole(checkpoint_folder: Path) -> None:
+    text = {
+        "vocab_size": 64,
+        "hidden_size": 8,
+        "max_position_embeddings": 128,
+        "eos_token_id": 3,
+        "dtype": "bfloat16",
+    }
+    own = {"architectures": None, "tie_word_embeddings": False, "model_type": "qwen3_5_text"}
+    whole = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "tie_word_embeddings": True,
+        "quantization_config": {"quant_method": "fp8"},
+        "text_config": text | own,
+        "vision_config": {"hidden_size": 5},
+    }
+    (checkpoint_folder / "config.json").write_text(json.dumps(whole))
+    (checkpoint_folder / "generation_config.json").write_text("{}")
+    found = resolve(str(checkpoint_folder))
+    assert (found.vocab_size, found.hidden_size, found.max_position_embeddings) == (64, 8, 128)
+    assert found.eos_token_ids == {3}
+    for name in ("architectures", "tie_word_embeddings", "quantization_config"):
+        assert found.config[name] == whole[name]
+    del whole["tie_word_embeddings"]
+    (checkpoint_folder / "config.json").write_text(json.dumps(whole))
+    assert resolve(str(checkpoint_folder)).config["tie_word_embeddings"] is False
+
+
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 @pytest.mark.parametrize("content", [b'{"vocab_size": ', b"\xff\xfe", b"[1]", b"", b"[" * 100_000])
 def test_corrupt_json_is_one_line(checkpoint_folder: Path, name: str, content: bytes) -> None:

@@ -118,4 +118,58 @@ QWEN_3 = """\
     {%- endif %}
 {%- endif %}"""
 
-TEMPLATES = {"chatml": CHATML, "llama 3": LLAMA_3, "mistral": MISTRAL, "qwen 3": QWEN_3}
+QWEN_3_5 = """\
+{%- macro shown(content) %}{{ content if content is string else '' }}{% endmacro %}
+{%- set system = shown(messages[0].content)|trim if messages[0].role == 'system' else '' %}
+{%- if tools %}
+    {{- '<|im_start|>system\\n<tools>' }}
+    {%- for tool in tools %}{{- '\\n' + tool | tojson }}{%- endfor %}
+    {{- '\\n</tools>\\n<tool_call>\\n<function=name>\\n<parameter=key>\\nvalue\\n</parameter>' }}
+    {{- '\\n</function>\\n</tool_call>' }}
+    {{- ('\\n\\n' + system if system else '') + '<|im_end|>\\n' }}
+{%- elif system %}
+    {{- '<|im_start|>system\\n' + system + '<|im_end|>\\n' }}
+{%- endif %}
+{%- set last = namespace(query=messages|length - 1, is_found=false) %}
+{%- for message in messages[::-1] %}
+    {%- if message.role == 'user' and not last.is_found %}
+        {%- set last.is_found = true %}
+        {%- set last.query = messages|length - 1 - loop.index0 %}
+    {%- endif %}
+{%- endfor %}
+{%- if not last.is_found %}{{ raise_exception('No user query found in messages.') }}{% endif %}
+{%- for message in messages %}
+    {%- set content = shown(message.content)|trim %}
+    {%- if message.role == 'system' %}
+        {%- if not loop.first %}{{ raise_exception('System message must be at the beginning.') }}{% endif %}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if loop.index0 > last.query %}
+            {{- '<think>\\n' + (message.reasoning_content or '')|trim + '\\n</think>\\n\\n' }}
+        {%- endif %}
+        {{- content }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '\\n' if not loop.first else '\\n\\n' if content else '' }}
+            {{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+            {%- for key, value in call.function.arguments|items %}
+                {{- '<parameter=' + key + '>\\n' + (value if value is string else value | tojson) }}
+                {{- '\\n</parameter>\\n' }}
+            {%- endfor %}
+            {{- '</function>\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>user' if loop.previtem.role != 'tool' else '' }}
+        {{- '\\n<tool_response>\\n' + content + '\\n</tool_response>' }}
+        {{- '<|im_end|>\\n' if loop.last or loop.nextitem.role != 'tool' else '' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- set is_off = enable_thinking is defined and enable_thinking is false %}
+    {{- '<think>\\n\\n</think>\\n\\n' if is_off else '<think>\\n' }}
+{%- endif %}"""
+
+TEMPLATES = {"chatml": CHATML, "llama 3": LLAMA_3, "mistral": MISTRAL, "qwen 3": QWEN_3, "qwen 3.5": QWEN_3_5}

@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 VOCAB = 211
 
@@ -39,15 +46,31 @@ def save_llama(path: Path, **changes: Any) -> None:
 def save_checkpoint(path: Path, *, model_type: str = "llama", max_shard_size: str = "1GB", **changes: Any) -> None:
     """Saves a checkpoint of any architecture, of the same size; ``changes`` go into its config.
 
+    With a ``vision_config`` among them, the others go into its ``text_config``.
+
     Norms and biases are random too: the ones and zeros of a fresh model would hide that two are confused.
     """
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **(_SETTINGS | changes)))
+    model = _model(model_type, **(_SETTINGS | changes))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 or name.endswith("_bias"):
                 parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.2)
     model.save_pretrained(path, max_shard_size=max_shard_size)
+
+
+def _model(model_type: str, *, vision_config: dict[str, Any] | None = None, **text: Any) -> PreTrainedModel:
+    """Returns a random model, with vision if its sizes are given."""
+    model: PreTrainedModel
+    if vision_config is None:
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **text))
+    else:
+        tied = text["tie_word_embeddings"]
+        config = AutoConfig.for_model(
+            model_type, text_config=text, vision_config=dict(vision_config), tie_word_embeddings=tied
+        )
+        model = AutoModelForImageTextToText.from_config(config)
+    return model
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.runtime.device.attention.cpu.paged import PagedAttention
@@ -78,6 +78,13 @@ OTHERS: dict[str, dict[str, Any]] = {
         "sliding_window": 40,
         **_EXPERTS,
     },
+    "qwen3.5-attention": {
+        "model_type": "qwen3_5_moe_text",
+        "layer_types": ["full_attention"] * 3,
+        "shared_expert_intermediate_size": 20,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+        **_EXPERTS,
+    },
     "gemma3": {
         "model_type": "gemma3_text",
         "hidden_activation": "gelu_pytorch_tanh",
@@ -106,6 +113,15 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 17},
 }
+_VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "num_position_embeddings": 16,
+    "out_hidden_size": 48,
+    "patch_size": 4,
+}
 HYBRIDS: dict[str, dict[str, Any]] = {
     "qwen3.5": {
         "model_type": "qwen3_5_text",
@@ -128,6 +144,45 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
     },
+    "qwen3.5-vision": {
+        "model_type": "qwen3_5",
+        "num_hidden_layers": 4,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 6,
+        "linear_value_head_dim": 8,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+        },
+        "vision_config": _VISION,
+    },
+    "qwen3.5-moe": {
+        "model_type": "qwen3_5_moe",
+        "num_hidden_layers": 4,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 6,
+        "linear_value_head_dim": 8,
+        "shared_expert_intermediate_size": 20,
+        "vision_config": _VISION,
+        **_EXPERTS,
+    },
+    "qwen3-next": {
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 4,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "linear_key_head_dim": 6,
+        "linear_value_head_dim": 8,
+        "shared_expert_intermediate_size": 20,
+        "mlp_only_layers": [1],
+        **_EXPERTS,
+    },
 }
 """Models with gated delta nets, which keep states in place of K and V."""
 CHECKPOINTS = LLAMAS | OTHERS
@@ -138,9 +193,8 @@ INVARIANT = ("grouped", "llama3", "whole", "qwen2", "mixtral", "qwen3-moe-altern
 
 
 def load_oracle(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        checkpoint.folder, dtype=dtype, attn_implementation="eager"
-    )
+    kind = AutoModelForImageTextToText if "vision_config" in checkpoint.config else AutoModelForCausalLM
+    model: PreTrainedModel = kind.from_pretrained(checkpoint.folder, dtype=dtype, attn_implementation="eager")
     return model
 
 

@@ -206,7 +206,8 @@ INT4_FORMATS = ("awq 32", "gptq 32", "gptq rows", "int4 32", "int4 rows")
 def _is_quantized(tensor_name: str, tensor: Tensor, name: str) -> bool:
     if name == "mxfp4":
         return tensor.ndim == 3
-    return tensor.ndim == 2 and ".layers." in tensor_name and ".mlp.gate.weight" not in tensor_name
+    is_small = any(part in tensor_name for part in (".mlp.gate.", "shared_expert_gate.", "in_proj_a.", "in_proj_b"))
+    return tensor.ndim == 2 and ".layers." in tensor_name and not is_small
 
 
 def save_quantized(folder: Path, name: str, **changes: Any) -> None:

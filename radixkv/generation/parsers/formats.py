@@ -141,6 +141,20 @@ def _transform(name: str, arguments: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+_XML_MARK = r"(?:<tool_call>\s{0,64})?<function="
+XML_CALLS: Mapping[str, Any] = {
+    "open_pattern": _XML_MARK + r"(?P<name>[^<>\n]{1,256})>",
+    # A pattern that could end earlier would do so while the rest is still to come.
+    "close_pattern": r"</function>\s{0,64}+(?:</tool_call>|(?=<[^/])|(?=[^<])|\Z)",
+    "repeats": True,
+    "content": "xml-inline",
+    "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]{1,256})>\n?(?P<value>.*?)\n?</parameter>"},
+    "transform": _transform("{name}", "{content}"),
+}
+"""Calls in Qwen3-Coder's XML, which ``XmlCallReader`` reads as they arrive."""
+XML_OPENING = _XML_MARK + r"(?=[^<>\n]{1,256}>)"
+"""What begins such a call, before the function's name."""
+
 TOOL_FORMATS = (
     ToolFormat(
         "openai",
@@ -163,19 +177,7 @@ TOOL_FORMATS = (
         "qwen3_coder",
         ("qwen3_xml",),
         ("<function=", "<parameter="),
-        {
-            "open_pattern": r"(?:<tool_call>\s{0,64})?<function=(?P<name>[^>\n]{1,256})>",
-            # A pattern that could end earlier would do so while the rest is still to come.
-            "close_pattern": r"</function>\s{0,64}+(?:</tool_call>|(?=<[^/])|(?=[^<])|\Z)",
-            "repeats": True,
-            "content": "xml-inline",
-            "content_args": {
-                "tag_pattern": r"<parameter=(?P<key>[^>\n]{1,256})>\n?"
-                # Without its end a value would be looked for up to the end of the call, for each that begins.
-                r"(?P<value>(?:(?!<parameter=).)*?)\n?</parameter>"
-            },
-            "transform": _transform("{name}", "{content}"),
-        },
+        XML_CALLS,
         CallTag(
             "<tool_call>\n<function=",
             "<tool_call>\n<function=NAME>\n",

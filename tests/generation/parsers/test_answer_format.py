@@ -12,8 +12,9 @@ from radixkv.errors import CheckpointError, ConfigError
 from radixkv.generation.parsers.answer_format import AnswerFormat
 from radixkv.generation.parsers.formats import TOOL_FORMATS, find_tool_format
 from radixkv.generation.tools import ToolUse
+from radixkv.text.chat_messages import normalize_messages
 from radixkv.text.chat_template import ChatTemplate
-from support.chat_templates import CHATML, LLAMA_3, MISTRAL, QWEN_3
+from support.chat_templates import CHATML, LLAMA_3, MISTRAL, QWEN_3, QWEN_3_5
 from support.tool_formats import HEADER, SHOWN_BY, TOOLS, chat_template, parse
 
 CALLS = {
@@ -94,6 +95,40 @@ def test_the_template_that_is_used_with_tools_shows_the_format(tmp_path: Path) -
         prompt = template.render([{"role": "user", "content": "a</think>"}], tools=tools, prefill="<think>")
         begun = prompt if tools else f"{prompt}<think>"
         assert parse(one, ["I see.</think>Hello."], prompt=begun) == [("think", "I see."), "Hello."]
+
+
+XML = (
+    "<tool_call>\n<function=search>\n<parameter=count>\n3\n</parameter>\n<parameter=note>\na\n\n b\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+SEARCH = ("search", '{"count": 3, "note": "a\\n\\n b"}')
+
+
+@pytest.mark.parametrize(
+    ("variables", "answer", "expected"),
+    [
+        ({}, f"I see.\n</think>\n\nSure.\n\n{XML}", [("think", "I see."), "Sure.", SEARCH]),
+        ({"enable_thinking": True}, f"\n</think>\n\n{XML}", [SEARCH]),
+        ({"enable_thinking": False}, f"Sure.\n\n{XML}", ["Sure.", SEARCH]),
+    ],
+)
+def test_chats_of_qwen3_5(tmp_path: Path, variables: dict[str, Any], answer: str, expected: list[Any]) -> None:
+    """The answer's format comes from the chat template, which shows an answer of the history as it was written."""
+    template = ChatTemplate(QWEN_3_5, {}, "the test")
+    one = AnswerFormat.load(tmp_path, template)
+    assert one is not None
+    user = {"role": "user", "content": "Look."}
+    prompt = template.render([user], tools=TOOLS, **variables)
+    assert parse(one, [answer], prompt=prompt) == expected
+    assert parse(one, list(answer), prompt=prompt) == expected
+    name, arguments = SEARCH
+    calls = [{"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}]
+    texts = [part for part in expected if isinstance(part, str)]
+    reasoning = [part[1] for part in expected if part[0] == "think"]
+    message = {"role": "assistant", "content": "".join(texts) or None, "tool_calls": calls}
+    result = {"role": "tool", "tool_call_id": "1", "content": "found"}
+    history = normalize_messages([user, {**message, "reasoning_content": "".join(reasoning)}, result])
+    assert template.render(history, tools=TOOLS, **variables).startswith(prompt + answer + "<|im_end|>\n")
 
 
 def test_the_user_chooses(tmp_path: Path) -> None:

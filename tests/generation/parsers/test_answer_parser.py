@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,37 @@ OTHERS: dict[str, tuple[str, str, list[Any]]] = {
         "<function=now>\n</function>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
         [("now", "{}"), ("now", "{}")],
     ),
+    "qwen coder in one line": (
+        "qwen3_coder",
+        "<tool_call><function=weather><parameter=city>Paris</parameter></function></tool_call>Done.",
+        [PARIS, "Done."],
+    ),
+    "qwen coder with lines and marks in a text": (
+        "qwen3_coder",
+        "<function=search>\n<parameter=note>\n\n  a <parameter=b>\n</p>\n<p>\n\n</parameter>\n</function>",
+        [("search", '{"note": "\\n  a <parameter=b>\\n</p>\\n<p>\\n"}')],
+    ),
+    "qwen coder without the ends of values": (
+        "qwen3_coder",
+        "<tool_call>\n<function=search>\n<parameter=note>\na\n<parameter=count>\n3\n<parameter=tags>\n[]\n</function>"
+        "\n</tool_call>",
+        [("search", '{"note": "a", "count": 3, "tags": []}')],
+    ),
+    "qwen coder without the end of the call": (
+        "qwen3_coder",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n",
+        [PARIS],
+    ),
+    "qwen coder with a function and arguments that are not offered": (
+        "qwen3_coder",
+        "<function=g>\n<parameter=a>\n3\n</parameter>\n</function>",
+        [("g", '{"a": "3"}')],
+    ),
+    "qwen coder without a name": (
+        "qwen3_coder",
+        "a <tool_call>\n<function=>\n<function=a</function> <function=b\n",
+        ["a <tool_call>\n<function=>\n<function=a</function> <function=b\n"],
+    ),
 }
 CASES = {name: ("hermes", *case) for name, case in HERMES.items()} | OTHERS
 
@@ -230,6 +262,67 @@ def test_any_arguments_come_through(
     assert [(name, json.loads(arguments)) for name, arguments in found] == calls
 
 
+XML_ENDS = re.compile(r"</parameter>|</function>|^<parameter=", re.MULTILINE)
+"""What ends a text in Qwen3-Coder's XML."""
+
+
+@examples(200)
+@given(
+    calls=st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "count": st.integers(),
+                "exact": st.booleans(),
+                "tags": st.lists(st.text(max_size=4).filter(lambda text: not XML_ENDS.search(text)), max_size=3),
+                "note": st.lists(
+                    st.sampled_from(["<", "/", "parameter", "=a>", "\n", "<tool_call>", "<p>", '"', "\\"])
+                    | st.text()
+                )
+                .map("".join)
+                .filter(lambda text: not XML_ENDS.search(text)),
+            },
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    data=st.data(),
+)
+def test_any_arguments_come_through_xml(
+    formats: dict[str, AnswerFormat], calls: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    """As the chat templates of Qwen write them."""
+
+    def written(value: object) -> str:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+    text = "\n".join(
+        "<tool_call>\n<function=search>\n"
+        + "".join(f"<parameter={key}>\n{written(value)}\n</parameter>\n" for key, value in one.items())
+        + "</function>\n</tool_call>"
+        for one in calls
+    )
+    places = data.draw(st.sets(st.integers(0, len(text)), max_size=20))
+    found = parse(formats["qwen3_coder"], cut(text, places))
+    assert [(name, json.loads(arguments)) for name, arguments in found] == [("search", one) for one in calls]
+
+
+XML_PIECES = ["<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>", "now", ">"]
+
+
+@given(pieces=st.lists(st.sampled_from([*XML_PIECES, "<", "\n", " ", "note", "count", "3"])), data=st.data())
+def test_no_xml_depends_on_the_cuts(
+    formats: dict[str, AnswerFormat], pieces: list[str], data: st.DataObject
+) -> None:
+    text = "<function=search>" + "".join(pieces)
+    places = data.draw(st.sets(st.integers(0, len(text))))
+    whole = parse(formats["qwen3_coder"], [text])
+    assert parse(formats["qwen3_coder"], cut(text, places)) == whole
+    for name, arguments in (part for part in whole if isinstance(part, tuple)):
+        assert name
+        json.loads(arguments)
+
+
 @given(text=st.text(alphabet='<tool_call>/{}[]":, \nname', max_size=60), data=st.data())
 def test_no_text_fails_or_depends_on_the_cuts(
     formats: dict[str, AnswerFormat], text: str, data: st.DataObject
@@ -264,11 +357,22 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def test_arguments_arrive_while_the_model_writes_them(formats: dict[str, AnswerFormat]) -> None:
-    parser = formats["hermes"].open_parser(HEADER, USE)
+XML_CALL = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\nSaint-Jean-de-Luz\n</parameter>\n</function>\n</tool_call>"
+)
+
+
+@pytest.mark.parametrize(
+    ("format_name", "text", "n_pieces"),
+    [("hermes", CALL, len('{"city": "Paris"}')), ("qwen3_coder", XML_CALL, len("Saint-Jean-de-Luz"))],
+)
+def test_arguments_arrive_while_the_model_writes_them(
+    formats: dict[str, AnswerFormat], format_name: str, text: str, n_pieces: int
+) -> None:
+    parser = formats[format_name].open_parser(HEADER, USE)
     assert parser is not None
-    shown = [len(parser.feed(character)) for character in CALL]
-    assert sum(shown) > len('{"city": "Paris"}')
+    shown = [len(parser.feed(character)) for character in text]
+    assert sum(shown) > n_pieces
 
 
 def test_only_offered_tools_are_called(formats: dict[str, AnswerFormat]) -> None:
@@ -402,11 +506,11 @@ def test_what_is_held_back_and_looked_at_again_with_each_token_is_short(
         assert n_fed - n_taken < 1000
 
 
-def test_parameters_without_an_end_are_no_call(tmp_path: Path) -> None:
-    """Each beginning of a value was looked for up to the end of the call, so that these took minutes."""
+def test_many_parameters_without_an_end_take_no_minutes(tmp_path: Path) -> None:
     parser = answer_format(tmp_path, "qwen3_coder").open_parser("", USE)
     assert parser is not None
-    text = "<tool_call>\n<function=weather>\n" + "<parameter=city>\n" * 20_000 + "</function>\n</tool_call>"
+    text = "<tool_call>\n<function=weather>\n" + "<parameter=city>\nx\n" * 20_000 + "</function>\n</tool_call>"
     parts = [*parser.feed(text), *parser.finish()]
-    assert isinstance(parts[0], ToolCallPart)
-    assert parts[0].arguments == "{}"
+    assert all(isinstance(part, ToolCallPart) for part in parts)
+    arguments = "".join(part.arguments for part in parts if isinstance(part, ToolCallPart))
+    assert json.loads(arguments) == {"city": "x"}

@@ -6,7 +6,7 @@ import torch
 
 from radixkv.checkpoints import Checkpoint, resolve
 from support.checkpoints import save_checkpoint
-from support.device_support import CHECKPOINTS
+from support.device_support import CHECKPOINTS, HYBRIDS
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +18,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Chec
     def get(name: str) -> Checkpoint:
         if name not in generated:
             path: Path = folder / name
-            save_checkpoint(path, **CHECKPOINTS[name])
+            save_checkpoint(path, **(CHECKPOINTS | HYBRIDS)[name])
             generated[name] = resolve(str(path))
         return generated[name]
 

@@ -24,6 +24,7 @@ from radixkv.runtime.device.ops.base import (
     Rows,
     TokenInputs,
     as_tensor,
+    gated,
 )
 from radixkv.runtime.device.weights.layer_weights import (
     DeltaNetWeights,
@@ -241,7 +242,7 @@ class Decoder:
         """Runs the rest of layer ``index`` after its attention. Returns the residual stream after the next norm."""
         attended = activations.attention_out.flatten(1)
         if activations.gate is not None:
-            attended = _gated(attended, activations.gate)
+            attended = gated(attended, activations.gate)
         return self._after_mixer(index, attended, activations.residual)
 
     def _after_mixer(self, index: int, mixed: Tensor, residual: Tensor) -> Rows:
@@ -354,11 +355,6 @@ class _Layer:
             else (operations.norm(after[0]), operations.norm(after[1])),
             kind=(config.windows[index], scales.k == 1, scales.v == 1, _kind(weights)),
         )
-
-
-def _gated(x: Tensor, gate: Tensor) -> Tensor:
-    """Returns ``x * sigmoid(gate)``, in which an element's place changes no bit."""
-    return (x.float() / gate.float().neg_().exp_().add_(1.0)).to(x.dtype)
 
 
 def _kind(weights: object) -> Hashable:

@@ -35,6 +35,8 @@ class ExpertConfig:
     """Number of experts that compute each token."""
     inner_size: int
     """Intermediate size of one expert."""
+    shared_inner_size: int | None
+    """Intermediate size of the expert that computes every token; None: there is none."""
     normalizes: bool
     """Whether the weights of a token's experts are normalised to sum to 1."""
     are_stacked: bool
@@ -43,6 +45,15 @@ class ExpertConfig:
     """Layer ``i`` has experts if ``i + 1`` is a multiple of this, unless it is in ``dense_layers``."""
     dense_layers: frozenset[int]
     """Indices of layers that have a plain MLP regardless of ``sparse_step``."""
+
+    def shard(self, n_ranks: int) -> ExpertConfig:
+        """Returns what each of several ranks computes of the experts: some of the values inside each."""
+        shared = self.shared_inner_size
+        return replace(
+            self,
+            inner_size=self.inner_size // n_ranks,
+            shared_inner_size=None if shared is None else shared // n_ranks,
+        )
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,8 @@ class DeltaNetConfig:
     value_dim: int
     n_taps: int
     """Tokens that the convolution before the state sees, the token itself included."""
+    is_fused: bool = False
+    """Whether the projections of its inputs are two tensors in the files; see ``Architecture``."""
 
     @property
     def n_channels(self) -> int:
@@ -131,7 +144,7 @@ class DecoderConfig:
         hidden_size = fields.count("hidden_size")
         n_heads, n_kv_heads, head_dim = _heads(fields, architecture, hidden_size)
         n_layers = fields.count("num_hidden_layers", maximum=_MAX_COUNT)
-        delta_nets = _delta_nets(fields, n_layers) if architecture.has_delta_nets else None
+        delta_nets = _delta_nets(fields, architecture, n_layers) if architecture.has_delta_nets else None
         fields, rotary_factor = _rotary_factor(fields, architecture)
         rope, local_rope = _ropes(fields, architecture)
         if architecture.n_unused_positions is not None:
@@ -186,6 +199,8 @@ class DecoderConfig:
             divided["intermediate_size"] = self.intermediate_size
         if experts is not None:
             divided["the experts' intermediate size"] = experts.inner_size
+            if experts.shared_inner_size is not None:
+                divided["the shared expert's intermediate size"] = experts.shared_inner_size
         for what, n in divided.items():
             if n % n_ranks:
                 raise ConfigError(f"tensor_parallel_size {n_ranks} does not divide {what}, {n}; use one that does")
@@ -199,7 +214,7 @@ class DecoderConfig:
             n_heads=self.n_heads // n_ranks,
             n_kv_heads=n_kv_heads,
             intermediate_size=self.intermediate_size // n_ranks,
-            experts=None if experts is None else replace(experts, inner_size=experts.inner_size // n_ranks),
+            experts=None if experts is None else experts.shard(n_ranks),
         )
 
     def n_page_parts(self, n_ranks: int) -> int:
@@ -282,7 +297,7 @@ def _rotary_factor(fields: ConfigReader, architecture: Architecture) -> tuple[Co
     return fields.with_value("rope_parameters", section or None), factor
 
 
-def _delta_nets(fields: ConfigReader, n_layers: int) -> DeltaNetConfig | None:
+def _delta_nets(fields: ConfigReader, architecture: Architecture, n_layers: int) -> DeltaNetConfig | None:
     """Returns the configuration of the layers that are gated delta nets; None if all have attention."""
     layer_types = fields.get("layer_types")
     if layer_types is None:
@@ -312,6 +327,7 @@ def _delta_nets(fields: ConfigReader, n_layers: int) -> DeltaNetConfig | None:
         key_dim=fields.count("linear_key_head_dim", 128),
         value_dim=fields.count("linear_value_head_dim", 128),
         n_taps=fields.count("linear_conv_kernel_dim", 4, minimum=2),
+        is_fused=architecture.has_fused_delta_nets,
     )
 
 
@@ -395,7 +411,8 @@ def _experts(fields: ConfigReader, names: ExpertFields) -> ExpertConfig:
         n_experts=n_experts,
         n_active=n_active,
         inner_size=fields.count(names.inner_size),
-        normalizes=names.normalizes or fields.flag("norm_topk_prob"),
+        shared_inner_size=None if names.shared_inner_size is None else fields.count(names.shared_inner_size),
+        normalizes=names.normalizes or fields.flag("norm_topk_prob", default=names.default_normalizes),
         are_stacked=names.are_stacked,
         sparse_step=fields.count("decoder_sparse_step", 1),
         dense_layers=frozenset(dense_layers),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 NormKind = Literal["rms", "rms_plus_one", "layer"]
 """``rms_plus_one`` multiplies by one plus the weight, in float32; ``layer`` subtracts the mean and has a bias."""
@@ -49,12 +49,28 @@ class WeightNames:
     stacked_gate_up: str = "model.layers.{layer}.mlp.experts.gate_up_proj"
     """Full name of the gate and up projections of all experts, if they are one tensor."""
     stacked_down: str = "model.layers.{layer}.mlp.experts.down_proj"
+    shared_gate: str = "model.layers.{layer}.mlp.shared_expert.gate_proj"
+    shared_up: str = "model.layers.{layer}.mlp.shared_expert.up_proj"
+    shared_down: str = "model.layers.{layer}.mlp.shared_expert.down_proj"
+    shared_weight: str = "model.layers.{layer}.mlp.shared_expert_gate"
+    """The projection to the weight of the shared expert."""
     delta_net: str = "model.layers.{layer}.linear_attn."
     """Prefix of the names of a gated delta net's tensors."""
     final_norm: str = "model.norm"
     head: str = "lm_head"
     unused: tuple[str, ...] = ("model.layers.{layer}.self_attn.rotary_emb.inv_freq",)
     """Full names of tensors that older checkpoints contain and the decoder computes itself."""
+    unused_prefixes: tuple[str, ...] = ()
+    """Beginnings of the names of parts that the decoder does not have, such as vision."""
+
+    def nested(self, model: str) -> WeightNames:
+        """Returns the names in a checkpoint that has the decoder as ``model`` instead of ``model.``."""
+        changed: dict[str, Any] = {}
+        for field in fields(self):
+            name = getattr(self, field.name)
+            if isinstance(name, str) and name.startswith("model."):
+                changed[field.name] = model + name.removeprefix("model.")
+        return replace(self, **changed)
 
 
 @dataclass(frozen=True)
@@ -67,6 +83,10 @@ class ExpertFields:
     """Name of the field with the intermediate size of one expert."""
     normalizes: bool
     """Whether a token's expert weights always sum to 1; if False, the field ``norm_topk_prob`` decides."""
+    default_normalizes: bool = False
+    """What ``norm_topk_prob`` is where it is absent."""
+    shared_inner_size: str | None = None
+    """Name of the field with the intermediate size of the expert that computes every token; None: there is none."""
     are_stacked: bool = False
     """Whether a projection of all experts is one tensor [experts, in, out], with biases. Columns of the gate and of
     the projection that it multiplies then alternate, and the router has a bias."""
@@ -137,6 +157,8 @@ class Architecture:
     """Whether attention's output is multiplied by a gate, whose projection is beside that of the queries."""
     has_delta_nets: bool = False
     """Whether the field ``layer_types`` may name gated delta nets, ``linear_attention``."""
+    has_fused_delta_nets: bool = False
+    """Whether the projections of a delta net's inputs are two tensors, whose rows are sorted by key head."""
     only: tuple[tuple[str, object], ...] = ()
     """Fields of which only one value is supported, with that value."""
     default_norm_eps: float = 1e-6
@@ -150,6 +172,35 @@ _QWEN3 = Architecture(
     default_window=4096,
     default_head_dim=128,
     default_n_kv_heads=32,
+)
+
+
+def _with_vision(text: Architecture) -> Architecture:
+    """Returns an architecture whose text model is another one; its vision is not used."""
+    return replace(text, names=text.names.nested("model.language_model."))
+
+
+_QWEN3_5 = Architecture(
+    names=WeightNames(unused_prefixes=("mtp.", "model.visual.")),
+    has_query_key_norm=True,
+    norm="rms_plus_one",
+    default_head_dim=256,
+    default_n_kv_heads=4,
+    rotary_factor=0.25,
+    has_output_gate=True,
+    has_delta_nets=True,
+    only=(("attn_output_gate", True),),
+)
+_QWEN3_5_MOE = replace(
+    _QWEN3_5,
+    default_n_kv_heads=2,
+    inner_size_field="moe_intermediate_size",  # no layer has a plain MLP
+    experts=ExpertFields(
+        ("num_experts",),
+        "moe_intermediate_size",
+        normalizes=True,
+        shared_inner_size="shared_expert_intermediate_size",
+    ),
 )
 
 _OPT_LAYER = "model.decoder.layers.{layer}."
@@ -259,16 +310,23 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "Qwen2ForCausalLM": Architecture(
             has_query_key_value_bias=True, window="by_layer", default_window=4096, default_n_kv_heads=32
         ),
-        "Qwen3_5ForCausalLM": Architecture(
-            has_query_key_norm=True,
-            norm="rms_plus_one",
-            default_head_dim=256,
-            default_n_kv_heads=4,
-            rotary_factor=0.25,
-            has_output_gate=True,
-            has_delta_nets=True,
-        ),
+        "Qwen3_5ForCausalLM": _QWEN3_5,
+        "Qwen3_5ForConditionalGeneration": _with_vision(_QWEN3_5),
+        "Qwen3_5MoeForCausalLM": _QWEN3_5_MOE,
+        "Qwen3_5MoeForConditionalGeneration": _with_vision(_QWEN3_5_MOE),
         "Qwen3ForCausalLM": _QWEN3,
+        "Qwen3NextForCausalLM": replace(
+            _QWEN3_5,
+            default_n_kv_heads=2,
+            has_fused_delta_nets=True,
+            experts=ExpertFields(
+                ("num_experts",),
+                "moe_intermediate_size",
+                normalizes=False,
+                default_normalizes=True,
+                shared_inner_size="shared_expert_intermediate_size",
+            ),
+        ),
         "Qwen3MoeForCausalLM": replace(
             _QWEN3,
             window="switched",

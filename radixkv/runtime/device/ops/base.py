@@ -98,6 +98,16 @@ def as_tensor(rows: Rows) -> Tensor:
     return rows
 
 
+def gated(x: Tensor, gate: Tensor) -> Tensor:
+    """Returns ``x * sigmoid(gate)``, in which an element's place changes no bit.
+
+    Args:
+        x: [rows, size].
+        gate: [rows, size], or [rows, 1]; overwritten if it is float32.
+    """
+    return (x.float() / gate.float().neg_().exp_().add_(1.0)).to(x.dtype)
+
+
 @dataclass(frozen=True)
 class RmsFields:
     """An RMS norm, as a kernel takes it that computes it together with what comes before."""

@@ -39,6 +39,15 @@ class MlpWeights:
 
 
 @dataclass(frozen=True)
+class SharedExpertWeights:
+    """Weights of the expert that computes every token, beside those that a router selects."""
+
+    mlp: MlpWeights
+    weight: LinearWeights
+    """[1, hidden]: what its output is multiplied by, before a sigmoid."""
+
+
+@dataclass(frozen=True)
 class ExpertsWeights:
     """The router, and the MLPs of all experts stacked along a new first dimension."""
 
@@ -47,6 +56,8 @@ class ExpertsWeights:
     """[experts, 2 * inner, hidden], gate first, with an optional bias [experts, 2 * inner]."""
     down: LinearWeights
     """[experts, hidden, inner], with an optional bias [experts, hidden]."""
+    shared: SharedExpertWeights | None = None
+    """The expert that computes every token."""
 
     def experts(self) -> Iterator[MlpWeights]:
         """Yields views of the weights of each expert."""

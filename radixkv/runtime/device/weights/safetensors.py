@@ -154,6 +154,21 @@ class SafetensorsFiles:
         """Gives a tensor another name, which no other one has. Errors have the name of the file."""
         self._stored[new] = self._stored.pop(name)
 
+    def split(self, name: str, shape: tuple[int, ...], parts: Mapping[str, tuple[int | slice, ...]]) -> None:
+        """Gives parts of a tensor names of their own, in place of that of the whole.
+
+        Args:
+            name: of the tensor.
+            shape: expected shape of the whole.
+            parts: where each part is, by its name.
+
+        Raises:
+            CheckpointError: the tensor has another shape.
+        """
+        stored = self._stored.pop(name)
+        stored.check_shape(shape)
+        self._stored |= {part: stored._replace(where=where) for part, where in parts.items()}
+
     def check_layers(self, prefix: str, n_layers: int) -> None:
         """Checks the number of layers that tensor names mention. Reads no tensor.
 
@@ -198,16 +213,11 @@ class SafetensorsFiles:
             )
         for name, (shape, dtypes, may_be_scalar) in headers.items():
             stored = self._stored[name]
-            header = stored.file.get_slice(stored.name)
-            if header.get_shape() != list(shape) and not (may_be_scalar and not header.get_shape()):
+            if not stored.where:
+                stored.check_shape(shape, may_be_scalar=may_be_scalar)
+            if (dtype := stored.file.get_slice(stored.name).get_dtype()) not in dtypes:
                 raise CheckpointError(
-                    f"{stored.name} in {stored.path} has shape {header.get_shape()}; "
-                    f"config.json calls for {list(shape)}"
-                )
-            if header.get_dtype() not in dtypes:
-                raise CheckpointError(
-                    f"{stored.name} in {stored.path} has dtype {header.get_dtype()}; "
-                    f"this release reads {', '.join(dtypes)}"
+                    f"{stored.name} in {stored.path} has dtype {dtype}; this release reads {', '.join(dtypes)}"
                 )
 
     def fill(self, name: str, out: Tensor) -> None:
@@ -229,7 +239,7 @@ class SafetensorsFiles:
             tensor: Tensor = stored.file.get_tensor(stored.name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{stored.name} in {stored.path} cannot be read: {error}") from error
-        return tensor
+        return tensor[stored.where]
 
 
 class _StoredTensor(NamedTuple):
@@ -238,6 +248,16 @@ class _StoredTensor(NamedTuple):
     path: Path
     file: Any
     """Open."""
+    where: tuple[int | slice, ...] = ()
+    """Which part of the tensor in the file it is."""
+
+    def check_shape(self, expected: tuple[int, ...], *, may_be_scalar: bool = False) -> None:
+        """Raises ``CheckpointError`` if the tensor in the file has another shape."""
+        shape = self.file.get_slice(self.name).get_shape()
+        if shape != list(expected) and not (may_be_scalar and not shape):
+            raise CheckpointError(
+                f"{self.name} in {self.path} has shape {shape}; config.json calls for {list(expected)}"
+            )
 
 
 def _paths(folder: Path) -> list[Path]:

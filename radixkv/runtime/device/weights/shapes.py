@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig
 
 TensorShapes = dict[str, tuple[int, ...]]
@@ -74,6 +77,11 @@ def layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
         linear(names.down, hidden, config.intermediate_size, bias=config.has_mlp_bias)
         return shapes
     linear(names.router, experts.n_experts, hidden, bias=experts.are_stacked)
+    if (n_shared := experts.shared_inner_size) is not None:
+        linear(names.shared_weight, 1, hidden)
+        linear(names.shared_gate, n_shared, hidden)
+        linear(names.shared_up, n_shared, hidden)
+        linear(names.shared_down, hidden, n_shared)
     if experts.are_stacked:
         n_inner = experts.inner_size
         for name, n_inputs, n_outputs in (
@@ -93,11 +101,13 @@ def layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
 
 def _delta_net_shapes(config: DeltaNetConfig, prefix: str, hidden: int) -> TensorShapes:
     n_values = config.n_value_heads * config.value_dim
+    n_heads = config.n_value_heads
+    if config.is_fused:
+        inputs = {"qkvz": config.n_channels + n_values, "ba": 2 * n_heads}
+    else:
+        inputs = {"qkv": config.n_channels, "z": n_values, "b": n_heads, "a": n_heads}
     shapes: dict[str, tuple[int, ...]] = {
-        "in_proj_qkv.weight": (config.n_channels, hidden),
-        "in_proj_z.weight": (n_values, hidden),
-        "in_proj_b.weight": (config.n_value_heads, hidden),
-        "in_proj_a.weight": (config.n_value_heads, hidden),
+        **{f"in_proj_{part}.weight": (n_rows, hidden) for part, n_rows in inputs.items()},
         "conv1d.weight": (config.n_channels, 1, config.n_taps),
         "A_log": (config.n_value_heads,),
         "dt_bias": (config.n_value_heads,),
@@ -107,7 +117,47 @@ def _delta_net_shapes(config: DeltaNetConfig, prefix: str, hidden: int) -> Tenso
     return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
 
-def optional_tensors(config: DecoderConfig) -> frozenset[str]:
-    """Returns the names of tensors that a checkpoint may contain although the decoder does not use them."""
-    unused = {name.format(layer=layer) for name in config.names.unused for layer in range(config.n_layers)}
-    return frozenset(unused | {f"{config.names.head}.weight"}) if config.tied_head else frozenset(unused)
+@dataclass(frozen=True)
+class ExpertStack:
+    """A tensor of all experts, in place of which a checkpoint may have one tensor of each expert."""
+
+    shape: tuple[int, ...]
+    parts: Mapping[str, tuple[int | slice, ...]]
+    """Where in it the tensors of each expert are, by name."""
+
+
+def expert_stacks(config: DecoderConfig) -> dict[str, ExpertStack]:
+    """Returns the stacks by name; none for architectures that have nothing else."""
+    stacks: dict[str, ExpertStack] = {}
+    names, hidden = config.names, config.hidden_size
+    for layer in range(config.n_layers):
+        experts = config.experts_of(layer)
+        if experts is None or experts.are_stacked:
+            continue
+        n, n_inner = experts.n_experts, experts.inner_size
+        gates, ups, downs = (
+            [f"{name.format(layer=layer, expert=expert)}.weight" for expert in range(n)]
+            for name in (names.expert_gate, names.expert_up, names.expert_down)
+        )
+        stacks[names.stacked_gate_up.format(layer=layer)] = ExpertStack(
+            (n, 2 * n_inner, hidden),
+            {name: (expert, slice(n_inner)) for expert, name in enumerate(gates)}
+            | {name: (expert, slice(n_inner, None)) for expert, name in enumerate(ups)},
+        )
+        stacks[names.stacked_down.format(layer=layer)] = ExpertStack(
+            (n, hidden, n_inner), {name: (expert,) for expert, name in enumerate(downs)}
+        )
+    return stacks
+
+
+def optional_tensors(config: DecoderConfig, stored: frozenset[str]) -> frozenset[str]:
+    """Returns the names of tensors that a checkpoint may contain although the decoder does not use them.
+
+    Args:
+        config: of the model.
+        stored: names of all tensors in the files.
+    """
+    names = config.names
+    unused = {name.format(layer=layer) for name in names.unused for layer in range(config.n_layers)}
+    unused |= {name for name in stored if name.startswith(names.unused_prefixes)}
+    return frozenset(unused | {f"{names.head}.weight"}) if config.tied_head else frozenset(unused)

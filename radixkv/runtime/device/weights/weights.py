@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,8 +17,8 @@ from radixkv.checkpoints import Checkpoint
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig
-from radixkv.runtime.device.weights.fp8_matrix import BLOCK, QUANTIZING_BYTES, Fp8Matrix, Fp8Scales, fp8_bytes
-from radixkv.runtime.device.weights.int4_matrix import Int4Groups, Int4Matrix, int4_bytes
+from radixkv.runtime.device.weights.fp8_matrix import QUANTIZING_BYTES, fp8_bytes
+from radixkv.runtime.device.weights.int4_matrix import Int4Groups, int4_bytes
 from radixkv.runtime.device.weights.kv_scales import KVScales
 from radixkv.runtime.device.weights.layer_weights import (
     AttentionWeights,
@@ -26,11 +26,12 @@ from radixkv.runtime.device.weights.layer_weights import (
     ExpertsWeights,
     LayerWeights,
     LinearWeights,
-    Matrix,
     MlpWeights,
     NormWeights,
+    SharedExpertWeights,
     expert_of,
 )
+from radixkv.runtime.device.weights.matrix_reader import MatrixFormat, MatrixReader
 from radixkv.runtime.device.weights.parallel_load import N_LANES, ParallelLoader, PinnedLane
 from radixkv.runtime.device.weights.quantization.fp8 import fp8_scales
 from radixkv.runtime.device.weights.quantization.int4 import Gptq, int4_groups
@@ -38,7 +39,13 @@ from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatric
 from radixkv.runtime.device.weights.quantization.parse import check_quantization, parse_scheme
 from radixkv.runtime.device.weights.quantization.scheme import WeightScheme
 from radixkv.runtime.device.weights.safetensors import Header, RandomTensors, SafetensorsFiles, TensorSource
-from radixkv.runtime.device.weights.shapes import TensorShapes, layer_shapes, optional_tensors, tensor_shapes
+from radixkv.runtime.device.weights.shapes import (
+    TensorShapes,
+    expert_stacks,
+    layer_shapes,
+    optional_tensors,
+    tensor_shapes,
+)
 from radixkv.runtime.device.weights.shards import Cut, Cuts, Shard, ShardedTensors
 from radixkv.runtime.device.weights.tied_head import check_tied_head
 from radixkv.settings.config import LoadFormat
@@ -48,8 +55,6 @@ logger = logging.getLogger(__name__)
 WeightProducts = Literal["fp8", "int4"]
 """Weights that a device may multiply without dequantizing them first."""
 _Tensors = RandomTensors | SafetensorsFiles
-MatrixFormat = Fp8Scales | Int4Groups
-"""How matrices stay quantized in memory: in FP8 with these scales, or in 4 bits in these groups."""
 _CPU = torch.device("cpu")
 _DEQUANTIZING_BYTES = 16
 """Memory for dequantizing one value: 15.7 bytes in AWQ's and GPTQ's formats, 7.5 in others, as measured. Repacking
@@ -84,6 +89,19 @@ class Weights:
             return shapes
         return shapes | {head: (self.head_size, self.config.hidden_size)}
 
+    @cached_property
+    def _reader(self) -> MatrixReader:
+        return MatrixReader(
+            self.config.names,
+            self._shapes,
+            self.source,
+            self.dtype,
+            self.device,
+            self.quantized,
+            self.kept,
+            self.cuts,
+        )
+
     @property
     def n_bytes(self) -> int:
         """Size of all tensors in memory in bytes; a tied head counts once, with the embedding.
@@ -93,7 +111,7 @@ class Weights:
         return sum(self._bytes_of(name, shape) for name, shape in self._shapes.items())
 
     def _bytes_of(self, name: str, shape: tuple[int, ...]) -> int:
-        kept = self._format([name])
+        kept = self._reader.format([name])
         if kept is None:
             return math.prod(shape) * self.dtype.itemsize
         return int4_bytes(shape, kept) if isinstance(kept, Int4Groups) else fp8_bytes(shape, kept)
@@ -106,7 +124,9 @@ class Weights:
     @property
     def n_quantized_values(self) -> int:
         """Values of the matrices that stay in FP8 or in 4 bits in memory."""
-        return sum(math.prod(shape) for name, shape in self._shapes.items() if self._format([name]) is not None)
+        return sum(
+            math.prod(shape) for name, shape in self._shapes.items() if self._reader.format([name]) is not None
+        )
 
     @property
     def has_fp8(self) -> bool:
@@ -121,7 +141,7 @@ class Weights:
             for name, shape in self._shapes.items()
             if len(shape) > 1
         }
-        largest = max(size for name, size in matrices.items() if self._is_layer_matrix(name))
+        largest = max(size for name, size in matrices.items() if self._reader.is_layer_matrix(name))
         if self.is_dequantized or isinstance(self.kept, Int4Groups):
             return _DEQUANTIZING_BYTES * (max(matrices.values()) if self.is_dequantized else largest)
         # Each thread may have read a matrix, and one is quantized at a time.
@@ -140,7 +160,7 @@ class Weights:
         if scheme is None or shard is None:
             return
         for name, cut in self.cuts.items():
-            if self._format([name]) is not None:
+            if self._reader.format([name]) is not None:
                 whole, what = cut.size * cut.n_parts, ("outputs", "inputs")[cut.dimension]
                 raise ConfigError(
                     f"tensor_parallel_size {shard.n_ranks} would give a rank {cut.size} of the {whole} {what} of "
@@ -165,7 +185,7 @@ class Weights:
 
     def embedding(self) -> Tensor:
         """Returns the embedding, [vocab, hidden]. Raises ``CheckpointError``."""
-        return self._read(f"{self.config.names.embedding}.weight")
+        return self._reader.read(f"{self.config.names.embedding}.weight")
 
     def head(self) -> Tensor:
         """Returns the output head of a model without a tied head: [vocab, hidden], or the rank's tokens of it.
@@ -173,7 +193,7 @@ class Weights:
         Raises:
             CheckpointError: it cannot be read.
         """
-        return self._read(f"{self.config.names.head}.weight")
+        return self._reader.read(f"{self.config.names.head}.weight")
 
     def position_embedding(self) -> Tensor | None:
         """Returns the learned position embedding, [positions, hidden]; None if there is none.
@@ -183,11 +203,12 @@ class Weights:
         """
         if self.config.n_positions is None:
             return None
-        return self._read(f"{self.config.names.position_embedding}.weight")[self.config.n_unused_positions :]
+        rows = self._reader.read(f"{self.config.names.position_embedding}.weight")
+        return rows[self.config.n_unused_positions :]
 
     def final_norm(self) -> NormWeights:
         """Returns the weights of the final norm. Raises ``CheckpointError``."""
-        return self._norm(self.config.names.final_norm)
+        return self._reader.norm(self.config.names.final_norm)
 
     def kv_scales(self) -> tuple[LayerScales, ...]:
         """Reads the scales of a quantized KV cache, [layers]; 1 where the checkpoint has none.
@@ -206,28 +227,30 @@ class Weights:
         names, config = self.config.names, self.config
 
         def read(name: str) -> Tensor:
-            return self._read(f"{name.format(layer=index)}.weight")
+            return self._reader.read(f"{name.format(layer=index)}.weight")
 
         def linear(*parts: str) -> LinearWeights:
-            return self._linear(*(name.format(layer=index) for name in parts))
+            return self._reader.linear(*(name.format(layer=index) for name in parts))
 
         def norm(name: str) -> NormWeights:
-            return self._norm(name.format(layer=index))
+            return self._reader.norm(name.format(layer=index))
 
         gate_up = (names.gate, names.up) if config.has_gate else (names.up,)
         mixer: AttentionWeights | DeltaNetWeights
         if config.delta_nets is not None and index in config.delta_nets.layers:
             prefix = names.delta_net.format(layer=index)
-            mixer, output = self._delta_net(prefix), self._linear(f"{prefix}out_proj")
+            mixer, output = self._delta_net(prefix), self._reader.linear(f"{prefix}out_proj")
         else:
-            query_key_value, output_gate = linear(names.query, names.key, names.value), None
-            if config.has_output_gate:
-                query_key_value, output_gate = self._split_gate(query_key_value)
+            query_key_value, output_gate = (
+                self._gated_attention(index)
+                if config.has_output_gate
+                else (linear(names.query, names.key, names.value), None)
+            )
             mixer = AttentionWeights(
                 query_key_value=query_key_value,
                 query_norm=read(names.query_norm) if config.has_query_key_norm else None,
                 key_norm=read(names.key_norm) if config.has_query_key_norm else None,
-                sinks=self._read(names.sinks.format(layer=index)) if config.has_sinks else None,
+                sinks=self._reader.read(names.sinks.format(layer=index)) if config.has_sinks else None,
                 output_gate=output_gate,
             )
             output = linear(names.output)
@@ -245,144 +268,102 @@ class Weights:
         log_decay, decay_bias = (
             torch.empty(self._shapes[f"{prefix}{name}"], device=self.device) for name in ("A_log", "dt_bias")
         )
-        self._fill(f"{prefix}A_log", log_decay)
-        self._fill(f"{prefix}dt_bias", decay_bias)
+        self._reader.fill(f"{prefix}A_log", log_decay)
+        self._reader.fill(f"{prefix}dt_bias", decay_bias)
         return DeltaNetWeights(
-            inputs=self._linear(*(f"{prefix}in_proj_{part}" for part in ("qkv", "z", "b", "a"))),
-            convolution=self._read(f"{prefix}conv1d.weight").squeeze(1),
+            inputs=self._delta_net_inputs(prefix),
+            convolution=self._reader.read(f"{prefix}conv1d.weight").squeeze(1),
             log_decay=log_decay,
             decay_bias=decay_bias,
-            norm=self._read(f"{prefix}norm.weight"),
+            norm=self._reader.read(f"{prefix}norm.weight"),
         )
 
-    def _split_gate(self, stacked: LinearWeights) -> tuple[LinearWeights, LinearWeights]:
-        """Splits queries with gates, keys and values into queries, keys and values, and gates.
+    def _delta_net_inputs(self, prefix: str) -> LinearWeights:
+        """Returns the projections of a delta net's inputs in the order of ``DeltaNetWeights.inputs``."""
+        config = self.config.delta_nets
+        assert config is not None, "other models have none"
+        if not config.is_fused:
+            return self._reader.linear(*(f"{prefix}in_proj_{part}" for part in ("qkv", "z", "b", "a")))
+        # In the files each key head has the rows of its queries, keys, values and gates one after the other.
+        assert self.kept is None, "delta nets run where matrices are dequantized"
+        n_keys, n_heads = config.n_key_heads * config.key_dim, config.n_value_heads
+        n_values = n_heads * config.value_dim
+        sizes = [n_keys, n_keys, n_values, n_values, n_heads, n_heads]
+        stacked = self._reader.dense(sum(sizes), self.config.hidden_size)
+        parts = stacked.split(sizes)
+        self._reader.fill_interleaved(f"{prefix}in_proj_qkvz.weight", parts[:4], config.n_key_heads)
+        self._reader.fill_interleaved(f"{prefix}in_proj_ba.weight", parts[4:], config.n_key_heads)
+        return LinearWeights(stacked)
 
-        Each head of the queries has its gate's rows after its own.
+    def _gated_attention(self, layer: int) -> tuple[LinearWeights, LinearWeights]:
+        """Returns the projection of queries, keys and values, and that of the output's gates.
+
+        In the files each head of the queries has its gate's rows after its own.
         """
-        config, weight = self.config, stacked.weight
-        assert isinstance(weight, Tensor), "delta nets run where matrices are dequantized"
-        assert stacked.bias is None, "attention_bias is refused"
-        n_queries = config.n_heads * config.head_dim
-        heads = weight[: 2 * n_queries].view(config.n_heads, 2, config.head_dim, -1)
-        queries, gates = (heads[:, part].reshape(n_queries, -1) for part in (0, 1))
-        return LinearWeights(torch.cat([queries, weight[2 * n_queries :]])), LinearWeights(gates)
+        config, names, reader = self.config, self.config.names, self._reader
+        assert self.kept is None, "output gates run where matrices are dequantized"
+        n_queries, n_keys = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+        stacked = reader.dense(n_queries + 2 * n_keys, config.hidden_size)
+        queries, keys, values = stacked.split([n_queries, n_keys, n_keys])
+        gates = reader.dense(n_queries, config.hidden_size)
+        reader.fill_interleaved(f"{names.query.format(layer=layer)}.weight", (queries, gates), config.n_heads)
+        reader.fill(f"{names.key.format(layer=layer)}.weight", keys)
+        reader.fill(f"{names.value.format(layer=layer)}.weight", values)
+        return LinearWeights(stacked), LinearWeights(gates)
 
     def _experts(self, layer: int) -> ExpertsWeights | None:
         experts, names = self.config.experts_of(layer), self.config.names
         if experts is None:
             return None
         n_experts, n_inner, hidden = experts.n_experts, experts.inner_size, self.config.hidden_size
-        router = self._linear(names.router.format(layer=layer))
+        reader = self._reader
+        router = reader.linear(names.router.format(layer=layer))
         if experts.are_stacked:
             # The files have [experts, in, out], in which gate and up alternate.
-            gate_up, down = self._dense(n_experts, 2 * n_inner, hidden), self._dense(n_experts, hidden, n_inner)
+            gate_up, down = (
+                reader.dense(n_experts, 2 * n_inner, hidden),
+                reader.dense(n_experts, hidden, n_inner),
+            )
             full = names.stacked_gate_up.format(layer=layer)
-            self._fill(full, gate_up.view(n_experts, 2, n_inner, hidden).permute(0, 3, 2, 1))
-            gate_up_bias = self._dense(n_experts, 2 * n_inner)
-            self._fill(f"{full}_bias", gate_up_bias.view(n_experts, 2, n_inner).transpose(1, 2))
+            reader.fill(full, gate_up.view(n_experts, 2, n_inner, hidden).permute(0, 3, 2, 1))
+            gate_up_bias = reader.dense(n_experts, 2 * n_inner)
+            reader.fill(f"{full}_bias", gate_up_bias.view(n_experts, 2, n_inner).transpose(1, 2))
             full = names.stacked_down.format(layer=layer)
-            self._fill(full, down.transpose(1, 2))
+            reader.fill(full, down.transpose(1, 2))
             return ExpertsWeights(
-                router, LinearWeights(gate_up, gate_up_bias), LinearWeights(down, self._read(f"{full}_bias"))
+                router,
+                LinearWeights(gate_up, gate_up_bias),
+                LinearWeights(down, reader.read(f"{full}_bias")),
             )
         # If one expert has 16 bits, all experts of its layer are kept in 16 bits.
-        found = {self._format(self._expert_names(layer, index)) for index in range(n_experts)}
+        found = {reader.format(self._expert_names(layer, index)) for index in range(n_experts)}
         kept = found.pop() if len(found) == 1 else None
-        matrices = [self._empty((n_experts, *shape), kept) for shape in ((2 * n_inner, hidden), (hidden, n_inner))]
+        matrices = [reader.empty((n_experts, *shape), kept) for shape in ((2 * n_inner, hidden), (hidden, n_inner))]
         for index in range(n_experts):
             one, other = (expert_of(stacked, index) for stacked in matrices)
             for name, part in zip(
                 self._expert_names(layer, index), (*one.split([n_inner, n_inner]), other), strict=True
             ):
-                self._fill(name, part)
-        return ExpertsWeights(router, *map(LinearWeights, matrices))
+                reader.fill(name, part)
+        one_matrix, other_matrix = map(LinearWeights, matrices)
+        return ExpertsWeights(router, one_matrix, other_matrix, self._shared_expert(layer))
+
+    def _shared_expert(self, layer: int) -> SharedExpertWeights | None:
+        names, experts = self.config.names, self.config.experts
+        if experts is None or experts.shared_inner_size is None:
+            return None
+        gate, up, down, weight = (
+            name.format(layer=layer)
+            for name in (names.shared_gate, names.shared_up, names.shared_down, names.shared_weight)
+        )
+        mlp = MlpWeights(self._reader.linear(gate, up), self._reader.linear(down))
+        return SharedExpertWeights(mlp, self._reader.linear(weight))
 
     def _expert_names(self, layer: int, expert: int) -> list[str]:
         """Returns the names of the gate, up and down projection of one expert that is not stored in a stack."""
         names = self.config.names
         parts = names.expert_gate, names.expert_up, names.expert_down
         return [f"{part.format(layer=layer, expert=expert)}.weight" for part in parts]
-
-    def _norm(self, name: str) -> NormWeights:
-        bias = self._read(f"{name}.bias") if f"{name}.bias" in self._shapes else None
-        return NormWeights(self._read(f"{name}.weight"), bias)
-
-    def _linear(self, *parts: str) -> LinearWeights:
-        biases = [f"{name}.bias" for name in parts if f"{name}.bias" in self._shapes]
-        names = [f"{name}.weight" for name in parts]
-        weight = self._empty(self._stacked_shape(names), self._format(names))
-        self._fill_stacked(names, weight)
-        return LinearWeights(weight, self._stacked(biases) if biases else None)
-
-    def _format(self, names: Sequence[str]) -> MatrixFormat | None:
-        """Returns the format in which stacked matrices stay quantized; None if they are kept in 16 bits."""
-        kept = self.kept
-        if kept is None or not all(name in self._shapes and self._is_layer_matrix(name) for name in names):
-            return None
-        if self.quantized is not None and not all(name in self.quantized for name in names):
-            return None
-        if isinstance(kept, Int4Groups):  # experts are dequantized
-            experts = self.config.names.expert_gate.partition("{layer}")[2].partition("{expert}")[0]
-            return None if any(experts in name for name in names) else kept
-        if kept == "blocks" and any(self._shapes[name][0] % BLOCK for name in names[:-1]):
-            return None  # the next matrix would begin within a block
-        return kept
-
-    def _is_layer_matrix(self, name: str) -> bool:
-        """Returns whether a tensor is a matrix of a layer, other than a router and a stack of experts."""
-        return (
-            name.startswith(self.config.names.layers)
-            and len(self._shapes[name]) == 2
-            and not name.endswith(f"{self.config.names.router.rpartition('{layer}')[2]}.weight")
-        )
-
-    def _read(self, name: str) -> Tensor:
-        return self._stacked([name])
-
-    def _stacked(self, names: Sequence[str]) -> Tensor:
-        """Returns the named tensors concatenated along their first dimension."""
-        stacked = self._dense(*self._stacked_shape(names))
-        self._fill_stacked(names, stacked)
-        return stacked
-
-    def _stacked_shape(self, names: Sequence[str]) -> tuple[int, ...]:
-        return sum(self._shapes[name][0] for name in names), *self._shapes[names[0]][1:]
-
-    def _fill_stacked(self, names: Sequence[str], stacked: Matrix) -> None:
-        parts = stacked.split([self._shapes[name][0] for name in names])
-        for name, part in zip(names, parts, strict=True):
-            self._fill(name, part)
-
-    def _fill(self, name: str, part: Matrix) -> None:
-        """Reads a tensor into ``part``, and dequantizes or quantizes it where the files have another format."""
-        quantized = self.quantized
-
-        def copy(tensors: Sequence[Tensor]) -> None:
-            if quantized is None:
-                assert not isinstance(part, Tensor), "dense tensors are filled"
-                part.quantize(tensors[0].to(self.dtype))
-            elif isinstance(part, Tensor):
-                matrix = quantized.dequantize(name, tensors)
-                matrix = self.cuts[name].of(matrix) if name in self.cuts else matrix
-                part.copy_(matrix.view(part.shape))
-            else:
-                quantized.copy(name, tensors, part)
-
-        if isinstance(part, Tensor) and (quantized is None or name not in quantized):
-            self.source.fill(name, part)
-        else:
-            self.source.compute([name] if quantized is None else quantized.stored(name), copy)
-
-    def _empty(self, shape: tuple[int, ...], kept: MatrixFormat | None) -> Matrix:
-        if kept is None:
-            return self._dense(*shape)
-        if isinstance(kept, Int4Groups):
-            return Int4Matrix.allocate((shape[0], shape[1]), kept, self.device)
-        return Fp8Matrix.allocate(shape, scales=kept, device=self.device)
-
-    def _dense(self, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
 
 @contextmanager
@@ -458,6 +439,9 @@ def open_weights(
         files = SafetensorsFiles(checkpoint.folder, stack)
         files.add_missing_prefix(config.names.layers, config.names.head)
         files.check_layers(config.names.layers, config.n_layers)
+        stacks = expert_stacks(config)
+        for name in stacks.keys() & files.names:
+            files.split(name, stacks[name].shape, stacks[name].parts)
         if checkpoint.needs_head:
             config = check_tied_head(config, files, scheme, dtype)
         shapes = tensor_shapes(config)
@@ -465,7 +449,7 @@ def open_weights(
         headers = {name: Header(shape) for name, shape in shapes.items()}
         kv_scales = KVScales(config, files, files.names)
         headers |= kv_scales.headers
-        optional = optional_tensors(config)
+        optional = optional_tensors(config, files.names)
         if quantized is not None:
             headers = quantized.replace(headers)
             optional |= quantized.optional

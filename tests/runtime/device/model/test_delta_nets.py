@@ -33,10 +33,13 @@ def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return resolve(str(folder))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(
+    scope="module",
+    params=["qwen3.5", *(pytest.param(name, marks=pytest.mark.nightly) for name in HYBRIDS if name != "qwen3.5")],
+)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hybrid")
-    save_checkpoint(folder, **HYBRIDS["qwen3.5"])
+    save_checkpoint(folder, **HYBRIDS[request.param])
     return folder
 
 
@@ -172,6 +175,7 @@ def test_settings_that_do_not_go_with_states_are_refused(
         ({"layer_types": ["full_attention", "mamba"] * 2}, "must be a list of 'linear_attention'"),
         ({"linear_num_value_heads": 3}, "not a multiple of linear_num_key_heads 2"),
         ({"attention_bias": True}, "attention_bias True is not supported"),
+        ({"attn_output_gate": False}, "attn_output_gate False is not supported"),
         ({"rope_parameters": {"partial_rotary_factor": 1.5}}, "must be above 0 and at most 1"),
     ],
 )

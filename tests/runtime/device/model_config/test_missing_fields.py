@@ -39,6 +39,10 @@ MODEL_TYPES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3_5ForCausalLM": "qwen3_5_text",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5_text",  # of its text_config
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
+    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe_text",
+    "Qwen3NextForCausalLM": "qwen3_next",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Gemma3ForCausalLM": "gemma3_text",
     "GptOssForCausalLM": "gpt_oss",
@@ -46,9 +50,14 @@ MODEL_TYPES = {
 }
 
 
+FOUR_LAYERS = {"num_hidden_layers": 4, "layer_types": None}  # each fourth one has attention
 MORE = {
     "OPTForCausalLM": {"word_embed_proj_dim": SIZES["hidden_size"]},
-    "Qwen3_5ForCausalLM": {"num_hidden_layers": 4},  # each fourth layer has attention
+    "Qwen3_5ForCausalLM": FOUR_LAYERS,
+    "Qwen3_5ForConditionalGeneration": FOUR_LAYERS,
+    "Qwen3_5MoeForCausalLM": FOUR_LAYERS,
+    "Qwen3_5MoeForConditionalGeneration": FOUR_LAYERS,
+    "Qwen3NextForCausalLM": FOUR_LAYERS,
 }
 
 

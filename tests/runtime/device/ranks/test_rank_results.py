@@ -13,6 +13,7 @@ from radixkv.checkpoints import Checkpoint, resolve
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.cpu.executor import CpuExecutor, check_for_cpu
 from radixkv.runtime.device.device_settings import DeviceSettings
+from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.step.plan import Row, RowSampling, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.wire.messages import pack_tokens
@@ -108,6 +109,13 @@ def test_what_does_not_divide_is_refused(checkpoint: Get) -> None:
             check_for_cpu(checkpoint("grouped"), divided(n_ranks))
     with pytest.raises(ConfigError, match="tensor_parallel_size 2 does not divide intermediate_size, 51"):
         check_for_cpu(checkpoint("whole"), divided(2))
+
+
+def test_a_shared_expert_that_does_not_divide_is_refused(checkpoint: Get) -> None:
+    one = checkpoint("qwen3.5-attention")
+    config = one.config | {"shared_expert_intermediate_size": 21}
+    with pytest.raises(ConfigError, match="size 2 does not divide the shared expert's intermediate size, 21"):
+        DecoderConfig.parse(config, one.folder / "config.json").shard(2)
 
 
 @pytest.mark.parametrize("name", ["fp8 blocks", "gptq by activation", "mxfp4"])

@@ -18,7 +18,7 @@ from radixkv.runtime.device.weights.quantization.mxfp4 import Mxfp4
 from radixkv.runtime.device.weights.quantization.parse import parse_scheme
 from radixkv.runtime.device.weights.weights import open_weights
 from support.checkpoints import edited_config, edited_tensors
-from support.device_support import CHECKPOINTS, load_oracle, logits_of, random_ids
+from support.device_support import CHECKPOINTS, HYBRIDS, load_oracle, logits_of, random_ids
 from support.quantized_checkpoints import FORMATS, save_quantized
 
 
@@ -43,6 +43,15 @@ def test_logits_are_those_of_the_dense_checkpoint(tmp_path: Path, name: str) -> 
 def test_experts_are_quantized_too(tmp_path: Path, name: str) -> None:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     save_quantized(tmp_path, name, model_type="qwen3_moe", **experts)
+    ids = random_ids(20, seed=1)
+    assert torch.equal(*(logits_of(tmp_path / kind, ids) for kind in ("quantized", "dense")))
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-vision", "qwen3.5-moe", "qwen3-next"])
+def test_models_with_delta_nets_in_blocks_of_fp8(tmp_path: Path, name: str) -> None:
+    """As published: a configuration of the whole, and projections to single values in 16 bits."""
+    sizes = {"moe_intermediate_size": 32} if name != "qwen3.5-vision" else {}
+    save_quantized(tmp_path, "fp8 blocks", **(HYBRIDS[name] | sizes | {"intermediate_size": 96}))
     ids = random_ids(20, seed=1)
     assert torch.equal(*(logits_of(tmp_path / kind, ids) for kind in ("quantized", "dense")))
 

@@ -93,7 +93,7 @@ def test_tensors_are_read_in_parallel_and_are_complete_at_the_end(caplog: pytest
     assert "loaded 0.0 GiB of weights in" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["gpt-oss", "qwen3.5-moe", "qwen3-next"])
 def test_experts_are_read_into_their_places_in_parallel(checkpoint: Get, name: str) -> None:
     """A GPU's loader fills tensors after ``layer`` has returned them, so nothing may copy from them."""
     with open_weights(checkpoint(name), load_format="auto", dtype=torch.float32) as weights:

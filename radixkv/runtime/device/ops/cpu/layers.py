@@ -18,7 +18,7 @@ from radixkv.runtime.device.model_config.config import ExpertConfig
 from radixkv.runtime.device.model_config.families import Activation
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
-from radixkv.runtime.device.ops.base import Rows, as_tensor
+from radixkv.runtime.device.ops.base import Rows, as_tensor, gated
 from radixkv.runtime.device.ops.cpu.agreeing_tiles import agreeing_tiles, cover
 from radixkv.runtime.device.weights.layer_weights import ExpertsWeights, LinearWeights, MlpWeights
 
@@ -204,7 +204,7 @@ class Mlp(base.Mlp):
 
 
 class Experts(base.Mlp):
-    """Mixture of experts: a weighted sum of the MLPs that a router selects for each token.
+    """Mixture of experts: a weighted sum of the MLPs that a router selects for each token, and of a shared one.
 
     Only selected experts compute, each for all of its tokens at once. A token's terms are always added in the order
     of expert indices, so the result does not depend on other tokens.
@@ -220,6 +220,9 @@ class Experts(base.Mlp):
         self._config = config
         self._router = Linear(weights.router, tiles)
         self._experts = [Mlp(expert, tiles, activation) for expert in weights.experts()]
+        self._shared: tuple[Mlp, Linear] | None = None
+        if (shared := weights.shared) is not None:
+            self._shared = Mlp(shared.mlp, tiles, activation), Linear(shared.weight, tiles)
 
     def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.Mlp``."""
@@ -230,6 +233,9 @@ class Experts(base.Mlp):
             rows, ranks = (chosen == index).nonzero(as_tuple=True)
             # Each row occurs at most once, so the order of additions is fixed.
             total.index_add_(0, rows, self._experts[index](x[rows]) * expert_weights[rows, ranks, None])
+        if self._shared is not None:
+            mlp, weight = self._shared
+            total.add_(gated(mlp(x), weight(x)))
         return total
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,148 @@
+"""Reading of a checkpoint's tensors into matrices in the form that a device computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from radixkv.runtime.device.model_config.families import WeightNames
+from radixkv.runtime.device.weights.fp8_matrix import BLOCK, Fp8Matrix, Fp8Scales
+from radixkv.runtime.device.weights.int4_matrix import Int4Groups, Int4Matrix
+from radixkv.runtime.device.weights.layer_weights import LinearWeights, Matrix, NormWeights
+from radixkv.runtime.device.weights.quantization.matrices import QuantizedMatrices
+from radixkv.runtime.device.weights.safetensors import TensorSource
+from radixkv.runtime.device.weights.shapes import TensorShapes
+from radixkv.runtime.device.weights.shards import Cut
+
+MatrixFormat = Fp8Scales | Int4Groups
+"""How matrices stay quantized in memory: in FP8 with these scales, or in 4 bits in these groups."""
+
+
+@dataclass(frozen=True)
+class MatrixReader:
+    """Reads tensors into their places in new memory. A source may fill them later, so nothing copies from them.
+
+    Methods that read raise ``CheckpointError`` if a tensor cannot be read.
+    """
+
+    names: WeightNames
+    shapes: TensorShapes
+    """Of all tensors, by full name."""
+    source: TensorSource
+    dtype: torch.dtype
+    """Of what is not kept quantized."""
+    device: torch.device
+    quantized: QuantizedMatrices | None
+    """The checkpoint's quantized matrices; None if it has none."""
+    kept: MatrixFormat | None
+    """The format of matrices that stay quantized; None: none does."""
+    cuts: Mapping[str, Cut]
+    """The parts of matrices that are dequantized whole."""
+
+    def read(self, name: str) -> Tensor:
+        """Reads a tensor by its full name, in ``dtype``."""
+        return self._stacked([name])
+
+    def norm(self, name: str) -> NormWeights:
+        """Reads a norm, and its bias if it has one; ``name`` has no suffix."""
+        bias = self.read(f"{name}.bias") if f"{name}.bias" in self.shapes else None
+        return NormWeights(self.read(f"{name}.weight"), bias)
+
+    def linear(self, *parts: str) -> LinearWeights:
+        """Reads matrices that share an input, stacked, and their biases if they have any; names have no suffix."""
+        biases = [f"{name}.bias" for name in parts if f"{name}.bias" in self.shapes]
+        names = [f"{name}.weight" for name in parts]
+        weight = self.empty(self._stacked_shape(names), self.format(names))
+        self._fill_stacked(names, weight)
+        return LinearWeights(weight, self._stacked(biases) if biases else None)
+
+    def format(self, names: Sequence[str]) -> MatrixFormat | None:
+        """Returns the format in which stacked matrices stay quantized; None if they are kept in 16 bits."""
+        kept = self.kept
+        if kept is None or not all(name in self.shapes and self.is_layer_matrix(name) for name in names):
+            return None
+        if self.quantized is not None and not all(name in self.quantized for name in names):
+            return None
+        if isinstance(kept, Int4Groups):  # experts are dequantized
+            experts = self.names.expert_gate.partition("{layer}")[2].partition("{expert}")[0]
+            return None if any(experts in name for name in names) else kept
+        if kept == "blocks" and any(self.shapes[name][0] % BLOCK for name in names[:-1]):
+            return None  # the next matrix would begin within a block
+        return kept
+
+    def is_layer_matrix(self, name: str) -> bool:
+        """Returns whether a tensor is a matrix of a layer, other than what weighs experts and a stack of these."""
+        names = self.names
+        weighing = tuple(f"{one.rpartition('{layer}')[2]}.weight" for one in (names.router, names.shared_weight))
+        return name.startswith(names.layers) and len(self.shapes[name]) == 2 and not name.endswith(weighing)
+
+    def empty(self, shape: tuple[int, ...], kept: MatrixFormat | None) -> Matrix:
+        """Returns memory for a matrix, or for a stack of them, in a format of ``format``."""
+        if kept is None:
+            return self.dense(*shape)
+        if isinstance(kept, Int4Groups):
+            return Int4Matrix.allocate((shape[0], shape[1]), kept, self.device)
+        return Fp8Matrix.allocate(shape, scales=kept, device=self.device)
+
+    def dense(self, *shape: int) -> Tensor:
+        """Returns memory for a tensor in ``dtype``."""
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def fill(self, name: str, part: Matrix) -> None:
+        """Reads a tensor by its full name into ``part``.
+
+        It is dequantized or quantized where the files have another format.
+        """
+        quantized = self.quantized
+
+        def copy(tensors: Sequence[Tensor]) -> None:
+            if isinstance(part, Tensor):
+                part.copy_(self._matrix(name, tensors).view(part.shape))
+            elif quantized is None:
+                part.quantize(tensors[0].to(self.dtype))
+            else:
+                quantized.copy(name, tensors, part)
+
+        if isinstance(part, Tensor) and (quantized is None or name not in quantized):
+            self.source.fill(name, part)
+        else:
+            self.source.compute(self._stored(name), copy)
+
+    def fill_interleaved(self, name: str, parts: Sequence[Tensor], n_groups: int) -> None:
+        """Reads a matrix whose rows are groups, each with some rows of each part, into these parts."""
+        sizes = [len(part) // n_groups for part in parts]
+
+        def copy(tensors: Sequence[Tensor]) -> None:
+            groups = self._matrix(name, tensors).view(n_groups, sum(sizes), -1).split(sizes, 1)
+            for part, group in zip(parts, groups, strict=True):
+                part.view(group.shape).copy_(group)
+
+        self.source.compute(self._stored(name), copy)
+
+    def _stacked(self, names: Sequence[str]) -> Tensor:
+        """Returns the named tensors concatenated along their first dimension."""
+        stacked = self.dense(*self._stacked_shape(names))
+        self._fill_stacked(names, stacked)
+        return stacked
+
+    def _stacked_shape(self, names: Sequence[str]) -> tuple[int, ...]:
+        return sum(self.shapes[name][0] for name in names), *self.shapes[names[0]][1:]
+
+    def _fill_stacked(self, names: Sequence[str], stacked: Matrix) -> None:
+        parts = stacked.split([self.shapes[name][0] for name in names])
+        for name, part in zip(names, parts, strict=True):
+            self.fill(name, part)
+
+    def _matrix(self, name: str, tensors: Sequence[Tensor]) -> Tensor:
+        """Returns a matrix from the tensors that it is stored as."""
+        if self.quantized is None or name not in self.quantized:
+            return tensors[0]
+        matrix = self.quantized.dequantize(name, tensors)
+        return self.cuts[name].of(matrix) if name in self.cuts else matrix
+
+    def _stored(self, name: str) -> Sequence[str]:
+        """Returns the names of the tensors that a matrix is stored as."""
+        return [name] if self.quantized is None or name not in self.quantized else self.quantized.stored(name)
