@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+import pytest
+
 from support.live import LiveServer
 
 Start = Callable[..., AbstractContextManager[LiveServer]]
 
 
+@pytest.mark.nightly
 def test_a_server_names_its_ranks(start: Start) -> None:
     with start("--device", "cpu", "--tensor-parallel-size", "2") as live:
         info = live.http.get("/server_info").json()
