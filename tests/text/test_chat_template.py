@@ -390,7 +390,7 @@ def test_statements_without_loops_are_counted_too(statement: str) -> None:
     template = ChatTemplate(source, {}, "here")
     template.render([USER])
     with pytest.raises(BudgetExceeded):
-        template.render([USER], OperationBudget(50, 3600.0))
+        template.render([USER], OperationBudget(10, 3600.0))
 
 
 def test_a_statement_with_too_many_comparisons_is_no_template() -> None:
