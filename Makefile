@@ -10,7 +10,7 @@ ALL_CLIENTS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcar
 FRAMEWORKS := $(patsubst tests/clients/%.txt,$(VENV)/clients/%/.ready,$(wildcard tests/clients/frameworks/*.txt))
 # Tests start a hundred processes, each of which would compile radixkv again.
 unexport PYTHONDONTWRITEBYTECODE
-# Tests run in two processes. With more threads each, torch's would wait for a core that the other process has; those
+# Tests run in several processes. With more threads each, torch's would wait for a core that another process has; those
 # of the test that has two sleep meanwhile, because they would spin.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 # An environment for the tests of stores that servers share.
@@ -36,7 +36,7 @@ site=$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purel
 	> "$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
 endef
 
-.PHONY: help demo quick test test-api test-chaos test-clients test-nightly test-routing test-stores test-ui lint types imports tests format constraints clean
+.PHONY: help demo quick test test-api test-chaos test-clients test-nightly test-routing test-stores test-ui lint types imports tests tests-gpu format constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,9 +44,9 @@ help:  ## this list
 demo: $(VENV)/.ready  ## measures the prefix cache: a workload with the cache off and on
 	$(VENV)/bin/radixkv bench --workload fewshot --num-shots 16 --compare-cache
 
-# mypy takes one core, so pip runs beside it.
+# mypy takes one core, so pip and the tests of GPUs, which are skipped without one, run beside it.
 test: $(VENV)/.ready  ## what a change must pass: lint, types, import contracts, all CPU tests
-	$(MAKE) --jobs 2 lint types imports $(CLIENTS)
+	$(MAKE) --jobs 2 lint types imports tests-gpu $(CLIENTS)
 	$(MAKE) tests
 
 quick: lint types imports $(VENV)/.ready  ## lint, types, contracts, and the tests of tree, cache, scheduler, steps, wire and settings
@@ -62,11 +62,14 @@ types: $(VENV)/.ready  ## mypy, strict
 imports: $(VENV)/.ready  ## the import contracts
 	$(VENV)/bin/lint-imports
 
-# Files run in the order of their folders, because the slowest ones are among the first then.
-tests: $(VENV)/.ready $(CLIENTS)  ## all CPU tests
+tests-gpu: $(VENV)/.ready  ## tests that need a GPU, if there is one
 	$(VENV)/bin/pytest tests/gpu
+
+# Files run in the order of their folders, because the slowest ones are among the first then. A third process uses the
+# two cores while tests wait for other processes, or for time to pass.
+tests: $(VENV)/.ready $(CLIENTS)  ## all CPU tests
 	$(ONE_THREAD) $(VENV)/bin/pytest -m 'not nightly and not clients and not ui and not stores and not routing and not api' --ignore tests/gpu \
-		--numprocesses 2 --dist loadfile --no-loadscope-reorder
+		--numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test-clients: $(VENV)/.ready $(FRAMEWORKS)  ## frameworks for agents against a server
 	$(VENV)/bin/pytest tests/clients/frameworks

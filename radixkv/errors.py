@@ -59,6 +59,12 @@ class RequestError(RadixKVError):
         super().__init__(message)
         self.param = param
         """The field of the request that is at fault, if any."""
+        self.index: int | None = None
+        """The number of the prompt that failed, of the several that the field has; the text begins with it."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if self.index is None else f"{self.param or 'prompt'}[{self.index}]: {text}"
 
 
 class InvalidRequest(RequestError):

@@ -17,6 +17,7 @@ from support.sensitive_checkpoint import save_sensitive
 def pytest_configure(config: pytest.Config) -> None:
     # A shell makes background jobs ignore SIGINT, and servers under test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # until all is collected: full collections of modules and tests find nothing
     if config.pluginmanager.hasplugin("hypothesispytest"):  # not installed for the GPU tests
         set_numbers_of_examples(config.getoption("--hypothesis-profile"))
 
@@ -25,6 +26,7 @@ def pytest_collection_finish() -> None:
     """Freezes the modules and tests, which each full collection would otherwise look at for 0.4 s."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def set_numbers_of_examples(profile: str | None) -> None:

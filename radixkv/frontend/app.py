@@ -53,7 +53,7 @@ _REFUSED_ROUTES = refusals(Place.ROUTE)
 ROUTES_OF_TASKS: Mapping[Task, Sequence[str]] = {
     "generate": ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate"),
     "embed": ("/v1/embeddings",),
-    "score": ("/v1/rerank", "/v2/rerank", "/v1/score"),
+    "score": ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"),
 }
 """The routes that a server has only with one task."""
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from radixkv.errors import InvalidRequest
 from radixkv.text.tokenizer import Tokenizer
 
 MAX_BATCH_CHARACTERS = 1 << 17
@@ -34,8 +35,10 @@ class _EncodeRequest:
         """Hands over the ids or the first error, unless the caller has been cancelled."""
         if self.encoded.done():
             return
-        for result in results:
+        for index, result in enumerate(results):
             if isinstance(result, BaseException):
+                if isinstance(result, InvalidRequest) and len(results) > 1:
+                    result.index = index
                 self.encoded.set_exception(result)
                 return
         self.encoded.set_result([result for result in results if isinstance(result, bytes)])
@@ -62,7 +65,7 @@ class BatchTokenizer:
         """Returns the little-endian int32 ids of each text, which ``tenant`` has sent.
 
         Raises:
-            InvalidRequest: ``Tokenizer.encode`` refuses a text; the error is that of the first.
+            InvalidRequest: ``Tokenizer.encode`` refuses a text; the error is that of the first, with its number.
         """
         encoded: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
         self._waiting.append(_EncodeRequest(texts, adds_special_tokens, tenant, encoded))

@@ -58,13 +58,21 @@ class EngineClient(Protocol):
         """The client of each runtime: this one alone, or those of the replicas in their order."""
         ...
 
-    def submit(self, prompts: Sequence[Submit], *, arrived: Arrival, streams: bool = True) -> RequestGroup:
+    def submit(
+        self,
+        prompts: Sequence[Submit],
+        *,
+        arrived: Arrival,
+        streams: bool = True,
+        max_in_flight: int | None = None,
+    ) -> RequestGroup:
         """Returns the prompts of one HTTP request as a group, which sends them when it is entered.
 
         Args:
             prompts: at least one.
             arrived: when and where the HTTP request arrived, and whose it is.
             streams: whether a client reads output as it arrives; one that falls too far behind fails.
+            max_in_flight: most prompts that are sent at a time; others follow as these end. None: all.
         """
         ...
 

@@ -26,6 +26,17 @@ def naming_fields(find_name: Callable[[str], str]) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def numbering(index: int, n_prompts: int) -> Iterator[None]:
+    """Inside the block, an error says that it is about prompt ``index``, if there are several."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if n_prompts > 1:
+            error.index = index
+        raise
+
+
 def naming_answer_format(field: str) -> AbstractContextManager[None]:
     """Inside the block, an error about ``structured_outputs`` names ``field`` instead.
 

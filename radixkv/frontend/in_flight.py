@@ -141,6 +141,7 @@ class InFlightRequest:
     """
 
     def __init__(self, index: int, prompt: Submit, wake: WakeUp, arrived: Arrival, *, streams: bool) -> None:
+        self.index = index
         self.prompt = prompt
         self.id = prompt.id
         self.streams = streams
@@ -154,7 +155,6 @@ class InFlightRequest:
         self.error: RequestError | None = None
         self.finish_reasons: list[str] = []
         """The finish reasons of the choices that have ended for the client."""
-        self._index = index
         self._wake = wake
         self._arrived = arrived
         self._sent_at = time.monotonic()
@@ -260,7 +260,7 @@ class InFlightRequest:
     def _delta_of(self, choice: int) -> TokenDelta:
         delta = self._deltas.get(choice)
         if delta is None:
-            delta = self._deltas[choice] = TokenDelta(self._index, choice)
+            delta = self._deltas[choice] = TokenDelta(self.index, choice)
         return delta
 
     def _measure(self, item: NewTokens, metrics: RequestMetrics) -> None:

@@ -10,8 +10,10 @@ from typing import Any
 
 from starlette.requests import Request
 
+from radixkv.errors import RequestError
 from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.engine_client import EngineClient
+from radixkv.frontend.field_names import numbering
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.miss_report import cached_fields
 from radixkv.frontend.served_model import ServedModel
@@ -22,6 +24,8 @@ from radixkv.wire.sampling import SamplingParams
 
 MAX_POOLED = 2048
 """Most prompts of a request; OpenAI's limit."""
+_STEPS_IN_FLIGHT = 2
+"""So many full steps of a request's prompts are at the runtime: what follows a step has arrived when it ends."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +63,12 @@ async def pool_prompts(
 ) -> PooledPrompts:
     """Computes prompts, in the order in which they are given. A disconnect of the client cancels them.
 
+    The runtime has as many of them as fill two steps: more would only wait, before those of other clients.
+
     Args:
         request: of the client who may leave.
         prompts: little-endian int32 ids of each; at least one.
-        client: sends them to the runtime, all or none.
+        client: sends them to the runtime.
         served_model: says what to report of them.
         arrived: when and where the request arrived, and whose it is.
         field: the field of the request that errors name.
@@ -70,11 +76,12 @@ async def pool_prompts(
         priority: of the request.
 
     Raises:
-        RequestError: a prompt cannot be computed.
+        RequestError: a prompt cannot be computed; of several, it has the prompt's number.
     """
     ready = served_model.ready
-    for tokens in prompts:
-        check_pooled_length(len(tokens) // 4, ready.max_pooled, ready.pool_limit, field=field)
+    for index, tokens in enumerate(prompts):
+        with numbering(index, len(prompts)):
+            check_pooled_length(len(tokens) // 4, ready.max_pooled, ready.pool_limit, field=field)
     name = uuid.uuid4().hex
     submits = [
         Submit(
@@ -87,13 +94,21 @@ async def pool_prompts(
         )
         for index, tokens in enumerate(prompts)
     ]
-    return await cancel_on_disconnect(request.receive, _run(submits, client, arrived))
+    max_in_flight = _STEPS_IN_FLIGHT * ready.max_num_seqs * len(client.runtimes)
+    try:
+        return await cancel_on_disconnect(request.receive, _run(submits, client, arrived, max_in_flight))
+    except RequestError as error:
+        if error.index is not None:
+            error.param = field
+        raise
 
 
-async def _run(prompts: Sequence[Submit], client: EngineClient, arrived: Arrival) -> PooledPrompts:
+async def _run(
+    prompts: Sequence[Submit], client: EngineClient, arrived: Arrival, max_in_flight: int
+) -> PooledPrompts:
     values = [b""] * len(prompts)
     cache_use = CacheUse()
-    group = client.submit(prompts, arrived=arrived, streams=False)
+    group = client.submit(prompts, arrived=arrived, streams=False, max_in_flight=max_in_flight)
     async with group, aclosing(group.deltas()) as deltas:
         async for delta in deltas:
             if delta.pooled is not None:

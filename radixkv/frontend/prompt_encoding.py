@@ -9,6 +9,7 @@ from functools import partial
 from typing import NamedTuple, cast
 
 from radixkv.errors import ContextLengthExceeded, InvalidRequest, context_length_exceeded
+from radixkv.frontend.field_names import numbering
 from radixkv.frontend.http.body_decoder import MAX_PROMPTS, check_prompt_count, mixed_prompt_error
 from radixkv.frontend.kept_answers import AnswerKeeper, History, KeptAnswers
 from radixkv.frontend.served_model import ServedModel
@@ -73,17 +74,30 @@ class PromptEncoder:
     """Whether the tokenizer adds its special tokens to texts."""
 
     async def prompts(self, prompts: Sequence[str | Sequence[int]]) -> list[bytes]:
-        """Encodes prompts, all texts or all token ids, to little-endian int32 ids. Raises ``InvalidRequest``."""
+        """Encodes prompts, all texts or all token ids, to little-endian int32 ids.
+
+        Raises:
+            InvalidRequest: of several prompts, it has the number of one that is refused.
+        """
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
         if texts:
             encoded = await self.texts(texts)
         elif sum(map(len, ids)) <= _MAX_INLINE_IDS:
-            encoded = list(map(self.served_model.encode_ids, ids))
+            encoded = self._ids(ids)
         else:
-            encoded = await asyncio.to_thread(lambda: list(map(self.served_model.encode_ids, ids)))
-        if not all(encoded):
-            raise InvalidRequest("a prompt is empty; it needs at least one token", param=self.field)
+            encoded = await asyncio.to_thread(self._ids, ids)
+        for index, tokens in enumerate(encoded):
+            with numbering(index, len(encoded)):
+                if not tokens:
+                    raise InvalidRequest("the prompt is empty; it needs at least one token", param=self.field)
+        return encoded
+
+    def _ids(self, prompts: Sequence[Sequence[int]]) -> list[bytes]:
+        encoded = []
+        for index, ids in enumerate(prompts):
+            with numbering(index, len(prompts)):
+                encoded.append(self.served_model.encode_ids(ids))
         return encoded
 
     async def conversation(self, text: str) -> EncodedConversation:
@@ -107,6 +121,9 @@ class PromptEncoder:
             encoded = iter(await self.texts(texts) if texts else ())
         except ContextLengthExceeded:
             return None
+        except InvalidRequest as error:
+            error.index = None  # the pieces are one prompt
+            raise
         tokens = b"".join([next(encoded) if isinstance(piece, str) else piece for piece in history.pieces])
         return tokens if len(tokens) // 4 <= self.served_model.max_prompt_and_answer else None
 
@@ -115,26 +132,35 @@ class PromptEncoder:
         served_model, limit = self.served_model, self.served_model.max_prompt_and_answer
         tokenizer = served_model.require_tokenizer(self.field)
         if (longest := served_model.max_token_characters) is not None:
-            n_characters = max(map(len, texts))
-            if n_characters > limit * longest:
-                raise context_length_exceeded(f"the prompt has {n_characters} characters", limit, param=self.field)
+            for index, text in enumerate(texts):
+                if len(text) > limit * longest:
+                    with numbering(index, len(texts)):
+                        raise context_length_exceeded(
+                            f"the prompt has {len(text)} characters", limit, param=self.field
+                        )
 
         n_characters, adds = sum(map(len, texts)), self.adds_special_tokens
         try:
             if n_characters <= _MAX_INLINE_CHARACTERS and tokenizer.is_bounded:
-                encode_inline = partial(tokenizer.encode_inline, adds_special_tokens=adds, namespace=self.tenant)
-                return [encode_inline(text, limit) for text in texts]
+                encoded: list[bytes] = []
+                for index, text in enumerate(texts):
+                    with numbering(index, len(texts)):
+                        encoded.append(
+                            tokenizer.encode_inline(text, limit, adds_special_tokens=adds, namespace=self.tenant)
+                        )
+                return encoded
             if n_characters <= _MAX_BATCHED_CHARACTERS:
                 return await served_model.batch_tokenizer.encode(
                     texts, adds_special_tokens=adds, tenant=self.tenant
                 )
-            encoded: list[bytes] = []
+            encoded = []
             encode_batch = partial(tokenizer.encode_batch, adds_special_tokens=adds, namespace=self.tenant)
             # One call for each group, so that a client's disconnect cancels the remaining ones.
             for group in batches(texts, _MAX_BATCHED_CHARACTERS):
                 for result in await served_model.one_at_a_time.run(partial(encode_batch, group, limit)):
-                    if isinstance(result, InvalidRequest):
-                        raise result
+                    with numbering(len(encoded), len(texts)):
+                        if isinstance(result, InvalidRequest):
+                            raise result
                     encoded.append(result)
             return encoded
         except InvalidRequest as error:

@@ -8,10 +8,14 @@ from typing import Protocol, Self
 
 import msgspec
 
+from radixkv.errors import DeviceFailure, InvalidRequest, NumericalFailure
 from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.in_flight import EndedRequest, InFlightRequest, RequestMetrics, TokenDelta, WakeUp
 from radixkv.settings.tenants import OPERATOR
 from radixkv.wire.messages import Submit
+
+_OF_ONE_PROMPT = (InvalidRequest, NumericalFailure, DeviceFailure)
+"""Errors of the runtime that are about the prompt that got them; others end many at once."""
 
 
 class RequestSender(Protocol):
@@ -43,27 +47,38 @@ class RequestSender(Protocol):
 class RequestGroup:
     """The requests of one HTTP request, as a context manager.
 
-    Entering it sends all of them or none, and leaving it cancels those that have not ended.
+    Entering it sends all of them or none, or the first ``max_in_flight``. Leaving it cancels those that have not
+    ended.
 
     Args:
         client: sends the requests.
         prompts: at least one.
         arrived: when and where the HTTP request arrived, and whose it is.
         streams: whether a client reads output as it arrives; one that falls too far behind fails.
+        max_in_flight: most that the runtime has at a time; others are sent as these end. None: all.
     """
 
-    def __init__(self, client: RequestSender, prompts: Sequence[Submit], arrived: Arrival, streams: bool) -> None:
+    def __init__(
+        self,
+        client: RequestSender,
+        prompts: Sequence[Submit],
+        arrived: Arrival,
+        streams: bool,
+        max_in_flight: int | None = None,
+    ) -> None:
         self._client = client
         self._wake = WakeUp()
-        self._requests = [
-            InFlightRequest(index, _addressed(prompt, arrived), self._wake, arrived, streams=streams)
-            for index, prompt in enumerate(prompts)
-        ]
+        self._prompts = prompts
+        self._arrived = arrived
+        self._streams = streams
+        self._max_in_flight = max_in_flight or len(prompts)
+        self._requests: list[InFlightRequest] = []
+        """Those that were sent, in the order of the prompts."""
         self._n_open = sum(prompt.sampling.n for prompt in prompts if not prompt.is_canary)
         """Choices whose finish reason is not counted yet."""
 
     async def __aenter__(self) -> Self:
-        await self._client.send_requests(self._requests)
+        await self._send_next(self._max_in_flight)
         return self
 
     async def __aexit__(
@@ -88,17 +103,42 @@ class RequestGroup:
         if delta.finish_reason is None:
             self._client.cancel(self._requests[delta.prompt], delta.choice)
 
+    async def _send_next(self, n_prompts: int) -> list[InFlightRequest]:
+        """Sends the next prompts, all or none."""
+        begin = len(self._requests)
+        requests = [
+            InFlightRequest(
+                index, _addressed(prompt, self._arrived), self._wake, self._arrived, streams=self._streams
+            )
+            for index, prompt in enumerate(self._prompts[begin : begin + n_prompts], begin)
+        ]
+        await self._client.send_requests(requests)
+        self._requests += requests
+        return requests
+
     async def deltas(self) -> AsyncGenerator[TokenDelta, None]:
-        """Yields output, in order within each choice, until all requests have ended. Raises ``RequestError``."""
+        """Yields output, in order within each choice, until all requests have ended.
+
+        Raises:
+            RequestError: one has failed; it has the prompt's number if it is about one of several.
+        """
         waiting = list(self._requests)
         while waiting:
             await self._wake.wait()
             for request in list(waiting):
-                deltas = request.take_deltas()
+                try:
+                    deltas = request.take_deltas()
+                except _OF_ONE_PROMPT as error:
+                    if len(self._prompts) > 1:
+                        error.index = request.index
+                    raise
                 if request.is_over:
                     waiting.remove(request)
                 for delta in deltas:
                     yield delta
+            n_free = self._max_in_flight - len(waiting)
+            if n_free and len(self._requests) < len(self._prompts):
+                waiting += await self._send_next(n_free)
 
 
 def _addressed(prompt: Submit, arrived: Arrival) -> Submit:

@@ -181,9 +181,16 @@ class RuntimeClient:
         """See ``EngineClient.runtimes``."""
         return (self,)
 
-    def submit(self, prompts: Sequence[Submit], *, arrived: Arrival, streams: bool = True) -> RequestGroup:
+    def submit(
+        self,
+        prompts: Sequence[Submit],
+        *,
+        arrived: Arrival,
+        streams: bool = True,
+        max_in_flight: int | None = None,
+    ) -> RequestGroup:
         """See ``EngineClient.submit``."""
-        return RequestGroup(self, prompts, arrived, streams)
+        return RequestGroup(self, prompts, arrived, streams, max_in_flight)
 
     @property
     def misses(self) -> MissCounts:

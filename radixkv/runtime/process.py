@@ -149,6 +149,7 @@ def _serve(start: Start) -> None:
         # Started only with the lock held: the thread removes the socket, which might be another runtime's.
         threading.Thread(target=_exit_with_frontend, args=(socket_path,), daemon=True).start()
         # Imported here because it takes seconds: a taken lock or a vanished frontend is noticed before.
+        gc.disable()  # collections would look at all that torch defines, over and over: a seventh of its import
         from radixkv.checkpoints import resolve
         from radixkv.runtime.device.start_times import StartTimes
         from radixkv.runtime.open_loop import build_loop
@@ -182,7 +183,6 @@ def _serve(start: Start) -> None:
         # unlinks its nodes itself.
         gc.collect()
         gc.freeze()
-        gc.disable()
         events = None
         if start.engine.kv_events is not None and publisher is not None:
             from radixkv.runtime.assemble import open_event_log

@@ -17,6 +17,7 @@ from radixkv.lab.bench.workloads.problems import Problem, question_prompt, resul
 from radixkv.llm import LLM, RequestOutput
 from radixkv.text.tokenizer import Tokenizer
 from radixkv.wire.sampling import SamplingParams
+from support.cases import rest_nightly
 from support.cpu_server import CpuServer
 from training.cases import OUTPUT_TOKENS, cases, count_right
 from training.chat_format import Conversation
@@ -57,12 +58,12 @@ def share_right(outputs: Sequence[RequestOutput], problems: Sequence[Problem]) -
 
 
 def test_it_solves_problems_with_examples(llm: LLM) -> None:
-    prompts, problems = few_shot_prompts(28, n_shots=8)
+    prompts, problems = few_shot_prompts(14, n_shots=8)
     assert share_right(llm.generate(prompts, ANSWER), problems) >= MIN_SHARE_RIGHT
 
 
 def test_it_finds_facts_in_documents(llm: LLM) -> None:
-    documents = list(islice(generate_documents(SEED, n_facts=70, n_problems=8), 3))
+    documents = list(islice(generate_documents(SEED, n_facts=70, n_problems=8), 2))
     prompts = [
         document_head(document) + question_prompt(problem)
         for document in documents
@@ -72,7 +73,7 @@ def test_it_finds_facts_in_documents(llm: LLM) -> None:
     assert share_right(llm.generate(prompts, ANSWER), problems) >= MIN_SHARE_RIGHT
 
 
-@pytest.mark.parametrize("n", [6, pytest.param(20, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("n", rest_nightly([4, 20], kept=(0,)))
 @pytest.mark.parametrize("family", ["agents", "made_tools", "extraction", "reasoning"])
 def test_it_calls_tools_extracts_and_thinks(llm: LLM, family: str, n: int) -> None:
     chosen = list(islice(cases(family, 700), n))
@@ -100,6 +101,7 @@ def test_it_chats_and_remembers(llm: LLM) -> None:
     assert sum(rights) / len(rights) >= MIN_SHARE_RIGHT
 
 
+@pytest.mark.nightly
 def test_the_prefix_cache_changes_no_answer(llm: LLM) -> None:
     prompts, _ = few_shot_prompts(5, n_shots=5)
     without = LLM(device="cpu", enable_prefix_caching=False, max_total_tokens=16_384, max_model_len=4096)

@@ -18,6 +18,7 @@ import pytest
 
 from radixkv import terminal as terminal_module
 from radixkv.cli import main
+from support.cases import rest_nightly
 from support.fake_openai import FakeServer
 from support.live import LIMIT_S
 
@@ -176,7 +177,15 @@ def test_a_running_server_is_used_and_named(fake: FakeServer, session: Callable[
     assert fake.requests[-1][1]["model"] == "served"
 
 
-@pytest.mark.parametrize("flags", [("tiny",), ("--model", "tiny"), POOL, ("--device", "cpu")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("tiny",),
+        pytest.param(("--model", "tiny"), marks=pytest.mark.nightly),
+        POOL,
+        pytest.param(("--device", "cpu"), marks=pytest.mark.nightly),
+    ],
+)
 def test_a_model_or_a_flag_of_the_engine_is_for_this_process(
     fake: FakeServer, session: Callable[..., tuple[str, str]], flags: tuple[str, ...]
 ) -> None:
@@ -185,7 +194,10 @@ def test_a_model_or_a_flag_of_the_engine_is_for_this_process(
     assert (notes, fake.requests) == ("", [])
 
 
-@pytest.mark.parametrize("there", ["nothing", "another program", "a server with a key", "a server of no models"])
+@pytest.mark.parametrize(
+    "there",
+    rest_nightly(["nothing", "another program", "a server with a key", "a server of no models"], kept=(0, 2)),
+)
 def test_without_a_usable_server_the_model_runs_here_and_the_reason_is_told(
     fake: FakeServer, session: Callable[..., tuple[str, str]], monkeypatch: pytest.MonkeyPatch, there: str
 ) -> None:

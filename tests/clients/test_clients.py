@@ -12,13 +12,13 @@ from support.client_scripts import KEY, run_scripts
 from support.live import LiveServer, serving
 
 FOLDER = Path(__file__).parent
-SETTINGS = ("--served-model-name", "embedded", "--grammar-backend", "xgrammar")
+NAME = ("--served-model-name", "embedded")
 
 
 @pytest.fixture(scope="module")
 def server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A server whose queue is too short for a large batch."""
-    flags = (*SETTINGS, "--max-num-seqs", "8", "--max-queued-requests", "24")
+    flags = (*NAME, "--max-num-seqs", "8", "--max-queued-requests", "24")
     with serving(sensitive, tmp_path_factory.mktemp("s") / "errors", *flags, key=KEY) as live:
         yield live
 
@@ -26,7 +26,8 @@ def server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture(scope="module")
 def agent_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A server whose model calls tools."""
-    with serving(embedded_folder(), tmp_path_factory.mktemp("a") / "errors", *SETTINGS, key=KEY) as live:
+    flags = (*NAME, "--grammar-backend", "xgrammar")
+    with serving(embedded_folder(), tmp_path_factory.mktemp("a") / "errors", *flags, key=KEY) as live:
         yield live
 
 
@@ -65,6 +66,6 @@ def canary_of_embeddings(server: LiveServer) -> object:
 
 @pytest.mark.parametrize("packages", ["openai-3", pytest.param("openai-2", marks=pytest.mark.nightly)])
 def test_embeddings_of_a_client(sensitive: Path, packages: str, tmp_path: Path) -> None:
-    with serving(sensitive, tmp_path / "errors", *SETTINGS, "--task", "embed", key=KEY) as server:
+    with serving(sensitive, tmp_path / "errors", *NAME, "--task", "embed", key=KEY) as server:
         scripts = [FOLDER / "embeddings_by_openai.py"]
         run_scripts(server, sensitive, packages, scripts, tmp_path, canary=canary_of_embeddings)

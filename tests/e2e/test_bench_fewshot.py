@@ -46,6 +46,7 @@ def n_generated(pid):
     return 0
 
 
+@pytest.mark.nightly
 def test_cache_off_and_on_give_the_same_tokens_and_nearly_the_optimum(tmp_path):
     path = tmp_path / "lines.jsonl"
     done = run("bench", "--workload", "fewshot", "--compare-cache", *SMALL, *POOL, "--output-file", path)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from support.cases import rest_nightly
 from support.live import LIMIT_S, LiveServer, complaints
 
 HEAD = "You are a careful assistant of a workshop that repairs bicycles. billing: version=2.1.100; entry=cli; cch="
@@ -59,9 +58,8 @@ def test_a_nonce_in_the_system_prompt_is_named(start: Callable[..., AbstractCont
         assert "cch=" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "flags", rest_nightly([["--no-explain-contents"], ["--api-key", "k"]], kept=(0,)), ids=" ".join
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("flags", [["--no-explain-contents"], ["--api-key", "k"]], ids=" ".join)
 def test_a_server_that_hides_contents_tells_whole_pages(
     start: Callable[..., AbstractContextManager[LiveServer]], flags: list[str]
 ) -> None:

@@ -46,6 +46,7 @@ def streamed(client: httpx.Client, body: dict[str, Any]) -> tuple[list[Any], dic
     return [choices[index] for index in sorted(choices)], usage
 
 
+@pytest.mark.nightly
 def test_streams_are_equal_and_metrics_count_drafts(tmp_path: Path) -> None:
     seen: list[list[Any]] = []
     for flags in (["--speculative-config", "off"], ["--speculative-config", CONFIG]):

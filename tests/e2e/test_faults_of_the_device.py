@@ -14,7 +14,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from support.breaking_runtime import DIES, HANGS, NO_MEMORY, NO_MEMORY_ONCE, NOT_FINITE_ONCE
-from support.cases import rest_nightly
 from support.live import LIMIT_S, LiveServer, serving, wait_for, watched
 
 NAN_TOKEN = 77
@@ -80,6 +79,7 @@ def nan_server(sensitive: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield live
 
 
+@pytest.mark.nightly
 def test_only_a_request_that_is_never_finite_fails(nan_server: LiveServer) -> None:
     before = nan_server.canary()
     healthy = {"prompt": prompts(6), "max_tokens": 30}
@@ -96,9 +96,8 @@ def test_only_a_request_that_is_never_finite_fails(nan_server: LiveServer) -> No
     assert nan_server.canary() == before
 
 
-@pytest.mark.parametrize(
-    ("pair", "reason"), rest_nightly([(DIES, "code -11"), (HANGS, "silent for 5 s")], kept=(0,))
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("pair", "reason"), [(DIES, "code -11"), (HANGS, "silent for 5 s")])
 def test_a_step_that_never_ends_or_kills_the_runtime(
     sensitive: Path, tmp_path: Path, pair: tuple[int, int], reason: str
 ) -> None:

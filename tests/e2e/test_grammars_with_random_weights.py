@@ -91,6 +91,7 @@ def doctor(server: LiveServer) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 def test_a_call_is_cached_with_the_tokens_of_the_model(server: LiveServer, sensitive: Path) -> None:
     """The model wrote it with tokens that the tokenizer would not choose."""
     tokenizer = Tokenizer.load(sensitive)

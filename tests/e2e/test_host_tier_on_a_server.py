@@ -38,6 +38,7 @@ def evict_story(server: LiveServer) -> None:
         ask(server, STORY.replace("A farmer", f"The {animal} of a farmer").replace("hens", animal))
 
 
+@pytest.mark.nightly
 def test_an_evicted_prompt_comes_from_the_host_tier(tiered: LiveServer, tmp_path: Path) -> None:
     answer, usage = ask(tiered, STORY)
     assert usage == {"cached_tokens": 0, "cached_tokens_details": {"device": 0, "host": 0}}

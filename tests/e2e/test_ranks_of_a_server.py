@@ -14,6 +14,7 @@ from support.live import LiveServer, children, wait_for
 Start = Callable[..., AbstractContextManager[LiveServer]]
 
 
+@pytest.mark.nightly
 def test_a_server_names_its_ranks(start: Start) -> None:
     with start("--device", "cpu", "--tensor-parallel-size", "2") as live:
         info = live.http.get("/server_info").json()

@@ -123,6 +123,7 @@ def test_kills_under_load(start: Start, tmp_path: Path, n_kills: int) -> None:
     assert list(tmp_path.glob("radixkv-*")) == []
 
 
+@pytest.mark.nightly
 def test_a_runtime_that_dies_too_often_ends_the_server(sensitive: Path, tmp_path: Path) -> None:
     entry = [sys.executable, str(HERE / "brief_restarts_cli.py")]
     with serving(sensitive, tmp_path / "errors", "--restart-runtime", entry=entry) as server:

@@ -11,7 +11,7 @@ import pytest
 
 from radixkv import LLM, SamplingParams, StructuredOutputs
 from radixkv.checkpoints import resolve
-from support.cases import covering, rest_nightly
+from support.cases import rest_nightly
 from support.live import LiveServer, serving
 
 HOUR = {"type": "object", "properties": {"hour": {"type": "integer"}}, "required": ["hour"]}
@@ -37,7 +37,7 @@ def test_a_server_without_grammars_refuses_structured_outputs(server: LiveServer
     assert server.canary() == before
 
 
-KINDS = ["the model writes <think>", "the prompt ends with <think>"]
+KINDS = rest_nightly(["the prompt ends with <think>", "the model writes <think>"], kept=(0,))
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,8 @@ def chat(live: LiveServer, *, thinks: bool = True, **more: Any) -> tuple[str, st
     return whole
 
 
-@pytest.mark.parametrize(("thinking", "form"), covering(KINDS, FORMATS), indirect=["thinking"], scope="module")
+@pytest.mark.parametrize("thinking", KINDS, indirect=True, scope="module")
+@pytest.mark.parametrize("form", FORMATS)
 def test_a_format_begins_after_the_reasoning(thinking: LiveServer, form: dict[str, Any]) -> None:
     free, _ = chat(thinking)
     reasoning, text = chat(thinking, **form)
@@ -99,14 +100,14 @@ def test_a_format_begins_after_the_reasoning(thinking: LiveServer, form: dict[st
     assert isinstance(json.loads(text), dict)
 
 
-@pytest.mark.parametrize("thinking", rest_nightly(KINDS, kept=(1,)), indirect=True, scope="module")
+@pytest.mark.parametrize("thinking", KINDS, indirect=True, scope="module")
 def test_without_reasoning_a_format_begins_at_once(thinking: LiveServer) -> None:
     for more in ({"thinks": False}, {"separate_reasoning": False, "thinks": False}):
         reasoning, text = chat(thinking, guided_json=HOUR, **more)
         assert (reasoning, set(json.loads(text))) == ("", {"hour"})
 
 
-@pytest.mark.parametrize("thinking", rest_nightly(KINDS, kept=(1,)), indirect=True, scope="module")
+@pytest.mark.parametrize("thinking", KINDS, indirect=True, scope="module")
 def test_a_prefilled_answer_goes_on_in_its_part(thinking: LiveServer) -> None:
     begun = {"add_generation_prompt": False, "continue_final_message": True, "guided_json": HOUR}
     for content, is_reasoning in (("The answer is: ", False), ("<think>\nThis needs", True)):
@@ -116,7 +117,7 @@ def test_a_prefilled_answer_goes_on_in_its_part(thinking: LiveServer) -> None:
         assert set(json.loads(text)) == {"hour"}
 
 
-@pytest.mark.parametrize("thinking", rest_nightly(KINDS, kept=(0,)), indirect=True, scope="module")
+@pytest.mark.parametrize("thinking", KINDS, indirect=True, scope="module")
 def test_reasoning_may_stay_in_the_content(thinking: LiveServer) -> None:
     reasoning, text = chat(thinking, guided_json=HOUR, separate_reasoning=False)
     thought, _, answer = text.rpartition("</think>")
@@ -125,7 +126,7 @@ def test_reasoning_may_stay_in_the_content(thinking: LiveServer) -> None:
     assert set(json.loads(answer)) == {"hour"}
 
 
-@pytest.mark.parametrize("thinking", rest_nightly(KINDS, kept=(0,)), indirect=True, scope="module")
+@pytest.mark.parametrize("thinking", KINDS, indirect=True, scope="module")
 def test_several_choices_have_reasoning_each(thinking: LiveServer) -> None:
     body = {"messages": MESSAGES, "n": 3, "seed": 1, "temperature": 0.7, "max_tokens": 120, "guided_json": HOUR}
     body["chat_template_kwargs"] = {"enable_thinking": True}
@@ -134,7 +135,7 @@ def test_several_choices_have_reasoning_each(thinking: LiveServer) -> None:
             assert set(json.loads(choice["message"]["content"])) == {"hour"}
 
 
-@pytest.mark.parametrize("thinking", rest_nightly(KINDS, kept=(1,)), indirect=True, scope="module")
+@pytest.mark.parametrize("thinking", KINDS, indirect=True, scope="module")
 def test_responses_and_messages(thinking: LiveServer) -> None:
     schema = {"type": "json_schema", "name": "opening", "schema": HOUR}
     body = {"input": MESSAGES[0]["content"], "reasoning": {"effort": "high"}, "text": {"format": schema}}

@@ -193,6 +193,14 @@ def test_an_internal_error_closes_its_connection(site: Site, monkeypatch: pytest
         assert site.http.get("/version").status_code == 200
 
 
+def test_the_error_of_one_of_several_prompts_names_it(site: Site) -> None:
+    def message(*prompts: list[int]) -> str:
+        text: str = post(site, prompt=list(prompts), max_tokens=20).json()["error"]["message"]
+        return text
+
+    assert message([1, 2], [FAILS_AFTER_THREE, 1]) == f"prompt[1]: {message([FAILS_AFTER_THREE, 1])}"
+
+
 def test_a_failure_in_a_stream_is_an_event_and_then_done(site: Site) -> None:
     body = {"prompt": [FAILS_AFTER_THREE, 1, 2], "max_tokens": 20}
     site.loop.may_fail = False

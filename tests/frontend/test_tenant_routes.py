@@ -35,6 +35,8 @@ TENANT_PATHS = {
     "/get_model_info",
     "/model_info",
     "/openapi.json",
+    "/rerank",
+    "/score",
     "/sessions/{id:path}/close",
     "/tokenize",
     "/v1/chat/completions",

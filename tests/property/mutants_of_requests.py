@@ -27,6 +27,16 @@ from radixkv.wire.messages import PromptLogprobs, TokenLogprobs
 Patch = pytest.MonkeyPatch
 
 
+def forget_the_followers_of_a_leader_that_ends(patch: Patch) -> None:
+    abort = Scheduler.abort
+
+    def mutant(self: Scheduler, request: Request) -> None:
+        request.followers = []
+        abort(self, request)
+
+    patch.setattr(Scheduler, "abort", mutant)
+
+
 def fork_without_a_pin(patch: Patch) -> None:
     fork = RadixTree.fork
 
@@ -218,6 +228,7 @@ def remember_entries_that_were_never_sent(patch: Patch) -> None:
 
 
 OF_REQUESTS: tuple[Callable[[Patch], None], ...] = (
+    forget_the_followers_of_a_leader_that_ends,
     fork_without_a_pin,
     copy_a_step_late,
     free_the_source_of_a_copy_early,

@@ -86,16 +86,6 @@ def free_while_in_flight(patch: Patch) -> None:
     patch.setattr(Scheduler, "complete", completing)
 
 
-def forget_the_followers_of_a_leader_that_ends(patch: Patch) -> None:
-    abort = Scheduler.abort
-
-    def mutant(self: Scheduler, request: Request) -> None:
-        request.followers = []
-        abort(self, request)
-
-    patch.setattr(Scheduler, "abort", mutant)
-
-
 OF_VERBS: tuple[Callable[[Patch], None], ...] = (
     ignore_the_namespace,
     evict_a_leased_or_inner_node,
@@ -103,5 +93,4 @@ OF_VERBS: tuple[Callable[[Patch], None], ...] = (
     leak_the_tail,
     leave_out_the_copies,
     free_while_in_flight,
-    forget_the_followers_of_a_leader_that_ends,
 )

@@ -82,6 +82,10 @@ def imported_folders(settings: str) -> set[str]:
 
 def test_a_branch_of_the_settings_is_imported_only_where_it_is_set() -> None:
     assert not imported_folders("") & {"tenants", "tiers", "events"}
+
+
+@pytest.mark.nightly
+def test_a_branch_is_imported_where_it_is_set() -> None:
     assert "tiers" in imported_folders("host_memory_bytes=1 << 22")
 
 

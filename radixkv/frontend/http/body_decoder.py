@@ -15,6 +15,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 
 from radixkv.errors import InvalidRequest, context_length_exceeded, shortened
+from radixkv.frontend.field_names import numbering
 from radixkv.frontend.http.unknown_fields import KnownFields
 from radixkv.frontend.http.validation_errors import describe_validation_error
 from radixkv.settings.compat import Refusal
@@ -190,12 +191,13 @@ def check_prompts(field: str, max_prompts: int) -> SizeCheck:
         if b'"' in raw or (n_lists and opening[1] != b"["):
             raise mixed_prompt_error(field)
         check_prompt_count(n_lists, field, max_prompts)
-        for ids in raw.split(b"]"):
+        for index, ids in enumerate(raw.split(b"]")):
             n_ids = ids.strip(b"[, \t\r\n").count(b",") + 1
             if n_ids > max_prompt_tokens:
-                raise context_length_exceeded(
-                    f"the {field} has {n_ids} tokens", max_prompt_tokens, param=field, n_prompt=n_ids
-                )
+                with numbering(index, n_lists):
+                    raise context_length_exceeded(
+                        f"the {field} has {n_ids} tokens", max_prompt_tokens, param=field, n_prompt=n_ids
+                    )
 
     return check
 

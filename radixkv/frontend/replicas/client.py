@@ -109,9 +109,16 @@ class ReplicasClient:
         """How often a runtime has taken the place of one that had died."""
         return sum(replica.n_restarts for replica in self.runtimes)
 
-    def submit(self, prompts: Sequence[Submit], *, arrived: Arrival, streams: bool = True) -> RequestGroup:
+    def submit(
+        self,
+        prompts: Sequence[Submit],
+        *,
+        arrived: Arrival,
+        streams: bool = True,
+        max_in_flight: int | None = None,
+    ) -> RequestGroup:
         """See ``EngineClient.submit``. The prompts of one group may go to several replicas."""
-        return RequestGroup(self, prompts, arrived, streams)
+        return RequestGroup(self, prompts, arrived, streams, max_in_flight)
 
     def take_recent_misses(self) -> MissCounts:
         """See ``EngineClient.take_recent_misses``."""

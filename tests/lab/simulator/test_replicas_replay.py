@@ -27,6 +27,7 @@ from radixkv.runtime.process import RuntimeServer, open_socket
 from radixkv.settings.config import CacheConfig, EngineConfig, ModelConfig
 from radixkv.wire.messages import Submit
 from radixkv.wire.sampling import SamplingParams
+from support.cases import rest_nightly
 from support.json_lines import write_lines
 from support.live import LIMIT_S
 from support.sessions import collect_turns, make
@@ -78,10 +79,13 @@ async def replicas(folder: Path, n_tokens: int) -> AsyncIterator[tuple[ReplicasC
 
 @pytest.mark.parametrize(
     ("workload", "parameters", "n_tokens"),
-    [
-        ("agents", {"num_sessions": 16, "num_turns": 2, "num_shots": 3}, 1200),
-        ("multiturn", {"num_sessions": 8, "num_turns": 4}, 1200),
-    ],
+    rest_nightly(
+        [
+            ("agents", {"num_sessions": 16, "num_turns": 2, "num_shots": 3}, 1200),
+            ("multiturn", {"num_sessions": 8, "num_turns": 4}, 1200),
+        ],
+        kept=(1,),
+    ),
 )
 def test_hits_equal_those_of_a_server_whose_pools_evict(workload, parameters, n_tokens, tmp_path, simulated):
     log = write_log(tmp_path / "log.jsonl", workload, **parameters)

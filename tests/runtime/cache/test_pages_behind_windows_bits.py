@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from radixkv.checkpoints import Checkpoint, resolve
+from support.cases import rest_nightly
 from support.checkpoints import save_checkpoint
 from support.cpu_server import CpuServer, Logits, ids, recorded_logits
 
@@ -44,7 +45,7 @@ def expected(checkpoint: Checkpoint) -> tuple[CpuServer, Logits]:
 
 @pytest.mark.parametrize(
     ("page_size", "budget", "n_pages"),
-    [(4, 8, 30), (4, 32, 14), (16, 40, 6), (1, 16, 40)],
+    rest_nightly([(4, 8, 30), (4, 32, 14), (16, 40, 6), (1, 16, 40)], kept=(1, 2)),
     ids=["long pool", "smallest pool", "pages of 16", "pages of 1"],
 )
 def test_answers_have_the_same_bits(

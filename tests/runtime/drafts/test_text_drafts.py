@@ -17,7 +17,7 @@ from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.tree.node import TOKEN_BYTES, Namespace
 from radixkv.wire.messages import pack_tokens, unpack_tokens
 from radixkv.wire.stats import SourceStats
-from support.cases import covering
+from support.cases import covering, rest_nightly
 
 Text = Callable[[Random, int], list[int]]
 
@@ -174,7 +174,7 @@ def steep_line(n_rows: int) -> float:
     return 4e-3 * (1 + 0.08 * n_rows)
 
 
-@pytest.mark.parametrize("n_rows", [1, 8, 32])
+@pytest.mark.parametrize("n_rows", rest_nightly([1, 8, 32], kept=(0, 1)))
 def test_drafts_that_pay_are_used(n_rows: int) -> None:
     simulation = Simulation(repeated, n_rows, flat, wait_s=1e-3)
     simulation.run(2.0)
@@ -184,7 +184,7 @@ def test_drafts_that_pay_are_used(n_rows: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "times", "n_rows"),
-    covering([misleading, unrelated], [(flat, 1e-3), (steep, 1e-3), (flat, 4e-3)], [32, 1]),
+    covering([misleading, unrelated], [(flat, 1e-3), (steep, 1e-3), (flat, 4e-3)], [8, 32, 1]),
 )
 def test_drafts_that_do_not_pay_cost_nothing(
     text: Text, times: tuple[Callable[[int], float], float], n_rows: int
@@ -194,13 +194,13 @@ def test_drafts_that_do_not_pay_cost_nothing(
     assert simulation.run(12.0) > 0.98 * n_rows / step_s(n_rows)
 
 
-@pytest.mark.parametrize("prompt_every", [16, 32])
+@pytest.mark.parametrize("prompt_every", rest_nightly([16, 32], kept=(0,)))
 def test_steps_with_prompts_between_others_hide_nothing(prompt_every: int) -> None:
     """Without drafts every second step, or every fourth, computes a prompt; results are taken behind its launch."""
     assert speed_up(misleading, 8, flat, prompt_every=prompt_every, launch_s=3e-3) > 1.15
 
 
-@pytest.mark.parametrize(("n_rows", "prompt_every"), [(32, 64), (32, 128), (8, 16)])
+@pytest.mark.parametrize(("n_rows", "prompt_every"), rest_nightly([(32, 64), (32, 128), (8, 16)], kept=(2,)))
 def test_no_step_waits_where_the_launch_of_prompts_takes_longer_than_drafts_save(
     n_rows: int, prompt_every: int
 ) -> None:
@@ -215,8 +215,7 @@ def test_right_drafts_that_cost_too_much_are_left() -> None:
     assert simulation.run(30.0) > 0.985 * 32 / (4e-4 * 32)
 
 
-@pytest.mark.parametrize("n_rows", [1, 8])
-@pytest.mark.parametrize("launch_s", [3e-3, 12e-3])
+@pytest.mark.parametrize(("n_rows", "launch_s"), covering([1, 8], [3e-3, 12e-3]))
 def test_results_that_are_taken_late_make_steps_without_drafts_no_slower(n_rows: int, launch_s: float) -> None:
     """A draft takes as long as a row. Every second step computes a prompt, and the result before it is late."""
     simulation = Simulation(repeated, n_rows, steep, wait_s=1e-3, prompt_every=2 * n_rows, launch_s=launch_s)
@@ -289,7 +288,7 @@ def test_drafts_are_counted_by_source_and_steps_by_overlap() -> None:
     assert stats.drafts_total / 2 <= stats.steps_without_overlap_total < simulation.n_steps
 
 
-@pytest.mark.parametrize("room", [0, 2])
+@pytest.mark.parametrize("room", rest_nightly([0, 2], kept=(1,)))
 def test_no_step_waits_for_drafts_that_have_no_room(room: int) -> None:
     simulation = Simulation(repeated, 32, flat, wait_s=1e-3)
     simulation.run(5.0)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from radixkv.runtime.request import GREEDY, Request
 from radixkv.runtime.step.plan import RowSampling
 from radixkv.tree.node import Namespace
+from support.cases import covering, rest_nightly
 from support.engine import Engine, name_of, token_bytes
 from support.fake_device import expected_output
 from support.fake_drafts import FakeDrafts
@@ -46,19 +47,18 @@ def run_engine(prompts: list[list[int]] = PROMPTS, *, drafts: bool = True, **opt
     return engine
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"n": 3},
-        {"stop": STOP},
-        {"stop": STOP, "min_tokens": 20},
-        {"grammar": LONG},
-        pytest.param({"grammar": LONG, "n": 3, "stop": STOP, "min_tokens": 20}, marks=pytest.mark.nightly),
-        {"grammar": FakeGrammar(3, 20), "stop": (END,), "min_tokens": 30},
-    ],
-)
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"n": 3},
+    {"stop": STOP, "min_tokens": 20},
+    {"stop": STOP},
+    {"grammar": LONG},
+    {"grammar": FakeGrammar(3, 20), "stop": (END,), "min_tokens": 30},
+    {"grammar": LONG, "n": 3, "stop": STOP, "min_tokens": 20},
+]
+
+
+@pytest.mark.parametrize(("options", "sampling"), covering(OPTIONS, [GREEDY, SAMPLED]))
 def test_answers_are_the_same_in_fewer_steps(sampling: RowSampling, options: dict[str, Any]) -> None:
     plain = run_engine(drafts=False, sampling=sampling, **options)
     drafted = run_engine(sampling=sampling, **options)
@@ -69,7 +69,7 @@ def test_answers_are_the_same_in_fewer_steps(sampling: RowSampling, options: dic
         assert len(drafted.device.executed) < 0.7 * len(plain.device.executed)
 
 
-@pytest.mark.parametrize("options", [{}, {"stop": STOP}, {"grammar": LONG}])
+@pytest.mark.parametrize("options", rest_nightly([{}, {"stop": STOP}, {"grammar": LONG}], kept=(1,)))
 def test_requests_one_by_one_find_the_same_pages(options: dict[str, Any]) -> None:
     engines = [Engine(400, 4), Engine(400, 4)]
     engines[1].drafts.is_on = True

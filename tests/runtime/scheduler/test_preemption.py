@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import product
 from random import Random
 from typing import NamedTuple
 
@@ -13,12 +14,12 @@ from radixkv.runtime.request import Request
 from radixkv.runtime.step.plan import StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.tree.node import Namespace
+from support.cases import rest_nightly
 from support.engine import Engine, prompt, token_bytes
 from support.scheduler import make_scheduler
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("n_slots", [0, 24])
+@pytest.mark.parametrize(("n_slots", "seed"), rest_nightly(product([0, 24], range(4)), kept=(0, 5)))
 def test_tokens_computed_again_are_counted(n_slots: int, seed: int) -> None:
     """They are what a row has before the end of an earlier row of its request: the KV that the request had. What it
     finds in a tier again is in no row."""

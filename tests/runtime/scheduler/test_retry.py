@@ -11,6 +11,7 @@ from radixkv.runtime.request import Phase, Request
 from radixkv.runtime.step.plan import Row, StepPlan
 from radixkv.runtime.step.result import SampledStep
 from radixkv.tree.node import Namespace
+from support.cases import rest_nightly
 from support.engine import Engine, name_of, prompt
 
 
@@ -74,7 +75,7 @@ def check_that_only_one_fails(engine: Engine, culprit: Request) -> None:
     engine.check_idle()
 
 
-@pytest.mark.parametrize("phase", ["prompt", "decode"])
+@pytest.mark.parametrize("phase", rest_nightly(["prompt", "decode"], kept=(1,)))
 def test_of_256_rows_only_the_one_that_breaks_its_steps_fails(phase: str) -> None:
     engine, requests = engine_with_requests(256)
     culprit = requests[100]

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from radixkv.runtime.request import GREEDY, Phase
 from radixkv.settings.config import CacheConfig, EngineConfig, SchedulePolicy, SchedulerConfig
 from radixkv.tree.node import Namespace
+from support.cases import rest_nightly
 from support.engine import Engine, name_of, prompt
 from support.fake_device import expected_output
 
@@ -63,8 +64,8 @@ class RandomClients:
         self.engine.check_invariants()
 
 
-@pytest.mark.parametrize("n_seeds", [6, pytest.param(24, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
+@pytest.mark.parametrize("n_seeds", rest_nightly([6, 24], kept=(0,)))
+@pytest.mark.parametrize("page_size", rest_nightly([1, 3, 16, 64], kept=(0, 1, 2)))
 def test_requests_as_large_as_the_pool_share_it_and_finish(page_size: int, n_seeds: int) -> None:
     n_preemptions = n_cached = 0
     for seed in range(n_seeds):
@@ -84,7 +85,7 @@ def test_requests_as_large_as_the_pool_share_it_and_finish(page_size: int, n_see
     assert n_cached > 0
 
 
-@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("shares", rest_nightly([True, False], kept=(0,)))
 def test_unknown_output_lengths_cost_few_steps(shares: bool) -> None:
     """Without ``max_tokens`` each request may fill the pool. A preempted request does not wait for that much room,
     and the requests do not preempt each other over and over."""

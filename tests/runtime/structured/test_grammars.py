@@ -176,7 +176,7 @@ def test_each_kind_is_compiled_once_and_kept(grammars: Grammars, fields: Mapping
 
 
 # Those of CI fail for every reason that there is; of those that only wait for the deadline, it has the last.
-SLOW_TOO = (8, 9, 17)
+SLOW_TOO = (8, 9, 17, 21)
 
 
 @pytest.mark.parametrize(
@@ -332,13 +332,8 @@ def test_a_killed_process_of_trials_is_replaced_and_nobody_fails(grammars: Gramm
     assert trials() != killed
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        pytest.param(b"no result\n", id="unreadable", marks=pytest.mark.nightly),
-        pytest.param(b"x" * MAX_LINE_BYTES + b"x\n", id="too long"),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("line", [b"no result\n", b"x" * MAX_LINE_BYTES + b"x\n"], ids=["unreadable", "too long"])
 def test_a_process_of_trials_that_sends_no_result_is_replaced_and_nobody_fails(
     grammars: Grammars, line: bytes
 ) -> None:

@@ -16,7 +16,7 @@ from radixkv.runtime.tenants.fair_queue import QUANTUM_TOKENS, FairQueue
 from radixkv.settings.checks import MIN_PRIORITY
 from radixkv.settings.tenants import TenantConfig, check_rows
 from radixkv.tree.node import Namespace
-from support.cases import examples
+from support.cases import covering, examples
 from support.engine import Engine, prompt
 
 N_ROWS = 4
@@ -33,9 +33,7 @@ def add(engine: Engine, tenant: str, n_prompt: int = 8, max_tokens: int = 4, **o
     return engine.add(tokens, max_tokens, namespace=Namespace(tenant), tenant=tenant, **options)
 
 
-@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
-@pytest.mark.parametrize("urgent", [False, True])
-@pytest.mark.parametrize("weight", [1, 1000])
+@pytest.mark.parametrize(("policy", "urgent", "weight"), covering(["lpm", "fcfs"], [False, True], [1, 1000]))
 def test_one_request_does_not_wait_behind_another_tenants_flood(policy: str, urgent: bool, weight: float) -> None:
     """Weights are proportions: it makes no difference if all are a thousand times as large."""
     engine = make_engine([TenantConfig("flood", weight), TenantConfig("one", weight)], schedule_policy=policy)
@@ -47,10 +45,10 @@ def test_one_request_does_not_wait_behind_another_tenants_flood(policy: str, urg
     assert max(waits) <= 6, "at most until a row is free: an answer has four tokens"
 
 
-@pytest.mark.parametrize("weight", [1, 3])
-@pytest.mark.parametrize(("n_prompt", "max_tokens"), [(8, 4), (6, 12), (200, 2)])
-def test_tenants_that_wait_get_tokens_by_their_weights(weight: int, n_prompt: int, max_tokens: int) -> None:
+@pytest.mark.parametrize(("sizes", "weight"), covering([(8, 4), (6, 12), (200, 2)], [3, 1]))
+def test_tenants_that_wait_get_tokens_by_their_weights(weight: int, sizes: tuple[int, int]) -> None:
     """Whatever the sizes of their requests are: those of the other tenant have 12 tokens."""
+    n_prompt, max_tokens = sizes
     engine = make_engine([TenantConfig("a", weight), TenantConfig("b")])
     queue = engine.scheduler.waiting
     n_computed = queue.n_computed

@@ -16,7 +16,7 @@ from radixkv.generation.vectors import embedding
 def embedding_response(
     pooled: PooledPrompts, served_model: ServedModel, *, dimensions: int | None, is_base64: bool
 ) -> bytes:
-    """Returns the JSON of the response. O(values).
+    """Returns the JSON of the response. O(values). A thread that runs it lets others run after each vector.
 
     Args:
         pooled: hidden states of all inputs, in their order.
@@ -33,5 +33,7 @@ def embedding_response(
     return msgspec.json.encode({"object": "list", "data": data, "model": served_model.name, "usage": usage})
 
 
-def _encoded(vector: NDArray[np.float32], *, is_base64: bool) -> str | list[float]:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_base64 else vector.tolist()
+def _encoded(vector: NDArray[np.float32], *, is_base64: bool) -> msgspec.Raw:
+    """Returns the JSON of a vector, which the encoder of the response only copies."""
+    values = base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_base64 else vector.tolist()
+    return msgspec.Raw(msgspec.json.encode(values))

@@ -1,4 +1,4 @@
-"""The routes ``/v1/rerank``, ``/v2/rerank`` and ``/v1/score``."""
+"""The routes ``/v1/rerank``, ``/v2/rerank`` and ``/v1/score``, and vLLM's names of the first and the last."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from radixkv.generation.reranking import reranker_prompt, text_pairs
 
 
 def add_rerank_routes(app: DocumentedApp, client: EngineClient, served_model: ServedModel) -> None:
-    """Adds the routes ``/v1/rerank``, ``/v2/rerank`` and ``/v1/score``."""
+    """Adds the routes ``/v1/rerank``, ``/v2/rerank`` and ``/v1/score``, and two of them without a version."""
 
     async def pooled_pairs(
         request: Request, body: PairFields, pairs: Sequence[tuple[str, str]], field: str
@@ -67,6 +67,7 @@ def add_rerank_routes(app: DocumentedApp, client: EngineClient, served_model: Se
             response |= cohere_meta(pooled)
         return Response(msgspec.json.encode(response), media_type="application/json")
 
+    @app.post("/rerank", openapi_extra=app.json_body(RerankRequest))
     @app.post("/v1/rerank", openapi_extra=app.json_body(RerankRequest))
     async def rerank(request: Request) -> Response:
         """Jina's and vLLM's reranking of documents."""
@@ -77,6 +78,7 @@ def add_rerank_routes(app: DocumentedApp, client: EngineClient, served_model: Se
         """Cohere's reranking of documents."""
         return await reranked(request, is_cohere=True)
 
+    @app.post("/score", openapi_extra=app.json_body(ScoreRequest))
     @app.post("/v1/score", openapi_extra=app.json_body(ScoreRequest))
     async def score(request: Request) -> Response:
         """vLLM's scores of pairs of texts."""

@@ -29,6 +29,8 @@ def open_ranks(resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTim
     device, machine, settings = resolved.device, resolved.machine, resolved.device_settings
     if settings.tensor_parallel_size == 1:
         return open_executor(device, machine, settings, checkpoint, times)
+    config = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
+    config.shard(settings.tensor_parallel_size)  # refuses what is not divided before any rank starts
     ranks = RankProcesses.start(settings.tensor_parallel_size, device)
     opened: RankProcesses | FanOut = ranks
     try:
@@ -37,7 +39,7 @@ def open_ranks(resolved: ResolvedConfig, checkpoint: Checkpoint, times: StartTim
         opened = FanOut(
             open_executor(device, machine, settings, checkpoint, times, ranks),
             ranks,
-            DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json").n_page_parts(ranks.size),
+            config.n_page_parts(ranks.size),
         )
         ranks.wait_ready()
     except (DeviceError, DeviceLost) as error:

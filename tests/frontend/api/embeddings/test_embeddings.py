@@ -34,16 +34,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    flags = (
-        "--task",
-        "embed",
-        "--max-model-len",
-        "512",
-        "--max-total-tokens",
-        "4096",
-        "--served-model-name",
-        "small",
-    )
+    """A server whose queue is shorter than some requests."""
+    flags = "--task embed --max-model-len 512 --max-total-tokens 4096 --served-model-name small".split()
+    flags += ["--max-num-seqs", "4", "--max-queued-requests", "8"]
     with serving(folder, tmp_path_factory.mktemp("s") / "errors", *flags) as live:
         yield live
 
@@ -92,7 +85,7 @@ def test_texts_and_ids_in_every_form(server: LiveServer, oracle: Any) -> None:
 
 
 def test_many_long_lists_of_ids_are_inputs(server: LiveServer, oracle: Any) -> None:
-    """The body is so long that lists are decoded one at a time, and has more of them than a completion may."""
+    """The body is so long that lists are decoded one at a time, and has more than the queue holds."""
     prompts = [[(n * m) % 250 for m in range(1, 200)] for n in range(1, 101)]
     found = vectors(embed(server, prompts))
     torch.testing.assert_close(found[[0, 99]], oracle([prompts[0], prompts[99]]), rtol=0, atol=5e-6)
@@ -140,6 +133,12 @@ def test_usage_counts_tokens_and_what_was_cached(server: LiveServer) -> None:
         ({"input": "x" * 513}, "input", "context_length_exceeded", "512 tokens"),
         ({"input": "x" * 512}, "input", "context_length_exceeded", "513 tokens"),
         ({"input": [1] * 513}, "input", "context_length_exceeded", "513 tokens"),
+        ({"input": ["a", "x" * 513]}, "input", "context_length_exceeded", "input[1]: "),
+        ({"input": ["a", "b", "x" * 512]}, "input", "context_length_exceeded", "input[2]: "),
+        ({"input": [*["a" * 400] * 90, "x" * 512]}, "input", "context_length_exceeded", "input[90]: "),
+        ({"input": [[1], [10_000]]}, "input", "invalid_request", "input[1]: "),
+        ({"input": [[1], []]}, "input", "invalid_request", "input[1]: "),
+        ({"input": [[1]] + [[1] * 513] * 20}, "input", "context_length_exceeded", "input[1]: "),
         ({"input": "a", "dimensions": 49}, "dimensions", "invalid_request", "1 to 48"),
         ({"input": "a", "dimensions": 0}, "dimensions", "invalid_request", "1 to 48"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format", "invalid_request", ""),
@@ -160,6 +159,7 @@ def test_what_cannot_be_embedded_is_refused_by_name(
     error = reply.json()["error"]
     assert (reply.status_code, error["param"], error["code"]) == (400, param, code)
     assert said in error["message"]
+    assert ("]: " in error["message"]) == ("]: " in said)
 
 
 def test_the_longest_input_fits(server: LiveServer) -> None:
@@ -177,6 +177,8 @@ def test_the_longest_input_fits(server: LiveServer) -> None:
         ("/v1/rerank", "score"),
         ("/v2/rerank", "score"),
         ("/v1/score", "score"),
+        ("/rerank", "score"),
+        ("/score", "score"),
     ],
 )
 def test_routes_of_other_tasks_are_refused_with_the_task_that_has_them(

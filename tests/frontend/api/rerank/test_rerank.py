@@ -63,7 +63,7 @@ def test_results_are_sorted_and_have_the_texts_as_those_of_jina(
     assert order.index(0) == order.index(4) - 1  # equal documents stay in their order
     assert body["model"] == "small"
     assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] > 1500
-    again = post(server, "/v1/rerank", query=QUERY, documents=DOCUMENTS)
+    again = post(server, "/rerank", query=QUERY, documents=DOCUMENTS)
     assert again["results"] == body["results"]
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 1200
 
@@ -99,13 +99,15 @@ def test_scores_of_pairs(server: LiveServer, expected: dict[str, list[float]]) -
     assert [(one["index"], one["object"]) for one in body["data"]] == [(n, "score") for n in range(5)]
     one = post(server, "/v1/score", text_1=QUERY, text_2=DOCUMENTS[1])
     assert [each["score"] for each in one["data"]] == expected[""][1:2]
-    pairs = post(server, "/v1/score", text_1=[QUERY, QUERY], text_2=DOCUMENTS[:2])
+    pairs = post(server, "/score", text_1=[QUERY, QUERY], text_2=DOCUMENTS[:2])
     assert [each["score"] for each in pairs["data"]] == expected[""][:2]
 
 
 @pytest.mark.parametrize(
     ("path", "fields", "param", "code"),
     [
+        ("/rerank", {"query": QUERY, "documents": ["a", "a" * 800]}, "documents[1]", "context_length_exceeded"),
+        ("/score", {"text_1": QUERY, "text_2": ["a", "a" * 1024]}, "text_2[1]", "context_length_exceeded"),
         ("/v1/rerank", {"query": QUERY, "documents": []}, "query", "invalid_request"),
         ("/v1/rerank", {"query": QUERY, "documents": ["a"] * 2049}, "documents", "invalid_request"),
         ("/v1/rerank", {"query": QUERY, "documents": ["a" * 800]}, "documents", "context_length_exceeded"),
@@ -134,4 +136,7 @@ def test_what_cannot_be_scored_is_refused_by_name(
     reply = server.http.post(path, json=fields)
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (404 if code == "model_not_found" else 400, code)
+    if param is not None and "[" in param:
+        assert error["message"].startswith(f"{param}: ")
+        param = param.partition("[")[0]
     assert param is None or error["param"] == param

@@ -21,7 +21,7 @@ from radixkv.runtime.device.attention.cuda.run_selection import SharedKernel, Sh
 from radixkv.runtime.device.attention.cuda.work_items import N_COLUMNS, UNLIMITED, WorkItems
 from radixkv.runtime.device.memory.cuda.staging import StagingBuffer, StagingLayout
 from radixkv.runtime.step.plan import SharedRun
-from support.cases import rest_nightly
+from support.cases import covering, rest_nightly
 from support.cuda_geometry import H200, PAGE, SHAPE
 
 Ints = NDArray[np.int32]
@@ -238,9 +238,11 @@ def share(
     return runs
 
 
-@pytest.mark.parametrize("variant", ["whole", "split", "shared", None])
-@pytest.mark.parametrize(("n_rows", "longest"), [(1, 4800), (3, 40), (33, 4800), (200, 700)])
-def test_every_row_reads_each_of_its_positions_once(n_rows: int, longest: int, variant: Variant | None) -> None:
+@pytest.mark.parametrize(
+    ("size", "variant"), covering([(1, 4800), (3, 40), (33, 4800), (200, 700)], ["whole", "split", "shared", None])
+)
+def test_every_row_reads_each_of_its_positions_once(size: tuple[int, int], variant: Variant | None) -> None:
+    n_rows, longest = size
     planner_sim = SimulatedPlanner()
     batch_slots, lengths = ragged(planner_sim, n_rows, n_rows, longest)
     planner_sim.check(planner_sim.plan(batch_slots, lengths, variant=variant), batch_slots, lengths)
@@ -249,7 +251,7 @@ def test_every_row_reads_each_of_its_positions_once(n_rows: int, longest: int, v
     )
 
 
-@pytest.mark.parametrize("seed", rest_nightly(range(40), kept=range(15)))
+@pytest.mark.parametrize("seed", rest_nightly(range(40), kept=range(6)))
 def test_nested_runs(seed: int) -> None:
     random = np.random.default_rng(seed)
     n_heads, n_kv_heads = [(32, 8), (28, 4), (64, 1)][seed % 3]
@@ -267,7 +269,7 @@ def test_nested_runs(seed: int) -> None:
     planner_sim.check(planner_sim.plan(batch_slots, lengths, runs, bucket), batch_slots, lengths)
 
 
-@pytest.mark.parametrize("seed", rest_nightly(range(40), kept=range(12)))
+@pytest.mark.parametrize("seed", rest_nightly(range(40), kept=range(6)))
 def test_a_token_and_its_drafts_each_see_one_position_more(seed: int) -> None:
     """With and without runs that other rows share, which the plan lists by its own rows."""
     random = np.random.default_rng(seed)
@@ -317,12 +319,12 @@ def test_partial_results_of_rows_with_drafts_fit_their_buffer() -> None:
     assert n_results <= planner_sim.planner.n_results
 
 
-@pytest.mark.parametrize("n_processors", [2, 58, 132])
-@pytest.mark.parametrize(("n_heads", "n_kv_heads", "small_tile"), [(32, 8, 16), (64, 2, 32), (16, 16, 16)])
-def test_rows_of_any_lengths_fit_the_staging_fields(
-    n_processors: int, n_heads: int, n_kv_heads: int, small_tile: int
-) -> None:
+@pytest.mark.parametrize(
+    ("n_processors", "heads"), covering([2, 58, 132], [(32, 8, 16), (64, 2, 32), (16, 16, 16)])
+)
+def test_rows_of_any_lengths_fit_the_staging_fields(n_processors: int, heads: tuple[int, int, int]) -> None:
     """Staging more items than fit the fields raises; the staged items read as many tokens as the rows have."""
+    n_heads, n_kv_heads, small_tile = heads
     shape = replace(SHAPE, n_heads=n_heads, n_kv_heads=n_kv_heads)
     geometry = replace(H200, shape=shape, n_processors=n_processors)
     assert geometry.small_tile == small_tile
@@ -354,13 +356,15 @@ def test_rows_of_any_lengths_fit_the_staging_fields(
                 assert n_read == int(lengths.sum()) + step.n_rows - n_rows
 
 
-@pytest.mark.parametrize("n_processors", [2, 58, 132])
-@pytest.mark.parametrize("shared_kernel", ["fa3", None])
-@pytest.mark.parametrize(("n_heads", "n_kv_heads", "small_rows"), [(32, 8, 16), (32, 2, 4), (16, 16, 64)])
+@pytest.mark.parametrize(
+    ("n_processors", "shared_kernel", "heads"),
+    covering([2, 58, 132], ["fa3", None], [(32, 8, 16), (32, 2, 4), (16, 16, 64)]),
+)
 def test_rows_with_drafts_of_any_lengths_fit_the_staging_fields(
-    n_processors: int, n_heads: int, n_kv_heads: int, small_rows: int, shared_kernel: SharedKernel | None
+    n_processors: int, shared_kernel: SharedKernel | None, heads: tuple[int, int, int]
 ) -> None:
     """Runs are nested; the staged items read as many tokens as the rows have."""
+    n_heads, n_kv_heads, small_rows = heads
     shape = replace(SHAPE, n_heads=n_heads, n_kv_heads=n_kv_heads)
     geometry = replace(H200, shape=shape, n_processors=n_processors, large_tile=128 if shared_kernel else 0)
     assert geometry.for_extend().small_rows == small_rows

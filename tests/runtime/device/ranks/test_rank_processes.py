@@ -18,6 +18,7 @@ from radixkv import LLM, BeamSearchParams, RequestOutput, SamplingParams, Struct
 from radixkv.errors import ConfigError, DeviceLost
 from radixkv.runtime.device.ranks import processes
 from radixkv.runtime.device.sampling.cpu import Sampler
+from support.cases import rest_nightly
 from support.processes import children, has_ended
 
 RANK = "radixkv.runtime.device.ranks.rank"
@@ -44,8 +45,12 @@ def two() -> Iterator[LLM]:
     assert has_ended(pid)
 
 
-@pytest.mark.parametrize("host_memory_bytes", [None, 8 << 20])
-def test_ranks_end_without_an_error(host_memory_bytes: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("host_memory_bytes", "n_starts"), rest_nightly([(8 << 20, 1), (8 << 20, 3), (None, 3)], kept=(0,))
+)
+def test_ranks_end_without_an_error(
+    host_memory_bytes: int | None, n_starts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     codes: list[int] = []
     wait = subprocess.Popen.wait
 
@@ -54,14 +59,15 @@ def test_ranks_end_without_an_error(host_memory_bytes: int | None, monkeypatch: 
         return codes[-1]
 
     monkeypatch.setattr(subprocess.Popen, "wait", noted)
-    for _ in range(3):
+    for _ in range(n_starts):
         LLM(
             "tiny", device="cpu", tensor_parallel_size=2, max_total_tokens=4096, host_memory_bytes=host_memory_bytes
         ).shutdown()
-    assert len(codes) >= 3
+    assert len(codes) >= n_starts
     assert set(codes) == {0}
 
 
+@pytest.mark.nightly
 def test_a_rank_that_stops_in_the_middle_of_a_copy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that only loads launches no step, in which a stopped rank would be noticed."""
     prompts = [f"Story {i}: " + "the keeper walked along the shore. " * 12 for i in range(5)]
@@ -110,7 +116,7 @@ def test_warm_answers_are_equal_to_the_bit(two: LLM) -> None:
         assert before.outputs[0].logprobs == after.outputs[0].logprobs
 
 
-@pytest.mark.parametrize(("n_ranks", "n_others"), [(2, 1), (4, 2)])
+@pytest.mark.parametrize(("n_ranks", "n_others"), rest_nightly([(2, 1), (4, 2)], kept=(0,)))
 def test_pages_come_back_from_host_memory_and_disk(n_ranks: int, n_others: int, tmp_path: Path) -> None:
     """With four ranks, two have the same KV head. Another number of ranks finds no pages, also of the same size."""
     prompts = [f"Story {i}: " + "the keeper walked along the shore. " * 12 for i in range(5)]
@@ -263,15 +269,17 @@ def test_a_signal_to_all_processes_lets_requests_end() -> None:
     assert has_ended(pid)
 
 
-def test_what_ranks_do_not_do_is_refused() -> None:
-    wrong: list[tuple[dict[str, object], str]] = [
-        ({"tensor_parallel_size": 3}, "tensor_parallel_size 3 does not divide num_attention_heads, 4"),
-        ({"tensor_parallel_size": 0}, "tensor_parallel_size 0 must be"),
-        ({"tensor_parallel_size": 2, "host_memory_bytes": 1000}, "host tier of 1000 bytes is less than one page"),
-        ({"tensor_parallel_size": 2, "quantization": "fp8"}, "'fp8' needs a GPU"),
-    ]
+REFUSED: list[tuple[dict[str, object], str]] = [
+    ({"tensor_parallel_size": 3}, "tensor_parallel_size 3 does not divide num_attention_heads, 4"),
+    ({"tensor_parallel_size": 0}, "tensor_parallel_size 0 must be"),
+    ({"tensor_parallel_size": 2, "host_memory_bytes": 1000}, "host tier of 1000 bytes is less than one page"),
+    ({"tensor_parallel_size": 2, "quantization": "fp8"}, "'fp8' needs a GPU"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), rest_nightly(REFUSED, kept=(0, 1, 2)))
+def test_what_ranks_do_not_do_is_refused(settings: dict[str, object], message: str) -> None:
     before = ranks()
-    for settings, message in wrong:
-        with pytest.raises(ConfigError, match=message):
-            LLM("tiny", device="cpu", **settings)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=message):
+        LLM("tiny", device="cpu", **settings)  # type: ignore[arg-type]
     assert ranks() == before

@@ -17,6 +17,7 @@ from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.step.plan import Row, RowSampling, StepPlan
 from radixkv.runtime.step.result import StepResult
 from radixkv.wire.messages import pack_tokens
+from support.cases import covering
 from support.device_support import CHECKPOINTS, random_ids
 from support.quantized_checkpoints import save_quantized
 from support.rank_threads import RankThreads
@@ -76,7 +77,7 @@ def take(result: StepResult, rows: Sequence[Row], found: Sequence[Answer]) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "n_ranks"), [(name, n) for name in CHECKPOINTS for n in (2, 4) if (name, n) not in UNDIVIDED]
+    ("name", "n_ranks"), [case for case in covering([*CHECKPOINTS], [2, 4]) if case.values not in UNDIVIDED]
 )
 def test_ranks_answer_as_one_device(checkpoint: Get, name: str, n_ranks: int) -> None:
     one = checkpoint(name)

@@ -102,6 +102,7 @@ def test_a_start_that_fails_when_rank_0_is_open_closes_it(monkeypatch: pytest.Mo
     assert left == [set()], "closed once, when no rank is there that its kernels wait for"
 
 
+@pytest.mark.nightly
 def test_a_rank_that_refuses_is_named_with_its_device(tmp_path: Path) -> None:
     ranks = started(tmp_path, of_ranks(2).device_settings)
     try:

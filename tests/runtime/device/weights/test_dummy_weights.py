@@ -12,6 +12,7 @@ from radixkv.errors import CheckpointError, ConfigError
 from radixkv.runtime.device.cpu.executor import CpuExecutor
 from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.step.plan import StepPlan
+from support.cases import covering
 from support.checkpoints import save_checkpoint
 from support.device_support import CHECKPOINTS, GREEDY, random_ids, row_of
 
@@ -47,8 +48,7 @@ def first_token(executor: CpuExecutor) -> int:
     return result.tokens[0]
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "dtype"), covering([*CHECKPOINTS], ["float32", "bfloat16"]))
 def test_a_config_alone_gives_a_working_model(tmp_path: Path, name: str, dtype: str) -> None:
     save_checkpoint(tmp_path, **CHECKPOINTS[name])
     for path in tmp_path.iterdir():

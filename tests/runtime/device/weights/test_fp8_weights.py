@@ -21,6 +21,7 @@ from radixkv.runtime.device.weights.parallel_load import ParallelLoader
 from radixkv.runtime.device.weights.safetensors import SafetensorsFiles
 from radixkv.runtime.device.weights.weights import Weights, open_weights
 from radixkv.settings.config import LoadFormat
+from support.cases import covering
 from support.checkpoints import edited_config, edited_tensors, save_checkpoint
 from support.device_support import PlainLane
 from support.quantized_checkpoints import layer_linears, linears, save_quantized
@@ -88,8 +89,7 @@ def test_blocks_of_another_size_are_dequantized(tmp_path: Path) -> None:
         assert torch.equal(linear.weight, dense.weight)
 
 
-@pytest.mark.parametrize("load_format", ["auto", "dummy"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "load_format"), covering([torch.float32, torch.bfloat16], ["auto", "dummy"]))
 def test_weights_are_rounded_while_they_are_loaded(
     tmp_path: Path, dtype: torch.dtype, load_format: LoadFormat
 ) -> None:
@@ -106,8 +106,9 @@ def test_weights_are_rounded_while_they_are_loaded(
         assert (difference <= dense.weight.float().abs() / 16 * 1.001 + largest / 448 * 2**-10).all()
 
 
-@pytest.mark.parametrize("scales", ["channels", "blocks"])
-@pytest.mark.parametrize("shape", [(300, 200), (1, 1), (128, 256), (70_000, 256)])
+@pytest.mark.parametrize(
+    ("shape", "scales"), covering([(300, 200), (1, 1), (128, 256), (70_000, 256)], ["channels", "blocks"])
+)
 def test_quantization_by_parts(shape: tuple[int, int], scales: Fp8Scales) -> None:
     torch.manual_seed(0)
     dense = torch.randn(shape) * torch.logspace(-30, 3, shape[0])[:, None]

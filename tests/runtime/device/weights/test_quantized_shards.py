@@ -19,6 +19,7 @@ from radixkv.runtime.device.weights.parallel_load import ParallelLoader
 from radixkv.runtime.device.weights.shards import Shard
 from radixkv.runtime.device.weights.weights import WeightProducts, Weights, open_weights
 from radixkv.settings.config import LoadFormat
+from support.cases import covering
 from support.checkpoints import edited_config, save_checkpoint
 from support.device_support import CHECKPOINTS, PieceLane
 from support.quantized_checkpoints import FORMATS, INT4_FORMATS, layer_linears, quantize_matrices, save_quantized
@@ -57,8 +58,9 @@ def tensors_of(checkpoint: Checkpoint, shard: Shard | None, *, lanes: int = 0) -
     return tensors
 
 
-@pytest.mark.parametrize("n_ranks", [2, 4])
-@pytest.mark.parametrize("name", [*FORMATS, "awq of experts", "fp8 blocks of experts"])
+@pytest.mark.parametrize(
+    ("name", "n_ranks"), covering([*FORMATS, "awq of experts", "fp8 blocks of experts"], [2, 4])
+)
 def test_parts_are_those_of_the_dense_matrices(tmp_path: Path, name: str, n_ranks: int) -> None:
     """With four ranks, 24 inputs are not whole groups, nor 16 whole blocks, so some matrices are read whole."""
     name, _, experts = name.partition(" of ")

@@ -16,6 +16,7 @@ from radixkv.checkpoints import resolve
 from radixkv.errors import CheckpointError
 from radixkv.runtime.device.cuda.model_size import model_size
 from radixkv.runtime.device.weights.weights import open_weights
+from support.cases import covering
 from support.checkpoints import VOCAB, edited_config, edited_tensors, save_checkpoint
 from support.device_support import CHECKPOINTS, load_oracle, logits_of, random_ids
 from support.quantized_checkpoints import FORMATS, quantize_matrices, save_quantized
@@ -58,8 +59,7 @@ def test_a_head_of_its_own_is_used_by_every_architecture(tmp_path: Path, name: s
     assert (logits(tmp_path) - expected_logits(tmp_path)).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("head", OWN_HEADS)
-@pytest.mark.parametrize("is_sharded", [False, True])
+@pytest.mark.parametrize(("head", "is_sharded"), covering([*OWN_HEADS], [True, False]))
 def test_only_a_head_that_differs_is_kept(
     tmp_path: Path, head: str, is_sharded: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -122,8 +122,9 @@ def test_a_head_of_another_shape_is_refused(tmp_path: Path) -> None:
         logits(tmp_path)
 
 
-@pytest.mark.parametrize("is_quantized", [False, True], ids=["dense head", "quantized head"])
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "mxfp4"])
+@pytest.mark.parametrize(
+    ("name", "is_quantized"), covering([name for name in FORMATS if name != "mxfp4"], [True, False])
+)
 def test_a_head_of_its_own_beside_quantized_matrices(tmp_path: Path, name: str, is_quantized: bool) -> None:
     vocabulary = VOCAB + 5  # whole words of 4-bit integers
     save_quantized(tmp_path, name, vocab_size=vocabulary, **TIED)
