@@ -54,11 +54,14 @@ class RequestGroup:
 
     def __init__(self, client: RequestSender, prompts: Sequence[Submit], arrived: Arrival, streams: bool) -> None:
         self._client = client
-        self._wake = WakeUp()
+        self.wake = WakeUp()
+        """Wakes the reader of ``deltas``, once for all that arrives together."""
         self._requests = [
-            InFlightRequest(index, _addressed(prompt, arrived), self._wake, arrived, streams=streams)
+            InFlightRequest(index, _addressed(prompt, arrived), self.wake, arrived, streams=streams)
             for index, prompt in enumerate(prompts)
         ]
+        self._waiting = list(self._requests)
+        """Those of which more output comes."""
         self._n_open = sum(prompt.sampling.n for prompt in prompts if not prompt.is_canary)
         """Choices whose finish reason is not counted yet."""
 
@@ -90,15 +93,27 @@ class RequestGroup:
 
     async def deltas(self) -> AsyncGenerator[TokenDelta, None]:
         """Yields output, in order within each choice, until all requests have ended. Raises ``RequestError``."""
-        waiting = list(self._requests)
-        while waiting:
-            await self._wake.wait()
-            for request in list(waiting):
+        while self._waiting:
+            await self.wake.wait()
+            for request in list(self._waiting):
                 deltas = request.take_deltas()
                 if request.is_over:
-                    waiting.remove(request)
+                    self._waiting.remove(request)
                 for delta in deltas:
                     yield delta
+
+    def take_quick(self) -> list[TokenDelta] | None:
+        """Returns what ``deltas`` would yield next, while that waits.
+
+        None, and nothing is taken, if a request is over or if its output should be rendered in a thread.
+        """
+        deltas: list[TokenDelta] = []
+        for request in self._waiting:
+            if not request.is_quick:
+                return None
+        for request in self._waiting:
+            deltas += request.take_deltas()
+        return deltas
 
 
 def _addressed(prompt: Submit, arrived: Arrival) -> Submit:
