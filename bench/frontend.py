@@ -13,6 +13,11 @@ Appends one JSON line per case:
     fewshot     256 clients stream 32 tokens each for prompts of about 980 tokens (3,200 characters), a step every
                 11 ms
     long        fewshot with prompts of about 1,560 tokens (5,100 characters)
+    texts       256 clients stream completions of 64 tokens each, a step every 50 ms, so that every token has
+                a chunk of its own even on a busy machine
+    chats       texts as chat completions
+    replicas    chats, with two runtimes
+    short       64 clients stream one token each, a step every 5 ms: what a request costs
     wave        fewshot, but all clients send at the same time, and wait until all answers are complete; a step each
                 60 ms, so that every token has a chunk of its own. The line has the time from the wave's start until
                 the runtime has half of the requests, and all
@@ -76,6 +81,10 @@ class Case:
     """Worked examples before each question, as in the workload ``fewshot``; 0 repeats one question."""
     in_waves: bool = False
     """Whether all clients wait for each other before each request."""
+    is_chat: bool = False
+    """Whether the prompts are chats of one message."""
+    n_replicas: int = 1
+    """Runtimes behind the frontend."""
 
 
 CASES = {
@@ -86,6 +95,10 @@ CASES = {
     "saturated": Case(256, 32, 0.005),
     "fewshot": Case(256, 32, 0.011, n_shots=9),
     "long": Case(256, 32, 0.011, n_shots=15),
+    "texts": Case(256, 64, 0.05),
+    "chats": Case(256, 64, 0.05, is_chat=True),
+    "replicas": Case(256, 64, 0.05, is_chat=True, n_replicas=2),
+    "short": Case(64, 1, 0.005),
     "wave": Case(256, 32, 0.06, n_shots=9, in_waves=True),
 }
 
@@ -152,7 +165,8 @@ def main() -> None:
 async def measure(name: str, seconds: float) -> dict[str, object]:
     """Measures one case and returns its line."""
     case = CASES[name]
-    async with running_server(f"{case.step_s} submitted" if case.in_waves else str(case.step_s)) as server:
+    runtime_arguments = f"{case.step_s} submitted" if case.in_waves else str(case.step_s)
+    async with running_server(runtime_arguments, case.n_replicas) as server:
         await clients(server.port, 2.0, name)  # the first requests import and allocate
         server.longest_delay_ms()
         started_at, processor_s, loop_s = time.perf_counter(), server.processor_s(), server.loop_s()
@@ -190,7 +204,7 @@ async def clients(port: int, seconds: float, name: str) -> ClientStats:
     """Sends a case's requests for ``seconds``; each client then finishes its current request."""
     case, stats = CASES[name], ClientStats()
     deadline = time.monotonic() + seconds
-    requests = itertools.cycle([stream_request(prompt, case.n_tokens) for prompt in prompts(case.n_shots)])
+    requests = itertools.cycle([stream_request(prompt, case) for prompt in prompts(case.n_shots)])
     if case.in_waves:
         return await waves(port, seconds, case.n_clients, requests)
 
@@ -208,7 +222,7 @@ async def clients(port: int, seconds: float, name: str) -> ClientStats:
             stats.n_heavy += 1
         reader.transport.close()
 
-    heavy = [request(max_tokens=1, **HEAVY[name])] * N_HEAVY_CLIENTS if name in HEAVY else []
+    heavy = [request("/v1/completions", max_tokens=1, **HEAVY[name])] * N_HEAVY_CLIENTS if name in HEAVY else []
     await asyncio.gather(*(client() for _ in range(case.n_clients)), *map(heavy_client, heavy))
     return stats
 
@@ -240,11 +254,15 @@ def prompts(n_shots: int) -> list[str]:
     return [prompt for prompt in first_prompts if isinstance(prompt, str)]
 
 
-def stream_request(prompt: str, max_tokens: int) -> bytes:
+def stream_request(prompt: str, case: Case) -> bytes:
     """Encodes a streaming request as `radixkv bench` sends it."""
+    path, content = "/v1/completions", {"prompt": prompt}
+    if case.is_chat:
+        path, content = "/v1/chat/completions", {"messages": [{"role": "user", "content": prompt}]}
     return request(
-        prompt=prompt,
-        max_tokens=max_tokens,
+        path,
+        **content,
+        max_tokens=case.n_tokens,
         temperature=0.0,
         stream=True,
         stream_options={"include_usage": True},
@@ -253,10 +271,10 @@ def stream_request(prompt: str, max_tokens: int) -> bytes:
     )
 
 
-def request(**fields: object) -> bytes:
+def request(path: str, **fields: object) -> bytes:
     """Encodes a whole HTTP request."""
     body = json.dumps(fields)
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
@@ -332,11 +350,11 @@ async def connect(port: int, reader: Reader) -> Reader:
 
 
 @asynccontextmanager
-async def running_server(null_runtime_arguments: str) -> AsyncIterator[WatchedServer]:
+async def running_server(null_runtime_arguments: str, n_replicas: int) -> AsyncIterator[WatchedServer]:
     """Runs a server on a free port."""
     with tempfile.TemporaryDirectory() as folder:
         report_file = Path(folder) / "report"
-        flags = ["--port", "0", "--stats-interval", "0"]
+        flags = ["--port", "0", "--stats-interval", "0", "--data-parallel-size", str(n_replicas)]
         process = await ChildProcess.start(
             [sys.executable, str(HERE / "watched_frontend.py"), str(report_file), null_runtime_arguments, *flags]
         )

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from radixkv import cli
-from radixkv.frontend import process
+from radixkv.frontend.replicas import start
 from radixkv.frontend.runtime_process import RuntimeProcess
 
 NULL_RUNTIME = Path(__file__).with_name("null_runtime.py")
@@ -58,5 +58,5 @@ class LoopWatch:
 
 
 if __name__ == "__main__":
-    with patch.object(process, "RuntimeProcess", _NullRuntimeProcess):
+    with patch.object(start, "RuntimeProcess", _NullRuntimeProcess):
         sys.exit(cli.main(["serve", *sys.argv[3:]]))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Generic, NamedTuple, Protocol
+from typing import Generic, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,6 +17,7 @@ from radixkv.frontend.field_names import naming_answer_format
 from radixkv.frontend.http.disconnect import cancel_on_disconnect
 from radixkv.frontend.http.sse import DONE_EVENT, EventStream
 from radixkv.frontend.in_flight import TokenDelta, is_slow_to_render, without_output
+from radixkv.frontend.request_group import RequestGroup
 from radixkv.frontend.served_model import ServedModel
 from radixkv.generation.logprobs import RenderedT, TokenRenderer
 from radixkv.generation.models import GenerationModel
@@ -87,16 +88,43 @@ class PromptAnswers(Generic[RenderedT]):
         """Takes the logprobs of the prompt's next tokens, from its second on. This class drops them."""
 
 
-class Answers(NamedTuple, Generic[RenderedT]):
-    """The prompts of one request with what runs them. Iterate ``deltas_and_outputs`` once."""
+class PartSink(Protocol):
+    """Where the parts of a response are written."""
 
-    prompts: Sequence[PromptAnswers[RenderedT]]
-    client: EngineClient
-    """Sends them to the runtime, all or none."""
-    arrived: Arrival
-    """When and where the request arrived, and whose it is."""
-    format_field: str = "tools"
-    """The field by which the client said what the answers must match, which errors of the grammar name."""
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is unsent that nothing should be written for now."""
+        ...
+
+    def write_part(self, part: bytes) -> None:
+        """Writes the next part."""
+        ...
+
+
+class Answers(Generic[RenderedT]):
+    """The prompts of one request with what runs them. Iterate ``deltas_and_outputs`` once.
+
+    Args:
+        prompts: the prompts.
+        client: sends them to the runtime, all or none.
+        arrived: when and where the request arrived, and whose it is.
+        format_field: the field by which the client said what the answers must match, which errors of the grammar
+            name.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[PromptAnswers[RenderedT]],
+        client: EngineClient,
+        arrived: Arrival,
+        format_field: str = "tools",
+    ) -> None:
+        self._prompts = prompts
+        self._client = client
+        self._arrived = arrived
+        self._format_field = format_field
+        self._group: RequestGroup | None = None
+        """The running requests; None before the first delta is asked for."""
 
     async def deltas_and_outputs(
         self, *, streams: bool
@@ -108,19 +136,61 @@ class Answers(NamedTuple, Generic[RenderedT]):
         Args:
             streams: whether a client reads the output as it arrives; one that falls too far behind fails.
         """
-        submits = [each.prompt for each in self.prompts]
-        group = self.client.submit(submits, arrived=self.arrived, streams=streams)
-        with naming_answer_format(self.format_field):
+        submits = [each.prompt for each in self._prompts]
+        group = self._group = self._client.submit(submits, arrived=self._arrived, streams=streams)
+        with naming_answer_format(self._format_field):
             async with group, aclosing(group.deltas()) as deltas:
                 async for delta in deltas:
-                    answers = self.prompts[delta.prompt]
-                    if is_slow_to_render(delta):
-                        output = await asyncio.to_thread(answers.absorb, delta)
-                    else:
-                        output = answers.absorb(delta)
+                    absorb = self._prompts[delta.prompt].absorb
+                    output = await asyncio.to_thread(absorb, delta) if is_slow_to_render(delta) else absorb(delta)
                     if output.finish_reason is not None:
                         group.end_choice(delta, output.finish_reason)
                     yield delta, output
+
+    def write_directly(self, sink: PartSink, render: Callable[[TokenDelta, OutputDelta[RenderedT]], bytes]) -> None:
+        """From now on writes output as it arrives, where that is quick, and ``deltas_and_outputs`` yields the rest.
+
+        Args:
+            sink: where it is written; while it is full, all output is yielded.
+            render: returns the part of the response that output makes; it may be empty.
+        """
+        assert self._group is not None, "the first delta comes first"
+        self._group.wake.reader = _DirectAnswers(self._group, self._prompts, sink, render)
+
+
+class _DirectAnswers(Generic[RenderedT]):
+    """The reader of a running request's output that writes it to a sink. See ``Answers.write_directly``."""
+
+    def __init__(
+        self,
+        group: RequestGroup,
+        prompts: Sequence[PromptAnswers[RenderedT]],
+        sink: PartSink,
+        render: Callable[[TokenDelta, OutputDelta[RenderedT]], bytes],
+    ) -> None:
+        self._group = group
+        self._prompts = prompts
+        self._sink = sink
+        self._render = render
+        self._part = b""
+
+    def take(self) -> bool:
+        """See ``DirectReader.take``."""
+        if self._sink.is_full or (deltas := self._group.take_quick()) is None:
+            return False
+        parts = []
+        for delta in deltas:
+            output = self._prompts[delta.prompt].absorb(delta)
+            if output.finish_reason is not None:
+                self._group.end_choice(delta, output.finish_reason)
+            parts.append(self._render(delta, output))
+        self._part = b"".join(parts)
+        return True
+
+    def write(self) -> None:
+        """See ``DirectReader.write``."""
+        if self._part:
+            self._sink.write_part(self._part)
 
 
 class SingleAnswer(PromptAnswers[None]):
@@ -179,6 +249,15 @@ class SingleAnswer(PromptAnswers[None]):
                 if not output.is_empty:
                     yield output
 
+    def write_directly(self, sink: PartSink, render: Callable[[OutputDelta[None]], bytes]) -> None:
+        """From now on writes output as it arrives, where that is quick, and ``nonempty_outputs`` yields the rest.
+
+        Args:
+            sink: where it is written; while it is full, all output is yielded.
+            render: returns the part of the response that output makes; it may be empty.
+        """
+        self._answers.write_directly(sink, lambda _, output: b"" if output.is_empty else render(output))
+
     async def whole(self) -> OutputDelta[None]:
         """Returns the whole output. Raises ``RequestError``; cancelling it cancels the request."""
         whole: OutputDelta[None] = OutputDelta()
@@ -211,6 +290,13 @@ class AnswerWriter(Protocol):
         """
         ...
 
+    def write_directly(self, sink: PartSink) -> None:
+        """From now on writes events to ``sink`` as they become known, where that is quick; others are yielded.
+
+        The first event was yielded before.
+        """
+        ...
+
 
 async def respond(request: Request, writer: AnswerWriter, *, streams: bool, end: bytes = DONE_EVENT) -> Response:
     """Answers as a stream or whole. Raises ``RequestError``; a disconnect cancels the request.
@@ -222,6 +308,6 @@ async def respond(request: Request, writer: AnswerWriter, *, streams: bool, end:
         end: what follows the last event of a stream.
     """
     if streams:
-        return EventStream(writer.events(), end)
+        return EventStream(writer.events(), end, writer.write_directly)
     whole = await cancel_on_disconnect(request.receive, writer.whole())
     return Response(whole, media_type="application/json")

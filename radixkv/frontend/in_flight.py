@@ -20,6 +20,8 @@ _INLINE_WORK = 256
 """Rendering work done on the event loop, in tokens without logprobs; a thread renders more."""
 _TOKENS_PER_LOGPROB = 8
 """Cost of rendering one token's logprobs, in tokens without."""
+_UNREAD_BYTES = 256
+"""Unread output of an answer that is sent whole: 64 tokens, which take less time together than one by one."""
 _LOGPROB_BYTES = 16
 """About the memory of a ``TokenLogprobs`` beside its lists."""
 
@@ -107,10 +109,24 @@ class TokenDelta(msgspec.Struct):
     """
 
 
+class DirectReader(Protocol):
+    """Takes output in place of a waiting task, which costs no turn of the event loop."""
+
+    def take(self) -> bool:
+        """Takes what has arrived, and keeps the part of a response that it makes; False: only a task can."""
+        ...
+
+    def write(self) -> None:
+        """Writes the part that was kept."""
+        ...
+
+
 class WakeUp:
     """An ``asyncio.Event`` for one waiter, which clears it: without a queue of waiters, since every chunk waits."""
 
     def __init__(self) -> None:
+        self.reader: DirectReader | None = None
+        """Is asked first while the waiter waits; its errors are raised in the waiter."""
         self._loop = asyncio.get_running_loop()
         self._is_set = False
         self._waiting: asyncio.Future[None] | None = None
@@ -120,6 +136,27 @@ class WakeUp:
         self._is_set = True
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
+
+    def take(self) -> bool:
+        """Lets the reader take what has arrived, or else wakes the waiter; returns whether to call ``write``."""
+        if self.reader is not None and self._waiting is not None and not self._waiting.done():
+            try:
+                if self.reader.take():
+                    return True
+            except Exception as error:
+                self._waiting.set_exception(error)
+                return False
+        self.set()
+        return False
+
+    def write(self) -> None:
+        """Writes what the reader took in ``take``, before the waiter runs again."""
+        assert self.reader is not None, "take comes first"
+        try:
+            self.reader.write()
+        except Exception as error:
+            assert self._waiting is not None, "take comes first"
+            self._waiting.set_exception(error)
 
     async def wait(self) -> None:
         """Waits until ``set`` has been called since the last call."""
@@ -135,7 +172,7 @@ class InFlightRequest:
     Args:
         index: the prompt's index in the request group.
         prompt: as it is sent.
-        wake: set when output arrives.
+        wake: set when the request fails. Whoever adds output sets it, once for all that arrives together.
         arrived: when and where the HTTP request arrived.
         streams: whether a client reads output as it arrives.
     """
@@ -155,7 +192,8 @@ class InFlightRequest:
         self.error: RequestError | None = None
         self.finish_reasons: list[str] = []
         """The finish reasons of the choices that have ended for the client."""
-        self._wake = wake
+        self.wake = wake
+        """Wakes the reader."""
         self._arrived = arrived
         self._sent_at = time.monotonic()
         self._first_token_at: float | None = None
@@ -165,6 +203,8 @@ class InFlightRequest:
         """Choices that have not ended."""
         self._last_token_at: dict[int, float] = {}
         """Time of each choice's last token, in monotonic seconds."""
+        self._unread_work = 0
+        """How long rendering the unread output takes, in tokens without logprobs."""
         self._deltas: dict[int, TokenDelta] = {}
         """Unread output by choice."""
 
@@ -183,27 +223,44 @@ class InFlightRequest:
         """Whether no more output comes."""
         return self.done is not None or self.error is not None
 
-    def add_tokens(self, item: NewTokens, metrics: RequestMetrics) -> None:
-        """Adds new tokens of a choice, or its end. The metrics leave out tokens of the canary."""
+    @property
+    def may_wait(self) -> bool:
+        """Whether output of running choices may stay unread until more comes: nobody and no stop string waits."""
+        return not self.streams and not self.prompt.sampling.stop and self.n_pending_bytes < _UNREAD_BYTES
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether more output comes, and the event loop may render what has come."""
+        return self._unread_work <= _INLINE_WORK and self.done is None and self.error is None
+
+    def add_tokens(self, item: NewTokens, metrics: RequestMetrics, now_s: float) -> None:
+        """Adds new tokens of a choice, or its end. The metrics leave out tokens of the canary.
+
+        Args:
+            item: the tokens.
+            metrics: records their times.
+            now_s: when they arrived, in monotonic seconds.
+        """
         if item.tokens and not self.prompt.is_canary:
             self._n_output += len(item.tokens) // 4
-            self._measure(item, metrics)
+            self._measure(item, metrics, now_s)
         delta = self._delta_of(item.choice)
         delta.tokens += item.tokens
         delta.pooled = item.pooled
         self.n_pending_bytes += len(item.tokens)
+        self._unread_work += len(item.tokens) // 4
         if item.logprobs:
             delta.logprobs += item.logprobs
             self.n_pending_bytes += _n_bytes(item.logprobs)
+            self._unread_work += _TOKENS_PER_LOGPROB * len(item.logprobs)
         if item.finish_reason is not None:
             delta.finish_reason, delta.stop_token_id = item.finish_reason, item.stop_token_id
             self._open.discard(item.choice)
-        self._wake.set()
 
     def add_prompt_logprobs(self, item: PromptLogprobs) -> None:
         """Adds logprobs of the prompt's next tokens."""
         self._delta_of(0).prompt_logprobs += item.items
-        self._wake.set()
+        self._unread_work += _TOKENS_PER_LOGPROB * len(item.items)
 
     def add_computed(self, computed: ComputedPrompt) -> None:
         """Adds what the cache gave and got of the prompt; tokens follow."""
@@ -215,13 +272,12 @@ class InFlightRequest:
         self._ended_at = time.monotonic()
         if not self._open and not self.prompt.is_canary:
             metrics.done(self._ended_at - self._arrived.at, done.queue_time_s)
-        self._wake.set()
 
     def fail(self, error: RequestError) -> None:
-        """Ends the request with an error."""
+        """Ends the request with an error, and wakes the reader."""
         self.error = error
         self._ended_at = time.monotonic()
-        self._wake.set()
+        self.wake.set()
 
     def take_deltas(self) -> list[TokenDelta]:
         """Returns the output since the last call, one delta per choice.
@@ -233,7 +289,7 @@ class InFlightRequest:
         if self.done is not None:
             self._delta_of(next(reversed(self._deltas), 0)).done = self.done
         deltas, self._deltas = list(self._deltas.values()), {}
-        self.n_pending_bytes = 0
+        self.n_pending_bytes = self._unread_work = 0
         return deltas
 
     def report(self, error: BaseException | None) -> EndedRequest:
@@ -263,14 +319,13 @@ class InFlightRequest:
             delta = self._deltas[choice] = TokenDelta(self.index, choice)
         return delta
 
-    def _measure(self, item: NewTokens, metrics: RequestMetrics) -> None:
-        now = time.monotonic()
+    def _measure(self, item: NewTokens, metrics: RequestMetrics, now_s: float) -> None:
         if not self._last_token_at:
-            self._first_token_at = now
-            metrics.first_token(now - self._arrived.at)
+            self._first_token_at = now_s
+            metrics.first_token(now_s - self._arrived.at)
         elif (last := self._last_token_at.get(item.choice)) is not None:
-            metrics.next_tokens(now - last, len(item.tokens) // 4)
-        self._last_token_at[item.choice] = now
+            metrics.next_tokens(now_s - last, len(item.tokens) // 4)
+        self._last_token_at[item.choice] = now_s
 
 
 def _n_bytes(items: Sequence[TokenLogprobs]) -> int:

@@ -67,13 +67,16 @@ class RequestGroup:
         max_in_flight: int | None = None,
     ) -> None:
         self._client = client
-        self._wake = WakeUp()
+        self.wake = WakeUp()
+        """Wakes the reader of ``deltas``, once for all that arrives together."""
         self._prompts = prompts
         self._arrived = arrived
         self._streams = streams
         self._max_in_flight = max_in_flight or len(prompts)
         self._requests: list[InFlightRequest] = []
         """Those that were sent, in the order of the prompts."""
+        self._waiting: list[InFlightRequest] = []
+        """Those of which more output comes."""
         self._n_open = sum(prompt.sampling.n for prompt in prompts if not prompt.is_canary)
         """Choices whose finish reason is not counted yet."""
 
@@ -103,18 +106,18 @@ class RequestGroup:
         if delta.finish_reason is None:
             self._client.cancel(self._requests[delta.prompt], delta.choice)
 
-    async def _send_next(self, n_prompts: int) -> list[InFlightRequest]:
+    async def _send_next(self, n_prompts: int) -> None:
         """Sends the next prompts, all or none."""
         begin = len(self._requests)
         requests = [
             InFlightRequest(
-                index, _addressed(prompt, self._arrived), self._wake, self._arrived, streams=self._streams
+                index, _addressed(prompt, self._arrived), self.wake, self._arrived, streams=self._streams
             )
             for index, prompt in enumerate(self._prompts[begin : begin + n_prompts], begin)
         ]
         await self._client.send_requests(requests)
         self._requests += requests
-        return requests
+        self._waiting += requests
 
     async def deltas(self) -> AsyncGenerator[TokenDelta, None]:
         """Yields output, in order within each choice, until all requests have ended.
@@ -122,10 +125,9 @@ class RequestGroup:
         Raises:
             RequestError: one has failed; it has the prompt's number if it is about one of several.
         """
-        waiting = list(self._requests)
-        while waiting:
-            await self._wake.wait()
-            for request in list(waiting):
+        while self._waiting:
+            await self.wake.wait()
+            for request in list(self._waiting):
                 try:
                     deltas = request.take_deltas()
                 except _OF_ONE_PROMPT as error:
@@ -133,12 +135,25 @@ class RequestGroup:
                         error.index = request.index
                     raise
                 if request.is_over:
-                    waiting.remove(request)
+                    self._waiting.remove(request)
                 for delta in deltas:
                     yield delta
-            n_free = self._max_in_flight - len(waiting)
+            n_free = self._max_in_flight - len(self._waiting)
             if n_free and len(self._requests) < len(self._prompts):
-                waiting += await self._send_next(n_free)
+                await self._send_next(n_free)
+
+    def take_quick(self) -> list[TokenDelta] | None:
+        """Returns what ``deltas`` would yield next, while that waits.
+
+        None, and nothing is taken, if a request is over or if its output should be rendered in a thread.
+        """
+        deltas: list[TokenDelta] = []
+        for request in self._waiting:
+            if not request.is_quick:
+                return None
+        for request in self._waiting:
+            deltas += request.take_deltas()
+        return deltas
 
 
 def _addressed(prompt: Submit, arrived: Arrival) -> Submit:

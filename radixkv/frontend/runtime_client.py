@@ -18,7 +18,7 @@ import zmq.asyncio
 from radixkv.errors import Draining, QueueFull, RequestError, WireError, request_error
 from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeRestarting, RuntimeSilent
-from radixkv.frontend.in_flight import EndedRequest, InFlightRequest, RequestMetrics
+from radixkv.frontend.in_flight import EndedRequest, InFlightRequest, RequestMetrics, WakeUp
 from radixkv.frontend.miss_counts import MissCounts, MissRecord
 from radixkv.frontend.miss_report import without_contents, without_copies
 from radixkv.frontend.request_group import RequestGroup
@@ -73,6 +73,12 @@ MAX_BYTES_PER_TURN = 1 << 18
 
 It is far less than ``MAX_PENDING_BYTES``, because no reader runs meanwhile.
 """
+READERS_PER_BURST = 32
+"""How many readers' parts are written in a row, once all of them are rendered.
+
+The client is then awake when the next part comes, so fewer writes have to wake it; and the first of a step's parts
+does not wait for all others.
+"""
 
 
 class RuntimeClient:
@@ -115,6 +121,8 @@ class RuntimeClient:
         self._idle = asyncio.Event()
         self._idle.set()
         self._receiving: asyncio.Task[None] | None = None
+        self._woken: dict[WakeUp, None] = {}
+        """Whose readers have new output."""
         self._outgoing: list[bytes] = []
         """Frames that the event loop sends in its next turn."""
         self.refusal: RequestError | None = None
@@ -359,12 +367,16 @@ class RuntimeClient:
             while n_bytes < MAX_BYTES_PER_TURN:
                 # Frames that have already arrived need no turn of the loop and are applied before any reader wakes.
                 # So a request's last tokens and its end form one delta, as does the backlog of a slow reader.
-                frames = await socket.recv_multipart()
+                arriving = asyncio.ensure_future(socket.recv_multipart())
+                if not arriving.done():
+                    self._wake_readers()
+                frames = await arriving
                 n_bytes += sum(map(len, frames))
                 self.n_frames += len(frames)
                 self.heard_at = time.monotonic()
                 for frame in frames:
                     self._apply(frame)
+            self._wake_readers()
             await asyncio.sleep(0)
 
     def _apply(self, frame: bytes) -> None:
@@ -381,9 +393,12 @@ class RuntimeClient:
                 for logprobs in message.prompt_logprobs:
                     if (request := self._receiver(logprobs.id)) is not None:
                         request.add_prompt_logprobs(logprobs)
+                        self._woken[request.wake] = None
                 for item in message.items:
                     if (request := self._receiver(item.id)) is not None:
-                        request.add_tokens(item, self.metrics)
+                        request.add_tokens(item, self.metrics, self.heard_at)
+                        if item.finish_reason is not None or not request.may_wait:
+                            self._woken[request.wake] = None
             case Done():
                 if not self._shows_contents:
                     message = without_contents(message)
@@ -392,6 +407,7 @@ class RuntimeClient:
                     self._misses.add(message)
                 if request is not None:
                     request.end(message, self.metrics)
+                    self._woken[request.wake] = None
             case Failed() if (query := self._queries.get(message.id)) is not None:
                 if not query.done():
                     query.set_exception(request_error(message.code, message.text, param=message.param))
@@ -406,6 +422,13 @@ class RuntimeClient:
                 reply = self._queries.get(message.id)
                 if reply is not None and not reply.done():
                     reply.set_result(message)
+
+    def _wake_readers(self) -> None:
+        """Gives the readers what has arrived."""
+        woken, self._woken = list(self._woken), {}
+        for start in range(0, len(woken), READERS_PER_BURST):
+            for wake in [wake for wake in woken[start : start + READERS_PER_BURST] if wake.take()]:
+                wake.write()
 
     def _receiver(self, request_id: str) -> InFlightRequest | None:
         """Returns the request that a message is for; None if it was abandoned or its reader is too slow."""

@@ -38,6 +38,7 @@ class AnswerText:
         )
         self._stop = StopStrings(stop, includes_stop=includes_stop)
         self._includes_stop = includes_stop
+        self._has_stop = bool(stop)
         self._n_early = min_tokens
         """How many of the next tokens still count towards ``min_tokens``."""
 
@@ -60,6 +61,8 @@ class AnswerText:
         """
         if is_stopped and not self._includes_stop:
             ids = ids[:-1]
+        if not self._has_stop:
+            return self._detokenizer.push(ids), False
         early = ""
         if self._n_early:
             n_early = min(self._n_early, len(ids))

@@ -41,6 +41,18 @@ class OutputDelta(msgspec.Struct, Generic[RenderedT]):
         return "".join([part.text for part in self.parts if isinstance(part, TextPart)])
 
     @property
+    def only_text(self) -> str | None:
+        """The text of output that is nothing but text: most pieces of a stream. None for all other output."""
+        if self.finish_reason is not None or self.logprobs:
+            return None
+        match self.parts:
+            case []:
+                return ""
+            case [TextPart(text)]:
+                return text
+        return None
+
+    @property
     def reasoning(self) -> str:
         """The text of the reasoning."""
         return "".join([part.text for part in self.parts if isinstance(part, ReasoningPart)])
@@ -119,8 +131,6 @@ class ChoiceStream(Generic[RenderedT]):
         self._sampling = sampling
         self._tokenizer = model.tokenizer
         self._parser = parser
-        if parser is not None:
-            sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
         self._text: AnswerText | None = None
         if model.tokenizer is not None:
             self._text = AnswerText(
@@ -129,7 +139,7 @@ class ChoiceStream(Generic[RenderedT]):
                 prompt=prompt,
                 includes_stop=sampling.include_stop_str_in_output,
                 min_tokens=sampling.min_tokens,
-                skip_special_tokens=sampling.skip_special_tokens,
+                skip_special_tokens=sampling.skip_special_tokens and parser is None,
                 repeats_partial=repeats_partial,
             )
         self._render_token = render_token

@@ -100,7 +100,10 @@ def clamp_max_tokens(
         prompt_field=prompt_field,
     )
     limits = (room, sampling.max_tokens, model.default_sampling.get(_MAX_TOKENS_DEFAULT))
-    return msgspec.structs.replace(sampling, max_tokens=min(int(limit) for limit in limits if limit is not None))
+    max_tokens = min(int(limit) for limit in limits if limit is not None)
+    if max_tokens == sampling.max_tokens:
+        return sampling
+    return msgspec.structs.replace(sampling, max_tokens=max_tokens)
 
 
 def check_n_prompt_logprobs(prompts: Iterable[tuple[SamplingParams, int]], field: str) -> None:

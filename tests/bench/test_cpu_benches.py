@@ -119,3 +119,11 @@ def test_each_source_of_drafts_is_replayed(tmp_path: Path) -> None:
     assert means["all", "best in hindsight"] == max(means.values())
     assert {line["source"] for line in lines if line["case"] == "acceptance"} == {"tree", "prompt", "answers"}
     assert all(0 < line["us"] <= line["max_us"] for line in lines if "us" in line)
+
+
+@pytest.mark.nightly
+def test_the_frontend_is_measured_with_one_runtime_and_two(tmp_path: Path) -> None:
+    lines = run("frontend.py", tmp_path, "--seconds", "0.2", "--cases", "short", "chats", "replicas")
+    assert [line["case"] for line in lines] == ["short", "chats", "replicas"]
+    for line in lines:
+        assert line["lost_tokens"] == 0 < line["processor_us_per_token"]

@@ -213,6 +213,12 @@ def test_old_answers_are_dropped() -> None:
     assert 1 < len(kept) < 8
 
 
+def test_a_long_answer_that_comes_token_by_token_is_kept() -> None:
+    server, answer = Server(), letters("hello") * 150 + ids("<eos>")
+    server.answer(QUESTION, answer, groups=range(len(answer)))
+    assert server.tokens(QUESTION + "hello" * 150 + "<eos>") == ids(QUESTION) + answer
+
+
 def test_the_bytes_of_two_tokens_are_not_the_end_of_a_segment() -> None:
     (eos,) = ids("<eos>")
     rest = [eos << 16, 0]

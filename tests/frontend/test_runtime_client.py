@@ -16,6 +16,7 @@ from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.http.errors import ClientTooSlow, RuntimeSilent
 from radixkv.frontend.in_flight import TokenDelta
 from radixkv.frontend.process import SLOW_READER_TIMEOUT_MS, open_listener
+from radixkv.frontend.request_group import RequestGroup
 from radixkv.frontend.runtime_client import RuntimeClient
 from radixkv.runtime.process import RuntimeServer
 from radixkv.wire.cache_messages import Invalidate
@@ -59,6 +60,70 @@ def test_unread_output_is_merged_into_one_delta(tmp_path: Path) -> None:
         assert deltas[0].done is not None
 
     run(tmp_path, ScriptedLoop(), test)
+
+
+class ScriptedReader:
+    """Takes a group's output in place of the task that waits for it, or fails."""
+
+    def __init__(self, group: RequestGroup, error: Exception | None = None) -> None:
+        self.written: list[int] = []
+        self.is_full = False
+        self._group = group
+        self._error = error
+        self._taken: list[TokenDelta] = []
+
+    def take(self) -> bool:
+        if self._error is not None:
+            raise self._error
+        if self.is_full or (deltas := self._group.take_quick()) is None:
+            return False
+        self._taken += deltas
+        return True
+
+    def write(self) -> None:
+        for delta in self._taken:
+            self.written += unpack_tokens(delta.tokens)
+        self._taken.clear()
+
+
+def test_a_direct_reader_takes_what_arrives_while_the_task_waits(tmp_path: Path) -> None:
+    async def test(client: RuntimeClient, server: RuntimeServer) -> None:
+        async with client.submit([prompt(12)], arrived=Arrival(0.0)) as group:
+            reader = group.wake.reader = ScriptedReader(group)
+            seen: list[int] = []
+            async for delta in group.deltas():
+                seen += unpack_tokens(delta.tokens)
+                assert delta.done is not None, "the task takes only the end"
+        assert reader.written + seen == [1, 2, 3] * 4
+
+    run(tmp_path, ScriptedLoop(step_s=0.005), test)
+
+
+def test_the_task_takes_what_a_full_reader_leaves(tmp_path: Path) -> None:
+    async def test(client: RuntimeClient, server: RuntimeServer) -> None:
+        async with client.submit([prompt(12)], arrived=Arrival(0.0)) as group:
+            reader = group.wake.reader = ScriptedReader(group)
+            order: list[int] = []
+            async for delta in group.deltas():
+                order += reader.written + unpack_tokens(delta.tokens)
+                reader.written.clear()
+                reader.is_full = not reader.is_full
+        assert order == [1, 2, 3] * 4
+
+    run(tmp_path, ScriptedLoop(step_s=0.005), test)
+
+
+def test_an_error_of_a_direct_reader_ends_its_own_request_only(tmp_path: Path) -> None:
+    async def test(client: RuntimeClient, server: RuntimeServer) -> None:
+        beside = asyncio.create_task(gather(client, [prompt(12)]))
+        async with client.submit([prompt(12)], arrived=Arrival(0.0)) as group:
+            group.wake.reader = ScriptedReader(group, InvalidRequest("this cannot be rendered"))
+            with pytest.raises(InvalidRequest, match="cannot be rendered"):
+                async for _ in group.deltas():
+                    pass
+        assert sum(len(delta.tokens) for delta in await beside) == 12 * 4
+
+    run(tmp_path, ScriptedLoop(step_s=0.005), test)
 
 
 class CopiesPartialPages(ScriptedLoop):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
@@ -43,13 +43,21 @@ class EventStream(Response):
     Args:
         events: the encoded events.
         end: what follows the last event.
+        write_directly: gets the connection once it has the first event. From then on it may write events to it
+            while ``events`` waits. None: all events come from ``events``.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], end: bytes = DONE_EVENT) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        end: bytes = DONE_EVENT,
+        write_directly: Callable[[Connection], None] | None = None,
+    ) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
         self._events = events
         self._end = end
+        self._write_directly = write_directly
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends events until they end or the client leaves."""
@@ -72,6 +80,8 @@ class EventStream(Response):
                 # Take an event only when the connection has room. Unread output waits in the runtime client, which
                 # limits it.
                 await connection.drain()
+                if self._write_directly is not None:
+                    self._write_directly(connection)
                 async for encoded in events:
                     connection.write_part(encoded)
                     if connection.is_full:

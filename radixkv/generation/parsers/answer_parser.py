@@ -19,6 +19,8 @@ from radixkv.generation.parts import Part, ReasoningPart, TextPart
 from radixkv.generation.tools import ToolUse
 
 _DELIMITERS = ("open", "open_pattern", "close", "close_pattern")
+_ANSWER_START = r"\A"
+"""What a pattern begins with that matches only at the start of an answer."""
 _PLACEHOLDER = re.compile(r"\{(?:content\.)?(\w+)\}")
 
 
@@ -48,6 +50,11 @@ class CompiledTemplate:
     """None if calls are not looked for."""
     has_reasoning: bool
     """Whether reasoning is looked for."""
+    mark_starts: Mapping[str, frozenset[str]]
+    """The characters that may begin the end of a field's text, for fields whose text has no other end.
+
+    They leave out marks that stand only at the start of an answer. Calls are no text.
+    """
 
 
 def compile_template(
@@ -75,7 +82,8 @@ def compile_template(
     elif calls is not None and calls.keys is None:
         plain[TOOL_FIELD] = _captured_field(fields[TOOL_FIELD])
     finds_reasoning = not fields.keys().isdisjoint(REASONING_FIELDS)
-    return CompiledTemplate(load_response_template({**response_template, "fields": plain}), calls, finds_reasoning)
+    template = load_response_template({**response_template, "fields": plain})
+    return CompiledTemplate(template, calls, finds_reasoning, _mark_starts(fields, template.implicit))
 
 
 def _compile_calls(response_template: Mapping[str, Any], field: Mapping[str, Any]) -> _Calls:
@@ -109,6 +117,29 @@ def _captured_field(field: Mapping[str, Any]) -> dict[str, Any]:
     pattern = plain.get("open_pattern") or "|".join(map(re.escape, alternatives))
     transform = {"opening": "{opening}", "content": "{content}"}
     return plain | {"open_pattern": f"(?P<opening>{pattern})", "transform": transform}
+
+
+def _mark_starts(fields: Mapping[str, Mapping[str, Any]], implicit: str | None) -> dict[str, frozenset[str]]:
+    opens = [_starts(field, "open") for field in fields.values()]
+    starts = {
+        name: [*opens, _starts(field, "close")] if name == implicit else [_starts(field, "close")]
+        for name, field in fields.items()
+        if name != TOOL_FIELD
+    }
+    return {
+        name: frozenset().union(*(one for one in parts if one is not None))
+        for name, parts in starts.items()
+        if None not in parts
+    }
+
+
+def _starts(field: Mapping[str, Any], mark: str) -> frozenset[str] | None:
+    """Returns the first characters of a field's marks of one kind, none if it has none; None for any character."""
+    pattern = field.get(f"{mark}_pattern")
+    if pattern is not None and not (pattern.startswith(_ANSWER_START) and "|" not in pattern):
+        return None
+    literals = field.get(mark, [])
+    return frozenset(one[0] for one in ([literals] if isinstance(literals, str) else literals))
 
 
 def _streamed_keys(field: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -160,13 +191,30 @@ class AnswerParser:
         for event in self._parser.initial_events:
             self._handle(event)
         self._writer.continue_prompt()
+        self._mark_starts = compiled.mark_starts
+        self._field: str | None = None
+        """The field that the next text belongs to, up to a mark; None if only the template's parser knows."""
 
     def feed(self, text: str) -> list[Part]:
         """Returns the parts, or pieces of them, that the next text makes known. O(text)."""
+        if self._field is not None and self._mark_starts[self._field].isdisjoint(text):
+            self._handle({"type": "region_chunk", "field": self._field, "text": text})
+            return self._writer.take()
+        self._field = None
         for piece in self._pieces(text):
-            for event in self._parser.feed(piece):
+            events = self._parser.feed(piece)
+            for event in events:
                 self._handle(event)
+            self._field = self._known_field(piece, events)
         return self._writer.take()
+
+    def _known_field(self, piece: str, events: Sequence[Mapping[str, Any]]) -> str | None:
+        """Returns the field that a piece of text belongs to, if no part of it may belong to a mark."""
+        match events:
+            case [*_, {"type": "region_chunk", "field": str(field), "text": text}] if text == piece:
+                starts = self._mark_starts.get(field)
+                return field if starts is not None and starts.isdisjoint(piece) else None
+        return None
 
     def finish(self, *, is_cut: bool = False) -> list[Part]:
         """Returns the rest at the end of the answer.

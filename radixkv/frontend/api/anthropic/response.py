@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from radixkv.frontend.answers import SingleAnswer
+from radixkv.frontend.answers import PartSink, SingleAnswer
 from radixkv.frontend.http.sse import typed_event
 from radixkv.generation.output import OutputDelta
 from radixkv.generation.parts import Part, ReasoningPart, TextPart, ToolCallPart, continues, text_of
@@ -34,6 +34,11 @@ class MessageWriter:
             "role": "assistant",
             "model": model,
         }
+        self._blocks = _BlockEvents()
+        self._has_begun = False
+        """Whether the stream has its first event."""
+        self._last: OutputDelta[None] = OutputDelta()
+        """The output with which the answer ended."""
 
     async def whole(self) -> bytes:
         """Returns the JSON of the message. Raises ``RequestError``; cancelling it cancels the request."""
@@ -45,25 +50,30 @@ class MessageWriter:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yields the stream's events. Raises ``RequestError``; closing it cancels the request."""
-        blocks = _BlockEvents()
-        last: OutputDelta[None] = OutputDelta()
-        has_begun = False
         async with aclosing(self._answer.nonempty_outputs(streams=True)) as outputs:
             async for output in outputs:
-                events = [] if has_begun else [self._start(), {"type": "ping"}]
-                has_begun = True
-                for part in output.parts:
-                    events += blocks.add(part)
-                if output.finish_reason is not None:
-                    last = output
-                if events:
-                    yield b"".join(map(typed_event, events))
+                if part := self._part(output):
+                    yield part
         events = [
-            *blocks.end(),
-            {"type": "message_delta", "delta": self._end(last), **self._edits, "usage": self._usage()},
+            *self._blocks.end(),
+            {"type": "message_delta", "delta": self._end(self._last), **self._edits, "usage": self._usage()},
             {"type": "message_stop"},
         ]
         yield b"".join(map(typed_event, events))
+
+    def write_directly(self, sink: PartSink) -> None:
+        """See ``AnswerWriter.write_directly``."""
+        self._answer.write_directly(sink, self._part)
+
+    def _part(self, output: OutputDelta[None]) -> bytes:
+        """Returns the events of new output; nothing for none."""
+        events = [] if self._has_begun else [self._start(), {"type": "ping"}]
+        self._has_begun = True
+        for part in output.parts:
+            events += self._blocks.add(part)
+        if output.finish_reason is not None:
+            self._last = output
+        return b"".join(map(typed_event, events))
 
     def _start(self) -> dict[str, Any]:
         message: dict[str, Any] = {

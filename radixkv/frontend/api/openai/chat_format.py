@@ -51,12 +51,16 @@ class ChatFormat:
         self, index: int, output: OutputDelta[RenderedToken], prompt: PromptWithLogprobs, *, is_first: bool
     ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Returns the chunks with new output of one choice; the very first has only the role."""
-        content: dict[str, Any] = {"index": index, "delta": self._delta(output), **self._end(output)}
+        content = self.chunk(index, output, prompt)
         if not is_first:
             return [(content, {})]
         role = {"role": "assistant", "content": ""}
         start = {"index": index, "delta": role, "logprobs": None, "finish_reason": None}
         return [(start, self._prompt_ids(prompt)), (content, {})]
+
+    def chunk(self, index: int, output: OutputDelta[RenderedToken], prompt: PromptWithLogprobs) -> dict[str, Any]:
+        """Returns the choice of a chunk with new output of a choice that has begun."""
+        return {"index": index, "delta": self._delta(output), **self._end(output)}
 
     def _message(self, output: OutputDelta[RenderedToken]) -> dict[str, Any]:
         """Returns the message of a whole answer; its content is null if the answer has other parts only."""

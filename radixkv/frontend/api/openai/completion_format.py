@@ -57,6 +57,10 @@ class CompletionFormat:
         """Returns the one chunk with new output of a choice; it has no field outside ``choices``."""
         return [(self._choice(index, output, prompt, is_first=is_first), {})]
 
+    def chunk(self, index: int, output: OutputDelta[RenderedToken], prompt: PromptWithLogprobs) -> dict[str, Any]:
+        """Returns the choice of a chunk with new output of a choice that has begun."""
+        return self._choice(index, output, prompt, is_first=False)
+
     def _choice(
         self, index: int, output: OutputDelta[RenderedToken], prompt: PromptWithLogprobs, *, is_first: bool
     ) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class PromptWithLogprobs(PromptAnswers[RenderedToken]):
         self._ids = unpack_tokens(prompt.tokens) if n_top is not None or render_token is not None else []
         self._n_absorbed = 1
         self._text: IncrementalDetokenizer | None = None
-        if model.tokenizer is not None:
+        if model.tokenizer is not None and render_token is not None:
             self._text = IncrementalDetokenizer(model.tokenizer, skip_special_tokens=False)
         if render_token is not None:
             self._add_rendered(render_token, self._ids[0], None)

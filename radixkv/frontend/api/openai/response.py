@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
-from radixkv.frontend.answers import Answers
+from radixkv.frontend.answers import Answers, PartSink
 from radixkv.frontend.api.openai.chat_format import ChatFormat
 from radixkv.frontend.api.openai.completion_format import CompletionFormat
 from radixkv.frontend.api.openai.logprobs import RenderedToken
@@ -20,15 +21,38 @@ from radixkv.frontend.arrival import Arrival
 from radixkv.frontend.chat import ChatPrompt
 from radixkv.frontend.engine_client import EngineClient
 from radixkv.frontend.http.sse import EVENT_END, EVENT_START
-from radixkv.frontend.in_flight import exceeds_inline_work
+from radixkv.frontend.in_flight import TokenDelta, exceeds_inline_work
 from radixkv.frontend.miss_report import cached_fields
 from radixkv.generation.models import GenerationModel
 from radixkv.generation.output import OutputDelta
+from radixkv.generation.parts import TextPart
 from radixkv.wire.cache_use import CacheUse
 from radixkv.wire.messages import CacheMiss, Done, DraftUse, Submit
 
 _REPEATED_TOKENS_PER_TOKEN = 16
 """Tokens of a repeated prompt that take as long to render as one token of an answer."""
+_TEXT_MARK, _ID_MARK = "\0", -1
+"""Text and token id that mark their places in an encoded choice."""
+
+
+class TextEvents(NamedTuple):
+    """Encoder of the events of one choice that differ only by text and token ids: most events of a stream.
+
+    Encoding the whole event takes several times as long.
+    """
+
+    start: bytes
+    """What stands before the text."""
+    middle: bytes
+    """What stands between the text and the ids."""
+    end: bytes
+    """What stands after the ids."""
+    has_ids: bool
+
+    def event(self, text: str, token_ids: Sequence[int]) -> bytes:
+        """Returns the event with this text and these ids."""
+        ids = msgspec.json.encode(token_ids) if self.has_ids else b""
+        return b"".join((self.start, msgspec.json.encode(text), self.middle, ids, self.end))
 
 
 class ChunkEvents:
@@ -48,6 +72,19 @@ class ChunkEvents:
     def event(self, choices: Sequence[dict[str, Any]], more: dict[str, Any]) -> bytes:
         """Returns the event of a chunk with these choices, and fields after them in place of the tail."""
         return self._start + msgspec.json.encode(choices) + (_rest(more) if more else self._end)
+
+    def text_events(self, chunk: Callable[[OutputDelta[Any]], dict[str, Any]]) -> TextEvents:
+        """Returns the encoder of the events of one choice that have only text, and the tail.
+
+        Args:
+            chunk: returns the choice of a chunk with some output.
+        """
+        choice = msgspec.json.encode(chunk(OutputDelta([TextPart(_TEXT_MARK)], [_ID_MARK])))
+        start, _, rest = choice.partition(msgspec.json.encode(_TEXT_MARK))
+        middle, ids, end = rest.rpartition(msgspec.json.encode([_ID_MARK]))
+        if not ids:
+            middle, end = rest, b""
+        return TextEvents(self._start + b"[" + start, middle, end + b"]" + self._end, has_ids=bool(ids))
 
 
 def _rest(fields: dict[str, Any]) -> bytes:
@@ -107,63 +144,82 @@ class ResponseWriter:
         ]
         self._answers = Answers(self._prompts, client, arrived, format_field(request))
         self._choices = [choice for prompt in self._prompts for choice in prompt.choices]
+        self._events = ChunkEvents(response_format.chunk_head, self._usage_of_chunk())
+        self._begun: set[int] = set()
+        """The choices that have output, by their index among all."""
+        self._text_events: dict[int, TextEvents] = {}
+        """Encoders of events of these choices that have only text."""
 
     async def whole(self) -> bytes:
         """Returns the JSON of the whole response. Raises ``RequestError``; cancelling it cancels the request."""
         gathered: list[OutputDelta[RenderedToken]] = [OutputDelta() for _ in self._choices]
-        async with aclosing(self._numbered_outputs(streams=False)) as outputs:
-            async for index, output, _ in outputs:
-                gathered[index].add(output)
+        async with aclosing(self._answers.deltas_and_outputs(streams=False)) as outputs:
+            async for delta, output in outputs:
+                if delta.done is not None:
+                    self._count(delta.done)
+                if not output.is_empty:
+                    index = delta.prompt * self._n + delta.choice
+                    gathered[index].add(self._with_prefix(index, output)[0])
         if exceeds_inline_work(self._n_rendered_tokens(gathered), self._n_logprobs(gathered)):
             return await asyncio.to_thread(self._render_all, gathered)
         return self._render_all(gathered)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yields the stream's events but ``[DONE]``. Raises ``RequestError``; closing it cancels the request."""
-        events = ChunkEvents(self._format.chunk_head, self._usage_of_chunk())
-        repeats_usage = self._request.repeats_usage
         has_ended = False
-        async with aclosing(self._numbered_outputs(streams=True)) as outputs:
-            async for index, output, is_first in outputs:
-                prompt = self._prompts[index // self._n]
-                chunks = self._format.chunks(index, output, prompt, is_first=is_first)
-                encoded = [
-                    events.event([choice], more | self._usage_of_chunk() if more or repeats_usage else more)
-                    for choice, more in chunks
-                ]
-                if self._n_done == len(self._prompts):  # with the last output, so that both are one write
-                    encoded += self._last_event(events)
+        async with aclosing(self._answers.deltas_and_outputs(streams=True)) as outputs:
+            async for delta, output in outputs:
+                part = self._part(delta, output)
+                if part and self._n_done == len(self._prompts):  # with the last output, so that both are one write
+                    part += self._last_event()
                     has_ended = True
-                yield b"".join(encoded)
-        if not has_ended:
-            for event in self._last_event(events):
-                yield event
+                if part:
+                    yield part
+        if not has_ended and (last_event := self._last_event()):
+            yield last_event
 
-    def _last_event(self, events: ChunkEvents) -> list[bytes]:
-        """Returns the event after all output; none if it would be empty."""
+    def write_directly(self, sink: PartSink) -> None:
+        """See ``AnswerWriter.write_directly``."""
+        self._answers.write_directly(sink, self._part)
+
+    def _part(self, delta: TokenDelta, output: OutputDelta[RenderedToken]) -> bytes:
+        """Returns the events of one choice's new output; nothing for none."""
+        if delta.done is not None:
+            self._count(delta.done)
+        if output.is_empty:
+            return b""
+        index, prompt = delta.prompt * self._n + delta.choice, self._prompts[delta.prompt]
+        if index in self._begun and (text := output.only_text) is not None and not self._request.repeats_usage:
+            if (events := self._text_events.get(index)) is None:
+                chunk = partial(self._format.chunk, index, prompt=prompt)
+                events = self._text_events[index] = self._events.text_events(chunk)
+            return events.event(text, output.token_ids)
+        output, is_first = self._with_prefix(index, output)
+        return b"".join(
+            [
+                self._events.event(
+                    [choice], more | self._usage_of_chunk() if more or self._request.repeats_usage else more
+                )
+                for choice, more in self._format.chunks(index, output, prompt, is_first=is_first)
+            ]
+        )
+
+    def _last_event(self) -> bytes:
+        """Returns the event after all output; nothing if it would be empty."""
         last = {"usage": self._usage()} if self._request.includes_usage else {}
         last |= self._details()
-        return [events.event([], last)] if last else []
+        return self._events.event([], last) if last else b""
 
-    async def _numbered_outputs(
-        self, *, streams: bool
-    ) -> AsyncGenerator[tuple[int, OutputDelta[RenderedToken], bool], None]:
-        """Yields a choice's index among all choices, its new output, and whether that is the choice's first."""
-        begun: set[int] = set()
-        async with aclosing(self._answers.deltas_and_outputs(streams=streams)) as outputs:
-            async for delta, output in outputs:
-                if delta.done is not None:
-                    self._count(delta.done)
-                if output.is_empty:
-                    continue
-                index = delta.prompt * self._n + delta.choice
-                is_first = index not in begun
-                if is_first:
-                    begun.add(index)
-                    prefix_output = self._prompts[delta.prompt].prefix_output
-                    prefix_output.add(output)
-                    output = prefix_output
-                yield index, output, is_first
+    def _with_prefix(
+        self, index: int, output: OutputDelta[RenderedToken]
+    ) -> tuple[OutputDelta[RenderedToken], bool]:
+        """Returns new output of a choice and whether it is the first, which then begins with the prompt's part."""
+        if index in self._begun:
+            return output, False
+        self._begun.add(index)
+        prefix_output = self._prompts[index // self._n].prefix_output
+        prefix_output.add(output)
+        return prefix_output, True
 
     def _n_rendered_tokens(self, gathered: Sequence[OutputDelta[RenderedToken]]) -> int:
         """Returns the tokens to render for a whole response; repeated prompt tokens count a fraction."""

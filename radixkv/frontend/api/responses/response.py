@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 
 from radixkv.errors import RequestError
-from radixkv.frontend.answers import SingleAnswer
+from radixkv.frontend.answers import PartSink, SingleAnswer
 from radixkv.frontend.api.responses.items import Event, OutputItems
 from radixkv.frontend.api.responses.schema import ResponsesRequest
 from radixkv.frontend.api.responses.translation import SEALED_REASONING
 from radixkv.frontend.http.sse import typed_event
+from radixkv.generation.output import OutputDelta
 
 
 class ResponsesWriter:
@@ -31,6 +32,10 @@ class ResponsesWriter:
         self._answer = answer
         self._items = OutputItems(seals_reasoning=SEALED_REASONING in (request.include or ()))
         self._numbers = count()
+        self._has_begun = False
+        """Whether the stream has its first event."""
+        self._end = "completed"
+        """The status of the response at its end."""
         text_format = None if request.text is None else request.text.format
         self._head = {
             "id": f"resp_{answer.id}",
@@ -66,26 +71,33 @@ class ResponsesWriter:
         Raises:
             RequestError: the request failed before the first event. A later failure is an event.
         """
-        has_begun, status = False, "completed"
         try:
             async with aclosing(self._answer.nonempty_outputs(streams=True)) as outputs:
                 async for output in outputs:
-                    events = [] if has_begun else self._begin()
-                    has_begun = True
-                    for part in output.parts:
-                        events += self._items.add(part)
-                    if output.finish_reason is not None:
-                        status = _status(output.finish_reason)
-                    if events:
-                        yield self._encode(events)
+                    if part := self._part(output):
+                        yield part
         except RequestError as error:
-            if not has_begun:
+            if not self._has_begun:
                 raise
             failed = self._response("failed") | {"error": {"code": "server_error", "message": str(error)}}
             yield self._encode([{"type": "response.failed", "response": failed}])
             return
-        events = list(self._items.end(status))
-        yield self._encode([*events, {"type": f"response.{status}", "response": self._response(status)}])
+        events = list(self._items.end(self._end))
+        yield self._encode([*events, {"type": f"response.{self._end}", "response": self._response(self._end)}])
+
+    def write_directly(self, sink: PartSink) -> None:
+        """See ``AnswerWriter.write_directly``."""
+        self._answer.write_directly(sink, self._part)
+
+    def _part(self, output: OutputDelta[None]) -> bytes:
+        """Returns the events of new output; nothing for none."""
+        events = [] if self._has_begun else self._begin()
+        self._has_begun = True
+        for part in output.parts:
+            events += self._items.add(part)
+        if output.finish_reason is not None:
+            self._end = _status(output.finish_reason)
+        return self._encode(events)
 
     def _begin(self) -> list[Event]:
         response = self._response("in_progress")

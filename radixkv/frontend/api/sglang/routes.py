@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from radixkv.frontend.answers import Answers, PromptAnswers, respond
+from radixkv.frontend.answers import Answers, PartSink, PromptAnswers, respond
 from radixkv.frontend.api.sglang.logprobs import (
     InputLogprobs,
     OutputLogprobs,
@@ -142,6 +142,8 @@ class GenerateWriter:
         self._model = model
         firsts = accumulate((prompt.prompt.sampling.n for prompt in prompts), initial=0)
         self._prompts = [_Prompt(prompt, model, first) for prompt, first in zip(prompts, firsts, strict=False)]
+        self._unconfirmed = dict.fromkeys(self._prompts)
+        """The prompts that have not ended."""
         self._answers = Answers(self._prompts, client, arrived, _format_field(prompts))
         is_list = isinstance(request.text, list) or not isinstance((request.input_ids or [0])[0], int)
         self._is_single = not is_list and len(self._prompts[0].states) == 1
@@ -149,33 +151,50 @@ class GenerateWriter:
     async def whole(self) -> bytes:
         """Returns the JSON of the whole response. Raises ``RequestError``; cancelling it cancels the request."""
         objects: dict[int, dict[str, Any]] = {}
-        async with aclosing(self._objects(streams=False)) as updates:
-            async for choice, content in updates:
-                objects[choice.index] = content
+        async with aclosing(self._answers.deltas_and_outputs(streams=False)) as outputs:
+            async for delta, _ in outputs:
+                objects |= {choice.index: content for choice, content in self._last_objects(delta)}
+        objects |= {choice.index: content for choice, content in self._unconfirmed_objects()}
         return msgspec.json.encode(objects[0] if self._is_single else [objects[index] for index in sorted(objects)])
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yields events, each with all the text so far. Raises ``RequestError``; closing it cancels the request."""
-        async with aclosing(self._objects(streams=True)) as updates:
-            async for choice, content in updates:
-                yield event(content if self._is_single else {**content, "index": choice.index})
-
-    async def _objects(self, *, streams: bool) -> AsyncGenerator[tuple[_ChoiceState, dict[str, Any]], None]:
-        """Yields choices with their JSON object; a choice's last object comes when its prompt has ended."""
-        unconfirmed = dict.fromkeys(self._prompts)
-        async with aclosing(self._answers.deltas_and_outputs(streams=streams)) as outputs:
+        async with aclosing(self._answers.deltas_and_outputs(streams=True)) as outputs:
             async for delta, output in outputs:
-                prompt = self._prompts[delta.prompt]
-                choice = prompt.states[delta.choice]
-                if streams and not output.is_empty and choice.finish is None:
-                    yield choice, self._object(prompt, choice, None)
-                if delta.done is not None:
-                    del unconfirmed[prompt]
-                    for each in prompt.states:
-                        yield each, self._object(prompt, each, delta.done)
-        for prompt in unconfirmed:  # the runtime died after the last token of all choices
-            for each in prompt.states:
-                yield each, self._object(prompt, each, None)
+                if part := self._part(delta, output):
+                    yield part
+        for choice, content in self._unconfirmed_objects():
+            yield self._event(choice, content)
+
+    def write_directly(self, sink: PartSink) -> None:
+        """See ``AnswerWriter.write_directly``."""
+        self._answers.write_directly(sink, self._part)
+
+    def _part(self, delta: TokenDelta, output: OutputDelta[RenderedToken]) -> bytes:
+        """Returns the events of one choice's new output; nothing for none."""
+        prompt = self._prompts[delta.prompt]
+        choice = prompt.states[delta.choice]
+        objects = self._last_objects(delta)
+        if not output.is_empty and choice.finish is None:
+            objects.insert(0, (choice, self._object(prompt, choice, None)))
+        return b"".join([self._event(choice, content) for choice, content in objects])
+
+    def _event(self, choice: _ChoiceState, content: dict[str, Any]) -> bytes:
+        return event(content if self._is_single else {**content, "index": choice.index})
+
+    def _last_objects(self, delta: TokenDelta) -> list[tuple[_ChoiceState, dict[str, Any]]]:
+        """Returns the choices of a prompt with their last JSON objects, if the prompt has ended with this delta."""
+        if delta.done is None:
+            return []
+        prompt = self._prompts[delta.prompt]
+        del self._unconfirmed[prompt]
+        return [(choice, self._object(prompt, choice, delta.done)) for choice in prompt.states]
+
+    def _unconfirmed_objects(self) -> list[tuple[_ChoiceState, dict[str, Any]]]:
+        """Returns the choices whose prompts have no end: the runtime died after the last token of all choices."""
+        return [
+            (choice, self._object(prompt, choice, None)) for prompt in self._unconfirmed for choice in prompt.states
+        ]
 
     def _object(self, prompt: _Prompt, choice: _ChoiceState, done: Done | None) -> dict[str, Any]:
         """Returns the JSON object of a choice; only the runtime's ``done`` says how many tokens were cached."""

@@ -24,6 +24,41 @@ def test_each_prompt_has_n_choices_in_order(site: Site) -> None:
     assert [submit.sampling.n for submit in site.loop.submitted[-2:]] == [3, 3]
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"n": 2, "return_token_ids": True},
+        {"stream_options": {"include_usage": True}},
+        {"return_token_ids": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    ],
+)
+def test_all_chunks_of_a_stream_have_the_same_fields_in_one_order(
+    site: Site, path: str, settings: dict[str, Any]
+) -> None:
+    site.loop.step_s = 0.003  # so that most tokens have a chunk of their own
+    text = 'a"\\\0\n[-1]é'
+    prompt = {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
+    chunks = [chunk for chunk in events(site, path=path, max_tokens=24, **prompt, **settings) if chunk["choices"]]
+    unstreamed = {name: value for name, value in settings.items() if name != "stream_options"}
+    for index in range(settings.get("n", 1)):
+        own = [chunk for chunk in chunks if chunk["choices"][0]["index"] == index]
+        last, middle = own[-1], own[2:-1]
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert middle
+        for chunk in middle:
+            assert list(chunk) == list(last)
+            assert list(chunk["choices"][0]) == list(last["choices"][0])
+            assert {**chunk, "choices": [], "usage": None} == {**last, "choices": [], "usage": None}
+        choices = [chunk["choices"][0] for chunk in own]
+        written = "".join(one["text"] if "text" in one else one["delta"].get("content", "") for one in choices)
+        whole = post(site, path=path, max_tokens=24, **prompt, **unstreamed)["choices"][index]
+        assert written == (whole["text"] if "text" in whole else whole["message"]["content"])
+        if "return_token_ids" in settings:
+            assert [token for one in choices for token in one.get("token_ids", [])] == whole["token_ids"]
+
+
 def test_a_stop_string_ends_only_its_choice(site: Site) -> None:
     choices = complete(site, prompt="abcdef", n=3, max_tokens=8, stop="cde")["choices"]
     assert [choice["text"] for choice in choices] == ["ab", "b", ""]
