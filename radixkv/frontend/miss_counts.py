@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 
 from radixkv.wire.messages import CacheMiss, Done
 
-MISS_REASONS = ("differs", "evicted", "never_seen", "evicted_or_never_seen", "other_namespace", "not_read")
+MISS_REASONS = (
+    "differs",
+    "evicted",
+    "never_seen",
+    "evicted_or_never_seen",
+    "other_namespace",
+    "no_state",
+    "not_read",
+)
 """The reasons of ``CacheMiss``."""
 MAX_PLACES = 256
 """Most places that are counted; a new one takes the room of the one with the fewest lost tokens."""

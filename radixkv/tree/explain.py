@@ -10,13 +10,17 @@ from radixkv.tree.history import Departure, PageHistory
 from radixkv.tree.neighbours import Neighbour, Neighbours, find_neighbours
 from radixkv.tree.node import TOKEN_BYTES, Namespace, Node, walk
 
-Reason = Literal["whole", "differs", "evicted", "never_seen", "evicted_or_never_seen", "other_namespace"]
+Reason = Literal[
+    "whole", "differs", "evicted", "never_seen", "evicted_or_never_seen", "other_namespace", "no_state"
+]
 
 _MIN_SAME_TOKENS = 16
 """Consecutive tokens, at least a page, that a prompt has in common with a cached sequence behind a difference if it
 comes back to it: more than the marks of a chat template."""
 _MAX_COMPARED_TOKENS = 2048
 """Tokens behind a difference that are compared, on each side."""
+_MIN_WITHOUT_STATE = 64
+"""Fewest matching tokens behind the last state for which its place is why a match ends, and not what follows."""
 _MAX_SAMPLES = 32
 """Most runs of ``_MIN_SAME_TOKENS`` of the prompt that are looked for."""
 
@@ -34,6 +38,8 @@ class Explanation(NamedTuple):
     - ``never_seen``: no cached page continues the match, and the next page was never cached; or it was dropped on
       request, which ``PageHistory`` calls dropped.
     - ``evicted_or_never_seen``: ``PageHistory`` may have forgotten the next page.
+    - ``no_state``: 64 tokens more match, or the whole prompt does, but without a state of recurrent layers to go on
+      from. Fewer are lost wherever prompts differ, because states are kept at multiples of 64 tokens.
     """
     n_tokens: int
     """Length of the match in tokens, in whole pages."""
@@ -55,6 +61,8 @@ class Explanation(NamedTuple):
     comes_back: bool = False
     """Whether prompt and cache have the same text again after their first difference. If so, that difference alone
     prevents more hits. Found if a page of it or more is the same near the difference."""
+    n_without_state: int = 0
+    """With ``no_state``: the tokens of the pages that match after ``n_tokens``."""
 
     @property
     def cached_token(self) -> int | None:
@@ -142,6 +150,20 @@ def explain_match(
         n_partial=0 if source is None else source.n_common,
         comes_back=comes_back,
     )
+
+
+def explain_state(explanation: Explanation, n_tokens: int) -> Explanation:
+    """Returns the explanation of a match that ends at a state of recurrent layers, after ``n_tokens``. O(1).
+
+    Args:
+        explanation: of the match of pages.
+        n_tokens: position of the state; 0 without one.
+    """
+    n_without = explanation.n_tokens - n_tokens
+    explanation = explanation._replace(n_tokens=n_tokens, n_partial=0)
+    if n_without >= (1 if explanation.reason == "whole" else _MIN_WITHOUT_STATE):
+        explanation = explanation._replace(reason="no_state", n_without_state=n_without)
+    return explanation
 
 
 def _comes_back(rest: bytes, neighbour: Neighbour, page_bytes: int) -> bool:

@@ -14,7 +14,7 @@ from radixkv.tree.demotions import Demotions
 from radixkv.tree.digest import chained_xxh3_64, digest_at
 from radixkv.tree.evict import EvictedRun, evict_leaves
 from radixkv.tree.eviction_policies import EvictionPolicy, LruEviction
-from radixkv.tree.explain import Explanation, explain_match
+from radixkv.tree.explain import Explanation, explain_match, explain_state
 from radixkv.tree.forest import Forest
 from radixkv.tree.history import PageHistory
 from radixkv.tree.invariants import check_counts, check_forest
@@ -470,7 +470,10 @@ class RadixTree:
         ignored if there are more than ``max_namespaces`` in all.
         """
         roots, history = self._forest.roots, self.history
-        return explain_match(roots, namespace, tokens, self._page_bytes, history, contents, max_namespaces)
+        explanation = explain_match(roots, namespace, tokens, self._page_bytes, history, contents, max_namespaces)
+        if self.states is None:
+            return explanation
+        return explain_state(explanation, self.match(namespace, tokens))
 
     def outline(self, *, max_nodes: int, max_visited: int) -> Outline[Node]:
         """Returns the nodes with the most pages in and below them; the cost is that of ``outline``."""

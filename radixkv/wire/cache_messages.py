@@ -134,8 +134,8 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     ``Explain.contents`` is False.
     """
     reason: str
-    """``whole``, ``differs``, ``evicted``, ``never_seen``, ``evicted_or_never_seen`` or ``other_namespace``; see
-    ``tree.explain``."""
+    """``whole``, ``differs``, ``evicted``, ``never_seen``, ``evicted_or_never_seen``, ``other_namespace`` or
+    ``no_state``; see ``tree.explain``."""
     first_difference: int | None = None
     """Position of the first token that no cached sequence has, if other cached pages follow the match."""
     token: int | None = None
@@ -164,6 +164,8 @@ class Explained(msgspec.Struct, frozen=True, tag=True):
     """How long all of them stay pinned; 0 if there are none."""
     has_own_pin: bool = False
     """Whether there are some and a pin was asked for exactly this prompt, or pins cover all its whole pages."""
+    n_without_state: int = 0
+    """For ``no_state``: the tokens of the pages that match after ``n_cached``."""
 
 
 class TierMatch(msgspec.Struct, frozen=True, array_like=True):

@@ -269,7 +269,7 @@ class CacheMiss(msgspec.Struct, frozen=True, array_like=True):
     """Why a prompt lacked at least a page in the cache when its first row was scheduled. Lengths are in tokens."""
 
     reason: str
-    """``differs``, ``evicted``, ``never_seen``, ``evicted_or_never_seen`` or ``other_namespace``, see
+    """``differs``, ``evicted``, ``never_seen``, ``evicted_or_never_seen``, ``other_namespace`` or ``no_state``, see
     ``tree.explain``; or ``not_read``: the request reads no cache."""
     n_matched: int
     """Length of the match in whole pages."""

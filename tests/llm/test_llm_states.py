@@ -110,3 +110,22 @@ def test_a_salt_finds_no_state_of_another(folder: Path) -> None:
         ]
     assert [one.num_cached_tokens for one in found] == [0, 0, 192]
     assert bits(found[0]) == bits(found[1]) == bits(found[2])
+
+
+def test_an_explanation_says_where_the_nearest_state_is(folder: Path) -> None:
+    stem = text(300, 1)
+    with opened(folder) as llm:
+        for prompt in (stem, [*stem[:200], *text(60, 2)]):
+            explained = llm.explain({"prompt_token_ids": prompt})
+            answers(llm, [prompt])
+        found = [llm.explain({"prompt_token_ids": [*stem[:n], *text(60, 3)]}) for n in (100, 150, 200, 280)]
+        again = llm.explain({"prompt_token_ids": stem[:272]})
+    assert (explained.reason, explained.n_cached, explained.n_without_state) == ("no_state", 0, 192)
+    assert [(one.reason, one.n_cached, one.n_without_state) for one in found] == [
+        ("no_state", 0, 96),
+        ("no_state", 0, 144),
+        ("differs", 192, 0),
+        ("differs", 256, 0),
+    ]
+    assert [one.first_difference for one in found] == [100, 150, 200, 280]
+    assert (again.reason, again.n_cached, again.n_without_state) == ("no_state", 256, 16)

@@ -91,6 +91,8 @@ def explanation(explained: Explained, tokenizer: Tokenizer | None, *, contents: 
             "prompt_token": _token(explained.token, tokenizer),
             "cached_token": _token(explained.cached_token, tokenizer),
         }
+    if explained.n_without_state:
+        fields["without_state_tokens"] = explained.n_without_state
     if explained.n_cached_elsewhere is not None:
         fields["cached_elsewhere_tokens"] = explained.n_cached_elsewhere
     if explained.n_in_host:
@@ -145,6 +147,12 @@ def _summary(explained: Explained, tokenizer: Tokenizer | None, contents: bool) 
             why = "the next page is new, or was evicted too long ago to be remembered"
         case "other_namespace":
             why = f"{explained.n_cached_elsewhere} are cached under another cache_salt, which is not shared"
+        case "no_state":
+            n_matched = explained.n_cached + explained.n_without_state
+            why = (
+                f"pages match up to token {n_matched}, and the nearest state of the model's recurrent layers is at "
+                f"{explained.n_cached}"
+            )
         case _ if contents:
             why = "no earlier request continued from there"
         case _:

@@ -138,6 +138,7 @@ class CacheCommands:
             n_tokens=n_tokens,
             n_cached=n_cached,
             reason=explanation.reason,
+            n_without_state=explanation.n_without_state,
             first_difference=position,
             token=token,
             cached_token=explanation.cached_token,
