@@ -156,7 +156,8 @@ class WakeUp:
             self.reader.write()
         except Exception as error:
             assert self._waiting is not None, "take comes first"
-            self._waiting.set_exception(error)
+            if not self._waiting.done():
+                self._waiting.set_exception(error)
 
     async def wait(self) -> None:
         """Waits until ``set`` has been called since the last call."""

@@ -99,6 +99,8 @@ class State:
     """Its position: it is that after so many tokens."""
     node: Node | None
     """The node at whose end it is; None once it has left the tree, and its slot may be another's."""
+    is_turn: bool = False
+    """Whether it is likely to be gone on from once only: by the next turn of its chat."""
     is_computed: bool = False
     """Whether a finished row with finite values has computed it."""
 

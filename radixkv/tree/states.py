@@ -14,8 +14,8 @@ class States:
 
     Such a model cannot use K and V of a prefix without the state after the prefix's last token, and a state cannot
     be cut shorter. A slot is either free or at the end of one node. A state can be found once it is *computed*.
-    From then on it can be evicted, the least recently used first, while the node's pages stay. It leaves the tree
-    with the last of these pages.
+    From then on it can be evicted, the least recently used first and those of retained prefixes last, while the
+    node's pages stay. It leaves the tree with the last of these pages.
 
     Args:
         forest: the nodes of the tree.
@@ -26,19 +26,11 @@ class States:
         self._forest = forest
         self.n_slots = n_slots
         """How many states there can be."""
-        self.n_evicted = 0
-        """States that others have replaced since the creation of the tree."""
         self._free = list(range(n_slots - 1, -1, -1))
         self._by_use: OrderedDict[State, None] = OrderedDict()
         """The computed states, the least recently used first."""
         self._coming: set[State] = set()
         """Those that a launched step computes."""
-
-    @property
-    def n_used(self) -> int:
-        """States that are at a node. O(states that have left the tree)."""
-        self._take_left()
-        return self.n_slots - len(self._free)
 
     def deepest(self, node: Node, tokens: bytes) -> int:
         """Returns how many bytes of the tokens after a node are cached up to the deepest computed state, 0 without
@@ -54,7 +46,7 @@ class States:
                 end = length
         return end
 
-    def put(self, lease: Lease, n_tokens: int) -> State | None:
+    def put(self, lease: Lease, n_tokens: int, *, is_turn: bool = False) -> State | None:
         """Gives a slot to the state after the first tokens of a lease, which a step computes that will be launched.
 
         O(edges + pages of a split node), and O(1) for a slot.
@@ -62,6 +54,7 @@ class States:
         Args:
             lease: an open lease, which is not detached and has these tokens.
             n_tokens: position of the state, in whole pages.
+            is_turn: see ``State``.
 
         Returns:
             The state, until ``computed`` or ``drop``; None if the node has one, or if no slot is free and no state
@@ -80,7 +73,7 @@ class States:
             return None
         if n_beyond:
             node = self._forest.split(node, (len(node.key) - n_beyond) // self._forest.page_bytes)
-        node.state = State(self._free.pop(), n_tokens, node)
+        node.state = State(self._free.pop(), n_tokens, node, is_turn)
         self._coming.add(node.state)
         return node.state
 
@@ -135,11 +128,11 @@ class States:
                 )
 
     def _evict(self) -> bool:
-        """Frees the slot of the least recently used state. O(1)."""
-        victim = next(iter(self._by_use), None)
+        """Frees the slot of the least recently used state, of retained prefixes last. O(1 + retained states)."""
+        states = (state for state in self._by_use if state.node is None or not state.node.n_retentions)
+        victim = next(states, None) or next(iter(self._by_use), None)
         if victim is None:
             return False
-        self.n_evicted += 1
         self._forest.version += 1
         self.drop(victim)
         return True

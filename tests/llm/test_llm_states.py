@@ -128,4 +128,4 @@ def test_an_explanation_says_where_the_nearest_state_is(folder: Path) -> None:
         ("differs", 256, 0),
     ]
     assert [one.first_difference for one in found] == [100, 150, 200, 280]
-    assert (again.reason, again.n_cached, again.n_without_state) == ("no_state", 256, 16)
+    assert (again.reason, again.n_cached, again.n_without_state) == ("whole", 256, 0)

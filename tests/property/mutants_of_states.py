@@ -22,8 +22,8 @@ Patch = pytest.MonkeyPatch
 def find_a_state_while_it_is_computed(patch: Patch) -> None:
     put = States.put
 
-    def mutant(self: States, lease: Lease, n_tokens: int) -> State | None:
-        state = put(self, lease, n_tokens)
+    def mutant(self: States, lease: Lease, n_tokens: int, **options: Any) -> State | None:
+        state = put(self, lease, n_tokens, **options)
         if state is not None:
             state.is_computed = True
         return state

@@ -119,8 +119,9 @@ class Engine:
         page_size: tokens of a page.
         shares: whether requests share pages.
         window: positions that a token reads in each layer; None for all.
-        n_states: states of recurrent layers that the tree can have, at multiples of a page; None: there are no such
-            layers. Messages end with ``MESSAGE_ENDS``.
+        n_states: states of recurrent layers that the tree can have; None: there are no such layers. A message ends
+            with one of ``MESSAGE_ENDS``.
+        state_block_tokens: states are kept at multiples of it and of a page.
         n_slots: slots of the host tier; 0: no host tier.
         has_disk: whether the host tier has a disk tier behind it.
         write_policy: the host tier's, as ``load_policy``.
@@ -139,6 +140,7 @@ class Engine:
         shares: bool = True,
         window: int | None = None,
         n_states: int | None = None,
+        state_block_tokens: int = 1,
         n_slots: int = 0,
         has_disk: bool = False,
         write_policy: WritePolicy = "through",
@@ -188,7 +190,9 @@ class Engine:
             "finds_shared_runs": True,
             "min_shared_tokens": 1,
             "drafts": self.drafts,
-            "states": None if n_states is None else TreeStates(self.cache, MESSAGE_ENDS, block_tokens=page_size),
+            "states": None
+            if n_states is None
+            else TreeStates(self.cache, MESSAGE_ENDS, block_tokens=state_block_tokens),
         }
         self.scheduler = make_scheduler(self.cache, **(defaults | settings), clock=lambda: self.now)
         if self.scheduler.limits.splits_drafts:

@@ -13,8 +13,10 @@ _MAX_NUM_SEQS: dict[Device, int] = {"cpu": 256, "cuda": 512}
 _MAX_NUM_BATCHED_TOKENS: dict[Device, int] = {"cpu": 2048, "cuda": 8192}
 _MAX_NUM_SEQS_WITH_STATES = 16
 """Each sequence has states of some 20 to 50 MB."""
-_MAX_NUM_BATCHED_TOKENS_WITH_STATES = 128
-"""The CPU takes 1 to 2 ms for a token in each layer with states, and between steps nothing else is done."""
+_MAX_NUM_BATCHED_TOKENS_WITH_STATES = 144
+"""The CPU takes 1 to 2 ms for a token in each layer with states, and between steps nothing else is done.
+
+Chunks of 128 tokens, a multiple of 64, fit beside 16 rows of answers."""
 _CPU_POOL_BYTES = 1 << 30
 _STATE_BYTES = 1 << 30
 _CACHE_DIR_BYTES = 64 << 30

@@ -34,6 +34,8 @@ def find_miss(cache: PageCache, request: Request, n_found: int) -> CacheMiss | N
         return CacheMiss("not_read", 0)
     tokens = bytes(memoryview(request.tokens)[: request.n_prompt * TOKEN_BYTES])
     explanation = cache.tree.explain(request.namespace, tokens, max_namespaces=_MAX_NAMESPACES)
+    if explanation.reason == "whole":
+        return None  # a state of recurrent layers lacks less than its block
     first_difference = explanation.first_difference
     end = explanation.n_tokens if first_difference is None else first_difference
     return CacheMiss(

@@ -25,7 +25,7 @@ class TreeStates(States):
     - the end of the last message, where the next turn of the chat goes on, whatever the template does with answers;
       without messages the end of the prompt.
 
-    A state that was gone on from and from which nothing else forks is evicted before all others.
+    A state of a last message is evicted before all others once the next turn of the chat has gone on from it.
 
     Args:
         cache: the page cache, whose tree has states.
@@ -53,25 +53,28 @@ class TreeStates(States):
         """See ``States.plan_row``. O(tokens of the prompt), and ``tree.States.put`` for each state."""
         blocks, source = request.blocks, request.blocks.state
         if source is not None:
-            # Its slot may be another state's by now. That one is saved after this plan's loads.
+            # Another request of this plan may have taken its slot since it was found: states are saved after loads.
             self._loads.append(StateLoad(source.slot, request.batch_slot))
-            self._states.use(source)
             blocks.state = None
-        if blocks.lease is None or blocks.lease.detached:
+        if blocks.lease is None or blocks.lease.detached or request.is_canary:
             return
-        places = self._message_ends(request)
+        if source is not None:
+            self._states.use(source)
+        first, last = self._message_ends(request)
+        places = [first]
         if n_in_tree < end and (n_in_tree > start or self._found_until.get(request.batch_slot) == start):
             places.append(n_in_tree)
         self._found_until[request.batch_slot] = end if n_in_tree == end else 0
+        are_turns = {self._floor(last): True} | {self._floor(place): False for place in places}
         n_before = len(self._saves)
-        for position in sorted({place - place % self.block_tokens for place in places}):
-            if max(start, 1) <= position <= end and (state := self._states.put(blocks.lease, position)) is not None:
-                self._saves.append(StateSave(request.batch_slot, position, state.slot))
-                self._coming.append(state)
-        if source is not None and source.node is not None and len(self._saves) > n_before:
-            children = source.node.children
-            if children is None or len(children) == 1:
-                self._states.demote(source)
+        for position, is_turn in sorted(are_turns.items()):
+            if max(start, 1) <= position <= end:
+                state = self._states.put(blocks.lease, position, is_turn=is_turn)
+                if state is not None:
+                    self._saves.append(StateSave(request.batch_slot, position, state.slot))
+                    self._coming.append(state)
+        if source is not None and source.is_turn and len(self._saves) > n_before:
+            self._states.demote(source)
 
     def take(self, step: int) -> tuple[tuple[StateLoad, ...], tuple[StateSave, ...]]:
         """See ``States.take``. O(states)."""
@@ -101,9 +104,12 @@ class TreeStates(States):
                 self._states.drop(state)
         self._launched.clear()
 
-    def _message_ends(self, request: Request) -> list[int]:
-        """Returns where the first and the last message of a prompt end; without messages its end."""
+    def _floor(self, position: int) -> int:
+        return position - position % self.block_tokens
+
+    def _message_ends(self, request: Request) -> tuple[int, int]:
+        """Returns where the first and the last message of a prompt end; without messages 0 and its end."""
         ids = np.frombuffer(request.tokens, "<i4", request.n_prompt)
         ends = np.flatnonzero(np.isin(ids, self._end_token_ids)) + 1
         last = request.n_prompt - 1  # the last token of a prompt is always computed
-        return [int(ends[0]), min(int(ends[-1]), last)] if len(ends) else [last]
+        return (int(ends[0]), min(int(ends[-1]), last)) if len(ends) else (0, last)

@@ -112,7 +112,7 @@ def test_states_count_when_memory_is_checked_and_set_smaller_defaults(hybrid: Ch
     """Before weights are read. A step on the CPU ends before anything else is done."""
     config = EngineConfig(ModelConfig(device="cpu"), CacheConfig(enable_prefix_caching=False))
     settings = resolve_config(config, hybrid, None).device_settings
-    assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (16, 128)
+    assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (16, 144)
     many = replace(config, scheduler=SchedulerConfig(max_num_seqs=1 << 30, max_num_batched_tokens=(1 << 31) - 1))
     with pytest.raises(ConfigError, match=r"states of \d+ bytes for max_num_seqs 1073741824 .* set max_num_seqs"):
         resolve_config(many, hybrid, None)
