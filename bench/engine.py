@@ -10,7 +10,7 @@ The same run times the model's matrix products alone (``roof.py``), so that runs
 compared: `adjusted` is the time on a machine whose products are as fast as where the peers ran. From the engine's
 counters, `cache %` is the share of tree and pool work in step time, and `mgmt %` is the scheduler's time, including
 that work, as a share of the device's time in attention. The products are not timed for a mixture of experts, whose
-products depend on the tokens.
+products depend on the tokens, and not for several GPUs.
 
     python bench/engine.py --output-file bench/results/engine.jsonl
     python bench/engine.py --workloads decode,agents --cache off
@@ -68,7 +68,8 @@ def main() -> None:
     if arguments.device == "cuda":
         torch.cuda.synchronize()  # counts the CUDA context as the engine's start, unlike the products
     begun = time.perf_counter()
-    gemm_ms = measure_products(config, arguments.device)
+    n_ranks = arguments.settings.get("tensor_parallel_size", 1)
+    gemm_ms = measure_products(config, arguments.device) if n_ranks == 1 else {}
     roof_s = time.perf_counter() - begun
     print(f"GEMM alone: {json.dumps(gemm_ms)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -51,6 +51,14 @@ LLAMA_8B: Config = {
 }
 """Configuration of Llama 3.1 8B."""
 
+LLAMA_70B: Config = LLAMA_8B | {
+    "hidden_size": 8192,
+    "intermediate_size": 28_672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
+"""Configuration of Llama 3.1 70B."""
+
 _QWEN3_SIZES = {
     "0.6B": (28, 1024, 3072, 16),
     "1.7B": (28, 2048, 6144, 16),
@@ -121,12 +129,14 @@ LLAMA_8B_INT4: Config = LLAMA_8B | {
 MODELS: dict[str, Config] = {
     "llama-8b": LLAMA_8B,
     "llama-8b-int4": LLAMA_8B_INT4,
+    "llama-70b": LLAMA_70B,
     "qwen3-30b-a3b": QWEN3_30B_A3B,
 }
 """Configurations by the name that ``--model`` of benchmarks takes."""
 LABELS = {
     "llama-8b": "llama-3.1-8b",
     "llama-8b-int4": "llama-3.1-8b in 4 bits",
+    "llama-70b": "llama-3.1-70b",
     "qwen3-30b-a3b": "qwen3-30b-a3b",
 }
 """Models as result lines name them."""
