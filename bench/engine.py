@@ -10,7 +10,7 @@ The same run times the model's matrix products alone (``roof.py``), so that runs
 compared: `adjusted` is the time on a machine whose products are as fast as where the peers ran. From the engine's
 counters, `cache %` is the share of tree and pool work in step time, and `mgmt %` is the scheduler's time, including
 that work, as a share of the device's time in attention. The products are not timed for a mixture of experts, whose
-products depend on the tokens, and not for several GPUs.
+products depend on the tokens, for gated delta nets, and for several GPUs.
 
     python bench/engine.py --output-file bench/results/engine.jsonl
     python bench/engine.py --workloads decode,agents --cache off
@@ -169,8 +169,8 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_products(config: Config, device: str) -> dict[str, float]:
-    """Returns ``roof.measure`` of a dense model, and nothing of a mixture of experts."""
-    return {} if "num_experts" in config else measure(config, device)
+    """Returns ``roof.measure`` of a dense model with attention in all layers, and nothing of others."""
+    return {} if {"num_experts", "linear_num_key_heads"} & config.keys() else measure(config, device)
 
 
 def select_workloads(text: str, known: Workloads) -> list[str]:
