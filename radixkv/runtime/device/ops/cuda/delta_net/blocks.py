@@ -72,7 +72,7 @@ def block_parts(
         KEY_DIM=config.key_dim,
         VALUE_DIM=config.value_dim,
         BLOCK=BLOCK_TOKENS,
-        num_warps=8 if max(config.key_dim, config.value_dim) > 128 else 4,
+        num_warps=8,
         **overlapping(convolved),
     )
     return parts
@@ -113,9 +113,7 @@ def _compute_blocks(
     keys = (head // (N_HEADS // N_KEYS)) * KEY_DIM + tl.arange(0, KEY_DIM)[None, :]
     values = 2 * N_KEYS * KEY_DIM + head * VALUE_DIM + tl.arange(0, VALUE_DIM)[None, :]
     source = convolved + token[:, None] * CHANNELS
-    q = tl.load(source + keys, is_token[:, None], 0.0)
     k = tl.load(source + N_KEYS * KEY_DIM + keys, is_token[:, None], 0.0)
-    v = tl.load(source + values, is_token[:, None], 0.0)
     gates = projected + token * projected_stride + CHANNELS + N_HEADS * VALUE_DIM + head
     strength, decay = read_gates(gates, is_token, log_decay + head, decay_bias + head, N_HEADS)
     total = tl.cumsum(decay, 0)
@@ -129,9 +127,11 @@ def _compute_blocks(
     columns = tl.arange(0, KEY_DIM)[None, :]
     product = tl.dot((inverse * (strength * tl.exp(total))[None, :]).to(dtype), k, input_precision="ieee")
     tl.store(known + (place * BLOCK + index[:, None]) * KEY_DIM + columns, product.to(dtype))
+    q = tl.load(source + keys, is_token[:, None], 0.0)  # here, so that not all inputs take shared memory at once
+    scored = tl.dot(q, tl.trans(k), input_precision="ieee") * between
+    tl.store(scores + (place * BLOCK + index[:, None]) * BLOCK + index[None, :], scored.to(dtype))
     columns = tl.arange(0, VALUE_DIM)[None, :]
+    v = tl.load(source + values, is_token[:, None], 0.0)
     product = tl.dot((inverse * strength[None, :]).to(dtype), v, input_precision="ieee")
     tl.store(written + (place * BLOCK + index[:, None]) * VALUE_DIM + columns, product.to(dtype))
-    product = tl.dot(q, tl.trans(k), input_precision="ieee") * between
-    tl.store(scores + (place * BLOCK + index[:, None]) * BLOCK + index[None, :], product.to(dtype))
     tl.store(decays + place * BLOCK + index, total)

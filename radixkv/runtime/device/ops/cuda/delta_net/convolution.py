@@ -204,20 +204,8 @@ def _convolve_blocks(
     target = out + (first + token)[:, None] * CHANNELS + channel[None, :]
     tl.store(target, activated.to(dtype), is_token[:, None] & is_channel[None, :])
     if saved_to >= 0:
-        last = tl.arange(0, 16)  # a tensor's size is a power of two
-        value = _input_of(
-            offset + n_tokens - (TAPS - 1) + last,
-            last < TAPS - 1,
-            channel,
-            is_channel,
-            source,
-            x_stride,
-            seen,
-            has_past,
-            CHANNELS,
-        )
-        target = inputs + (saved_to * (TAPS - 1) + last)[:, None] * CHANNELS + channel[None, :]
-        tl.store(target, value, (last < TAPS - 1)[:, None] & is_channel[None, :])
+        kept = inputs + saved_to * ((TAPS - 1) * CHANNELS) + channel
+        _keep_last(kept, offset + n_tokens, channel, is_channel, source, x_stride, seen, has_past, CHANNELS, TAPS)
 
 
 @triton.jit
@@ -263,11 +251,31 @@ def _keep_inputs(
         gdc_launch_dependents()
     slot, start, n_tokens, first, _ = read_row(rows, row)
     if slot < n_batch_slots:
-        seen = inputs + slot * ((TAPS - 1) * CHANNELS) + channel
-        for tap in tl.static_range(TAPS - 1):
-            token = n_tokens - (TAPS - 1) + tap
-            is_past = token < 0
-            now = tl.load(x + (first + token) * x_stride + channel, is_channel & (token >= 0), 0.0)
-            # An entry is read before it is written: the tokens before the row move to lower entries.
-            before = tl.load(seen + (tap + n_tokens) * CHANNELS, is_channel & is_past & (start > 0), 0.0)
-            tl.store(seen + tap * CHANNELS, tl.where(is_past, before, now), is_channel)
+        kept = inputs + slot * ((TAPS - 1) * CHANNELS) + channel
+        seen = inputs + (slot * (TAPS - 1) + TAPS - 1) * CHANNELS
+        source = x + first * x_stride
+        _keep_last(kept, n_tokens, channel, is_channel, source, x_stride, seen, start > 0, CHANNELS, TAPS)
+
+
+@triton.jit
+def _keep_last(
+    kept: tl.tensor,
+    n_tokens: tl.tensor,
+    channel: tl.tensor,
+    is_channel: tl.tensor,
+    source: tl.tensor,
+    x_stride: tl.tensor,
+    seen: tl.tensor,
+    has_past: tl.tensor,
+    CHANNELS: tl.constexpr,
+    TAPS: tl.constexpr,
+) -> None:
+    """Stores the last inputs of a row's first ``n_tokens`` tokens, for one position of ``channel`` each.
+
+    They may replace those before the row: an entry is read before it is written, as entries move to lower places.
+    """
+    for tap in tl.static_range(TAPS - 1):
+        token = (n_tokens - (TAPS - 1) + tap).to(tl.int64)
+        now = tl.load(source + token * x_stride + channel, is_channel & (token >= 0), 0.0)
+        before = tl.load(seen + token * CHANNELS + channel, is_channel & (token < 0) & has_past, 0.0)
+        tl.store(kept + tap * CHANNELS, tl.where(token < 0, before, now), is_channel)

@@ -14,8 +14,13 @@ from radixkv.runtime.device.ops.cuda.delta_net.blocks import BlockParts
 from radixkv.runtime.device.ops.cuda.delta_net.sequences import block_range, read_row
 from radixkv.runtime.device.ops.cuda.programmatic_launch import overlapping
 
-_COLUMNS = 32
-"""Values of a head per program: few, so that one prompt has programs for all processors of a GPU."""
+COLUMNS = 32
+"""Values of a head per program, at most: few, so that one prompt has programs for all processors of a GPU."""
+
+
+def scan_stages(config: DeltaNetConfig) -> int:
+    """Returns how many blocks are in flight at once: larger heads leave shared memory for one."""
+    return 2 if max(config.key_dim, config.value_dim) <= 128 else 1
 
 
 def scan_blocks(
@@ -41,7 +46,7 @@ def scan_blocks(
         n_batch_slots: slots from here on are not those of rows.
         out: [tokens, heads, value_dim], contiguous; tokens of the rows are written.
     """
-    columns = min(_COLUMNS, config.value_dim)
+    columns = min(COLUMNS, config.value_dim)
     _scan[len(prompts.rows), config.n_value_heads, config.value_dim // columns](
         convolved,
         *parts,
@@ -56,7 +61,7 @@ def scan_blocks(
         BLOCK=BLOCK_TOKENS,
         COLUMNS=columns,
         num_warps=4,
-        num_stages=2,
+        num_stages=scan_stages(config),
         **overlapping(convolved),
     )
 
