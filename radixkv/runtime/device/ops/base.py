@@ -262,7 +262,11 @@ class Operations(Protocol):
         ...
 
     def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> DeltaNet:
-        """Returns a gated delta net. Models that have some are refused before, where the device has none."""
+        """Returns a gated delta net. Sizes without a kernel are refused before."""
+        ...
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Returns ``x * sigmoid(gate)``, of attention's output and its gate: [tokens, size]. Both may change."""
         ...
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Mlp:
