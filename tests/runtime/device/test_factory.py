@@ -359,7 +359,6 @@ def test_states_count_on_a_gpu_and_have_defaults_of_their_own(hybrid: Checkpoint
         ({"cache": CacheConfig(state_memory_bytes=67 << 30)}, "leaves no room for a KV pool"),
         ({"cache": CacheConfig(host_memory_bytes=1 << 30)}, "leave host_memory_bytes"),
         ({"scheduler": SchedulerConfig(speculative_config=SpeculativeConfig())}, "leave speculative_config out"),
-        ({"model": ModelConfig(device="cuda", tensor_parallel_size=2)}, "."),
     ]
     for changes, message in cases:
         with pytest.raises(ConfigError, match=message):
