@@ -24,7 +24,15 @@ from radixkv.runtime.device.kv_dtype import FP8_MAX
 from radixkv.runtime.device.machine import MAX_HEADS_PER_KV_HEAD, MIN_FP8_CAPABILITY
 from radixkv.runtime.device.model_config.config import DeltaNetConfig
 from radixkv.runtime.device.ops.cuda import expert_routing as routing
-from radixkv.runtime.device.ops.cuda import fp8_linear, int4_linear, int4_product, linear, norm, rotary
+from radixkv.runtime.device.ops.cuda import (
+    fp8_linear,
+    int4_linear,
+    int4_product,
+    linear,
+    norm,
+    partial_rotary,
+    rotary,
+)
 from radixkv.runtime.device.ops.cuda import gated_linear as gated
 from radixkv.runtime.device.ops.cuda import grouped_linear as grouped
 from radixkv.runtime.device.ops.cuda.cached_kernel import CachedKernel
@@ -388,6 +396,8 @@ def test_storing_k_and_v_of_8_bits_compiles(target: int) -> None:
     aligned = {*kinds} - {"eps", "k_scale", "v_scale"}
     taken = shared_bytes(rotary._rotate_and_store, target, kinds, constants, aligned=aligned, num_warps=4)
     assert taken <= SHARED_BYTES[target]
+    kernel, constants = partial_rotary.rotate_part_and_store, constants | {"ROTARY_DIM": 32, "ADDS_ONE": True}
+    assert shared_bytes(kernel, target, kinds, constants, aligned=aligned, num_warps=4) <= SHARED_BYTES[target]
 
 
 @pytest.mark.parametrize("group", [BLOCK, 4096])

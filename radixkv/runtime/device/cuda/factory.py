@@ -36,6 +36,7 @@ from radixkv.runtime.device.model.decoder import Decoder
 from radixkv.runtime.device.model_config.config import DecoderConfig
 from radixkv.runtime.device.ops.base import Operations
 from radixkv.runtime.device.ops.cuda.collectives import CudaCollectives
+from radixkv.runtime.device.ops.cuda.delta_net.blocks import block_bytes
 from radixkv.runtime.device.ops.cuda.divided_head import DividedHead
 from radixkv.runtime.device.ops.cuda.operations import CudaOperations
 from radixkv.runtime.device.ops.cuda.summed import CudaSummed
@@ -142,6 +143,8 @@ def open_cuda_executor(
         times.end("sampler")
         runner.open_pool(page, 0)
         step_bytes = runner.measure_largest() + runner.logits_bytes
+        if delta_nets is not None:  # a row may begin and end within blocks
+            step_bytes += 2 * settings.max_num_seqs * block_bytes(delta_nets, torch_dtype)
         times.end("largest step")
         graph_bytes = _graph_bytes(runner, config.n_layers)
         times.end("memory of graphs")

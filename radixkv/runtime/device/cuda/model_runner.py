@@ -128,6 +128,8 @@ class ModelRunner:
         # torch has one kernel for up to 16 indices, and one for more.
         for n_pages_copied in (1, 17):
             self._pool.copy([(self._pool.zero_page, self._pool.zero_page)] * n_pages_copied)
+        if self.states is not None:
+            self.states.warm_up()
         self._batch = PersistentBatch(
             self._row_fields,
             self._staging,

@@ -70,6 +70,10 @@ class CudaStates:
         """See ``StatePositions.check``."""
         self._positions.check(plan)
 
+    def warm_up(self) -> None:
+        """Enqueues a first copy, of empty states: the driver loads its kernels when the device is idle."""
+        self._copy(0, -1)
+
     def load(self, loads: Iterable[StateLoad]) -> None:
         """Enqueues copies of states that batch slots go on from. O(bytes) on the device."""
         for slot, batch_slot in loads:

@@ -32,6 +32,12 @@ class BlockParts(NamedTuple):
     """[blocks, heads, 64] float32: logarithm of the decay from the block's begin to each token, with its own."""
 
 
+def block_bytes(config: DeltaNetConfig, dtype: torch.dtype) -> int:
+    """Returns the bytes of the parts of one block."""
+    n_values = config.key_dim + config.value_dim + BLOCK_TOKENS
+    return config.n_value_heads * BLOCK_TOKENS * (n_values * dtype.itemsize + torch.float32.itemsize)
+
+
 def block_parts(
     convolved: Tensor,
     projected: Tensor,
