@@ -34,8 +34,8 @@ DELTA_NETS: Mapping[str, Any] = {
     "eos_token_id": 2,
     "initializer_range": 0.02,
 }
-"""Heads of the size of all published models. With these weights another prefix changes log-probabilities fifteen times
-as much as rounding to bfloat16 does; with larger ones four times."""
+"""Heads of the size of all published models. With these weights another prefix changes log-probabilities fifteen
+times as much as rounding to bfloat16 does; with larger ones four times."""
 EXPERTS: Mapping[str, Any] = {
     "num_experts": 16,
     "num_experts_per_tok": 8,
@@ -193,10 +193,9 @@ def test_answers_in_graphs_are_those_without(folder: Path) -> None:
 
 def first_difference(one: RequestOutput, other: RequestOutput) -> int:
     """Returns how many tokens two answers have in common."""
-    mine, theirs = one.outputs[0].token_ids, other.outputs[0].token_ids
-    return next(
-        (index for index, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1]), len(mine)
-    )
+    pairs = zip(one.outputs[0].token_ids, other.outputs[0].token_ids, strict=True)
+    differing = [index for index, (mine, theirs) in enumerate(pairs) if mine != theirs]
+    return differing[0] if differing else len(one.outputs[0].token_ids)
 
 
 def test_many_requests_with_few_states_and_few_pages(folder: Path) -> None:
