@@ -143,7 +143,12 @@ class ModelRunner:
         """Captures decode graphs over the pool for these numbers of rows, if attention supports graphs. Takes up
         to seconds. Returns the number of graphs."""
         warm_up, body = (partial(self._decode, run) for run in (self._decoder.run_distinct, self._decoder))
-        return self._graphs.capture(sizes, self._attention.variants, self._stage_padding, warm_up, body)
+        return self._graphs.capture(sizes, self._variants, self._stage_padding, warm_up, body)
+
+    def _variants(self, bucket: int) -> list[Variant]:
+        """Returns the variants of a bucket: with states, none for several tokens of a row."""
+        variants = self._attention.variants(bucket)
+        return [variant for variant in variants if self.states is None or variant != "extend"]
 
     def capture_piecewise(self, sizes: Sequence[int]) -> int:
         """Captures piecewise graphs over the pool for these numbers of tokens. Takes up to a second. Returns the
