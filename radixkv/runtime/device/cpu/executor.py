@@ -24,11 +24,11 @@ from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name, scal
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
 from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots
 from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
-from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates, state_bytes
+from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
 from radixkv.runtime.device.memory.page_shape import PageShape, count_pages
+from radixkv.runtime.device.memory.state_size import all_states_bytes, count_states
 from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder import Decoder
-from radixkv.runtime.device.model_config.config import DeltaNetConfig
 from radixkv.runtime.device.ops.base import Operations, TokenSpan
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.ops.summed import Summed, SummedOperations
@@ -108,7 +108,7 @@ class CpuExecutor:
             self.dtype = str(weights.dtype).removeprefix("torch.")
         states = self.n_states = None
         if config.delta_nets is not None:
-            self.n_states = _n_states(config.delta_nets, weights.dtype, settings)
+            self.n_states = count_states(config.delta_nets, weights.dtype, settings)
             states = RecurrentStates(config.delta_nets, max_rows, self.n_states, weights.dtype)
         self.pool = KVPool(page, n_pages, states)
         self._states = states
@@ -367,18 +367,6 @@ def _plan_pool(weights: Weights, settings: DeviceSettings) -> tuple[PageShape, i
     return page, n_pages
 
 
-def _n_states(config: DeltaNetConfig, dtype: torch.dtype, settings: DeviceSettings) -> int:
-    """Returns how many states the tree can have. Raises ``ConfigError`` if its memory is less than one."""
-    n_bytes = state_bytes(config, dtype)
-    n_states = settings.state_memory_bytes // n_bytes
-    if settings.state_memory_bytes and not n_states:
-        raise ConfigError(
-            f"state_memory_bytes {settings.state_memory_bytes} is less than the states of one sequence, which take "
-            f"{n_bytes} bytes; set --state-memory to a multiple of that"
-        )
-    return n_states
-
-
 def _check_memory(
     weights: Weights, page: PageShape, n_pages: int, settings: DeviceSettings, *, n_ranks: int = 1
 ) -> None:
@@ -390,8 +378,7 @@ def _check_memory(
     weights_bytes = n_ranks * weights.peak_bytes
     if (delta_nets := weights.config.delta_nets) is not None:
         max_rows = settings.max_num_seqs
-        n_states = max_rows + _n_states(delta_nets, weights.dtype, settings)
-        states_bytes = n_states * state_bytes(delta_nets, weights.dtype)
+        states_bytes = all_states_bytes(delta_nets, weights.dtype, settings)
         require_memory(
             weights_bytes + states_bytes,
             f"states of {states_bytes} bytes for max_num_seqs {max_rows} and the prefix cache beside the model, a "

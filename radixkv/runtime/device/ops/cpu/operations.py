@@ -11,7 +11,7 @@ from radixkv.runtime.device.kv_dtype import LayerScales, quantize
 from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig, ExpertConfig
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
-from radixkv.runtime.device.ops.base import TokenInputs
+from radixkv.runtime.device.ops.base import TokenInputs, gated
 from radixkv.runtime.device.ops.cpu.delta_net import DeltaNet
 from radixkv.runtime.device.ops.cpu.layers import (
     Experts,
@@ -75,6 +75,10 @@ class CpuOperations:
     def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> DeltaNet:
         """See ``Operations.delta_net``."""
         return DeltaNet(weights, config, self._tiles, self._config.norm_eps)
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """See ``Operations.gated``."""
+        return gated(x, gate)
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Experts:
         """See ``Operations.experts``."""
