@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from delta_net_world import HALVES, N_BATCH_SLOTS, PADDING, Span, World, check, delta_net
-from kernel_support import check_close, normal, on_kernels, poisoned
+from kernel_support import DEVICE, check_close, normal, on_kernels, poisoned
 
 from radixkv.errors import DeviceError
 from radixkv.runtime.device.model_config.config import DeltaNetConfig
@@ -40,6 +40,8 @@ RAGGED = [
 @pytest.mark.parametrize("dtype", [torch.float32, HALVES])
 @pytest.mark.parametrize("config", SHAPES)
 def test_a_layer_follows_the_rule(config: DeltaNetConfig, dtype: torch.dtype) -> None:
+    if DEVICE == "cuda" and dtype == torch.float32 and config.key_dim > 32:
+        pytest.skip("products of large tiles in float32, which no model has on a GPU, compile for a minute")
     check(World(config, RAGGED, dtype))
 
 
