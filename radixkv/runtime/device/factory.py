@@ -75,6 +75,9 @@ def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint, mac
         )
         return "cpu"
     model = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
+    if not model.has_equal_heads or model.layer_inputs is not None or model.has_layer_scales:
+        logger.warning("computing on the CPU: the layers of %s are not supported on CUDA", model.architecture)
+        return "cpu"
     if model.head_dim not in HEAD_SIZES:
         logger.warning("computing on the CPU: heads of size %d are not supported on CUDA", model.head_dim)
         return "cpu"

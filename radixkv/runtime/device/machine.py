@@ -298,6 +298,11 @@ def check_model(config: DecoderConfig) -> None:
         raise ConfigError(
             f"this {config.architecture} has gated delta nets or attention, which run on the CPU only; {_USE_CPU}"
         )
+    if not config.has_equal_heads or config.layer_inputs is not None or config.has_layer_scales:
+        raise ConfigError(
+            f"this {config.architecture} has layers with different heads or with inputs of their own, which run on "
+            f"the CPU only; {_USE_CPU}"
+        )
     head_dim = config.head_dim
     if head_dim not in HEAD_SIZES:
         *some, last = HEAD_SIZES

@@ -101,6 +101,10 @@ def test_auto_chooses_a_gpu_that_can_run_the_model(
     caplog.clear()
     assert choose_device("auto", hybrid, with_capability(12, 1)) == "cpu"
     assert "gated delta nets" in caplog.text
+    caplog.clear()
+    gemma = replace(supported, config={**supported.config, "architectures": ["Gemma4ForCausalLM"]})
+    assert choose_device("auto", gemma, with_capability(12, 1)) == "cpu"
+    assert "the layers of Gemma4ForCausalLM are not supported on CUDA" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -275,6 +275,8 @@ def test_models_that_only_the_cpu_runs() -> None:
         check_model(parse(hybrid))
     with pytest.raises(ConfigError, match="this Qwen3_5ForCausalLM has gated"):
         check_model(parse({**hybrid, "layer_types": ["full_attention"] * 4}))
+    with pytest.raises(ConfigError, match="this Gemma4ForCausalLM has layers with different heads.*device to cpu"):
+        check_model(parse({"architectures": ["Gemma4ForCausalLM"], "num_hidden_layers": 6, "head_dim": 128}))
     check_model(parse({"architectures": ["MixtralForCausalLM"], **EXPERTS}))
     check_model(parse({"architectures": ["GptOssForCausalLM"], **EXPERTS}))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-NormKind = Literal["rms", "rms_plus_one", "layer"]
-"""``rms_plus_one`` multiplies by one plus the weight, in float32; ``layer`` subtracts the mean and has a bias."""
+NormKind = Literal["rms", "rms_float32", "rms_plus_one", "layer"]
+"""``rms_float32`` multiplies by the weight in float32, ``rms_plus_one`` by one plus the weight; ``layer`` subtracts
+the mean and has a bias."""
 Activation = Literal["silu", "gelu_tanh", "clamped_silu", "relu"]
 """All but ``relu`` are of a gate, which multiplies another product; with ``relu`` there is no gate.
 ``clamped_silu`` is GPT-OSS's, with limits and another slope."""
@@ -54,6 +55,25 @@ class WeightNames:
     shared_down: str = "model.layers.{layer}.mlp.shared_expert.down_proj"
     shared_weight: str = "model.layers.{layer}.mlp.shared_expert_gate"
     """The projection to the weight of the shared expert."""
+    router_scale: str = "model.layers.{layer}.router.scale"
+    """Full name of what the router's input is multiplied by, of experts beside an MLP."""
+    expert_scales: str = "model.layers.{layer}.router.per_expert_scale"
+    """Full name of what the weights of the experts are multiplied by."""
+    experts_norm: str = "model.layers.{layer}.pre_feedforward_layernorm_2"
+    """Norm of the input of experts beside an MLP."""
+    after_plain_mlp_norm: str = "model.layers.{layer}.post_feedforward_layernorm_1"
+    """Norm of the output of an MLP with experts beside it."""
+    after_experts_norm: str = "model.layers.{layer}.post_feedforward_layernorm_2"
+    layer_embedding: str = "model.embed_tokens_per_layer"
+    """Embedding of each token for each layer."""
+    layer_inputs: str = "model.per_layer_model_projection"
+    """Projection of token embeddings to the inputs of all layers."""
+    layer_inputs_norm: str = "model.per_layer_projection_norm"
+    layer_input_gate: str = "model.layers.{layer}.per_layer_input_gate"
+    layer_input_output: str = "model.layers.{layer}.per_layer_projection"
+    after_layer_input_norm: str = "model.layers.{layer}.post_per_layer_input_norm"
+    layer_scale: str = "model.layers.{layer}.layer_scalar"
+    """Full name of what the residual stream is multiplied by at the end of a layer."""
     delta_net: str = "model.layers.{layer}.linear_attn."
     """Prefix of the names of a gated delta net's tensors."""
     final_norm: str = "model.norm"
@@ -66,10 +86,10 @@ class WeightNames:
     def nested(self, model: str) -> WeightNames:
         """Returns the names in a checkpoint that has the decoder as ``model`` instead of ``model.``."""
         changed: dict[str, Any] = {}
-        for field in fields(self):
-            name = getattr(self, field.name)
+        for each in fields(self):
+            name = getattr(self, each.name)
             if isinstance(name, str) and name.startswith("model."):
-                changed[field.name] = model + name.removeprefix("model.")
+                changed[each.name] = model + name.removeprefix("model.")
         return replace(self, **changed)
 
 
@@ -79,6 +99,12 @@ class ExpertFields:
 
     count: tuple[str, ...]
     """Alternative names of the field with the number of experts."""
+    active: str = field(default="num_experts_per_tok", kw_only=True)
+    """Name of the field with the number of experts that compute each token."""
+    switch: str | None = field(default=None, kw_only=True)
+    """Name of the field that says whether there are experts; None: there are."""
+    are_beside_mlp: bool = field(default=False, kw_only=True)
+    """Whether a layer has both an MLP and experts, whose outputs are added."""
     inner_size: str
     """Name of the field with the intermediate size of one expert."""
     normalizes: bool
@@ -109,6 +135,8 @@ class Architecture:
     default_attention_bias: bool = False
     """What ``attention_bias`` is where it is absent."""
     has_query_key_norm: bool = False
+    has_value_norm: bool = False
+    """Whether values have a norm over each head, without a weight."""
     norm: NormKind = "rms"
     has_sinks: bool = False
     """Whether each head has a score that takes part in the softmax and has no value."""
@@ -120,6 +148,13 @@ class Architecture:
     activation_name: str = "silu"
     """The name there."""
     inner_size_field: str = "intermediate_size"
+    default_layer_input_size: int | None = None
+    """Values of a token's input of each layer where ``hidden_size_per_layer_input`` is absent; None: layers have
+    none."""
+    has_layer_scales: bool = False
+    """Whether the residual stream is multiplied by a number at the end of each layer."""
+    caps_logits: bool = False
+    """Whether the field ``final_logit_softcapping`` limits logits."""
     scales_embedding: bool = False
     """Whether token embeddings are multiplied by the square root of the hidden size."""
     n_unused_positions: int | None = None
@@ -133,6 +168,8 @@ class Architecture:
     without that field all but each ``sliding_window_pattern``-th.
     """
     default_window_pattern: int = 6
+    attention_scale: float | None = None
+    """Multiplier of the scores; None: it follows from ``default_attention_scalar``."""
     default_attention_scalar: int | None = None
     """The scores are divided by the square root of the field ``query_pre_attn_scalar``, or of this if it is absent;
     None: by that of the head size."""
@@ -140,6 +177,12 @@ class Architecture:
     """Window size where the field ``sliding_window`` is absent."""
     default_head_dim: int | None = None
     """Head size where the field ``head_dim`` is absent; None: the hidden size divided by the number of heads."""
+    default_full_head_dim: int | None = None
+    """Head size of layers with full attention where ``config.json`` has none; None: all layers have equal heads."""
+    shares_kv: bool = False
+    """Whether the last layers, as many as ``num_kv_shared_layers``, may read the K and V of others."""
+    last_is_full: bool = False
+    """Whether the last layer has full attention, whatever ``layer_types`` says."""
     default_n_kv_heads: int | None = None
     """Key-value heads where the field ``num_key_value_heads`` is absent, if they divide the query heads; None: as
     many as these."""
@@ -161,6 +204,8 @@ class Architecture:
     """Whether the projections of a delta net's inputs are two tensors, whose rows are sorted by key head."""
     only: tuple[tuple[str, object], ...] = ()
     """Fields of which only one value is supported, with that value."""
+    refused: tuple[tuple[str, object], ...] = ()
+    """Values of fields that are not supported."""
     default_norm_eps: float = 1e-6
     experts: ExpertFields | None = None
 
@@ -203,6 +248,53 @@ _QWEN3_5_MOE = replace(
     ),
 )
 
+_GEMMA4 = Architecture(
+    names=WeightNames(
+        mlp_norm="model.layers.{layer}.pre_feedforward_layernorm",
+        router="model.layers.{layer}.router.proj",
+        expert_gate="model.layers.{layer}.experts.{expert}.gate_proj",
+        expert_up="model.layers.{layer}.experts.{expert}.up_proj",
+        expert_down="model.layers.{layer}.experts.{expert}.down_proj",
+        stacked_gate_up="model.layers.{layer}.experts.gate_up_proj",
+        stacked_down="model.layers.{layer}.experts.down_proj",
+        unused_prefixes=("model.vision_tower.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio."),
+    ),
+    bias_switches=frozenset({"attention_bias"}),
+    has_query_key_norm=True,
+    has_value_norm=True,
+    norm="rms_float32",
+    has_norms_around=True,
+    activation="gelu_tanh",
+    activation_field="hidden_activation",
+    activation_name="gelu_pytorch_tanh",
+    default_layer_input_size=256,
+    has_layer_scales=True,
+    caps_logits=True,
+    scales_embedding=True,
+    attention_scale=1.0,
+    window="patterned",
+    default_window=512,
+    last_is_full=True,
+    default_head_dim=256,
+    default_full_head_dim=512,
+    default_n_kv_heads=4,
+    shares_kv=True,
+    default_rope_theta=1e6,
+    default_local_rope_theta=10_000.0,
+    default_rope_scaling=MappingProxyType({"rope_type": "proportional", "partial_rotary_factor": 0.25}),
+    overflows_float16=True,
+    default_tied_head=True,
+    refused=(("use_bidirectional_attention", "all"),),
+    experts=ExpertFields(
+        ("num_experts",),
+        "moe_intermediate_size",
+        normalizes=True,
+        active="top_k_experts",
+        switch="enable_moe_block",
+        are_beside_mlp=True,
+    ),
+)
+
 _OPT_LAYER = "model.decoder.layers.{layer}."
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
@@ -232,6 +324,8 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 ("use_bidirectional_attention", False),
             ),
         ),
+        "Gemma4ForCausalLM": _GEMMA4,
+        "Gemma4ForConditionalGeneration": _with_vision(_GEMMA4),
         "LlamaForCausalLM": Architecture(bias_switches=frozenset({"attention_bias", "mlp_bias"})),
         "MistralForCausalLM": Architecture(window="always", default_window=4096, default_n_kv_heads=8),
         "MixtralForCausalLM": Architecture(

@@ -58,6 +58,8 @@ class ExpertsWeights:
     """[experts, hidden, inner], with an optional bias [experts, hidden]."""
     shared: SharedExpertWeights | None = None
     """The expert that computes every token."""
+    scales: Tensor | None = None
+    """[experts]: what the weights of the experts are multiplied by, after they are normalised."""
 
     def experts(self) -> Iterator[MlpWeights]:
         """Yields views of the weights of each expert."""
@@ -66,10 +68,50 @@ class ExpertsWeights:
 
 
 @dataclass(frozen=True)
+class ExpertsBesideWeights:
+    """Weights of a mixture of experts that computes a layer's input beside its MLP."""
+
+    router_scale: Tensor
+    """[hidden]: weight of the norm of the router's input."""
+    norm: NormWeights
+    """Norm of the experts' input."""
+    experts: ExpertsWeights
+    after_mlp: NormWeights
+    """Norm of the MLP's output, to which that of the experts is added."""
+    after_experts: NormWeights
+
+
+@dataclass(frozen=True)
+class LayerInputWeights:
+    """Weights through which a layer's own input is added to the residual stream."""
+
+    gate: LinearWeights
+    """[size, hidden]."""
+    output: LinearWeights
+    """[hidden, size]."""
+    norm: NormWeights
+    """Norm of what is added."""
+
+
+@dataclass(frozen=True)
+class LayerInputsWeights:
+    """Weights that make the inputs of all layers."""
+
+    embedding: Tensor
+    """[tokens, layers * size]."""
+    projection: LinearWeights
+    """[layers * size, hidden]."""
+    norm: NormWeights
+    """[size]: of what the projection gives for a layer."""
+    hidden_size: int
+
+
+@dataclass(frozen=True)
 class AttentionWeights:
     """Weights of a layer's attention."""
 
     query_key_value: LinearWeights
+    """Without values where these are the keys, and queries alone where K and V are another layer's."""
     query_norm: Tensor | None
     key_norm: Tensor | None
     sinks: Tensor | None
@@ -107,6 +149,12 @@ class LayerWeights:
     mlp_norm: NormWeights
     mlp: MlpWeights | ExpertsWeights
     after_mlp_norm: NormWeights | None
+    experts_beside: ExpertsBesideWeights | None = None
+    """The experts beside the MLP."""
+    layer_input: LayerInputWeights | None = None
+    """How the layer's own input is added, after the MLP's output."""
+    scale: Tensor | None = None
+    """[1]: what the residual stream is multiplied by at the end."""
 
 
 def expert_of(stacked: Matrix, index: int) -> Tensor | Fp8Matrix:

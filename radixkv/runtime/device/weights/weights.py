@@ -23,7 +23,10 @@ from radixkv.runtime.device.weights.kv_scales import KVScales
 from radixkv.runtime.device.weights.layer_weights import (
     AttentionWeights,
     DeltaNetWeights,
+    ExpertsBesideWeights,
     ExpertsWeights,
+    LayerInputsWeights,
+    LayerInputWeights,
     LayerWeights,
     LinearWeights,
     MlpWeights,
@@ -44,6 +47,7 @@ from radixkv.runtime.device.weights.shapes import (
     expert_stacks,
     layer_shapes,
     optional_tensors,
+    stored_projections,
     tensor_shapes,
 )
 from radixkv.runtime.device.weights.shards import Cut, Cuts, Shard, ShardedTensors
@@ -180,6 +184,8 @@ class Weights:
             sum(math.prod(shape) for shape in layer_shapes(config, i).values()) for i in range(config.n_layers)
         ]
         embedding = config.vocab_size * config.hidden_size
+        if config.layer_inputs is not None:
+            parts.append(config.n_layers * config.layer_inputs.size * config.hidden_size)
         twice = max(embedding, *parts) + (embedding if config.tied_head else 0)
         return self.n_bytes + twice * self.dtype.itemsize + self.dequantizing_bytes
 
@@ -205,6 +211,22 @@ class Weights:
             return None
         rows = self._reader.read(f"{self.config.names.position_embedding}.weight")
         return rows[self.config.n_unused_positions :]
+
+    def layer_inputs(self) -> LayerInputsWeights | None:
+        """Returns the weights that make the inputs of all layers; None if layers have none.
+
+        Raises:
+            CheckpointError: one cannot be read.
+        """
+        if self.config.layer_inputs is None:
+            return None
+        names, reader = self.config.names, self._reader
+        return LayerInputsWeights(
+            embedding=reader.read(f"{names.layer_embedding}.weight"),
+            projection=reader.linear(names.layer_inputs),
+            norm=reader.norm(names.layer_inputs_norm),
+            hidden_size=self.config.hidden_size,
+        )
 
     def final_norm(self) -> NormWeights:
         """Returns the weights of the final norm. Raises ``CheckpointError``."""
@@ -244,24 +266,42 @@ class Weights:
             query_key_value, output_gate = (
                 self._gated_attention(index)
                 if config.has_output_gate
-                else (linear(names.query, names.key, names.value), None)
+                else (linear(names.query, *stored_projections(config, index)), None)
             )
+            has_key_norm = config.has_query_key_norm and config.heads[index].source is None
             mixer = AttentionWeights(
                 query_key_value=query_key_value,
                 query_norm=read(names.query_norm) if config.has_query_key_norm else None,
-                key_norm=read(names.key_norm) if config.has_query_key_norm else None,
+                key_norm=read(names.key_norm) if has_key_norm else None,
                 sinks=self._reader.read(names.sinks.format(layer=index)) if config.has_sinks else None,
                 output_gate=output_gate,
             )
             output = linear(names.output)
+        experts = self._experts(index)
+        layer_input = None
+        if config.layer_inputs is not None:
+            gate, projection = linear(names.layer_input_gate), linear(names.layer_input_output)
+            layer_input = LayerInputWeights(gate, projection, norm(names.after_layer_input_norm))
+        beside = None
+        if experts is not None and config.experts is not None and config.experts.are_beside_mlp:
+            beside = ExpertsBesideWeights(
+                router_scale=self._reader.read(names.router_scale.format(layer=index)),
+                norm=norm(names.experts_norm),
+                experts=experts,
+                after_mlp=norm(names.after_plain_mlp_norm),
+                after_experts=norm(names.after_experts_norm),
+            )
         return LayerWeights(
             attention_norm=norm(names.attention_norm),
             mixer=mixer,
             output=output,
             after_attention_norm=norm(names.after_attention_norm) if config.has_norms_around else None,
             mlp_norm=norm(names.mlp_norm),
-            mlp=self._experts(index) or MlpWeights(linear(*gate_up), linear(names.down)),
+            mlp=MlpWeights(linear(*gate_up), linear(names.down)) if experts is None or beside else experts,
             after_mlp_norm=norm(names.after_mlp_norm) if config.has_norms_around else None,
+            experts_beside=beside,
+            layer_input=layer_input,
+            scale=self._reader.read(names.layer_scale.format(layer=index)) if config.has_layer_scales else None,
         )
 
     def _delta_net(self, prefix: str) -> DeltaNetWeights:
@@ -346,7 +386,8 @@ class Weights:
             ):
                 reader.fill(name, part)
         one_matrix, other_matrix = map(LinearWeights, matrices)
-        return ExpertsWeights(router, one_matrix, other_matrix, self._shared_expert(layer))
+        scales = reader.read(names.expert_scales.format(layer=layer)) if experts.are_beside_mlp else None
+        return ExpertsWeights(router, one_matrix, other_matrix, self._shared_expert(layer), scales)
 
     def _shared_expert(self, layer: int) -> SharedExpertWeights | None:
         names, experts = self.config.names, self.config.experts

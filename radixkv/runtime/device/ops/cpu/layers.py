@@ -220,14 +220,24 @@ class Experts(base.Mlp):
         self._config = config
         self._router = Linear(weights.router, tiles)
         self._experts = [Mlp(expert, tiles, activation) for expert in weights.experts()]
+        self._scales = None if weights.scales is None else weights.scales.float()
         self._shared: tuple[Mlp, Linear] | None = None
         if (shared := weights.shared) is not None:
             self._shared = Mlp(shared.mlp, tiles, activation), Linear(shared.weight, tiles)
 
     def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
         """See ``ops.base.Mlp``."""
-        x = as_tensor(x)
-        expert_weights, chosen = self._route(x)
+        return self.mixed(as_tensor(x), as_tensor(x), out)
+
+    def mixed(self, x: Tensor, routed: Tensor, out: Tensor | None = None) -> Tensor:
+        """Maps rows as the experts do that the router selects for others.
+
+        Args:
+            x: [rows, hidden], what the experts compute.
+            routed: [rows, hidden], what the router reads.
+            out: [rows, hidden]; None allocates it.
+        """
+        expert_weights, chosen = self._route(routed)
         total = torch.zeros_like(x) if out is None else out.zero_()
         for index in sorted(set(chosen.flatten().tolist())):
             rows, ranks = (chosen == index).nonzero(as_tuple=True)
@@ -243,4 +253,6 @@ class Experts(base.Mlp):
         expert_weights, chosen = self._router(x).float().softmax(-1).topk(self._config.n_active, -1)
         if self._config.normalizes:
             expert_weights = expert_weights / expert_weights.sum(-1, keepdim=True)
+        if self._scales is not None:
+            expert_weights = expert_weights * self._scales[chosen]
         return expert_weights.to(x.dtype), chosen

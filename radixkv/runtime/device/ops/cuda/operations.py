@@ -10,6 +10,7 @@ from torch import Tensor
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.kv_dtype import LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig, ExpertConfig
+from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import Norm, Rows, as_tensor
@@ -32,7 +33,9 @@ from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
 from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
 from radixkv.runtime.device.weights.layer_weights import (
     DeltaNetWeights,
+    ExpertsBesideWeights,
     ExpertsWeights,
+    LayerInputWeights,
     LinearWeights,
     MlpWeights,
     NormWeights,
@@ -112,8 +115,21 @@ class CudaOperations:
             normalizes=config.normalizes,
         )
 
+    def experts_beside(self, weights: ExpertsBesideWeights, config: ExpertConfig) -> base.ExpertsBeside:
+        """See ``Operations.experts_beside``."""
+        raise AssertionError("refused by machine.check_model")
+
+    def layer_input(self, weights: LayerInputWeights) -> base.LayerInput:
+        """See ``Operations.layer_input``."""
+        raise AssertionError("refused by machine.check_model")
+
     def rotate_and_store(
-        self, rope: Rope | None, query_norm: Tensor | None, key_norm: Tensor | None, scales: LayerScales
+        self,
+        heads: LayerHeads,
+        rope: Rope | None,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        scales: LayerScales,
     ) -> RotateAndStore:
         """See ``Operations.rotate_and_store``."""
         return RotateAndStore(
