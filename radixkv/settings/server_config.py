@@ -164,8 +164,8 @@ class ServerConfig:
     )
     reasoning_parser: str | None = setting(
         None,
-        "format of reasoning: qwen3, deepseek_r1, gemma4 or none (default: what the checkpoint or its chat template "
-        "shows)",
+        "format of reasoning: qwen3, deepseek_r1, gemma4 or none (default: what the checkpoint or its chat "
+        "template shows)",
         text("a name"),
         "NAME",
     )
