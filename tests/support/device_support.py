@@ -225,8 +225,18 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [1],
         **_EXPERTS,
     },
+    "nemotron-h": {
+        "model_type": "nemotron_h",
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "mlp", "linear_attention"]
+        + ["full_attention", "linear_attention"],
+        "ssm_state_size": 8,
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 10,
+        "n_groups": 2,
+        "mlp_bias": True,
+    },
 }
-"""Models with gated delta nets, which keep states in place of K and V."""
+"""Models with gated delta nets or layers of Mamba2, which keep states in place of K and V."""
 CHECKPOINTS = LLAMAS | OTHERS
 """Config changes of small random checkpoints by name, chosen so that each covers other variants."""
 

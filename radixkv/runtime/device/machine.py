@@ -294,6 +294,10 @@ def check_block_tables(max_rows: int, max_model_len: int, page_size: int) -> Non
 
 def check_model(config: DecoderConfig) -> None:
     """Raises ``ConfigError`` for a checkpoint that runs on the CPU only."""
+    if config.halves is not None:
+        raise ConfigError(
+            f"this {config.architecture} has layers of Mamba2 or of one half, which run on the CPU only; {_USE_CPU}"
+        )
     if config.delta_nets is not None or config.has_output_gate:
         raise ConfigError(
             f"this {config.architecture} has gated delta nets or attention, which run on the CPU only; {_USE_CPU}"

@@ -212,7 +212,7 @@ class Decoder:
             heads = activations.with_heads(self.head_sizes[index])
             attention.run(index, heads.q, *pool.layers[index], heads.attention_out)
             self.run_between_attentions(index, activations, inputs, pool)
-        return self.run_from_last_attention(activations, pool, attention, output_tokens)
+        return self.run_from_last_attention(activations, pool, attention, output_tokens, inputs)
 
     def run_before_first_attention(self, activations: Activations, inputs: TokenInputs, pool: LayerCaches) -> None:
         """Runs everything before the first attention."""
@@ -239,8 +239,12 @@ class Decoder:
         pool: LayerCaches,
         attention: LayerAttention,
         output_tokens: OutputTokens | None = None,
+        inputs: TokenInputs | None = None,
     ) -> Tensor:
-        """Runs the last layer's attention and everything after it. Returns what ``__call__`` does."""
+        """Runs the last attention and everything after it. Returns what ``__call__`` does.
+
+        Takes what ``__call__`` takes; ``inputs`` only where layers follow the one with the last attention.
+        """
         index = self.n_attentions - 1
         activations = activations.with_heads(self.head_sizes[index])
         if output_tokens is not None:
@@ -248,14 +252,21 @@ class Decoder:
             activations = activations.of_tokens(output_tokens.indices)
             attention = output_tokens.attention()
         attention.run(index, activations.q, *pool.layers[index], activations.attention_out)
-        return as_tensor(self._after_attention(len(self._layers) - 1, activations))
+        last = self._attention_layers[index]
+        normed = self._after_attention(last, activations)
+        if last + 1 < len(self._layers):
+            assert inputs is not None, "layers follow the one with the last attention"
+            assert output_tokens is None, "layers with states read all tokens"
+            normed = self._advance(last + 1, normed, activations, inputs, pool)
+        return as_tensor(normed)
 
     def _advance(
         self, index: int, normed: Rows, activations: Activations, inputs: TokenInputs, pool: LayerCaches
-    ) -> None:
-        """Runs gated delta nets from layer ``index`` on, and stores what the next attention reads.
+    ) -> Rows:
+        """Runs layers without attention from layer ``index`` on, and stores what the next attention reads.
 
-        That is K and V in the pool, and rotated queries and gates in ``activations``.
+        That is K and V in the pool, and rotated queries and gates in ``activations``. Returns the residual stream
+        after the norm of the layer with attention, or after the final one if there is none.
 
         Args:
             index: of the layer.
@@ -264,11 +275,19 @@ class Decoder:
             inputs: the tokens.
             pool: KV pool and states.
         """
-        while isinstance(mixer := self._layers[index].mixer, _DeltaNetLayer):
-            mixed = mixer.delta_net(normed, inputs.sequences, pool.states[mixer.index])
-            normed = self._after_mixer(index, mixed, activations)
+        for layer in self._layers[index:]:
+            match layer.mixer:
+                case _Attention() as attention:
+                    attention.store(normed, activations, inputs, pool)
+                    return normed
+                case _DeltaNetLayer() as mixer:
+                    mixed = mixer.delta_net(normed, inputs.sequences, pool.states[mixer.index])
+                    normed = self._after_mixer(index, mixed, activations)
+                case None:
+                    assert layer.mlp is not None, "a layer has at least one half"
+                    normed = layer.mlp.add_and_norm(normed, activations.residual, self._norm_after(index))
             index += 1
-        mixer.store(normed, activations, inputs, pool)
+        return normed
 
     def _after_attention(self, index: int, activations: Activations) -> Rows:
         """Runs the rest of layer ``index`` after its attention. Returns the residual stream after the next norm."""
@@ -286,7 +305,11 @@ class Decoder:
             activations: of which the residual stream is changed.
         """
         layer, residual = self._layers[index], activations.residual
-        next_norm = self._final_norm if index + 1 == len(self._layers) else self._layers[index + 1].norm
+        next_norm = self._norm_after(index)
+        assert layer.output is not None, "a layer with a mixer has the projection of its output"
+        if layer.mlp is None:
+            return layer.output.add_and_norm(mixed, residual, next_norm)
+        assert layer.mlp_norm is not None, "a layer with both halves has a norm of each"
         if layer.norms_after is None:
             normed = layer.output.add_and_norm(mixed, residual, layer.mlp_norm)
             return layer.mlp.add_and_norm(normed, residual, next_norm)
@@ -305,6 +328,10 @@ class Decoder:
         if layer.scale is not None:
             residual.mul_(layer.scale)
         return next_norm(residual)
+
+    def _norm_after(self, index: int) -> Norm:
+        """Returns the norm that follows a layer."""
+        return self._final_norm if index + 1 == len(self._layers) else self._layers[index + 1].norm
 
     def empty_logits(self, n_rows: int) -> Tensor:
         """Allocates the output of ``logits``: [n_rows, vocab]."""
@@ -359,11 +386,12 @@ class _DeltaNetLayer:
 @dataclass(frozen=True)
 class _Layer:
     norm: Norm
-    mixer: _Attention | _DeltaNetLayer
-    """What mixes tokens."""
-    output: Linear
-    mlp_norm: Norm
-    mlp: Mlp
+    """Of the layer's input."""
+    mixer: _Attention | _DeltaNetLayer | None
+    """What mixes tokens; None: the layer is an MLP."""
+    output: Linear | None
+    mlp_norm: Norm | None
+    mlp: Mlp | None
     norms_after: tuple[Norm, Norm] | None
     """Norms of the outputs of mixer and MLP, before these are added to the residual stream."""
     experts_beside: ExpertsBeside | None
@@ -386,14 +414,14 @@ class _Layer:
         after = weights.after_attention_norm, weights.after_mlp_norm
         heads, beside = config.heads[index], weights.experts_beside
         mlp, parts = _mlp(config, index, weights, operations), weights.mixer
-        mixer: _Attention | _DeltaNetLayer
+        mixer: _Attention | _DeltaNetLayer | None = None
         reader: Linear | None = None
         if isinstance(parts, DeltaNetWeights):
             assert config.delta_nets is not None, "other models have none"
             mixer = _DeltaNetLayer(
                 sorted(config.delta_nets.layers).index(index), operations.delta_net(parts, config.delta_nets)
             )
-        else:
+        elif parts is not None:
             linear = operations.linear(parts.query_key_value)
             reader = linear if parts.output_gate is None else None
             mixer = _Attention(
@@ -409,8 +437,8 @@ class _Layer:
         return cls(
             norm=operations.norm(weights.attention_norm, reader),
             mixer=mixer,
-            output=operations.output(weights.output),
-            mlp_norm=operations.norm(weights.mlp_norm, mlp),
+            output=None if weights.output is None else operations.output(weights.output),
+            mlp_norm=None if weights.mlp_norm is None else operations.norm(weights.mlp_norm, mlp),
             mlp=mlp,
             norms_after=None
             if after[0] is None or after[1] is None
@@ -434,7 +462,9 @@ def _kind(weights: object) -> Hashable:
     return weights
 
 
-def _mlp(config: DecoderConfig, index: int, weights: LayerWeights, operations: Operations) -> Mlp:
+def _mlp(config: DecoderConfig, index: int, weights: LayerWeights, operations: Operations) -> Mlp | None:
+    if weights.mlp is None:
+        return None
     if not isinstance(weights.mlp, ExpertsWeights):
         return operations.mlp(weights.mlp)
     experts = config.experts_of(index)

@@ -17,6 +17,7 @@ from radixkv.runtime.device.model_config.families import (
     NormKind,
     WeightNames,
 )
+from radixkv.runtime.device.model_config.halves import Half, parse_halves
 from radixkv.runtime.device.model_config.heads import LayerHeads, parse_heads
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.model_config.windows import FULL, SLIDING, parse_windows
@@ -61,20 +62,42 @@ class ExpertConfig:
 
 
 @dataclass(frozen=True)
+class Mamba2Config:
+    """What the layers of Mamba2 have besides the sizes of a state."""
+
+    has_convolution_bias: bool
+    min_time_step: float
+    """Lower bound of the time step by which a token lets the state decay."""
+
+
+@dataclass(frozen=True)
 class DeltaNetConfig:
-    """Configuration of gated delta nets (arXiv 2412.06464), which have a state in place of K and V."""
+    """Configuration of gated delta nets (arXiv 2412.06464), which have a state in place of K and V.
+
+    The layers of Mamba2 (arXiv 2405.21060) have a state of the same shape, which tokens change by another rule.
+    """
 
     layers: frozenset[int]
     """Indices of the layers that are gated delta nets; others have attention."""
     n_key_heads: int
+    """Groups of Mamba2."""
     n_value_heads: int
     """A multiple of ``n_key_heads``."""
     key_dim: int
+    """State size of Mamba2."""
     value_dim: int
+    """Head size of Mamba2."""
     n_taps: int
     """Tokens that the convolution before the state sees, the token itself included."""
     is_fused: bool = False
     """Whether the projections of its inputs are two tensors in the files; see ``Architecture``."""
+    mamba2: Mamba2Config | None = None
+    """What Mamba2 has besides; None: the layers are gated delta nets."""
+
+    @property
+    def title(self) -> str:
+        """What error messages call the layers."""
+        return "gated delta nets" if self.mamba2 is None else "Mamba2 layers"
 
     @property
     def n_channels(self) -> int:
@@ -113,11 +136,11 @@ class DecoderConfig:
     embedding_scale: float | None
     """Multiplier of token embeddings."""
     n_positions: int | None
-    """Positions of the learned position embedding; None: positions are rotary."""
+    """Positions of the learned position embedding; None: there is none."""
     n_unused_positions: int
     """Leading rows of the learned position embedding that no position has."""
     rope: Rope | None
-    """Rotary embedding; None: positions are learned."""
+    """Rotary embedding; None: positions are learned, or layers do not see them."""
     local_rope: Rope | None
     """Rotary embedding of layers with a window."""
     attention_scale: float
@@ -147,6 +170,8 @@ class DecoderConfig:
     """Whether attention's output is multiplied by a gate."""
     delta_nets: DeltaNetConfig | None
     """The layers that have a state in place of K and V; None: there are none."""
+    halves: tuple[Half, ...] | None = None
+    """[layers]: which half of a layer each is; None: all have both halves."""
 
     @classmethod
     def parse(cls, config: Mapping[str, Any], path: Path) -> DecoderConfig:
@@ -166,8 +191,11 @@ class DecoderConfig:
         fields.allow_only(**{switch: False for switch in ("attention_bias", "mlp_bias") if switch not in biases})
         attention_bias = biases.get("attention_bias", False)
         hidden_size = fields.count("hidden_size")
-        n_layers = fields.count("num_hidden_layers", maximum=_MAX_COUNT)
+        halves = parse_halves(fields, _MAX_COUNT) if architecture.has_halves else None
+        n_layers = len(halves) if halves else fields.count("num_hidden_layers", maximum=_MAX_COUNT)
         delta_nets = _delta_nets(fields, architecture, n_layers) if architecture.has_delta_nets else None
+        if halves is not None:
+            delta_nets = _mamba2(fields, halves)
         windows = (None,) * n_layers if delta_nets else parse_windows(fields, architecture, n_layers)
         fields, rotary_factor = _rotary_factor(fields, architecture)
         n_heads, heads = parse_heads(fields, architecture, windows, hidden_size, rotary_factor)
@@ -182,12 +210,14 @@ class DecoderConfig:
             n_layers=n_layers,
             n_heads=n_heads,
             heads=heads,
-            norm_eps=fields.number("rms_norm_eps", architecture.default_norm_eps),
+            norm_eps=fields.number(architecture.norm_eps_field, architecture.default_norm_eps),
             norm=architecture.norm,
             has_norms_around=architecture.has_norms_around,
             activation=architecture.activation,
             embedding_scale=hidden_size**0.5 if architecture.scales_embedding else None,
-            n_positions=None if rope else fields.count("max_position_embeddings"),
+            n_positions=None
+            if architecture.n_unused_positions is None
+            else fields.count("max_position_embeddings"),
             n_unused_positions=architecture.n_unused_positions or 0,
             rope=rope,
             local_rope=local_rope,
@@ -207,6 +237,7 @@ class DecoderConfig:
             logit_cap=_logit_cap(fields) if architecture.caps_logits else None,
             has_output_gate=architecture.has_output_gate,
             delta_nets=delta_nets,
+            halves=halves,
         )
 
     def shard(self, n_ranks: int) -> DecoderConfig:
@@ -218,8 +249,13 @@ class DecoderConfig:
         """
         if self.delta_nets is not None:
             raise ConfigError(
-                f"tensor_parallel_size {n_ranks}: the gated delta nets of {self.architecture} are not divided "
-                "among ranks; set it to 1"
+                f"tensor_parallel_size {n_ranks}: the {self.delta_nets.title} of {self.architecture} are not "
+                "divided among ranks; set it to 1"
+            )
+        if self.halves is not None:
+            raise ConfigError(
+                f"tensor_parallel_size {n_ranks}: the layers of {self.architecture} are not divided among ranks in "
+                "this release; set it to 1"
             )
         if self.layer_inputs is not None or self.has_layer_scales or len(set(self.heads)) > 1:
             raise ConfigError(
@@ -299,7 +335,7 @@ class DecoderConfig:
     @property
     def has_gate(self) -> bool:
         """Whether the MLP has a gate beside the projection that it multiplies."""
-        return self.activation != "relu"
+        return self.activation not in ("relu", "relu2")
 
     def rope_of(self, layer: int) -> Rope | None:
         """Returns the rotary embedding of a layer."""
@@ -314,8 +350,18 @@ class DecoderConfig:
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """Indices of the layers with attention, which read K and V."""
+        if self.halves is not None:
+            return tuple(layer for layer, half in enumerate(self.halves) if half == "attention")
         others = () if self.delta_nets is None else self.delta_nets.layers
         return tuple(layer for layer in range(self.n_layers) if layer not in others)
+
+    def has_mixer(self, layer: int) -> bool:
+        """Returns whether a layer has attention or a state."""
+        return self.halves is None or self.halves[layer] != "mlp"
+
+    def has_mlp(self, layer: int) -> bool:
+        """Returns whether a layer has an MLP or experts."""
+        return self.halves is None or self.halves[layer] == "mlp"
 
     def experts_of(self, layer: int) -> ExpertConfig | None:
         """Returns the configuration of the layer's experts, None if the layer has a plain MLP."""
@@ -384,9 +430,31 @@ def _delta_nets(fields: ConfigReader, architecture: Architecture, n_layers: int)
     )
 
 
+def _mamba2(fields: ConfigReader, halves: Sequence[Half]) -> DeltaNetConfig | None:
+    """Returns the configuration of the layers of Mamba2; None if there are none."""
+    layers = frozenset(layer for layer, half in enumerate(halves) if half == "recurrent")
+    if not layers:
+        return None
+    n_groups, n_heads = fields.count("n_groups", 8), fields.count("mamba_num_heads", 128)
+    if n_heads % n_groups:
+        raise fields.error(f"mamba_num_heads {n_heads} is not a multiple of n_groups {n_groups}")
+    return DeltaNetConfig(
+        layers=layers,
+        n_key_heads=n_groups,
+        n_value_heads=n_heads,
+        key_dim=fields.count("ssm_state_size", 128),
+        value_dim=fields.count("mamba_head_dim", 64),
+        n_taps=fields.count("conv_kernel", 4, minimum=2),
+        mamba2=Mamba2Config(
+            has_convolution_bias=fields.flag("use_conv_bias", default=True),
+            min_time_step=fields.number("time_step_min", 0.001),
+        ),
+    )
+
+
 def _ropes(fields: ConfigReader, architecture: Architecture) -> tuple[Rope | None, Rope | None]:
     """Returns the rotary embeddings of layers without and with a window."""
-    if architecture.n_unused_positions is not None:
+    if architecture.n_unused_positions is not None or not architecture.has_rope:
         return None, None
     scaling = architecture.default_rope_scaling
     if scaling is not None and not fields.get("rope_scaling") and fields.get("rope_parameters") is None:

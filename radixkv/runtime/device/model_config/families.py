@@ -10,8 +10,8 @@ from typing import Any, Literal
 NormKind = Literal["rms", "rms_float32", "rms_plus_one", "layer"]
 """``rms_float32`` multiplies by the weight in float32, ``rms_plus_one`` by one plus the weight; ``layer`` subtracts
 the mean and has a bias."""
-Activation = Literal["silu", "gelu_tanh", "clamped_silu", "relu"]
-"""All but ``relu`` are of a gate, which multiplies another product; with ``relu`` there is no gate.
+Activation = Literal["silu", "gelu_tanh", "clamped_silu", "relu", "relu2"]
+"""All but the last two are of a gate, which multiplies another product; with ``relu`` and its square there is none.
 ``clamped_silu`` is GPT-OSS's, with limits and another slope."""
 
 
@@ -158,7 +158,9 @@ class Architecture:
     scales_embedding: bool = False
     """Whether token embeddings are multiplied by the square root of the hidden size."""
     n_unused_positions: int | None = None
-    """Leading rows of a learned position embedding that no position has; None: positions are rotary."""
+    """Leading rows of a learned position embedding that no position has; None: there is no such embedding."""
+    has_rope: bool = True
+    """Whether positions are rotary, unless they are learned."""
     window: Literal["never", "always", "switched", "by_layer", "patterned"] = "never"
     """Layers that use ``sliding_window``.
 
@@ -200,12 +202,15 @@ class Architecture:
     """Whether attention's output is multiplied by a gate, whose projection is beside that of the queries."""
     has_delta_nets: bool = False
     """Whether the field ``layer_types`` may name gated delta nets, ``linear_attention``."""
+    has_halves: bool = False
+    """Whether each layer is a Mamba2 layer, attention or an MLP, and has one norm."""
     has_fused_delta_nets: bool = False
     """Whether the projections of a delta net's inputs are two tensors, whose rows are sorted by key head."""
     only: tuple[tuple[str, object], ...] = ()
     """Fields of which only one value is supported, with that value."""
     refused: tuple[tuple[str, object], ...] = ()
     """Values of fields that are not supported."""
+    norm_eps_field: str = "rms_norm_eps"
     default_norm_eps: float = 1e-6
     experts: ExpertFields | None = None
 
@@ -295,6 +300,7 @@ _GEMMA4 = Architecture(
     ),
 )
 
+_NEMOTRON_LAYER = "backbone.layers.{layer}."
 _OPT_LAYER = "model.decoder.layers.{layer}."
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
@@ -366,6 +372,35 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             default_norm_eps=1e-5,
             experts=ExpertFields(("num_local_experts",), "intermediate_size", normalizes=True, are_stacked=True),
             only=(("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)),
+        ),
+        "NemotronHForCausalLM": Architecture(
+            names=WeightNames(
+                embedding="backbone.embeddings",
+                layers="backbone.layers.",
+                attention_norm=_NEMOTRON_LAYER + "norm",
+                query=_NEMOTRON_LAYER + "mixer.q_proj",
+                key=_NEMOTRON_LAYER + "mixer.k_proj",
+                value=_NEMOTRON_LAYER + "mixer.v_proj",
+                output=_NEMOTRON_LAYER + "mixer.o_proj",
+                up=_NEMOTRON_LAYER + "mixer.up_proj",
+                down=_NEMOTRON_LAYER + "mixer.down_proj",
+                delta_net=_NEMOTRON_LAYER + "mixer.",
+                final_norm="backbone.norm_f",
+                unused=(),
+                unused_prefixes=("mtp.",),
+            ),
+            bias_switches=frozenset({"mlp_bias"}),
+            norm="rms_float32",
+            activation="relu2",
+            activation_field="mlp_hidden_act",
+            activation_name="relu2",
+            has_rope=False,
+            has_halves=True,
+            default_head_dim=128,
+            default_n_kv_heads=8,
+            norm_eps_field="layer_norm_epsilon",
+            default_norm_eps=1e-5,
+            only=(("mamba_hidden_act", "silu"), ("use_bias", False), ("mamba_proj_bias", False)),
         ),
         "OPTForCausalLM": Architecture(
             names=WeightNames(

@@ -191,7 +191,7 @@ class RotateAndStore(Protocol):
 
 
 class DeltaNet(Protocol):
-    """A gated delta net, up to the projection of its output."""
+    """A gated delta net or a layer of Mamba2, up to the projection of its output."""
 
     def __call__(self, normed: Rows, sequences: Sequence[TokenSpan], states: LayerStates) -> Tensor:
         """Maps [tokens, hidden] to [tokens, value heads * value_dim].

@@ -125,15 +125,20 @@ class DeltaNetWeights:
     """Weights of a gated delta net, which a layer may have in place of attention."""
 
     inputs: LinearWeights
-    """Projections of queries, keys, values, the output's gate, the update's strength and the decay, stacked."""
+    """Projections of queries, keys, values, the output's gate, the update's strength and the decay, stacked. Of
+    Mamba2: of the gate, x, B, C and the time step."""
     convolution: Tensor
-    """[channels, taps]: of queries, keys and values; the last tap is the token's own."""
+    """[channels, taps]: of queries, keys and values; the last tap is the token's own. Of Mamba2: of x, B and C."""
     log_decay: Tensor
     """[value heads] float32: logarithm of the decay's scale."""
     decay_bias: Tensor
     """[value heads] float32."""
     norm: Tensor
-    """[value_dim]: of the output of each head."""
+    """[value_dim]: of the output of each head. Of Mamba2: [value heads * value_dim]."""
+    convolution_bias: Tensor | None = None
+    """[channels], of Mamba2."""
+    skip: Tensor | None = None
+    """[value heads] float32: what is added of a token's own value; of Mamba2."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +146,15 @@ class LayerWeights:
     """Weights of one decoder layer."""
 
     attention_norm: NormWeights
-    mixer: AttentionWeights | DeltaNetWeights
-    """What mixes tokens."""
-    output: LinearWeights
+    """Norm of the layer's input."""
+    mixer: AttentionWeights | DeltaNetWeights | None
+    """What mixes tokens; None: the layer is an MLP."""
+    output: LinearWeights | None
     """The projection of what attention or the delta net computes."""
     after_attention_norm: NormWeights | None
-    mlp_norm: NormWeights
-    mlp: MlpWeights | ExpertsWeights
+    mlp_norm: NormWeights | None
+    """Norm of the MLP's input; None where that is the layer's, or there is no MLP."""
+    mlp: MlpWeights | ExpertsWeights | None
     after_mlp_norm: NormWeights | None
     experts_beside: ExpertsBesideWeights | None = None
     """The experts beside the MLP."""

@@ -58,7 +58,9 @@ def layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
     heads = config.heads[layer]
     query, key = config.n_heads * heads.head_dim, heads.n_kv_heads * heads.head_dim
     norm(names.attention_norm)
-    if config.delta_nets is not None and layer in config.delta_nets.layers:
+    if not config.has_mixer(layer):
+        pass
+    elif config.delta_nets is not None and layer in config.delta_nets.layers:
         shapes |= _delta_net_shapes(config.delta_nets, names.delta_net.format(layer=layer), hidden)
     else:
         n_gates = query if config.has_output_gate else 0
@@ -72,7 +74,10 @@ def layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
         if config.has_sinks:
             shapes[names.sinks.format(layer=layer)] = (config.n_heads,)
         linear(names.output, hidden, query, bias=config.has_output_bias)
-    norm(names.mlp_norm)
+    if not config.has_mlp(layer):
+        return shapes
+    if config.halves is None:
+        norm(names.mlp_norm)
     if config.has_norms_around:
         norm(names.after_attention_norm)
         norm(names.after_mlp_norm)
@@ -128,13 +133,26 @@ def stored_projections(config: DecoderConfig, layer: int) -> tuple[str, ...]:
 
 
 def _delta_net_shapes(config: DeltaNetConfig, prefix: str, hidden: int) -> TensorShapes:
+    shapes: TensorShapes
     n_values = config.n_value_heads * config.value_dim
     n_heads = config.n_value_heads
+    if config.mamba2 is not None:
+        shapes = {
+            "in_proj.weight": (n_values + config.n_channels + n_heads, hidden),
+            "conv1d.weight": (config.n_channels, 1, config.n_taps),
+            **({"conv1d.bias": (config.n_channels,)} if config.mamba2.has_convolution_bias else {}),
+            "A_log": (n_heads,),
+            "dt_bias": (n_heads,),
+            "D": (n_heads,),
+            "norm.weight": (n_values,),
+            "out_proj.weight": (hidden, n_values),
+        }
+        return {f"{prefix}{name}": shape for name, shape in shapes.items()}
     if config.is_fused:
         inputs = {"qkvz": config.n_channels + n_values, "ba": 2 * n_heads}
     else:
         inputs = {"qkv": config.n_channels, "z": n_values, "b": n_heads, "a": n_heads}
-    shapes: dict[str, tuple[int, ...]] = {
+    shapes = {
         **{f"in_proj_{part}.weight": (n_rows, hidden) for part, n_rows in inputs.items()},
         "conv1d.weight": (config.n_channels, 1, config.n_taps),
         "A_log": (config.n_value_heads,),

@@ -258,8 +258,11 @@ class Weights:
             return self._reader.norm(name.format(layer=index))
 
         gate_up = (names.gate, names.up) if config.has_gate else (names.up,)
-        mixer: AttentionWeights | DeltaNetWeights
-        if config.delta_nets is not None and index in config.delta_nets.layers:
+        mixer: AttentionWeights | DeltaNetWeights | None = None
+        output: LinearWeights | None = None
+        if not config.has_mixer(index):
+            pass
+        elif config.delta_nets is not None and index in config.delta_nets.layers:
             prefix = names.delta_net.format(layer=index)
             mixer, output = self._delta_net(prefix), self._reader.linear(f"{prefix}out_proj")
         else:
@@ -277,13 +280,16 @@ class Weights:
                 output_gate=output_gate,
             )
             output = linear(names.output)
-        experts = self._experts(index)
+        experts, plain = self._experts(index), None
+        are_beside = config.experts is not None and config.experts.are_beside_mlp
+        if config.has_mlp(index) and (experts is None or are_beside):
+            plain = MlpWeights(linear(*gate_up), linear(names.down))
         layer_input = None
         if config.layer_inputs is not None:
             gate, projection = linear(names.layer_input_gate), linear(names.layer_input_output)
             layer_input = LayerInputWeights(gate, projection, norm(names.after_layer_input_norm))
         beside = None
-        if experts is not None and config.experts is not None and config.experts.are_beside_mlp:
+        if experts is not None and are_beside:
             beside = ExpertsBesideWeights(
                 router_scale=self._reader.read(names.router_scale.format(layer=index)),
                 norm=norm(names.experts_norm),
@@ -296,8 +302,8 @@ class Weights:
             mixer=mixer,
             output=output,
             after_attention_norm=norm(names.after_attention_norm) if config.has_norms_around else None,
-            mlp_norm=norm(names.mlp_norm),
-            mlp=MlpWeights(linear(*gate_up), linear(names.down)) if experts is None or beside else experts,
+            mlp_norm=norm(names.mlp_norm) if config.halves is None else None,
+            mlp=plain or experts,
             after_mlp_norm=norm(names.after_mlp_norm) if config.has_norms_around else None,
             experts_beside=beside,
             layer_input=layer_input,
@@ -310,6 +316,20 @@ class Weights:
         )
         self._reader.fill(f"{prefix}A_log", log_decay)
         self._reader.fill(f"{prefix}dt_bias", decay_bias)
+        if (mamba2 := self.config.delta_nets) is not None and mamba2.mamba2 is not None:
+            skip = torch.empty_like(log_decay)
+            self._reader.fill(f"{prefix}D", skip)
+            linear = self._reader.linear(f"{prefix}in_proj")
+            bias = f"{prefix}conv1d.bias"
+            return DeltaNetWeights(
+                inputs=linear,
+                convolution=self._reader.read(f"{prefix}conv1d.weight").squeeze(1),
+                log_decay=log_decay,
+                decay_bias=decay_bias,
+                norm=self._reader.read(f"{prefix}norm.weight"),
+                convolution_bias=self._reader.read(bias) if bias in self._shapes else None,
+                skip=skip,
+            )
         return DeltaNetWeights(
             inputs=self._delta_net_inputs(prefix),
             convolution=self._reader.read(f"{prefix}conv1d.weight").squeeze(1),

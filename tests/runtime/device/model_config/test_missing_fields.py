@@ -48,6 +48,7 @@ MODEL_TYPES = {
     "Gemma4ForCausalLM": "gemma4_text",
     "Gemma4ForConditionalGeneration": "gemma4_text",  # of its text_config
     "GptOssForCausalLM": "gpt_oss",
+    "NemotronHForCausalLM": "nemotron_h",
     "OPTForCausalLM": "opt",
 }
 

@@ -175,6 +175,8 @@ def activate(kind: Activation, x: Tensor) -> Tensor:
     """
     if kind == "relu":
         return x.relu_()
+    if kind == "relu2":
+        return x.relu_().square_()
     gate, up = x.float().chunk(2, -1)
     if kind == "clamped_silu":
         gate, up = gate.clamp(max=_CLAMP), up.clamp(-_CLAMP, _CLAMP)

@@ -25,6 +25,7 @@ from radixkv.runtime.device.ops.cpu.layers import (
     RowTiles,
     rotate,
 )
+from radixkv.runtime.device.ops.cpu.mamba2 import Mamba2
 from radixkv.runtime.device.weights.layer_weights import (
     DeltaNetWeights,
     ExpertsBesideWeights,
@@ -81,8 +82,10 @@ class CpuOperations:
         """See ``Operations.mlp``."""
         return Mlp(weights, self._tiles, self._config.activation)
 
-    def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> DeltaNet:
+    def delta_net(self, weights: DeltaNetWeights, config: DeltaNetConfig) -> base.DeltaNet:
         """See ``Operations.delta_net``."""
+        if config.mamba2 is not None:
+            return Mamba2(weights, config, self._tiles, self._config.norm_eps)
         return DeltaNet(weights, config, self._tiles, self._config.norm_eps)
 
     def experts(self, weights: ExpertsWeights, config: ExpertConfig) -> Experts:
