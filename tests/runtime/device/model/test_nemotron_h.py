@@ -1,6 +1,6 @@
 """Nemotron-H: layers of Mamba2, attention and MLPs in any order, with states in the tree as of gated delta nets.
 
-``test_delta_nets.py`` covers logits and bits of single steps; at night ``test_llm_states.py`` covers all kinds of hits.
+``test_delta_nets.py`` covers logits and bits of single steps; ``test_llm_states.py`` all kinds of hits, at night.
 """
 
 from __future__ import annotations
