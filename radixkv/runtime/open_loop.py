@@ -168,7 +168,7 @@ def open_loop(
 def _refuse_choices(message: Submit, choices: Sequence[Request]) -> None:
     """Raises ``UnsupportedFeature``: the choices of a prompt share its K and V, and states are not copied."""
     raise UnsupportedFeature(
-        f"n is {message.sampling.n}; this model has recurrent layers, with which a prompt has one choice in this "
+        f"n is {message.sampling.n}; this model has gated delta nets, with which a prompt has one choice in this "
         "release: send it several times",
         param="n",
     )

@@ -235,6 +235,21 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "n_groups": 2,
         "mlp_bias": True,
     },
+    "nemotron-h-moe": {
+        "model_type": "nemotron_h",
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        "ssm_state_size": 8,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 12,
+        "n_groups": 4,
+        "n_routed_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 20,
+        "routed_scaling_factor": 2.5,
+    },
 }
 """Models with gated delta nets or layers of Mamba2, which keep states in place of K and V."""
 CHECKPOINTS = LLAMAS | OTHERS

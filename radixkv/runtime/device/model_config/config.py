@@ -30,6 +30,18 @@ _LINEAR = "linear_attention"
 
 
 @dataclass(frozen=True)
+class SigmoidRouting:
+    """A router whose scores are sigmoids. It adds a correction to the scores only where it chooses."""
+
+    n_groups: int
+    """Groups of experts."""
+    n_used_groups: int
+    """Groups of a token: those whose two best experts have the largest sums of scores."""
+    scale: float
+    """Multiplier of the experts' weights."""
+
+
+@dataclass(frozen=True)
 class ExpertConfig:
     """Configuration of the mixture-of-experts layers."""
 
@@ -48,6 +60,8 @@ class ExpertConfig:
     """Layer ``i`` has experts if ``i + 1`` is a multiple of this, unless it is in ``dense_layers``."""
     dense_layers: frozenset[int]
     """Indices of layers that have a plain MLP regardless of ``sparse_step``."""
+    sigmoid: SigmoidRouting | None = None
+    """How the router chooses by sigmoids, where the shared expert has no weight; None: it chooses by softmax."""
     are_beside_mlp: bool = False
     """Whether a layer with experts has an MLP too; see ``ExpertFields.are_beside_mlp``."""
 
@@ -230,7 +244,9 @@ class DecoderConfig:
             has_query_key_norm=architecture.has_query_key_norm,
             has_value_norm=architecture.has_value_norm,
             windows=windows,
-            experts=_experts(fields, architecture.experts) if architecture.experts else None,
+            experts=_experts(fields, architecture.experts)
+            if architecture.experts and (halves is None or "experts" in halves)
+            else None,
             wide_layers=_wide_layers(fields, heads) if architecture.shares_kv else frozenset(),
             layer_inputs=_layer_inputs(fields, architecture),
             has_layer_scales=architecture.has_layer_scales,
@@ -357,15 +373,17 @@ class DecoderConfig:
 
     def has_mixer(self, layer: int) -> bool:
         """Returns whether a layer has attention or a state."""
-        return self.halves is None or self.halves[layer] != "mlp"
+        return self.halves is None or self.halves[layer] in ("attention", "recurrent")
 
     def has_mlp(self, layer: int) -> bool:
         """Returns whether a layer has an MLP or experts."""
-        return self.halves is None or self.halves[layer] == "mlp"
+        return self.halves is None or not self.has_mixer(layer)
 
     def experts_of(self, layer: int) -> ExpertConfig | None:
         """Returns the configuration of the layer's experts, None if the layer has a plain MLP."""
         experts = self.experts
+        if self.halves is not None:
+            return experts if self.halves[layer] == "experts" else None
         if experts is None or layer in experts.dense_layers or (layer + 1) % experts.sparse_step:
             return None
         return experts
@@ -527,5 +545,16 @@ def _experts(fields: ConfigReader, names: ExpertFields) -> ExpertConfig | None:
         are_stacked=names.are_stacked,
         sparse_step=fields.count("decoder_sparse_step", 1),
         dense_layers=frozenset(dense_layers),
+        sigmoid=_sigmoid_routing(fields, n_experts) if names.routes_by_sigmoid else None,
         are_beside_mlp=names.are_beside_mlp,
     )
+
+
+def _sigmoid_routing(fields: ConfigReader, n_experts: int) -> SigmoidRouting:
+    n_groups, n_used = fields.count("n_group", 1), fields.count("topk_group", 1)
+    if n_experts % n_groups or n_used > n_groups or (n_groups > 1 and n_experts < 2 * n_groups):
+        raise fields.error(
+            f"n_group is {n_groups} and topk_group {n_used}; groups must have the same number of the {n_experts} "
+            "experts, at least two, and no more may be used than there are"
+        )
+    return SigmoidRouting(n_groups, n_used, fields.number("routed_scaling_factor", 1.0))

@@ -47,6 +47,8 @@ class WeightNames:
     expert_gate: str = "model.layers.{layer}.mlp.experts.{expert}.gate_proj"
     expert_up: str = "model.layers.{layer}.mlp.experts.{expert}.up_proj"
     expert_down: str = "model.layers.{layer}.mlp.experts.{expert}.down_proj"
+    router_correction: str = "model.layers.{layer}.mlp.gate.e_score_correction_bias"
+    """Full name of what is added to the scores of a router by sigmoid before it chooses."""
     stacked_gate_up: str = "model.layers.{layer}.mlp.experts.gate_up_proj"
     """Full name of the gate and up projections of all experts, if they are one tensor."""
     stacked_down: str = "model.layers.{layer}.mlp.experts.down_proj"
@@ -103,6 +105,9 @@ class ExpertFields:
     """Name of the field with the number of experts that compute each token."""
     switch: str | None = field(default=None, kw_only=True)
     """Name of the field that says whether there are experts; None: there are."""
+    routes_by_sigmoid: bool = field(default=False, kw_only=True)
+    """Whether the router's scores are sigmoids, corrected where experts are chosen, perhaps in groups. The shared
+    expert has no weight then."""
     are_beside_mlp: bool = field(default=False, kw_only=True)
     """Whether a layer has both an MLP and experts, whose outputs are added."""
     inner_size: str
@@ -203,7 +208,7 @@ class Architecture:
     has_delta_nets: bool = False
     """Whether the field ``layer_types`` may name gated delta nets, ``linear_attention``."""
     has_halves: bool = False
-    """Whether each layer is a Mamba2 layer, attention or an MLP, and has one norm."""
+    """Whether each layer is a Mamba2 layer, attention, an MLP or experts, and has one norm."""
     has_fused_delta_nets: bool = False
     """Whether the projections of a delta net's inputs are two tensors, whose rows are sorted by key head."""
     only: tuple[tuple[str, object], ...] = ()
@@ -384,6 +389,13 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 output=_NEMOTRON_LAYER + "mixer.o_proj",
                 up=_NEMOTRON_LAYER + "mixer.up_proj",
                 down=_NEMOTRON_LAYER + "mixer.down_proj",
+                router=_NEMOTRON_LAYER + "mixer.gate",
+                router_correction=_NEMOTRON_LAYER + "mixer.gate.e_score_correction_bias",
+                expert_gate=_NEMOTRON_LAYER + "mixer.experts.{expert}.gate_proj",
+                expert_up=_NEMOTRON_LAYER + "mixer.experts.{expert}.up_proj",
+                expert_down=_NEMOTRON_LAYER + "mixer.experts.{expert}.down_proj",
+                shared_up=_NEMOTRON_LAYER + "mixer.shared_experts.up_proj",
+                shared_down=_NEMOTRON_LAYER + "mixer.shared_experts.down_proj",
                 delta_net=_NEMOTRON_LAYER + "mixer.",
                 final_norm="backbone.norm_f",
                 unused=(),
@@ -400,7 +412,18 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             default_n_kv_heads=8,
             norm_eps_field="layer_norm_epsilon",
             default_norm_eps=1e-5,
-            only=(("mamba_hidden_act", "silu"), ("use_bias", False), ("mamba_proj_bias", False)),
+            experts=ExpertFields(
+                ("n_routed_experts",),
+                "moe_intermediate_size",
+                normalizes=False,
+                default_normalizes=True,
+                shared_inner_size="moe_shared_expert_intermediate_size",
+                routes_by_sigmoid=True,
+            ),
+            only=(
+                *(("mamba_hidden_act", "silu"), ("use_bias", False), ("mamba_proj_bias", False)),
+                ("moe_latent_size", None),
+            ),
         ),
         "OPTForCausalLM": Architecture(
             names=WeightNames(

@@ -1,4 +1,4 @@
-"""Layers that are one half of others: what mixes tokens, or an MLP (Nemotron-H)."""
+"""Layers that are one half of others: what mixes tokens, or an MLP or experts (Nemotron-H)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Literal
 
 from radixkv.runtime.device.model_config.config_reader import ConfigReader
 
-Half = Literal["attention", "recurrent", "mlp"]
+Half = Literal["attention", "recurrent", "mlp", "experts"]
 
-_PATTERN: dict[str, Half] = {"M": "recurrent", "*": "attention", "-": "mlp"}
+_PATTERN: dict[str, Half] = {"M": "recurrent", "*": "attention", "-": "mlp", "E": "experts"}
 """Letters of ``hybrid_override_pattern``."""
 _NAMES: dict[str, Half] = {
     "linear_attention": "recurrent",
@@ -16,6 +16,7 @@ _NAMES: dict[str, Half] = {
     "full_attention": "attention",
     "attention": "attention",
     "mlp": "mlp",
+    "moe": "experts",
 }
 """Names in ``layers_block_type``, of Transformers 5 and of earlier releases."""
 
@@ -24,7 +25,7 @@ def parse_halves(fields: ConfigReader, max_layers: int) -> tuple[Half, ...]:
     """Returns what each layer is.
 
     Raises:
-        CheckpointError: neither field has a list, or a layer is none of these, such as a mixture of experts.
+        CheckpointError: neither field has a list, or a layer is none of these.
     """
     name = "layers_block_type"
     blocks, known = fields.get(name), _NAMES

@@ -43,8 +43,8 @@ class SharedExpertWeights:
     """Weights of the expert that computes every token, beside those that a router selects."""
 
     mlp: MlpWeights
-    weight: LinearWeights
-    """[1, hidden]: what its output is multiplied by, before a sigmoid."""
+    weight: LinearWeights | None
+    """[1, hidden]: what its output is multiplied by, before a sigmoid; None: by nothing."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,14 @@ class ExpertsWeights:
 
     router: LinearWeights
     gate_up: LinearWeights
-    """[experts, 2 * inner, hidden], gate first, with an optional bias [experts, 2 * inner]."""
+    """[experts, 2 * inner, hidden], gate first, with an optional bias [experts, 2 * inner]. Without gates it is
+    [experts, inner, hidden]."""
     down: LinearWeights
     """[experts, hidden, inner], with an optional bias [experts, hidden]."""
     shared: SharedExpertWeights | None = None
     """The expert that computes every token."""
+    correction: Tensor | None = None
+    """[experts] float32: what is added to scores by sigmoid to choose experts. The router is float32 then."""
     scales: Tensor | None = None
     """[experts]: what the weights of the experts are multiplied by, after they are normalised."""
 

@@ -103,10 +103,14 @@ def layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
             norm(name)
     linear(names.router, experts.n_experts, hidden, bias=experts.are_stacked)
     if (n_shared := experts.shared_inner_size) is not None:
-        linear(names.shared_weight, 1, hidden)
-        linear(names.shared_gate, n_shared, hidden)
-        linear(names.shared_up, n_shared, hidden)
-        linear(names.shared_down, hidden, n_shared)
+        if experts.sigmoid is None:
+            linear(names.shared_weight, 1, hidden)
+        if config.has_gate:
+            linear(names.shared_gate, n_shared, hidden)
+        linear(names.shared_up, n_shared, hidden, bias=config.has_mlp_bias)
+        linear(names.shared_down, hidden, n_shared, bias=config.has_mlp_bias)
+    if experts.sigmoid is not None:
+        shapes[names.router_correction.format(layer=layer)] = (experts.n_experts,)
     if experts.are_stacked:
         n_inner = experts.inner_size
         for name, n_inputs, n_outputs in (
@@ -118,7 +122,8 @@ def layer_shapes(config: DecoderConfig, layer: int) -> TensorShapes:
             shapes[f"{full}_bias"] = (experts.n_experts, n_outputs)
         return shapes
     for expert in range(experts.n_experts):
-        linear(names.expert_gate, experts.inner_size, hidden, expert=expert)
+        if config.has_gate:
+            linear(names.expert_gate, experts.inner_size, hidden, expert=expert)
         linear(names.expert_up, experts.inner_size, hidden, expert=expert)
         linear(names.expert_down, hidden, experts.inner_size, expert=expert)
     return shapes
@@ -178,7 +183,7 @@ def expert_stacks(config: DecoderConfig) -> dict[str, ExpertStack]:
     names, hidden = config.names, config.hidden_size
     for layer in range(config.n_layers):
         experts = config.experts_of(layer)
-        if experts is None or experts.are_stacked:
+        if experts is None or experts.are_stacked or not config.has_gate:
             continue
         n, n_inner = experts.n_experts, experts.inner_size
         gates, ups, downs = (

@@ -377,7 +377,12 @@ class Weights:
             return None
         n_experts, n_inner, hidden = experts.n_experts, experts.inner_size, self.config.hidden_size
         reader = self._reader
-        router = reader.linear(names.router.format(layer=layer))
+        router, correction = reader.linear(names.router.format(layer=layer)), None
+        if experts.sigmoid is not None:
+            weight, correction = torch.empty(n_experts, hidden), torch.empty(n_experts)
+            reader.fill(f"{names.router.format(layer=layer)}.weight", weight)
+            reader.fill(names.router_correction.format(layer=layer), correction)
+            router = LinearWeights(weight)
         if experts.are_stacked:
             # The files have [experts, in, out], in which gate and up alternate.
             gate_up, down = (
@@ -398,16 +403,15 @@ class Weights:
         # If one expert has 16 bits, all experts of its layer are kept in 16 bits.
         found = {reader.format(self._expert_names(layer, index)) for index in range(n_experts)}
         kept = found.pop() if len(found) == 1 else None
-        matrices = [reader.empty((n_experts, *shape), kept) for shape in ((2 * n_inner, hidden), (hidden, n_inner))]
+        sizes = [n_inner] * (2 if self.config.has_gate else 1)
+        matrices = [reader.empty((n_experts, *shape), kept) for shape in ((sum(sizes), hidden), (hidden, n_inner))]
         for index in range(n_experts):
             one, other = (expert_of(stacked, index) for stacked in matrices)
-            for name, part in zip(
-                self._expert_names(layer, index), (*one.split([n_inner, n_inner]), other), strict=True
-            ):
+            for name, part in zip(self._expert_names(layer, index), (*one.split(sizes), other), strict=True):
                 reader.fill(name, part)
         one_matrix, other_matrix = map(LinearWeights, matrices)
         scales = reader.read(names.expert_scales.format(layer=layer)) if experts.are_beside_mlp else None
-        return ExpertsWeights(router, one_matrix, other_matrix, self._shared_expert(layer), scales)
+        return ExpertsWeights(router, one_matrix, other_matrix, self._shared_expert(layer), correction, scales)
 
     def _shared_expert(self, layer: int) -> SharedExpertWeights | None:
         names, experts = self.config.names, self.config.experts
@@ -417,13 +421,16 @@ class Weights:
             name.format(layer=layer)
             for name in (names.shared_gate, names.shared_up, names.shared_down, names.shared_weight)
         )
-        mlp = MlpWeights(self._reader.linear(gate, up), self._reader.linear(down))
-        return SharedExpertWeights(mlp, self._reader.linear(weight))
+        gate_up = (gate, up) if self.config.has_gate else (up,)
+        mlp = MlpWeights(self._reader.linear(*gate_up), self._reader.linear(down))
+        return SharedExpertWeights(mlp, None if experts.sigmoid is not None else self._reader.linear(weight))
 
     def _expert_names(self, layer: int, expert: int) -> list[str]:
-        """Returns the names of the gate, up and down projection of one expert that is not stored in a stack."""
+        """Returns the names of the gate (if any), up and down projection of one expert that is in no stack."""
         names = self.config.names
-        parts = names.expert_gate, names.expert_up, names.expert_down
+        parts = [names.expert_up, names.expert_down]
+        if self.config.has_gate:
+            parts.insert(0, names.expert_gate)
         return [f"{part.format(layer=layer, expert=expert)}.weight" for part in parts]
 
 

@@ -77,11 +77,11 @@ def test_layers_in_any_order(tmp_path: Path, pattern: str, changes: dict[str, An
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"layers_block_type": ["full_attention", "moe"]},
-            "layers_block_type has a layer 'moe', which is not supported",
-        ),
-        ({"layers_block_type": None, "hybrid_override_pattern": "*E"}, "hybrid_override_pattern has a layer 'E'"),
+        ({"layers_block_type": ["full_attention", "x"]}, "layers_block_type has a layer 'x', which is not"),
+        ({"layers_block_type": None, "hybrid_override_pattern": "*X"}, "hybrid_override_pattern has a layer 'X'"),
+        ({"layers_block_type": ["attention", "moe"], "n_group": 3}, "n_group is 3 and topk_group 1; groups must"),
+        ({"layers_block_type": ["attention", "moe"], "topk_group": 2}, "n_group is 1 and topk_group 2"),
+        ({"moe_latent_size": 32}, "moe_latent_size 32 is not supported"),
         (
             {"layers_block_type": None},
             "hybrid_override_pattern is None; it must say what each of 1 to 1000 layers is",
