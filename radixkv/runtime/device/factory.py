@@ -76,6 +76,14 @@ def choose_device(setting: Device | Literal["auto"], checkpoint: Checkpoint, mac
         )
         return "cpu"
     model = DecoderConfig.parse(checkpoint.config, checkpoint.folder / "config.json")
+    if (
+        model.halves is not None
+        or not model.has_equal_heads
+        or model.layer_inputs is not None
+        or model.has_layer_scales
+    ):
+        logger.warning("computing on the CPU: the layers of %s are not supported on CUDA", model.architecture)
+        return "cpu"
     if model.head_dim not in HEAD_SIZES:
         logger.warning("computing on the CPU: heads of size %d are not supported on CUDA", model.head_dim)
         return "cpu"
@@ -112,7 +120,7 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     if config.cache.host_memory_bytes is not None:
         require_host_memory(config.cache.host_memory_bytes)
     if model.delta_nets is not None:
-        _check_states(config, checkpoint.folder.name)
+        _check_states(config, checkpoint.folder.name, model.delta_nets.title)
     elif config.cache.state_memory_bytes is not None:
         raise ConfigError(
             f"state_memory_bytes is {config.cache.state_memory_bytes}, and {checkpoint.folder.name} has no "
@@ -136,9 +144,9 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
     return resolved
 
 
-def _check_states(config: EngineConfig, name: str) -> None:
-    """Raises ``ConfigError`` for what a model with gated delta nets cannot do in this release."""
-    model = f"{name} has gated delta nets"
+def _check_states(config: EngineConfig, name: str, title: str) -> None:
+    """Raises ``ConfigError`` for what a model with states cannot do in this release; ``title`` names its layers."""
+    model = f"{name} has {title}"
     if config.cache.host_memory_bytes is not None:
         raise ConfigError(
             f"{model}, whose states are not copied to other memory in this release; leave host_memory_bytes "

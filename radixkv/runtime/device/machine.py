@@ -296,6 +296,10 @@ def check_block_tables(max_rows: int, max_model_len: int, page_size: int) -> Non
 
 def check_model(config: DecoderConfig) -> None:
     """Raises ``ConfigError`` for a checkpoint that runs on the CPU only."""
+    if config.halves is not None:
+        raise ConfigError(
+            f"this {config.architecture} has layers of Mamba2 or of one half, which run on the CPU only; {_USE_CPU}"
+        )
     if (delta_nets := config.delta_nets) is not None:
         for size in (delta_nets.key_dim, delta_nets.value_dim):
             if size not in STATE_HEAD_SIZES:
@@ -304,6 +308,11 @@ def check_model(config: DecoderConfig) -> None:
                     f"this {config.architecture} has gated delta nets with heads of size {size}; CUDA's kernels "
                     f"take {', '.join(map(str, some))} and {last}; {_USE_CPU}"
                 )
+    if not config.has_equal_heads or config.layer_inputs is not None or config.has_layer_scales:
+        raise ConfigError(
+            f"this {config.architecture} has layers with different heads or with inputs of their own, which run on "
+            f"the CPU only; {_USE_CPU}"
+        )
     head_dim = config.head_dim
     if head_dim not in HEAD_SIZES:
         *some, last = HEAD_SIZES

@@ -277,6 +277,8 @@ def test_models_that_only_the_cpu_runs() -> None:
         for name in ("linear_key_head_dim", "linear_value_head_dim"):
             with pytest.raises(ConfigError, match=f"delta nets with heads of size {size}; .*128 and 256; .*to cpu"):
                 check_model(parse({**hybrid, name: size}))
+    with pytest.raises(ConfigError, match="this Gemma4ForCausalLM has layers with different heads.*device to cpu"):
+        check_model(parse({"architectures": ["Gemma4ForCausalLM"], "num_hidden_layers": 6, "head_dim": 128}))
     check_model(parse({"architectures": ["MixtralForCausalLM"], **EXPERTS}))
     check_model(parse({"architectures": ["GptOssForCausalLM"], **EXPERTS}))
 

@@ -25,7 +25,7 @@ from radixkv.runtime.device.memory.copy_threads import CopyThreads
 from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots
 from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
 from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
-from radixkv.runtime.device.memory.page_shape import PageShape, count_pages
+from radixkv.runtime.device.memory.page_shape import PageLayout, count_pages
 from radixkv.runtime.device.memory.state_size import all_states_bytes, count_states
 from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder import Decoder
@@ -132,8 +132,7 @@ class CpuExecutor:
             device=self.device,
             processor=f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
             torch_version=torch.__version__,
-            layout=f"k v, {page.n_layers} layers, {page.n_kv_heads} kv_heads, {page.page_size} tokens, "
-            f"{page.head_dim} head_dim",
+            layout=f"k v, {page}",
             scales=scales_text(page.dtype, kv_scales or ()),
         )
         self._sampler = Sampler(max_rows, config.vocab_size)
@@ -357,18 +356,18 @@ def _dtype(name: str) -> torch.dtype:
     return choices[name]
 
 
-def _plan_pool(weights: Weights, settings: DeviceSettings) -> tuple[PageShape, int]:
-    """Returns the page shape and the number of pages. Raises ``ConfigError`` for a pool without a page."""
+def _plan_pool(weights: Weights, settings: DeviceSettings) -> tuple[PageLayout, int]:
+    """Returns the page layout and the number of pages. Raises ``ConfigError`` for a pool without a page."""
     config = weights.config
     assert settings.kv_cache_memory_bytes is not None, "the pool on the CPU has a size"
     dtype = choose_kv_dtype(settings.kv_cache_dtype, weights.dtype)
-    page = PageShape.of(config, settings.page_size, dtype)
+    page = PageLayout.of(config, settings.page_size, dtype)
     n_pages = count_pages(page, settings.kv_cache_memory_bytes, settings.max_total_tokens)
     return page, n_pages
 
 
 def _check_memory(
-    weights: Weights, page: PageShape, n_pages: int, settings: DeviceSettings, *, n_ranks: int = 1
+    weights: Weights, page: PageLayout, n_pages: int, settings: DeviceSettings, *, n_ranks: int = 1
 ) -> None:
     """Raises ``ConfigError`` if weights, states and pool of all ranks do not fit into memory.
 

@@ -15,11 +15,14 @@ from torch import Tensor
 
 from radixkv.runtime.device.kv_dtype import LayerScales
 from radixkv.runtime.device.model_config.config import DeltaNetConfig, ExpertConfig
+from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.pack import ArrayT
 from radixkv.runtime.device.weights.layer_weights import (
     DeltaNetWeights,
+    ExpertsBesideWeights,
     ExpertsWeights,
+    LayerInputWeights,
     LinearWeights,
     MlpWeights,
     NormWeights,
@@ -211,7 +214,8 @@ class RotateAndStore(Protocol):
         """Stores K and V in the pool, in its dtype, and rotated queries in ``q_out``.
 
         Args:
-            qkv: [tokens, (heads + 2 * kv_heads) * head_dim].
+            qkv: [tokens, (heads + 2 * kv_heads) * head_dim]; without values where these are the keys, and queries
+                alone where K and V are another layer's, which are stored.
             inputs: the tokens.
             k_cache, v_cache: of one layer, in the layout of the device's pool.
             q_out: [tokens, heads, head_dim].
@@ -220,7 +224,7 @@ class RotateAndStore(Protocol):
 
 
 class DeltaNet(Protocol):
-    """A gated delta net, up to the projection of its output."""
+    """A gated delta net or a layer of Mamba2, up to the projection of its output."""
 
     def __call__(self, normed: Rows, sequences: Sequences, states: LayerStates) -> Tensor:
         """Maps [tokens, hidden] to [tokens, value heads * value_dim].
@@ -229,6 +233,32 @@ class DeltaNet(Protocol):
             normed: of all tokens.
             sequences: which tokens belong together. A row that starts at position 0 starts with empty states.
             states: changed to those after the rows' last tokens.
+        """
+        ...
+
+
+class ExpertsBeside(Protocol):
+    """A mixture of experts that computes the residual stream beside a layer's MLP."""
+
+    def __call__(self, computed: Tensor, residual: Tensor) -> Tensor:
+        """Returns the sum of the normed outputs of MLP and experts.
+
+        Args:
+            computed: [tokens, hidden], output of the MLP.
+            residual: [tokens, hidden], the residual stream before the MLP.
+        """
+        ...
+
+
+class LayerInput(Protocol):
+    """What a layer's own input adds to the residual stream."""
+
+    def __call__(self, residual: Tensor, layer_input: Tensor) -> Tensor:
+        """Returns what is added, [tokens, hidden].
+
+        Args:
+            residual: [tokens, hidden].
+            layer_input: [tokens, size], of this layer.
         """
         ...
 
@@ -273,14 +303,29 @@ class Operations(Protocol):
         """Returns a mixture of experts. Raises ``ConfigError`` where its activation has no kernel."""
         ...
 
+    def experts_beside(self, weights: ExpertsBesideWeights, config: ExpertConfig) -> ExpertsBeside:
+        """Returns experts beside an MLP. Models that have some are refused before, as with delta nets."""
+        ...
+
+    def layer_input(self, weights: LayerInputWeights) -> LayerInput:
+        """Returns what a layer's own input adds. Models that have some are refused before, as with delta nets."""
+        ...
+
     def rotate_and_store(
-        self, rope: Rope | None, query_norm: Tensor | None, key_norm: Tensor | None, scales: LayerScales
+        self,
+        heads: LayerHeads,
+        rope: Rope | None,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        scales: LayerScales,
     ) -> RotateAndStore:
         """Returns the operation of a layer.
 
         Args:
+            heads: of the layer.
             rope: rotary embedding; None rotates nothing.
-            query_norm, key_norm: [head_dim], weights of an RMS norm over each head; both or neither.
+            query_norm, key_norm: [head_dim], weights of an RMS norm over each head; both or neither, but
+                that a layer without own K has no norm for it.
             scales: with which K and V are stored if the pool's dtype is quantized.
         """
         ...

@@ -48,7 +48,7 @@ class PagedAttention:
         """Determines which tile sizes give bit-equal products on this machine.
 
         Args:
-            pool: the pool to read, for its shape.
+            pool: the pool to read, for its shapes.
             n_heads: number of query heads.
             windows: [layers], sliding window in positions, the token's own included; None for full attention.
             scale: multiplier of the scores.
@@ -56,27 +56,32 @@ class PagedAttention:
             kv_scales: [layers], of a pool with a quantized dtype; None: all are 1.
             block_tokens: positions per partial sum, rounded down to whole pages, at least one page.
         """
-        _, _, n_kv_heads, page_size, head_dim = pool.k.shape
-        layout = BlockLayout(
-            n_heads=n_heads,
-            n_kv_heads=n_kv_heads,
-            head_dim=head_dim,
-            page_size=page_size,
-            block_tokens=max(1, block_tokens // page_size) * page_size,
-            zero_page=pool.zero_page,
-        )
-        self._windows = tuple(windows)
-        self._layouts = {window: replace(layout, window=window) for window in self._windows}
-        self._tiles = _token_tiles(layout)
+        self._layouts = []
+        for (k, _), window in zip(pool.layers, windows, strict=True):
+            _, n_kv_heads, page_size, head_dim = k.shape
+            self._layouts.append(
+                BlockLayout(
+                    n_heads=n_heads,
+                    n_kv_heads=n_kv_heads,
+                    head_dim=head_dim,
+                    page_size=page_size,
+                    block_tokens=max(1, block_tokens // page_size) * page_size,
+                    zero_page=pool.zero_page,
+                    window=window,
+                )
+            )
+        """[layers]."""
+        kinds = {replace(layout, window=None) for layout in self._layouts}
+        self._tiles = {kind: _token_tiles(kind) for kind in kinds}
         self._scale = scale
-        self._kv_scales = kv_scales or [UNSCALED] * len(self._windows)
+        self._kv_scales = kv_scales or [UNSCALED] * len(self._layouts)
         self._sinks = [None if sink is None else sink.float() for sink in sinks]
-        self._parts: dict[int | None, list[LongRow | ShortRows]] = {}
+        self._parts: dict[BlockLayout, list[LongRow | ShortRows]] = {}
         self._workspace = (torch.empty(0), torch.empty(0))
 
     def plan(self, spans: Sequence[RowSpan]) -> None:
-        """Partitions a step into matrix products, once for each distinct window. O(rows * blocks)."""
-        self._parts = {window: self._partition(spans, layout) for window, layout in self._layouts.items()}
+        """Partitions a step into matrix products, once for each kind of layer. O(rows * blocks)."""
+        self._parts = {layout: self._partition(spans, layout) for layout in set(self._layouts)}
         n_values = max(part.n_gathered for parts in self._parts.values() for part in parts)
         if n_values > len(self._workspace[0]):
             self._workspace = (torch.empty(n_values), torch.empty(n_values))
@@ -87,7 +92,7 @@ class PagedAttention:
         scaled = q.float() * (self._scale * scales.k)
         attended = out if out.dtype == torch.float32 else torch.empty_like(scaled)
         kv = LayerKV(k_cache, v_cache, self._sinks[layer])
-        for part in self._parts[self._windows[layer]]:
+        for part in self._parts[self._layouts[layer]]:
             part.run(kv, scaled, attended, self._workspace)
         if scales.v != 1.0:
             attended.mul_(scales.v)
@@ -95,14 +100,15 @@ class PagedAttention:
             out.copy_(attended)
 
     def _partition(self, spans: Sequence[RowSpan], layout: BlockLayout) -> list[LongRow | ShortRows]:
+        tiles = self._tiles[replace(layout, window=None)]
         parts: list[LongRow | ShortRows] = []
         short: list[RowSpan] = []
         for span in spans:
             if span.n_tokens <= _MAX_SHORT_TOKENS:
                 short.append(span)
             else:
-                parts.append(LongRow(span, layout, self._tiles, _MAX_SCORES))
-        return [*parts, *(ShortRows(group, layout, self._tiles) for group in _groups(short, layout))]
+                parts.append(LongRow(span, layout, tiles, _MAX_SCORES))
+        return [*parts, *(ShortRows(group, layout, tiles) for group in _groups(short, layout))]
 
 
 def _groups(spans: list[RowSpan], layout: BlockLayout) -> list[list[RowSpan]]:

@@ -31,7 +31,7 @@ class RecurrentStates:
         n_layers, n_slots = len(config.layers), n_batch_slots + n_tree_slots
         with check_allocation(
             n_slots * state_bytes(config, dtype),
-            f"the states of gated delta nets for max_num_seqs {n_batch_slots} and {n_tree_slots} slots of the tree",
+            f"the states of recurrent layers for max_num_seqs {n_batch_slots} and {n_tree_slots} slots of the tree",
             "set max_num_seqs or state_memory_bytes lower",
         ):
             # Written, not only reserved: the pool is checked against what is left.

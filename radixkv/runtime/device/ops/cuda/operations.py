@@ -10,6 +10,7 @@ from torch import Tensor
 from radixkv.errors import ConfigError
 from radixkv.runtime.device.kv_dtype import LayerScales
 from radixkv.runtime.device.model_config.config import DecoderConfig, DeltaNetConfig, ExpertConfig
+from radixkv.runtime.device.model_config.heads import LayerHeads
 from radixkv.runtime.device.model_config.rope import Rope
 from radixkv.runtime.device.ops import base
 from radixkv.runtime.device.ops.base import Norm, Rows, as_tensor
@@ -34,7 +35,9 @@ from radixkv.runtime.device.weights.fp8_matrix import Fp8Matrix
 from radixkv.runtime.device.weights.int4_matrix import Int4Matrix
 from radixkv.runtime.device.weights.layer_weights import (
     DeltaNetWeights,
+    ExpertsBesideWeights,
     ExpertsWeights,
+    LayerInputWeights,
     LinearWeights,
     MlpWeights,
     NormWeights,
@@ -109,6 +112,10 @@ class CudaOperations:
                 f"this {self._config.architecture} has experts with the activation {activation}, which has no "
                 "kernel on CUDA; use --device cpu"
             )
+        shared = None
+        if weights.shared is not None:
+            assert weights.shared.weight is not None, "refused by machine.check_model"
+            shared = SharedExpert(self.mlp(weights.shared.mlp), self.linear(weights.shared.weight))
         assert self._has_fp8 or not isinstance(weights.down.weight, Fp8Matrix), "check_fp8_experts refuses this"
         return Experts(
             self.linear(weights.router),
@@ -117,13 +124,24 @@ class CudaOperations:
             activation,
             n_active=config.n_active,
             normalizes=config.normalizes,
-            shared=None
-            if weights.shared is None
-            else SharedExpert(self.mlp(weights.shared.mlp), self.linear(weights.shared.weight)),
+            shared=shared,
         )
 
+    def experts_beside(self, weights: ExpertsBesideWeights, config: ExpertConfig) -> base.ExpertsBeside:
+        """See ``Operations.experts_beside``."""
+        raise AssertionError("refused by machine.check_model")
+
+    def layer_input(self, weights: LayerInputWeights) -> base.LayerInput:
+        """See ``Operations.layer_input``."""
+        raise AssertionError("refused by machine.check_model")
+
     def rotate_and_store(
-        self, rope: Rope | None, query_norm: Tensor | None, key_norm: Tensor | None, scales: LayerScales
+        self,
+        heads: LayerHeads,
+        rope: Rope | None,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        scales: LayerScales,
     ) -> RotateAndStore:
         """See ``Operations.rotate_and_store``."""
         return RotateAndStore(
