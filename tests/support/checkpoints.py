@@ -57,8 +57,10 @@ def save_checkpoint(path: Path, *, model_type: str = "llama", max_shard_size: st
             if parameter.dim() == 1 or name.endswith("_bias"):
                 parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.2)
         for name, buffer in model.named_buffers():
-            if name.endswith(("layer_scalar", "e_score_correction_bias")):
+            if name.endswith("layer_scalar"):
                 buffer.normal_(1.0, 0.2)
+            elif name.endswith("e_score_correction_bias"):
+                buffer.normal_(-0.5, 0.5)
     model.save_pretrained(path, max_shard_size=max_shard_size)
 
 

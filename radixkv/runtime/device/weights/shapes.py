@@ -211,12 +211,11 @@ def optional_tensors(config: DecoderConfig, stored: frozenset[str]) -> frozenset
     names = config.names
     unused = {name.format(layer=layer) for name in names.unused for layer in range(config.n_layers)}
     # Layers that read the K and V of others have projections to their own in published checkpoints.
-    unused |= {
-        f"{name.format(layer=layer)}.{part}"
+    projections = tuple(
+        f"{name.format(layer=layer)}."
         for layer in range(config.n_layers)
         if config.heads[layer].source is not None
         for name in (names.key, names.value, names.key_norm)
-        for part in ("weight", "bias")
-    }
-    unused |= {name for name in stored if name.startswith(names.unused_prefixes)}
+    )
+    unused |= {name for name in stored if name.startswith((*names.unused_prefixes, *projections))}
     return frozenset(unused | {f"{names.head}.weight"}) if config.tied_head else frozenset(unused)

@@ -158,6 +158,7 @@ def test_projections_of_layers_that_read_the_kv_of_others_are_skipped(tmp_path: 
     with edited_tensors(tmp_path) as tensors:
         for name in ("k_proj", "v_proj", "k_norm"):
             tensors[f"model.layers.4.self_attn.{name}.weight"] = torch.full((32, 48), torch.nan)
+        tensors["model.layers.4.self_attn.k_proj.weight_scale"] = torch.full((32,), torch.nan)
     assert torch.equal(logits_of(tmp_path, random_ids(30, seed=4)), before)
     with edited_tensors(tmp_path) as tensors:
         tensors["model.layers.0.self_attn.extra.weight"] = torch.zeros(3)
