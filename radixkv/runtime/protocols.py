@@ -23,7 +23,7 @@ from radixkv.tree.node import Namespace
 from radixkv.tree.spared import WaitingPrompt
 from radixkv.wire.cache_messages import Tier
 from radixkv.wire.messages import DraftUse, Submit, TokenLogprobs
-from radixkv.wire.stats import DiskStats, DraftStats, HostStats, TenantStats
+from radixkv.wire.stats import DiskStats, DraftStats, HostStats, StateStats, TenantStats
 
 if TYPE_CHECKING:
     from radixkv.runtime.request import Request, Update
@@ -376,6 +376,10 @@ class States:
 
     def undo(self) -> None:
         """Takes note that all launched steps have failed."""
+
+    def stats(self) -> StateStats | None:
+        """Returns counters and gauges; None if there are no states."""
+        return None
 
 
 class Tiers:

@@ -78,7 +78,7 @@ class RadixTree:
         """The states of recurrent layers; None if the model has none."""
         self.retentions = Retentions(self._forest)
         """The prefixes that are evicted after everything else."""
-        self.demotions = Demotions(self._forest)
+        self.demotions = Demotions(self._forest, self.states)
         """Makes sequences the next to be evicted."""
         self.changes = self._forest.changes
         """Records which computed pages enter and leave the tree, once it is told to."""

@@ -26,11 +26,21 @@ class States:
         self._forest = forest
         self.n_slots = n_slots
         """How many states there can be."""
+        self.n_saved = 0
+        """States that have been computed."""
+        self.n_evicted = 0
+        """States that gave their slots to others."""
         self._free = list(range(n_slots - 1, -1, -1))
         self._by_use: OrderedDict[State, None] = OrderedDict()
         """The computed states, the least recently used first."""
         self._coming: set[State] = set()
         """Those that a launched step computes."""
+
+    @property
+    def n_free(self) -> int:
+        """Slots without a state. O(states that have left)."""
+        self._take_left()
+        return len(self._free)
 
     def deepest(self, node: Node, tokens: bytes) -> int:
         """Returns how many bytes of the tokens after a node are cached up to the deepest computed state, 0 without
@@ -82,6 +92,7 @@ class States:
         if state in self._coming:
             self._coming.remove(state)
             state.is_computed = True
+            self.n_saved += 1
             self._by_use[state] = None
             self._forest.version += 1
 
@@ -134,6 +145,7 @@ class States:
         if victim is None:
             return False
         self._forest.version += 1
+        self.n_evicted += 1
         self.drop(victim)
         return True
 

@@ -103,6 +103,22 @@ class SourceStats(msgspec.Struct, frozen=True):
     accepted_tokens_total: int
 
 
+class StateStats(msgspec.Struct, frozen=True):
+    """Counters and gauges of the states of recurrent layers that the prefix cache keeps."""
+
+    n_slots: int
+    """States that it can have."""
+    n_slots_free: int
+    saved_total: int
+    """States that have been computed for it."""
+    hits_total: int
+    """Times that a request, or what a preempted one begins again, went on from one of them."""
+    evicted_total: int
+    """States that gave their slots to others. Those that leave with their pages are not counted."""
+    missed_tokens_total: int
+    """Tokens of prompts whose pages were cached, and that were computed because no state was after them."""
+
+
 class TenantStats(msgspec.Struct, frozen=True):
     """Counters and gauges of one tenant."""
 
@@ -181,6 +197,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     """None without a disk tier."""
     drafts: DraftStats | None = None
     """None without speculative decoding."""
+    states: StateStats | None = None
+    """None without recurrent layers."""
     tenants: dict[str, TenantStats] = {}
     """By name, without the operator."""
     replicas: dict[str, ReplicaStats] = {}

@@ -12,6 +12,7 @@ from radixkv.runtime.protocols import States
 from radixkv.runtime.request import Request
 from radixkv.runtime.step.plan import StateLoad, StateSave, StepPlan
 from radixkv.tree.node import State
+from radixkv.wire.stats import StateStats
 
 BLOCK_TOKENS = 64
 """States are kept at multiples of it, because kernels compute so many tokens of a recurrent layer together."""
@@ -48,6 +49,7 @@ class TreeStates(States):
         """The states that each launched step saves, by its number."""
         self._found_until: dict[int, int] = {}
         """By batch slot, where its newest row ends, if the tree had all of its pages before."""
+        self._n_hits = self._n_missed_tokens = 0
 
     def plan_row(self, request: Request, start: int, end: int, n_in_tree: int) -> None:
         """See ``States.plan_row``. O(tokens of the prompt), and ``tree.States.put`` for each state."""
@@ -56,8 +58,11 @@ class TreeStates(States):
             # Another request of this plan may have taken its slot since it was found: states are saved after loads.
             self._loads.append(StateLoad(source.slot, request.batch_slot))
             blocks.state = None
+            self._n_hits += not request.is_canary
         if blocks.lease is None or blocks.lease.detached or request.is_canary:
             return
+        if request.reads_cache:
+            self._n_missed_tokens += max(0, n_in_tree - start)
         if source is not None:
             self._states.use(source)
         first, last = self._message_ends(request)
@@ -103,6 +108,18 @@ class TreeStates(States):
             for state in states:
                 self._states.drop(state)
         self._launched.clear()
+
+    def stats(self) -> StateStats:
+        """See ``States.stats``. O(states that have left)."""
+        states = self._states
+        return StateStats(
+            n_slots=states.n_slots,
+            n_slots_free=states.n_free,
+            saved_total=states.n_saved,
+            hits_total=self._n_hits,
+            evicted_total=states.n_evicted,
+            missed_tokens_total=self._n_missed_tokens,
+        )
 
     def _floor(self, position: int) -> int:
         return position - position % self.block_tokens

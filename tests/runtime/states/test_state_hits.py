@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from radixkv.tree.node import Namespace
 from support.cases import rest_nightly
 from support.engine import Engine
 
@@ -67,3 +68,32 @@ def test_a_canary_keeps_no_state() -> None:
     request.is_canary = True
     one.run()
     assert found(one, prompt) == 0
+
+
+def test_what_states_give_and_lack_is_counted() -> None:
+    """The second prompt of a stem computes it once more, the third finds it; with one slot all others give way."""
+    one = engine(1)
+    stem = text(200, 1)
+    for n in range(3):
+        found(one, stem + text(60, 2 + n))
+    stats = one.scheduler.states.stats()
+    assert stats is not None
+    assert (stats.n_slots, stats.n_slots_free, stats.saved_total, stats.evicted_total) == (1, 0, 3, 2)
+    assert (stats.hits_total, stats.missed_tokens_total) == (1, 192)
+
+
+def test_states_of_a_session_that_ends_go_first_but_for_those_that_others_go_on_from() -> None:
+    """Both chats begin with one system prompt, which the first one computed; the closed one loses only its own."""
+    one = engine(5)
+    system = [*text(300, 1), MESSAGE_END]
+    chats = [[*system, *text(200, 10 + n), MESSAGE_END, *text(3, 3)] for n in range(2)]
+    for name, chat in zip(("first", "second"), chats, strict=True):
+        one.serve(chat, 1, session_id=name)
+    turn = [*chats[0], *text(150, 12), MESSAGE_END, *text(3, 3)]
+    one.serve(turn, 1, session_id="first")
+    assert one.scheduler.states.stats().n_slots_free == 1  # type: ignore[union-attr]
+    assert found(one, [*system, *text(90, 30)]) == 256
+    one.sessions.close(Namespace(), "first")
+    for n in range(4):
+        found(one, text(200, 20 + n))
+    assert found(one, turn) == 256
