@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from radixkv import LLM, RequestOutput, SamplingParams
+from radixkv import LLM, CompletionOutput, RequestOutput, SamplingParams
 from support.checkpoints import save_checkpoint
 from support.device_support import HYBRIDS, random_ids
 
@@ -39,6 +39,10 @@ def answers(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams =
 def bits(output: RequestOutput) -> Any:
     """Returns the tokens of an answer with all their logprobs."""
     (answer,) = output.outputs
+    return bits_of(answer)
+
+
+def bits_of(answer: CompletionOutput) -> Any:
     assert answer.logprobs is not None
     return [{token: one.logprob for token, one in position.items()} for position in answer.logprobs]
 
@@ -129,3 +133,24 @@ def test_an_explanation_says_where_the_nearest_state_is(folder: Path) -> None:
     ]
     assert [one.first_difference for one in found] == [100, 150, 200, 280]
     assert (again.reason, again.n_cached, again.n_without_state) == ("whole", 256, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "n_hits"),
+    [({}, 3), ({"max_num_seqs": 2}, 3), ({"state_memory_bytes": 60_000}, 3), ({"enable_prefix_caching": False}, 0)],
+    ids=["states", "fewer rows than choices", "a single state", "no cache"],
+)
+def test_choices_have_the_bits_of_separate_requests(folder: Path, settings: dict[str, Any], n_hits: int) -> None:
+    """All choices but the first go on from the state at the prompt's end, though its last message is far before, or
+    compute the prompt. Each is the answer to a request with its seed."""
+    prompt = [*text(100, 1), END, *text(168, 2), 7]
+    options = {"temperature": 0.9, "max_tokens": 5, "logprobs": 2, "ignore_eos": True}
+    with opened(folder, enable_prefix_caching=False) as llm:
+        cold = [bits(answers(llm, [prompt], SamplingParams(seed=3 + n, **options))[0]) for n in range(4)]
+    with opened(folder, **settings) as llm:
+        (output,) = answers(llm, [prompt], SamplingParams(n=4, seed=3, **options))
+        stats = llm.get_metrics()
+    assert [bits_of(one) for one in output.outputs] == cold
+    assert output.num_cached_tokens == 0
+    assert stats.states is not None
+    assert (stats.states.hits_total, stats.states.missed_tokens_total) == (n_hits, 0)

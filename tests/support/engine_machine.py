@@ -228,11 +228,12 @@ class WindowedEngineMachine(EngineMachine):
         self.actions.add(0, 0, [token % 7 for token in range(n_tokens)], options, twice=False)
 
 
-one_choice = st.builds(
+without_beams = st.builds(
     RequestOptions,
     max_tokens=st.integers(1, 6),
     namespace=st.sampled_from((0, 0, 1)),
     reads_cache=st.sampled_from((True, True, True, False)),
+    n=st.sampled_from((1, 1, 2, 3)),
     min_tokens=st.sampled_from((0, 3)),
     sampling=st.sampled_from((GREEDY, PLAIN, PENALISED)),
     priority=st.sampled_from((0, 0, -1)),
@@ -242,7 +243,7 @@ one_choice = st.builds(
 
 
 class RecurrentEngineMachine(EngineMachine):
-    """An engine of a model with recurrent layers, whose requests have one choice and no drafts."""
+    """An engine of a model with recurrent layers, whose requests have no beams and no drafts."""
 
     @initialize(
         page_size=st.sampled_from((1, 2, 4)),
@@ -261,7 +262,7 @@ class RecurrentEngineMachine(EngineMachine):
         base=small,
         cut=small,
         suffix=st.lists(st.integers(1, 4), max_size=6),
-        options=one_choice,
+        options=without_beams,
         twice=st.booleans(),
     )
     def add(self, base: int, cut: int, suffix: list[int], options: RequestOptions, twice: bool) -> None:

@@ -24,7 +24,8 @@ class TreeStates(States):
     - where the prompt forks off from what is cached: the next prompt that does so finds a state there;
     - the end of the first message of a chat, which often has instructions and tools;
     - the end of the last message, where the next turn of the chat goes on, whatever the template does with answers;
-      without messages the end of the prompt.
+      without messages the end of the prompt;
+    - the end of a prompt with several choices, where all but the first go on.
 
     A state of a last message is evicted before all others once the next turn of the chat has gone on from it.
 
@@ -70,7 +71,8 @@ class TreeStates(States):
         if n_in_tree < end and (n_in_tree > start or self._found_until.get(request.batch_slot) == start):
             places.append(n_in_tree)
         self._found_until[request.batch_slot] = end if n_in_tree == end else 0
-        are_turns = {self._floor(last): True} | {self._floor(place): False for place in places}
+        turns = [last, request.n_prompt - 1] if request.followers else [last]
+        are_turns = dict.fromkeys(map(self._floor, turns), True) | dict.fromkeys(map(self._floor, places), False)
         n_before = len(self._saves)
         for position, is_turn in sorted(are_turns.items()):
             if max(start, 1) <= position <= end:
