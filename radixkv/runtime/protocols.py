@@ -352,6 +352,11 @@ class States:
     block_tokens = 1
     """Chunks of prompts end at multiples of it, where a step has room for so many tokens."""
 
+    def is_awaited(self, request: Request) -> bool:
+        """Returns whether a waiting request is to be admitted a step later, because the next plan or a launched one
+        computes a state that it could go on from."""
+        return False
+
     def plan_row(self, request: Request, start: int, end: int, n_in_tree: int) -> None:
         """Takes note of a row of a prompt in the next plan. Its pages are committed.
 

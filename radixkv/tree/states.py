@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from radixkv.errors import InvariantError
 from radixkv.tree.forest import Forest
-from radixkv.tree.node import TOKEN_BYTES, Lease, Node, State, require_open, upwards, walk
+from radixkv.tree.node import TOKEN_BYTES, Lease, Namespace, Node, State, require_open, upwards, walk
 
 
 class States:
@@ -48,13 +49,18 @@ class States:
 
         At least one token is left over, which has to be computed on the state. O(edges).
         """
-        path, _, _, _ = walk(node, tokens, self._forest.page_bytes)
-        end = length = 0
-        for one in path:
-            length += len(one.key)
-            if one.state is not None and one.state.is_computed and length < len(tokens):
-                end = length
-        return end
+        return max((end for end, state in self._states_on(node, tokens) if state.is_computed), default=0)
+
+    def n_coming(self, namespace: Namespace, tokens: bytes) -> int:
+        """Returns by how many tokens a match will grow with the states that launched steps compute.
+
+        O(edges), and O(1) if they compute none.
+        """
+        root = self._forest.roots.get(namespace)
+        if root is None or not self._coming:
+            return 0
+        deepest = max((end for end, _ in self._states_on(root, tokens)), default=0)
+        return (deepest - self.deepest(root, tokens)) // TOKEN_BYTES
 
     def put(self, lease: Lease, n_tokens: int, *, is_turn: bool = False) -> State | None:
         """Gives a slot to the state after the first tokens of a lease, which a step computes that will be launched.
@@ -137,6 +143,14 @@ class States:
                     f"the state in slot {state.slot} is of {state.n_tokens} tokens, at a node that ends after "
                     f"{length // TOKEN_BYTES}"
                 )
+
+    def _states_on(self, node: Node, tokens: bytes) -> Iterator[tuple[int, State]]:
+        """Yields the states on the path of tokens after a node, each with the bytes before it, fewer than all."""
+        end = 0
+        for one in walk(node, tokens, self._forest.page_bytes)[0]:
+            end += len(one.key)
+            if one.state is not None and end < len(tokens):
+                yield end, one.state
 
     def _evict(self) -> bool:
         """Frees the slot of the least recently used state, of retained prefixes last. O(1 + retained states)."""

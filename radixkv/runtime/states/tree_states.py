@@ -16,6 +16,8 @@ from radixkv.wire.stats import StateStats
 
 BLOCK_TOKENS = 64
 """States are kept at multiples of it, because kernels compute so many tokens of a recurrent layer together."""
+_MIN_AWAITED_BLOCKS = 2
+"""A prompt waits a step for a state if that saves so many blocks or more: fewer save less than a step takes."""
 
 
 class TreeStates(States):
@@ -51,6 +53,13 @@ class TreeStates(States):
         self._found_until: dict[int, int] = {}
         """By batch slot, where its newest row ends, if the tree had all of its pages before."""
         self._n_hits = self._n_missed_tokens = 0
+
+    def is_awaited(self, request: Request) -> bool:
+        """See ``States.is_awaited``. ``tree.States.n_coming``."""
+        if not request.reads_cache or request.recovery.bypasses_tree:
+            return False
+        n_saved = self._states.n_coming(request.namespace, request.key)
+        return n_saved >= _MIN_AWAITED_BLOCKS * self.block_tokens
 
     def plan_row(self, request: Request, start: int, end: int, n_in_tree: int) -> None:
         """See ``States.plan_row``. O(tokens of the prompt), and ``tree.States.put`` for each state."""
