@@ -31,6 +31,9 @@ class HostStats(msgspec.Struct, frozen=True):
     compute_seconds_per_token: float | None
     n_slots_pinned: int = 0
     """Pages that a pin covers."""
+    n_state_slots: int = 0
+    """States of recurrent layers that the tier can hold."""
+    n_state_slots_free: int = 0
 
 
 class DiskStats(msgspec.Struct, frozen=True):

@@ -84,6 +84,8 @@ HOST = HostStats(
     hits_computed_total=4,
     load_seconds_per_token=0.001,
     compute_seconds_per_token=0.005,
+    n_state_slots=12,
+    n_state_slots_free=5,
 )
 """Counters of a host tier."""
 DISK = DiskStats(

@@ -334,6 +334,9 @@ def _host_families(host: HostStats, cache_use: CacheUse) -> Iterator[Metric]:
         "host_store_seconds": (host.store_seconds, "Time of the copies to the host tier."),
         "host_copies_failed": (host.copies_failed_total, "Copies that failed, in either direction."),
     }
+    if host.n_state_slots:
+        gauges["host_state_slots"] = host.n_state_slots, "States of recurrent layers that the host tier can hold."
+        gauges["host_state_slots_free"] = host.n_state_slots_free, "States that it could take without evicting one."
     yield from _numbers(gauges, counters)
 
 

@@ -134,10 +134,10 @@ def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machin
 def _check_states(config: EngineConfig, name: str) -> None:
     """Raises ``ConfigError`` for what a model with gated delta nets cannot do in this release."""
     model = f"{name} has gated delta nets"
-    if config.cache.host_memory_bytes is not None:
+    if config.cache.cache_url is not None:
         raise ConfigError(
-            f"{model}, whose states are not copied to other memory in this release; leave host_memory_bytes "
-            "(--host-memory) out"
+            f"{model}, whose states are not kept in stores that servers share in this release; leave cache_url "
+            "(--cache-url) out, or set cache_dir"
         )
     if config.scheduler.speculative_config not in (None, DEFAULT_SPECULATION):
         raise ConfigError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import lcm
 
 import numpy as np
 
@@ -14,8 +13,6 @@ from radixkv.runtime.step.plan import StateLoad, StateSave, StepPlan
 from radixkv.tree.node import State
 from radixkv.wire.stats import StateStats
 
-BLOCK_TOKENS = 64
-"""States are kept at multiples of it, because kernels compute so many tokens of a recurrent layer together."""
 _MIN_AWAITED_BLOCKS = 2
 """A prompt waits a step for a state if that saves so many blocks or more: fewer save less than a step takes."""
 
@@ -34,15 +31,12 @@ class TreeStates(States):
     Args:
         cache: the page cache, whose tree has states.
         end_token_ids: tokens that end a message, as they end answers.
-        block_tokens: tokens of a block.
     """
 
-    def __init__(
-        self, cache: PageCache, end_token_ids: frozenset[int], *, block_tokens: int = BLOCK_TOKENS
-    ) -> None:
+    def __init__(self, cache: PageCache, end_token_ids: frozenset[int]) -> None:
         assert cache.tree.states is not None, "the cache was made for a model with states"
         self._states = cache.tree.states
-        self.block_tokens = lcm(cache.page_size, block_tokens)
+        self.block_tokens = self._states.block_tokens
         self._end_token_ids = sorted(end_token_ids)
         self._loads: list[StateLoad] = []
         self._saves: list[StateSave] = []

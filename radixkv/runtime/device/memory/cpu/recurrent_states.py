@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from radixkv.errors import InvariantError
@@ -38,8 +40,30 @@ class RecurrentStates:
             memory = torch.empty(n_layers, n_slots, config.n_value_heads, config.key_dim, config.value_dim).zero_()
         self.layers = [LayerStates(*one) for one in zip(inputs, memory, strict=True)]
         """States of each delta net."""
+        self.n_bytes = state_bytes(config, dtype)
+        """Bytes of a slot."""
         self._n_batch_slots = n_batch_slots
         self._ends = [0] * n_slots
+
+    @property
+    def n_tree_slots(self) -> int:
+        """Number of slots of the tree."""
+        return len(self._ends) - self._n_batch_slots
+
+    def position(self, slot: int) -> int:
+        """Returns the position of what a slot of the tree has. O(1)."""
+        return self._ends[self._n_batch_slots + slot]
+
+    def set_position(self, slot: int, position: int) -> None:
+        """Notes the position of what was copied to a slot of the tree. O(1)."""
+        self._ends[self._n_batch_slots + slot] = position
+
+    def parts(self, slot: int) -> Iterator[torch.Tensor]:
+        """Yields what a slot of the tree has: contiguous views, in the same order for each slot. O(layers)."""
+        index = self._n_batch_slots + slot
+        for layer in self.layers:
+            yield layer.memory[index]
+            yield layer.inputs[index]
 
     def check(self, plan: StepPlan) -> None:
         """Checks that each row starts where its slot's states end, and notes where they will. O(rows).
