@@ -23,6 +23,7 @@ from radixkv.runtime.device.device_settings import DeviceSettings
 from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name, scales_text
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
 from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots
+from radixkv.runtime.device.memory.cpu.host_states import CpuHostStates
 from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
 from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
 from radixkv.runtime.device.memory.page_shape import PageLayout, count_pages
@@ -46,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_LOGIT_ROWS = 256
 """Maximum rows of logits computed at once: more could take more memory than the rest of a step."""
+_MAX_STATES_SHARE = 0.5
+"""Most of the host tier's memory that states of recurrent layers get."""
 
 
 class CpuExecutor:
@@ -149,7 +152,19 @@ class CpuExecutor:
 
     def open_copier(self, host_memory_bytes: int, part: SlotPart | None = None) -> CopyThreads:
         """See ``Executor.open_copier``."""
-        return CopyThreads(CpuHostSlots(self.pool, host_memory_bytes, part))
+        if self._states is None:
+            return CopyThreads(CpuHostSlots(self.pool, host_memory_bytes, part))
+        # In the proportion of the device; but where that has room for more states than pages, pages are left.
+        page_bytes, state_bytes = self.pool.page_bytes, self._states.n_tree_slots * self._states.n_bytes
+        share = min(_MAX_STATES_SHARE, state_bytes / (state_bytes + self.pool.n_pages * page_bytes))
+        states = CpuHostStates(self._states, int(host_memory_bytes * share), page_bytes)
+        if self.n_states and not states.n_slots:
+            raise ConfigError(
+                f"host_memory_bytes {host_memory_bytes} leave {int(host_memory_bytes * share)} for states of "
+                f"recurrent layers, one of which takes {self._states.n_bytes}; set --host-memory higher"
+            )
+        slots = CpuHostSlots(self.pool, host_memory_bytes - states.n_slots * states.slot_bytes, part)
+        return CopyThreads(slots, states)
 
     def check(self) -> None:
         """Does nothing: this device is lost in steps alone."""

@@ -35,4 +35,12 @@ class StatePositions:
                 )
             self._ends[row.batch_slot] = row.start + row.n_tokens
         for _, position, slot in plan.state_saves:
-            self._ends[self._n_batch_slots + slot] = position
+            self.set_position(slot, position)
+
+    def position(self, slot: int) -> int:
+        """Returns the position of what a slot of the tree has. O(1)."""
+        return self._ends[self._n_batch_slots + slot]
+
+    def set_position(self, slot: int, position: int) -> None:
+        """Notes the position of what was copied to a slot of the tree. O(1)."""
+        self._ends[self._n_batch_slots + slot] = position

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from radixkv.runtime.device.memory.state_positions import StatePositions
@@ -39,8 +41,27 @@ class RecurrentStates:
             memory = torch.empty(n_layers, n_slots, config.n_value_heads, config.key_dim, config.value_dim).zero_()
         self.layers = [LayerStates(*one) for one in zip(inputs, memory, strict=True)]
         """States of each delta net."""
+        self.n_bytes = state_bytes(config, dtype)
+        """Bytes of a slot."""
+        self.n_tree_slots = n_tree_slots
+        """Number of slots of the tree."""
         self._n_batch_slots = n_batch_slots
         self._positions = StatePositions(n_batch_slots, n_tree_slots)
+
+    def position(self, slot: int) -> int:
+        """See ``StatePositions.position``."""
+        return self._positions.position(slot)
+
+    def set_position(self, slot: int, position: int) -> None:
+        """See ``StatePositions.set_position``."""
+        self._positions.set_position(slot, position)
+
+    def parts(self, slot: int) -> Iterator[torch.Tensor]:
+        """Yields what a slot of the tree has: contiguous views, in the same order for each slot. O(layers)."""
+        index = self._n_batch_slots + slot
+        for layer in self.layers:
+            yield layer.memory[index]
+            yield layer.inputs[index]
 
     def check(self, plan: StepPlan) -> None:
         """See ``StatePositions.check``."""
