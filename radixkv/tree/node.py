@@ -77,7 +77,7 @@ class Node:
     digests: array[int] | None = None
     """Chained digests of the leading pages, computed on demand; in a root, the digest of its namespace."""
     state: State | None = None
-    """That of the model's recurrent layers after the last token; None without one, and in every detached node."""
+    """That of the model's other layers after the last token; None without one, and in every detached node."""
 
     def unlink(self) -> None:
         """Drops every reference to other nodes, tokens and pages. O(1)."""
@@ -91,7 +91,9 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class State:
-    """A state of recurrent layers. Read-only outside the tree."""
+    """What layers other than those with full attention need at a position. Read-only outside the tree.
+
+    It is a state of recurrent layers, or a *tail* of window pages."""
 
     slot: int
     """Where the device has it."""
@@ -103,6 +105,8 @@ class State:
     """Whether it is likely to be gone on from once only: by the next turn of its chat."""
     is_computed: bool = False
     """Whether a finished row with finite values has computed it."""
+    pages: tuple[int, ...] = ()
+    """Of a *tail*, the state of layers with windows: the window pages before its position, in token order."""
 
 
 class Lease:

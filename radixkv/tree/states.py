@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 
 from radixkv.errors import InvariantError
 from radixkv.tree.forest import Forest
@@ -31,6 +32,13 @@ class States:
         """The computed states, the least recently used first."""
         self._coming: set[State] = set()
         """Those that a launched step computes."""
+        self.on_left: Callable[[State], None] = lambda state: None
+        """Is called with each state that leaves the tree, once its slot is free."""
+
+    def __iter__(self) -> Iterator[State]:
+        """Yields all states, computed or not."""
+        yield from self._by_use
+        yield from self._coming
 
     def deepest(self, node: Node, tokens: bytes) -> int:
         """Returns how many bytes of the tokens after a node are cached up to the deepest computed state, 0 without
@@ -68,8 +76,8 @@ class States:
             node = node.parent
         if node.state is not None and not n_beyond:
             return None
-        self._take_left()
-        if not self._free and not self._evict():
+        self.take_left()
+        if not self._free and not self.evict():
             return None
         if n_beyond:
             node = self._forest.split(node, (len(node.key) - n_beyond) // self._forest.page_bytes)
@@ -99,7 +107,7 @@ class States:
         """Frees the slot of a state. Does nothing if it has left the tree. O(1)."""
         if state.node is not None:
             self._forest.lose_state(state.node)
-            self._take_left()
+            self.take_left()
 
     def check(self) -> None:
         """Checks that each slot is in one place, and each state at its node. O(nodes).
@@ -107,8 +115,8 @@ class States:
         Raises:
             InvariantError: a bug in radixkv.
         """
-        self._take_left()
-        states = [*self._by_use, *self._coming]
+        self.take_left()
+        states = list(self)
         slots = sorted([*self._free, *(state.slot for state in states)])
         if slots != list(range(self.n_slots)):
             raise InvariantError(
@@ -127,8 +135,9 @@ class States:
                     f"{length // TOKEN_BYTES}"
                 )
 
-    def _evict(self) -> bool:
-        """Frees the slot of the least recently used state, of retained prefixes last. O(1 + retained states)."""
+    def evict(self) -> bool:
+        """Frees the slot of the least recently used state, of retained prefixes last; False if there is none that
+        can be evicted. O(1 + retained states)."""
         states = (state for state in self._by_use if state.node is None or not state.node.n_retentions)
         victim = next(states, None) or next(iter(self._by_use), None)
         if victim is None:
@@ -137,10 +146,11 @@ class States:
         self.drop(victim)
         return True
 
-    def _take_left(self) -> None:
-        """Frees the slots of states that have left the tree with their nodes' pages."""
+    def take_left(self) -> None:
+        """Frees the slots of states that have left the tree with their nodes' pages. O(states that have left)."""
         for state in self._forest.left_states:
             self._by_use.pop(state, None)
             self._coming.discard(state)
             self._free.append(state.slot)
+            self.on_left(state)
         self._forest.left_states.clear()

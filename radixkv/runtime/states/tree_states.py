@@ -28,7 +28,7 @@ class TreeStates(States):
     A state of a last message is evicted before all others once the next turn of the chat has gone on from it.
 
     Args:
-        cache: the page cache, whose tree has states.
+        cache: the page cache, whose tree has states. With window pages they are tails: nothing is copied.
         end_token_ids: tokens that end a message, as they end answers.
         block_tokens: tokens of a block.
     """
@@ -38,14 +38,15 @@ class TreeStates(States):
     ) -> None:
         assert cache.tree.states is not None, "the cache was made for a model with states"
         self._states = cache.tree.states
+        self._window_pages = cache.window_pages
         self.block_tokens = lcm(cache.page_size, block_tokens)
         self._end_token_ids = sorted(end_token_ids)
         self._loads: list[StateLoad] = []
         self._saves: list[StateSave] = []
-        self._coming: list[State] = []
-        """The state of each of ``_saves``."""
-        self._launched: dict[int, list[State]] = {}
-        """The states that each launched step saves, by its number."""
+        self._coming: list[tuple[int, State]] = []
+        """The states that rows of the next plan compute, each with the row's batch slot."""
+        self._launched: dict[int, list[tuple[int, State]]] = {}
+        """The same of each launched step, by its number."""
         self._found_until: dict[int, int] = {}
         """By batch slot, where its newest row ends, if the tree had all of its pages before."""
 
@@ -53,8 +54,9 @@ class TreeStates(States):
         """See ``States.plan_row``. O(tokens of the prompt), and ``tree.States.put`` for each state."""
         blocks, source = request.blocks, request.blocks.state
         if source is not None:
-            # Another request of this plan may have taken its slot since it was found: states are saved after loads.
-            self._loads.append(StateLoad(source.slot, request.batch_slot))
+            if self._window_pages is None:
+                # Another request of this plan may have taken its slot since: states are saved after loads.
+                self._loads.append(StateLoad(source.slot, request.batch_slot))
             blocks.state = None
         if blocks.lease is None or blocks.lease.detached or request.is_canary:
             return
@@ -66,19 +68,22 @@ class TreeStates(States):
             places.append(n_in_tree)
         self._found_until[request.batch_slot] = end if n_in_tree == end else 0
         are_turns = {self._floor(last): True} | {self._floor(place): False for place in places}
-        n_before = len(self._saves)
+        n_before = len(self._coming)
         for position, is_turn in sorted(are_turns.items()):
             if max(start, 1) <= position <= end:
                 state = self._states.put(blocks.lease, position, is_turn=is_turn)
                 if state is not None:
-                    self._saves.append(StateSave(request.batch_slot, position, state.slot))
-                    self._coming.append(state)
-        if source is not None and source.is_turn and len(self._saves) > n_before:
+                    self._coming.append((request.batch_slot, state))
+                    if self._window_pages is None:
+                        self._saves.append(StateSave(request.batch_slot, position, state.slot))
+                    elif blocks.window is not None:
+                        self._window_pages.keep(blocks.window, state)
+        if source is not None and source.is_turn and len(self._coming) > n_before:
             self._states.demote(source)
 
     def take(self, step: int) -> tuple[tuple[StateLoad, ...], tuple[StateSave, ...]]:
         """See ``States.take``. O(states)."""
-        if not (self._loads or self._saves):
+        if not (self._loads or self._coming):
             return (), ()
         loads, saves = tuple(self._loads), tuple(self._saves)
         self._launched[step] = self._coming
@@ -91,8 +96,8 @@ class TreeStates(States):
         if not states:
             return
         is_right = {row.batch_slot: right for row, right in zip(plan.rows, are_right, strict=True)}
-        for save, state in zip(plan.state_saves, states, strict=True):
-            if is_right[save.batch_slot]:
+        for batch_slot, state in states:
+            if is_right[batch_slot]:
                 self._states.computed(state)
             else:
                 self._states.drop(state)
@@ -100,7 +105,7 @@ class TreeStates(States):
     def undo(self) -> None:
         """See ``States.undo``. O(states)."""
         for states in self._launched.values():
-            for state in states:
+            for _, state in states:
                 self._states.drop(state)
         self._launched.clear()
 

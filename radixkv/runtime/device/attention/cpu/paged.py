@@ -8,11 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from radixkv.runtime.device.attention.cpu.base import RowSpan
+from radixkv.runtime.device.attention.cpu.base import LayerPages, RowSpan
 from radixkv.runtime.device.attention.cpu.block_softmax import BlockLayout, LayerKV, batched_matmul, blocks_of_row
 from radixkv.runtime.device.attention.cpu.row_products import LongRow, ShortRows
 from radixkv.runtime.device.kv_dtype import UNSCALED, LayerScales
-from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
 from radixkv.runtime.device.ops.cpu.agreeing_tiles import agreeing_tiles
 
 _MIN_PRODUCT_ROWS = 8
@@ -36,7 +35,7 @@ class PagedAttention:
 
     def __init__(
         self,
-        pool: KVPool,
+        pool: LayerPages,
         *,
         n_heads: int,
         windows: Sequence[int | None],
@@ -48,7 +47,7 @@ class PagedAttention:
         """Determines which tile sizes give bit-equal products on this machine.
 
         Args:
-            pool: the pool to read, for its shape.
+            pool: the pool to read, for its shape. The last page of each layer stays zero.
             n_heads: number of query heads.
             windows: [layers], sliding window in positions, the token's own included; None for full attention.
             scale: multiplier of the scores.
@@ -56,17 +55,26 @@ class PagedAttention:
             kv_scales: [layers], of a pool with a quantized dtype; None: all are 1.
             block_tokens: positions per partial sum, rounded down to whole pages, at least one page.
         """
-        _, _, n_kv_heads, page_size, head_dim = pool.k.shape
+        n_kv_heads, page_size, head_dim = pool.layers[0][0].shape[1:]
         layout = BlockLayout(
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
             page_size=page_size,
             block_tokens=max(1, block_tokens // page_size) * page_size,
-            zero_page=pool.zero_page,
+            zero_page=0,
+            heads_per_page=0,
         )
         self._windows = tuple(windows)
-        self._layouts = {window: replace(layout, window=window) for window in self._windows}
+        self._layouts = {
+            window: replace(
+                layout,
+                window=window,
+                zero_page=len(k) - 1,
+                heads_per_page=k.stride(0) // (page_size * head_dim),
+            )
+            for window, (k, _) in zip(self._windows, pool.layers, strict=True)
+        }
         self._tiles = _token_tiles(layout)
         self._scale = scale
         self._kv_scales = kv_scales or [UNSCALED] * len(self._windows)
@@ -74,9 +82,14 @@ class PagedAttention:
         self._parts: dict[int | None, list[LongRow | ShortRows]] = {}
         self._workspace = (torch.empty(0), torch.empty(0))
 
-    def plan(self, spans: Sequence[RowSpan]) -> None:
+    def plan(self, spans: Sequence[RowSpan], window_spans: Sequence[RowSpan] | None = None) -> None:
         """Partitions a step into matrix products, once for each distinct window. O(rows * blocks)."""
-        self._parts = {window: self._partition(spans, layout) for window, layout in self._layouts.items()}
+        if window_spans is None:
+            window_spans = spans
+        self._parts = {
+            window: self._partition(spans if window is None else window_spans, layout)
+            for window, layout in self._layouts.items()
+        }
         n_values = max(part.n_gathered for parts in self._parts.values() for part in parts)
         if n_values > len(self._workspace[0]):
             self._workspace = (torch.empty(n_values), torch.empty(n_values))

@@ -23,6 +23,7 @@ from radixkv.runtime.device.ops.cpu.layers import (
     RowTiles,
     rotate,
 )
+from radixkv.runtime.device.ops.cpu.page_rows import rows_of
 from radixkv.runtime.device.weights.layer_weights import (
     DeltaNetWeights,
     ExpertsWeights,
@@ -101,28 +102,30 @@ class StoredRows:
     """Where the K and V of a step are stored; computed once for all layers."""
 
     def __init__(self) -> None:
-        self._slot_mapping: Tensor | None = None
-        self._tokens = self._rows = torch.empty(0, dtype=torch.int64)
+        self._known: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        """The newest slot mapping with what ``of`` returned, by the distance of two pages."""
 
     def of(self, slot_mapping: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the indices of the tokens that are stored, and the rows that they take.
 
         Args:
-            slot_mapping: [tokens], the same object for all layers of a step.
-            cache: [pages, kv_heads, page_size, head_dim]; rows are those of [-1, head_dim].
+            slot_mapping: [tokens], the same object for all layers of a step with the same pages.
+            cache: [pages, kv_heads, page_size, head_dim]; rows are those of ``rows_of(cache, head_dim)``.
 
         Returns:
             [n], and [n * kv_heads].
         """
-        if slot_mapping is not self._slot_mapping:
-            n_kv_heads, page_size = cache.shape[1:3]
-            self._slot_mapping = slot_mapping
-            self._tokens = (slot_mapping >= 0).nonzero()[:, 0]
-            slots = slot_mapping[self._tokens][:, None]
-            heads = torch.arange(n_kv_heads)
-            pages, offsets = slots // page_size, slots % page_size
-            self._rows = ((pages * n_kv_heads + heads) * page_size + offsets).flatten()
-        return self._tokens, self._rows
+        known = self._known.get(cache.stride(0))
+        if known is not None and known[0] is slot_mapping:
+            return known[1:]
+        n_kv_heads, page_size, head_dim = cache.shape[1:]
+        tokens = (slot_mapping >= 0).nonzero()[:, 0]
+        slots = slot_mapping[tokens][:, None]
+        heads = torch.arange(n_kv_heads)
+        pages, offsets = slots // page_size, slots % page_size
+        rows = (pages * (cache.stride(0) // head_dim) + heads * page_size + offsets).flatten()
+        self._known[cache.stride(0)] = slot_mapping, tokens, rows
+        return tokens, rows
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ class RotateAndStore:
         tokens, rows = self.stored_rows.of(inputs.slot_mapping, k_cache)
         for cache, values, scale in zip((k_cache, v_cache), (k, v), self.scales, strict=True):
             stored = values[tokens].reshape(-1, head_dim)
-            cache = cache.view(-1, head_dim)
+            cache = rows_of(cache, head_dim)
             if cache.dtype == stored.dtype:
                 cache.index_copy_(0, rows, stored)
             else:  # as bytes: torch has no index_copy_ of 8-bit floats on the CPU
