@@ -83,13 +83,25 @@ def test_chats_behind_one_system_prompt_find_window_pages_with_the_bits_of_cold_
     assert [one.num_cached_tokens for one in warm] == [0, 128, 176, 0, 0, 208, 208, 288, 176]
 
 
+def test_a_turn_that_repeats_the_answer_goes_on_behind_it(folder: Path) -> None:
+    first = [*text(90, 1), END, *text(3, 3)]
+    params = SamplingParams(temperature=0.0, max_tokens=83, logprobs=1, ignore_eos=True)
+    with opened(folder) as llm:
+        (answer,) = answers(llm, [first], params)
+        turn = [*first, *answer.outputs[0].token_ids, END, *text(20, 4)]
+        (warm,) = answers(llm, [turn])
+        llm._open_loop.check()
+    assert warm.num_cached_tokens == 176 == (len(first) + 82) // 16 * 16
+    assert [bits(warm)] == cold_bits(folder, [turn])
+
+
 def test_one_token_more_or_less_than_a_page_and_the_whole_prompt_again(folder: Path) -> None:
     """Also prompts that are shorter than the window, and answers that are longer."""
     long = text(300, 1)
     prompts = [long, *(long[:n] for n in (15, 16, 17, 47, 48, 49, 63, 64, 65, 255, 256, 257))] * 2
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=70, logprobs=1, ignore_eos=True)
     cold = cold_bits(folder, prompts[:13], params)
-    with opened(folder) as llm:
+    with opened(folder, max_total_tokens=4096) as llm:
         warm = [answers(llm, [one], params)[0] for one in prompts]
     assert [bits(one) for one in warm] == cold * 2
     assert [one.num_cached_tokens for one in warm][13:] == [288, 0, 0, 16, 32, 32, 48, 48, 48, 64, 240, 240, 256]

@@ -274,7 +274,7 @@ class MixedEngineMachine(EngineMachine):
     @initialize(
         page_size=st.sampled_from((1, 2, 4)),
         window=st.sampled_from((2, 3, 5, 8)),
-        n_pages=st.sampled_from((40, 60, 120)),
+        n_pages=st.sampled_from((18, 24, 40, 60)),
         pages_per_slab=st.sampled_from((1, 2, 3)),
         max_tail_pages=st.sampled_from((2, 6, 1000)),
         shares=st.sampled_from((True, True, True, False)),

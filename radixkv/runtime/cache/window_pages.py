@@ -153,8 +153,12 @@ class WindowPages:
             second.copies = [(table.pages[last - table.first], second.pages[-1])]
         return second
 
+    def reaches(self, table: WindowTable, n_tokens: int) -> bool:
+        """Returns whether a request still has all pages of the window before a position. O(1)."""
+        return table.first <= self.first_read(n_tokens)
+
     def keep(self, table: WindowTable, state: State) -> None:
-        """Makes a state a tail: it gets the pages before its position, which the request's launched rows fill.
+        """Makes a state a tail: it gets the pages before its position, which the request's rows fill.
 
         Other tails are evicted if together they hold too many pages. O(pages), and O(pages) an evicted tail.
         """

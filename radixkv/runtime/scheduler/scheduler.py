@@ -506,6 +506,7 @@ class Scheduler:
         if request.followers:
             self.running.fork_followers(request)
         if reason is not None:
+            self._states.ended(request)
             self.running.finish(request)
         found = [one for one in logprobs[:n_appended] if one is not None]
         return Update(request, tokens[:n_appended], reason, logprobs=found or None)

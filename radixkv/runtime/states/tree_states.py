@@ -1,4 +1,4 @@
-"""Which states of recurrent layers a step keeps in the tree. See docs/decisions/0066-states-of-delta-nets.md."""
+"""Which states the tree keeps. See docs/decisions/0066-states-of-delta-nets.md and 0069-window-pages.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class TreeStates(States):
     - where the prompt forks off from what is cached: the next prompt that does so finds a state there;
     - the end of the first message of a chat, which often has instructions and tools;
     - the end of the last message, where the next turn of the chat goes on, whatever the template does with answers;
-      without messages the end of the prompt.
+      without messages the end of the prompt;
+    - with window pages the end of the answer, because that costs no copy.
 
     A state of a last message is evicted before all others once the next turn of the chat has gone on from it.
 
@@ -101,6 +102,18 @@ class TreeStates(States):
                 self._states.computed(state)
             else:
                 self._states.drop(state)
+
+    def ended(self, request: Request) -> None:
+        """See ``States.ended``: keeps a tail where an answer ends, which needs no step. O(pages of a window)."""
+        blocks, windows = request.blocks, self._window_pages
+        if windows is None or blocks.window is None or blocks.lease is None or request.is_canary:
+            return
+        position = blocks.lease.n_tokens
+        if blocks.can_commit and blocks.is_computed and position and windows.reaches(blocks.window, position):
+            state = self._states.put(blocks.lease, position, is_turn=True)
+            if state is not None:
+                windows.keep(blocks.window, state)
+                self._states.computed(state)
 
     def undo(self) -> None:
         """See ``States.undo``. O(states)."""
