@@ -93,7 +93,7 @@ class Node:
 class State:
     """What layers other than those with full attention need at a position. Read-only outside the tree.
 
-    It is a state of recurrent layers, or a *tail* of window pages."""
+    It is a state of recurrent layers, or a *window tail*: the pages of the window before it."""
 
     slot: int
     """Where the device has it."""
@@ -106,7 +106,7 @@ class State:
     is_computed: bool = False
     """Whether a finished row with finite values has computed it."""
     pages: tuple[int, ...] = ()
-    """Of a *tail*, the state of layers with windows: the window pages before its position, in token order."""
+    """Of a window tail: its window pages, in token order."""
 
 
 class Lease:
