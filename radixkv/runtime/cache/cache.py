@@ -542,7 +542,8 @@ class PageCache:
             return False
         while (n_short := n_windows - slabs.n_free_windows) > 0:
             if self.tree.n_pages_evictable:
-                self._evict(max(n_short * slabs.pages_per_slab, self.n_pages >> 7), None, n_required=1)
+                n_evicted = n_short * slabs.pages_per_slab
+                self._evict(max(n_evicted, self.n_pages >> 7), None, n_required=n_evicted)
             elif not windows.evict_tail():
                 return False
         while self.n_available - slabs.n_pages_lost(n_windows) < n_pages:

@@ -121,6 +121,14 @@ class CpuExecutor:
             self.pool: KVPool | SlabPool = KVPool(page, n_pages, states)
         else:
             self.pool, self.window_pool, n_pages = SlabPool(slabs), slabs.pool, slabs.n_pages
+            logger.info(
+                "layers with windows of %d tokens have pages of their own: %d slabs of %d pages or one for windows "
+                "and %d for windows only",
+                slabs.window,
+                slabs.n_slabs,
+                slabs.pages_per_slab,
+                slabs.n_window_slabs,
+            )
             self._window_tables = WindowTables(
                 max_rows=max_rows,
                 max_model_len=max_model_len,
