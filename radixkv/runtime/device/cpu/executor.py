@@ -26,13 +26,13 @@ from radixkv.runtime.device.kv_dtype import choose_kv_dtype, kv_dtype_name, scal
 from radixkv.runtime.device.memory.copy_threads import CopyThreads
 from radixkv.runtime.device.memory.cpu.host_slots import CpuHostSlots
 from radixkv.runtime.device.memory.cpu.kv_pool import KVPool
-from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates, state_bytes
+from radixkv.runtime.device.memory.cpu.recurrent_states import RecurrentStates
 from radixkv.runtime.device.memory.cpu.slab_pool import SlabPool
-from radixkv.runtime.device.memory.page_shape import PageShape, count_pages
+from radixkv.runtime.device.memory.page_shape import PageLayout, count_pages
 from radixkv.runtime.device.memory.slab_shape import SlabShape, are_mixed, slab_shape
+from radixkv.runtime.device.memory.state_size import all_states_bytes, count_states
 from radixkv.runtime.device.memory_check import require_memory
 from radixkv.runtime.device.model.decoder import Decoder
-from radixkv.runtime.device.model_config.config import DeltaNetConfig
 from radixkv.runtime.device.ops.base import Operations, TokenSpan
 from radixkv.runtime.device.ops.cpu.operations import CpuOperations
 from radixkv.runtime.device.ops.summed import Summed, SummedOperations
@@ -112,7 +112,7 @@ class CpuExecutor:
             self.dtype = str(weights.dtype).removeprefix("torch.")
         states = self.n_states = None
         if config.delta_nets is not None:
-            self.n_states = _n_states(config.delta_nets, weights.dtype, settings)
+            self.n_states = count_states(config.delta_nets, weights.dtype, settings)
             states = RecurrentStates(config.delta_nets, max_rows, self.n_states, weights.dtype)
         windows = config.windows_within(max_model_len)
         slabs = _slabs(page, windows, n_pages, settings)
@@ -155,8 +155,7 @@ class CpuExecutor:
             device=self.device,
             processor=f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
             torch_version=torch.__version__,
-            layout=f"k v, {page.n_layers} layers, {page.n_kv_heads} kv_heads, {page.page_size} tokens, "
-            f"{page.head_dim} head_dim",
+            layout=f"k v, {page}",
             scales=scales_text(page.dtype, kv_scales or ()),
         )
         self._sampler = Sampler(max_rows, config.vocab_size)
@@ -392,24 +391,25 @@ def _dtype(name: str) -> torch.dtype:
     return choices[name]
 
 
-def _plan_pool(weights: Weights, settings: DeviceSettings) -> tuple[PageShape, int]:
-    """Returns the page shape and the number of pages. Raises ``ConfigError`` for a pool without a page."""
+def _plan_pool(weights: Weights, settings: DeviceSettings) -> tuple[PageLayout, int]:
+    """Returns the page layout and the number of pages. Raises ``ConfigError`` for a pool without a page."""
     config = weights.config
     assert settings.kv_cache_memory_bytes is not None, "the pool on the CPU has a size"
     dtype = choose_kv_dtype(settings.kv_cache_dtype, weights.dtype)
-    page = PageShape.of(config, settings.page_size, dtype)
+    page = PageLayout.of(config, settings.page_size, dtype)
     n_pages = count_pages(page, settings.kv_cache_memory_bytes, settings.max_total_tokens)
     return page, n_pages
 
 
 def _slabs(
-    page: PageShape, windows: tuple[int | None, ...], n_pages: int, settings: DeviceSettings
+    page: PageLayout, windows: tuple[int | None, ...], n_pages: int, settings: DeviceSettings
 ) -> SlabShape | None:
     """Returns the slabs of a pool with the memory of ``n_pages`` pages of all layers; None if it has none."""
     if not settings.has_window_pages or not are_mixed(windows):
         return None
+    (part,) = page.parts
     shape = slab_shape(
-        page,
+        part,
         windows,
         n_pages,
         max_row_tokens=settings.max_num_batched_tokens,
@@ -424,20 +424,8 @@ def _slabs(
     return shape
 
 
-def _n_states(config: DeltaNetConfig, dtype: torch.dtype, settings: DeviceSettings) -> int:
-    """Returns how many states the tree can have. Raises ``ConfigError`` if its memory is less than one."""
-    n_bytes = state_bytes(config, dtype)
-    n_states = settings.state_memory_bytes // n_bytes
-    if settings.state_memory_bytes and not n_states:
-        raise ConfigError(
-            f"state_memory_bytes {settings.state_memory_bytes} is less than the states of one sequence, which take "
-            f"{n_bytes} bytes; set --state-memory to a multiple of that"
-        )
-    return n_states
-
-
 def _check_memory(
-    weights: Weights, page: PageShape, n_pages: int, settings: DeviceSettings, *, n_ranks: int = 1
+    weights: Weights, page: PageLayout, n_pages: int, settings: DeviceSettings, *, n_ranks: int = 1
 ) -> None:
     """Raises ``ConfigError`` if weights, states and pool of all ranks do not fit into memory.
 
@@ -447,8 +435,7 @@ def _check_memory(
     weights_bytes = n_ranks * weights.peak_bytes
     if (delta_nets := weights.config.delta_nets) is not None:
         max_rows = settings.max_num_seqs
-        n_states = max_rows + _n_states(delta_nets, weights.dtype, settings)
-        states_bytes = n_states * state_bytes(delta_nets, weights.dtype)
+        states_bytes = all_states_bytes(delta_nets, weights.dtype, settings)
         require_memory(
             weights_bytes + states_bytes,
             f"states of {states_bytes} bytes for max_num_seqs {max_rows} and the prefix cache beside the model, a "
